@@ -1,0 +1,200 @@
+"""The messages between agents and the coordinator.
+
+Runs in: driver, agent
+
+    agent                                   coordinator
+      │  Hello ───────────────────────────────▶│   once per connection, first
+      │  Offer(generation, port) ─────────────▶│   a child is coming up, its port is held
+      │◀──────────────────────── Begin(world)  │   when every node has offered
+      │  ChildRunning ────────────────────────▶│   inside map_fun
+      │  FeedProgress, LogLines ──────────────▶│
+      │◀─────────────── EpochEnd, FeedEnd      │
+      │  ChildReturned | ChildFailed ─────────▶│
+      │◀──── StopChild, NewRound, Stop         │
+
+Each message is one JSON text frame, decoded into one of these types and nothing else.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from sparkdl.core.errors import ProtocolError
+from sparkdl.core.failure import Failure
+from sparkdl.core.world import World
+
+MAX_MESSAGE_NBYTES = 16 * 1024 * 1024
+"""One message at most. The largest are return values of `map_fun`, then worlds of many nodes."""
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Base of all messages; the JSON field `type` holds the class name."""
+
+
+class Hello(Message, frozen=True):
+    """An agent introduces itself. `agent_id` is unique per agent process."""
+
+    node_id: int
+    attempt: int
+    agent_id: str
+    host: str
+    pid: int
+    data_address: str
+    python_version: str
+    owner: str
+    """`task` while attached to a Spark task, `executor` when detached, `process` when local."""
+
+
+class Offer(Message, frozen=True):
+    """A child for `generation` is coming up, and `port` is held for its framework."""
+
+    generation: int
+    port: int
+
+
+class ChildRunning(Message, frozen=True):
+    """The child has entered `map_fun`."""
+
+    generation: int
+    pid: int
+
+
+class ChildReturned(Message, frozen=True):
+    """`map_fun` has returned `result` (msgpack, see `control.values`), and the child has ended.
+
+    `result_problem` says why there is no result when the value could not be encoded.
+    """
+
+    generation: int
+    result: bytes
+    result_problem: str = ""
+
+
+class ChildFailed(Message, frozen=True):
+    """The child has ended in any other way."""
+
+    generation: int
+    failure: Failure
+
+
+class FeedCount(msgspec.Struct, frozen=True):
+    """Rows of one feed at one node, since the node came up.
+
+    `closed`: the node takes no more rows (`terminate`, or its child has ended).
+    `epochs_done`: epochs that the child has read to their end.
+    """
+
+    feed: str
+    rows_received: int
+    rows_consumed: int
+    epochs_done: int
+    closed: bool
+
+
+class FeedProgress(Message, frozen=True):
+    """What one node has received and consumed; sent on change, a few times a second at most."""
+
+    counts: tuple[FeedCount, ...]
+
+
+class LogLines(Message, frozen=True):
+    """Lines the child has printed."""
+
+    lines: tuple[str, ...]
+
+
+class LogTail(Message, frozen=True):
+    """The answer to `FetchLog`."""
+
+    request: int
+    lines: tuple[str, ...]
+
+
+class Begin(Message, frozen=True):
+    """The world is complete: run `map_fun`."""
+
+    world: World
+
+
+class NewRound(Message, frozen=True):
+    """End the child if there is one, and offer a new one for `generation`."""
+
+    generation: int
+
+
+class StopChild(Message, frozen=True):
+    """End the child; the agent stays, for its logs and for shutdown."""
+
+    generation: int
+
+
+class EpochEnd(Message, frozen=True):
+    """All rows of an epoch have been delivered.
+
+    Args:
+        feed: the feed's name.
+        epoch: from 0, counted over the whole life of the feed.
+        rows: rows of this epoch by node id, one entry per fed node.
+    """
+
+    feed: str
+    epoch: int
+    rows: dict[int, int]
+
+
+class FeedEnd(Message, frozen=True):
+    """No more rows will come: consumers see the end once they have read what is there."""
+
+    feeds: tuple[str, ...]
+
+
+class FetchLog(Message, frozen=True):
+    """Send the last `lines` lines of the child's log as a `LogTail`."""
+
+    request: int
+    lines: int
+
+
+class Stop(Message, frozen=True):
+    """End the child, clean up, and end."""
+
+    grace_s: float
+
+
+FromAgent = (
+    Hello | Offer | ChildRunning | ChildReturned | ChildFailed | FeedProgress | LogLines | LogTail
+)
+ToAgent = Begin | NewRound | StopChild | EpochEnd | FeedEnd | FetchLog | Stop
+
+_encoder = msgspec.json.Encoder()
+_from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
+_to_agent: msgspec.json.Decoder[ToAgent] = msgspec.json.Decoder(ToAgent)
+
+
+def encode(message: FromAgent | ToAgent) -> str:
+    """Return the JSON text of a message."""
+    return _encoder.encode(message).decode()
+
+
+def decode_from_agent(data: str | bytes) -> FromAgent:
+    """Return the message an agent sent.
+
+    Raises:
+        ProtocolError: for anything that is not one of `FromAgent`.
+    """
+    try:
+        return _from_agent.decode(data)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"an agent sent something that is no message: {error}") from None
+
+
+def decode_to_agent(data: str | bytes) -> ToAgent:
+    """Return the message the coordinator sent.
+
+    Raises:
+        ProtocolError: for anything that is not one of `ToAgent`.
+    """
+    try:
+        return _to_agent.decode(data)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"the coordinator sent something that is no message: {error}") from None

@@ -1,0 +1,104 @@
+"""Every error that sparkdl raises on purpose.
+
+Runs in: anywhere
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparkdl.core.failure import Failure
+
+
+class SparkdlError(Exception):
+    """Base class: catch this to catch everything sparkdl raises on purpose."""
+
+
+class ConfigError(SparkdlError, ValueError):
+    """The request cannot work as it was made; nothing was started.
+
+    Example: four nodes were asked for on a cluster with two task slots.
+    """
+
+
+class FrameworkMissingError(SparkdlError, ImportError):
+    """The framework that was asked for is missing, or is a version sparkdl cannot drive."""
+
+
+class ReservationTimeoutError(SparkdlError, TimeoutError):
+    """Not all nodes came up in time.
+
+    Example: another job holds the slots that two of the four nodes were waiting for.
+    """
+
+
+class FeedTimeoutError(SparkdlError, TimeoutError):
+    """No row was received or consumed for the whole of the feed timeout."""
+
+
+class FeedClosedError(SparkdlError):
+    """Rows were offered to a feed that takes no more, or a feed was used after its cluster ended."""
+
+
+class FeedTypeError(SparkdlError, TypeError):
+    """A row holds a value that cannot travel in the feed; the message names field and type."""
+
+
+class InferenceError(SparkdlError):
+    """A node answered an inference partition with too few or too many results."""
+
+
+class ResultError(SparkdlError):
+    """The value that `map_fun` returned cannot travel to the driver."""
+
+
+class ProtocolError(SparkdlError):
+    """The other side of a connection broke the protocol."""
+
+
+class IllegalTransitionError(SparkdlError):
+    """A state machine got an event that its state does not allow. Always a bug in sparkdl."""
+
+
+class LaunchError(SparkdlError):
+    """The nodes could not be started: Spark's own job that carries them failed."""
+
+
+class NodeFailedError(SparkdlError):
+    """One or more nodes failed. `failures` holds them all, the root cause first.
+
+    Args:
+        failures: at least one failure; sorted here by the time at which each happened.
+    """
+
+    def __init__(self, failures: Sequence[Failure]) -> None:
+        self.failures: tuple[Failure, ...] = tuple(sorted(failures, key=lambda f: f.time_s))
+        super().__init__(_describe(self.failures))
+
+    def __reduce__(self) -> tuple[type[NodeFailedError], tuple[tuple[Failure, ...]]]:
+        return type(self), (self.failures,)
+
+    @property
+    def root_cause(self) -> Failure:
+        """The failure that happened first."""
+        return self.failures[0]
+
+
+class NodeLostError(NodeFailedError):
+    """The root cause is a node that vanished (executor, agent or connection), not user code."""
+
+
+def node_error(failures: Sequence[Failure]) -> NodeFailedError:
+    """Return the exception that fits the earliest of `failures`."""
+    earliest = min(failures, key=lambda failure: failure.time_s)
+    return (NodeLostError if earliest.kind == "lost" else NodeFailedError)(failures)
+
+
+def _describe(failures: tuple[Failure, ...]) -> str:
+    if not failures:
+        return "a node failed"
+    text = failures[0].describe()
+    if len(failures) > 1:
+        others = "\n".join(f"  then {failure.headline()}" for failure in failures[1:])
+        text += f"\nWhat followed:\n{others}"
+    return text

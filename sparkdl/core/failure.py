@@ -1,0 +1,95 @@
+"""How a node failed, as data.
+
+Runs in: anywhere
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import Literal
+
+FailureKind = Literal["exception", "exit", "signal", "oom", "lost", "port", "setup"]
+
+_HINTS: dict[str, str] = {
+    "oom": (
+        "The kernel killed it for memory. Give the executors more memory outside the JVM "
+        "(spark.executor.memoryOverhead), lower the batch size, or lower feed_memory."
+    ),
+    "lost": (
+        "Look for a lost executor in the Spark UI, and for spark.dynamicAllocation or "
+        "spark.executor.memoryOverhead as its reason."
+    ),
+    "exit": "User code or a library ended the process without raising; its last log lines tell.",
+    "signal": "Something outside Python ended the process: a native crash, an operator, the kernel.",
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One node's failure. Plain data, so that it crosses every process border unchanged.
+
+    Attributes:
+        node: `role:index`, for example `worker:1`.
+        rank: the node's rank in its world, -1 before there was a world.
+        kind: what ended the child. `exception`: user code raised. `exit`: it ended with
+            `exit_code` and no exception. `signal`: killed by `signal_number`. `oom`: killed by
+            the kernel for memory. `lost`: the agent vanished. `port`: another process took
+            the framework's port. `setup`: the node could not prepare (an import failed).
+        time_s: Unix time in seconds, from the clock of the node's host.
+    """
+
+    node: str
+    kind: FailureKind
+    message: str
+    time_s: float
+    node_id: int = -1
+    rank: int = -1
+    host: str = ""
+    pid: int = 0
+    exit_code: int | None = None
+    signal_number: int | None = None
+    exception_type: str = ""
+    traceback: str = ""
+    log_tail: tuple[str, ...] = ()
+    generation: int = 0
+
+    def headline(self) -> str:
+        """Return the failure in one line: who, where, what."""
+        where = f" on {self.host}" if self.host else ""
+        who = f"{self.node} (rank {self.rank}, pid {self.pid}){where}"
+        return f"{who} {self._verb()}"
+
+    def describe(self) -> str:
+        """Return the whole story: headline, traceback or hint, last log lines."""
+        parts = [self.headline()]
+        if self.traceback:
+            parts.append(self.traceback.rstrip())
+        hint = _HINTS.get(self.kind)
+        if hint:
+            parts.append(hint)
+        if self.log_tail:
+            parts.append(f"Last log lines of {self.node}:")
+            parts.extend(f"  | {line}" for line in self.log_tail)
+        return "\n".join(parts)
+
+    def _verb(self) -> str:
+        if self.kind == "signal" and self.signal_number is not None:
+            return f"was killed by {signal_name(self.signal_number)}. {self.message}".rstrip()
+        if self.kind == "exit":
+            return f"ended with exit code {self.exit_code}. {self.message}".rstrip()
+        if self.kind == "exception":
+            return f"raised {self.message}"
+        if self.kind == "oom":
+            return f"was killed for lack of memory. {self.message}".rstrip()
+        if self.kind == "lost":
+            return f"was lost: {self.message}"
+        return f"failed: {self.message}"
+
+
+def signal_name(number: int) -> str:
+    """Return `SIGKILL` for 9, and `signal 99` for numbers that have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,52 @@
+"""What a node is for, and the rules that follow from it.
+
+Runs in: anywhere
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sparkdl.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Role:
+    """A kind of node. Behaviour follows from these flags, never from the name.
+
+    Attributes:
+        name: TensorFlow's job name.
+        is_chief: leads the training: writes checkpoints, exports the model, is rank 0.
+        is_trainer: is one of the nodes whose steps are synchronous; counted in
+            `ctx.num_workers`.
+        is_fed: receives rows of `cluster.train`.
+        finishes_job: the job is over when every such node has returned from `map_fun`; the
+            other nodes are stopped then.
+        wants_gpu: is given a GPU where there are any.
+    """
+
+    name: str
+    is_chief: bool = False
+    is_trainer: bool = False
+    is_fed: bool = False
+    finishes_job: bool = False
+    wants_gpu: bool = False
+
+
+CHIEF = Role("chief", is_chief=True, is_trainer=True, is_fed=True, finishes_job=True, wants_gpu=True)
+WORKER = Role("worker", is_trainer=True, is_fed=True, finishes_job=True, wants_gpu=True)
+PS = Role("ps")
+EVALUATOR = Role("evaluator")
+
+
+def chief_named(name: str) -> Role:
+    """Return the chief's role under `name` (`chief`, or TensorFlow 1's `master`).
+
+    Raises:
+        ConfigError: if the name belongs to another role.
+    """
+    if name in (WORKER.name, PS.name, EVALUATOR.name) or not name.isidentifier():
+        raise ConfigError(
+            f"master_node={name!r} cannot name the chief; use 'chief' or 'master', or leave it out"
+        )
+    return replace(CHIEF, name=name)

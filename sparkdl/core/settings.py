@@ -1,0 +1,93 @@
+"""Every number and environment variable a user can turn.
+
+Runs in: anywhere
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sparkdl.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Limits of one cluster. All times in seconds, all sizes in bytes.
+
+    Attributes:
+        reservation_timeout_s: until all nodes have gathered.
+        feed_timeout_s: without any row received or consumed.
+        feed_memory_nbytes: received rows a node holds before its feeders are made to wait;
+            `None` takes an eighth of the host's memory, shared by the nodes of the host.
+        grace_s: between asking a child to end and killing it.
+        lease_s: without a word from the driver, until an agent ends its child.
+        log_tail_lines: of a failed child that travel with its failure.
+        max_port_retries: new rounds on new ports before a lost port counts as a failure.
+    """
+
+    reservation_timeout_s: float = 600.0
+    feed_timeout_s: float = 600.0
+    feed_memory_nbytes: int | None = None
+    grace_s: float = 10.0
+    lease_s: float = 20.0
+    log_tail_lines: int = 40
+    max_port_retries: int = 3
+
+    def __post_init__(self) -> None:
+        for name in ("reservation_timeout_s", "feed_timeout_s", "lease_s"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must be above zero seconds")
+        if self.grace_s < 0:
+            raise ConfigError(f"grace_s={self.grace_s} is negative")
+        if self.feed_memory_nbytes is not None and self.feed_memory_nbytes < 1:
+            raise ConfigError(f"feed_memory={self.feed_memory_nbytes} must be at least one byte")
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The environment variables that sparkdl reads, TensorFlowOnSpark's names included.
+
+    Attributes:
+        driver_host: `SPARKDL_DRIVER_HOST` or `TFOS_SERVER_HOST`: the address under which the
+            executors reach the driver.
+        driver_ports: `SPARKDL_DRIVER_PORT` or `TFOS_SERVER_PORT`: `0`, one port, or `low-high`.
+        node_host: `SPARKDL_NODE_HOST`, on an executor: the address under which the other nodes
+            reach it.
+        node_port: `TENSORFLOW_PORT`, on an executor: a fixed port for the framework.
+    """
+
+    driver_host: str | None = None
+    driver_ports: tuple[int, ...] = (0,)
+    node_host: str | None = None
+    node_port: int | None = None
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] | None = None) -> Environment:
+        """Read the variables of this process.
+
+        Raises:
+            ConfigError: if a port is not a number or a range of numbers.
+        """
+        env = os.environ if environ is None else environ
+        host = env.get("SPARKDL_DRIVER_HOST") or env.get("TFOS_SERVER_HOST") or None
+        ports = env.get("SPARKDL_DRIVER_PORT") or env.get("TFOS_SERVER_PORT") or "0"
+        node_port = env.get("TENSORFLOW_PORT")
+        return cls(
+            driver_host=host,
+            driver_ports=_ports("SPARKDL_DRIVER_PORT / TFOS_SERVER_PORT", ports),
+            node_host=env.get("SPARKDL_NODE_HOST") or None,
+            node_port=_ports("TENSORFLOW_PORT", node_port)[0] if node_port else None,
+        )
+
+
+def _ports(name: str, text: str) -> tuple[int, ...]:
+    low, _, high = text.partition("-")
+    try:
+        first, last = int(low), int(high or low)
+    except ValueError:
+        raise ConfigError(f"{name}={text!r} is neither a port nor a range like 5000-5010") from None
+    if not 0 <= first <= last <= 65535:
+        raise ConfigError(f"{name}={text!r} is not a range of ports between 0 and 65535")
+    return tuple(range(first, last + 1))

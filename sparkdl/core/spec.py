@@ -1,0 +1,110 @@
+"""The cluster that is wanted: which nodes, in which roles, under which rules.
+
+Runs in: anywhere
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Literal
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.core.roles import EVALUATOR, PS, WORKER, Role, chief_named
+from sparkdl.core.settings import Settings
+
+Placement = Literal["auto", "attached", "detached"]
+
+
+class InputMode(IntEnum):
+    """How the children get their data. The numbers are TensorFlowOnSpark's."""
+
+    TENSORFLOW = 0
+    """`map_fun` reads its own data."""
+    SPARK = 1
+    """Spark tasks feed `map_fun`."""
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    """One wanted node: its id (the number of its Spark partition), role and index in the role."""
+
+    node_id: int
+    role: Role
+    index: int
+
+    @property
+    def name(self) -> str:
+        """`role:index`, for example `worker:1`."""
+        return f"{self.role.name}:{self.index}"
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """The wanted cluster, complete and checked.
+
+    Attributes:
+        cluster_id: names the cluster in logs, process names and messages.
+        nodes: by node id.
+        framework: a name that `sparkdl.frameworks.framework_named` knows.
+        num_gpus: GPUs per node; `None` takes what Spark assigned.
+        release_port: close the reserved port just before `map_fun` starts; otherwise user
+            code calls `ctx.release_port()`.
+        log_to_driver: stream the children's output to the driver's stdout.
+        default_fs: Hadoop's default file system, for `ctx.absolute_path`.
+        working_dir: the driver's working directory, likewise.
+    """
+
+    cluster_id: str
+    nodes: tuple[NodeSpec, ...]
+    framework: str = "tensorflow"
+    input_mode: InputMode = InputMode.SPARK
+    placement: Placement = "auto"
+    num_gpus: int | None = None
+    release_port: bool = True
+    log_to_driver: bool = False
+    default_fs: str = "file://"
+    working_dir: str = "."
+    settings: Settings = field(default_factory=Settings)
+
+    @property
+    def num_trainers(self) -> int:
+        """Nodes that train synchronously: chief and workers."""
+        return sum(node.role.is_trainer for node in self.nodes)
+
+
+def plan_nodes(
+    num_nodes: int, num_ps: int = 0, master_node: str | None = None, eval_node: bool = False
+) -> tuple[NodeSpec, ...]:
+    """Give each node id a role: first ps, then the chief, the evaluator, the workers.
+
+    The order is TensorFlowOnSpark's: `plan_nodes(5, 1, "chief", True)` is ps 0, chief 1,
+    evaluator 2, workers 3 and 4.
+
+    Raises:
+        ConfigError: if the numbers leave no node that trains.
+    """
+    if num_nodes < 1:
+        raise ConfigError(f"a cluster needs at least one node, not {num_nodes}")
+    if num_ps < 0:
+        raise ConfigError(f"num_ps={num_ps} is negative")
+    roles: list[Role] = [PS] * num_ps
+    if master_node is not None:
+        roles.append(chief_named(master_node))
+    if eval_node:
+        roles.append(EVALUATOR)
+    num_workers = num_nodes - len(roles)
+    if num_workers < 0 or not (num_workers or master_node):
+        raise ConfigError(
+            f"{num_nodes} nodes do not leave room for a worker beside {num_ps} ps"
+            f"{', a ' + master_node if master_node else ''}{', an evaluator' if eval_node else ''}; "
+            "raise the number of nodes (num_executors)"
+        )
+    roles += [WORKER] * num_workers
+    counts: dict[str, int] = {}
+    nodes = []
+    for node_id, role in enumerate(roles):
+        index = counts.get(role.name, 0)
+        counts[role.name] = index + 1
+        nodes.append(NodeSpec(node_id, role, index))
+    return tuple(nodes)

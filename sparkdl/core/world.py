@@ -1,0 +1,103 @@
+"""The live nodes of a cluster, in order, with their addresses.
+
+Runs in: anywhere
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparkdl.core.roles import Role
+from sparkdl.core.spec import NodeSpec
+
+
+@dataclass(frozen=True)
+class Member:
+    """A node in a world.
+
+    Attributes:
+        rank: order in the world: trainers first, the chief before the workers.
+        host: the address under which the other nodes reach it.
+        port: reserved for the framework's own traffic.
+        data_address: where its agent receives rows, an Arrow Flight URI.
+        local_rank: order among the members with the same host.
+    """
+
+    rank: int
+    node: NodeSpec
+    host: str
+    port: int
+    data_address: str
+    local_rank: int = 0
+
+    @property
+    def address(self) -> str:
+        """`host:port`, with brackets around an IPv6 host."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def role(self) -> Role:
+        """The node's role."""
+        return self.node.role
+
+
+@dataclass(frozen=True)
+class World:
+    """All members by rank. `generation` counts the worlds of one cluster from 0."""
+
+    generation: int
+    members: tuple[Member, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of members."""
+        return len(self.members)
+
+    def member(self, node_id: int) -> Member:
+        """Return the member that is node `node_id`."""
+        return next(member for member in self.members if member.node.node_id == node_id)
+
+    def cluster_spec(self) -> dict[str, list[str]]:
+        """Return TensorFlow's cluster spec: `{job: ["host:port", …]}`, by index."""
+        by_node = sorted(self.members, key=lambda member: member.node.node_id)
+        spec: dict[str, list[str]] = {}
+        for member in by_node:
+            spec.setdefault(member.role.name, []).append(member.address)
+        return spec
+
+    @property
+    def trainers(self) -> tuple[Member, ...]:
+        """Members that train synchronously, by rank."""
+        return tuple(member for member in self.members if member.role.is_trainer)
+
+    @property
+    def fed(self) -> tuple[Member, ...]:
+        """Members that receive rows, by rank."""
+        return tuple(member for member in self.members if member.role.is_fed)
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where one agent can be reached, before it is a member of a world."""
+
+    host: str
+    port: int
+    data_address: str
+
+
+def build_world(generation: int, nodes: dict[NodeSpec, Address]) -> World:
+    """Order nodes into a world: chief, workers, then ps and evaluator, each by index."""
+
+    def order(node: NodeSpec) -> tuple[bool, bool, int]:
+        return (not node.role.is_trainer, not node.role.is_chief, node.node_id)
+
+    members = []
+    per_host: dict[str, int] = {}
+    for rank, node in enumerate(sorted(nodes, key=order)):
+        where = nodes[node]
+        local_rank = per_host.get(where.host, 0)
+        per_host[where.host] = local_rank + 1
+        members.append(
+            Member(rank, node, where.host, where.port, where.data_address, local_rank)
+        )
+    return World(generation, tuple(members))

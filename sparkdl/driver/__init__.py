@@ -1,0 +1,4 @@
+"""The driver's half: launch, decide, perform, and the handle that the user holds.
+
+Runs in: driver
+"""
