@@ -1,0 +1,150 @@
+"""What every contestant does alike: options, a warm Spark session, the clock and the JSON lines.
+
+A contestant is a program with one context manager, `launch(spark, folder, ...)`: entering it starts a cluster of `NODES`
+nodes, each of which imports the framework and calls `mark(folder)`; leaving it shuts the cluster down. `compete` runs
+that manager `--launches` times in one session and writes one JSON line for each.
+
+Only the standard library is imported at the top: `mark` runs inside the nodes and must cost them nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+    Launch = Callable[[SparkSession, str], AbstractContextManager[None]]
+
+NODES = 2
+POLL_S = 0.01
+
+
+def mark(folder: str) -> None:
+    """Record in `folder` that one node is inside the user's function now, by the clock all processes share."""
+    now = time.time()
+    path = Path(folder, uuid.uuid4().hex)
+    partial = path.with_suffix(".partial")
+    partial.write_text(repr(now))
+    partial.rename(path)
+
+
+def wait_for_marks(folder: str, deadline_s: float) -> list[float]:
+    """Return the times at which the `NODES` nodes entered the user's function, in order."""
+    give_up = time.monotonic() + deadline_s
+    while True:
+        marks = [path for path in Path(folder).iterdir() if not path.suffix]
+        if len(marks) >= NODES:
+            return sorted(float(path.read_text()) for path in marks)
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"{len(marks)} of {NODES} nodes entered the function within {deadline_s:.0f} s")
+        time.sleep(POLL_S)
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """Return the parser with the options that every contestant has."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--launches", type=int, default=2, help="launches, one after another, in the one session")
+    parser.add_argument("--slots", type=int, default=2, help="task slots of each of the two executors")
+    parser.add_argument("--deadline-s", type=float, default=120, help="longest wait for the nodes of one launch")
+    return parser
+
+
+def compete(parsed: argparse.Namespace, prepare: Callable[[], Launch]) -> None:
+    """Run the contestant and write its JSON lines to standard output, where nothing else can write.
+
+    Args:
+        parsed: What `options(...)` parsed.
+        prepare: Imports what the user's program would import and returns the context manager to time.
+    """
+    lines = _claim_stdout()
+    start = time.time()
+    launch = prepare()
+    import_s = time.time() - start
+    spark = _warm_session(parsed.slots)
+    work = Path(os.environ.get("SPARK_HOME") or _spark_home(), "work", spark.sparkContext.applicationId)
+    try:
+        _write(lines, {"event": "ready", "import_s": import_s})
+        for number in range(parsed.launches):
+            _write(lines, {"event": "launch", "number": number, **_time_one(launch, spark, parsed.deadline_s)})
+    finally:
+        spark.stop()
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _time_one(launch: Launch, spark: SparkSession, deadline_s: float) -> dict[str, Any]:
+    """Time one launch: until every node is in, and from then until everything is down again."""
+    with tempfile.TemporaryDirectory(prefix="bench-launch-") as folder:
+        start = time.time()
+        with launch(spark, folder):
+            entered = wait_for_marks(folder, deadline_s)
+        return {
+            "entered_s": entered[-1] - start,
+            "down_s": time.time() - entered[-1],
+            "nodes_s": [moment - start for moment in entered],
+        }
+
+
+def _warm_session(slots: int) -> SparkSession:
+    """Return a session whose two executors are up and have a warm Python worker, without a framework, in every slot."""
+    here = str(Path(__file__).parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    spark = (
+        SparkSession.builder.master(f"local-cluster[{NODES},{slots},1024]")
+        .appName("bench-launch")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.scheduler.minRegisteredResourcesRatio", "1.0")
+        .config("spark.scheduler.maxRegisteredResourcesWaitingTime", "60s")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    tasks = NODES * slots
+    for _ in range(2):  # a barrier stage and tasks that last a moment: no slot can take the task of another
+        spark.sparkContext.parallelize(range(tasks), tasks).barrier().mapPartitions(_linger).count()
+        spark.range(tasks, numPartitions=tasks).mapInArrow(_linger_arrow, "id long", barrier=True).collect()
+    return spark
+
+
+def _linger(rows: Iterator[int]) -> Iterator[int]:
+    time.sleep(0.2)
+    return rows
+
+
+def _linger_arrow(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    time.sleep(0.2)
+    return batches
+
+
+def _spark_home() -> str:
+    from pyspark.find_spark_home import _find_spark_home
+
+    return str(_find_spark_home())
+
+
+def _claim_stdout() -> TextIO:
+    """Return standard output as a file of its own; what others print goes to standard error from here on."""
+    lines = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    sys.stdout.flush()
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return lines
+
+
+def _write(lines: TextIO, record: dict[str, Any]) -> None:
+    lines.write(json.dumps(record) + "\n")
+    lines.flush()

@@ -1,0 +1,128 @@
+"""One epoch of a feed as a `tf.data.Dataset`.
+
+Runs in: child
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkdl.core.errors import FeedClosedError, FeedTypeError
+from sparkdl.feed.columns import to_columns
+from sparkdl.feed.epoch import Columns, EpochBatches, select
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+Names = str | Sequence[str]
+_MARK = "_sparkdl_is_step_batched"
+
+
+def tf_dataset(batches: EpochBatches, x: Names | None, y: Names | None) -> tf.data.Dataset:
+    """Return a dataset whose every iteration is one epoch of the feed.
+
+    Args:
+        x: column of the features, or several columns for a dict of features.
+        y: column or columns of the labels.
+
+    Returns:
+        Elements are `(x, y)`; `x` alone without `y`; a dict of all columns without both. Tensors
+        are `[rows, …]` with `rows` up to the batch size.
+
+    Raises:
+        FeedClosedError: if the feed ended before a row came; a row's types are needed.
+        FeedTypeError: if a column cannot be a tensor.
+    """
+    import tensorflow as tf
+
+    first = batches.reader.peek_batch()
+    if first is None:
+        raise FeedClosedError("the feed ended before any row came, so its types are unknown")
+    arrange = _arranger(x, y)
+    sample = to_columns(first, batches.columns)
+    signature = tf.nest.map_structure(_spec, arrange(sample))
+
+    def epoch() -> Iterator[Any]:
+        for columns in batches:
+            yield tf.nest.map_structure(_feedable, arrange(columns))
+
+    dataset = tf.data.Dataset.from_generator(epoch, output_signature=signature)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    # A hidden prefetch would take rows that a peek at the first batch can't give back.
+    options.experimental_optimization.inject_prefetch = False
+    dataset = dataset.with_options(options)
+    setattr(dataset, _MARK, True)
+    _let_strategies_keep_batches()
+    return dataset
+
+
+def _arranger(x: Names | None, y: Names | None) -> Callable[[Columns], Any]:
+    def arrange(columns: Columns) -> Any:
+        if x is None:
+            return dict(columns)
+        features = select(columns, x)
+        return features if y is None else (features, select(columns, y))
+
+    return arrange
+
+
+def _spec(column: np.ndarray) -> tf.TensorSpec:
+    import tensorflow as tf
+
+    if column.dtype != object:
+        return tf.TensorSpec((None, *column.shape[1:]), tf.as_dtype(column.dtype))
+    if len(column) and not isinstance(column[0], (str, bytes)):
+        raise FeedTypeError(
+            f"a column of {type(column[0]).__name__} values of different lengths has no tensor "
+            "shape; make all rows the same length, or read it with ctx.batches()"
+        )
+    return tf.TensorSpec((None,), tf.string)
+
+
+def _feedable(column: np.ndarray) -> np.ndarray:
+    return column.astype("S") if column.dtype == object and _is_text(column) else column
+
+
+def _is_text(column: np.ndarray) -> bool:
+    return bool(len(column)) and all(isinstance(value, bytes) for value in column)
+
+
+def _let_strategies_keep_batches() -> None:
+    """Make strategies that span several nodes take our batches as they are.
+
+    `experimental_distribute_dataset` cuts each batch into one part per replica of the whole
+    cluster, assuming that every node reads the same global batches. A node's feed holds that node's
+    rows only, so its datasets go in as per-node datasets.
+    """
+    import tensorflow as tf
+
+    original = tf.distribute.Strategy.experimental_distribute_dataset
+    if getattr(original, _MARK, False):
+        return
+
+    def experimental_distribute_dataset(
+        self: tf.distribute.Strategy, dataset: Any, options: Any = None
+    ) -> Any:
+        spans_nodes = getattr(self.extended, "_num_workers", 1) > 1
+        if spans_nodes and _is_step_batched(dataset):
+            return self.distribute_datasets_from_function(lambda _context: dataset, options)
+        return original(self, dataset, options)
+
+    experimental_distribute_dataset.__doc__ = original.__doc__
+    setattr(experimental_distribute_dataset, _MARK, True)
+    tf.distribute.Strategy.experimental_distribute_dataset = experimental_distribute_dataset
+
+
+def _is_step_batched(dataset: Any) -> bool:
+    """Whether `dataset` is one of ours, or comes from one without being batched anew."""
+    if getattr(dataset, _MARK, False):
+        return True
+    name = type(dataset).__name__
+    if "Batch" in name:
+        return False
+    inputs = getattr(dataset, "_inputs", lambda: [])()
+    return len(inputs) == 1 and _is_step_batched(inputs[0])

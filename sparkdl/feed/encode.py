@@ -1,0 +1,331 @@
+"""A column of Python values becomes one Arrow array and a codec, by which it can come back.
+
+Runs in: feeder. `decode.py` is the way back.
+
+`encode` looks at all values of a column at once and picks a codec; codecs nest:
+
+    null bool int float str      Arrow's own type, with nulls where values are None
+    bytes bytearray date         (likewise)
+    timedelta, datetime          (likewise; a datetime's UTC offset is kept, its zone's name is not)
+    decimal, npstr, npbytes      text or bytes
+    scalar                       numpy scalars: one primitive array
+    ndarray                      nested fixed-size lists; with shapes that differ, struct<shape, data>
+    list, tuple                  Arrow list of the encoded elements
+    dict                         struct<keys, values> of two lists
+    row                          struct: a pyspark Row with names
+    dense, sparse                pyspark's vectors
+    union                        dense union: the values are of several of these kinds
+"""
+
+from __future__ import annotations
+
+import marshal
+from collections.abc import Callable, Hashable, Sequence
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from functools import partial
+from itertools import chain
+from types import NoneType
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.core.errors import FeedTypeError
+
+_NATIVE: dict[type, pa.DataType] = {
+    bool: pa.bool_(),
+    int: pa.int64(),
+    float: pa.float64(),
+    str: pa.string(),
+    bytes: pa.binary(),
+    bytearray: pa.binary(),
+    date: pa.date32(),
+    timedelta: pa.duration("us"),
+}
+_BY_TYPE: dict[type, str] = {kind: kind.__name__ for kind in _NATIVE} | {
+    NoneType: "null",
+    list: "list",
+    tuple: "tuple",
+    dict: "dict",
+    Decimal: "decimal",
+    datetime: "datetime",
+    np.ndarray: "ndarray",
+    np.str_: "npstr",
+    np.bytes_: "npbytes",
+}
+_BY_BASE: tuple[tuple[type, str], ...] = (
+    (np.generic, "scalar"),
+    (tuple, "tuple"),
+    (list, "list"),
+    (dict, "dict"),
+)
+_BY_NAME = {"DenseVector": "dense", "SparseVector": "sparse"}
+VECTOR_MODULES = ("pyspark.ml.linalg", "pyspark.mllib.linalg")
+_MARSHAL: dict[type, np.dtype[Any]] = {
+    float: np.dtype([("tag", "S1"), ("value", "<f8")]),
+    int: np.dtype([("tag", "S1"), ("value", "<i4")]),
+}
+_MARSHAL_TAGS = {float: b"g", int: b"i"}
+_MARSHAL_HEADER_NBYTES = 5
+_MAX_UNION = 127
+_INT32_MAX = 2**31 - 1
+
+
+class Codec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the values of an Arrow array were in Python.
+
+    Attributes:
+        name: one of the names in this module's docstring.
+        of: the codecs of the parts: element; key and value; fields; members.
+        detail: numpy dtype; UTC offset in microseconds ("" for naive); a vector's module.
+        names: the fields of a Row.
+    """
+
+    name: str
+    of: tuple[Codec, ...] = ()
+    detail: str = ""
+    names: tuple[str, ...] = ()
+
+
+Encoded = tuple[pa.Array, Codec]
+
+
+def encode(values: list[Any] | tuple[Any, ...], where: str) -> Encoded:
+    """Return `values` as one Arrow array of the same length, and how to turn them back.
+
+    Args:
+        values: the values of one column, of any mix of kinds.
+        where: names the column in errors.
+
+    Raises:
+        FeedTypeError: if a value is of a type that cannot travel.
+    """
+    packed = _pack_numbers(values)
+    if packed is not None:
+        return packed
+    types = set(map(type, values))
+    kinds = types - {NoneType}
+    if not kinds:
+        return pa.nulls(len(values)), Codec("null")
+    kind = next(iter(kinds))
+    if len(kinds) == 1 and kind in _NATIVE:
+        return _encode_native(values, kind, where)
+    if len(types) == 1 and kind in _ENCODERS_BY_TYPE:
+        return _ENCODERS_BY_TYPE[kind](values, None, where)
+    keys = [_key(value, where) for value in values]
+    members = list(dict.fromkeys(keys))
+    if len(members) > 1:
+        return _encode_union(values, keys, members, where)
+    name, detail = members[0]
+    return _ENCODERS[name](values, detail, where)
+
+
+def row_fields(value: Any) -> tuple[str, ...] | None:
+    """Return the names of a pyspark Row's fields, or None if it is no Row or has no names."""
+    if type(value).__name__ != "Row" or not isinstance(value, tuple):
+        return None
+    return tuple(map(str, getattr(value, "__fields__", ()))) or None
+
+
+def _key(value: Any, where: str) -> tuple[str, Hashable]:
+    """Return the codec's name and what values must share, beside it, to be in one array."""
+    kind = type(value)
+    name = _BY_TYPE.get(kind)
+    if name is None:
+        name = next((name for base, name in _BY_BASE if isinstance(value, base)), None)
+        fields = row_fields(value)
+        if fields:
+            return "row", fields
+        if kind.__module__ in VECTOR_MODULES and kind.__name__ in _BY_NAME:
+            return _BY_NAME[kind.__name__], kind.__module__
+    if name in ("ndarray", "scalar"):
+        return name, _dtype_detail(value.dtype, where)
+    if name == "datetime":
+        offset = value.utcoffset()
+        return name, "" if offset is None else str(offset // timedelta(microseconds=1))
+    if name is None:
+        raise FeedTypeError(
+            f"{where} holds a {kind.__module__}.{kind.__qualname__}, which cannot travel in a feed. "
+            "Convert it before feeding, for example in rdd.map, to numbers, str, bytes, numpy "
+            "arrays, or lists, tuples or dicts of these."
+        )
+    return name, None
+
+
+def _dtype_detail(dtype: np.dtype[Any], where: str) -> str:
+    if dtype.kind not in "biufcmMSU":
+        raise FeedTypeError(
+            f"{where} holds a numpy value of dtype {dtype}, which cannot travel in a feed. Convert "
+            "it before feeding: to a plain dtype with .astype(...), or to lists with .tolist()."
+        )
+    return dtype.str[:2] if dtype.kind in "SU" else dtype.str
+
+
+def _pack_numbers(values: list[Any] | tuple[Any, ...]) -> Encoded | None:
+    """Encode a column that is all float, or all int of 32 bits, without a look at each in Python.
+
+    Marshal's format 2 writes a list or tuple as a header of 5 bytes and then, for each float, "g" and 8
+    bytes, for each small int, "i" and 4 bytes, little-endian. One C call thus checks types and
+    takes values: twice as fast as `set(map(type, values))` and `pa.array`. None if it does not fit.
+    """
+    kind = type(values[0]) if len(values) > 1 else None
+    if kind not in _MARSHAL:
+        return None
+    layout = _MARSHAL[kind]
+    try:
+        data = marshal.dumps(values, 2)
+    except ValueError:  # something in there is no plain value
+        return None
+    if len(data) != _MARSHAL_HEADER_NBYTES + len(values) * layout.itemsize:
+        return None
+    items = np.frombuffer(data, layout, offset=_MARSHAL_HEADER_NBYTES)
+    if not (items["tag"] == _MARSHAL_TAGS[kind]).all():
+        return None
+    dtype = np.float64 if kind is float else np.int64
+    return pa.array(items["value"].astype(dtype)), Codec(kind.__name__)
+
+
+def _encode_native(values: Sequence[Any], kind: type, where: str) -> Encoded:
+    try:
+        return pa.array(values, _NATIVE[kind]), Codec(kind.__name__)
+    except (OverflowError, pa.ArrowException) as error:
+        hint = "" if kind is not int else " Integers are 64 bits in a feed: feed it as float or str."
+        raise FeedTypeError(f"{where} holds a {kind.__name__} too large: {error}.{hint}") from None
+    except UnicodeEncodeError as error:
+        raise FeedTypeError(f"{where} holds a str that is not valid Unicode: {error}") from None
+
+
+def _encode_datetimes(values: Sequence[Any], detail: Any, _where: str) -> Encoded:
+    kind = pa.timestamp("us", tz="UTC" if detail else None)
+    return pa.array(values, kind), Codec("datetime", detail=detail)
+
+
+def _encode_text(name: str, to: type, values: Sequence[Any], _detail: Any, where: str) -> Encoded:
+    return _encode_native(list(map(to, values)), to, where)[0], Codec(name)
+
+
+def _encode_scalars(values: Sequence[Any], detail: Any, _where: str) -> Encoded:
+    dtype = np.dtype(detail)
+    return _store(np.array(values, dtype)), Codec("scalar", detail=detail)
+
+
+def _encode_arrays(values: Sequence[Any], detail: Any, _where: str) -> Encoded:
+    codec = Codec("ndarray", detail=detail)
+    if not _is_native(np.dtype(detail)):
+        values = [_as_bytes(value) for value in values]
+    shapes = {value.shape for value in values}
+    if len(shapes) == 1 and 0 not in next(iter(shapes)):
+        return _store(np.stack(values)), codec
+    flat = np.concatenate([value.reshape(-1) for value in values])
+    data = pa.ListArray.from_arrays(_offsets([value.size for value in values]), pa.array(flat))
+    shape = pa.array([value.shape for value in values], pa.list_(pa.int64()))
+    return pa.StructArray.from_arrays([shape, data], names=["shape", "data"]), codec
+
+
+def _encode_lists(name: str, values: Sequence[Any], _detail: Any, where: str) -> Encoded:
+    flat, element = encode(list(chain.from_iterable(values)), where)
+    kind = pa.ListArray if len(flat) <= _INT32_MAX else pa.LargeListArray
+    return kind.from_arrays(_offsets(list(map(len, values))), flat), Codec(name, (element,))
+
+
+def _encode_dicts(values: Sequence[Any], _detail: Any, where: str) -> Encoded:
+    keys, key = _encode_lists("list", values, None, where)
+    items, item = _encode_lists("list", [list(value.values()) for value in values], None, where)
+    array = pa.StructArray.from_arrays([keys, items], names=["keys", "values"])
+    return array, Codec("dict", (key, item))
+
+
+def _encode_rows(values: Sequence[Any], fields: Any, where: str) -> Encoded:
+    columns = zip(*values, strict=True)
+    parts = [encode(c, f"{where}.{field}") for c, field in zip(columns, fields, strict=True)]
+    array = pa.StructArray.from_arrays([array for array, _ in parts], names=list(fields))
+    return array, Codec("row", tuple(codec for _, codec in parts), names=fields)
+
+
+def _encode_dense(values: Sequence[Any], module: Any, where: str) -> Encoded:
+    array, inner = _encode_arrays([value.toArray() for value in values], "<f8", where)
+    return array, Codec("dense", (inner,), detail=module)
+
+
+def _encode_sparse(values: Sequence[Any], module: Any, _where: str) -> Encoded:
+    offsets = _offsets([len(value.indices) for value in values])
+    indices = np.concatenate([value.indices for value in values]).astype(np.int32)
+    items = np.concatenate([value.values for value in values]).astype(np.float64)
+    parts = [
+        pa.array([value.size for value in values], pa.int64()),
+        pa.ListArray.from_arrays(offsets, pa.array(indices)),
+        pa.ListArray.from_arrays(offsets, pa.array(items)),
+    ]
+    array = pa.StructArray.from_arrays(parts, names=["size", "indices", "values"])
+    return array, Codec("sparse", detail=module)
+
+
+def _encode_union(
+    values: Sequence[Any], keys: Sequence[Hashable], members: Sequence[Hashable], where: str
+) -> Encoded:
+    if len(members) > _MAX_UNION:
+        raise FeedTypeError(
+            f"{where} holds values of {len(members)} types within one batch, the limit is "
+            f"{_MAX_UNION}. Convert them before feeding to fewer types or dtypes."
+        )
+    groups: dict[Hashable, list[Any]] = {key: [] for key in members}
+    offsets = np.empty(len(values), np.int32)
+    for i, (value, key) in enumerate(zip(values, keys, strict=True)):
+        offsets[i] = len(groups[key])
+        groups[key].append(value)
+    parts = [encode(group, where) for group in groups.values()]
+    numbers = {key: number for number, key in enumerate(members)}
+    type_ids = np.array([numbers[key] for key in keys], np.int8)
+    arrays = [array for array, _ in parts]
+    array = pa.UnionArray.from_dense(pa.array(type_ids), pa.array(offsets), arrays)
+    return array, Codec("union", tuple(codec for _, codec in parts))
+
+
+def _store(stacked: np.ndarray[Any, Any]) -> pa.Array:
+    """Return an array [rows, *shape], nowhere of length 0, as nested fixed-size lists."""
+    if not is_native(stacked.dtype):
+        stacked = _as_bytes(stacked)
+    array = pa.array(stacked.reshape(-1))
+    for size in reversed(stacked.shape[1:]):
+        array = pa.FixedSizeListArray.from_arrays(array, size)
+    return array
+
+
+def is_native(dtype: np.dtype[Any]) -> bool:
+    """Return whether Arrow has `dtype`; other arrays travel as bytes, in an axis more."""
+    return dtype.isnative and dtype.kind in "biuf" and dtype.itemsize <= 8
+
+
+def _as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    flat = np.frombuffer(bytearray(array.tobytes()), np.uint8)
+    return flat.reshape(*array.shape, array.dtype.itemsize)
+
+
+def _offsets(lengths: Sequence[int]) -> pa.Array:
+    ends = np.cumsum([0, *lengths], dtype=np.int64)
+    return pa.array(ends.astype(np.int32) if ends[-1] <= _INT32_MAX else ends)
+
+
+_Encoder = Callable[[Sequence[Any], Any, str], Encoded]
+_ENCODERS: dict[str, _Encoder] = {
+    "decimal": partial(_encode_text, "decimal", str),
+    "npstr": partial(_encode_text, "npstr", str),
+    "npbytes": partial(_encode_text, "npbytes", bytes),
+    "datetime": _encode_datetimes,
+    "scalar": _encode_scalars,
+    "ndarray": _encode_arrays,
+    "list": partial(_encode_lists, "list"),
+    "tuple": partial(_encode_lists, "tuple"),
+    "dict": _encode_dicts,
+    "row": _encode_rows,
+    "dense": _encode_dense,
+    "sparse": _encode_sparse,
+}
+# Types whose values need no closer look: the type alone says the codec.
+_ENCODERS_BY_TYPE: dict[type, _Encoder] = {
+    kind: _ENCODERS[name]
+    for kind, name in _BY_TYPE.items()
+    if name in ("list", "tuple", "dict", "decimal", "npstr", "npbytes")
+}

@@ -1,0 +1,99 @@
+"""Everything that one node has received and not yet forgotten: its logs and open inference partitions.
+
+Runs in: agent
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sparkdl.core.errors import FeedClosedError
+from sparkdl.feed.log import Budget, Log, StoredSegment
+from sparkdl.feed.results import Exchange
+
+
+@dataclass(frozen=True)
+class InboxListener:
+    """Whom the inbox tells. Called from Flight threads; must not block."""
+
+    on_segment: Callable[[StoredSegment], None]
+    on_received: Callable[[str], None]
+    on_pressure: Callable[[str], None]
+
+
+class Inbox:
+    """The feeds of one node, by name. Feeds come into being when they are first named."""
+
+    def __init__(self, limit_nbytes: int, timeout_s: float, listener: InboxListener) -> None:
+        self.timeout_s = timeout_s
+        self._listener = listener
+        self._budget = Budget(limit_nbytes, self._press)
+        self._lock = threading.Lock()
+        self._logs: dict[str, Log] = {}
+        self._exchanges: dict[str, Exchange] = {}
+        self._closed = ""
+
+    @property
+    def logs(self) -> tuple[Log, ...]:
+        """All logs there are."""
+        with self._lock:
+            return tuple(self._logs.values())
+
+    def log(self, feed: str) -> Log:
+        """Return the log of `feed`; it is closed from the start if the node takes no rows."""
+        with self._lock:
+            log = self._logs.get(feed)
+            if log is None:
+                log = self._logs[feed] = Log(feed, self._budget, self._listener.on_segment)
+                if self._closed:
+                    log.close()
+            return log
+
+    def received(self, feed: str) -> None:
+        """Tell the listener that rows of `feed` have come."""
+        self._listener.on_received(feed)
+
+    def open_exchange(self, name: str) -> Exchange:
+        """Begin an inference partition.
+
+        Raises:
+            FeedClosedError: if the node takes no rows.
+        """
+        exchange = Exchange(name)
+        with self._lock:
+            if self._closed:
+                raise FeedClosedError(self._closed)
+            self._exchanges[name] = exchange
+        return exchange
+
+    def exchange(self, name: str) -> Exchange | None:
+        """Return the inference partition called `name` while it waits."""
+        with self._lock:
+            return self._exchanges.get(name)
+
+    def close_exchange(self, name: str) -> None:
+        """Forget an inference partition."""
+        with self._lock:
+            self._exchanges.pop(name, None)
+
+    def close(self, reason: str) -> None:
+        """Take no more rows in any feed; end what waits."""
+        with self._lock:
+            self._closed = self._closed or reason
+            logs, exchanges = list(self._logs.values()), list(self._exchanges.values())
+        for log in logs:
+            log.close()
+        for exchange in exchanges:
+            exchange.fail(reason)
+
+    def reopen(self) -> None:
+        """Begin anew for another child: empty logs that take rows."""
+        with self._lock:
+            self._logs.clear()
+            self._closed = ""
+
+    def _press(self) -> None:
+        for log in self.logs:
+            self._listener.on_pressure(log.feed)

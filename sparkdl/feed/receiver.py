@@ -1,0 +1,161 @@
+"""The Arrow Flight server of an agent: rows come in, results go out.
+
+Runs in: agent
+
+`DoPut` appends to a log. The descriptor's command is a `PutHeader`; each batch carries its first row's number in the
+partition; the server answers once at the start and then once per batch with a `PutAck`.
+`DoExchange` is one inference partition: batches in, and for each one or more one-column batches (`ipc`: binary) back,
+whose value is an Arrow IPC stream of encoded result rows.
+`DoAction("covered")` tells which rows of a partition are here already.
+Every call carries the cluster's token (`authorization: Bearer …`), checked before the call reaches any of these.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from sparkdl.control.auth import is_authorized
+from sparkdl.core.errors import FeedClosedError, SparkdlError
+from sparkdl.feed.inbox import Inbox
+from sparkdl.feed.results import Exchange
+
+RESULT_SCHEMA = pa.schema([("ipc", pa.binary())])
+
+
+class PutHeader(msgspec.Struct, frozen=True):
+    """What a stream of batches is part of."""
+
+    feed: str
+    epoch: int
+    partition: int
+
+
+class PutAck(msgspec.Struct, frozen=True):
+    """`rows_received`: rows of the feed at this node, from all feeders. `accepted`: this batch."""
+
+    rows_received: int
+    accepted: bool
+    closed: bool
+
+
+class ExchangeHeader(msgspec.Struct, frozen=True):
+    """One attempt at one inference partition; `exchange` is unique to the attempt."""
+
+    feed: str
+    exchange: str
+
+
+class CoveredReply(msgspec.Struct, frozen=True):
+    """Half-open ranges of row numbers."""
+
+    ranges: tuple[tuple[int, int], ...]
+
+
+class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    def __init__(self, token: str) -> None:
+        super().__init__()
+        self._token = token
+
+    def start_call(self, info: Any, headers: dict[str, list[str]]) -> None:
+        values = headers.get("authorization") or headers.get("Authorization") or []
+        if not is_authorized(values[0] if values else None, self._token):
+            raise flight.FlightUnauthenticatedError("wrong or missing token")
+
+
+class Receiver(flight.FlightServerBase):  # type: ignore[misc]
+    """Serves one inbox on `host`, at a port of the system's choice (`port`)."""
+
+    def __init__(self, host: str, token: str, inbox: Inbox) -> None:
+        location = f"grpc://[{host}]:0" if ":" in host else f"grpc://{host}:0"
+        super().__init__(location, middleware={"token": _TokenCheck(token)})
+        self._inbox = inbox
+        self.uri = f"{location[:-2]}:{self.port}"
+
+    def do_put(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.FlightMetadataWriter,
+    ) -> None:
+        """Append the batches of one feeder to the log."""
+        header = msgspec.json.decode(descriptor.command, type=PutHeader)
+        log = self._inbox.log(header.feed)
+        accepted = True
+        writer.write(_ack(log.rows_received, accepted, log.is_closed))
+        for chunk in reader:
+            accepted = log.append(
+                chunk.data,
+                self._inbox.timeout_s,
+                epoch=header.epoch,
+                partition=header.partition,
+                start_row=int.from_bytes(chunk.app_metadata.to_pybytes(), "big"),
+            )
+            self._inbox.received(header.feed)
+            writer.write(_ack(log.rows_received, accepted, log.is_closed))
+
+    def do_exchange(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        """Hand one inference partition to the child and return its results."""
+        header = msgspec.json.decode(descriptor.command, type=ExchangeHeader)
+        exchange = self._open_exchange(header.exchange)
+        pump = threading.Thread(
+            target=self._pump, args=(header, exchange, reader), name="sparkdl-exchange", daemon=True
+        )
+        pump.start()
+        try:
+            writer.begin(RESULT_SCHEMA)
+            for data in exchange.results(self._inbox.timeout_s):
+                writer.write_batch(pa.record_batch([pa.array([data], pa.binary())], RESULT_SCHEMA))
+        except SparkdlError as error:
+            raise flight.FlightServerError(str(error)) from None
+        finally:
+            self._inbox.close_exchange(header.exchange)
+
+    def do_action(
+        self, context: flight.ServerCallContext, action: flight.Action
+    ) -> list[flight.Result]:
+        """Answer `covered`."""
+        if action.type != "covered":
+            raise flight.FlightServerError(f"no action {action.type!r}")
+        header = msgspec.json.decode(action.body.to_pybytes(), type=PutHeader)
+        ranges = self._inbox.log(header.feed).covered(header.epoch, header.partition)
+        return [flight.Result(msgspec.json.encode(CoveredReply(tuple(ranges))))]
+
+    def _open_exchange(self, name: str) -> Exchange:
+        try:
+            return self._inbox.open_exchange(name)
+        except FeedClosedError as error:
+            raise flight.FlightServerError(str(error)) from None
+
+    def _pump(
+        self, header: ExchangeHeader, exchange: Exchange, reader: flight.MetadataRecordBatchReader
+    ) -> None:
+        log, timeout_s = self._inbox.log(header.feed), self._inbox.timeout_s
+        last = None
+        try:
+            for chunk in reader:
+                last = chunk.data
+                exchange.expect(last.num_rows)
+                if last.num_rows and not log.append(last, timeout_s, exchange=header.exchange):
+                    exchange.fail("the node takes no more rows")
+                    return
+            if last is not None:
+                log.append(last.slice(0, 0), timeout_s, exchange=header.exchange, is_last=True)
+            exchange.finish_input()
+        except (SparkdlError, pa.ArrowException) as error:
+            exchange.fail(f"receiving the partition failed: {error}")
+
+
+def _ack(rows_received: int, accepted: bool, closed: bool) -> bytes:
+    return msgspec.json.encode(PutAck(rows_received, accepted, closed))

@@ -1,0 +1,107 @@
+"""The Spark tasks that feed: what `mapInArrow` and `mapPartitions` are given.
+
+Runs in: feeder
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+
+from sparkdl.feed.batch import RowEncoder, rows
+from sparkdl.feed.feeder import FedPartition, Feeder, FeedOrder, exchange
+
+FED_SCHEMA = "partition long, rows string, refused long"
+"""Spark schema of what `FeedDataFrame` returns: one row a partition, `rows` as JSON."""
+
+RESULT_SCHEMA = "ipc binary"
+"""Spark schema of what `InferDataFrame` returns: Arrow IPC streams of encoded result rows."""
+
+
+@dataclass(frozen=True)
+class FeedDataFrame:
+    """For `DataFrame.mapInArrow`: feeds each partition and returns one row on it."""
+
+    order: FeedOrder
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        fed = _feed(self.order, batches)
+        yield pa.RecordBatch.from_pydict(
+            {
+                "partition": [fed.partition],
+                "rows": [json.dumps(fed.rows)],
+                "refused": [fed.rows_refused],
+            }
+        )
+
+
+@dataclass(frozen=True)
+class FeedRdd:
+    """For `RDD.mapPartitions`: feeds each partition and returns one `FedPartition`."""
+
+    order: FeedOrder
+
+    def __call__(self, values: Iterator[Any]) -> Iterator[FedPartition]:
+        yield _feed(self.order, RowEncoder().batches(values))
+
+
+@dataclass(frozen=True)
+class InferDataFrame:
+    """For `DataFrame.mapInArrow`: one encoded result per row, in order."""
+
+    order: FeedOrder
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for data in _infer(self.order, batches):
+            yield pa.RecordBatch.from_pydict({"ipc": pa.array([data], pa.binary())})
+
+
+@dataclass(frozen=True)
+class InferRdd:
+    """For `RDD.mapPartitions`: one result per row, in order."""
+
+    order: FeedOrder
+
+    def __call__(self, values: Iterator[Any]) -> Iterator[Any]:
+        for data in _infer(self.order, RowEncoder().batches(values)):
+            yield from decode_results(data)
+
+
+def decode_results(data: bytes) -> list[Any]:
+    """Return the result rows in an Arrow IPC stream."""
+    with pa.ipc.open_stream(data) as reader:
+        return [row for batch in reader for row in rows(batch)]
+
+
+def fed_partition(partition: int, rows_json: str, refused: int) -> FedPartition:
+    """Return the `FedPartition` that a row of `FeedDataFrame` stands for."""
+    return FedPartition(partition, {int(k): v for k, v in json.loads(rows_json).items()}, refused)
+
+
+def _feed(order: FeedOrder, batches: Iterator[pa.RecordBatch]) -> FedPartition:
+    partition, attempt = _task()
+    return Feeder(order, partition, attempt).feed(batches)
+
+
+def _infer(order: FeedOrder, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
+    partition, attempt = _task()
+    target = order.targets[partition % len(order.targets)]
+    for _schema, group in groupby(batches, key=lambda batch: batch.schema):
+        name = f"{partition}.{attempt}.{uuid.uuid4().hex[:8]}"
+        yield from exchange(order, name, target, group)
+
+
+def _task() -> tuple[int, int]:
+    """Return the partition, and zero on the first attempt at it."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        return 0, 0
+    return context.partitionId(), context.attemptNumber() + context.stageAttemptNumber()

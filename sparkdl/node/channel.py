@@ -1,0 +1,213 @@
+"""The pipe between an agent and its child: typed messages and file descriptors over a socket pair.
+
+Runs in: agent, child
+
+    agent                                        child
+      │  Start(world, …) ──────────────────────────▶│  imports done or not, sent once
+      │  Segment(feed, number, …) + descriptor ────▶│  one received batch, memory-mapped by the child
+      │  EpochMark, EndMark, Reclaim ──────────────▶│
+      │◀────────────────────────── Imported         │  the framework is imported
+      │◀────────────────────────── Running          │  about to call map_fun
+      │◀────────────────────────── Consumed, Release│  rows read; segments no longer needed
+      │◀───────── Results + descriptor, Terminated  │
+      │◀────────────────────────── Returned, Raised │  last message
+
+A frame is a four-byte length and one JSON object. Descriptors travel beside the stream in the order of the messages
+that carry them (SCM_RIGHTS, unix(7)).
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterator
+from typing import ClassVar
+
+import msgspec
+
+from sparkdl.core.errors import ProtocolError
+from sparkdl.core.failure import Failure
+from sparkdl.core.spec import ClusterSpec
+from sparkdl.core.world import World
+
+_LENGTH = struct.Struct("!I")
+_MAX_FDS = 64
+_MAX_FRAME_NBYTES = 64 * 1024 * 1024
+
+
+class LocalMessage(msgspec.Struct, frozen=True, tag=True):
+    """Base of the messages on this pipe."""
+
+    has_fd: ClassVar[bool] = False
+
+
+class Start(LocalMessage, frozen=True):
+    """The world is complete."""
+
+    world: World
+    node_id: int
+    spec: ClusterSpec
+    resume_feeds: tuple[str, ...] = ()
+
+
+class Segment(LocalMessage, frozen=True):
+    """One record batch as an Arrow IPC stream; the descriptor comes with it.
+
+    `exchange` is empty for training rows. For inference it names the partition that waits for
+    one result per row; `is_last` marks that partition's last segment, which has no rows.
+    """
+
+    has_fd: ClassVar[bool] = True
+
+    feed: str
+    number: int
+    epoch: int
+    rows: int
+    nbytes: int
+    exchange: str = ""
+    is_last: bool = False
+
+
+class EpochMark(LocalMessage, frozen=True):
+    """All segments of `epoch` have been sent; `rows` is by node id."""
+
+    feed: str
+    epoch: int
+    rows: dict[int, int]
+
+
+class EndMark(LocalMessage, frozen=True):
+    """The feed has ended."""
+
+    feed: str
+
+
+class Reclaim(LocalMessage, frozen=True):
+    """A feeder waits for room: release whatever has been read."""
+
+    feed: str
+
+
+class Imported(LocalMessage, frozen=True):
+    """The framework is imported; the child waits for `Start`."""
+
+
+class Running(LocalMessage, frozen=True):
+    """The child calls `map_fun` now."""
+
+
+class Consumed(LocalMessage, frozen=True):
+    """User code has been given `rows` rows since the child started, and finished `epochs`."""
+
+    feed: str
+    rows: int
+    epochs: int
+
+
+class Release(LocalMessage, frozen=True):
+    """Segments up to and including `number` are not needed any more."""
+
+    feed: str
+    number: int
+
+
+class Terminated(LocalMessage, frozen=True):
+    """User code wants no more rows of this feed."""
+
+    feed: str
+
+
+class Results(LocalMessage, frozen=True):
+    """Results for the oldest unanswered rows of `exchange`; the descriptor holds the batch."""
+
+    has_fd: ClassVar[bool] = True
+
+    exchange: str
+    rows: int
+
+
+class Returned(LocalMessage, frozen=True):
+    """`map_fun` returned; `problem` says why its value could not be encoded."""
+
+    result: bytes
+    problem: str = ""
+
+
+class Raised(LocalMessage, frozen=True):
+    """`map_fun` raised, or the child could not prepare."""
+
+    failure: Failure
+
+
+Local = (
+    Start
+    | Segment
+    | EpochMark
+    | EndMark
+    | Reclaim
+    | Imported
+    | Running
+    | Consumed
+    | Release
+    | Terminated
+    | Results
+    | Returned
+    | Raised
+)
+
+_encoder = msgspec.json.Encoder()
+_decoder: msgspec.json.Decoder[Local] = msgspec.json.Decoder(Local)
+
+
+def frame(message: Local) -> bytes:
+    """Return the bytes of one message."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Unframer:
+    """Cuts a byte stream into messages and gives each its descriptor."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._fds: deque[int] = deque()
+
+    def feed(self, data: bytes, fds: list[int]) -> Iterator[tuple[Local, int]]:
+        """Yield the messages that are complete, each with its descriptor or -1.
+
+        Raises:
+            ProtocolError: for a frame that is no message.
+        """
+        self._buffer += data
+        self._fds.extend(fds)
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > _MAX_FRAME_NBYTES:
+                raise ProtocolError(f"a frame of {length} bytes on the pipe to the child")
+            stop = _LENGTH.size + length
+            if len(self._buffer) < stop:
+                return
+            body = bytes(self._buffer[_LENGTH.size : stop])
+            del self._buffer[:stop]
+            try:
+                message = _decoder.decode(body)
+            except msgspec.MsgspecError as error:
+                raise ProtocolError(f"not a message on the pipe to the child: {error}") from None
+            yield message, self._fds.popleft() if message.has_fd else -1
+
+
+def receive(sock: socket.socket, unframer: Unframer) -> list[tuple[Local, int]] | None:
+    """Read once and return the messages that completed, or `None` at the end of the stream."""
+    data, fds, _flags, _address = socket.recv_fds(sock, 1 << 16, _MAX_FDS)
+    if not data:
+        return None
+    return list(unframer.feed(data, list(fds)))
+
+
+def send(sock: socket.socket, message: Local, fd: int = -1) -> None:
+    """Write one message on a blocking socket; the caller keeps `fd`."""
+    data = frame(message)
+    sent = socket.send_fds(sock, [data], [fd]) if fd >= 0 else sock.send(data)
+    if sent < len(data):
+        sock.sendall(data[sent:])
