@@ -1,0 +1,72 @@
+# The verbs of this repository; `make` alone lists them. What they run, CI runs too.
+#   make test ARGS="-k feed -x"           arguments for pytest
+#   make setup PYTHON=python3.12          instead of the first suitable one on the PATH
+#   make setup TENSORFLOW=tensorflow      the build for GPUs instead of tensorflow-cpu
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench-launch peers clean
+
+VENV := .venv
+PEERS := .venv-peers
+PYTHON ?=
+TENSORFLOW ?= tensorflow-cpu
+ARGS ?=
+TF_CPP_MIN_LOG_LEVEL ?= 2
+
+bin = $(CURDIR)/$(VENV)/bin
+peers_bin = $(CURDIR)/$(PEERS)/bin
+with_java = JAVA_HOME="$$(sh scripts/java.sh)" || exit 1; export JAVA_HOME;
+
+export TF_CPP_MIN_LOG_LEVEL
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYSPARK_PYTHON = $(bin)/python
+export PYSPARK_DRIVER_PYTHON = $(bin)/python
+# The Spark that pip installed is the one that is meant, without a cluster's configuration.
+unexport SPARK_HOME SPARK_CONF_DIR HADOOP_CONF_DIR YARN_CONF_DIR PYTHONPATH
+
+help:  ## list the verbs
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
+	  || sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1: \2/p' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.installed  ## find Python and Java, build .venv; a no-op when done
+	@sh scripts/java.sh >/dev/null
+
+$(VENV)/.installed: setup.py constraints.txt Makefile
+	@python="$(PYTHON)"; [ -n "$$python" ] || python="$$(sh scripts/python.sh)" || exit 1; \
+	  $(VENV)/bin/python -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear $(VENV)
+	@echo "Installing into $(VENV); the first time takes some minutes."
+	@$(VENV)/bin/python -m pip install -q --upgrade pip -c constraints.txt
+	@$(VENV)/bin/python -m pip install -q -c constraints.txt -e '.[dev,$(TENSORFLOW)]'
+	@# Without its dependencies: it names the distribution tensorflow, which would overwrite tensorflow-cpu.
+	@$(VENV)/bin/python -m pip install -q -c constraints.txt --no-deps tf_keras
+	@touch $@
+
+demo: setup  ## train a small model on a small cluster, here
+	@$(with_java) $(bin)/sparkdl demo $(ARGS)
+
+test: setup  ## run every test that this machine can run
+	@$(with_java) $(bin)/python -m pytest $(ARGS)
+
+check: $(VENV)/.installed  ## lint, format, types, architecture, spelling
+	@$(bin)/ruff check .
+	@$(bin)/ruff format --check .
+	@$(bin)/mypy
+	@$(bin)/codespell
+	@$(bin)/python -m pytest -q tests/test_architecture.py tests/test_docs.py
+
+peers: $(PEERS)/.installed  ## build .venv-peers: the other libraries that the benchmarks measure
+
+$(PEERS)/.installed: benchmarks/requirements-peers.txt
+	@python="$(PYTHON)"; [ -n "$$python" ] || python="$$(sh scripts/python.sh)" || exit 1; \
+	  $(PEERS)/bin/python -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear $(PEERS)
+	@$(PEERS)/bin/python -m pip install -q -r $<
+	@touch $@
+
+bench-launch: PYSPARK_PYTHON = $(peers_bin)/python
+bench-launch: PYSPARK_DRIVER_PYTHON = $(peers_bin)/python
+bench-launch: peers  ## measure the time to launch a cluster, sparkdl against its peers
+	@$(with_java) PYTHONPATH="$(CURDIR)" $(peers_bin)/python benchmarks/launch.py $(ARGS)
+
+clean:  ## remove what the verbs made, the environments excepted
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage spark-warehouse
+	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +

@@ -1,0 +1,76 @@
+"""Packaging of sparkdl: what it is called, what it needs, what comes as an extra."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+_ROOT = Path(__file__).parent
+_README = _ROOT / "README.md"
+_VERSION = re.search(r'__version__ = "(.+)"', (_ROOT / "sparkdl/version.py").read_text())
+assert _VERSION, "sparkdl/version.py holds no __version__"
+
+_CONNECT = ["pyspark[connect]>=4.0"]
+_DEMO = ["scikit-learn>=1.4"]
+
+
+setup(
+    name="sparkdl-cluster",
+    version=_VERSION.group(1),
+    description="Deep-learning clusters on the executors of a Spark cluster",
+    long_description=_README.read_text(encoding="utf-8") if _README.exists() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=find_packages(include=["sparkdl", "sparkdl.*"]),
+    package_data={
+        "sparkdl": ["py.typed"],
+        "sparkdl.dashboard": ["*.html", "*.css", "*.js", "static/*"],
+    },
+    install_requires=[
+        "msgspec>=0.18.6",
+        "numpy>=1.26",
+        "pandas>=2.2,<3",  # pyspark needs pandas, and warns about 3
+        "psutil>=5.9",
+        "pyarrow>=18",  # with Flight, as all its wheels have
+        "pyspark>=4.0",
+        "tqdm>=4.60",
+        "websockets>=14",
+    ],
+    extras_require={
+        "tensorflow": ["tensorflow>=2.16"],
+        "tensorflow-cpu": ["tensorflow-cpu>=2.16"],
+        "torch": ["torch>=2.2"],
+        "jax": ["jax>=0.4.30"],
+        "connect": _CONNECT,
+        "gpu": ["nvidia-ml-py>=12"],
+        "demo": _DEMO,
+        "dev": [
+            *_CONNECT,
+            *_DEMO,
+            "codespell",
+            "hypothesis",
+            "mypy",
+            "nvidia-ml-py",
+            "pre-commit",
+            "pytest",
+            "pytest-cov",
+            "pytest-timeout",
+            "ruff",
+        ],
+    },
+    entry_points={"console_scripts": ["sparkdl = sparkdl.cli:main"]},
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3.10",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+)
