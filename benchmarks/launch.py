@@ -1,7 +1,7 @@
 """How long until every node is inside the user's function, framework imported? sparkdl, its peers, and the floor.
 
-Runs each contestant in a process of its own, in turn, round after round, and prints a table of medians. `README.md` says
-what is measured and why so.
+Runs each contestant in a process of its own, in turn, round after round, and prints a table of medians. `README.md`
+says what is measured and why so.
 """
 
 from __future__ import annotations
@@ -78,22 +78,31 @@ def run(contestant: Contestant, number: int, python: str, launches: int, deadlin
     """Run one contestant once, for at most `deadline_s` seconds, and kill whatever is left of it."""
     token = uuid.uuid4().hex
     command = [python, str(HERE / "contestants" / contestant.program), *contestant.arguments]
-    environment = os.environ | {MARK: token, "PYTHONPATH": str(ROOT)}
     load = os.getloadavg()[0]
     error = None
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+", errors="replace") as err:
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-launch-", ignore_cleanup_errors=True) as scratch,
+        tempfile.TemporaryFile("w+") as out,
+        tempfile.TemporaryFile("w+", errors="replace") as err,
+    ):
         process = subprocess.Popen(
-            [*command, "--launches", str(launches)], stdout=out, stderr=err, env=environment, start_new_session=True
+            [*command, "--launches", str(launches)],
+            stdout=out,
+            stderr=err,
+            cwd=scratch,
+            env=os.environ | {MARK: token, "PYTHONPATH": str(ROOT), "TMPDIR": scratch, "SPARK_LOCAL_DIRS": scratch},
+            start_new_session=True,
         )
         try:
             code = process.wait(deadline_s)
         except subprocess.TimeoutExpired:
             code = None
+            process.kill()
         except BaseException:
-            kill(token)
+            kill(token, grace_s=0)
             raise
-        left_behind = kill(token, grace_s=0 if code is None else GRACE_S)
         process.wait()
+        left_behind = kill(token, GRACE_S)
         for stream in (out, err):
             stream.seek(0)
         records = [json.loads(line) for line in out]
@@ -123,15 +132,19 @@ def last_line(stream: Iterator[str]) -> str:
     return (errors or lines or ["(nothing was written to standard error)"])[-1]
 
 
-def kill(token: str, grace_s: float = 0) -> list[str]:
+def kill(token: str, grace_s: float) -> list[str]:
     """Kill the processes that carry `token`, after giving them `grace_s` seconds to end; return their commands."""
     give_up = time.monotonic() + grace_s
     while (alive := marked(token)) and time.monotonic() < give_up:
         time.sleep(0.2)
-    for pid in alive:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    return sorted(alive.values())
+    left_behind = sorted(alive.values())
+    while alive:  # again and again, for what was started meanwhile
+        for pid in alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.2)
+        alive = marked(token)
+    return left_behind
 
 
 def marked(token: str) -> dict[int, str]:
@@ -250,7 +263,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, help="rounds that count, after one that does not")
     parser.add_argument("--launches", type=int, default=2, help="launches in each session")
     parser.add_argument("--deadline-s", type=float, default=180, help="longest time for one contestant's process")
-    parser.add_argument("--python", default=str(peers if peers.exists() else sys.executable), help="for the contestants")
+    python = str(peers if peers.exists() else sys.executable)
+    parser.add_argument("--python", default=python, help="the interpreter of the contestants")
     parser.add_argument("--only", default="", help="run only the contestants whose name contains this")
     parser.add_argument("--json", type=Path, help="write every run and the table here")
     return parser.parse_args()

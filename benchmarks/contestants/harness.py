@@ -1,8 +1,8 @@
 """What every contestant does alike: options, a warm Spark session, the clock and the JSON lines.
 
-A contestant is a program with one context manager, `launch(spark, folder, ...)`: entering it starts a cluster of `NODES`
-nodes, each of which imports the framework and calls `mark(folder)`; leaving it shuts the cluster down. `compete` runs
-that manager `--launches` times in one session and writes one JSON line for each.
+A contestant is a program with one context manager, `launch(spark, folder, ...)`: entering it starts a cluster of
+`NODES` nodes, each of which imports the framework and calls `mark(folder)`; leaving it shuts the cluster down.
+`compete` runs that manager `--launches` times in one session and writes one JSON line for each.
 
 Only the standard library is imported at the top: `mark` runs inside the nodes and must cost them nothing.
 """
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -121,7 +121,7 @@ def _warm_session(slots: int) -> SparkSession:
     return spark
 
 
-def _linger(rows: Iterator[int]) -> Iterator[int]:
+def _linger(rows: Iterable[int]) -> Iterable[int]:
     time.sleep(0.2)
     return rows
 

@@ -26,7 +26,7 @@ from sparkdl.feed.frame import frame_rows
 
 _KEY = b"sparkdl.rows"
 _MAX_CUTS = 8
-_FIXED = (NoneType, bool, int, float, date, datetime, timedelta)
+_FIXED = frozenset({NoneType, bool, int, float, date, datetime, timedelta})
 _SAMPLE = 32
 
 
@@ -208,6 +208,8 @@ def _estimate_nbytes(value: Any) -> int:
     if isinstance(value, list | tuple):
         count = len(value)
         sample = value if count <= _SAMPLE else value[:: count // _SAMPLE]
+        if _FIXED.issuperset(map(type, sample)):
+            return 8 * count
         return 4 + sum(map(_estimate_nbytes, sample)) * count // max(len(sample), 1)
     parts = (getattr(value, "indices", None), getattr(value, "values", None))  # pyspark's vectors
     return 16 + sum(part.nbytes for part in parts if isinstance(part, np.ndarray))

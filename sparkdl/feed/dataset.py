@@ -47,7 +47,7 @@ def tf_dataset(batches: EpochBatches, x: Names | None, y: Names | None) -> tf.da
 
     def epoch() -> Iterator[Any]:
         for columns in batches:
-            yield tf.nest.map_structure(_feedable, arrange(columns))
+            yield arrange(columns)
 
     dataset = tf.data.Dataset.from_generator(epoch, output_signature=signature)
     options = tf.data.Options()
@@ -81,14 +81,6 @@ def _spec(column: np.ndarray) -> tf.TensorSpec:
             "shape; make all rows the same length, or read it with ctx.batches()"
         )
     return tf.TensorSpec((None,), tf.string)
-
-
-def _feedable(column: np.ndarray) -> np.ndarray:
-    return column.astype("S") if column.dtype == object and _is_text(column) else column
-
-
-def _is_text(column: np.ndarray) -> bool:
-    return bool(len(column)) and all(isinstance(value, bytes) for value in column)
 
 
 def _let_strategies_keep_batches() -> None:

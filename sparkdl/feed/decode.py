@@ -6,18 +6,19 @@ Runs in: child. `encode.py` lists the codecs.
 from __future__ import annotations
 
 import importlib
+from collections import namedtuple
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from sparkdl.core.errors import ProtocolError
-from sparkdl.feed.encode import VECTOR_MODULES, Codec, is_native
+from sparkdl.feed.encode import VECTOR_MODULES, Codec
+from sparkdl.feed.tensors import lengths, load, load_ragged, split
 
 _EPOCH = datetime(1970, 1, 1)
 _MICROSECOND = timedelta(microseconds=1)
@@ -38,65 +39,14 @@ def plain_values(array: pa.Array) -> list[Any]:
     return list(array.to_pylist())
 
 
-def lengths(array: pa.Array) -> np.ndarray[Any, Any]:
-    """Return how many elements each list of `array` has, 0 for a null; int64 [rows]."""
-    if pa.types.is_fixed_size_list(array.type):
-        return np.full(len(array), array.type.list_size, np.int64)
-    counts = array.value_lengths()
-    return np.asarray(counts.fill_null(0) if counts.null_count else counts).astype(np.int64)
-
-
-def split(flat: Any, counts: np.ndarray[Any, Any]) -> list[Any]:
-    """Cut a sequence into consecutive pieces of `counts` elements each."""
-    ends = [0, *np.cumsum(counts).tolist()]
-    return [flat[start:stop] for start, stop in pairwise(ends)]
-
-
-def load_tensor(array: pa.Array, dtype: str = "") -> np.ndarray[Any, Any]:
-    """Return fixed-size lists, nested to any depth, as one array [rows, *shape] without a copy.
-
-    Args:
-        array: no nulls; primitive values innermost.
-        dtype: the codec's name for what the array was; "" for what Arrow has. Booleans are bits in
-            Arrow: they alone are copied.
-    """
-    shape = [len(array)]
-    while pa.types.is_fixed_size_list(array.type):
-        shape.append(array.type.list_size)
-        array = array.flatten()
-    return _typed(array.to_numpy(zero_copy_only=False).reshape(shape), dtype)
-
-
-def load_ragged(array: pa.Array, dtype: str) -> list[np.ndarray[Any, Any]]:
-    """Return the arrays of a struct<shape, data>, without a copy."""
-    data = array.field("data")
-    flat = split(load_tensor(data.flatten()), lengths(data))
-    shapes = array.field("shape").to_pylist()
-    return [
-        _typed(values.reshape(shape), dtype) for values, shape in zip(flat, shapes, strict=True)
-    ]
-
-
-def _typed(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
-    """Give arrays that travelled as bytes, uint8 [*shape, itemsize], their dtype back."""
-    if not dtype or is_native(np.dtype(dtype)):
-        return array
-    itemsize = array.shape[-1]
-    if dtype[1] in "SU":
-        dtype += str(itemsize // (4 if dtype[1] == "U" else 1))
-    if 0 in array.shape:
-        return np.empty(array.shape[:-1], dtype)
-    return np.ascontiguousarray(array).view(dtype)[..., 0]
-
-
 def _decode_scalars(array: pa.Array, codec: Codec) -> list[Any]:
-    return list(load_tensor(array, codec.detail))
+    return list(load(array, codec.detail))
 
 
 def _decode_arrays(array: pa.Array, codec: Codec) -> list[Any]:
     if pa.types.is_struct(array.type):
         return [value.copy() for value in load_ragged(array, codec.detail)]
-    stacked = load_tensor(array, codec.detail)
+    stacked = load(array, codec.detail)
     return [np.array(value, stacked.dtype) for value in stacked]
 
 
@@ -125,9 +75,7 @@ def _decode_lists(array: pa.Array, codec: Codec) -> list[Any]:
 
 
 def _decode_dicts(array: pa.Array, codec: Codec) -> list[Any]:
-    keys, items = (
-        _decode_lists(array.field(i), Codec("list", (part,))) for i, part in enumerate(codec.of)
-    )
+    keys, items = (decode(array.field(i), part) for i, part in enumerate(codec.of))
     return [dict(zip(*pair, strict=True)) for pair in zip(keys, items, strict=True)]
 
 
@@ -148,19 +96,27 @@ def _decode_sparse(array: pa.Array, codec: Codec) -> list[Any]:
 
 
 def _decode_union(array: pa.Array, codec: Codec) -> list[Any]:
+    if not len(array):
+        return []
     members = [decode(array.field(i), part) for i, part in enumerate(codec.of)]
-    places = zip(array.type_codes.to_pylist(), array.offsets.to_pylist(), strict=True)
+    # From the buffers: pyarrow's `type_codes` and `offsets` forget where a slice starts.
+    _, type_ids, offsets = array.buffers()[:3]
+    window = slice(array.offset, array.offset + len(array))
+    places = zip(
+        np.frombuffer(type_ids, np.int8)[window].tolist(),
+        np.frombuffer(offsets, np.int32)[window].tolist(),
+        strict=True,
+    )
     return [members[member][offset] for member, offset in places]
 
 
 def make_rows(names: tuple[str, ...], columns: list[list[Any]]) -> list[Any]:
     """Return rows with named fields: pyspark's Row, or a named tuple where pyspark is missing."""
+    row: Callable[..., Any]
     try:
         row = importlib.import_module("pyspark.sql.types").Row(*names)
     except ImportError:
-        from collections import namedtuple
-
-        row = namedtuple("Row", names, rename=True)  # noqa: PYI024  # the names are data
+        row = namedtuple("Row", names, rename=True)  # type: ignore[misc]  # names are data
     return [row(*values) for values in zip(*columns, strict=True)]
 
 

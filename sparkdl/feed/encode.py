@@ -9,7 +9,7 @@ Runs in: feeder. `decode.py` is the way back.
     timedelta, datetime          (likewise; a datetime's UTC offset is kept, its zone's name is not)
     decimal, npstr, npbytes      text or bytes
     scalar                       numpy scalars: one primitive array
-    ndarray                      nested fixed-size lists; with shapes that differ, struct<shape, data>
+    ndarray                      nested fixed-size lists, or struct<shape, data>: `tensors.py`
     list, tuple                  Arrow list of the encoded elements
     dict                         struct<keys, values> of two lists
     row                          struct: a pyspark Row with names
@@ -33,6 +33,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.core.errors import FeedTypeError
+from sparkdl.feed.tensors import dtype_name, store, store_lists, store_scalars
 
 _NATIVE: dict[type, pa.DataType] = {
     bool: pa.bool_(),
@@ -61,16 +62,16 @@ _BY_BASE: tuple[tuple[type, str], ...] = (
     (list, "list"),
     (dict, "dict"),
 )
+_SCALAR_DTYPES = {np.dtype(code).type: np.dtype(code).str for code in "?bBhHiIlLqQefdgFD"}
 _BY_NAME = {"DenseVector": "dense", "SparseVector": "sparse"}
 VECTOR_MODULES = ("pyspark.ml.linalg", "pyspark.mllib.linalg")
 _MARSHAL: dict[type, np.dtype[Any]] = {
-    float: np.dtype([("tag", "S1"), ("value", "<f8")]),
-    int: np.dtype([("tag", "S1"), ("value", "<i4")]),
+    float: np.dtype([("tag", "u1"), ("value", "<f8")]),
+    int: np.dtype([("tag", "u1"), ("value", "<i4")]),
 }
-_MARSHAL_TAGS = {float: b"g", int: b"i"}
+_MARSHAL_TAGS = {float: ord("g"), int: ord("i")}
 _MARSHAL_HEADER_NBYTES = 5
 _MAX_UNION = 127
-_INT32_MAX = 2**31 - 1
 
 
 class Codec(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -114,11 +115,13 @@ def encode(values: list[Any] | tuple[Any, ...], where: str) -> Encoded:
         return _encode_native(values, kind, where)
     if len(types) == 1 and kind in _ENCODERS_BY_TYPE:
         return _ENCODERS_BY_TYPE[kind](values, None, where)
+    if len(types) == 1 and kind in _SCALAR_DTYPES:
+        return _encode_scalars(values, _SCALAR_DTYPES[kind], where)
     keys = [_key(value, where) for value in values]
     members = list(dict.fromkeys(keys))
-    if len(members) > 1:
+    name, detail = next(member for member in members if member[0] != "null")
+    if len(members) > (2 if name == "datetime" and NoneType in types else 1):
         return _encode_union(values, keys, members, where)
-    name, detail = members[0]
     return _ENCODERS[name](values, detail, where)
 
 
@@ -147,28 +150,32 @@ def _key(value: Any, where: str) -> tuple[str, Hashable]:
         return name, "" if offset is None else str(offset // timedelta(microseconds=1))
     if name is None:
         raise FeedTypeError(
-            f"{where} holds a {kind.__module__}.{kind.__qualname__}, which cannot travel in a feed. "
-            "Convert it before feeding, for example in rdd.map, to numbers, str, bytes, numpy "
+            f"{where} holds a {kind.__module__}.{kind.__qualname__}, which cannot travel in a "
+            "feed. Convert it before feeding, for example in rdd.map, to numbers, str, bytes, numpy "
             "arrays, or lists, tuples or dicts of these."
         )
     return name, None
 
 
 def _dtype_detail(dtype: np.dtype[Any], where: str) -> str:
-    if dtype.kind not in "biufcmMSU":
+    name = dtype_name(dtype)
+    if name is None:
         raise FeedTypeError(
             f"{where} holds a numpy value of dtype {dtype}, which cannot travel in a feed. Convert "
             "it before feeding: to a plain dtype with .astype(...), or to lists with .tolist()."
         )
-    return dtype.str[:2] if dtype.kind in "SU" else dtype.str
+    return name
 
 
 def _pack_numbers(values: list[Any] | tuple[Any, ...]) -> Encoded | None:
     """Encode a column that is all float, or all int of 32 bits, without a look at each in Python.
 
-    Marshal's format 2 writes a list or tuple as a header of 5 bytes and then, for each float, "g" and 8
-    bytes, for each small int, "i" and 4 bytes, little-endian. One C call thus checks types and
-    takes values: twice as fast as `set(map(type, values))` and `pa.array`. None if it does not fit.
+    Marshal's format 2 writes a list or tuple as a header of 5 bytes and then, for each float, "g"
+    and 8 bytes, for each small int, "i" and 4 bytes, little-endian. One C call thus checks types
+    and takes values: twice as fast as `set(map(type, values))` and `pa.array`.
+
+    Returns:
+        None if the values are anything else.
     """
     kind = type(values[0]) if len(values) > 1 else None
     if kind not in _MARSHAL:
@@ -191,7 +198,9 @@ def _encode_native(values: Sequence[Any], kind: type, where: str) -> Encoded:
     try:
         return pa.array(values, _NATIVE[kind]), Codec(kind.__name__)
     except (OverflowError, pa.ArrowException) as error:
-        hint = "" if kind is not int else " Integers are 64 bits in a feed: feed it as float or str."
+        hint = (
+            "" if kind is not int else " Integers are 64 bits in a feed: feed it as float or str."
+        )
         raise FeedTypeError(f"{where} holds a {kind.__name__} too large: {error}.{hint}") from None
     except UnicodeEncodeError as error:
         raise FeedTypeError(f"{where} holds a str that is not valid Unicode: {error}") from None
@@ -206,28 +215,17 @@ def _encode_text(name: str, to: type, values: Sequence[Any], _detail: Any, where
     return _encode_native(list(map(to, values)), to, where)[0], Codec(name)
 
 
-def _encode_scalars(values: Sequence[Any], detail: Any, _where: str) -> Encoded:
-    dtype = np.dtype(detail)
-    return _store(np.array(values, dtype)), Codec("scalar", detail=detail)
+def _encode_scalars(values: Sequence[Any], dtype: Any, _where: str) -> Encoded:
+    return store_scalars(values, dtype), Codec("scalar", detail=dtype)
 
 
-def _encode_arrays(values: Sequence[Any], detail: Any, _where: str) -> Encoded:
-    codec = Codec("ndarray", detail=detail)
-    if not _is_native(np.dtype(detail)):
-        values = [_as_bytes(value) for value in values]
-    shapes = {value.shape for value in values}
-    if len(shapes) == 1 and 0 not in next(iter(shapes)):
-        return _store(np.stack(values)), codec
-    flat = np.concatenate([value.reshape(-1) for value in values])
-    data = pa.ListArray.from_arrays(_offsets([value.size for value in values]), pa.array(flat))
-    shape = pa.array([value.shape for value in values], pa.list_(pa.int64()))
-    return pa.StructArray.from_arrays([shape, data], names=["shape", "data"]), codec
+def _encode_arrays(values: Sequence[Any], dtype: Any, _where: str) -> Encoded:
+    return store(values, dtype), Codec("ndarray", detail=dtype)
 
 
 def _encode_lists(name: str, values: Sequence[Any], _detail: Any, where: str) -> Encoded:
     flat, element = encode(list(chain.from_iterable(values)), where)
-    kind = pa.ListArray if len(flat) <= _INT32_MAX else pa.LargeListArray
-    return kind.from_arrays(_offsets(list(map(len, values))), flat), Codec(name, (element,))
+    return store_lists(list(map(len, values)), flat), Codec(name, (element,))
 
 
 def _encode_dicts(values: Sequence[Any], _detail: Any, where: str) -> Encoded:
@@ -250,13 +248,13 @@ def _encode_dense(values: Sequence[Any], module: Any, where: str) -> Encoded:
 
 
 def _encode_sparse(values: Sequence[Any], module: Any, _where: str) -> Encoded:
-    offsets = _offsets([len(value.indices) for value in values])
+    counts = [len(value.indices) for value in values]
     indices = np.concatenate([value.indices for value in values]).astype(np.int32)
     items = np.concatenate([value.values for value in values]).astype(np.float64)
     parts = [
         pa.array([value.size for value in values], pa.int64()),
-        pa.ListArray.from_arrays(offsets, pa.array(indices)),
-        pa.ListArray.from_arrays(offsets, pa.array(items)),
+        store_lists(counts, pa.array(indices)),
+        store_lists(counts, pa.array(items)),
     ]
     array = pa.StructArray.from_arrays(parts, names=["size", "indices", "values"])
     return array, Codec("sparse", detail=module)
@@ -281,31 +279,6 @@ def _encode_union(
     arrays = [array for array, _ in parts]
     array = pa.UnionArray.from_dense(pa.array(type_ids), pa.array(offsets), arrays)
     return array, Codec("union", tuple(codec for _, codec in parts))
-
-
-def _store(stacked: np.ndarray[Any, Any]) -> pa.Array:
-    """Return an array [rows, *shape], nowhere of length 0, as nested fixed-size lists."""
-    if not is_native(stacked.dtype):
-        stacked = _as_bytes(stacked)
-    array = pa.array(stacked.reshape(-1))
-    for size in reversed(stacked.shape[1:]):
-        array = pa.FixedSizeListArray.from_arrays(array, size)
-    return array
-
-
-def is_native(dtype: np.dtype[Any]) -> bool:
-    """Return whether Arrow has `dtype`; other arrays travel as bytes, in an axis more."""
-    return dtype.isnative and dtype.kind in "biuf" and dtype.itemsize <= 8
-
-
-def _as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    flat = np.frombuffer(bytearray(array.tobytes()), np.uint8)
-    return flat.reshape(*array.shape, array.dtype.itemsize)
-
-
-def _offsets(lengths: Sequence[int]) -> pa.Array:
-    ends = np.cumsum([0, *lengths], dtype=np.int64)
-    return pa.array(ends.astype(np.int32) if ends[-1] <= _INT32_MAX else ends)
 
 
 _Encoder = Callable[[Sequence[Any], Any, str], Encoded]

@@ -6,12 +6,14 @@ Runs in: child
 from __future__ import annotations
 
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.feed.decode import lengths, make_rows, plain_values, split, vectors
+from sparkdl.feed.decode import make_rows, plain_values, vectors
+from sparkdl.feed.tensors import Array, lengths, split
 
 _VECTOR_FIELDS = ["type", "size", "indices", "values"]
 
@@ -34,12 +36,10 @@ def is_vector(kind: pa.DataType) -> bool:
 def is_list(kind: pa.DataType) -> bool:
     """Return whether `kind` is one of Arrow's list types."""
     types = pa.types
-    return bool(
-        types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    )
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def dense_vectors(column: pa.Array) -> np.ndarray[Any, Any]:
+def dense_vectors(column: pa.Array) -> Array:
     """Return a column of ML vectors of equal size as float64 [rows, size], sparse ones filled up.
 
     Args:
@@ -54,7 +54,7 @@ def dense_vectors(column: pa.Array) -> np.ndarray[Any, Any]:
     if len(sizes) and sizes.min() != sizes.max():
         raise ValueError(f"vectors of {sizes.min()} to {sizes.max()} elements")
     width = int(sizes[0]) if len(sizes) else 0
-    values = column.field("values").flatten().to_numpy()
+    values: Array = column.field("values").flatten().to_numpy()
     if not is_sparse.any():
         return values.reshape(len(column), width)
     dense = np.zeros((len(column), width))
@@ -77,8 +77,9 @@ def _values(column: pa.Array) -> list[Any]:
         fields = [_values(column.field(i)) for i in range(kind.num_fields)]
         return make_rows(tuple(field.name for field in kind), fields)
     if pa.types.is_map(kind):
-        entries = zip(_values(_flat(column, column.keys)), _values(_flat(column, column.items)), strict=True)
-        return [dict(pairs) for pairs in split(list(entries), lengths(column.cast(_AS_LIST)))]
+        entries = list(zip(_values(column.keys), _values(column.items), strict=True))
+        ends = column.offsets.to_pylist()  # into all of keys and items, also where this is a slice
+        return [dict(entries[start:stop]) for start, stop in pairwise(ends)]
     if is_list(kind):
         return split(_values(column.flatten()), lengths(column))
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
@@ -87,3 +88,16 @@ def _values(column: pa.Array) -> list[Any]:
         instants = plain_values(column.cast(pa.timestamp("us", "UTC")).cast(pa.int64()))
         return [None if us is None else _local(us) for us in instants]
     return plain_values(column)
+
+
+def _local(us: int) -> datetime:
+    return datetime.fromtimestamp(us // 1_000_000).replace(microsecond=us % 1_000_000)
+
+
+def _vectors(column: pa.Array) -> list[Any]:
+    make = vectors("pyspark.ml.linalg")
+    parts = (column.field(name).to_pylist() for name in _VECTOR_FIELDS)
+    return [
+        make.sparse(size, indices, values) if kind == 0 else make.dense(values)
+        for kind, size, indices, values in zip(*parts, strict=True)
+    ]

@@ -1,0 +1,85 @@
+"""An agent's connection to the coordinator.
+
+Runs in: agent
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, WebSocketException
+
+from sparkdl.control.auth import bearer
+from sparkdl.control.messages import (
+    MAX_MESSAGE_NBYTES,
+    FromAgent,
+    ToAgent,
+    decode_to_agent,
+    encode,
+)
+from sparkdl.core.errors import LaunchError
+
+CLOSE_TIMEOUT_S = 2.0
+
+
+class CoordinatorClient:
+    """Sends in order; yields what comes."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self._connection = connection
+        self._outbox: asyncio.Queue[FromAgent | None] = asyncio.Queue()
+        self._writer = asyncio.ensure_future(self._write())
+
+    @classmethod
+    async def connect(cls, url: str, token: str, lease_s: float) -> CoordinatorClient:
+        """Connect with the token.
+
+        Raises:
+            LaunchError: if the coordinator cannot be reached or refuses.
+        """
+        try:
+            connection = await connect(
+                url,
+                additional_headers={"Authorization": bearer(token)},
+                max_size=MAX_MESSAGE_NBYTES,
+                compression=None,
+                proxy=None,
+                open_timeout=lease_s,
+                ping_interval=lease_s / 4,
+                ping_timeout=lease_s / 2,
+                close_timeout=CLOSE_TIMEOUT_S,
+            )
+        except (OSError, TimeoutError, asyncio.TimeoutError, WebSocketException) as error:
+            raise LaunchError(
+                f"the coordinator at {url} cannot be reached from this executor: "
+                f"{type(error).__name__}: {error}. Set SPARKDL_DRIVER_HOST (and SPARKDL_DRIVER_PORT) at the "
+                "driver to an address that the executors can reach"
+            ) from None
+        return cls(connection)
+
+    def send(self, message: FromAgent) -> None:
+        """Queue a message; they leave in order."""
+        self._outbox.put_nowait(message)
+
+    async def messages(self) -> AsyncIterator[ToAgent]:
+        """Yield messages until the connection ends."""
+        try:
+            async for data in self._connection:
+                yield decode_to_agent(data)
+        except ConnectionClosed:
+            return
+
+    async def close(self) -> None:
+        """Send what is queued, then close."""
+        self._outbox.put_nowait(None)
+        await self._writer
+        await self._connection.close()
+
+    async def _write(self) -> None:
+        while (message := await self._outbox.get()) is not None:
+            try:
+                await self._connection.send(encode(message))
+            except ConnectionClosed:
+                return

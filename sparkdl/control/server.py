@@ -1,0 +1,170 @@
+"""The coordinator's door: a WebSocket server that lets agents in and hands on what they say.
+
+Runs in: driver
+
+It decides nothing. A connection is refused before any message is read unless it carries the token; its first message has to
+be a `Hello`, soon; every message has to be one of `FromAgent`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import logging
+from dataclasses import dataclass
+from typing import Protocol
+
+from websockets.asyncio.server import Server as WebSocketServer
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.http11 import Request, Response
+
+from sparkdl.control.auth import is_authorized
+from sparkdl.control.messages import (
+    MAX_MESSAGE_NBYTES,
+    FromAgent,
+    Hello,
+    ToAgent,
+    decode_from_agent,
+    encode,
+)
+from sparkdl.core.errors import ConfigError, ProtocolError
+
+_log = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 2.0
+POLICY_VIOLATION = 1008
+
+
+class Listener(Protocol):
+    """Who is told; called on the event loop."""
+
+    def joined(self, hello: Hello) -> None:
+        """An agent has connected."""
+
+    def said(self, agent_id: str, message: FromAgent) -> None:
+        """An agent that joined has sent a message."""
+
+    def left(self, agent_id: str, reason: str) -> None:
+        """The connection of an agent that joined has ended."""
+
+
+@dataclass(frozen=True)
+class ServerAddress:
+    """Where the server listens."""
+
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        """The WebSocket URL."""
+        return f"ws://[{self.host}]:{self.port}" if ":" in self.host else f"ws://{self.host}:{self.port}"
+
+
+class CoordinatorServer:
+    """Accepts agents. All methods run on the event loop that started it."""
+
+    def __init__(self, token: str, listener: Listener, lease_s: float) -> None:
+        self._token = token
+        self._listener = listener
+        self._lease_s = lease_s
+        self._connections: dict[str, ServerConnection] = {}
+        self._server: WebSocketServer | None = None
+        self._senders: set[asyncio.Task[None]] = set()
+
+    async def start(self, host: str, ports: tuple[int, ...]) -> ServerAddress:
+        """Listen on `host` at the first of `ports` that is free; 0 is any.
+
+        Raises:
+            ConfigError: if no port is free or the host is not this machine's.
+        """
+        problem: OSError | None = None
+        for port in ports:
+            try:
+                self._server = await serve(
+                    self._serve_agent,
+                    host,
+                    port,
+                    process_request=self._check_token,
+                    max_size=MAX_MESSAGE_NBYTES,
+                    compression=None,
+                    open_timeout=HELLO_TIMEOUT_S,
+                    ping_interval=self._lease_s / 4,
+                    ping_timeout=self._lease_s / 2,
+                    close_timeout=CLOSE_TIMEOUT_S,
+                    logger=logging.getLogger("sparkdl.control.websockets"),
+                )
+            except OSError as error:
+                problem = error
+                continue
+            return ServerAddress(host, next(iter(self._server.sockets)).getsockname()[1])
+        raise ConfigError(
+            f"the coordinator cannot listen on {host}, ports {ports[0]}-{ports[-1]}: {problem}. Set "
+            "SPARKDL_DRIVER_HOST to an address of this machine that the executors reach, and "
+            "SPARKDL_DRIVER_PORT to a free port or range"
+        )
+
+    def send(self, agent_id: str, message: ToAgent) -> None:
+        """Send a message; an agent that has gone is told of by `left`, not here."""
+        connection = self._connections.get(agent_id)
+        if connection is not None:
+            self._spawn(self._send(connection, encode(message)))
+
+    def disconnect(self, agent_id: str, reason: str) -> None:
+        """Close an agent's connection."""
+        connection = self._connections.get(agent_id)
+        if connection is not None:
+            self._spawn(connection.close(POLICY_VIOLATION, reason[:120]))
+
+    async def stop(self) -> None:
+        """Close all connections and the port."""
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+        for task in self._senders:
+            task.cancel()
+
+    def _check_token(self, connection: ServerConnection, request: Request) -> Response | None:
+        if is_authorized(request.headers.get("Authorization"), self._token):
+            return None
+        return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing token\n")
+
+    async def _serve_agent(self, connection: ServerConnection) -> None:
+        try:
+            first = await asyncio.wait_for(connection.recv(), HELLO_TIMEOUT_S)
+            hello = decode_from_agent(first)
+            if not isinstance(hello, Hello) or hello.agent_id in self._connections:
+                raise ProtocolError("the first message was not a new agent's Hello")
+        except (ProtocolError, asyncio.TimeoutError) as error:
+            _log.warning("Refused a connection from %s: %s", connection.remote_address, error)
+            await connection.close(POLICY_VIOLATION, "a Hello was expected")
+            return
+        except ConnectionClosed:
+            return
+        self._connections[hello.agent_id] = connection
+        self._listener.joined(hello)
+        reason = "its connection closed"
+        try:
+            async for data in connection:
+                self._listener.said(hello.agent_id, decode_from_agent(data))
+        except ConnectionClosed as closed:
+            reason = f"its connection broke: {closed}"
+        except ProtocolError as error:
+            reason = str(error)
+            await connection.close(POLICY_VIOLATION, "not a message")
+        finally:
+            del self._connections[hello.agent_id]
+            self._listener.left(hello.agent_id, reason)
+
+    async def _send(self, connection: ServerConnection, text: str) -> None:
+        try:
+            await connection.send(text)
+        except ConnectionClosed:
+            _log.debug("A message was not sent: the connection is closed")
+
+    def _spawn(self, coroutine: object) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(coroutine)  # type: ignore[arg-type]
+        self._senders.add(task)
+        task.add_done_callback(self._senders.discard)

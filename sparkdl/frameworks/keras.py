@@ -1,0 +1,320 @@
+"""What Keras 3 lacks to train on several workers with TensorFlow.
+
+Runs in: child
+
+Stock Keras 3 fails in `fit` under a `MultiWorkerMirroredStrategy` of two or more workers, and its
+callbacks let every worker write the same files. `apply_shim` changes, for such strategies only:
+
+- the logs of a step are reduced over the workers as the scalars they are;
+- a model is built from the element spec of its data, which takes no batch from a stream that
+  can be read once, and no collective (stock Keras averages the first batch of all workers);
+- `predict` and `predict_on_batch` stay in this process: each worker gets the predictions for the
+  rows that it passed, in order, whether the workers pass the same rows or not, and no worker
+  waits for another (a `DistributedDataset` still gives every worker the rows of all of them);
+- only the chief writes: what the others save goes to a directory of their own that is deleted.
+  They still save, because reading a metric that is an attribute of the model is a collective;
+- `BackupAndRestore` starts all workers at the same epoch, or none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import PurePath
+from types import CodeType
+from typing import Any
+
+from sparkdl.core.errors import ConfigError, FrameworkMissingError
+
+_logger = logging.getLogger(__name__)
+
+KNOWN_VERSIONS = "3.15"
+"""The versions of Keras that the tests have seen work."""
+
+_SHIMMED = "_sparkdl_shimmed"
+
+
+@dataclass(frozen=True)
+class _Patch:
+    """A function of Keras, what must hold for it to be replaced, and its replacement.
+
+    Attributes:
+        target: `module:attribute` or `module:Class.attribute`.
+        parameters: the first parameters of the stock function.
+        mentions: names that the stock function has to use, so that this or another patch counts.
+        replacement: called with the stock function and its arguments; `None` changes nothing.
+    """
+
+    target: str
+    parameters: tuple[str, ...]
+    replacement: Callable[..., Any] | None = None
+    mentions: tuple[str, ...] = ()
+
+    def find(self) -> Any:
+        """Return the function, or `None` where Keras has none of that name."""
+        module, _, path = self.target.partition(":")
+        try:
+            return functools.reduce(getattr, path.split("."), import_module(module))
+        except (ImportError, AttributeError):
+            return None
+
+    def objection(self) -> str:
+        """Return what about the installed Keras forbids this patch, or nothing."""
+        stock = self.find()
+        if stock is None:
+            return f"it has no {self.target}"
+        parameters = tuple(inspect.signature(stock).parameters)
+        if parameters[: len(self.parameters)] != self.parameters:
+            return f"{self.target} takes {parameters}, not {self.parameters}"
+        absent = set(self.mentions) - _names(inspect.unwrap(stock).__code__)
+        return f"{self.target} does not use {sorted(absent)}" if absent else ""
+
+    def apply(self) -> None:
+        """Put the replacement in the place of the stock function, once."""
+        stock, replacement = self.find(), self.replacement
+        if replacement is None or getattr(stock, _SHIMMED, False):
+            return
+
+        @functools.wraps(stock)
+        def shimmed(*args: Any, **kwargs: Any) -> Any:
+            return replacement(stock, *args, **kwargs)
+
+        setattr(shimmed, _SHIMMED, True)
+        module, _, path = self.target.partition(":")
+        owner, _, name = path.rpartition(".")
+        parent = import_module(module)
+        setattr(getattr(parent, owner) if owner else parent, name, shimmed)
+
+
+def apply_shim() -> None:
+    """Make the imported Keras train on several workers. A second call changes nothing.
+
+    Does nothing where Keras drives another backend. On a Keras it does not recognise it changes
+    one thing: `compile` of a model under a strategy of several workers raises
+    `FrameworkMissingError`, so that programs that do not need the shim still run.
+    """
+    if import_module("keras").backend.backend() != "tensorflow":
+        return
+    objections = [text for patch in _PATCHES if (text := patch.objection())]
+    if objections:
+        _logger.warning("this Keras cannot be used with several workers: %s", objections[0])
+        refuse = functools.partial(_refuse, objections[0])
+        _Patch("keras.src.models.model:Model.compile", (), refuse).apply()
+        return
+    for patch in _PATCHES:
+        patch.apply()
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the global, attribute and closure names in `code` and the functions within it."""
+    names = {*code.co_names, *code.co_freevars}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names(constant)
+    return names
+
+
+def _spans_workers(strategy: Any) -> bool:
+    import tensorflow as tf
+
+    return (
+        isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        and strategy.extended._in_multi_worker_mode()
+    )
+
+
+def _strategy(model: Any) -> Any:
+    """Return the strategy of several workers that `model` was created under, or `None`."""
+    strategy = getattr(model, "_distribute_strategy", None)
+    return strategy if _spans_workers(strategy) else None
+
+
+def _writes(model: Any) -> bool:
+    """Whether this process is the one that writes files for `model`."""
+    strategy = _strategy(model)
+    return strategy is None or bool(strategy.extended.should_checkpoint)
+
+
+def _refuse(reason: str, stock: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+    if _strategy(model) is None:
+        return stock(model, *args, **kwargs)
+    version = import_module("keras").__version__
+    raise FrameworkMissingError(
+        f"Keras {version} cannot train on several workers: {reason}. Either install a Keras that "
+        f"sparkdl knows ({KNOWN_VERSIONS}), or install tf_keras and set TF_USE_LEGACY_KERAS=1 in "
+        "the environment of the executors (spark.executorEnv.TF_USE_LEGACY_KERAS), or write the "
+        "training loop with strategy.run"
+    )
+
+
+def _reduce_per_replica(
+    stock: Callable[..., Any], values: Any, strategy: Any, reduction: str
+) -> Any:
+    operation = {"auto": "MEAN", "mean": "MEAN", "sum": "SUM"}.get(reduction)
+    if operation is None or not _spans_workers(strategy):
+        return stock(values, strategy, reduction)
+    return import_module("keras").tree.map_structure(
+        lambda value: strategy.reduce(operation, value, axis=None), values
+    )
+
+
+def _symbolic_build(
+    stock: Callable[..., Any], model: Any, iterator: Any = None, data_batch: Any = None
+) -> None:
+    strategy = _strategy(model)
+    if iterator is not None and strategy is not None:
+        data_batch, iterator = _specimen(strategy, iterator), None
+    stock(model, iterator, data_batch)
+
+
+def _specimen(strategy: Any, iterator: Any) -> Any:
+    """Return what has the shapes and dtypes of one replica's batch: its spec, or else a batch."""
+    tree = import_module("keras").tree
+    spec = tree.map_structure(_local_spec, iterator._distributed_dataset.element_spec)
+    if all(leaf is None or leaf.shape.rank is not None for leaf in tree.flatten(spec)):
+        return spec
+    _, _, batches = next(iter(iterator))
+    return tree.map_structure(
+        lambda value: strategy.experimental_local_results(value)[0], next(batches)
+    )
+
+
+def _local_spec(spec: Any) -> Any:
+    """Return the spec of the first replica's part; `None` for an input that is absent."""
+    first = spec._value_specs[0] if hasattr(spec, "_value_specs") else spec
+    return first if hasattr(first, "shape") and hasattr(first, "dtype") else None
+
+
+class _ThisProcess:
+    """Takes the place of a model's strategy while the model predicts."""
+
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        return function(*args)
+
+    def experimental_distribute_dataset(self, dataset: Any) -> Any:
+        return dataset
+
+
+def _predict(stock: Callable[..., Any], model: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    import tensorflow as tf
+
+    strategy = _strategy(model)
+    if strategy is None or isinstance(x, tf.distribute.DistributedDataset):
+        return stock(model, x, *args, **kwargs)
+    # Variables have to be created under the strategy, in the rare case that there are none yet.
+    scope = contextlib.nullcontext() if model.built else strategy.scope()
+    model._distribute_strategy = _ThisProcess()
+    try:
+        with scope:
+            return stock(model, x, *args, **kwargs)
+    finally:
+        model._distribute_strategy = strategy
+
+
+@contextlib.contextmanager
+def _private_path(path: Any) -> Iterator[str]:
+    """Yield a path of the same name that is deleted afterwards."""
+    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
+        yield os.path.join(folder, PurePath(str(path)).name)
+
+
+def _save(stock: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+    if _writes(model) or not isinstance(filepath, (str, os.PathLike)):
+        return stock(model, filepath, *args, **kwargs)
+    with _private_path(filepath) as private:
+        return stock(model, private, *args, **kwargs)
+
+
+def _checkpoint(stock: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> Any:
+    if _writes(callback.model):
+        return stock(callback, *args, **kwargs)
+    filepath = callback.filepath
+    with _private_path(filepath) as private:
+        callback.filepath = private
+        try:
+            return stock(callback, *args, **kwargs)
+        finally:
+            callback.filepath = filepath
+
+
+def _back_up(stock: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
+    if _writes(callback.model):
+        stock(callback, *args, **kwargs)
+    else:
+        callback.model.save_weights(callback._weights_path, overwrite=True)
+
+
+def _restore(stock: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
+    stock(callback, *args, **kwargs)
+    strategy = _strategy(callback.model)
+    if strategy is None:
+        return
+    epochs = _gather(strategy, callback.model._initial_epoch or 0)
+    if len(set(epochs)) > 1:
+        raise ConfigError(
+            f"the workers would resume at different epochs {epochs}: BackupAndRestore found a "
+            f"backup in backup_dir={callback.backup_dir!r} on some of them only; choose a folder "
+            "on storage that all nodes share"
+        )
+
+
+def _drop_backup(stock: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
+    if _writes(callback.model):
+        stock(callback, *args, **kwargs)
+    strategy = _strategy(callback.model)
+    if strategy is not None:
+        _gather(strategy, 0)  # so that no worker looks for a backup that is being deleted
+
+
+def _gather(strategy: Any, number: int) -> list[int]:
+    """Return every worker's `number`, by rank. Waits for all workers."""
+    import tensorflow as tf
+
+    local = strategy.run(lambda: tf.constant([number]))
+    return [int(value) for value in strategy.gather(local, axis=0)]
+
+
+_TRAINER = "keras.src.backend.tensorflow.trainer"
+_SAVING = "keras.src.saving"
+_CHECKPOINT = "keras.src.callbacks.model_checkpoint:ModelCheckpoint"
+_BACKUP = "keras.src.callbacks.backup_and_restore:BackupAndRestore"
+_RUNS_STEP = ("distribute_strategy", "run", "reduce_per_replica")
+_PATCHES = (
+    _Patch(f"{_TRAINER}:TensorFlowTrainer._make_function", ("self",), mentions=_RUNS_STEP),
+    _Patch(f"{_TRAINER}:TensorFlowTrainer.make_predict_function", ("self",), mentions=_RUNS_STEP),
+    _Patch(
+        f"{_TRAINER}:TFEpochIterator.__init__",
+        ("self", "distribute_strategy"),
+        mentions=("_distributed_dataset", "experimental_distribute_dataset"),
+    ),
+    _Patch(
+        f"{_TRAINER}:reduce_per_replica", ("values", "strategy", "reduction"), _reduce_per_replica
+    ),
+    _Patch(
+        f"{_TRAINER}:TensorFlowTrainer._maybe_symbolic_build",
+        ("self", "iterator", "data_batch"),
+        _symbolic_build,
+        mentions=("_distribute_strategy", "_symbolic_build"),
+    ),
+    _Patch(f"{_TRAINER}:TensorFlowTrainer.predict", ("self", "x"), _predict),
+    _Patch(f"{_TRAINER}:TensorFlowTrainer.predict_on_batch", ("self", "x"), _predict),
+    _Patch(f"{_SAVING}.saving_api:save_model", ("model", "filepath"), mentions=("saving_lib",)),
+    _Patch(f"{_SAVING}.saving_api:save_weights", ("model", "filepath"), mentions=("saving_lib",)),
+    _Patch(f"{_SAVING}.saving_lib:save_model", ("model", "filepath"), _save),
+    _Patch(f"{_SAVING}.saving_lib:save_weights_only", ("model", "filepath"), _save),
+    _Patch(
+        "keras.src.legacy.saving.legacy_h5_format:save_model_to_hdf5", ("model", "filepath"), _save
+    ),
+    _Patch("keras.src.models.model:Model.export", ("self", "filepath"), _save),
+    _Patch(f"{_CHECKPOINT}._save_model", ("self",), _checkpoint),
+    _Patch(f"{_BACKUP}._save_model", ("self",), _back_up, mentions=("save_weights",)),
+    _Patch(f"{_BACKUP}.on_train_begin", ("self", "logs"), _restore),
+    _Patch(f"{_BACKUP}.on_train_end", ("self", "logs"), _drop_backup),
+)

@@ -1,0 +1,84 @@
+"""What TensorFlow needs to find its cluster: `TF_CONFIG`, and a Keras that can use it.
+
+Runs in: child
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib import import_module
+from typing import ClassVar
+
+from sparkdl.core.errors import FrameworkMissingError
+from sparkdl.core.roles import CHIEF, EVALUATOR
+from sparkdl.core.spec import ClusterSpec
+from sparkdl.core.world import Member, World
+from sparkdl.frameworks.framework import Framework
+
+
+class TensorFlow(Framework):
+    """TensorFlow 2, with Keras 3 or with tf_keras (`TF_USE_LEGACY_KERAS=1`)."""
+
+    name: ClassVar[str] = "tensorflow"
+    distributions: ClassVar[tuple[str, ...]] = ("tensorflow",)
+
+    def import_modules(self) -> None:
+        """Import TensorFlow, which imports Keras as well.
+
+        Raises:
+            FrameworkMissingError: if it cannot be imported.
+        """
+        try:
+            import_module("tensorflow")
+        except ImportError as error:
+            raise FrameworkMissingError(
+                f"TensorFlow cannot be imported on this executor: {error}. Install it in the "
+                "Python environment of the executors: pip install tensorflow (or tensorflow-cpu)"
+            ) from error
+
+    def environment(self, world: World, member: Member, spec: ClusterSpec) -> dict[str, str]:
+        """Return `TF_CONFIG`; nothing for a node that is alone.
+
+        TensorFlow reads it when a strategy or a cluster resolver is made, so setting it after
+        the import is early enough. The evaluator stands in its own `TF_CONFIG` only: it trains
+        nothing, so the others must not wait for it, but a `MultiWorkerMirroredStrategy` made
+        there looks itself up.
+        """
+        if world.size == 1:
+            return {}
+        chiefs = {m.role.name for m in world.members if m.role.is_chief}
+        cluster = {
+            CHIEF.name if role in chiefs else role: addresses
+            for role, addresses in world.cluster_spec().items()
+            if role != EVALUATOR.name or member.role.name == role
+        }
+        job = CHIEF.name if member.role.is_chief else member.role.name
+        task = {"type": job, "index": member.node.index}
+        return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
+
+    def before_map_fun(self, world: World, member: Member) -> None:
+        """Make Keras 3 work with several workers, where it is the Keras of TensorFlow."""
+        if len(world.trainers) > 1 and member.role.is_trainer and _uses_keras_3():
+            from sparkdl.frameworks.keras import apply_shim
+
+            apply_shim()
+
+    def is_port_lost(self, error: BaseException) -> bool:
+        """Whether TensorFlow's server could not listen on its port.
+
+        Strategies and `tf.distribute.Server` alike raise `tf.errors.UnknownError`.
+        """
+        is_of_tensorflow = type(error).__module__.partition(".")[0] == "tensorflow"
+        return is_of_tensorflow and "Could not start gRPC server" in str(error)
+
+
+def _uses_keras_3() -> bool:
+    """Whether `tf.keras` is Keras 3; asks as TensorFlow does."""
+    if os.environ.get("TF_USE_LEGACY_KERAS") in ("true", "True", "1"):
+        return False
+    try:
+        version: str = import_module("keras").__version__
+    except ImportError:
+        return False
+    return version.startswith("3.")

@@ -1,0 +1,352 @@
+"""The process that owns a node: keeps its child, receives its feed, talks to the coordinator.
+
+Runs in: agent
+
+`python -m sparkdl.node.agent`, with an `AgentOrder` and the user's code on standard input. It decides in `node/state.py`; this
+file performs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import platform
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import uuid
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from sparkdl.control.messages import (
+    Begin,
+    ChildFailed,
+    ChildReturned,
+    ChildRunning,
+    EpochEnd,
+    FeedEnd,
+    FetchLog,
+    FromAgent,
+    Hello,
+    LogLines,
+    LogTail,
+    NewRound,
+    Offer,
+    Stop,
+    StopChild,
+    ToAgent,
+)
+from sparkdl.core.errors import ProtocolError, SparkdlError
+from sparkdl.core.failure import Failure
+from sparkdl.core.settings import Environment
+from sparkdl.core.spec import InputMode
+from sparkdl.node import state as states
+from sparkdl.node.channel import Local, Raised, Returned, Running, Start
+from sparkdl.node.logs import ChildLog
+from sparkdl.node.order import AgentNews, AgentOrder, read_order, write_private
+from sparkdl.node.pipe import ChildPipe
+from sparkdl.node.resources import feed_memory, own_host, reserve_port, work_root
+from sparkdl.node.supervisor import Child, ChildOrder, watch_pid
+
+_log = logging.getLogger(__name__)
+
+LOG_PERIOD_S = 0.25
+
+
+class Agent:
+    """One node. `run` returns when the node has ended."""
+
+    def __init__(self, order: AgentOrder, payload: bytes, work_dir: Path) -> None:
+        self._order = order
+        self._spec = order.spec
+        self._node = order.spec.nodes[order.node_id]
+        self._work_dir = work_dir
+        self._payload = work_dir / "payload"
+        write_private(self._payload, payload)
+        self._environment = Environment.read()
+        host, _, port = order.url.rpartition("//")[2].rpartition(":")
+        self._host = own_host((host.strip("[]"), int(port)), self._environment)
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        self._end_reason = ""
+        self._rank = -1
+        self._child: Child | None = None
+        self._pipe: ChildPipe | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._unsent: list[FromAgent] = []
+        self._state, actions = states.begin()
+        self._perform(actions)  # before the heavy imports: the child's own are what takes long
+
+        from sparkdl.control.client import CoordinatorClient
+        from sparkdl.node.feeds import NodeFeeds
+
+        self._connect = CoordinatorClient.connect
+        self._client: CoordinatorClient | None = None
+        settings = self._spec.settings
+        self._feeds = NodeFeeds(
+            feed_memory(settings.feed_memory_nbytes),
+            settings.feed_timeout_s,
+            self._send_to_child,
+            self._tell,
+        )
+
+    async def run(self) -> str:
+        """Serve until the end; return its reason."""
+        self._watch_owner()
+        listener: asyncio.Task[None] | None = None
+        try:
+            await self._join()
+            listener = asyncio.ensure_future(self._listen())
+            if self._spec.log_to_driver:
+                self._loop.call_later(LOG_PERIOD_S, self._stream_log)
+            await self._ended.wait()
+        finally:
+            if listener:
+                listener.cancel()
+            await self._clean_up()
+        return self._end_reason
+
+    def handle(self, event: states.Event) -> None:
+        """Let the state machine decide, and do what it says."""
+        self._state, actions = states.step(self._state, event, time.monotonic())
+        self._perform(actions)
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        wait_s = self._state.deadline_s - time.monotonic()
+        if not math.isinf(wait_s):
+            self._timer = self._loop.call_later(
+                max(0.0, wait_s), self.handle, states.DeadlinePassed()
+            )
+
+    # Performing.
+
+    def _perform(self, actions: list[states.Action]) -> None:
+        for action in actions:
+            match action:
+                case states.Spawn(generation):
+                    self._spawn(generation)
+                case states.StartChild(world):
+                    self._rank = world.member(self._order.node_id).rank
+                    self._send_to_child(Start(world, self._order.node_id, self._spec))
+                    self._news(AgentNews(world_began=True))
+                case states.Terminate():
+                    self._signal_child(signal.SIGTERM)
+                case states.Kill():
+                    self._signal_child(signal.SIGKILL)
+                case states.TellRunning(generation):
+                    self._tell(ChildRunning(generation, self._child.pid if self._child else 0))
+                case states.TellReturned(generation, returned):
+                    self._tell(ChildReturned(generation, returned.result, returned.problem))
+                case states.TellFailed(generation, failure, status):
+                    self._tell_failed(generation, failure or self._failure(status or 0))
+                case states.CloseFeeds(reason):
+                    self._feeds.close(reason)
+                case states.End(reason):
+                    self._end_reason = reason
+                    self._ended.set()
+
+    def _spawn(self, generation: int) -> None:
+        if self._child:
+            self._child.close()
+            self._feeds.reopen()
+        port = reserve_port(self._host, self._environment)
+        log = ChildLog(self._work_dir / f"child-{generation}.log")
+        framework, environment = self._spec.framework, self._child_environment()
+        child = Child.spawn(ChildOrder(framework, self._payload, log, port, environment))
+        self._child = child
+        self._pipe = ChildPipe(self._loop, child.sock, self._on_child_message)
+        self._tell(Offer(generation, child.port))
+        child.let_go_of_port()
+        child.watch(self._loop, self._on_child_exit)
+
+    def _child_environment(self) -> dict[str, str]:
+        environment = {"PYTHONUNBUFFERED": "1", "SPARKDL_NODE": self._node.name}
+        if not self._node.role.wants_gpu:
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        elif self._order.gpus is not None:
+            gpus = self._order.gpus[: self._spec.num_gpus]
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        return environment
+
+    def _signal_child(self, number: int) -> None:
+        if self._child:
+            self._child.signal_group(number)
+
+    def _send_to_child(self, message: Local, fd: int = -1) -> None:
+        if self._pipe:
+            self._pipe.send(message, fd)
+        elif fd >= 0:
+            os.close(fd)
+
+    def _tell(self, message: FromAgent) -> None:
+        if self._client:
+            self._client.send(message)
+        else:
+            self._unsent.append(message)
+
+    def _tell_failed(self, generation: int, failure: Failure) -> None:
+        assert self._child is not None
+        complete = replace(
+            failure,
+            node=self._node.name,
+            node_id=self._order.node_id,
+            rank=self._rank,
+            host=self._host,
+            generation=generation,
+            log_tail=self._child.log.tail(self._spec.settings.log_tail_lines),
+        )
+        self._tell(ChildFailed(generation, complete))
+
+    def _failure(self, status: int) -> Failure:
+        """Describe a child that ended without a word."""
+        assert self._child is not None
+        at, pid, node = time.time(), self._child.pid, self._node.name
+        if status >= 0:
+            return Failure(node, "exit", "", at, pid=pid, exit_code=status)
+        kind = "oom" if self._child.was_oom_killed(status) else "signal"
+        return Failure(node, kind, "", at, pid=pid, signal_number=-status)  # type: ignore[arg-type]
+
+    # What happens.
+
+    def _on_child_message(self, message: Local, fd: int) -> None:
+        if isinstance(message, Running):
+            self.handle(states.ChildEnteredMapFun())
+        elif isinstance(message, Returned):
+            self.handle(states.ChildSaidHowItEnded(message))
+        elif isinstance(message, Raised):
+            self.handle(states.ChildSaidHowItEnded(message.failure))
+        else:
+            self._feeds.on_child_message(message, fd)
+
+    def _on_child_exit(self, status: int) -> None:
+        if self._pipe:
+            self._pipe.close()  # reads the child's last words first
+        self._stream_log(is_last=True)
+        self.handle(states.ChildExited(status))
+
+    def _on_driver_message(self, message: ToAgent) -> None:
+        match message:
+            case Begin(world):
+                self.handle(states.WorldBegan(world))
+            case NewRound(generation):
+                self.handle(states.RoundAsked(generation))
+            case StopChild(generation):
+                grace_s = self._spec.settings.grace_s
+                self.handle(states.ChildStopAsked(generation, grace_s))
+            case Stop(grace_s):
+                self.handle(states.StopAsked(grace_s))
+            case EpochEnd():
+                self._feeds.epoch_end(message)
+            case FeedEnd():
+                self._feeds.feed_end(message)
+            case FetchLog(request, lines):
+                tail = self._child.log.tail(lines) if self._child else ()
+                self._tell(LogTail(request, tail))
+
+    def _orphan(self, reason: str) -> None:
+        _log.info("%s ends: %s", self._node.name, reason)
+        self.handle(states.Orphaned(reason))
+
+    def _watch_owner(self) -> None:
+        if self._order.owner_pid is not None:
+            pid = self._order.owner_pid
+            watch_pid(self._loop, pid, lambda: self._orphan("the executor is gone"))
+            return
+
+        def readable() -> None:
+            self._loop.remove_reader(0)
+            self._orphan(f"its {self._order.owner} is gone")
+
+        self._loop.add_reader(0, readable)
+
+    def _stream_log(self, is_last: bool = False) -> None:
+        if not (self._spec.log_to_driver and self._child):
+            return
+        lines = self._child.log.new_lines(is_last)
+        if lines:
+            self._tell(LogLines(lines))
+        if not is_last and not self._ended.is_set():
+            self._loop.call_later(LOG_PERIOD_S, self._stream_log)
+
+    # The coordinator.
+
+    async def _join(self) -> None:
+        order = self._order
+        address = ""
+        if self._spec.input_mode is InputMode.SPARK and self._node.role.is_fed:
+            address = self._feeds.listen(self._host, order.token)
+        self._client = await self._connect(order.url, order.token, self._spec.settings.lease_s)
+        hello = Hello(
+            node_id=order.node_id,
+            attempt=order.attempt,
+            agent_id=uuid.uuid4().hex,
+            host=self._host,
+            pid=os.getpid(),
+            data_address=address,
+            python_version=platform.python_version(),
+            owner=order.owner,
+        )
+        for message in (hello, *self._unsent):
+            self._client.send(message)
+
+    async def _listen(self) -> None:
+        assert self._client is not None
+        try:
+            async for message in self._client.messages():
+                self._on_driver_message(message)
+            self._orphan("the connection to the driver ended")
+        except ProtocolError as error:
+            self._orphan(str(error))
+        except Exception:
+            _log.exception("The agent of %s failed", self._node.name)
+            self._orphan("the agent failed")
+            raise
+
+    async def _clean_up(self) -> None:
+        self._signal_child(signal.SIGKILL)
+        self._feeds.shut_down()
+        if self._client:
+            await self._client.close()
+        if self._pipe:
+            self._pipe.close()
+        if self._child:
+            self._child.close()
+
+    def _news(self, news: AgentNews) -> None:
+        """Tell whoever started this agent; it may have stopped listening."""
+        try:
+            sys.stdout.buffer.write(msgspec.json.encode(news) + b"\n")
+            sys.stdout.buffer.flush()
+        except OSError:
+            _log.debug("Nobody listens to this agent's standard output")
+
+
+def main() -> int:
+    """Run one agent; return its exit status."""
+    order, payload = read_order(sys.stdin.buffer)
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s agent {order.node_id} %(message)s")
+    work_dir = Path(tempfile.mkdtemp(prefix="sparkdl-", dir=work_root()))
+
+    async def serve() -> str:
+        return await Agent(order, payload, work_dir).run()
+
+    try:
+        asyncio.run(serve())
+    except SparkdlError as error:
+        news = AgentNews(error=f"{type(error).__name__}: {error}")
+        sys.stdout.buffer.write(msgspec.json.encode(news) + b"\n")
+        return 1
+    finally:
+        shutil.rmtree(work_dir, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

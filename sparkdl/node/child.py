@@ -1,0 +1,151 @@
+"""The framework process: imports the framework, waits for the world, runs `map_fun(args, ctx)` once.
+
+Runs in: child
+
+`python -m sparkdl.node.child CHANNEL_FD PORT_FD AGENT_PID FRAMEWORK PAYLOAD`, started by an agent. PAYLOAD is a file with the
+pickled `(map_fun, args)`; it came inside Spark's own task payload.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from sparkdl.control.values import encode_value
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import ResultError
+from sparkdl.core.failure import Failure, FailureKind
+from sparkdl.frameworks.framework import Framework
+from sparkdl.frameworks.registry import framework_named
+from sparkdl.node.channel import Imported, Raised, Returned, Running, Start
+from sparkdl.node.context import NodeContext
+from sparkdl.node.link import AgentLink
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class ChildArguments:
+    """The command line."""
+
+    channel_fd: int
+    port_fd: int
+    agent_pid: int
+    framework: str
+    payload: Path
+
+    @classmethod
+    def parse(cls, argv: list[str]) -> ChildArguments:
+        """Read the command line."""
+        channel_fd, port_fd, agent_pid, framework, payload = argv
+        return cls(int(channel_fd), int(port_fd), int(agent_pid), framework, Path(payload))
+
+
+def main(argv: list[str]) -> None:
+    """Run one child from start to end."""
+    arguments = ChildArguments.parse(argv)
+    _die_with(arguments.agent_pid)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    link = AgentLink(socket.socket(fileno=arguments.channel_fd))
+    port = socket.socket(fileno=arguments.port_fd)
+    link.send(_run(arguments, link, port))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    link.close()
+
+
+def _run(arguments: ChildArguments, link: AgentLink, port: socket.socket) -> Returned | Raised:
+    framework = framework_named(arguments.framework)
+    kind: FailureKind = "setup"
+    start: Start | None = None
+    try:
+        framework.import_modules()
+        link.send(Imported())
+        start = link.wait_start(Deadline.after(None))
+        map_fun, args = cloudpickle.loads(arguments.payload.read_bytes())
+        ctx = _prepare(framework, start, link, port)
+        if isinstance(args, list):
+            sys.argv = args
+        kind = "exception"
+        link.send(Running())
+        return _encode(map_fun(args, ctx))
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if code == 0:
+            return Returned(encode_value(None))
+        return _raised(framework, start, "exit", stop, code)
+    except BaseException as error:  # noqa: BLE001 (whatever user code raises goes to the driver)
+        return _raised(framework, start, kind, error, None)
+
+
+def _prepare(
+    framework: Framework, start: Start, link: AgentLink, port: socket.socket
+) -> NodeContext:
+    """Set the environment, release the port, patch the framework."""
+    member = start.world.member(start.node_id)
+    os.environ.update(framework.environment(start.world, member, start.spec))
+    ctx = NodeContext(start.world, member, start.spec, link, port)
+    framework.before_map_fun(start.world, member)
+    if start.spec.release_port:
+        ctx.release_port()
+    return ctx
+
+
+def _encode(value: Any) -> Returned:
+    try:
+        return Returned(encode_value(value))
+    except ResultError as error:
+        return Returned(b"", str(error))
+
+
+def _raised(
+    framework: Framework,
+    start: Start | None,
+    kind: FailureKind,
+    error: BaseException,
+    exit_code: int | None,
+) -> Raised:
+    """Describe an exception; whoever reads its log sees it as well."""
+    traceback.print_exception(error)
+    node = start.world.member(start.node_id) if start else None
+    if kind == "exception" and framework.is_port_lost(error):
+        kind = "port"
+    return Raised(
+        Failure(
+            node=node.node.name if node else "",
+            kind=kind,
+            message="".join(traceback.format_exception_only(error)).strip(),
+            time_s=time.time(),
+            node_id=start.node_id if start else -1,
+            rank=node.rank if node else -1,
+            pid=os.getpid(),
+            exit_code=exit_code,
+            exception_type=f"{type(error).__module__}.{type(error).__qualname__}",
+            traceback="".join(traceback.format_exception(error)),
+            generation=start.world.generation if start else 0,
+        )
+    )
+
+
+def _die_with(agent_pid: int) -> None:
+    """Ask the kernel to kill this process when its agent ends; elsewhere the pipe's end does it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != agent_pid:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,178 @@
+"""What `map_fun(args, ctx)` is given: its place in the world and its feeds.
+
+Runs in: child
+"""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from sparkdl.core.spec import ClusterSpec
+from sparkdl.core.world import Member, World
+from sparkdl.feed.datafeed import DataFeed
+from sparkdl.feed.epoch import Columns, EpochBatches
+from sparkdl.node.link import AgentLink
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+_log = logging.getLogger(__name__)
+DEFAULT_FEED = "input"
+
+
+class NodeContext:
+    """One node's view of the cluster.
+
+    Attributes:
+        world: all members, by rank.
+        member: this node.
+        executor_id: this node's number, as in TensorFlowOnSpark; `worker_num` is its old name.
+        job_name: `chief`, `worker`, `ps` or `evaluator`.
+        task_index: the node's index among those with the same job name.
+        cluster_spec: TensorFlow's: `{job: ["host:port", …]}`.
+        num_workers: nodes that train: chief and workers.
+        defaultFS: Hadoop's default file system.
+        working_dir: the driver's working directory.
+    """
+
+    def __init__(
+        self, world: World, member: Member, spec: ClusterSpec, link: AgentLink, port: socket.socket
+    ) -> None:
+        self.world = world
+        self.member = member
+        self.executor_id = self.worker_num = member.node.node_id
+        self.job_name = member.role.name
+        self.task_index = member.node.index
+        self.cluster_spec = world.cluster_spec()
+        self.num_workers = len(world.trainers)
+        self.defaultFS = spec.default_fs
+        self.working_dir = spec.working_dir
+        self.mgr = None
+        self.tmp_socket: socket.socket | None = port
+        self._spec = spec
+        self._link = link
+
+    def __repr__(self) -> str:
+        return f"NodeContext({self.member.node.name}, rank {self.rank} of {self.world.size})"
+
+    @property
+    def rank(self) -> int:
+        """This node's order in the world, from 0: trainers first, the chief before the workers."""
+        return self.member.rank
+
+    @property
+    def local_rank(self) -> int:
+        """This node's order among the nodes on the same host, from 0."""
+        return self.member.local_rank
+
+    @property
+    def generation(self) -> int:
+        """The number of the world, from 0."""
+        return self.world.generation
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this node leads: the chief, or the first worker where there is none."""
+        return self.rank == 0
+
+    def get_data_feed(
+        self,
+        train_mode: bool = True,
+        qname_in: str = DEFAULT_FEED,
+        qname_out: str = "output",
+        input_mapping: Mapping[str, str] | None = None,
+    ) -> DataFeed:
+        """Return TensorFlowOnSpark's `DataFeed` over the feed called `qname_in`.
+
+        Args:
+            train_mode: `False` to answer `cluster.inference` with `batch_results`.
+            qname_out: accepted for TensorFlowOnSpark's sake; results go back where the rows
+                came from.
+            input_mapping: column name to tensor name.
+        """
+        reader = self._link.reader(qname_in)
+        return DataFeed(reader, self._link.send, train_mode, input_mapping)
+
+    def batches(
+        self,
+        batch_size: int,
+        columns: Sequence[str] | None = None,
+        feed: str = DEFAULT_FEED,
+        even: bool | None = None,
+    ) -> Iterable[Columns]:
+        """Return the feed as batches of numpy arrays; each `iter` is one epoch.
+
+        Args:
+            batch_size: rows in one batch; the last of an epoch may have fewer.
+            columns: which columns, all by default. Rows of an RDD have the columns `"0"`, `"1"`, …
+                of tuples and lists, `"value"` of single values.
+            even: whether all nodes take the same number of steps. By default they do where a
+                framework trains synchronously: a node that has run out of rows then gets one of
+                its last rows again.
+
+        Returns:
+            Dicts of arrays `[rows, …]`, read-only views of the received data where its layout
+            allows.
+        """
+        names = None if columns is None else tuple(columns)
+        is_even = self._trains_in_step() if even is None else even
+        return EpochBatches(self._link.reader(feed), batch_size, names, is_even)
+
+    def dataset(
+        self,
+        batch_size: int,
+        x: str | Sequence[str] | None = None,
+        y: str | Sequence[str] | None = None,
+        feed: str = DEFAULT_FEED,
+        even: bool | None = None,
+    ) -> tf.data.Dataset:
+        """Return the feed as a `tf.data.Dataset`; each iteration is one epoch.
+
+        `model.fit(ctx.dataset(64, x="image", y="label"), epochs=3)` trains on three epochs, with or
+        without a strategy. `batch_size` is what this node sees in one step. Waits for the first
+        row, to learn the types.
+
+        Args:
+            x: column of the features, or several for a dict of features.
+            y: column or columns of the labels.
+            even: see `batches`.
+
+        Returns:
+            Elements `(x, y)`; only `x` without `y`; dicts of all columns without both.
+        """
+        from sparkdl.feed.dataset import tf_dataset
+
+        wanted = [n for names in (x, y) for n in ([names] if isinstance(names, str) else names or [])]
+        batches = self.batches(batch_size, wanted or None, feed, even)
+        assert isinstance(batches, EpochBatches)
+        return tf_dataset(batches, x, y)
+
+    def absolute_path(self, path: str) -> str:
+        """Return `path` as a URL: relative paths belong to the user's home on the default file system.
+
+        On a local default file system they belong to the driver's working directory. A path with
+        a scheme is returned as it is.
+        """
+        if urlsplit(path).scheme:
+            return path
+        if path.startswith("/"):
+            return self.defaultFS + path
+        if self.defaultFS.startswith("file:"):
+            return f"{self.defaultFS}{self.working_dir}/{path}"
+        return f"{self.defaultFS}/user/{getpass.getuser()}/{path}"
+
+    def release_port(self) -> None:
+        """Close the socket that holds this node's port, so that a server can bind it."""
+        if self.tmp_socket is None:
+            _log.warning("The port of %s has been released already", self.member.node.name)
+            return
+        self.tmp_socket.close()
+        self.tmp_socket = None
+
+    def _trains_in_step(self) -> bool:
+        return self._spec.framework != "plain" and self.num_workers > 1

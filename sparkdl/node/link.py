@@ -1,0 +1,127 @@
+"""The child's end of the pipe to its agent: feeds come in, progress and results go out.
+
+Runs in: child
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import socket
+import threading
+
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import FeedClosedError
+from sparkdl.feed.reader import FeedReader, Item
+from sparkdl.node.channel import (
+    EndMark,
+    EpochMark,
+    Local,
+    Reclaim,
+    Segment,
+    Start,
+    Unframer,
+    receive,
+    send,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class AgentLink:
+    """One thread receives and sorts into feeds; any thread may send."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._send_lock = threading.Lock()
+        self._starts: queue.Queue[Start | None] = queue.Queue()
+        self._lock = threading.Lock()
+        self._readers: dict[str, FeedReader] = {}
+        self._has_ended = False
+        self._is_lost = False
+        self._is_closing = False
+        self._timeout_s: float | None = None
+        self._thread = threading.Thread(target=self._receive, name="sparkdl-link", daemon=True)
+        self._thread.start()
+
+    def wait_start(self, deadline: Deadline) -> Start:
+        """Wait for the world.
+
+        Raises:
+            FeedClosedError: if the agent went away or nothing came in time.
+        """
+        try:
+            start = self._starts.get(timeout=deadline.wait_s)
+        except queue.Empty:
+            start = None
+        if start is None:
+            raise FeedClosedError("the agent of this node went away before the world began")
+        return start
+
+    def reader(self, feed: str) -> FeedReader:
+        """Return the reader of the feed called `feed`; there is one for each name."""
+        with self._lock:
+            reader = self._readers.get(feed)
+            if reader is None:
+                reader = self._readers[feed] = FeedReader(feed, self.send)
+                if self._has_ended:
+                    reader.add(EndMark(feed))
+                if self._is_lost:
+                    reader.lose()
+            return reader
+
+    def send(self, message: Local, fd: int = -1) -> None:
+        """Send a message; the caller keeps `fd`."""
+        try:
+            with self._send_lock:
+                send(self._sock, message, fd)
+        except OSError as error:
+            raise FeedClosedError(f"the agent of this node is gone: {error}") from None
+
+    def close(self) -> None:
+        """End the link in order; the agent sees the end of the stream."""
+        self._is_closing = True
+        self._sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._sock.close()
+
+    def _receive(self) -> None:
+        unframer = Unframer()
+        try:
+            while (messages := receive(self._sock, unframer)) is not None:
+                for message, fd in messages:
+                    self._sort(message, fd)
+        except OSError as error:
+            _log.debug("The pipe to the agent broke: %s", error)
+        self._starts.put(None)
+        with self._lock:
+            self._is_lost = True
+            for reader in self._readers.values():
+                reader.lose()
+        if not self._is_closing:
+            # Without its agent nobody owns this process: it must not train on unseen.
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _sort(self, message: Local, fd: int) -> None:
+        if isinstance(message, Segment):
+            self.reader(message.feed).add(Item(message, fd))
+        elif isinstance(message, EpochMark):
+            self.reader(message.feed).add(message)
+        elif isinstance(message, Reclaim):
+            self.reader(message.feed).reclaim()
+        elif isinstance(message, EndMark):
+            self._end(message.feed)
+        elif isinstance(message, Start):
+            self._starts.put(message)
+
+    def _end(self, feed: str) -> None:
+        if feed:
+            self.reader(feed).add(EndMark(feed))
+            return
+        with self._lock:
+            self._has_ended = True
+            readers = list(self._readers.values())
+        for reader in readers:
+            reader.add(EndMark(reader.feed))

@@ -1,0 +1,98 @@
+"""What an agent is started with: one JSON object and the pickled user code, on its standard input.
+
+Runs in: driver, feeder, agent
+
+Nothing secret stands on a command line or in the environment, where other users of the host could read it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+import msgspec
+
+from sparkdl.core.errors import ProtocolError
+from sparkdl.core.spec import ClusterSpec
+
+Owner = Literal["task", "executor", "process"]
+_LENGTHS = struct.Struct("!IQ")
+
+
+class AgentOrder(msgspec.Struct, frozen=True):
+    """Everything an agent needs to know.
+
+    Attributes:
+        url, token: the coordinator's.
+        attempt: which attempt of the Spark task this is.
+        owner: whose end is the agent's end. `task`, `process`: whoever holds the other end of its
+            standard input. `executor`: the process `owner_pid`.
+        gpus: addresses that Spark assigned; `None` where Spark assigns none.
+    """
+
+    url: str
+    token: str
+    node_id: int
+    spec: ClusterSpec
+    owner: Owner
+    attempt: int = 0
+    owner_pid: int | None = None
+    gpus: tuple[str, ...] | None = None
+
+
+class AgentNews(msgspec.Struct, frozen=True):
+    """A line that an agent prints for whoever started it: the world began, or why it ended."""
+
+    world_began: bool = False
+    error: str = ""
+
+
+def start_agent(
+    order: AgentOrder, payload: bytes, python_path: list[str], stderr: int
+) -> subprocess.Popen[bytes]:
+    """Start an agent with this interpreter; its standard input stays open in `stdin`."""
+    process = subprocess.Popen(  # noqa: S603 (our own module)
+        [sys.executable, "-m", "sparkdl.node.agent"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in python_path if path)},
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    body = msgspec.json.encode(order)
+    try:
+        process.stdin.write(_LENGTHS.pack(len(body), len(payload)) + body + payload)
+        process.stdin.flush()
+    except BrokenPipeError:
+        process.wait()
+    return process
+
+
+def read_order(stream: BinaryIO) -> tuple[AgentOrder, bytes]:
+    """Read what `start_agent` wrote, and no byte more.
+
+    Raises:
+        ProtocolError: if the stream ends before.
+    """
+    lengths = _LENGTHS.unpack(_read(stream, _LENGTHS.size))
+    body, payload = _read(stream, lengths[0]), _read(stream, lengths[1])
+    return msgspec.json.decode(body, type=AgentOrder), payload
+
+
+def _read(stream: BinaryIO, nbytes: int) -> bytes:
+    data = stream.read(nbytes)
+    if len(data) < nbytes:
+        raise ProtocolError("an agent was started without an order on its standard input")
+    return data
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file that only this user can read."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with open(fd, "wb") as file:
+        file.write(data)

@@ -1,0 +1,141 @@
+"""What a node finds on its executor: its address, its port, its GPUs, a place for files.
+
+Runs in: feeder, agent
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.core.settings import Environment
+
+_MIN_FEED_NBYTES = 64 * 1024 * 1024
+
+
+def own_host(peer: tuple[str, int], environment: Environment) -> str:
+    """Return this machine's address on the way to `peer`, which is where peers reach it.
+
+    `SPARKDL_NODE_HOST` overrides it. No packet is sent: connecting a UDP socket only picks a route.
+    """
+    if environment.node_host:
+        return environment.node_host
+    family = socket.AF_INET6 if ":" in peer[0] else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(peer)
+        return str(probe.getsockname()[0])
+
+
+def reserve_port(host: str, environment: Environment) -> socket.socket:
+    """Return a socket bound to a free port of `host`, or to `TENSORFLOW_PORT`; not listening.
+
+    Raises:
+        ConfigError: if the port that was asked for is taken.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, environment.node_port or 0))
+    except OSError as error:
+        sock.close()
+        raise ConfigError(
+            f"port {environment.node_port or 0} of {host} cannot be reserved: {error}. Unset "
+            "TENSORFLOW_PORT, or SPARKDL_NODE_HOST if the address is not this executor's"
+        ) from None
+    return sock
+
+
+def work_root(environ: Mapping[str, str] | None = None) -> Path:
+    """Return where to put a node's files: the executor's own directory, which Spark cleans up."""
+    env = os.environ if environ is None else environ
+    for name in ("SPARK_EXECUTOR_DIRS", "LOCAL_DIRS", "SPARK_LOCAL_DIRS"):
+        first = env.get(name, "").partition(",")[0].partition(os.pathsep)[0]
+        if first and Path(first).is_dir():
+            return Path(first)
+    return Path(tempfile.gettempdir())
+
+
+def feed_memory(asked_nbytes: int | None, nodes_on_host: int = 1) -> int:
+    """Return the byte budget of a node's logs: what was asked for, or an eighth of the memory."""
+    if asked_nbytes is not None:
+        return asked_nbytes
+    total = min(psutil.virtual_memory().total, _cgroup_limit() or 1 << 62)
+    return max(_MIN_FEED_NBYTES, total // 8 // max(1, nodes_on_host))
+
+
+def oom_kills() -> int:
+    """Return how many processes of this cgroup the kernel has killed for memory; 0 if unknown.
+
+    https://docs.kernel.org/admin-guide/cgroup-v2.html (memory.events) and cgroup-v1/memory.html
+    (memory.oom_control).
+    """
+    for directory, name in _memory_cgroups():
+        try:
+            text = (directory / name).read_text()
+        except OSError:
+            continue
+        for line in text.splitlines():
+            key, _, value = line.partition(" ")
+            if key == "oom_kill":
+                return int(value)
+    return 0
+
+
+def _cgroup_limit() -> int | None:
+    for directory, _ in _memory_cgroups():
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            try:
+                text = (directory / name).read_text().strip()
+            except OSError:
+                continue
+            if text.isdigit():
+                return int(text)
+    return None
+
+
+def _memory_cgroups() -> list[tuple[Path, str]]:
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0":
+            roots = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
+            name = "memory.events"
+        elif "memory" in controllers.split(","):
+            roots, name = (Path("/sys/fs/cgroup/memory"),), "memory.oom_control"
+        else:
+            continue
+        found.extend((root / path.lstrip("/"), name) for root in roots)
+        found.extend((root, name) for root in roots)
+    return found
+
+
+def executor_jvm_pid() -> int | None:
+    """Return the process id of the executor's JVM, from inside a Spark Python worker.
+
+    The worker is forked by pyspark's daemon, which the JVM started.
+    """
+    for parent in psutil.Process().parents():
+        if "java" in parent.name():
+            return parent.pid
+    return None
+
+
+def assigned_gpus() -> tuple[str, ...] | None:
+    """Return the addresses of the GPUs that Spark assigned to this task, `None` if it assigns none."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    gpus = context.resources().get("gpu") if context is not None else None
+    return tuple(gpus.addresses) if gpus is not None else None

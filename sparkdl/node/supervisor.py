@@ -1,0 +1,153 @@
+"""A child process: started, watched, ended, and how it ended.
+
+Runs in: agent
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sparkdl.node.logs import ChildLog
+from sparkdl.node.resources import oom_kills
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ChildOrder:
+    """What a child is started with.
+
+    Attributes:
+        payload: the file that holds the pickled `(map_fun, args)`.
+        port_socket: the bound socket of the framework's port; the child gets a copy.
+        environment: added to the agent's own.
+    """
+
+    framework: str
+    payload: Path
+    log: ChildLog
+    port_socket: socket.socket
+    environment: Mapping[str, str]
+
+
+class Child:
+    """One running child. The agent's side of its pipe is `sock`; the owner calls `close`."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], sock: socket.socket, order: ChildOrder
+    ) -> None:
+        self.sock = sock
+        self.log = order.log
+        self._process = process
+        self._port_socket = order.port_socket
+        self._oom_kills_before = oom_kills()
+
+    @classmethod
+    def spawn(cls, order: ChildOrder) -> Child:
+        """Start the child in a process group of its own, so that all it starts ends with it."""
+        ours, theirs = socket.socketpair()
+        log_fd = order.log.open_for_child()
+        port_fd = order.port_socket.fileno()
+        try:
+            process = subprocess.Popen(  # noqa: S603 (our own module)
+                _command(order, theirs.fileno(), port_fd),
+                stdin=subprocess.DEVNULL,
+                stdout=log_fd,
+                stderr=log_fd,
+                env={**os.environ, **order.environment},
+                pass_fds=(theirs.fileno(), port_fd),
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(log_fd)
+        return cls(process, ours, order)
+
+    @property
+    def pid(self) -> int:
+        """The child's process id, which is its group's as well."""
+        return self._process.pid
+
+    @property
+    def port(self) -> int:
+        """The port that is held for the framework."""
+        return int(self._port_socket.getsockname()[1])
+
+    def let_go_of_port(self) -> None:
+        """Close the agent's copy of the port's socket; the child decides when to close its own."""
+        self._port_socket.close()
+
+    def watch(self, loop: asyncio.AbstractEventLoop, on_exit: Callable[[int], None]) -> None:
+        """Call `on_exit` on the loop with `Popen.returncode` as soon as the child has ended."""
+        watch_pid(loop, self.pid, lambda: on_exit(self._process.wait()))
+
+    def signal_group(self, number: int) -> None:
+        """Send a signal to the child and everything that it has started."""
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            _log.debug("The process group %d has ended already", self.pid)
+
+    def was_oom_killed(self, status: int) -> bool:
+        """Whether the kernel killed a process of this cgroup for memory while the child ran."""
+        return status == -signal.SIGKILL and oom_kills() > self._oom_kills_before
+
+    def close(self) -> None:
+        """Release what is left of a child that has ended."""
+        self.sock.close()
+        self._port_socket.close()
+
+
+def watch_pid(loop: asyncio.AbstractEventLoop, pid: int, on_exit: Callable[[], None]) -> None:
+    """Call `on_exit` once on the loop when process `pid` ends: pidfd_open(2), or a thread.
+
+    Without pidfd only the caller's own children can be watched.
+    """
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        loop.call_soon(on_exit)
+        return
+    except (AttributeError, OSError):
+        threading.Thread(
+            target=_wait_in_thread, args=(loop, pid, on_exit), name="sparkdl-wait", daemon=True
+        ).start()
+        return
+
+    def ready() -> None:
+        loop.remove_reader(fd)
+        os.close(fd)
+        on_exit()
+
+    loop.add_reader(fd, ready)
+
+
+def _wait_in_thread(
+    loop: asyncio.AbstractEventLoop, pid: int, on_exit: Callable[[], None]
+) -> None:
+    import psutil
+
+    try:
+        psutil.Process(pid).wait()
+    except psutil.NoSuchProcess:
+        _log.debug("Process %d has ended already", pid)
+    loop.call_soon_threadsafe(on_exit)
+
+
+def _command(order: ChildOrder, channel_fd: int, port_fd: int) -> Sequence[str]:
+    module = "sparkdl.node.child"
+    numbers = [str(channel_fd), str(port_fd), str(os.getpid())]
+    return [sys.executable, "-m", module, *numbers, order.framework, str(order.payload)]

@@ -1,0 +1,90 @@
+"""The Spark task of a node: starts an agent on its executor, and stays with it or lets it go.
+
+Runs in: feeder
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from sparkdl.core.errors import LaunchError
+from sparkdl.core.spec import ClusterSpec
+from sparkdl.node.order import AgentNews, AgentOrder, start_agent
+from sparkdl.node.resources import assigned_gpus, executor_jvm_pid
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+NODE_SCHEMA = "node_id long"
+"""Spark schema of what a node's task returns."""
+
+
+@dataclass(frozen=True)
+class NodeTask:
+    """For `DataFrame.mapInArrow` over one partition per node; the partition's number is the node's.
+
+    Attributes:
+        payload: the pickled `(map_fun, args)`.
+        is_attached: stay as long as the agent. Otherwise return once the world has begun, so
+            that every slot has got its one node; the agent then watches the executor's JVM.
+    """
+
+    url: str
+    token: str = field(repr=False)
+    spec: ClusterSpec
+    payload: bytes = field(repr=False)
+    is_attached: bool
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        node_id = context.partitionId()
+        self._run(node_id, context.attemptNumber())
+        yield pa.RecordBatch.from_pydict({"node_id": [node_id]})
+
+    def _run(self, node_id: int, attempt: int) -> None:
+        order = AgentOrder(
+            url=self.url,
+            token=self.token,
+            node_id=node_id,
+            spec=self.spec,
+            owner="task" if self.is_attached else "executor",
+            attempt=attempt,
+            owner_pid=None if self.is_attached else _jvm_pid(),
+            gpus=assigned_gpus(),
+        )
+        with tempfile.TemporaryFile() as stderr:
+            process = start_agent(order, self.payload, sys.path, stderr.fileno())
+            assert process.stdout is not None
+            error = ""
+            for line in process.stdout:
+                news = msgspec.json.decode(line, type=AgentNews)
+                error = news.error or error
+                if news.world_began and not self.is_attached:
+                    return
+            status = process.wait()
+            if status:
+                stderr.seek(max(0, os.fstat(stderr.fileno()).st_size - 4000))
+                tail = stderr.read().decode(errors="replace")
+                name = self.spec.nodes[node_id].name
+                raise LaunchError(error or f"the agent of {name} ended with status {status}: {tail}")
+
+
+def _jvm_pid() -> int:
+    pid = executor_jvm_pid()
+    if pid is None:
+        raise LaunchError(
+            "a detached node must watch its executor's JVM, and none is among this process's parents; "
+            "use placement='attached'"
+        )
+    return pid

@@ -1,0 +1,178 @@
+"""What every test gets: the leak police, Spark sessions that are reused, markers, an order, time limits.
+
+Runs in: the process of pytest
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.doubles import sessions
+from tests.doubles.leaks import RUN_VARIABLE, Police
+from tests.doubles.sessions import SparkSessions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytest_plugins = ["pytester"]
+
+_ROOT = Path(__file__).parent.parent
+_SLOW_TIMEOUT_S = 300
+_SLOW = ("spark", "tensorflow", "torch", "jax")
+
+_SPARK_FIXTURES = {
+    "spark_local": sessions.LOCAL,
+    "spark_cluster": sessions.CLUSTER,
+    "spark_cluster_one_slot": sessions.CLUSTER_ONE_SLOT,
+    "spark_standalone": sessions.STANDALONE,
+    "spark_session_on": None,  # any master, named by the test
+}
+
+
+# --- which tests run, and in what order ------------------------------------------------------------
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark, skip what this machine cannot run, and keep tests of the same Spark session together."""
+    missing = _missing()
+    for item in items:
+        if _spark_fixture(item) is not None:
+            item.add_marker("spark")
+        names = {mark.name for mark in item.iter_markers()}
+        if not names.isdisjoint(_SLOW) and "timeout" not in names:
+            item.add_marker(pytest.mark.timeout(_SLOW_TIMEOUT_S))
+        for name in names & missing.keys():
+            item.add_marker(pytest.mark.skip(reason=missing[name]))
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    fixture = _spark_fixture(item)
+    if fixture is not None:
+        return 2 + list(_SPARK_FIXTURES).index(fixture)
+    slow = any(item.get_closest_marker(name) for name in _SLOW)
+    return 1 if slow else 0
+
+
+def _spark_fixture(item: pytest.Item) -> str | None:
+    wanted = getattr(item, "fixturenames", ())
+    return next((name for name in _SPARK_FIXTURES if name in wanted), None)
+
+
+def _missing() -> dict[str, str]:
+    """Return, by marker, why its tests cannot run here."""
+    there = {
+        "spark": sessions.is_java_there(),
+        "tensorflow": find_spec("tensorflow") is not None,
+        "torch": find_spec("torch") is not None,
+        "jax": find_spec("jax") is not None,
+        "gpu": Path("/dev/nvidiactl").exists() and shutil.which("nvidia-smi") is not None,
+    }
+    words = {"spark": "no Java (JAVA_HOME, PATH)", "gpu": "no NVIDIA GPU"}
+    return {
+        marker: words.get(marker, f"{marker} is not installed")
+        for marker, is_there in there.items()
+        if not is_there
+    }
+
+
+# --- the run: a folder and an environment of its own -----------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def run_name(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Set this run's environment: its mark, its own temporary folder, `tests` importable by children."""
+    tmp_path_factory.getbasetemp()  # which stays where it is, for a look after a failure
+    name = uuid.uuid4().hex
+    folder = tempfile.mkdtemp(prefix="sdl-")  # short, for paths of Unix sockets
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(RUN_VARIABLE, name)
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        path = os.environ.get("PYTHONPATH")
+        patch.setenv("PYTHONPATH", f"{_ROOT}{os.pathsep}{path}" if path else str(_ROOT))
+        yield name
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+# --- the leak police -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_outlives_the_run(run_name: str) -> Iterator[None]:
+    yield from _watch(Police(run_name, deadline_s=15.0))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_outlives_its_test(
+    request: pytest.FixtureRequest, run_name: str, spark_sessions: SparkSessions
+) -> Iterator[None]:
+    for name in _SPARK_FIXTURES.keys() & set(request.fixturenames):
+        request.getfixturevalue(name)  # before the police looks: a session belongs to many tests
+    yield from _watch(Police(run_name, has_spark=spark_sessions.is_active))
+
+
+def _watch(police: Police) -> Iterator[None]:
+    yield
+    leaks = police.leaks()
+    if leaks:
+        police.clean_up()
+        pytest.fail("left behind:\n  " + "\n  ".join(leaks), pytrace=False)
+
+
+# --- Spark -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def spark_sessions(run_name: str, _nothing_outlives_the_run: None) -> Iterator[SparkSessions]:
+    """The owner of the Spark session; costs nothing until one is wanted."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("SPARK_HOME", "SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR"):
+            patch.delenv(name, raising=False)
+        before = dict(os.environ)
+        spark = SparkSessions(Path(tempfile.mkdtemp(prefix="spark-")))
+        yield spark
+        spark.close()
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+
+
+@pytest.fixture
+def spark_session_on(spark_sessions: SparkSessions) -> Callable[[str], SparkSession]:
+    """A function that returns a session on the master it is given."""
+    return spark_sessions.get
+
+
+@pytest.fixture
+def spark_local(spark_sessions: SparkSessions) -> SparkSession:
+    """A session on `local[4]`."""
+    return spark_sessions.get(sessions.LOCAL)
+
+
+@pytest.fixture
+def spark_cluster(spark_sessions: SparkSessions) -> SparkSession:
+    """A session on two executors of two slots."""
+    return spark_sessions.get(sessions.CLUSTER)
+
+
+@pytest.fixture
+def spark_cluster_one_slot(spark_sessions: SparkSessions) -> SparkSession:
+    """A session on two executors of one slot."""
+    return spark_sessions.get(sessions.CLUSTER_ONE_SLOT)
+
+
+@pytest.fixture
+def spark_standalone(spark_sessions: SparkSessions) -> SparkSession:
+    """A session on a standalone cluster: a master and two workers of two cores, processes of their own."""
+    return spark_sessions.get(sessions.STANDALONE)

@@ -1,0 +1,194 @@
+"""Spark sessions for tests: one at a time, reused while consecutive tests want the same master.
+
+Runs in: the process of pytest
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import SparkSession
+
+LOCAL = "local[4]"
+CLUSTER = "local-cluster[2,2,1024]"
+CLUSTER_ONE_SLOT = "local-cluster[2,1,1024]"
+STANDALONE = "standalone"
+
+_STARTED_S = 60.0
+_STOPPED_S = 10.0
+_POLL_S = 0.1
+
+
+class SparkSessions:
+    """Owner of the one Spark session, its JVM and the daemons of the standalone cluster.
+
+    Nothing is written outside `folder`: Spark keeps the folders of its executors under its own home, so
+    that home is a copy made of links.
+
+    Args:
+        folder: for homes, work, logs and warehouses; short, for it holds sockets.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._master: str | None = None
+        self._session: SparkSession | None = None
+        self._daemons = ExitStack()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a session lives."""
+        return self._session is not None
+
+    def get(self, master: str) -> SparkSession:
+        """Return a session on `master`, a Spark master or `STANDALONE`; any other is stopped."""
+        if self._session is not None and self._master == master and _is_alive(self._session):
+            return self._session
+        self.stop()
+        if "SPARK_HOME" not in os.environ:
+            os.environ["SPARK_HOME"] = str(self._home())
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        url = self._start_standalone() if master == STANDALONE else master
+        self._session = self._build(url)
+        self._master = master
+        _wait_for_executors(self._session, _executors(master))
+        return self._session
+
+    def stop(self) -> None:
+        """Stop the session and the daemons, if any; the JVM stays for the next session."""
+        session, self._session, self._master = self._session, None, None
+        if session is not None:
+            session.stop()
+        self._daemons.close()
+
+    def close(self) -> None:
+        """Stop all, the JVM included."""
+        self.stop()
+        if "pyspark" not in sys.modules:
+            return
+        from pyspark import SparkContext
+
+        gateway: Any = SparkContext._gateway
+        if gateway is not None:
+            gateway.shutdown()
+            gateway.proc.stdin.close()  # upon which the JVM ends
+            _end(gateway.proc)
+            SparkContext._gateway = SparkContext._jvm = None
+
+    def _build(self, url: str) -> SparkSession:
+        from pyspark.sql import SparkSession
+
+        builder = SparkSession.builder.master(url).appName("sparkdl tests")
+        for key, value in self._configuration().items():
+            builder = builder.config(key, value)
+        session = builder.getOrCreate()
+        session.sparkContext.setLogLevel("ERROR")
+        return session
+
+    def _configuration(self) -> Mapping[str, str]:
+        return {
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.memory": "768m",
+            "spark.executor.memory": "1024m",
+            "spark.local.dir": str(self._folder / "local"),
+            "spark.sql.warehouse.dir": str(self._folder / "warehouse"),
+            "spark.sql.shuffle.partitions": "4",
+            "spark.task.maxFailures": "4",
+            "spark.port.maxRetries": "64",
+        }
+
+    def _home(self) -> Path:
+        import pyspark
+
+        home = self._folder / "home"
+        home.mkdir()
+        for entry in Path(pyspark.__file__).parent.iterdir():
+            if entry.name not in ("work", "logs"):
+                (home / entry.name).symlink_to(entry)
+        return home
+
+    def _start_standalone(self, workers: int = 2, cores: int = 2) -> str:
+        port = _free_port()
+        url = f"spark://127.0.0.1:{port}"
+        deploy = "org.apache.spark.deploy"
+        common = ["--host", "127.0.0.1", "--webui-port", "0"]
+        self._start_daemon("master", f"{deploy}.master.Master", *common, "--port", str(port))
+        size = ["--cores", str(cores), "--memory", "2g"]
+        for number in range(workers):
+            work = ["--work-dir", str(self._folder / f"work-{number}")]
+            worker = f"{deploy}.worker.Worker"
+            self._start_daemon(f"worker-{number}", worker, *common, *size, *work, url)
+        return url
+
+    def _start_daemon(self, name: str, *arguments: str) -> None:
+        home = Path(os.environ["SPARK_HOME"])
+        environment = os.environ | {"SPARK_DAEMON_MEMORY": "256m", "SPARK_LOCAL_IP": "127.0.0.1"}
+        log = self._daemons.enter_context(open(self._folder / f"{name}.log", "ab"))
+        daemon = subprocess.Popen(
+            [str(home / "bin" / "spark-class"), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environment,
+        )
+        self._daemons.callback(_end, daemon)
+
+
+def is_java_there() -> bool:
+    """Whether Spark will find a Java."""
+    home = os.environ.get("JAVA_HOME")
+    return bool(home and Path(home, "bin", "java").exists()) or shutil.which("java") is not None
+
+
+def _is_alive(session: SparkSession) -> bool:
+    context: Any = session.sparkContext
+    return context._jsc is not None and not context._jsc.sc().isStopped()
+
+
+def _executors(master: str) -> int:
+    if master == STANDALONE:
+        return 2
+    if master.startswith("local-cluster["):
+        return int(master.removeprefix("local-cluster[").split(",")[0])
+    return 0
+
+
+def _wait_for_executors(session: SparkSession, count: int) -> None:
+    """Wait until `count` executors have registered, so that no test depends on which came first."""
+    context: Any = session.sparkContext
+    never = threading.Event()
+    end_s = time.monotonic() + _STARTED_S
+    while len(context._jsc.sc().statusTracker().getExecutorInfos()) - 1 < count:
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"{count} executors of {context.master} are not up: {_STARTED_S} s")
+        never.wait(_POLL_S)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with suppress(subprocess.TimeoutExpired):
+        process.terminate()
+        process.wait(_STOPPED_S)
+        return
+    process.kill()
+    process.wait()

@@ -1,0 +1,158 @@
+"""Trains, evaluates and predicts with Keras 3 and the shim, in the ways users do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.frameworks.programs.models import compile_model, compiled, floats, rows, weights
+
+
+def main(rank: int, folder: Path) -> dict[str, Any]:
+    """Return what each case gave on this worker."""
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    return {
+        "arrays": _arrays(strategy),
+        "weighted": _weighted(strategy),
+        "dicts": _dicts(strategy, rank),
+        "stream": _stream(strategy, rank),
+        "executions": _several_steps_per_execution(strategy),
+        "predict": _predict(strategy, rank),
+        "untouched": _without_strategy(),
+    }
+
+
+def _arrays(strategy: Any) -> dict[str, Any]:
+    x, y = rows(64)
+    with strategy.scope():
+        model = compiled()
+    history = model.fit(
+        x, y, batch_size=16, epochs=2, shuffle=False, validation_data=rows(32, 1), verbose=0
+    )
+    reference = compiled()
+    expected = reference.fit(
+        x, y, batch_size=16, epochs=2, shuffle=False, validation_data=rows(32, 1), verbose=0
+    )
+    return {
+        "weights": weights(model),
+        "expected_weights": weights(reference),
+        "history": floats(history),
+        "expected_history": floats(expected),
+        "evaluate": [float(v) for v in model.evaluate(*rows(48, 2), batch_size=16, verbose=0)],
+        "expected_evaluate": [
+            float(v) for v in reference.evaluate(*rows(48, 2), batch_size=16, verbose=0)
+        ],
+    }
+
+
+def _weighted(strategy: Any) -> dict[str, Any]:
+    x, y = rows(32, 3)
+    dataset = tf.data.Dataset.from_tensor_slices((x, y, np.linspace(0.1, 2, 32))).batch(16)
+    with strategy.scope():
+        model = compiled()
+    model.fit(dataset, epochs=2, verbose=0)
+    reference = compiled()
+    reference.fit(dataset, epochs=2, verbose=0)
+    return {"weights": weights(model), "expected_weights": weights(reference)}
+
+
+class Subclassed(keras.Model):
+    """Has no weights before it sees data, and takes a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = keras.layers.Dense(3, activation="relu")
+        self.head = keras.layers.Dense(1, activation="sigmoid")
+
+    def call(self, inputs: dict[str, Any]) -> Any:
+        both = keras.ops.concatenate([inputs["left"], inputs["right"]], axis=-1)
+        return self.head(self.hidden(both))
+
+
+def _dicts(strategy: Any, rank: int) -> dict[str, Any]:
+    x, y = rows(32, 4 + rank)
+    columns = {"left": x[:, :1], "right": x[:, 1:]}
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    dataset = tf.data.Dataset.from_tensor_slices((columns, y)).batch(16).with_options(options)
+    with strategy.scope():
+        model = compile_model(Subclassed())
+    history = model.fit(dataset, epochs=2, validation_data=dataset, verbose=0)
+    return {"weights": weights(model), "history": floats(history)}
+
+
+def _stream(strategy: Any, rank: int) -> dict[str, Any]:
+    """Train on rows that can be read once; count how often they are asked for."""
+    starts = []
+    seen = []
+
+    def stream() -> Any:
+        starts.append(1)
+        for x, y in zip(*rows(32, 6 + rank), strict=True):
+            seen.append(1)
+            yield x, y
+
+    signature = (tf.TensorSpec((4,), tf.float32), tf.TensorSpec((1,), tf.float32))
+
+    def pipeline(_: Any) -> Any:
+        return tf.data.Dataset.from_generator(stream, output_signature=signature).batch(8)
+
+    with strategy.scope():
+        model = compiled()
+    model.fit(strategy.distribute_datasets_from_function(pipeline), verbose=0)
+    return {"starts": len(starts), "seen": len(seen), "weights": weights(model)}
+
+
+def _several_steps_per_execution(strategy: Any) -> dict[str, Any]:
+    with strategy.scope():
+        model = compiled()
+        model.compile("sgd", "mse", metrics=["mae"], steps_per_execution=2)
+    history = model.fit(*rows(64), batch_size=16, shuffle=False, verbose=0)
+    predictions = model.predict(rows(21, 3)[0], batch_size=4, verbose=0)
+    direct = np.asarray(model(rows(21, 3)[0]))
+    return {
+        "weights": weights(model),
+        "history": floats(history),
+        "error": float(np.abs(predictions - direct).max()),
+    }
+
+
+def _predict(strategy: Any, rank: int) -> dict[str, Any]:
+    with strategy.scope():
+        model = compiled()
+        lazy = Subclassed()
+    own = rows(10 + 7 * rank, 8 + rank)[0]
+    expected = np.asarray(model(own))
+    with strategy.scope():
+        within = model.predict(own, batch_size=4, verbose=0)
+    alone = None
+    if rank == 0:  # no other worker takes part
+        alone = model.predict(tf.data.Dataset.from_tensor_slices(own).batch(4), verbose=0)
+    shared = rows(16)[0]
+    distributed = strategy.experimental_distribute_dataset(
+        tf.data.Dataset.from_tensor_slices(shared).batch(8)
+    )
+    lazy.predict({"left": own[:, :1], "right": own[:, 1:]}, verbose=0)
+
+    def error(found: Any, wanted: Any) -> float:
+        return float(np.abs(found - wanted).max()) if found.shape == wanted.shape else np.inf
+
+    return {
+        "within": error(within, expected),
+        "outside": error(model.predict(own, batch_size=4, verbose=0), expected),
+        "on_batch": error(model.predict_on_batch(own), expected),
+        "alone": 0.0 if alone is None else error(alone, expected),
+        "distributed": error(model.predict(distributed, verbose=0), np.asarray(model(shared))),
+        "strategy_kept": model.distribute_strategy is strategy,
+        "lazy_weights": weights(lazy),
+    }
+
+
+def _without_strategy() -> dict[str, Any]:
+    model = compiled()
+    model.fit(*rows(16), batch_size=8, verbose=0)
+    return {"rows": len(model.predict(rows(5)[0], verbose=0))}

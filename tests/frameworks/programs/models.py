@@ -1,0 +1,47 @@
+"""The model and the data that the programs share; `keras` is an argument where it may be tf_keras.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def rows(count: int, seed: int = 0) -> tuple[Any, Any]:
+    """Return float32 [count, 4] and float32 [count, 1]."""
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(count, 4)).astype("float32")
+    y = (x @ np.array([[1.0], [-2.0], [0.5], [3.0]], "float32") > 0).astype("float32")
+    return x, y
+
+
+def compiled(keras: Any = None) -> Any:
+    """Return a small binary classifier with the same initial weights every time."""
+    if keras is None:
+        import keras
+    keras.utils.set_random_seed(7)
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(8, activation="tanh", kernel_initializer="glorot_uniform"),
+            keras.layers.Dense(1, activation="sigmoid"),
+        ]
+    )
+    return compile_model(model)
+
+
+def compile_model(model: Any) -> Any:
+    """Compile with metrics that are means and one that is not (AUC)."""
+    model.compile("adam", "binary_crossentropy", metrics=["accuracy", "AUC"])
+    return model
+
+
+def weights(model: Any) -> list[float]:
+    """Return all weights of `model`, flat."""
+    return [float(value) for array in model.get_weights() for value in array.ravel()]
+
+
+def floats(history: Any) -> dict[str, list[float]]:
+    """Return the history of a `fit` as JSON can hold it."""
+    return {name: [float(value) for value in values] for name, values in history.history.items()}
