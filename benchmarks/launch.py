@@ -1,7 +1,7 @@
-"""How long until every node is inside the user's function, framework imported? sparkdl, its peers, and the floor.
+"""How long until every node is inside the user's function, with its framework imported?
 
-Runs each contestant in a process of its own, in turn, round after round, and prints a table of medians. `README.md`
-says what is measured and why so.
+Runs sparkdl, its peers and the floor, each in a process of its own, in turn, round after round, and
+prints a table of medians. `README.md` says what is measured and why so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 MARK = "BENCH_LAUNCH_RUN"
-"""The environment variable by which a contestant's processes are known, whatever group or parent they have by now."""
+"""The environment variable by which a contestant's processes are known, whatever their group."""
 GRACE_S = 10.0
 """How long the processes of a contestant may outlive it before they count as left behind."""
 
@@ -42,9 +42,21 @@ class Contestant:
 
 CONTESTANTS = (
     Contestant("floor, tensorflow", "floor.py", ("--framework", "tensorflow"), "floor, tensorflow"),
-    Contestant("sparkdl, tensorflow", "sparkdl_launch.py", ("--framework", "tensorflow"), "floor, tensorflow"),
-    Contestant("TensorFlowOnSpark, TENSORFLOW", "tfos.py", ("--input-mode", "tensorflow"), "floor, tensorflow"),
-    Contestant("TensorFlowOnSpark, SPARK", "tfos.py", ("--input-mode", "spark"), "floor, tensorflow"),
+    Contestant(
+        "sparkdl, tensorflow",
+        "sparkdl_launch.py",
+        ("--framework", "tensorflow"),
+        "floor, tensorflow",
+    ),
+    Contestant(
+        "TensorFlowOnSpark, TENSORFLOW",
+        "tfos.py",
+        ("--input-mode", "tensorflow"),
+        "floor, tensorflow",
+    ),
+    Contestant(
+        "TensorFlowOnSpark, SPARK", "tfos.py", ("--input-mode", "spark"), "floor, tensorflow"
+    ),
     Contestant("floor, torch", "floor.py", ("--framework", "torch"), "floor, torch"),
     Contestant("sparkdl, torch", "sparkdl_launch.py", ("--framework", "torch"), "floor, torch"),
     Contestant("TorchDistributor", "torch_distributor.py", (), "floor, torch"),
@@ -75,7 +87,7 @@ class Run:
 
 
 def run(contestant: Contestant, number: int, python: str, launches: int, deadline_s: float) -> Run:
-    """Run one contestant once, for at most `deadline_s` seconds, and kill whatever is left of it."""
+    """Run one contestant once, for at most `deadline_s` seconds, and kill what is left of it."""
     token = uuid.uuid4().hex
     command = [python, str(HERE / "contestants" / contestant.program), *contestant.arguments]
     load = os.getloadavg()[0]
@@ -90,7 +102,13 @@ def run(contestant: Contestant, number: int, python: str, launches: int, deadlin
             stdout=out,
             stderr=err,
             cwd=scratch,
-            env=os.environ | {MARK: token, "PYTHONPATH": str(ROOT), "TMPDIR": scratch, "SPARK_LOCAL_DIRS": scratch},
+            env=os.environ
+            | {
+                MARK: token,
+                "PYTHONPATH": str(ROOT),
+                "TMPDIR": scratch,
+                "SPARK_LOCAL_DIRS": scratch,
+            },
             start_new_session=True,
         )
         try:
@@ -114,7 +132,9 @@ def run(contestant: Contestant, number: int, python: str, launches: int, deadlin
         contestant.name,
         number,
         load,
-        import_s=next((record["import_s"] for record in records if record["event"] == "ready"), None),
+        import_s=next(
+            (record["import_s"] for record in records if record["event"] == "ready"), None
+        ),
         launches=[
             {key: record[key] for key in ("entered_s", "down_s", "nodes_s")}
             for record in records
@@ -128,12 +148,14 @@ def run(contestant: Contestant, number: int, python: str, launches: int, deadlin
 def last_line(stream: Iterator[str]) -> str:
     """Return the last line that names an error, or else the last line that is not empty."""
     lines = [line.strip() for line in stream if line.strip()]
-    errors = [line for line in lines if "Error" in line.split(":")[0] or "Exception" in line.split(":")[0]]
+    errors = [
+        line for line in lines if "Error" in line.split(":")[0] or "Exception" in line.split(":")[0]
+    ]
     return (errors or lines or ["(nothing was written to standard error)"])[-1]
 
 
 def kill(token: str, grace_s: float) -> list[str]:
-    """Kill the processes that carry `token`, after giving them `grace_s` seconds to end; return their commands."""
+    """Kill the processes that carry `token` and still run after `grace_s`; return their commands."""
     give_up = time.monotonic() + grace_s
     while (alive := marked(token)) and time.monotonic() < give_up:
         time.sleep(0.2)
@@ -155,7 +177,12 @@ def marked(token: str) -> dict[int, str]:
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 if needle in (entry / "environ").read_bytes().split(b"\0"):
-                    words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    words = (
+                        (entry / "cmdline")
+                        .read_bytes()
+                        .replace(b"\0", b" ")
+                        .decode(errors="replace")
+                    )
                     found[int(entry.name)] = words.strip()[:200]
     return found
 
@@ -229,11 +256,15 @@ def summarise(contestants: Sequence[Contestant], runs: Sequence[Run]) -> list[Ro
                 runs=len(counted),
                 first=first,
                 again=Figure.of(entered(contestant.name, later=True)),
-                down=Figure.of([float(run.launches[0]["down_s"]) for run in counted if run.launches]),  # type: ignore[arg-type]
+                down=Figure.of(
+                    [float(run.launches[0]["down_s"]) for run in counted if run.launches]
+                ),  # type: ignore[arg-type]
                 imports=Figure.of([run.import_s for run in counted if run.import_s is not None]),
                 ratio=first.median / floor.median if first and floor else None,
                 errors=errors,
-                left_behind=sum(len(run.left_behind) for run in runs if run.contestant == contestant.name),
+                left_behind=sum(
+                    len(run.left_behind) for run in runs if run.contestant == contestant.name
+                ),
             )
         )
     return rows
@@ -242,7 +273,7 @@ def summarise(contestants: Sequence[Contestant], runs: Sequence[Run]) -> list[Ro
 def table(rows: Sequence[Row]) -> str:
     """Return the rows as a Markdown table, failures below."""
     lines = [
-        "| seconds, median (min-max) | first launch | of floor | again, same session | until down | import on driver |",
+        "| seconds, median (min-max) | first launch | of floor | again | until down | import |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
@@ -250,30 +281,47 @@ def table(rows: Sequence[Row]) -> str:
         cells += [figure or "-" for figure in (row.again, row.down, row.imports)]
         lines.append(f"| {row.contestant} | " + " | ".join(map(str, cells)) + " |")
     for row in rows:
-        lines += [f"failed: {row.contestant}, {count} times: {error}" for error, count in row.errors.items()]
+        lines += [
+            f"failed: {row.contestant}, {count} times: {error}"
+            for error, count in row.errors.items()
+        ]
         if row.left_behind:
-            lines.append(f"left behind: {row.contestant}, {row.left_behind} processes in all, killed")
+            lines.append(
+                f"left behind: {row.contestant}, {row.left_behind} processes in all, killed"
+            )
     return "\n".join(lines)
 
 
 def parse() -> argparse.Namespace:
     """Return the command line's options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     peers = ROOT / ".venv-peers" / "bin" / "python"
-    parser.add_argument("--repeats", type=int, default=5, help="rounds that count, after one that does not")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="rounds that count, after one that does not"
+    )
     parser.add_argument("--launches", type=int, default=2, help="launches in each session")
-    parser.add_argument("--deadline-s", type=float, default=180, help="longest time for one contestant's process")
+    parser.add_argument(
+        "--deadline-s", type=float, default=180, help="longest time for one contestant's process"
+    )
     python = str(peers if peers.exists() else sys.executable)
     parser.add_argument("--python", default=python, help="the interpreter of the contestants")
-    parser.add_argument("--only", default="", help="run only the contestants whose name contains this")
-    parser.add_argument("--json", type=Path, help="write every run and the table here")
+    parser.add_argument(
+        "--only", default="", help="run only the contestants whose name contains this"
+    )
+    parser.add_argument(
+        "--json", type=Path, default=ROOT / "out" / "launch.json", help="every run and the table"
+    )
     return parser.parse_args()
 
 
 def main() -> None:
     """Run the rounds, print the table and write the JSON."""
     parsed = parse()
-    contestants = [contestant for contestant in CONTESTANTS if parsed.only.lower() in contestant.name.lower()]
+    contestants = [
+        contestant for contestant in CONTESTANTS if parsed.only.lower() in contestant.name.lower()
+    ]
     runs = []
     for number in range(parsed.repeats + 1):
         for contestant in contestants:
@@ -283,11 +331,18 @@ def main() -> None:
             print(f"round {number}: {contestant.name}: {figures or 'failed'}", file=sys.stderr)
     rows = summarise(contestants, runs)
     print(table(rows))
-    if parsed.json:
-        machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
-        document = {"machine": machine, "rows": [asdict(row) for row in rows], "runs": [asdict(run) for run in runs]}
-        parsed.json.parent.mkdir(parents=True, exist_ok=True)
-        parsed.json.write_text(json.dumps(document, indent=2) + "\n")
+    machine = {
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+    }
+    document = {
+        "machine": machine,
+        "rows": [asdict(row) for row in rows],
+        "runs": [asdict(run) for run in runs],
+    }
+    parsed.json.parent.mkdir(parents=True, exist_ok=True)
+    parsed.json.write_text(json.dumps(document, indent=2) + "\n")
 
 
 if __name__ == "__main__":

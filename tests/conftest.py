@@ -1,4 +1,4 @@
-"""What every test gets: the leak police, Spark sessions that are reused, markers, an order, time limits.
+"""What every test gets: the leak police, Spark sessions, markers, an order, time limits.
 
 Runs in: the process of pytest
 """
@@ -23,8 +23,6 @@ from tests.doubles.sessions import SparkSessions
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytest_plugins = ["pytester"]
-
 _ROOT = Path(__file__).parent.parent
 _SLOW_TIMEOUT_S = 300
 _SLOW = ("spark", "tensorflow", "torch", "jax")
@@ -38,12 +36,12 @@ _SPARK_FIXTURES = {
 }
 
 
-# --- which tests run, and in what order ------------------------------------------------------------
+# which tests run, and in what order
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark, skip what this machine cannot run, and keep tests of the same Spark session together."""
+    """Mark, skip what cannot run here, and keep tests of the same Spark session together."""
     missing = _missing()
     for item in items:
         if _spark_fixture(item) is not None:
@@ -86,12 +84,12 @@ def _missing() -> dict[str, str]:
     }
 
 
-# --- the run: a folder and an environment of its own -----------------------------------------------
+# the run: a folder and an environment of its own
 
 
 @pytest.fixture(scope="session")
 def run_name(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Set this run's environment: its mark, its own temporary folder, `tests` importable by children."""
+    """Set this run's environment: its mark, a temporary folder, `tests` importable by children."""
     tmp_path_factory.getbasetemp()  # which stays where it is, for a look after a failure
     name = uuid.uuid4().hex
     folder = tempfile.mkdtemp(prefix="sdl-")  # short, for paths of Unix sockets
@@ -105,7 +103,7 @@ def run_name(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-# --- the leak police -------------------------------------------------------------------------------
+# the leak police
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -119,7 +117,8 @@ def _nothing_outlives_its_test(
 ) -> Iterator[None]:
     for name in _SPARK_FIXTURES.keys() & set(request.fixturenames):
         request.getfixturevalue(name)  # before the police looks: a session belongs to many tests
-    yield from _watch(Police(run_name, has_spark=spark_sessions.is_active))
+    has_spark = spark_sessions.is_active or "spark_session_on" in request.fixturenames
+    yield from _watch(Police(run_name, has_spark))
 
 
 def _watch(police: Police) -> Iterator[None]:
@@ -130,7 +129,7 @@ def _watch(police: Police) -> Iterator[None]:
         pytest.fail("left behind:\n  " + "\n  ".join(leaks), pytrace=False)
 
 
-# --- Spark -----------------------------------------------------------------------------------------
+# Spark
 
 
 @pytest.fixture(scope="session")
@@ -174,5 +173,5 @@ def spark_cluster_one_slot(spark_sessions: SparkSessions) -> SparkSession:
 
 @pytest.fixture
 def spark_standalone(spark_sessions: SparkSessions) -> SparkSession:
-    """A session on a standalone cluster: a master and two workers of two cores, processes of their own."""
+    """A session on a standalone cluster: a master and two workers of two cores each."""
     return spark_sessions.get(sessions.STANDALONE)

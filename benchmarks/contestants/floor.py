@@ -1,4 +1,4 @@
-"""The floor: an empty Spark job of two tasks, then two bare interpreters that import the framework side by side.
+"""The floor: an empty Spark job, then two bare interpreters that import the framework.
 
 No launcher that starts a fresh process for each node from a Spark task can be faster.
 """
@@ -45,4 +45,4 @@ if __name__ == "__main__":
     parser = options(__doc__)
     parser.add_argument("--framework", choices=["tensorflow", "torch"], required=True)
     parsed = parser.parse_args()
-    compete(parsed, partial(prepare, parsed.framework))
+    compete(parsed, parsed.framework, partial(prepare, parsed.framework))

@@ -1,10 +1,12 @@
 """What every contestant does alike: options, a warm Spark session, the clock and the JSON lines.
 
-A contestant is a program with one context manager, `launch(spark, folder, ...)`: entering it starts a cluster of
-`NODES` nodes, each of which imports the framework and calls `mark(folder)`; leaving it shuts the cluster down.
-`compete` runs that manager `--launches` times in one session and writes one JSON line for each.
+A contestant is a program with one context manager, `launch(spark, folder, ...)`: entering it starts
+a cluster of `NODES` nodes, each of which imports the framework and calls `mark(folder)`; leaving it
+shuts the cluster down. `compete` runs that manager `--launches` times in one session and writes one
+JSON line for each.
 
-Only the standard library is imported at the top: `mark` runs inside the nodes and must cost them nothing.
+Only the standard library is imported at the top: `mark` runs inside the nodes and must cost them
+nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,7 +36,7 @@ POLL_S = 0.01
 
 
 def mark(folder: str) -> None:
-    """Record in `folder` that one node is inside the user's function now, by the clock all processes share."""
+    """Record in `folder` that one node is inside the user's function now."""
     now = time.time()
     path = Path(folder, uuid.uuid4().hex)
     partial = path.with_suffix(".partial")
@@ -49,36 +52,57 @@ def wait_for_marks(folder: str, deadline_s: float) -> list[float]:
         if len(marks) >= NODES:
             return sorted(float(path.read_text()) for path in marks)
         if time.monotonic() > give_up:
-            raise TimeoutError(f"{len(marks)} of {NODES} nodes entered the function within {deadline_s:.0f} s")
+            raise TimeoutError(
+                f"{len(marks)} of {NODES} nodes entered the function within {deadline_s:.0f} s"
+            )
         time.sleep(POLL_S)
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
     """Return the parser with the options that every contestant has."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--launches", type=int, default=2, help="launches, one after another, in the one session")
-    parser.add_argument("--slots", type=int, default=2, help="task slots of each of the two executors")
-    parser.add_argument("--deadline-s", type=float, default=120, help="longest wait for the nodes of one launch")
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--launches", type=int, default=2, help="launches, one after another, in the one session"
+    )
+    parser.add_argument(
+        "--slots", type=int, default=2, help="task slots of each of the two executors"
+    )
+    parser.add_argument(
+        "--deadline-s", type=float, default=120, help="longest wait for the nodes of one launch"
+    )
     return parser
 
 
-def compete(parsed: argparse.Namespace, prepare: Callable[[], Launch]) -> None:
+def compete(parsed: argparse.Namespace, framework: str, prepare: Callable[[], Launch]) -> None:
     """Run the contestant and write its JSON lines to standard output, where nothing else can write.
 
     Args:
         parsed: What `options(...)` parsed.
-        prepare: Imports what the user's program would import and returns the context manager to time.
+        framework: What the nodes import.
+        prepare: Imports what the user's program would import and returns the manager to time.
     """
     lines = _claim_stdout()
     start = time.time()
     launch = prepare()
     import_s = time.time() - start
     spark = _warm_session(parsed.slots)
-    work = Path(os.environ.get("SPARK_HOME") or _spark_home(), "work", spark.sparkContext.applicationId)
+    _warm_page_cache(framework)
+    work = Path(
+        os.environ.get("SPARK_HOME") or _spark_home(), "work", spark.sparkContext.applicationId
+    )
     try:
         _write(lines, {"event": "ready", "import_s": import_s})
         for number in range(parsed.launches):
-            _write(lines, {"event": "launch", "number": number, **_time_one(launch, spark, parsed.deadline_s)})
+            _write(
+                lines,
+                {
+                    "event": "launch",
+                    "number": number,
+                    **_time_one(launch, spark, parsed.deadline_s),
+                },
+            )
     finally:
         spark.stop()
         shutil.rmtree(work, ignore_errors=True)
@@ -98,7 +122,7 @@ def _time_one(launch: Launch, spark: SparkSession, deadline_s: float) -> dict[st
 
 
 def _warm_session(slots: int) -> SparkSession:
-    """Return a session whose two executors are up and have a warm Python worker, without a framework, in every slot."""
+    """Return a session whose executors are up, with a Python worker without framework in each slot."""
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -115,10 +139,19 @@ def _warm_session(slots: int) -> SparkSession:
     )
     spark.sparkContext.setLogLevel("ERROR")
     tasks = NODES * slots
-    for _ in range(2):  # a barrier stage and tasks that last a moment: no slot can take the task of another
+    for _ in range(
+        2
+    ):  # a barrier stage and tasks that last a moment: no slot can take the task of another
         spark.sparkContext.parallelize(range(tasks), tasks).barrier().mapPartitions(_linger).count()
-        spark.range(tasks, numPartitions=tasks).mapInArrow(_linger_arrow, "id long", barrier=True).collect()
+        spark.range(tasks, numPartitions=tasks).mapInArrow(
+            _linger_arrow, "id long", barrier=True
+        ).collect()
     return spark
+
+
+def _warm_page_cache(framework: str) -> None:
+    """Import the framework once, elsewhere: some launchers do so in the driver, which warms the cache."""
+    subprocess.run([sys.executable, "-c", f"import {framework}"], check=True)
 
 
 def _linger(rows: Iterable[int]) -> Iterable[int]:
@@ -138,7 +171,7 @@ def _spark_home() -> str:
 
 
 def _claim_stdout() -> TextIO:
-    """Return standard output as a file of its own; what others print goes to standard error from here on."""
+    """Return standard output as a file of its own; what others print goes to standard error."""
     lines = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     sys.stdout.flush()
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""sparkdl: `sparkdl.launch` with a function that imports the framework, then the end of its `with` block."""
+"""sparkdl: `sparkdl.launch` with a function that imports the framework, then shutdown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def launch(spark: SparkSession, folder: str, framework: str, input_mode: str) ->
     import sparkdl
 
     args = argparse.Namespace(folder=folder, framework=framework)
-    with sparkdl.launch(spark, train, args, nodes=NODES, framework=framework, input_mode=input_mode) as cluster:
+    with sparkdl.launch(
+        spark, train, args, nodes=NODES, framework=framework, input_mode=input_mode
+    ) as cluster:
         yield
         cluster.results()
 
@@ -46,4 +48,4 @@ if __name__ == "__main__":
     parser.add_argument("--framework", choices=["tensorflow", "torch"], required=True)
     parser.add_argument("--input-mode", choices=["tensorflow", "spark"], default="tensorflow")
     parsed = parser.parse_args()
-    compete(parsed, partial(prepare, parsed.framework, parsed.input_mode))
+    compete(parsed, parsed.framework, partial(prepare, parsed.framework, parsed.input_mode))

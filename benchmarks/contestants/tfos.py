@@ -32,7 +32,13 @@ def launch(spark: SparkSession, folder: str, input_mode: int) -> Iterator[None]:
 
     args = argparse.Namespace(folder=folder)
     cluster = TFCluster.run(
-        spark.sparkContext, map_fun, args, num_executors=NODES, num_ps=0, input_mode=input_mode, master_node="chief"
+        spark.sparkContext,
+        map_fun,
+        args,
+        num_executors=NODES,
+        num_ps=0,
+        input_mode=input_mode,
+        master_node="chief",
     )
     yield
     cluster.shutdown()
@@ -50,4 +56,4 @@ if __name__ == "__main__":
     parser.set_defaults(slots=1)
     parser.add_argument("--input-mode", choices=["tensorflow", "spark"], required=True)
     parsed = parser.parse_args()
-    compete(parsed, partial(prepare, parsed.input_mode))
+    compete(parsed, "tensorflow", partial(prepare, parsed.input_mode))

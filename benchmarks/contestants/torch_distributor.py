@@ -1,6 +1,7 @@
 """pyspark's TorchDistributor: `run` with a function that imports torch.
 
-`run` blocks until the function has returned on every node, so leaving the manager has nothing left to do.
+`run` blocks until the function has returned on every node, so leaving the manager has nothing
+left to do.
 """
 
 from __future__ import annotations
@@ -40,4 +41,4 @@ def prepare() -> Launch:
 
 
 if __name__ == "__main__":
-    compete(options(__doc__).parse_args(), prepare)
+    compete(options(__doc__).parse_args(), "torch", prepare)

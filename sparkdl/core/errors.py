@@ -60,6 +60,10 @@ class IllegalTransitionError(SparkdlError):
     """A state machine got an event that its state does not allow. Always a bug in sparkdl."""
 
 
+class ShutdownTimeoutError(SparkdlError, TimeoutError):
+    """`map_fun` had not returned when the time for the shutdown was over; it was stopped."""
+
+
 class LaunchError(SparkdlError):
     """The nodes could not be started: Spark's own job that carries them failed."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from datetime import date, datetime, timedelta
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from types import NoneType
 from typing import Any
 
@@ -21,13 +21,14 @@ import pyarrow as pa
 
 from sparkdl.core.errors import ProtocolError
 from sparkdl.feed.decode import decode, make_rows
-from sparkdl.feed.encode import Codec, encode, row_fields
+from sparkdl.feed.encode import Codec, Values, encode, pack_numbers, row_fields
 from sparkdl.feed.frame import frame_rows
 
 _KEY = b"sparkdl.rows"
 _MAX_CUTS = 8
 _FIXED = frozenset({NoneType, bool, int, float, date, datetime, timedelta})
 _SAMPLE = 32
+_WIDE = 16
 
 
 class RowSchema(msgspec.Struct, frozen=True):
@@ -137,11 +138,11 @@ def _encode_rows(rows: list[Any]) -> Iterator[pa.RecordBatch]:
             yield from _encode_columns(kind, names, [[row[name] for row in run] for name in names])
         else:
             names = list(fields) if kind == "row" else list(map(str, range(fields)))
-            yield from _encode_columns(kind, names, list(zip(*run, strict=True)))
+            yield from _encode_columns(kind, names, _transpose(run))
 
 
 def _encode_columns(
-    kind: str, names: Sequence[str], columns: Sequence[list[Any] | tuple[Any, ...]]
+    kind: str, names: Sequence[str], columns: Sequence[Values]
 ) -> Iterator[pa.RecordBatch]:
     cuts = sorted({cut for column in columns for cut in _type_cuts(column)})
     if len(cuts) > _MAX_CUTS:
@@ -156,6 +157,15 @@ def _encode_columns(
         metadata = {_KEY: msgspec.json.encode(schema)}
         arrays = [array for array, _ in parts]
         yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields, metadata=metadata))
+
+
+def _transpose(rows: list[Any]) -> Sequence[Values]:
+    """Return the columns of rows that have one width."""
+    if len(rows[0]) > _WIDE and type(rows[0][0]) is type(rows[0][-1]):
+        numbers = pack_numbers(list(chain.from_iterable(rows)))
+        if numbers is not None:
+            return list(np.ascontiguousarray(numbers.reshape(len(rows), -1).T))
+    return list(zip(*rows, strict=True))
 
 
 def _layouts(rows: list[Any]) -> list[tuple[str, Any]]:
@@ -180,9 +190,9 @@ def _layout(row: Any) -> tuple[str, Any]:
     return (kind, fields) if len(row) else ("value", None)  # a batch needs a column
 
 
-def _type_cuts(column: Sequence[Any]) -> list[int]:
+def _type_cuts(column: Values) -> list[int]:
     """Return where the type changes along a column; None goes with any type."""
-    if len(set(map(type, column)) - {NoneType}) <= 1:
+    if isinstance(column, np.ndarray) or len(set(map(type, column)) - {NoneType}) <= 1:
         return []
     cuts: list[int] = []
     last: type | None = None

@@ -182,13 +182,10 @@ def _stack(arrays: list[Array]) -> Array:
 
 
 def _arrays(column: pa.Array, codec: Codec, _where: str) -> Array:
+    dtype = "" if codec.name == "dense" else codec.detail
     if pa.types.is_struct(column.type):
-        return _stack(load_ragged(column, codec.detail))
-    return load(column, codec.detail)
-
-
-def _dense(column: pa.Array, codec: Codec, where: str) -> Array:
-    return _arrays(column, codec.of[0], where)
+        return _stack(load_ragged(column, dtype))
+    return load(column, dtype)
 
 
 def _sparse(column: pa.Array, _codec: Codec, where: str) -> Array:
@@ -226,7 +223,7 @@ def _no_array(_column: pa.Array, codec: Codec, where: str) -> Array:
 _BY_CODEC: dict[str, Callable[[pa.Array, Codec, str], Array]] = {
     "scalar": _arrays,
     "ndarray": _arrays,
-    "dense": _dense,
+    "dense": _arrays,
     "sparse": _sparse,
     "decimal": _decimals,
     "union": _mixed,

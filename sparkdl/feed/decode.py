@@ -86,7 +86,7 @@ def _decode_rows(array: pa.Array, codec: Codec) -> list[Any]:
 
 def _decode_dense(array: pa.Array, codec: Codec) -> list[Any]:
     make = vectors(codec.detail).dense
-    return [make(value) for value in decode(array, codec.of[0])]
+    return [make(value) for value in _decode_arrays(array, Codec("ndarray", detail="<f8"))]
 
 
 def _decode_sparse(array: pa.Array, codec: Codec) -> list[Any]:
@@ -112,12 +112,13 @@ def _decode_union(array: pa.Array, codec: Codec) -> list[Any]:
 
 def make_rows(names: tuple[str, ...], columns: list[list[Any]]) -> list[Any]:
     """Return rows with named fields: pyspark's Row, or a named tuple where pyspark is missing."""
-    row: Callable[..., Any]
+    make: Callable[..., Any]
     try:
-        row = importlib.import_module("pyspark.sql.types").Row(*names)
+        make = importlib.import_module("pyspark.sql.types").Row(*names)
     except ImportError:
-        row = namedtuple("Row", names, rename=True)  # type: ignore[misc]  # names are data
-    return [row(*values) for values in zip(*columns, strict=True)]
+        named_tuple: Callable[..., Any] = namedtuple  # mypy wants names that are no data
+        make = named_tuple("Row", names, rename=True)
+    return [make(*values) for values in zip(*columns, strict=True)]
 
 
 def vectors(module: str) -> Any:

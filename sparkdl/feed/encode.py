@@ -1,6 +1,6 @@
-"""A column of Python values becomes one Arrow array and a codec, by which it can come back.
+"""A column of Python values becomes one Arrow array, and a codec by which it can come back.
 
-Runs in: feeder. `decode.py` is the way back.
+Runs in: feeder, child
 
 `encode` looks at all values of a column at once and picks a codec; codecs nest:
 
@@ -8,8 +8,7 @@ Runs in: feeder. `decode.py` is the way back.
     bytes bytearray date         (likewise)
     timedelta, datetime          (likewise; a datetime's UTC offset is kept, its zone's name is not)
     decimal, npstr, npbytes      text or bytes
-    scalar                       numpy scalars: one primitive array
-    ndarray                      nested fixed-size lists, or struct<shape, data>: `tensors.py`
+    scalar, ndarray              numpy's: primitives, fixed-size lists, ...: `tensors.py`
     list, tuple                  Arrow list of the encoded elements
     dict                         struct<keys, values> of two lists
     row                          struct: a pyspark Row with names
@@ -56,16 +55,11 @@ _BY_TYPE: dict[type, str] = {kind: kind.__name__ for kind in _NATIVE} | {
     np.str_: "npstr",
     np.bytes_: "npbytes",
 }
-_BY_BASE: tuple[tuple[type, str], ...] = (
-    (np.generic, "scalar"),
-    (tuple, "tuple"),
-    (list, "list"),
-    (dict, "dict"),
-)
+_BY_BASE = {np.generic: "scalar", tuple: "tuple", list: "list", dict: "dict"}
 _SCALAR_DTYPES = {np.dtype(code).type: np.dtype(code).str for code in "?bBhHiIlLqQefdgFD"}
 _BY_NAME = {"DenseVector": "dense", "SparseVector": "sparse"}
 VECTOR_MODULES = ("pyspark.ml.linalg", "pyspark.mllib.linalg")
-_MARSHAL: dict[type, np.dtype[Any]] = {
+_MARSHAL = {
     float: np.dtype([("tag", "u1"), ("value", "<f8")]),
     int: np.dtype([("tag", "u1"), ("value", "<i4")]),
 }
@@ -91,21 +85,60 @@ class Codec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 Encoded = tuple[pa.Array, Codec]
+Values = list[Any] | tuple[Any, ...] | np.ndarray[Any, Any]
 
 
-def encode(values: list[Any] | tuple[Any, ...], where: str) -> Encoded:
+def encode(values: Values, where: str) -> Encoded:
     """Return `values` as one Arrow array of the same length, and how to turn them back.
 
     Args:
-        values: the values of one column, of any mix of kinds.
+        values: the values of one column, of any mix of kinds; or what `pack_numbers` returned.
         where: names the column in errors.
 
     Raises:
         FeedTypeError: if a value is of a type that cannot travel.
     """
-    packed = _pack_numbers(values)
-    if packed is not None:
-        return packed
+    if not isinstance(values, np.ndarray):
+        numbers = pack_numbers(values)
+        if numbers is None:
+            return _encode_objects(values, where)
+        values = numbers
+    return pa.array(values), Codec("float" if values.dtype.kind == "f" else "int")
+
+
+def pack_numbers(values: list[Any] | tuple[Any, ...]) -> np.ndarray[Any, Any] | None:
+    """Return values that are all float, or all int of 32 bits, as one float64 or int64 array.
+
+    Marshal's format 2 writes a list or tuple as a header of 5 bytes and then, for each float, "g"
+    and 8 bytes, for each small int, "i" and 4 bytes, little-endian. One C call thus checks types
+    and takes values: twice as fast as `set(map(type, values))` and `pa.array`.
+
+    Returns:
+        None if the values are anything else.
+    """
+    kind = type(values[0]) if values else NoneType
+    layout = _MARSHAL.get(kind)
+    if layout is None:
+        return None
+    try:
+        data = marshal.dumps(values, 2)
+    except ValueError:  # something in there is no plain value
+        return None
+    if len(data) != _MARSHAL_HEADER_NBYTES + len(values) * layout.itemsize:
+        return None
+    items = np.frombuffer(data, layout, offset=_MARSHAL_HEADER_NBYTES)
+    is_one_type = (items["tag"] == _MARSHAL_TAGS[kind]).all()
+    return items["value"].astype(kind) if is_one_type else None
+
+
+def row_fields(value: Any) -> tuple[str, ...] | None:
+    """Return the names of a pyspark Row's fields; None if it is no Row or has no names."""
+    if type(value).__name__ != "Row" or not isinstance(value, tuple):
+        return None
+    return tuple(map(str, getattr(value, "__fields__", ()))) or None
+
+
+def _encode_objects(values: Sequence[Any], where: str) -> Encoded:
     types = set(map(type, values))
     kinds = types - {NoneType}
     if not kinds:
@@ -125,19 +158,12 @@ def encode(values: list[Any] | tuple[Any, ...], where: str) -> Encoded:
     return _ENCODERS[name](values, detail, where)
 
 
-def row_fields(value: Any) -> tuple[str, ...] | None:
-    """Return the names of a pyspark Row's fields, or None if it is no Row or has no names."""
-    if type(value).__name__ != "Row" or not isinstance(value, tuple):
-        return None
-    return tuple(map(str, getattr(value, "__fields__", ()))) or None
-
-
 def _key(value: Any, where: str) -> tuple[str, Hashable]:
     """Return the codec's name and what values must share, beside it, to be in one array."""
     kind = type(value)
     name = _BY_TYPE.get(kind)
     if name is None:
-        name = next((name for base, name in _BY_BASE if isinstance(value, base)), None)
+        name = next((name for base, name in _BY_BASE.items() if isinstance(value, base)), None)
         fields = row_fields(value)
         if fields:
             return "row", fields
@@ -151,8 +177,8 @@ def _key(value: Any, where: str) -> tuple[str, Hashable]:
     if name is None:
         raise FeedTypeError(
             f"{where} holds a {kind.__module__}.{kind.__qualname__}, which cannot travel in a "
-            "feed. Convert it before feeding, for example in rdd.map, to numbers, str, bytes, numpy "
-            "arrays, or lists, tuples or dicts of these."
+            "feed. Convert it before feeding, for example in rdd.map, to numbers, str, bytes, "
+            "numpy arrays, or lists, tuples or dicts of these."
         )
     return name, None
 
@@ -165,33 +191,6 @@ def _dtype_detail(dtype: np.dtype[Any], where: str) -> str:
             "it before feeding: to a plain dtype with .astype(...), or to lists with .tolist()."
         )
     return name
-
-
-def _pack_numbers(values: list[Any] | tuple[Any, ...]) -> Encoded | None:
-    """Encode a column that is all float, or all int of 32 bits, without a look at each in Python.
-
-    Marshal's format 2 writes a list or tuple as a header of 5 bytes and then, for each float, "g"
-    and 8 bytes, for each small int, "i" and 4 bytes, little-endian. One C call thus checks types
-    and takes values: twice as fast as `set(map(type, values))` and `pa.array`.
-
-    Returns:
-        None if the values are anything else.
-    """
-    kind = type(values[0]) if len(values) > 1 else None
-    if kind not in _MARSHAL:
-        return None
-    layout = _MARSHAL[kind]
-    try:
-        data = marshal.dumps(values, 2)
-    except ValueError:  # something in there is no plain value
-        return None
-    if len(data) != _MARSHAL_HEADER_NBYTES + len(values) * layout.itemsize:
-        return None
-    items = np.frombuffer(data, layout, offset=_MARSHAL_HEADER_NBYTES)
-    if not (items["tag"] == _MARSHAL_TAGS[kind]).all():
-        return None
-    dtype = np.float64 if kind is float else np.int64
-    return pa.array(items["value"].astype(dtype)), Codec(kind.__name__)
 
 
 def _encode_native(values: Sequence[Any], kind: type, where: str) -> Encoded:
@@ -242,9 +241,8 @@ def _encode_rows(values: Sequence[Any], fields: Any, where: str) -> Encoded:
     return array, Codec("row", tuple(codec for _, codec in parts), names=fields)
 
 
-def _encode_dense(values: Sequence[Any], module: Any, where: str) -> Encoded:
-    array, inner = _encode_arrays([value.toArray() for value in values], "<f8", where)
-    return array, Codec("dense", (inner,), detail=module)
+def _encode_dense(values: Sequence[Any], module: Any, _where: str) -> Encoded:
+    return store([value.toArray() for value in values], "<f8"), Codec("dense", detail=module)
 
 
 def _encode_sparse(values: Sequence[Any], module: Any, _where: str) -> Encoded:

@@ -28,7 +28,8 @@ def dtype_name(dtype: np.dtype[Any]) -> str | None:
     """
     if dtype.kind not in "biufcmMSU":
         return None
-    return dtype.str[:2] if dtype.kind in "SU" else dtype.str
+    name: str = dtype.str
+    return name[:2] if dtype.kind in "SU" else name
 
 
 def store(arrays: Sequence[Array], dtype: str) -> pa.Array:

@@ -106,7 +106,7 @@ def apply_shim() -> None:
     if objections:
         _logger.warning("this Keras cannot be used with several workers: %s", objections[0])
         refuse = functools.partial(_refuse, objections[0])
-        _Patch("keras.src.models.model:Model.compile", (), refuse).apply()
+        _Patch(_COMPILE, (), refuse).apply()
         return
     for patch in _PATCHES:
         patch.apply()
@@ -152,6 +152,17 @@ def _refuse(reason: str, stock: Callable[..., Any], model: Any, *args: Any, **kw
         "the environment of the executors (spark.executorEnv.TF_USE_LEGACY_KERAS), or write the "
         "training loop with strategy.run"
     )
+
+
+def _compile(stock: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> None:
+    stock(model, *args, **kwargs)
+    if _strategy(model) is not None and model.steps_per_execution != 1:
+        _logger.warning(
+            "steps_per_execution=%s is taken as 1: TensorFlow cannot run the loop over several "
+            "steps in a graph where each step waits for the other workers",
+            model.steps_per_execution,
+        )
+        model.steps_per_execution = 1
 
 
 def _reduce_per_replica(
@@ -281,12 +292,14 @@ def _gather(strategy: Any, number: int) -> list[int]:
     return [int(value) for value in strategy.gather(local, axis=0)]
 
 
+_COMPILE = "keras.src.models.model:Model.compile"
 _TRAINER = "keras.src.backend.tensorflow.trainer"
 _SAVING = "keras.src.saving"
 _CHECKPOINT = "keras.src.callbacks.model_checkpoint:ModelCheckpoint"
 _BACKUP = "keras.src.callbacks.backup_and_restore:BackupAndRestore"
 _RUNS_STEP = ("distribute_strategy", "run", "reduce_per_replica")
 _PATCHES = (
+    _Patch(_COMPILE, ("self",), _compile),
     _Patch(f"{_TRAINER}:TensorFlowTrainer._make_function", ("self",), mentions=_RUNS_STEP),
     _Patch(f"{_TRAINER}:TensorFlowTrainer.make_predict_function", ("self",), mentions=_RUNS_STEP),
     _Patch(

@@ -2,8 +2,8 @@
 
 Runs in: the process of pytest
 
-What this test run holds after a test and did not hold before has `DEADLINE_S` to go away, for much ends
-asynchronously; what remains and is not on the list of the allowed is a leak.
+What this test run holds after a test and did not hold before has `DEADLINE_S` to go away, for much
+ends asynchronously; what remains and is not on the list of the allowed is a leak.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ class Police:
         return []
 
     def clean_up(self) -> None:
-        """Kill the processes left and restore the environment, so that the next test starts well."""
+        """Kill the processes left and restore the environment, for the sake of the next test."""
         for kind, which in self._left():
             if kind == "process":
                 _kill(which)
@@ -142,19 +143,15 @@ def _processes(run: str) -> set[psutil.Process]:
 
 def _marked(run: str) -> Iterator[psutil.Process]:
     for process in psutil.process_iter():
-        try:
+        with suppress(psutil.Error):  # ended, a zombie, or another user's
             if process.environ().get(RUN_VARIABLE) == run:
                 yield process
-        except psutil.Error:
-            pass  # ended, a zombie, or another user's
 
 
 def _descriptors() -> Iterator[tuple[int, str]]:
     for name in os.listdir("/dev/fd"):
-        try:
+        with suppress(OSError):  # the descriptor of the listing itself; on some systems, any
             yield int(name), os.readlink(f"/dev/fd/{name}")
-        except OSError:
-            pass  # the descriptor of the listing itself; on some systems, any
 
 
 def _describe(kind: str, which: Any) -> str:
@@ -201,16 +198,12 @@ def _is_jvms(port: int) -> bool:
 
 def _java(processes: Iterable[psutil.Process]) -> Iterator[psutil.Process]:
     for process in processes:
-        try:
+        with suppress(psutil.Error):
             if process.name() == "java":
                 yield process
-        except psutil.Error:
-            pass
 
 
 def _kill(process: psutil.Process) -> None:
-    try:
+    with suppress(psutil.Error):
         process.kill()
         process.wait(1)
-    except psutil.Error:
-        pass

@@ -34,8 +34,8 @@ _POLL_S = 0.1
 class SparkSessions:
     """Owner of the one Spark session, its JVM and the daemons of the standalone cluster.
 
-    Nothing is written outside `folder`: Spark keeps the folders of its executors under its own home, so
-    that home is a copy made of links.
+    Nothing is written outside `folder`: Spark keeps the folders of its executors under its own
+    home, so that home is a copy made of links.
 
     Args:
         folder: for homes, work, logs and warehouses; short, for it holds sockets.
@@ -138,7 +138,7 @@ class SparkSessions:
     def _start_daemon(self, name: str, *arguments: str) -> None:
         home = Path(os.environ["SPARK_HOME"])
         environment = os.environ | {"SPARK_DAEMON_MEMORY": "256m", "SPARK_LOCAL_IP": "127.0.0.1"}
-        log = self._daemons.enter_context(open(self._folder / f"{name}.log", "ab"))
+        log = self._daemons.enter_context((self._folder / f"{name}.log").open("ab"))
         daemon = subprocess.Popen(
             [str(home / "bin" / "spark-class"), *arguments],
             stdin=subprocess.DEVNULL,

@@ -1,0 +1,243 @@
+"""The driver's thread for one cluster: agents' messages become events, decisions become messages.
+
+Runs in: driver
+
+It decides in `driver/state.py`; this file performs. All of it runs on one event loop in one thread; the handle asks from other
+threads through `submit`, `broadcast` and `wait_for`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, TypeVar
+
+from sparkdl.control.messages import (
+    ChildFailed,
+    ChildReturned,
+    ChildRunning,
+    FeedCount,
+    FeedProgress,
+    FetchLog,
+    FromAgent,
+    Hello,
+    LogLines,
+    LogTail,
+    Offer,
+    ToAgent,
+)
+from sparkdl.control.server import CoordinatorServer, ServerAddress
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import IllegalTransitionError
+from sparkdl.core.spec import ClusterSpec
+from sparkdl.driver import state as states
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_THREAD_END_S = 10.0
+
+
+@dataclass
+class View:
+    """What other threads may look at while they hold the controller's condition."""
+
+    state: states.State
+    feeds: dict[tuple[int, str], FeedCount] = field(default_factory=dict)
+    progress: int = 0
+    """Counts every feed message with news, so that a wait can tell progress from silence."""
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line that a child printed."""
+
+    node: str
+    text: str
+
+
+class Controller:
+    """One cluster's coordinator. `start`, use, `close`.
+
+    Args:
+        on_log: called on the controller's thread with lines of the children's output.
+    """
+
+    def __init__(
+        self, spec: ClusterSpec, token: str, on_log: Callable[[LogLine], None] | None = None
+    ) -> None:
+        self.spec = spec
+        self.changed = threading.Condition()
+        self._view = View(states.begin(spec, time.monotonic()))
+        self._on_log = on_log
+        self._loop = asyncio.new_event_loop()
+        self._server = CoordinatorServer(token, self, spec.settings.lease_s)
+        self._timer: asyncio.TimerHandle | None = None
+        self._requests: dict[int, Future[tuple[str, ...]]] = {}
+        self._request_ids = count()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name=f"sparkdl-controller-{spec.cluster_id}", daemon=True
+        )
+
+    # From other threads.
+
+    def start(self, host: str, ports: tuple[int, ...]) -> ServerAddress:
+        """Start the thread and listen.
+
+        Raises:
+            ConfigError: if `host` and `ports` offer no place to listen at.
+        """
+        self._thread.start()
+        try:
+            return self._call(self._server.start(host, ports))
+        except BaseException:
+            self.close()
+            raise
+
+    def submit(self, event: states.Event) -> None:
+        """Have an event handled on the controller's thread."""
+        self._loop.call_soon_threadsafe(self._handle, event)
+
+    def broadcast(self, message: ToAgent, node_ids: set[int]) -> None:
+        """Send a message to the agents of some nodes."""
+        self._loop.call_soon_threadsafe(self._broadcast, message, node_ids)
+
+    def wait_for(self, is_true: Callable[[View], bool], deadline: Deadline) -> bool:
+        """Wait until `is_true` of the view; return whether it is."""
+        with self.changed:
+            return self.changed.wait_for(lambda: is_true(self._view), deadline.wait_s)
+
+    def look(self, at: Callable[[View], T]) -> T:
+        """Return what `at` finds in the view."""
+        with self.changed:
+            return at(self._view)
+
+    def fetch_log(self, node_id: int, lines: int, deadline: Deadline) -> tuple[str, ...]:
+        """Return the last lines of a node's child; empty if the node does not answer in time."""
+        future: Future[tuple[str, ...]] = Future()
+        self._loop.call_soon_threadsafe(self._request_log, node_id, lines, future)
+        try:
+            return future.result(deadline.wait_s)
+        except TimeoutError:
+            return ()
+
+    def close(self) -> None:
+        """Close all connections and end the thread."""
+        if not self._thread.is_alive():
+            return
+        self._call(self._server.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_THREAD_END_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_THREAD_END_S)
+
+    # From the server, on the loop.
+
+    def joined(self, hello: Hello) -> None:
+        """An agent has connected."""
+        _log.debug("%s joined from %s", self._name(hello.node_id), hello.host)
+        self._handle(states.AgentJoined(hello))
+
+    def said(self, agent_id: str, message: FromAgent) -> None:
+        """An agent has sent a message."""
+        match message:
+            case Offer():
+                self._handle(states.AgentOffered(agent_id, message))
+            case ChildRunning():
+                self._handle(states.ChildEntered(agent_id, message))
+            case ChildReturned():
+                self._handle(states.ChildGaveResult(agent_id, message))
+            case ChildFailed():
+                self._handle(states.ChildBroke(agent_id, message))
+            case FeedProgress():
+                self._note_feeds(agent_id, message)
+            case LogLines(lines):
+                self._hand_on_log(agent_id, lines)
+            case LogTail(request, lines):
+                future = self._requests.pop(request, None)
+                if future:
+                    future.set_result(lines)
+
+    def left(self, agent_id: str, reason: str) -> None:
+        """An agent's connection has ended."""
+        self._handle(states.AgentLeft(agent_id, reason, time.time()))
+
+    # On the loop.
+
+    def _handle(self, event: states.Event) -> None:
+        try:
+            state, actions = states.step(self._view.state, event, time.monotonic())
+        except IllegalTransitionError:
+            _log.exception("Ignored an event that has no place here")
+            return
+        if type(state) is not type(self._view.state):
+            before, after = type(self._view.state).__name__, type(state).__name__
+            _log.info("Cluster %s: %s, now %s", self.spec.cluster_id, before, after)
+        with self.changed:
+            self._view.state = state
+            self.changed.notify_all()
+        for action in actions:
+            if isinstance(action, states.Send):
+                self._server.send(action.agent_id, action.message)
+            else:
+                _log.info("Cluster %s: %s", self.spec.cluster_id, action.text)
+        self._arm_timer(state.deadline_s)
+
+    def _arm_timer(self, deadline_s: float) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        if not math.isinf(deadline_s):
+            wait_s = max(0.0, deadline_s - time.monotonic())
+            self._timer = self._loop.call_later(wait_s, self._handle, states.DeadlinePassed())
+
+    def _roster(self) -> states.Roster | None:
+        return getattr(self._view.state, "roster", None)
+
+    def _broadcast(self, message: ToAgent, node_ids: set[int]) -> None:
+        roster = self._roster()
+        for node_id, agent in roster.agents.items() if roster else ():
+            if node_id in node_ids:
+                self._server.send(agent.hello.agent_id, message)
+
+    def _note_feeds(self, agent_id: str, message: FeedProgress) -> None:
+        roster = self._roster()
+        node_id = roster.node_of(agent_id) if roster else None
+        if node_id is None:
+            return
+        with self.changed:
+            for now in message.counts:
+                if self._view.feeds.get((node_id, now.feed)) != now:
+                    self._view.feeds[node_id, now.feed] = now
+                    self._view.progress += 1
+            self.changed.notify_all()
+
+    def _hand_on_log(self, agent_id: str, lines: tuple[str, ...]) -> None:
+        roster = self._roster()
+        node_id = roster.node_of(agent_id) if roster else None
+        if self._on_log and node_id is not None:
+            for line in lines:
+                self._on_log(LogLine(self._name(node_id), line))
+
+    def _request_log(self, node_id: int, lines: int, future: Future[tuple[str, ...]]) -> None:
+        roster = self._roster()
+        if roster is None or node_id not in roster.agents:
+            future.set_result(())
+            return
+        request = next(self._request_ids)
+        self._requests[request] = future
+        self._server.send(roster.agents[node_id].hello.agent_id, FetchLog(request, lines))
+
+    def _name(self, node_id: int) -> str:
+        nodes = self.spec.nodes
+        return nodes[node_id].name if 0 <= node_id < len(nodes) else f"node {node_id}"

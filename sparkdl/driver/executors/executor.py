@@ -1,0 +1,51 @@
+"""What the driver asks of the place where nodes and feeders run.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.spec import ClusterSpec
+from sparkdl.feed.feeder import FedPartition, FeedOrder
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything that starting the nodes takes."""
+
+    url: str
+    token: str = field(repr=False)
+    spec: ClusterSpec
+    payload: bytes = field(repr=False)
+
+
+class Executor(Protocol):
+    """Starts nodes and runs feeders. Methods may be called from any thread."""
+
+    def driver_host(self) -> str:
+        """Return the address of this machine under which the executors reach it."""
+
+    def start(self, launch: Launch, on_broken: Callable[[str], None]) -> None:
+        """Start all nodes and return; `on_broken` is called once no more nodes will come."""
+
+    def feed(self, data: Any, order: FeedOrder) -> list[FedPartition]:
+        """Feed every partition of `data`; blocks until each is delivered or refused.
+
+        Raises:
+            ConfigError: if `data` is of a kind that this executor cannot feed.
+            SparkdlError: if feeding failed.
+        """
+
+    def infer(self, data: Any, order: FeedOrder, schema: str | None) -> Any:
+        """Return the results for `data`: lazily, where the executor can."""
+
+    def cancel_feeds(self) -> None:
+        """End running `feed` calls soon."""
+
+    def close(self, deadline: Deadline) -> None:
+        """End what is left of the nodes' own jobs or processes."""

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.doubles.leaks import RUN_VARIABLE, Police
+
+ROOT = Path(__file__).parents[2]
+WAITS = "import sys; print('up', flush=True); sys.stdin.read()"
+
+
+@pytest.fixture
+def police(run_name: str) -> Police:
+    return Police(run_name, deadline_s=0.2)
+
+
+@pytest.fixture
+def cleanup() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def start(cleanup: ExitStack, *arguments: str, env: dict[str, str] | None = None) -> int:
+    """Start a Python that waits for the end of its input; return its pid once it is up."""
+    process = cleanup.enter_context(
+        subprocess.Popen(
+            [sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+        )
+    )
+    cleanup.callback(process.kill)
+    assert process.stdout is not None
+    assert process.stdout.readline().strip().isalnum()
+    return process.pid
+
+
+def test_nothing_is_nothing(police: Police) -> None:
+    assert police.leaks() == []
+
+
+def test_thread_is_caught(police: Police, cleanup: ExitStack) -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait, name="forgotten")
+    thread.start()
+    cleanup.callback(thread.join)
+    cleanup.callback(done.set)
+    assert police.leaks() == ["thread: forgotten"]
+
+
+def test_thread_that_ends_in_time_is_no_leak(run_name: str, cleanup: ExitStack) -> None:
+    police = Police(run_name, deadline_s=5)
+    thread = threading.Thread(target=threading.Event().wait, args=(0.3,), name="slow")
+    thread.start()
+    cleanup.callback(thread.join)
+    assert police.leaks() == []
+
+
+def test_child_process_is_caught(police: Police, cleanup: ExitStack) -> None:
+    pid = start(cleanup, "-c", WAITS)
+    assert any(leak.startswith(f"process: {pid} ") for leak in police.leaks())
+
+
+def test_child_that_nobody_waited_for_is_caught(police: Police, cleanup: ExitStack) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "pass"])
+    cleanup.callback(process.wait)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert police.leaks() == [f"process: {process.pid} ended, but nobody waited"]
+
+
+def test_orphan_is_caught_by_the_mark_it_inherited(police: Police, cleanup: ExitStack) -> None:
+    detach = (
+        "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'input()'],"
+        " stdout=subprocess.DEVNULL, start_new_session=True); print(p.pid)"
+    )
+    read_end, write_end = os.pipe()
+    cleanup.callback(os.close, write_end)
+    cleanup.callback(os.close, read_end)
+    parent = subprocess.run(
+        [sys.executable, "-c", detach],
+        stdin=read_end,
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    orphan = psutil.Process(int(parent.stdout))
+    cleanup.callback(police.clean_up)
+    assert orphan not in psutil.Process().children(recursive=True)
+    assert any(leak.startswith(f"process: {orphan.pid} ") for leak in police.leaks())
+    police.clean_up()
+    psutil.wait_procs([orphan], timeout=5)
+    assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
+
+
+def test_node_process_is_never_allowed(run_name: str, cleanup: ExitStack) -> None:
+    police = Police(run_name, has_spark=True, deadline_s=0.2)
+    pid = start(cleanup, "-c", WAITS, "pyspark.daemon")
+    assert not any("process" in leak for leak in police.leaks())
+    node = start(cleanup, "-c", WAITS, "pyspark.daemon sparkdl.node.agent")
+    leaks = [leak for leak in police.leaks() if leak.startswith("process")]
+    assert len(leaks) == 1
+    assert f"{node} " in leaks[0]
+    assert f"{pid} " not in leaks[0]
+
+
+def test_open_file_is_caught(police: Police, cleanup: ExitStack, tmp_path: Path) -> None:
+    cleanup.enter_context((tmp_path / "left_open").open("w"))
+    assert police.leaks() == [f"file descriptor: {tmp_path / 'left_open'}"]
+
+
+def test_listening_socket_is_caught(police: Police, cleanup: ExitStack) -> None:
+    server = cleanup.enter_context(socket.create_server(("127.0.0.1", 0)))
+    (leak,) = police.leaks()
+    assert leak.startswith("file descriptor: socket listening on")
+    assert str(server.getsockname()[1]) in leak
+
+
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="Linux only")
+def test_anonymous_memory_is_caught(police: Police, cleanup: ExitStack) -> None:
+    cleanup.callback(os.close, os.memfd_create("sparkdl-segment"))
+    (leak,) = police.leaks()
+    assert "memfd:sparkdl-segment" in leak
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="Linux only")
+def test_shared_memory_is_caught(police: Police, cleanup: ExitStack) -> None:
+    path = Path(f"/dev/shm/sparkdl-test-{os.getpid()}")
+    path.touch()
+    cleanup.callback(path.unlink)
+    assert f"shared memory: {path}" in police.leaks()
+
+
+def test_temporary_folder_is_caught(police: Police, cleanup: ExitStack) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="sparkdl-"))
+    cleanup.callback(folder.rmdir)
+    assert police.leaks() == [f"temporary folder: {folder}"]
+
+
+def test_environment_variable_is_caught_and_restored(
+    police: Police, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORGOTTEN", "1")
+    monkeypatch.delenv(RUN_VARIABLE)
+    monkeypatch.setenv("PATH", os.environ["PATH"] + ":/nowhere")
+    assert sorted(police.leaks()) == [
+        "environment variable: FORGOTTEN",
+        "environment variable: PATH",
+        f"environment variable: {RUN_VARIABLE} (removed)",
+    ]
+    police.clean_up()
+    assert police.leaks() == []
+
+
+def test_a_test_that_leaks_fails(pytester: pytest.Pytester) -> None:
+    conftest = (ROOT / "tests" / "conftest.py").read_text()
+    pytester.makeconftest(conftest)
+    pytester.makepyfile(
+        """
+        import os, threading
+
+        done = threading.Event()
+
+        def test_leaks():
+            threading.Thread(target=done.wait, name="left").start()
+            os.environ["LEFT"] = "1"
+
+        def test_is_not_blamed_for_the_one_before():
+            assert "LEFT" not in os.environ
+            done.set()
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=2, errors=1)
+    result.stdout.fnmatch_lines(["*ERROR at teardown of test_leaks*", "*thread: left"])
+    result.stdout.fnmatch_lines(["*environment variable: LEFT"])

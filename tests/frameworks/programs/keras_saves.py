@@ -1,0 +1,115 @@
+"""Saves, checkpoints, backs up and resumes with Keras 3 and the shim on several workers."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from sparkdl.core.errors import ConfigError
+from tests.frameworks.programs.models import compiled, rows, weights
+
+
+def main(rank: int, folder: Path) -> dict[str, Any]:
+    """Return what each case gave on this worker; `own-<rank>` is a folder for this worker only."""
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    own = folder / f"own-{rank}"
+    own.mkdir()
+    temporary = folder / f"tmp-{rank}"
+    temporary.mkdir()
+    tempfile.tempdir = str(temporary)
+    return {
+        "saves": _saves(strategy, own),
+        "checkpoints": _checkpoints(strategy, own, folder / "shared"),
+        "resumes": _resumes(strategy, folder / "backup"),
+        "apart": _resumes_apart(strategy, own / "backup"),
+        "left": [path.name for path in temporary.iterdir()],
+    }
+
+
+def _listing(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def _saves(strategy: Any, own: Path) -> dict[str, Any]:
+    with strategy.scope():
+        model = compiled()
+        model.seen = keras.metrics.Mean()  # reading it is a collective
+    model.fit(*rows(32), batch_size=16, verbose=0)
+    model.save(own / "method.keras")
+    keras.saving.save_model(model, str(own / "function.keras"))
+    model.save(own / "legacy.h5")
+    model.save_weights(own / "only.weights.h5")
+    model.export(str(own / "exported"), verbose=False)
+    loaded = None
+    if _listing(own):
+        copy = keras.saving.load_model(own / "method.keras")
+        loaded = float(np.abs(copy(rows(8)[0]) - model(rows(8)[0])).max())
+    return {"files": _listing(own), "loaded": loaded}
+
+
+def _checkpoints(strategy: Any, own: Path, shared: Path) -> dict[str, Any]:
+    with strategy.scope():
+        model = compiled()
+    checkpoint = keras.callbacks.ModelCheckpoint
+    callbacks = [
+        checkpoint(own / "deep" / "{epoch}.keras"),
+        checkpoint(shared / "new" / "best.weights.h5", "loss", save_weights_only=True),
+    ]
+    model.fit(*rows(32), batch_size=16, epochs=2, callbacks=callbacks, verbose=0)
+    return {
+        "own": _listing(own / "deep") if (own / "deep").exists() else [],
+        "shared": _listing(shared / "new"),
+        "path_kept": callbacks[0].filepath == str(own / "deep" / "{epoch}.keras"),
+    }
+
+
+class _Interrupt(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 2:
+            raise InterruptedError("as if the node had failed")
+
+
+def _fit(model: Any, *callbacks: Any) -> Any:
+    x, y = rows(32)
+    return model.fit(
+        x, y, batch_size=16, epochs=4, shuffle=False, callbacks=list(callbacks), verbose=0
+    )
+
+
+def _interrupted(strategy: Any, backup: Path) -> Any:
+    """Train two epochs of four with a backup, then return a new model to resume with."""
+    with strategy.scope():
+        model = compiled()
+    try:
+        _fit(model, keras.callbacks.BackupAndRestore(backup), _Interrupt())
+    except InterruptedError:
+        with strategy.scope():
+            return compiled()
+
+
+def _resumes(strategy: Any, backup: Path) -> dict[str, Any]:
+    model = _interrupted(strategy, backup)
+    epochs = _fit(model, keras.callbacks.BackupAndRestore(backup)).epoch
+    left = backup.exists()
+    reference = compiled()
+    _fit(reference)
+    return {
+        "epochs": epochs,
+        "left": left,
+        "weights": weights(model),
+        "expected_weights": weights(reference),
+    }
+
+
+def _resumes_apart(strategy: Any, backup: Path) -> dict[str, Any]:
+    model = _interrupted(strategy, backup)
+    try:
+        _fit(model, keras.callbacks.BackupAndRestore(backup))
+    except ConfigError as error:
+        return {"error": str(error)}
+    return {"error": ""}

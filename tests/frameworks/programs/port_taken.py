@@ -1,0 +1,41 @@
+"""Starts TensorFlow's server on a port that is taken, in the two ways users do.
+
+Usage: port_taken.py <result file>
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+
+import tensorflow as tf
+
+from sparkdl.frameworks.tensorflow import TensorFlow
+
+
+def main(result: Path) -> None:
+    """Write whether each error was taken for a lost port."""
+    with socket.socket() as squatter:
+        squatter.bind(("127.0.0.1", 0))
+        squatter.listen()
+        taken = f"127.0.0.1:{squatter.getsockname()[1]}"
+        cluster = {"worker": [taken, "127.0.0.1:1"]}
+        task = {"type": "worker", "index": 0}
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
+        found = {}
+        for name, start in {
+            "strategy": tf.distribute.MultiWorkerMirroredStrategy,
+            "server": lambda: tf.distribute.Server(cluster, job_name="worker", task_index=0),
+        }.items():
+            try:
+                start()
+            except Exception as error:  # noqa: BLE001 - whatever it is, is what the test is about
+                found[name] = TensorFlow().is_port_lost(error)
+    result.write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
