@@ -116,7 +116,8 @@ def _nothing_outlives_its_test(
     request: pytest.FixtureRequest, run_name: str, spark_sessions: SparkSessions
 ) -> Iterator[None]:
     for name in _SPARK_FIXTURES.keys() & set(request.fixturenames):
-        request.getfixturevalue(name)  # before the police looks: a session belongs to many tests
+        if _SPARK_FIXTURES[name]:  # before the police looks: the session belongs to many tests
+            request.getfixturevalue(name)
     has_spark = spark_sessions.is_active or "spark_session_on" in request.fixturenames
     yield from _watch(Police(run_name, has_spark))
 
@@ -148,9 +149,10 @@ def spark_sessions(run_name: str, _nothing_outlives_the_run: None) -> Iterator[S
 
 
 @pytest.fixture
-def spark_session_on(spark_sessions: SparkSessions) -> Callable[[str], SparkSession]:
-    """A function that returns a session on the master it is given."""
-    return spark_sessions.get
+def spark_session_on(spark_sessions: SparkSessions) -> Iterator[Callable[[str], SparkSession]]:
+    """A function that returns a session on the master it is given, for this test alone."""
+    yield spark_sessions.get
+    spark_sessions.stop()
 
 
 @pytest.fixture

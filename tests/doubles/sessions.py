@@ -128,6 +128,7 @@ class SparkSessions:
         deploy = "org.apache.spark.deploy"
         common = ["--host", "127.0.0.1", "--webui-port", "0"]
         self._start_daemon("master", f"{deploy}.master.Master", *common, "--port", str(port))
+        _wait_for_server(port)  # a worker that finds no master tries again only after many seconds
         size = ["--cores", str(cores), "--memory", "2g"]
         for number in range(workers):
             work = ["--work-dir", str(self._folder / f"work-{number}")]
@@ -177,6 +178,16 @@ def _wait_for_executors(session: SparkSession, count: int) -> None:
         if time.monotonic() > end_s:
             raise TimeoutError(f"{count} executors of {context.master} are not up: {_STARTED_S} s")
         never.wait(_POLL_S)
+
+
+def _wait_for_server(port: int) -> None:
+    never = threading.Event()
+    end_s = time.monotonic() + _STARTED_S
+    while time.monotonic() < end_s:
+        with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            return
+        never.wait(_POLL_S)
+    raise TimeoutError(f"no Spark master on port {port} after {_STARTED_S} s; see its log")
 
 
 def _free_port() -> int:
