@@ -4,15 +4,14 @@ Runs in: feeder, child
 
 `encode` looks at all values of a column at once and picks a codec; codecs nest:
 
-    null bool int float str      Arrow's own type, with nulls where values are None
-    bytes bytearray date         (likewise)
-    timedelta, datetime          (likewise; a datetime's UTC offset is kept, its zone's name is not)
+    bool int float str bytes     Arrow's own type, with nulls where values are None; null if all are
+    bytearray date timedelta     likewise
+    datetime                     likewise; its UTC offset is kept, its zone's name is not
     decimal, npstr, npbytes      text or bytes
     scalar, ndarray              numpy's: primitives, fixed-size lists, ...: `tensors.py`
     list, tuple                  Arrow list of the encoded elements
     dict                         struct<keys, values> of two lists
-    row                          struct: a pyspark Row with names
-    dense, sparse                pyspark's vectors
+    row, dense, sparse           pyspark's Row with names: struct; and its vectors
     union                        dense union: the values are of several of these kinds
 """
 
@@ -60,10 +59,9 @@ _SCALAR_DTYPES = {np.dtype(code).type: np.dtype(code).str for code in "?bBhHiIlL
 _BY_NAME = {"DenseVector": "dense", "SparseVector": "sparse"}
 VECTOR_MODULES = ("pyspark.ml.linalg", "pyspark.mllib.linalg")
 _MARSHAL = {
-    float: np.dtype([("tag", "u1"), ("value", "<f8")]),
-    int: np.dtype([("tag", "u1"), ("value", "<i4")]),
+    float: (ord("g"), np.dtype([("tag", "u1"), ("value", "<f8")])),
+    int: (ord("i"), np.dtype([("tag", "u1"), ("value", "<i4")])),
 }
-_MARSHAL_TAGS = {float: ord("g"), int: ord("i")}
 _MARSHAL_HEADER_NBYTES = 5
 _MAX_UNION = 127
 
@@ -117,9 +115,9 @@ def pack_numbers(values: list[Any] | tuple[Any, ...]) -> np.ndarray[Any, Any] | 
         None if the values are anything else.
     """
     kind = type(values[0]) if values else NoneType
-    layout = _MARSHAL.get(kind)
-    if layout is None:
+    if kind not in _MARSHAL:
         return None
+    tag, layout = _MARSHAL[kind]
     try:
         data = marshal.dumps(values, 2)
     except ValueError:  # something in there is no plain value
@@ -127,8 +125,7 @@ def pack_numbers(values: list[Any] | tuple[Any, ...]) -> np.ndarray[Any, Any] | 
     if len(data) != _MARSHAL_HEADER_NBYTES + len(values) * layout.itemsize:
         return None
     items = np.frombuffer(data, layout, offset=_MARSHAL_HEADER_NBYTES)
-    is_one_type = (items["tag"] == _MARSHAL_TAGS[kind]).all()
-    return items["value"].astype(kind) if is_one_type else None
+    return items["value"].astype(kind) if (items["tag"] == tag).all() else None
 
 
 def row_fields(value: Any) -> tuple[str, ...] | None:
@@ -210,8 +207,10 @@ def _encode_datetimes(values: Sequence[Any], detail: Any, _where: str) -> Encode
     return pa.array(values, kind), Codec("datetime", detail=detail)
 
 
-def _encode_text(name: str, to: type, values: Sequence[Any], _detail: Any, where: str) -> Encoded:
-    return _encode_native(list(map(to, values)), to, where)[0], Codec(name)
+def _encode_text(name: str, kind: type, values: Sequence[Any], _: Any, where: str) -> Encoded:
+    if name == "decimal":  # numpy's text goes in as it is: its str() drops a NUL at the end
+        values = list(map(str, values))
+    return _encode_native(values, kind, where)[0], Codec(name)
 
 
 def _encode_scalars(values: Sequence[Any], dtype: Any, _where: str) -> Encoded:
@@ -271,12 +270,11 @@ def _encode_union(
     for i, (value, key) in enumerate(zip(values, keys, strict=True)):
         offsets[i] = len(groups[key])
         groups[key].append(value)
-    parts = [encode(group, where) for group in groups.values()]
+    arrays, codecs = zip(*(encode(group, where) for group in groups.values()), strict=True)
     numbers = {key: number for number, key in enumerate(members)}
     type_ids = np.array([numbers[key] for key in keys], np.int8)
-    arrays = [array for array, _ in parts]
-    array = pa.UnionArray.from_dense(pa.array(type_ids), pa.array(offsets), arrays)
-    return array, Codec("union", tuple(codec for _, codec in parts))
+    array = pa.UnionArray.from_dense(pa.array(type_ids), pa.array(offsets), list(arrays))
+    return array, Codec("union", codecs)
 
 
 _Encoder = Callable[[Sequence[Any], Any, str], Encoded]

@@ -50,6 +50,7 @@ SCALARS = st.one_of(
     st.decimals(allow_nan=False),
     st.sampled_from(SCALAR_DTYPES).flatmap(lambda kind: npst.from_dtype(np.dtype(kind))),
     st.text(max_size=3).map(np.str_),
+    st.binary(max_size=3).map(np.bytes_),
 )
 VECTORS = st.one_of(
     st.lists(st.floats(), max_size=4).map(DenseVector),
@@ -75,8 +76,8 @@ def same(a: Any, b: Any) -> bool:
     """Compare type and value; NaN equals NaN, and -0.0 does not equal 0.0."""
     if type(a) is not type(b):
         return False
-    if isinstance(a, str):  # not numpy's ==, which looks past the end of an empty np.str_
-        return str.__eq__(a, b)
+    if isinstance(a, str | bytes):  # numpy's == and repr ignore NUL characters at the end
+        return len(a) == len(b) and list(a) == list(b)
     if isinstance(a, np.ndarray | np.generic):
         return bool(a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
     if isinstance(a, float):
