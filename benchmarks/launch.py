@@ -64,6 +64,21 @@ CONTESTANTS = (
 
 
 @dataclass(frozen=True)
+class Launch:
+    """One launch, in seconds.
+
+    Attributes:
+        entered_s: Until the last node was in.
+        down_s: From then until everything was shut down.
+        nodes_s: Until each node was in.
+    """
+
+    entered_s: float
+    down_s: float
+    nodes_s: list[float]
+
+
+@dataclass(frozen=True)
 class Run:
     """What came of running one contestant once.
 
@@ -72,7 +87,7 @@ class Run:
         round: The number of the round; round 0 warms the machine up and does not count.
         load: The machine's one-minute load average just before.
         import_s: How long the driver took to import the launcher, or None if it did not get so far.
-        launches: For each launch in the session: `entered_s`, `down_s`, `nodes_s`.
+        launches: The launches in its session.
         error: Why it failed, or None.
         left_behind: The commands of the processes that it left behind and that were killed.
     """
@@ -81,7 +96,7 @@ class Run:
     round: int
     load: float
     import_s: float | None = None
-    launches: list[dict[str, float | list[float]]] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
     error: str | None = None
     left_behind: list[str] = field(default_factory=list)
 
@@ -136,7 +151,7 @@ def run(contestant: Contestant, number: int, python: str, launches: int, deadlin
             (record["import_s"] for record in records if record["event"] == "ready"), None
         ),
         launches=[
-            {key: record[key] for key in ("entered_s", "down_s", "nodes_s")}
+            Launch(record["entered_s"], record["down_s"], record["nodes_s"])
             for record in records
             if record["event"] == "launch"
         ],
@@ -155,7 +170,7 @@ def last_line(stream: Iterator[str]) -> str:
 
 
 def kill(token: str, grace_s: float) -> list[str]:
-    """Kill the processes that carry `token` and still run after `grace_s`; return their commands."""
+    """Kill what carries `token` and still runs after `grace_s` seconds; return the commands."""
     give_up = time.monotonic() + grace_s
     while (alive := marked(token)) and time.monotonic() < give_up:
         time.sleep(0.2)
@@ -236,7 +251,7 @@ def summarise(contestants: Sequence[Contestant], runs: Sequence[Run]) -> list[Ro
 
     def entered(name: str, later: bool) -> list[float]:
         return [
-            float(launch["entered_s"])  # type: ignore[arg-type]
+            launch.entered_s
             for run in runs
             if run.contestant == name and run.round > 0
             for launch in (run.launches[1:] if later else run.launches[:1])
@@ -256,9 +271,7 @@ def summarise(contestants: Sequence[Contestant], runs: Sequence[Run]) -> list[Ro
                 runs=len(counted),
                 first=first,
                 again=Figure.of(entered(contestant.name, later=True)),
-                down=Figure.of(
-                    [float(run.launches[0]["down_s"]) for run in counted if run.launches]
-                ),  # type: ignore[arg-type]
+                down=Figure.of([run.launches[0].down_s for run in counted if run.launches]),
                 imports=Figure.of([run.import_s for run in counted if run.import_s is not None]),
                 ratio=first.median / floor.median if first and floor else None,
                 errors=errors,
@@ -327,7 +340,7 @@ def main() -> None:
         for contestant in contestants:
             done = run(contestant, number, parsed.python, parsed.launches, parsed.deadline_s)
             runs.append(done)
-            figures = ", ".join(f"{launch['entered_s']:.2f} s" for launch in done.launches)
+            figures = ", ".join(f"{launch.entered_s:.2f} s" for launch in done.launches)
             print(f"round {number}: {contestant.name}: {figures or 'failed'}", file=sys.stderr)
     rows = summarise(contestants, runs)
     print(table(rows))

@@ -122,7 +122,7 @@ def _time_one(launch: Launch, spark: SparkSession, deadline_s: float) -> dict[st
 
 
 def _warm_session(slots: int) -> SparkSession:
-    """Return a session whose executors are up, with a Python worker without framework in each slot."""
+    """Return a session whose executors are up, with a bare Python worker in each slot."""
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -150,7 +150,7 @@ def _warm_session(slots: int) -> SparkSession:
 
 
 def _warm_page_cache(framework: str) -> None:
-    """Import the framework once, elsewhere: some launchers do so in the driver, which warms the cache."""
+    """Import the framework once, elsewhere; some launchers do so in the driver, to the same effect."""
     subprocess.run([sys.executable, "-c", f"import {framework}"], check=True)
 
 
