@@ -150,7 +150,7 @@ def _warm_session(slots: int) -> SparkSession:
 
 
 def _warm_page_cache(framework: str) -> None:
-    """Import the framework once, elsewhere; some launchers do so in the driver, to the same effect."""
+    """Import the framework once, elsewhere; some launchers do so in the driver."""
     subprocess.run([sys.executable, "-c", f"import {framework}"], check=True)
 
 

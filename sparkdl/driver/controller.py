@@ -75,7 +75,7 @@ class Controller:
     ) -> None:
         self.spec = spec
         self.changed = threading.Condition()
-        self._view = View(states.begin(spec, time.monotonic()))
+        self.view = View(states.begin(spec, time.monotonic()))
         self._on_log = on_log
         self._loop = asyncio.new_event_loop()
         self._server = CoordinatorServer(token, self, spec.settings.lease_s)
@@ -103,26 +103,27 @@ class Controller:
 
     def submit(self, event: states.Event) -> None:
         """Have an event handled on the controller's thread."""
-        self._loop.call_soon_threadsafe(self._handle, event)
+        self._soon(self._handle, event)
 
     def broadcast(self, message: ToAgent, node_ids: set[int]) -> None:
         """Send a message to the agents of some nodes."""
-        self._loop.call_soon_threadsafe(self._broadcast, message, node_ids)
+        self._soon(self._broadcast, message, node_ids)
 
     def wait_for(self, is_true: Callable[[View], bool], deadline: Deadline) -> bool:
         """Wait until `is_true` of the view; return whether it is."""
         with self.changed:
-            return self.changed.wait_for(lambda: is_true(self._view), deadline.wait_s)
+            return self.changed.wait_for(lambda: is_true(self.view), deadline.wait_s)
 
     def look(self, at: Callable[[View], T]) -> T:
         """Return what `at` finds in the view."""
         with self.changed:
-            return at(self._view)
+            return at(self.view)
 
     def fetch_log(self, node_id: int, lines: int, deadline: Deadline) -> tuple[str, ...]:
         """Return the last lines of a node's child; empty if the node does not answer in time."""
         future: Future[tuple[str, ...]] = Future()
-        self._loop.call_soon_threadsafe(self._request_log, node_id, lines, future)
+        if not self._soon(self._request_log, node_id, lines, future):
+            return ()
         try:
             return future.result(deadline.wait_s)
         except TimeoutError:
@@ -137,6 +138,14 @@ class Controller:
         self._thread.join(_THREAD_END_S)
         if not self._thread.is_alive():
             self._loop.close()
+
+    def _soon(self, function: Callable[..., None], *arguments: Any) -> bool:
+        """Have `function` called on the loop; false once the controller is closed."""
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:
+            return False
+        return True
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_THREAD_END_S)
@@ -176,15 +185,15 @@ class Controller:
 
     def _handle(self, event: states.Event) -> None:
         try:
-            state, actions = states.step(self._view.state, event, time.monotonic())
+            state, actions = states.step(self.view.state, event, time.monotonic())
         except IllegalTransitionError:
             _log.exception("Ignored an event that has no place here")
             return
-        if type(state) is not type(self._view.state):
-            before, after = type(self._view.state).__name__, type(state).__name__
+        if type(state) is not type(self.view.state):
+            before, after = type(self.view.state).__name__, type(state).__name__
             _log.info("Cluster %s: %s, now %s", self.spec.cluster_id, before, after)
         with self.changed:
-            self._view.state = state
+            self.view.state = state
             self.changed.notify_all()
         for action in actions:
             if isinstance(action, states.Send):
@@ -202,7 +211,7 @@ class Controller:
             self._timer = self._loop.call_later(wait_s, self._handle, states.DeadlinePassed())
 
     def _roster(self) -> states.Roster | None:
-        return getattr(self._view.state, "roster", None)
+        return getattr(self.view.state, "roster", None)
 
     def _broadcast(self, message: ToAgent, node_ids: set[int]) -> None:
         roster = self._roster()
@@ -217,9 +226,9 @@ class Controller:
             return
         with self.changed:
             for now in message.counts:
-                if self._view.feeds.get((node_id, now.feed)) != now:
-                    self._view.feeds[node_id, now.feed] = now
-                    self._view.progress += 1
+                if self.view.feeds.get((node_id, now.feed)) != now:
+                    self.view.feeds[node_id, now.feed] = now
+                    self.view.progress += 1
             self.changed.notify_all()
 
     def _hand_on_log(self, agent_id: str, lines: tuple[str, ...]) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
@@ -58,6 +59,7 @@ class FeedCall:
     world: World
     order: FeedOrder
     bar: FeedBar
+    on_epoch: Callable[[int], None]
 
     def run(self, data: Any, epochs: int) -> FeedReport:
         """Feed `data` that many times; returns when the nodes have read it, or want no more.
@@ -68,13 +70,11 @@ class FeedCall:
             SparkdlError: if feeding failed otherwise.
         """
         rows = {member.node.node_id: 0 for member in self.world.fed}
-        before = self.controller.look(lambda view: self._counts(view))
+        before = self.controller.look(lambda view: self.counts(view))
         refused = done = 0
-        with _Watch(self) as watch, self.bar:
+        with self.bar, _Watch(self) as watch:
             for epoch in range(self.order.epoch, self.order.epoch + epochs):
-                order = FeedOrder(
-                    self.order.feed, epoch, self.order.targets, self.order.token, self.order.timeout_s
-                )
+                order = replace(self.order, epoch=epoch, run=uuid.uuid4().hex)
                 of_epoch = dict.fromkeys(rows, 0)
                 for partition in watch.guard(lambda order=order: self.executor.feed(data, order)):
                     refused += partition.rows_refused
@@ -83,10 +83,11 @@ class FeedCall:
                 if watch.has_closed:
                     break
                 self.controller.broadcast(EpochEnd(order.feed, epoch, of_epoch), set(rows))
+                self.on_epoch(epoch)
                 rows = {node_id: rows[node_id] + of_epoch[node_id] for node_id in rows}
                 done += 1
             watch.wait_read(self.order.epoch + done, before, rows)
-        after = self.controller.look(lambda view: self._counts(view))
+        after = self.controller.look(lambda view: self.counts(view))
         return self._report(done, refused, before, after)
 
     def _report(
@@ -108,7 +109,7 @@ class FeedCall:
             )
         return report
 
-    def _counts(self, view: View) -> dict[int, FeedCount]:
+    def counts(self, view: View) -> dict[int, FeedCount]:
         nothing = FeedCount(self.order.feed, 0, 0, 0, False)
         return {
             member.node.node_id: view.feeds.get((member.node.node_id, self.order.feed), nothing)
@@ -118,7 +119,7 @@ class FeedCall:
     def closed_nodes(self, view: View) -> set[int]:
         """Return the nodes that take no more rows."""
         returned = getattr(view.state, "returned", {})
-        closed = {node_id for node_id, count in self._counts(view).items() if count.closed}
+        closed = {node_id for node_id, count in self.counts(view).items() if count.closed}
         return closed | (set(returned) & {member.node.node_id for member in self.world.fed})
 
     def has_read(
@@ -130,12 +131,12 @@ class FeedCall:
             node_id in closed
             or count.epochs_done >= epochs
             or count.rows_consumed - before[node_id].rows_consumed >= rows[node_id] > 0
-            for node_id, count in self._counts(view).items()
+            for node_id, count in self.counts(view).items()
         )
 
     def blame(self, timeout_s: float) -> str:
         """Describe which node stands still, with its last log lines."""
-        counts = self.controller.look(lambda view: self._counts(view))
+        counts = self.controller.look(lambda view: self.counts(view))
         behind = {n: c for n, c in counts.items() if c.rows_consumed < c.rows_received and not c.closed}
         node_id = min(behind or counts, key=lambda n: counts[n].rows_consumed)
         count, name = counts[node_id], self.world.member(node_id).node.name
@@ -181,12 +182,16 @@ class _Watch:
         """Run a Spark job; if it fails because of a node, raise what the node said."""
         try:
             fed = job()
-        except Exception as error:
-            raise self._explain(error) or error from None
-        problem = self._explain(None)
-        if problem:
-            raise problem
-        return fed if not self.has_closed else fed or []
+        except Exception:
+            self._wait_for_reason()
+            if self._problem is None and self.has_closed:
+                return []  # nobody wants more rows, and so the job was cancelled
+            if self._problem is not None:
+                raise self._problem from None
+            raise
+        if self._problem is not None:
+            raise self._problem
+        return fed
 
     def wait_read(self, epochs: int, before: dict[int, FeedCount], rows: dict[int, int]) -> None:
         """Wait until the nodes have read everything; the watching thread ends the wait early."""
@@ -198,13 +203,11 @@ class _Watch:
         if self._problem:
             raise self._problem
 
-    def _explain(self, error: Exception | None) -> SparkdlError | None:
-        """Return what is behind a failed job; waits a moment for a node's failure to be known."""
-        if error is not None:
-            self._call.controller.wait_for(
-                lambda view: self._problem is not None or self.has_closed, Deadline.after(_SETTLE_S)
-            )
-        return self._problem
+    def _wait_for_reason(self) -> None:
+        """A job has failed: give the failure of a node that may be behind it time to be known."""
+        self._call.controller.wait_for(
+            lambda view: self._problem is not None or self.has_closed, Deadline.after(_SETTLE_S)
+        )
 
     def _run(self) -> None:
         controller = self._call.controller
@@ -212,7 +215,7 @@ class _Watch:
         deadline = Deadline.after(self._timeout_s)
         while True:
             with controller.changed:
-                view = controller._view  # noqa: SLF001 (the condition is held)
+                view = controller.view
                 if view.progress != progress:
                     progress, deadline = view.progress, Deadline.after(self._timeout_s)
                 self._problem = self._problem or _failure(view.state)
@@ -235,7 +238,7 @@ class _Watch:
             self._call.executor.cancel_feeds()
 
     def _rows_read(self) -> int:
-        counts = self._call.controller.look(lambda view: self._call._counts(view))  # noqa: SLF001
+        counts = self._call.controller.look(lambda view: self._call.counts(view))
         return sum(count.rows_consumed for count in counts.values())
 
     def _time_out(self) -> None:
@@ -249,9 +252,7 @@ class _Watch:
 
 def _failure(state: states.State) -> SparkdlError | None:
     if isinstance(state, states.Failed):
-        if state.failures:
-            return node_error(state.failures)
-        return FeedClosedError(state.problem)
+        return node_error(state.failures) if state.failures else state.problem
     if isinstance(state, (states.Stopping, states.Stopped)):
         return FeedClosedError("the cluster was shut down while it was being fed")
     return None

@@ -31,7 +31,11 @@ from sparkdl.control.messages import (
     StopChild,
     ToAgent,
 )
-from sparkdl.core.errors import IllegalTransitionError
+from sparkdl.core.errors import (
+    IllegalTransitionError,
+    ReservationTimeoutError,
+    SparkdlError,
+)
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Address, World, build_world
@@ -118,7 +122,7 @@ class Failed:
 
     roster: Roster
     failures: tuple[Failure, ...]
-    problem: str = ""
+    problem: SparkdlError | None = None
     returned: Mapping[int, ChildReturned] = field(default_factory=dict)
     world: World | None = None
     deadline_s: float = math.inf
@@ -197,7 +201,7 @@ class ChildBroke:
 class LaunchBroke:
     """The job that carries the nodes has failed: nothing will bring more agents."""
 
-    reason: str
+    problem: SparkdlError
 
 
 @dataclass(frozen=True)
@@ -341,7 +345,7 @@ def _gathering_expired(state: Gathering, event: DeadlinePassed, now_s: float) ->
     roster = state.roster
     total, missing = len(roster.spec.nodes), roster.missing()
     timeout_s = roster.spec.settings.reservation_timeout_s
-    problem = (
+    problem = ReservationTimeoutError(
         f"{total - len(missing)} of {total} nodes came up within {timeout_s:g} s; missing: "
         f"{', '.join(missing) or 'none, but not all children started'}. Their Spark tasks are waiting for a free "
         "slot or cannot reach the driver; see the Spark UI, free slots or ask for fewer nodes, or "
@@ -351,7 +355,7 @@ def _gathering_expired(state: Gathering, event: DeadlinePassed, now_s: float) ->
 
 
 def _launch_broke(state: Gathering, event: LaunchBroke, now_s: float) -> Step:
-    return Failed(state.roster, (), event.reason), _stop_children(state.roster, state.generation)
+    return Failed(state.roster, (), event.problem), _stop_children(state.roster, state.generation)
 
 
 def _running_entered(state: Running, event: ChildEntered, now_s: float) -> Step:
@@ -428,7 +432,7 @@ def _failing_settled(state: Failing, event: DeadlinePassed, now_s: float) -> Ste
             now_s + roster.spec.settings.reservation_timeout_s,
         )
         return gathering, [Report(decision.reason), *_to_all(roster, NewRound(generation), True)]
-    failed = Failed(roster, state.failures, "", state.returned, state.world)
+    failed = Failed(roster, state.failures, None, state.returned, state.world)
     return failed, _stop_children(roster, state.world.generation)
 
 

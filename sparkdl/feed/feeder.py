@@ -24,7 +24,7 @@ import pyarrow.flight as flight
 from sparkdl.control.auth import bearer
 from sparkdl.core.errors import FeedTimeoutError, SparkdlError
 from sparkdl.feed.plan import level, merge_ranges, uncovered
-from sparkdl.feed.receiver import CoveredReply, ExchangeHeader, PutAck, PutHeader
+from sparkdl.feed.receiver import ExchangeHeader, PutAck, PutHeader
 
 WINDOW = 2
 """Pieces in flight per node: one on the wire while the node stores the other."""
@@ -45,10 +45,14 @@ class Target:
 
 @dataclass(frozen=True)
 class FeedOrder:
-    """Which feed, which epoch, to whom. Goes to Spark inside the task."""
+    """Which feed, which epoch, to whom. Goes to Spark inside the task.
+
+    `run` is unique to one Spark job, so that attempts at its partitions recognise each other.
+    """
 
     feed: str
     epoch: int
+    run: str
     targets: tuple[Target, ...]
     token: str = field(repr=False)
     timeout_s: float = 600.0
@@ -85,9 +89,11 @@ class _Lane:
         self.is_closed = False
         self.error = ""
         self.rows_accepted = 0
+        self.covered: tuple[tuple[int, int], ...] = ()
         self.refused: list[_Piece] = []
         self.unacknowledged: deque[_Piece] = deque()
         self._greeted = False
+        self._has_covered = False
         self._header = flight.FlightDescriptor.for_command(msgspec.json.encode(header))
         self._order = order
         self._changed = changed
@@ -174,6 +180,8 @@ class _Lane:
         self.is_closed = ack.closed
         if not self._greeted:
             self._greeted = True
+            if not self._has_covered:
+                self.covered, self._has_covered = ack.covered, True
             return
         piece = self.unacknowledged.popleft()
         if ack.accepted:
@@ -185,15 +193,13 @@ class _Lane:
 class Feeder:
     """Feeds one partition. Use once."""
 
-    def __init__(self, order: FeedOrder, partition: int, attempt: int) -> None:
+    def __init__(self, order: FeedOrder, partition: int) -> None:
         self._order = order
         self._partition = partition
-        self._attempt = attempt
-        self._header = PutHeader(order.feed, order.epoch, partition)
+        self._header = PutHeader(order.feed, order.epoch, order.run, partition)
         self._changed = threading.Condition()
         self._lanes: list[_Lane] = []
         self._done: list[tuple[int, int]] = []
-        self._rows_before: dict[int, int] = {}
 
     def feed(self, batches: Iterator[pa.RecordBatch]) -> FedPartition:
         """Send all rows; returns when each is stored at a node, or refused by all.
@@ -204,8 +210,6 @@ class Feeder:
         """
         refused = 0
         try:
-            if self._attempt:
-                self._ask_what_is_done()
             row = 0
             for batch in batches:
                 if not batch.num_rows:
@@ -228,11 +232,11 @@ class Feeder:
         return FedPartition(self._partition, self._rows(), refused)
 
     def _rows(self) -> dict[int, int]:
-        rows = dict(self._rows_before)
-        for lane in self._lanes:
-            node = lane.target.node_id
-            rows[node] = rows.get(node, 0) + lane.rows_accepted
-        return rows
+        return {
+            lane.target.node_id: lane.rows_accepted
+            + sum(stop - start for start, stop in lane.covered)
+            for lane in self._lanes
+        }
 
     def _connect(self, schema: pa.Schema) -> None:
         if self._lanes:
@@ -244,6 +248,7 @@ class Feeder:
         for lane in self._lanes:
             lane.wait_open()
         self._raise_errors()
+        self._done = merge_ranges(part for lane in self._lanes for part in lane.covered)
 
     def _place(self, piece: _Piece) -> int:
         """Send a piece, split over the nodes; return the rows that no node wants."""
@@ -296,19 +301,6 @@ class Feeder:
         errors = [lane.error for lane in self._lanes if lane.error]
         if errors:
             raise FeederError("; ".join(errors))
-
-    def _ask_what_is_done(self) -> None:
-        """Learn which rows an earlier attempt at this partition has delivered, and to whom."""
-        body = msgspec.json.encode(self._header)
-        done: list[tuple[int, int]] = []
-        for target in self._order.targets:
-            with flight.connect(target.uri) as client:
-                replies = client.do_action(flight.Action("covered", body), self._order.options())
-                for reply in replies:
-                    ranges = msgspec.json.decode(reply.body.to_pybytes(), type=CoveredReply).ranges
-                    self._rows_before[target.node_id] = sum(stop - start for start, stop in ranges)
-                    done.extend(ranges)
-        self._done = merge_ranges(done)
 
 
 def exchange(

@@ -119,7 +119,7 @@ class Log:
         self._lock = threading.Lock()
         self._segments: dict[int, StoredSegment] = {}
         self._next_number = 0
-        self._covered: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self._covered: dict[tuple[str, int], list[tuple[int, int]]] = {}
         self._closed = False
 
     @property
@@ -133,7 +133,7 @@ class Log:
         timeout_s: float,
         *,
         epoch: int = 0,
-        partition: int = -1,
+        source: tuple[str, int] = ("", -1),
         start_row: int = 0,
         exchange: str = "",
         is_last: bool = False,
@@ -141,7 +141,7 @@ class Log:
         """Add a batch, waiting for room; return False if the node wants no more rows.
 
         Args:
-            partition: the Spark partition that `batch` comes from, its rows being
+            source: the Spark job and partition that `batch` comes from, its rows being
                 `start_row` and following of it: what a second attempt at the partition skips.
             exchange: the inference partition that waits for results, or empty.
         """
@@ -163,34 +163,25 @@ class Log:
                 self._segments[segment.number] = segment
                 if not exchange:
                     self.rows_received += batch.num_rows
-                    key = (epoch, partition)
-                    done = self._covered.get(key, [])
-                    self._covered[key] = merge_ranges([*done, (start_row, start_row + batch.num_rows)])
+                    done = self._covered.get(source, [])
+                    self._covered[source] = merge_ranges(
+                        [*done, (start_row, start_row + batch.num_rows)]
+                    )
                 self._on_segment(segment)
         finally:
             if segment is None:
                 os.close(fd)
         return True
 
-    def covered(self, epoch: int, partition: int) -> list[tuple[int, int]]:
-        """Return the rows of a partition that are here already, as half-open ranges."""
+    def covered(self, source: tuple[str, int]) -> list[tuple[int, int]]:
+        """Return the rows of a job's partition that are here already, as half-open ranges."""
         with self._lock:
-            return list(self._covered.get((epoch, partition), []))
+            return list(self._covered.get(source, []))
 
-    def rows_of(self, epoch: int) -> int:
-        """Return how many rows of `epoch` are here or were."""
+    def forget_sources(self) -> None:
+        """Drop the book-keeping of jobs that are complete."""
         with self._lock:
-            return sum(
-                stop - start
-                for (of_epoch, _), ranges in self._covered.items()
-                if of_epoch == epoch
-                for start, stop in ranges
-            )
-
-    def forget_epochs_before(self, epoch: int) -> None:
-        """Drop the book-keeping of epochs that are complete."""
-        with self._lock:
-            self._covered = {key: value for key, value in self._covered.items() if key[0] >= epoch}
+            self._covered.clear()
 
     def release(self, number: int) -> None:
         """Free all segments up to and including `number`."""

@@ -78,7 +78,10 @@ class FeedReader:
                 if isinstance(item, Item):
                     item.close()
                 return
-            self._items.append(item)
+            if isinstance(item, EpochMark):
+                self._items.insert(self._place_of(item), item)
+            else:
+                self._items.append(item)
             self._changed.notify_all()
 
     def reclaim(self) -> None:
@@ -123,10 +126,10 @@ class FeedReader:
             if self._under_pressure:
                 self._forget(self._num_given())
             self._is_waiting = True
-            if self._under_pressure and self._position == len(self._items):
+            if self._under_pressure and not self._is_due():
                 self._forget(self._position)
             try:
-                self._wait(lambda: owner != self._owner or self._position < len(self._items))
+                self._wait(lambda: owner != self._owner or self._is_due())
             finally:
                 self._is_waiting = False
             if owner != self._owner:
@@ -172,6 +175,22 @@ class FeedReader:
             self._position = 0
             self._changed.notify_all()
         self._send(Terminated(self.feed))
+
+    def _place_of(self, mark: EpochMark) -> int:
+        """Return where a mark belongs: segments of the next epoch may have overtaken it."""
+        for place, item in enumerate(self._items):
+            if isinstance(item, Item) and item.segment.epoch > mark.epoch:
+                return place
+        return len(self._items)
+
+    def _is_due(self) -> bool:
+        """Whether the next item is there and is not of an epoch after the one being read."""
+        if self._position >= len(self._items):
+            return False
+        item = self._items[self._position]
+        if isinstance(item, Item) and not isinstance(self._items[-1], EndMark):
+            return item.segment.epoch <= self._epochs
+        return True
 
     def _num_given(self) -> int:
         """Return how many of the items before the position have been given to user code whole."""

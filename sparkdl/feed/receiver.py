@@ -6,7 +6,6 @@ Runs in: agent
 partition; the server answers once at the start and then once per batch with a `PutAck`.
 `DoExchange` is one inference partition: batches in, and for each one or more one-column batches (`ipc`: binary) back,
 whose value is an Arrow IPC stream of encoded result rows.
-`DoAction("covered")` tells which rows of a partition are here already.
 Every call carries the cluster's token (`authorization: Bearer …`), checked before the call reaches any of these.
 """
 
@@ -32,15 +31,21 @@ class PutHeader(msgspec.Struct, frozen=True):
 
     feed: str
     epoch: int
+    run: str
     partition: int
 
 
 class PutAck(msgspec.Struct, frozen=True):
-    """`rows_received`: rows of the feed at this node, from all feeders. `accepted`: this batch."""
+    """`rows_received`: rows of the feed at this node, from all feeders. `accepted`: this batch.
+
+    The first answer tells in `covered` which rows of the partition an earlier attempt has brought
+    here already, as half-open ranges.
+    """
 
     rows_received: int
     accepted: bool
     closed: bool
+    covered: tuple[tuple[int, int], ...] = ()
 
 
 class ExchangeHeader(msgspec.Struct, frozen=True):
@@ -48,12 +53,6 @@ class ExchangeHeader(msgspec.Struct, frozen=True):
 
     feed: str
     exchange: str
-
-
-class CoveredReply(msgspec.Struct, frozen=True):
-    """Half-open ranges of row numbers."""
-
-    ranges: tuple[tuple[int, int], ...]
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
@@ -86,14 +85,15 @@ class Receiver(flight.FlightServerBase):  # type: ignore[misc]
         """Append the batches of one feeder to the log."""
         header = msgspec.json.decode(descriptor.command, type=PutHeader)
         log = self._inbox.log(header.feed)
-        accepted = True
-        writer.write(_ack(log.rows_received, accepted, log.is_closed))
+        source = (header.run, header.partition)
+        covered = tuple(log.covered(source))
+        writer.write(msgspec.json.encode(PutAck(log.rows_received, True, log.is_closed, covered)))
         for chunk in reader:
             accepted = log.append(
                 chunk.data,
                 self._inbox.timeout_s,
                 epoch=header.epoch,
-                partition=header.partition,
+                source=source,
                 start_row=int.from_bytes(chunk.app_metadata.to_pybytes(), "big"),
             )
             self._inbox.received(header.feed)
@@ -121,16 +121,6 @@ class Receiver(flight.FlightServerBase):  # type: ignore[misc]
             raise flight.FlightServerError(str(error)) from None
         finally:
             self._inbox.close_exchange(header.exchange)
-
-    def do_action(
-        self, context: flight.ServerCallContext, action: flight.Action
-    ) -> list[flight.Result]:
-        """Answer `covered`."""
-        if action.type != "covered":
-            raise flight.FlightServerError(f"no action {action.type!r}")
-        header = msgspec.json.decode(action.body.to_pybytes(), type=PutHeader)
-        ranges = self._inbox.log(header.feed).covered(header.epoch, header.partition)
-        return [flight.Result(msgspec.json.encode(CoveredReply(tuple(ranges))))]
 
     def _open_exchange(self, name: str) -> Exchange:
         try:

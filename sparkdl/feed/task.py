@@ -85,23 +85,19 @@ def fed_partition(partition: int, rows_json: str, refused: int) -> FedPartition:
 
 
 def _feed(order: FeedOrder, batches: Iterator[pa.RecordBatch]) -> FedPartition:
-    partition, attempt = _task()
-    return Feeder(order, partition, attempt).feed(batches)
+    return Feeder(order, _partition()).feed(batches)
 
 
 def _infer(order: FeedOrder, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
-    partition, attempt = _task()
+    partition = _partition()
     target = order.targets[partition % len(order.targets)]
     for _schema, group in groupby(batches, key=lambda batch: batch.schema):
-        name = f"{partition}.{attempt}.{uuid.uuid4().hex[:8]}"
+        name = f"{partition}.{uuid.uuid4().hex[:12]}"
         yield from exchange(order, name, target, group)
 
 
-def _task() -> tuple[int, int]:
-    """Return the partition, and zero on the first attempt at it."""
+def _partition() -> int:
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    if context is None:
-        return 0, 0
-    return context.partitionId(), context.attemptNumber() + context.stageAttemptNumber()
+    return context.partitionId() if context is not None else 0

@@ -25,7 +25,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import PurePath
 from types import CodeType
@@ -43,13 +43,13 @@ _SHIMMED = "_sparkdl_shimmed"
 
 @dataclass(frozen=True)
 class _Patch:
-    """A function of Keras, what must hold for it to be replaced, and its replacement.
+    """A function of Keras, what must hold of it, and what takes its place.
 
     Attributes:
         target: `module:attribute` or `module:Class.attribute`.
         parameters: the first parameters of the stock function.
-        mentions: names that the stock function has to use, so that this or another patch counts.
         replacement: called with the stock function and its arguments; `None` changes nothing.
+        mentions: names that the stock function must use for this or another patch to work.
     """
 
     target: str
@@ -79,7 +79,7 @@ class _Patch:
     def apply(self) -> None:
         """Put the replacement in the place of the stock function, once."""
         stock, replacement = self.find(), self.replacement
-        if replacement is None or getattr(stock, _SHIMMED, False):
+        if replacement is None or hasattr(stock, _SHIMMED):
             return
 
         @functools.wraps(stock)
@@ -88,9 +88,8 @@ class _Patch:
 
         setattr(shimmed, _SHIMMED, True)
         module, _, path = self.target.partition(":")
-        owner, _, name = path.rpartition(".")
-        parent = import_module(module)
-        setattr(getattr(parent, owner) if owner else parent, name, shimmed)
+        *owner, name = path.split(".")
+        setattr(functools.reduce(getattr, owner, import_module(module)), name, shimmed)
 
 
 def apply_shim() -> None:
@@ -105,8 +104,7 @@ def apply_shim() -> None:
     objections = [text for patch in _PATCHES if (text := patch.objection())]
     if objections:
         _logger.warning("this Keras cannot be used with several workers: %s", objections[0])
-        refuse = functools.partial(_refuse, objections[0])
-        _Patch(_COMPILE, (), refuse).apply()
+        replace(_COMPILE, replacement=functools.partial(_refuse, objections[0])).apply()
         return
     for patch in _PATCHES:
         patch.apply()
@@ -165,9 +163,7 @@ def _compile(stock: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -
         model.steps_per_execution = 1
 
 
-def _reduce_per_replica(
-    stock: Callable[..., Any], values: Any, strategy: Any, reduction: str
-) -> Any:
+def _reduce(stock: Callable[..., Any], values: Any, strategy: Any, reduction: str) -> Any:
     operation = {"auto": "MEAN", "mean": "MEAN", "sum": "SUM"}.get(reduction)
     if operation is None or not _spans_workers(strategy):
         return stock(values, strategy, reduction)
@@ -292,42 +288,40 @@ def _gather(strategy: Any, number: int) -> list[int]:
     return [int(value) for value in strategy.gather(local, axis=0)]
 
 
-_COMPILE = "keras.src.models.model:Model.compile"
 _TRAINER = "keras.src.backend.tensorflow.trainer"
+_STEP = ("distribute_strategy", "run", "reduce_per_replica")
 _SAVING = "keras.src.saving"
-_CHECKPOINT = "keras.src.callbacks.model_checkpoint:ModelCheckpoint"
-_BACKUP = "keras.src.callbacks.backup_and_restore:BackupAndRestore"
-_RUNS_STEP = ("distribute_strategy", "run", "reduce_per_replica")
+_LEGACY = "keras.src.legacy.saving.legacy_h5_format"
+_CALLBACKS = "keras.src.callbacks"
+_BACKUP = f"{_CALLBACKS}.backup_and_restore:BackupAndRestore"
+_TO_FILE = ("model", "filepath")
+_COMPILE = _Patch("keras.src.models.model:Model.compile", ("self",), _compile)
 _PATCHES = (
-    _Patch(_COMPILE, ("self",), _compile),
-    _Patch(f"{_TRAINER}:TensorFlowTrainer._make_function", ("self",), mentions=_RUNS_STEP),
-    _Patch(f"{_TRAINER}:TensorFlowTrainer.make_predict_function", ("self",), mentions=_RUNS_STEP),
+    _COMPILE,
+    _Patch(f"{_TRAINER}:TensorFlowTrainer._make_function", ("self",), None, _STEP),
+    _Patch(f"{_TRAINER}:TensorFlowTrainer.make_predict_function", ("self",), None, _STEP),
+    _Patch(f"{_TRAINER}:TensorFlowTrainer.predict", ("self", "x"), _predict),
+    _Patch(f"{_TRAINER}:TensorFlowTrainer.predict_on_batch", ("self", "x"), _predict),
+    _Patch(f"{_TRAINER}:reduce_per_replica", ("values", "strategy", "reduction"), _reduce),
+    _Patch(
+        f"{_TRAINER}:TensorFlowTrainer._maybe_symbolic_build",
+        ("self", "iterator", "data_batch"),
+        _symbolic_build,
+        ("_distribute_strategy", "_symbolic_build"),
+    ),
     _Patch(
         f"{_TRAINER}:TFEpochIterator.__init__",
         ("self", "distribute_strategy"),
         mentions=("_distributed_dataset", "experimental_distribute_dataset"),
     ),
-    _Patch(
-        f"{_TRAINER}:reduce_per_replica", ("values", "strategy", "reduction"), _reduce_per_replica
-    ),
-    _Patch(
-        f"{_TRAINER}:TensorFlowTrainer._maybe_symbolic_build",
-        ("self", "iterator", "data_batch"),
-        _symbolic_build,
-        mentions=("_distribute_strategy", "_symbolic_build"),
-    ),
-    _Patch(f"{_TRAINER}:TensorFlowTrainer.predict", ("self", "x"), _predict),
-    _Patch(f"{_TRAINER}:TensorFlowTrainer.predict_on_batch", ("self", "x"), _predict),
-    _Patch(f"{_SAVING}.saving_api:save_model", ("model", "filepath"), mentions=("saving_lib",)),
-    _Patch(f"{_SAVING}.saving_api:save_weights", ("model", "filepath"), mentions=("saving_lib",)),
-    _Patch(f"{_SAVING}.saving_lib:save_model", ("model", "filepath"), _save),
-    _Patch(f"{_SAVING}.saving_lib:save_weights_only", ("model", "filepath"), _save),
-    _Patch(
-        "keras.src.legacy.saving.legacy_h5_format:save_model_to_hdf5", ("model", "filepath"), _save
-    ),
+    _Patch(f"{_SAVING}.saving_api:save_model", _TO_FILE, None, ("saving_lib",)),
+    _Patch(f"{_SAVING}.saving_api:save_weights", _TO_FILE, None, ("saving_lib",)),
+    _Patch(f"{_SAVING}.saving_lib:save_model", _TO_FILE, _save),
+    _Patch(f"{_SAVING}.saving_lib:save_weights_only", _TO_FILE, _save),
+    _Patch(f"{_LEGACY}:save_model_to_hdf5", _TO_FILE, _save),
     _Patch("keras.src.models.model:Model.export", ("self", "filepath"), _save),
-    _Patch(f"{_CHECKPOINT}._save_model", ("self",), _checkpoint),
-    _Patch(f"{_BACKUP}._save_model", ("self",), _back_up, mentions=("save_weights",)),
+    _Patch(f"{_CALLBACKS}.model_checkpoint:ModelCheckpoint._save_model", ("self",), _checkpoint),
+    _Patch(f"{_BACKUP}._save_model", ("self",), _back_up, ("save_weights", "_weights_path")),
     _Patch(f"{_BACKUP}.on_train_begin", ("self", "logs"), _restore),
     _Patch(f"{_BACKUP}.on_train_end", ("self", "logs"), _drop_backup),
 )

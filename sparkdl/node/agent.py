@@ -18,9 +18,11 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 import uuid
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -54,6 +56,9 @@ from sparkdl.node.pipe import ChildPipe
 from sparkdl.node.resources import feed_memory, own_host, reserve_port, work_root
 from sparkdl.node.supervisor import Child, ChildOrder, watch_pid
 
+if TYPE_CHECKING:
+    from sparkdl.control.client import CoordinatorClient
+
 _log = logging.getLogger(__name__)
 
 LOG_PERIOD_S = 0.25
@@ -80,6 +85,7 @@ class Agent:
         self._pipe: ChildPipe | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._unsent: list[FromAgent] = []
+        self._client: CoordinatorClient | None = None
         self._state, actions = states.begin()
         self._perform(actions)  # before the heavy imports: the child's own are what takes long
 
@@ -87,7 +93,6 @@ class Agent:
         from sparkdl.node.feeds import NodeFeeds
 
         self._connect = CoordinatorClient.connect
-        self._client: CoordinatorClient | None = None
         settings = self._spec.settings
         self._feeds = NodeFeeds(
             feed_memory(settings.feed_memory_nbytes),
@@ -339,9 +344,10 @@ def main() -> int:
 
     try:
         asyncio.run(serve())
-    except SparkdlError as error:
-        news = AgentNews(error=f"{type(error).__name__}: {error}")
-        sys.stdout.buffer.write(msgspec.json.encode(news) + b"\n")
+    except Exception as error:  # noqa: BLE001 (whoever started this agent has to know)
+        known = isinstance(error, SparkdlError)
+        text = str(error) if known else "".join(traceback.format_exception(error))
+        sys.stdout.buffer.write(msgspec.json.encode(AgentNews(error=text)) + b"\n")
         return 1
     finally:
         shutil.rmtree(work_dir, ignore_errors=True)

@@ -72,7 +72,7 @@ class NodeFeeds:
 
     def epoch_end(self, message: EpochEnd) -> None:
         """Tell the child that an epoch is complete."""
-        self._inbox.log(message.feed).forget_epochs_before(message.epoch + 1)
+        self._inbox.log(message.feed).forget_sources()
         self._reclaimed.discard(message.feed)
         self._send_to_child(EpochMark(message.feed, message.epoch, message.rows), -1)
 

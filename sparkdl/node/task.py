@@ -16,6 +16,7 @@ import msgspec
 
 from sparkdl.core.errors import LaunchError
 from sparkdl.core.spec import ClusterSpec
+from sparkdl.node.check import check_executor
 from sparkdl.node.order import AgentNews, AgentOrder, start_agent
 from sparkdl.node.resources import assigned_gpus, executor_jvm_pid
 
@@ -53,6 +54,7 @@ class NodeTask:
         yield pa.RecordBatch.from_pydict({"node_id": [node_id]})
 
     def _run(self, node_id: int, attempt: int) -> None:
+        check_executor(self.spec, self.url)
         order = AgentOrder(
             url=self.url,
             token=self.token,

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import SparkdlError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.feed.feeder import FedPartition, FeedOrder
 
@@ -30,7 +31,7 @@ class Executor(Protocol):
     def driver_host(self) -> str:
         """Return the address of this machine under which the executors reach it."""
 
-    def start(self, launch: Launch, on_broken: Callable[[str], None]) -> None:
+    def start(self, launch: Launch, on_broken: Callable[[SparkdlError], None]) -> None:
         """Start all nodes and return; `on_broken` is called once no more nodes will come."""
 
     def feed(self, data: Any, order: FeedOrder) -> list[FedPartition]:

@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
 from sparkdl.driver.executors.executor import Launch
 from sparkdl.feed.batch import RowEncoder
 from sparkdl.feed.feeder import FedPartition, Feeder, FeedOrder, exchange
@@ -48,7 +48,7 @@ class LocalExecutor:
         """Return the loopback address."""
         return "127.0.0.1"
 
-    def start(self, launch: Launch, on_broken: Callable[[str], None]) -> None:
+    def start(self, launch: Launch, on_broken: Callable[[SparkdlError], None]) -> None:
         """Start one agent per node; a thread each waits for its end."""
         for node in launch.spec.nodes:
             order = AgentOrder(
@@ -73,7 +73,7 @@ class LocalExecutor:
         with ThreadPoolExecutor(NUM_FEEDERS, thread_name_prefix="sparkdl-feeder") as pool:
             return list(
                 pool.map(
-                    lambda numbered: Feeder(order, numbered[0], 0).feed(
+                    lambda numbered: Feeder(order, numbered[0]).feed(
                         self._until_cancelled(_batches(numbered[1]))
                     ),
                     enumerate(partitions),
@@ -116,7 +116,7 @@ class LocalExecutor:
             yield batch
 
     def _watch(
-        self, agent: subprocess.Popen[bytes], name: str, on_broken: Callable[[str], None]
+        self, agent: subprocess.Popen[bytes], name: str, on_broken: Callable[[SparkdlError], None]
     ) -> None:
         assert agent.stdout is not None
         error = ""
@@ -125,7 +125,7 @@ class LocalExecutor:
                 error = msgspec.json.decode(line, type=AgentNews).error or error
         status = agent.wait()
         if status:
-            on_broken(error or f"the agent of {name} ended with status {status}")
+            on_broken(LaunchError(error or f"the agent of {name} ended with status {status}"))
 
 
 def _partitions(data: Any) -> Sequence[Any]:

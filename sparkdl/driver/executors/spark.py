@@ -8,15 +8,23 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from pyspark import RDD, InheritableThread
+from pyspark import RDD, InheritableThread, SparkContext
 from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.errors import ConfigError, SparkdlError
+from sparkdl.core.spec import ClusterSpec, InputMode
 from sparkdl.driver.executors.executor import Launch
+from sparkdl.driver.preflight import (
+    choose_placing,
+    explain_job_failure,
+    node_profile,
+    read_topology,
+)
 from sparkdl.feed.feeder import FedPartition, FeedOrder
 from sparkdl.feed.task import (
     FED_SCHEMA,
@@ -56,7 +64,7 @@ class SparkExecutor:
         """Return what Spark's own executors call this machine."""
         return str(self._spark.conf.get("spark.driver.host"))
 
-    def start(self, launch: Launch, on_broken: Callable[[str], None]) -> None:
+    def start(self, launch: Launch, on_broken: Callable[[SparkdlError], None]) -> None:
         """Submit the job whose tasks are the nodes."""
         task = NodeTask(launch.url, launch.token, launch.spec, launch.payload, self._is_attached)
         num_nodes = len(launch.spec.nodes)
@@ -68,7 +76,7 @@ class SparkExecutor:
                 nodes.mapInArrow(task, NODE_SCHEMA, profile=self._profile).collect()
             except Exception as error:  # noqa: BLE001 (whatever it is, the cluster has to know)
                 _log.debug("The job of the nodes failed", exc_info=True)
-                on_broken(f"the Spark job that carries the nodes failed: {_last_line(error)}")
+                on_broken(explain_job_failure(error))
             finally:
                 self._spark.removeTag(self._nodes_tag)
 
@@ -126,8 +134,44 @@ def _decode_row(row: Any) -> list[Any]:
     return decode_results(row.ipc)
 
 
-def _last_line(error: Exception) -> str:
-    """Return what a Python worker raised, or the error's first line."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if "sparkdl." in line and "Error" in line and "File " not in line]
-    return (told or lines or [type(error).__name__])[0].strip()
+def place(
+    spark: SparkSession | SparkContext | None, spec: ClusterSpec
+) -> tuple[SparkExecutor, ClusterSpec]:
+    """Check that the cluster can hold the nodes, and choose how.
+
+    Raises:
+        ConfigError: if it cannot; the message names the setting to change.
+    """
+    session = _session(spark)
+    wanted_slots = len(spec.nodes) + (spec.input_mode is InputMode.SPARK)
+    placing = choose_placing(spec, read_topology(session, wanted_slots))
+    _log.info(
+        "Placement of %s: %s (%s)",
+        spec.cluster_id,
+        "attached" if placing.is_attached else "detached",
+        placing.why,
+    )
+    executor = SparkExecutor(
+        session, spec.cluster_id, placing.is_attached, node_profile(placing.node_cpus)
+    )
+    return executor, replace(spec, default_fs=_default_fs(session))
+
+
+def _session(spark: SparkSession | SparkContext | None) -> SparkSession:
+    if isinstance(spark, SparkContext):
+        return SparkSession(spark)
+    session = spark if spark is not None else SparkSession.getActiveSession()
+    if session is None:
+        raise ConfigError(
+            "there is no active SparkSession; give one to launch, or use executor='local'"
+        )
+    return session
+
+
+def _default_fs(session: SparkSession) -> str:
+    """Return Hadoop's default file system without a trailing slash."""
+    try:
+        url = session.sparkContext._jsc.hadoopConfiguration().get("fs.defaultFS")  # type: ignore[attr-defined]
+    except Exception:  # noqa: BLE001 (Spark Connect has no context; which error varies)
+        return "file://"
+    return "file://" if url.startswith("file:") else str(url).rstrip("/")

@@ -27,7 +27,7 @@ def main(rank: int, folder: Path) -> dict[str, Any]:
         "checkpoints": _checkpoints(strategy, own, folder / "shared"),
         "resumes": _resumes(strategy, folder / "backup"),
         "apart": _resumes_apart(strategy, own / "backup"),
-        "left": [path.name for path in temporary.iterdir()],
+        "left": [path.name for path in temporary.glob("sparkdl-*")],
     }
 
 

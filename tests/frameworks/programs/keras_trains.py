@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.frameworks.programs.models import compile_model, compiled, floats, rows, weights
+from tests.frameworks.programs.models import compiled, floats, rows, weights
 
 
 def main(rank: int, folder: Path) -> dict[str, Any]:
@@ -29,11 +29,11 @@ def main(rank: int, folder: Path) -> dict[str, Any]:
 def _arrays(strategy: Any) -> dict[str, Any]:
     x, y = rows(64)
     with strategy.scope():
-        model = compiled()
+        model = compiled(metrics=("accuracy", "AUC"))
     history = model.fit(
         x, y, batch_size=16, epochs=2, shuffle=False, validation_data=rows(32, 1), verbose=0
     )
-    reference = compiled()
+    reference = compiled(metrics=("accuracy", "AUC"))
     expected = reference.fit(
         x, y, batch_size=16, epochs=2, shuffle=False, validation_data=rows(32, 1), verbose=0
     )
@@ -80,7 +80,8 @@ def _dicts(strategy: Any, rank: int) -> dict[str, Any]:
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     dataset = tf.data.Dataset.from_tensor_slices((columns, y)).batch(16).with_options(options)
     with strategy.scope():
-        model = compile_model(Subclassed())
+        model = Subclassed()
+        model.compile("adam", "binary_crossentropy", metrics=["accuracy"])
     history = model.fit(dataset, epochs=2, validation_data=dataset, verbose=0)
     return {"weights": weights(model), "history": floats(history)}
 

@@ -1,5 +1,4 @@
-"""The model and the data that the programs share; `keras` is an argument where it may be tf_keras.
-"""
+"""The model and the data that the programs share."""
 
 from __future__ import annotations
 
@@ -16,8 +15,13 @@ def rows(count: int, seed: int = 0) -> tuple[Any, Any]:
     return x, y
 
 
-def compiled(keras: Any = None) -> Any:
-    """Return a small binary classifier with the same initial weights every time."""
+def compiled(keras: Any = None, metrics: tuple[str, ...] = ("accuracy",)) -> Any:
+    """Return a small binary classifier with the same initial weights every time.
+
+    Args:
+        keras: the module to make it with; `None` imports `keras`.
+        metrics: to compile it with; "AUC" is one that is not the mean over the workers.
+    """
     if keras is None:
         import keras
     keras.utils.set_random_seed(7)
@@ -28,12 +32,7 @@ def compiled(keras: Any = None) -> Any:
             keras.layers.Dense(1, activation="sigmoid"),
         ]
     )
-    return compile_model(model)
-
-
-def compile_model(model: Any) -> Any:
-    """Compile with metrics that are means and one that is not (AUC)."""
-    model.compile("adam", "binary_crossentropy", metrics=["accuracy", "AUC"])
+    model.compile("adam", "binary_crossentropy", metrics=list(metrics))
     return model
 
 

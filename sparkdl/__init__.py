@@ -1,0 +1,61 @@
+"""sparkdl: deep learning on a Spark cluster.
+
+Runs in: anywhere
+
+The public names. All are imported on first use: `import sparkdl` starts no JVM and imports no framework.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.version import __version__
+
+if TYPE_CHECKING:
+    from sparkdl.core import errors
+    from sparkdl.core.errors import SparkdlError
+    from sparkdl.core.failure import Failure
+    from sparkdl.core.spec import InputMode
+    from sparkdl.driver.handle import Cluster
+    from sparkdl.driver.launch import launch, run
+    from sparkdl.node.context import NodeContext
+    from sparkdl.tfos import TFCluster
+
+_HOMES = {
+    "Cluster": "sparkdl.driver.handle",
+    "Failure": "sparkdl.core.failure",
+    "InputMode": "sparkdl.core.spec",
+    "NodeContext": "sparkdl.node.context",
+    "SparkdlError": "sparkdl.core.errors",
+    "TFCluster": "sparkdl.tfos",
+    "errors": "sparkdl.core",
+    "launch": "sparkdl.driver.launch",
+    "run": "sparkdl.driver.launch",
+}
+
+__all__ = [
+    "Cluster",
+    "Failure",
+    "InputMode",
+    "NodeContext",
+    "SparkdlError",
+    "TFCluster",
+    "__version__",
+    "errors",
+    "launch",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sparkdl' has no attribute {name!r}")
+    home = import_module(_HOMES[name])
+    if name in ("TFCluster", "errors"):
+        return import_module(f"{_HOMES[name]}.{name}")
+    return getattr(home, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

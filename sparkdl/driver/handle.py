@@ -1,0 +1,296 @@
+"""The user's handle on a running cluster.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from sparkdl.control.messages import FeedEnd
+from sparkdl.control.values import decode_value
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import (
+    ConfigError,
+    FeedClosedError,
+    ResultError,
+    ShutdownTimeoutError,
+    SparkdlError,
+    node_error,
+)
+from sparkdl.core.spec import ClusterSpec, InputMode
+from sparkdl.core.world import World
+from sparkdl.driver import state as states
+from sparkdl.driver.controller import Controller, View
+from sparkdl.driver.executors.executor import Executor
+from sparkdl.driver.feeding import FeedCall, FeedReport, feed_targets
+from sparkdl.driver.progress import FeedBar
+from sparkdl.feed.feeder import FeedOrder
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_FEED = "input"
+_STOP_MARGIN_S = 10.0
+_FETCH_S = 5.0
+
+
+class Cluster:
+    """A running cluster. Made by `sparkdl.launch`; use it as a context manager.
+
+    All methods may be called from any thread. Leaving the `with` block shuts the cluster down:
+    in order after the block's end, at once after an exception.
+    """
+
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        controller: Controller,
+        executor: Executor,
+        token: str,
+        world: World,
+        show_progress: bool | None = None,
+    ) -> None:
+        self.spec = spec
+        self.world = world
+        self._controller = controller
+        self._executor = executor
+        self._token = token
+        self._show_progress = show_progress
+        self._epochs: dict[str, int] = {}
+        self._feed_locks: dict[str, threading.Lock] = {}
+        self._lock = threading.Lock()
+        self._shutdown_lock = threading.Lock()
+        self._is_shut_down = False
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.shutdown()
+        else:
+            self.abort()
+
+    def __repr__(self) -> str:
+        nodes = ", ".join(member.node.name for member in self.world.members)
+        return f"Cluster({self.spec.cluster_id}: {nodes}; {self.status()})"
+
+    def status(self) -> str:
+        """Return the state in a word: Running, Finished, Failed, Stopping, Stopped, …"""
+        return self._controller.look(lambda view: type(view.state).__name__)
+
+    def feed(
+        self,
+        data: Any,
+        epochs: int = 1,
+        name: str = DEFAULT_FEED,
+        timeout_s: float | None = None,
+    ) -> FeedReport:
+        """Stream `data` into the training `epochs` times; blocks until the nodes have read it.
+
+        It also returns when no node wants more rows: all have returned or called `terminate()`.
+
+        Args:
+            data: a DataFrame or an RDD; with `executor="local"` a `pyarrow.Table` or rows.
+            name: which feed; `ctx.batches(…, feed=name)` reads it.
+            timeout_s: seconds without any row received or read before it is an error.
+
+        Raises:
+            ConfigError: if the cluster was not launched to be fed.
+            NodeFailedError: if a node failed meanwhile, with its own error as root cause.
+            FeedTimeoutError: if nothing moved for `timeout_s`.
+            FeedClosedError: if the cluster has ended.
+        """
+        if epochs < 1:
+            raise ConfigError(f"epochs={epochs} must be at least 1")
+        order = self._order(name, timeout_s)
+        with self._feed_lock(name):
+            first = self._epochs.get(name, 0)
+            order = replace(order, epoch=first)
+            bar = FeedBar(name, epochs, self._show_progress)
+
+            def on_epoch(epoch: int) -> None:
+                self._epochs[name] = epoch + 1
+
+            call = FeedCall(self._controller, self._executor, self.world, order, bar, on_epoch)
+            return call.run(data, epochs)
+
+    def infer(
+        self,
+        data: Any,
+        name: str = DEFAULT_FEED,
+        schema: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Send rows through `map_fun` and return its results, one per row, in order; lazy.
+
+        `map_fun` reads with `ctx.get_data_feed(train_mode=False)` and answers with
+        `batch_results`.
+
+        Args:
+            data: a DataFrame or an RDD.
+            schema: Spark schema of the results; makes the return value a DataFrame.
+
+        Returns:
+            An RDD of results without `schema`. With `executor="local"` an iterator.
+        """
+        return self._executor.infer(data, self._order(name, timeout_s), schema)
+
+    def results(self, timeout_s: float | None = None) -> list[Any]:
+        """End the feeds, wait for every `map_fun` to return, and return their values by rank.
+
+        Nodes that do not finish the job (ps, evaluator) have `None`.
+
+        Raises:
+            NodeFailedError: if a node failed.
+            ResultError: if a value cannot travel; the others are lost with it only here.
+            TimeoutError: if the time is over first; the cluster goes on.
+        """
+        self.end_feeds()
+        self.wait(timeout_s)
+        returned = self._controller.look(lambda view: _settled(view.state).returned)
+        values = []
+        for member in self.world.members:
+            message = returned.get(member.node.node_id)
+            if message is not None and message.result_problem:
+                raise ResultError(
+                    f"{member.node.name} (rank {member.rank}): {message.result_problem}"
+                )
+            values.append(decode_value(message.result) if message else None)
+        return values
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait until every `map_fun` that finishes the job has returned.
+
+        Raises:
+            NodeFailedError: if a node failed.
+            TimeoutError: if the time is over first.
+        """
+        if not self._controller.wait_for(_is_settled, Deadline.after(timeout_s)):
+            raise TimeoutError(f"{self._still_running()} still in map_fun after {timeout_s:g} s")
+        self._raise_failure()
+
+    def end_feeds(self, name: str | None = None) -> None:
+        """Tell the nodes that no more rows will come: of one feed, or of all."""
+        if self.spec.input_mode is InputMode.SPARK:
+            feeds = () if name is None else (name,)
+            everyone = {node.node_id for node in self.spec.nodes}
+            self._controller.broadcast(FeedEnd(feeds), everyone)
+
+    def logs(self, rank: int, lines: int = 100) -> list[str]:
+        """Return the last lines that a node's child has printed.
+
+        Args:
+            rank: the node's rank in `world`.
+        """
+        if not 0 <= rank < self.world.size:
+            raise ConfigError(f"rank={rank} is not in 0..{self.world.size - 1}")
+        node_id = self.world.members[rank].node.node_id
+        return list(self._controller.fetch_log(node_id, lines, Deadline.after(_FETCH_S)))
+
+    def shutdown(self, grace_s: float | None = None, timeout_s: float | None = None) -> None:
+        """End the feeds, wait for `map_fun` to return everywhere, and end all nodes.
+
+        Does nothing the second time. The SparkContext and other jobs are left alone.
+
+        Args:
+            grace_s: how long `map_fun` may take to return; then it is stopped.
+            timeout_s: likewise, for the whole; the shorter of the two counts.
+
+        Raises:
+            NodeFailedError: if a node failed, at any time.
+            ShutdownTimeoutError: if `map_fun` had to be stopped.
+        """
+        with self._shutdown_lock:
+            if self._is_shut_down:
+                return
+            limits = [limit for limit in (grace_s, timeout_s) if limit is not None]
+            limit_s = min(limits) if limits else None
+            self.end_feeds()
+            in_time = self._controller.wait_for(_is_settled, Deadline.after(limit_s))
+            running = "" if in_time else self._still_running()
+            self._end(self.spec.settings.grace_s)
+        self._raise_failure()
+        if not in_time:
+            raise ShutdownTimeoutError(
+                f"{running} had not returned from map_fun after {limit_s:g} s and was stopped. Raise "
+                "grace_secs or timeout if map_fun needs longer, for example to export a model"
+            )
+
+    def abort(self) -> None:
+        """End all nodes at once. Raises nothing about their failures."""
+        with self._shutdown_lock:
+            if not self._is_shut_down:
+                self._end(0.0)
+
+    def _end(self, grace_s: float) -> None:
+        self._is_shut_down = True
+        margin_s = grace_s + _STOP_MARGIN_S
+        self._executor.cancel_feeds()
+        self._controller.submit(states.StopAsked(grace_s, margin_s))
+        is_stopped = self._controller.wait_for(
+            lambda view: isinstance(view.state, states.Stopped), Deadline.after(margin_s + 1)
+        )
+        left = self._controller.look(lambda view: getattr(view.state, "left_behind", ()))
+        if left or not is_stopped:
+            _log.warning("Agents did not end in time and were disconnected: %s", ", ".join(left))
+        self._controller.close()
+        self._executor.close(Deadline.after(_STOP_MARGIN_S))
+
+    def _order(self, name: str, timeout_s: float | None) -> FeedOrder:
+        if self.spec.input_mode is not InputMode.SPARK:
+            raise ConfigError(
+                "this cluster reads its own data; launch it with input_mode='spark' to feed it"
+            )
+        if self._is_shut_down:
+            raise FeedClosedError("the cluster has been shut down")
+        self._raise_failure()
+        timeout = self.spec.settings.feed_timeout_s if timeout_s is None else timeout_s
+        if timeout <= 0:
+            raise ConfigError(f"timeout_s={timeout} must be above zero seconds")
+        return FeedOrder(name, 0, "", feed_targets(self.world), self._token, timeout)
+
+    def _feed_lock(self, name: str) -> threading.Lock:
+        with self._lock:
+            return self._feed_locks.setdefault(name, threading.Lock())
+
+    def _still_running(self) -> str:
+        returned = self._controller.look(lambda view: getattr(view.state, "returned", {}))
+        names = [
+            node.name
+            for node in self.spec.nodes
+            if node.role.finishes_job and node.node_id not in returned
+        ]
+        return ", ".join(names)
+
+    def _raise_failure(self) -> None:
+        error = self._controller.look(lambda view: failure_of(view.state))
+        if error is not None:
+            raise error
+
+
+def failure_of(state: Any) -> SparkdlError | None:
+    """Return the error of a cluster that has failed, whether it has been stopped since or not."""
+    settled = _settled(state)
+    if isinstance(settled, states.Failed):
+        return node_error(settled.failures) if settled.failures else settled.problem
+    return None
+
+
+def _settled(state: Any) -> Any:
+    while isinstance(state, (states.Stopping, states.Stopped)):
+        state = state.before
+    return state
+
+
+def _is_settled(view: View) -> bool:
+    return isinstance(view.state, (states.Finished, states.Failed, states.Stopping, states.Stopped))

@@ -1,0 +1,210 @@
+"""`launch` and `run`: from what the user asks to a running cluster.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from sparkdl.control.auth import new_token
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import ConfigError, LaunchError
+from sparkdl.core.settings import Environment, Settings
+from sparkdl.core.spec import ClusterSpec, InputMode, Placement, plan_nodes
+from sparkdl.driver import state as states
+from sparkdl.driver.controller import Controller, LogLine
+from sparkdl.driver.executors.executor import Executor, Launch
+from sparkdl.driver.handle import Cluster, failure_of
+from sparkdl.driver.payload import pickle_user_code
+from sparkdl.frameworks.registry import framework_named
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+_log = logging.getLogger(__name__)
+_INPUT_MODES = {"spark": InputMode.SPARK, "tensorflow": InputMode.TENSORFLOW, "own": InputMode.TENSORFLOW}
+_JOIN_MARGIN_S = 30.0
+
+MapFun = Callable[[Any, Any], Any]
+
+
+def launch(
+    spark: SparkSession | SparkContext | None,
+    map_fun: MapFun,
+    args: Any = None,
+    nodes: int = 1,
+    *,
+    framework: str = "tensorflow",
+    input_mode: str | InputMode = "spark",
+    num_ps: int = 0,
+    master_node: str | None = None,
+    eval_node: bool = False,
+    executor: Literal["spark", "local"] = "spark",
+    placement: Placement = "auto",
+    num_gpus: int | None = None,
+    release_port: bool = True,
+    log_to_driver: bool = False,
+    show_progress: bool | None = None,
+    reservation_timeout: float = 600.0,
+    feed_timeout: float = 600.0,
+    feed_memory: int | None = None,
+    on_log: Callable[[LogLine], None] | None = None,
+) -> Cluster:
+    """Start a cluster of `nodes` framework processes, each running `map_fun(args, ctx)`.
+
+    Returns once all nodes know each other. Use the cluster as a context manager.
+
+    Args:
+        spark: the session (or context) whose executors carry the nodes; `None` for the active
+            session, and with `executor="local"`.
+        map_fun: called once in every node with `args` and its `NodeContext`.
+        args: anything picklable; a list also becomes `sys.argv` in the nodes.
+        nodes: how many in all, ps and evaluator included.
+        framework: `tensorflow`, `torch`, or `plain` for none.
+        input_mode: `spark`: fed by `cluster.feed` and `infer`. `own`: `map_fun` reads its own
+            data (`tensorflow` is TensorFlowOnSpark's name for that).
+        num_ps: of the nodes, how many are parameter servers.
+        master_node: name of the chief's role, if one of the nodes is to be a chief.
+        eval_node: whether one of the nodes is an evaluator.
+        executor: `local` runs the nodes as processes of this machine, without Spark.
+        placement: `attached`: nodes keep their task slots. `detached`: they give them back to
+            feeding tasks. `auto`: attached where slots are left over.
+        num_gpus: GPUs per node, of those that Spark assigned.
+        release_port: `False` to keep the framework's port reserved until `ctx.release_port()`.
+        log_to_driver: print the nodes' output here, each line behind `[worker:1]`.
+        show_progress: progress bars; by default where the error stream is a terminal.
+        reservation_timeout: seconds until all nodes must be there.
+        feed_timeout: seconds without any row received or read until feeding is an error.
+        feed_memory: bytes of received rows that a node holds before feeders wait; by default
+            an eighth of the memory.
+        on_log: called with each line the nodes print, instead of printing it.
+
+    Raises:
+        ConfigError: if it cannot work as asked; nothing was started.
+        FrameworkMissingError: if the executors lack the framework.
+        ReservationTimeoutError: if not all nodes came up in time.
+        NodeFailedError: if a node failed before all had come up.
+        LaunchError: if Spark could not run the nodes.
+    """
+    if placement not in ("auto", "attached", "detached"):
+        raise ConfigError(f"placement={placement!r}: choose 'auto', 'attached' or 'detached'")
+    mode = _input_mode(input_mode)
+    if eval_node and mode is InputMode.SPARK:
+        _log.info("The evaluator is not fed by the feed of the training nodes")
+    framework_named(framework)
+    spec = ClusterSpec(
+        cluster_id=secrets.token_hex(4),
+        nodes=plan_nodes(nodes, num_ps, master_node, eval_node),
+        framework=framework,
+        input_mode=mode,
+        placement=placement,
+        num_gpus=num_gpus,
+        release_port=release_port,
+        log_to_driver=log_to_driver or on_log is not None,
+        working_dir=os.getcwd(),
+        settings=Settings(
+            reservation_timeout_s=reservation_timeout,
+            feed_timeout_s=feed_timeout,
+            feed_memory_nbytes=feed_memory,
+        ),
+    )
+    where, spec = _executor(executor, spark, spec)
+    return _start(spec, where, map_fun, args, on_log or _print_line, show_progress)
+
+
+def run(
+    spark: SparkSession | SparkContext | None,
+    map_fun: MapFun,
+    args: Any = None,
+    nodes: int = 1,
+    *,
+    timeout_s: float | None = None,
+    **options: Any,
+) -> list[Any]:
+    """Launch a cluster that reads its own data, wait, and return the values of `map_fun` by rank.
+
+    Args:
+        timeout_s: seconds until `map_fun` must have returned everywhere.
+        options: as for `launch`; `input_mode` is `own` unless given.
+
+    Raises:
+        NodeFailedError: if a node failed; and whatever `launch` and `Cluster.results` raise.
+    """
+    options.setdefault("input_mode", "own")
+    with launch(spark, map_fun, args, nodes, **options) as cluster:
+        return cluster.results(timeout_s)
+
+
+def _start(
+    spec: ClusterSpec,
+    where: Executor,
+    map_fun: MapFun,
+    args: Any,
+    on_log: Callable[[LogLine], None],
+    show_progress: bool | None,
+) -> Cluster:
+    payload = pickle_user_code(map_fun, args)
+    environment = Environment.read()
+    token = new_token()
+    controller = Controller(spec, token, on_log)
+    address = controller.start(environment.driver_host or where.driver_host(), environment.driver_ports)
+    try:
+        where.start(
+            Launch(address.url, token, spec, payload),
+            lambda problem: controller.submit(states.LaunchBroke(problem)),
+        )
+        world = _gather(controller, spec)
+    except BaseException:
+        controller.submit(states.StopAsked(0.0, _JOIN_MARGIN_S))
+        controller.wait_for(
+            lambda view: isinstance(view.state, states.Stopped), Deadline.after(_JOIN_MARGIN_S)
+        )
+        controller.close()
+        where.close(Deadline.after(_JOIN_MARGIN_S))
+        raise
+    return Cluster(spec, controller, where, token, world, show_progress)
+
+
+def _gather(controller: Controller, spec: ClusterSpec) -> Any:
+    timeout_s = spec.settings.reservation_timeout_s + _JOIN_MARGIN_S
+    if not controller.wait_for(
+        lambda view: not isinstance(view.state, states.Gathering), Deadline.after(timeout_s)
+    ):
+        raise LaunchError(f"the controller did not decide within {timeout_s:g} s")
+    state = controller.look(lambda view: view.state)
+    problem = failure_of(state)
+    if problem is not None:
+        raise problem
+    return state.world  # type: ignore[union-attr]
+
+
+def _executor(
+    kind: str, spark: SparkSession | SparkContext | None, spec: ClusterSpec
+) -> tuple[Executor, ClusterSpec]:
+    if kind == "local":
+        from sparkdl.driver.executors.local import LocalExecutor
+
+        return LocalExecutor(), spec
+    if kind == "spark":
+        from sparkdl.driver.executors.spark import place
+
+        return place(spark, spec)
+    raise ConfigError(f"executor={kind!r}: choose 'spark' or 'local'")
+
+
+def _input_mode(mode: str | InputMode) -> InputMode:
+    if isinstance(mode, str):
+        if mode.lower() not in _INPUT_MODES:
+            raise ConfigError(f"input_mode={mode!r}: choose 'spark' or 'own'")
+        return _INPUT_MODES[mode.lower()]
+    return InputMode(mode)
+
+
+def _print_line(line: LogLine) -> None:
+    print(f"[{line.node}] {line.text}", flush=True)  # noqa: T201 (log_to_driver asks for it)

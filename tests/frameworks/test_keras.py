@@ -1,0 +1,83 @@
+"""How the Keras shim guards what it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sparkdl.core.errors import FrameworkMissingError
+from sparkdl.frameworks import keras as shim
+
+keras = pytest.importorskip("keras", reason="Keras is not installed")
+pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+pytestmark = pytest.mark.tensorflow
+
+
+@pytest.fixture(autouse=True)
+def _stock_keras(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Give each test a Keras that gets back whatever the shim replaces."""
+    for patch in shim._PATCHES:
+        module, _, path = patch.target.partition(":")
+        monkeypatch.setattr(f"{module}.{path}", patch.find())
+    yield
+
+
+def _found() -> list[Any]:
+    return [patch.find() for patch in shim._PATCHES if patch.replacement]
+
+
+def test_installed_keras_is_known() -> None:
+    assert [patch.objection() for patch in shim._PATCHES if patch.objection()] == []
+    assert keras.__version__.startswith(shim.KNOWN_VERSIONS)
+
+
+def test_second_shim_changes_nothing() -> None:
+    stock = _found()
+    shim.apply_shim()
+    once = _found()
+    shim.apply_shim()
+    assert not {id(function) for function in stock} & {id(function) for function in once}
+    assert [id(function) for function in _found()] == [id(function) for function in once]
+
+
+def test_other_backends_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    stock = _found()
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    shim.apply_shim()
+    assert _found() == stock
+
+
+def _rename(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("keras.src.backend.tensorflow.trainer.reduce_per_replica")
+
+
+def _other_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keras.src.saving.saving_lib.save_model", lambda path, model: None)
+
+
+def _other_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "keras.src.backend.tensorflow.trainer.TensorFlowTrainer._make_function",
+        lambda self, step_function: step_function,
+    )
+
+
+@pytest.mark.parametrize("change", [_rename, _other_parameters, _other_source])
+def test_unknown_keras_is_refused_when_a_model_of_several_workers_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, change: Any
+) -> None:
+    change(monkeypatch)
+    stock_predict = keras.Model.predict
+    shim.apply_shim()
+    assert "cannot be used with several workers" in caplog.text
+    assert keras.Model.predict is stock_predict
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    monkeypatch.setattr(shim, "_spans_workers", lambda strategy: True)
+    model._distribute_strategy = object()
+    with pytest.raises(FrameworkMissingError, match="TF_USE_LEGACY_KERAS=1") as caught:
+        model.compile("sgd", "mse")
+    assert shim.KNOWN_VERSIONS in str(caught.value)
+    assert keras.__version__ in str(caught.value)

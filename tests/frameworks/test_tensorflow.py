@@ -1,0 +1,129 @@
+"""TF_CONFIG, and which errors say that the port is gone."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkdl.core.errors import FrameworkMissingError
+from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.core.world import Address, Member, World, build_world
+from sparkdl.frameworks.framework import Framework
+from sparkdl.frameworks.registry import framework_named
+from sparkdl.frameworks.tensorflow import TensorFlow
+from tests.frameworks.pairs import run_alone
+
+
+def _world(*plan: Any) -> World:
+    """Return the world of `plan_nodes(*plan)`, node `n` on port `n`."""
+    return build_world(0, {node: Address("h", node.node_id, "") for node in plan_nodes(*plan)})
+
+
+def _config(world: World, member: Member) -> Any:
+    spec = ClusterSpec("c", tuple(m.node for m in world.members))
+    return json.loads(TensorFlow().environment(world, member, spec)["TF_CONFIG"])
+
+
+def test_registry_knows_tensorflow() -> None:
+    framework: Framework = framework_named("tensorflow")
+    assert isinstance(framework, TensorFlow)
+    assert framework.distributions == ("tensorflow",)
+
+
+def test_node_that_is_alone_has_no_tf_config() -> None:
+    world = _world(1)
+    spec = ClusterSpec("c", (world.members[0].node,))
+    assert TensorFlow().environment(world, world.members[0], spec) == {}
+
+
+def test_workers_find_each_other() -> None:
+    world = _world(2)
+    assert _config(world, world.member(1)) == {
+        "cluster": {"worker": ["h:0", "h:1"]},
+        "task": {"type": "worker", "index": 1},
+    }
+
+
+def test_chief_and_parameter_server_are_in_the_cluster() -> None:
+    world = _world(3, 1, "chief")
+    assert _config(world, world.member(0)) == {
+        "cluster": {"ps": ["h:0"], "chief": ["h:1"], "worker": ["h:2"]},
+        "task": {"type": "ps", "index": 0},
+    }
+
+
+def test_master_of_tensorflow_1_is_called_chief() -> None:
+    world = _world(2, 0, "master")
+    assert _config(world, world.member(0)) == {
+        "cluster": {"chief": ["h:0"], "worker": ["h:1"]},
+        "task": {"type": "chief", "index": 0},
+    }
+
+
+def test_evaluator_is_listed_for_itself_only() -> None:
+    world = _world(3, 0, "chief", True)
+    chief, evaluator = _config(world, world.member(0)), _config(world, world.member(1))
+    assert chief["cluster"] == {"chief": ["h:0"], "worker": ["h:2"]}
+    assert evaluator["cluster"] == {**chief["cluster"], "evaluator": ["h:1"]}
+    assert evaluator["task"] == {"type": "evaluator", "index": 0}
+
+
+def test_missing_tensorflow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    with pytest.raises(FrameworkMissingError, match="pip install tensorflow"):
+        TensorFlow().import_modules()
+
+
+def test_errors_of_others_are_not_lost_ports() -> None:
+    assert not TensorFlow().is_port_lost(RuntimeError("Could not start gRPC server"))
+    assert not TensorFlow().is_port_lost(OSError("address already in use"))
+
+
+def test_module_imports_no_framework() -> None:
+    code = (
+        "import sys, sparkdl.frameworks.tensorflow, sparkdl.frameworks.keras\n"
+        "raise SystemExit(bool({'tensorflow', 'keras'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+@pytest.mark.tensorflow
+def test_port_that_is_taken_is_recognised(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+    assert run_alone("port_taken", tmp_path) == {"strategy": True, "server": True}
+
+
+@pytest.mark.parametrize(
+    ("plan", "legacy", "shimmed"),
+    [((2,), "", True), ((2,), "1", False), ((2, 1), "", False), ((1,), "", False)],
+)
+def test_keras_is_shimmed_for_several_trainers_only(
+    monkeypatch: pytest.MonkeyPatch, plan: tuple[int, ...], legacy: str, shimmed: bool
+) -> None:
+    pytest.importorskip("keras", reason="Keras is not installed")
+    calls: list[str] = []
+    monkeypatch.setattr("sparkdl.frameworks.keras.apply_shim", lambda: calls.append("shim"))
+    monkeypatch.setenv("TF_USE_LEGACY_KERAS", legacy)
+    world = _world(*plan)
+    TensorFlow().before_map_fun(world, world.members[0])
+    assert bool(calls) is shimmed
+
+
+def test_parameter_servers_do_not_need_keras(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[str] = []
+    real_import = builtins.__import__
+
+    def spy(name: str, *args: Any, **kwargs: Any) -> Any:
+        imported.append(name)
+        return real_import(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", spy)
+    world = _world(3, 1)
+    TensorFlow().before_map_fun(world, world.member(0))
+    assert "sparkdl.frameworks.keras" not in imported

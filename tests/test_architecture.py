@@ -1,0 +1,482 @@
+"""The house rules: who may import whom, what runs where, how large things may grow.
+
+The rules are functions from a tree of modules to complaints. The first half of this file holds sparkdl to them; the
+second half proves on small made-up trees that each of them bites.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+FACES = 5
+LAYERS = {  # a module may import its own package, and packages of a lower number
+    "core": 0,
+    "version": 0,
+    "control": 1,
+    "feed": 1,
+    "frameworks": 1,
+    "collectives": 1,
+    "data": 2,
+    "node": 2,
+    "driver": 3,
+    "ml": 4,
+    "dashboard": 4,
+    "tfos": FACES,
+    "horovod": FACES,
+    "demo": FACES,
+    "cli": FACES,
+    "__main__": FACES,
+    "": FACES,  # sparkdl/__init__.py
+}
+PEERS = frozenset({1, FACES})
+"""Layers whose packages may import one another, as long as no circle comes of it."""
+
+PYSPARK = {  # who may import pyspark
+    "driver/executors/spark.py": "performs what the driver decides on Spark",
+    "driver/preflight.py": "compares the slots there are with those needed",
+    "*/task.py": "runs inside a Spark task",
+    "node/resources.py": "asks the task for its GPUs",
+    "feed/batch.py": "gives pyspark's own Row back to who fed it; lazily",
+    "feed/decode.py": "gives pyspark's own Row back to who fed it; lazily",
+    "ml/*": "Spark ML",
+    "data/*": "a Spark data source",
+    "tfos/*": "a face",
+    "horovod/*": "a face",
+    "demo*": "a face",
+    "cli.py": "a face",
+}
+PYSPARK_LAZILY = ("feed/*", "cli.py", "demo*", "node/resources.py", "*/task.py")
+"""Of these, those that import it inside functions only: they load where there may be no pyspark."""
+
+FRAMEWORKS = ("tensorflow", "keras", "tf_keras", "torch", "jax")
+FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the driver has none
+    "frameworks/*": "one file a framework",
+    "feed/dataset.py": "batches become tensors",
+    "feed/tensors.py": "batches become tensors",
+    "collectives/*": "reduces a framework's tensors",
+    "ml/predict.py": "loads a saved model",
+    "tfos/*": "TensorFlowOnSpark's signatures name TensorFlow's types",
+    "horovod/*": "Horovod's signatures name the frameworks' types",
+    "demo*": "trains a model",
+}
+
+MAX_LINES = 300
+MAX_FUNCTION_LINES = 60
+LONG_FILES = {  # longest each may become, and why it is one file
+    "driver/state.py": (580, "one table of transitions, read as a whole"),
+    "node/state.py": (400, "one table of transitions, read as a whole"),
+    "node/agent.py": (400, "performs every action of one state machine"),
+    "feed/encode.py": (340, "one codec for each kind of value, side by side"),
+    "feed/feeder.py": (380, "one protocol, both directions"),
+    "frameworks/keras.py": (360, "what Keras 2 and Keras 3 need, side by side"),
+}
+LONG_FUNCTIONS: dict[str, str] = {}
+
+FORBIDDEN = {  # calls, and what to write instead
+    "time.sleep": "wait on an event, condition or selector with a Deadline",
+    "sys.exit": "return from main, or raise a SparkdlError",
+    "os._exit": "return from main; to end another process: TERM, deadline, KILL",
+    "pickle.load": "decode with msgspec; user code crosses only in Spark's own task payload",
+    "pickle.loads": "decode with msgspec; user code crosses only in Spark's own task payload",
+    "cloudpickle.load": "decode with msgspec; user code crosses only in Spark's own task payload",
+    "cloudpickle.loads": "decode with msgspec; user code crosses only in Spark's own task payload",
+    "print": "log with logging.getLogger(__name__)",
+}
+FORBIDDEN_BUT = {
+    ("cli.py", "print"): "speaks to a person in a terminal",
+    ("demo*", "print"): "speaks to a person in a terminal",
+    ("node/child.py", "cloudpickle.loads"): "the user's function, from the Spark task's payload",
+}
+
+PLACES = {"driver", "agent", "child", "feeder", "anywhere"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import of one module, wherever in a file."""
+
+    target: str
+    line: int
+    is_lazy: bool
+    is_for_types: bool
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file of the package."""
+
+    path: Path
+    root: Path
+
+    @cached_property
+    def where(self) -> str:
+        """The path within the package, like `core/world.py`."""
+        return self.path.relative_to(self.root).as_posix()
+
+    @cached_property
+    def name(self) -> str:
+        parts = [self.root.name, *self.path.relative_to(self.root).with_suffix("").parts]
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    @cached_property
+    def package(self) -> str:
+        """The first name below the root, which decides the layer; empty for the root itself."""
+        return (self.name.split(".") + [""])[1]
+
+    @cached_property
+    def text(self) -> str:
+        return self.path.read_text(encoding="utf-8")
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, str(self.path))
+
+    @cached_property
+    def imports(self) -> tuple[Import, ...]:
+        return tuple(self._imports(self.tree, is_lazy=False, is_for_types=False))
+
+    def _imports(self, node: ast.AST, is_lazy: bool, is_for_types: bool) -> Iterator[Import]:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, node.lineno, is_lazy, is_for_types)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                target = f"{self._source(node)}.{alias.name}"
+                yield Import(target, node.lineno, is_lazy, is_for_types)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            for child in node.body:
+                yield from self._imports(child, is_lazy, is_for_types=True)
+            for child in node.orelse:
+                yield from self._imports(child, is_lazy, is_for_types)
+        else:
+            is_lazy = is_lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            for child in ast.iter_child_nodes(node):
+                yield from self._imports(child, is_lazy, is_for_types)
+
+    def _source(self, node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        package = self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
+        parts = package.split(".")[: len(package.split(".")) - node.level + 1]
+        return ".".join([*parts, *([node.module] if node.module else [])])
+
+
+def modules_of(root: Path) -> list[Module]:
+    return [Module(path, root) for path in sorted(root.rglob("*.py"))]
+
+
+def within(where: str, patterns: object) -> bool:
+    return any(fnmatch(where, str(pattern)) for pattern in patterns)  # type: ignore[attr-defined]
+
+
+# The rules
+
+
+def dependencies_point_one_way(modules: list[Module]) -> Iterator[str]:
+    root = modules[0].root.name
+    for module in modules:
+        if module.package not in LAYERS:
+            yield f"{module.where}: {module.package} has no layer yet; give it one in LAYERS"
+            continue
+        own = LAYERS[module.package]
+        for imported in module.imports:
+            top, _, rest = imported.target.partition(".")
+            package = rest.split(".")[0]
+            if top != root or package == module.package:
+                continue
+            layer = LAYERS.get(package, FACES)
+            if layer > own or (layer == own and own not in PEERS):
+                yield (
+                    f"{module.where}:{imported.line} imports {imported.target}: layer {own} may"
+                    f" not know layer {layer}. Move what both need down, or pass it in."
+                )
+
+
+def imports_make_no_circles(modules: list[Module]) -> Iterator[str]:
+    names = {module.name for module in modules}
+    edges = {
+        module.name: {
+            target
+            for imported in module.imports
+            if not imported.is_for_types
+            for target in [_longest_module(imported.target, names)]
+            if target and target != module.name
+        }
+        for module in modules
+    }
+    circles = {
+        frozenset(circle): circle for name in sorted(edges) for circle in _circles(name, edges)
+    }
+    for circle in circles.values():
+        yield f"{' -> '.join(circle)}: a circle of imports. Move what they share to a third module."
+
+
+def _longest_module(target: str, names: set[str]) -> str | None:
+    while target and target not in names:
+        target = target.rpartition(".")[0]
+    return target or None
+
+
+def _circles(start: str, edges: dict[str, set[str]]) -> Iterator[list[str]]:
+    """Yield one shortest path from `start` back to it, if there is one."""
+    paths, seen = [[start]], {start}
+    while paths:
+        path = paths.pop(0)
+        for target in sorted(edges[path[-1]]):
+            if target == start:
+                yield [*path, start]
+                return
+            if target not in seen:
+                seen.add(target)
+                paths.append([*path, target])
+
+
+def pyspark_stays_in_its_rooms(modules: list[Module]) -> Iterator[str]:
+    for module in modules:
+        for imported in module.imports:
+            if imported.target.split(".")[0] not in ("pyspark", "py4j") or imported.is_for_types:
+                continue
+            if not within(module.where, PYSPARK):
+                yield (
+                    f"{module.where}:{imported.line} imports pyspark, which only"
+                    f" {', '.join(PYSPARK)} may. Pass in what it needs from Spark."
+                )
+            elif within(module.where, PYSPARK_LAZILY) and not imported.is_lazy:
+                yield f"{module.where}:{imported.line}: import pyspark inside the function"
+
+
+def frameworks_are_imported_late(modules: list[Module]) -> Iterator[str]:
+    for module in modules:
+        for imported in module.imports:
+            framework = imported.target.split(".")[0]
+            if framework not in FRAMEWORKS or imported.is_for_types:
+                continue
+            if not within(module.where, FRAMEWORK_USERS):
+                yield (
+                    f"{module.where}:{imported.line} imports {framework}, which only"
+                    f" {', '.join(FRAMEWORK_USERS)} may"
+                )
+            elif not imported.is_lazy:
+                yield f"{module.where}:{imported.line}: import {framework} inside the function"
+
+
+def core_needs_the_standard_library_only(modules: list[Module]) -> Iterator[str]:
+    for module in modules:
+        for imported in module.imports if module.package == "core" else ():
+            top = imported.target.split(".")[0]
+            if top not in sys.stdlib_module_names and top != module.root.name:
+                yield f"{module.where}:{imported.line} imports {top}; core needs nothing installed"
+
+
+def docstrings_say_where_a_module_runs(modules: list[Module]) -> Iterator[str]:
+    for module in modules:
+        lines = (ast.get_docstring(module.tree) or "").splitlines()
+        said = [line.removeprefix("Runs in:") for line in lines if line.startswith("Runs in:")]
+        places = {word.strip(" .") for text in said for word in text.split(".")[0].split(",")}
+        if not said or not places <= PLACES:
+            yield (
+                f"{module.where}: its docstring needs a line `Runs in: ...` with one or more of"
+                f" {', '.join(sorted(PLACES))}"
+            )
+
+
+def files_and_functions_are_short(modules: list[Module]) -> Iterator[str]:
+    for module in modules:
+        limit = LONG_FILES.get(module.where, (MAX_LINES, ""))[0]
+        lines = len(module.text.splitlines())
+        if lines > limit:
+            yield (
+                f"{module.where} has {lines} lines, {limit} are allowed. Does it answer one"
+                f" question? If so, say in LONG_FILES why it is long; if not, split it."
+            )
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                size = _code_lines(node)
+                if (
+                    size > MAX_FUNCTION_LINES
+                    and f"{module.where}:{node.name}" not in LONG_FUNCTIONS
+                ):
+                    yield (
+                        f"{module.where}:{node.lineno} {node.name} has {size} lines without its"
+                        f" docstring, {MAX_FUNCTION_LINES} are allowed; split it by its steps"
+                    )
+
+
+def _code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    first = function.body[0]
+    is_docstring = ast.get_docstring(function) is not None
+    docstring = (first.end_lineno or 0) - first.lineno + 1 if is_docstring else 0
+    return (function.end_lineno or 0) - function.lineno + 1 - docstring
+
+
+def forbidden_calls_are_not_made(modules: list[Module]) -> Iterator[str]:
+    for module in modules:
+        for node in ast.walk(module.tree):
+            for name in _calls(node):
+                is_allowed = any(
+                    fnmatch(module.where, where) and call == name for where, call in FORBIDDEN_BUT
+                )
+                if name in FORBIDDEN and not is_allowed:
+                    line = getattr(node, "lineno", 0)
+                    yield f"{module.where}:{line} uses {name}; {FORBIDDEN[name]}"
+
+
+def _calls(node: ast.AST) -> list[str]:
+    """Return the dotted names that `node` uses: `module.name`, imported or written out."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+        return [f"{node.value.id}.{node.attr}"]
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return [node.func.id]
+    return []
+
+
+Rule = Callable[[list[Module]], Iterator[str]]
+RULES: tuple[Rule, ...] = (
+    dependencies_point_one_way,
+    imports_make_no_circles,
+    pyspark_stays_in_its_rooms,
+    frameworks_are_imported_late,
+    core_needs_the_standard_library_only,
+    docstrings_say_where_a_module_runs,
+    files_and_functions_are_short,
+    forbidden_calls_are_not_made,
+)
+
+
+# sparkdl keeps them
+
+
+@pytest.fixture(scope="module")
+def sparkdl() -> list[Module]:
+    return modules_of(ROOT / "sparkdl")
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_sparkdl_keeps_the_rule(rule: Rule, sparkdl: list[Module]) -> None:
+    complaints = list(rule(sparkdl))
+    assert not complaints, "\n" + "\n".join(complaints)
+
+
+def test_tables_name_no_file_that_is_gone(sparkdl: list[Module]) -> None:
+    there = {module.where: len(module.text.splitlines()) for module in sparkdl}
+    stale = [where for where in LONG_FILES if there.get(where, 0) <= MAX_LINES]
+    assert not stale, f"no longer long, or gone: remove from LONG_FILES {stale}"
+
+
+def loaded_by(*names: str) -> set[str]:
+    """Return the top-level modules that a fresh Python has loaded after importing `names`."""
+    code = f"import sys, {', '.join(names)}; print(*{{m.split('.')[0] for m in sys.modules}})"
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    return set(run.stdout.split())
+
+
+def test_importing_sparkdl_loads_neither_framework_nor_spark() -> None:
+    heavy = {*FRAMEWORKS, "pyspark", "py4j", "pyarrow", "pandas", "numpy", "sklearn"}
+    assert not loaded_by("sparkdl") & heavy
+
+
+def test_importing_core_loads_the_standard_library_only(sparkdl: list[Module]) -> None:
+    names = [module.name for module in sparkdl if module.package == "core"]
+    extra = loaded_by(*names) - loaded_by("sys") - sys.stdlib_module_names - {"sparkdl"}
+    assert not extra
+
+
+def test_importing_every_module_loads_no_framework(sparkdl: list[Module]) -> None:
+    names = [module.name for module in sparkdl if not module.name.endswith("__main__")]
+    assert not loaded_by(*names) & set(FRAMEWORKS)
+
+
+# Each rule bites
+
+
+def house(folder: Path, **files: str) -> list[Module]:
+    """Build a package `house`; `core__world="..."` is its file core/world.py."""
+    root = folder / "house"
+    for name, text in files.items():
+        path = root / (name.replace("__", "/") + ".py" if name != "root" else "__init__.py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+    return modules_of(root)
+
+
+BAD: tuple[tuple[Rule, dict[str, str], str], ...] = (
+    (dependencies_point_one_way, {"core__a": "from house.node import b"}, "core/a.py:1 imports"),
+    (dependencies_point_one_way, {"core__a": "from ..node.b import c"}, "house.node.b.c"),
+    (dependencies_point_one_way, {"core__a": "def f():\n  import house.node"}, "layer 0 may not"),
+    (dependencies_point_one_way, {"driver__a": "import house.dashboard.page"}, "layer 4"),
+    (dependencies_point_one_way, {"node__a": "import house"}, "layer 5"),
+    (dependencies_point_one_way, {"node__a": "import house.data.x"}, "layer 2 may not"),
+    (dependencies_point_one_way, {"novel__a": ""}, "novel has no layer yet"),
+    (
+        imports_make_no_circles,
+        {"feed__a": "from house.feed import b", "feed__b": "def f():\n  import house.feed.a"},
+        "house.feed.a -> house.feed.b -> house.feed.a",
+    ),
+    (pyspark_stays_in_its_rooms, {"driver__launch": "import pyspark.sql"}, "driver/launch.py:1"),
+    (pyspark_stays_in_its_rooms, {"feed__batch": "from pyspark import x"}, "inside the function"),
+    (frameworks_are_imported_late, {"node__a": "def f():\n  import torch"}, "imports torch, which"),
+    (frameworks_are_imported_late, {"frameworks__a": "import keras"}, "inside the function"),
+    (core_needs_the_standard_library_only, {"core__a": "import numpy as np"}, "imports numpy"),
+    (docstrings_say_where_a_module_runs, {"core__a": '"""It is."""'}, "needs a line `Runs in:"),
+    (docstrings_say_where_a_module_runs, {"a": '"""It.\n\nRuns in: hell\n"""'}, "needs a line"),
+    (files_and_functions_are_short, {"core__a": "a = 1\n" * 301}, "301 lines, 300 are allowed"),
+    (
+        files_and_functions_are_short,
+        {"core__a": "def f():\n" + "    a = 1\n" * 60},
+        "core/a.py:1 f has 61 lines",
+    ),
+    (forbidden_calls_are_not_made, {"a": "import time\ntime.sleep(1)"}, "a.py:2 uses time.sleep"),
+    (forbidden_calls_are_not_made, {"a": "from time import sleep"}, "uses time.sleep"),
+    (forbidden_calls_are_not_made, {"a": "print(1)"}, "uses print"),
+    (forbidden_calls_are_not_made, {"a": "import sys\nsys.exit(1)"}, "uses sys.exit"),
+    (forbidden_calls_are_not_made, {"a": "import os\nos._exit(1)"}, "uses os._exit"),
+    (forbidden_calls_are_not_made, {"a": "import pickle\npickle.loads(b'')"}, "pickle.loads"),
+)
+
+GOOD: tuple[tuple[Rule, dict[str, str]], ...] = (
+    (dependencies_point_one_way, {"node__a": "from house.core import b", "root": ""}),
+    (dependencies_point_one_way, {"feed__a": "from house.control.b import c"}),
+    (dependencies_point_one_way, {"tfos__a": "from house.ml.b import c"}),
+    (
+        imports_make_no_circles,
+        {
+            "feed__a": "if TYPE_CHECKING:\n  from house.feed import b",
+            "feed__b": "from house.feed.a import x",
+        },
+    ),
+    (pyspark_stays_in_its_rooms, {"driver__a": "if TYPE_CHECKING:\n  import pyspark"}),
+    (pyspark_stays_in_its_rooms, {"node__task": "def f():\n  import pyspark"}),
+    (frameworks_are_imported_late, {"frameworks__a": "def f():\n  import keras"}),
+    (docstrings_say_where_a_module_runs, {"a": '"""It.\n\nRuns in: agent, child. Not often."""'}),
+    (files_and_functions_are_short, {"a": 'def f():\n    """It.' + "\n" * 80 + '    """\n    g()'}),
+    (forbidden_calls_are_not_made, {"cli": "print(1)"}),
+)
+
+
+@pytest.mark.parametrize(("rule", "files", "complaint"), BAD)
+def test_rule_bites(rule: Rule, files: dict[str, str], complaint: str, tmp_path: Path) -> None:
+    complaints = list(rule(house(tmp_path, **files)))
+    assert len(complaints) == 1, complaints
+    assert complaint in complaints[0]
+
+
+@pytest.mark.parametrize(("rule", "files"), GOOD)
+def test_rule_lets_pass(rule: Rule, files: dict[str, str], tmp_path: Path) -> None:
+    assert list(rule(house(tmp_path, **files))) == []
