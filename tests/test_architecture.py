@@ -1,7 +1,7 @@
 """The house rules: who may import whom, what runs where, how large things may grow.
 
-The rules are functions from a tree of modules to complaints. The first half of this file holds sparkdl to them; the
-second half proves on small made-up trees that each of them bites.
+The rules are functions from a tree of modules to complaints. sparkdl is held to them, and small
+made-up trees prove that each of them bites.
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
 }
 PEERS = frozenset({1, FACES})
 """Layers whose packages may import one another, as long as no circle comes of it."""
+
+BORROWED = {  # the exceptions: who imports what, and why
+    ("feed", "node.channel"): "the child's end of the pipe; its messages belong a layer down",
+}
 
 PYSPARK = {  # who may import pyspark
     "driver/executors/spark.py": "performs what the driver decides on Spark",
@@ -97,6 +101,7 @@ FORBIDDEN = {  # calls, and what to write instead
 FORBIDDEN_BUT = {
     ("cli.py", "print"): "speaks to a person in a terminal",
     ("demo*", "print"): "speaks to a person in a terminal",
+    ("driver/launch.py", "print"): "log_to_driver: the nodes' own lines, in a notebook as well",
     ("node/child.py", "cloudpickle.loads"): "the user's function, from the Spark task's payload",
 }
 
@@ -133,7 +138,7 @@ class Module:
     @cached_property
     def package(self) -> str:
         """The first name below the root, which decides the layer; empty for the root itself."""
-        return (self.name.split(".") + [""])[1]
+        return [*self.name.split("."), ""][1]
 
     @cached_property
     def text(self) -> str:
@@ -156,10 +161,10 @@ class Module:
                 target = f"{self._source(node)}.{alias.name}"
                 yield Import(target, node.lineno, is_lazy, is_for_types)
         elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            for child in node.body:
-                yield from self._imports(child, is_lazy, is_for_types=True)
-            for child in node.orelse:
-                yield from self._imports(child, is_lazy, is_for_types)
+            for statement in node.body:
+                yield from self._imports(statement, is_lazy, is_for_types=True)
+            for statement in node.orelse:
+                yield from self._imports(statement, is_lazy, is_for_types)
         else:
             is_lazy = is_lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
             for child in ast.iter_child_nodes(node):
@@ -196,12 +201,18 @@ def dependencies_point_one_way(modules: list[Module]) -> Iterator[str]:
             package = rest.split(".")[0]
             if top != root or package == module.package:
                 continue
+            if any(module.package == who and _is_in(rest, what) for who, what in BORROWED):
+                continue
             layer = LAYERS.get(package, FACES)
             if layer > own or (layer == own and own not in PEERS):
                 yield (
                     f"{module.where}:{imported.line} imports {imported.target}: layer {own} may"
                     f" not know layer {layer}. Move what both need down, or pass it in."
                 )
+
+
+def _is_in(name: str, module: str) -> bool:
+    return f"{name}.".startswith(f"{module}.")
 
 
 def imports_make_no_circles(modules: list[Module]) -> Iterator[str]:
@@ -216,9 +227,8 @@ def imports_make_no_circles(modules: list[Module]) -> Iterator[str]:
         }
         for module in modules
     }
-    circles = {
-        frozenset(circle): circle for name in sorted(edges) for circle in _circles(name, edges)
-    }
+    found = [circle for name in sorted(edges, reverse=True) for circle in _circles(name, edges)]
+    circles = {frozenset(circle): circle for circle in found}
     for circle in circles.values():
         yield f"{' -> '.join(circle)}: a circle of imports. Move what they share to a third module."
 
@@ -373,8 +383,16 @@ def test_sparkdl_keeps_the_rule(rule: Rule, sparkdl: list[Module]) -> None:
 
 def test_tables_name_no_file_that_is_gone(sparkdl: list[Module]) -> None:
     there = {module.where: len(module.text.splitlines()) for module in sparkdl}
-    stale = [where for where in LONG_FILES if there.get(where, 0) <= MAX_LINES]
+    stale = [where for where in LONG_FILES if there.get(where, 0) <= MAX_LINES * 4 // 5]
     assert not stale, f"no longer long, or gone: remove from LONG_FILES {stale}"
+
+
+def test_borrowed_imports_are_still_there(sparkdl: list[Module]) -> None:
+    for package, what in BORROWED:
+        targets = {i.target for m in sparkdl if m.package == package for i in m.imports}
+        assert any(_is_in(target.partition(".")[2], what) for target in targets), (
+            f"{package} no longer imports {what}: remove the row from BORROWED"
+        )
 
 
 def loaded_by(*names: str) -> set[str]:
