@@ -28,6 +28,7 @@ setup(
         "sparkdl.dashboard": ["*.html", "*.css", "*.js", "static/*"],
     },
     install_requires=[
+        "cloudpickle>=3",
         "msgspec>=0.18.6",
         "numpy>=1.26",
         "pandas>=2.2,<3",  # pyspark needs pandas, and warns about 3

@@ -1,0 +1,109 @@
+"""The documentation keeps its promises: links lead somewhere, Python in it is Python."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+_FENCE = re.compile(r"^( *)(```+|~~~+) *(\w*)[^\n]*\n(.*?)^\1\2", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[[^\]]*\]\(<?([^)\s>]+)>?(?: \"[^\"]*\")?\)|(?:src|href)=\"([^\"]+)\"")
+_HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
+_ANCHOR = re.compile(r"<a (?:name|id)=\"([^\"]+)\"")
+
+
+def pages(root: Path = ROOT) -> list[Path]:
+    """Return every Markdown file, but none in hidden or generated folders."""
+    found = []
+    for path in sorted(root.rglob("*.md")):
+        folders = path.relative_to(root).parts[:-1]
+        if not any(f.startswith(".") or f in ("out", "build", "dist") for f in folders):
+            found.append(path)
+    return found
+
+
+def broken_links(page: Path) -> Iterator[str]:
+    text = page.read_text(encoding="utf-8")
+    for match in _LINK.finditer(re.sub(r"`[^`\n]*`", "", _FENCE.sub("", text))):
+        link = unquote(match.group(1) or match.group(2))
+        if re.match(r"[a-z][a-z0-9+.-]*:", link):
+            continue  # another site's
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        if not target.exists():
+            yield f"{page.name}: {link} leads nowhere; {target} does not exist"
+        elif anchor and target.suffix == ".md" and anchor not in anchors(target):
+            yield f"{page.name}: {link} leads nowhere; {target.name} has no such heading"
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives a page's headings, and those written out."""
+    text = page.read_text(encoding="utf-8")
+    slugs: dict[str, int] = {}
+    found = set(_ANCHOR.findall(text))
+    for heading in _HEADING.findall(_FENCE.sub("", text)):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        slug = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        count = slugs[slug] = slugs.get(slug, -1) + 1
+        found.add(f"{slug}-{count}" if count else slug)
+    return found
+
+
+def wrong_snippets(page: Path) -> Iterator[str]:
+    text = page.read_text(encoding="utf-8")
+    for match in _FENCE.finditer(text):
+        if match.group(3) not in ("python", "py"):
+            continue
+        line = text.count("\n", 0, match.start()) + 2
+        try:
+            compile(textwrap.dedent(match.group(4)), page.name, "exec", dont_inherit=True)
+        except SyntaxError as error:
+            yield f"{page.name}:{line + (error.lineno or 1) - 1} is no Python: {error.msg}"
+
+
+def _name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("page", pages(), ids=_name)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert not list(broken_links(page))
+
+
+@pytest.mark.parametrize("page", pages(), ids=_name)
+def test_python_snippets_compile(page: Path) -> None:
+    assert not list(wrong_snippets(page))
+
+
+def test_checks_bite(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        textwrap.dedent(
+            """\
+            # A page, *and* `more`
+            [good](page.md#a-page-and-more) [self](#a-page-and-more) [site](https://example.org)
+            [gone](gone.md) [no heading](page.md#b) <img src="gone.png"> `[code](code.md)`
+            ```python
+            with sparkdl.launch(spark, train) as cluster:
+                ...
+            ```
+            - in a list
+              ```python
+              fine = 1
+              wrong =
+              ```
+            """
+        )
+    )
+    assert [link.split(" ")[1] for link in broken_links(page)] == [
+        "gone.md",
+        "page.md#b",
+        "gone.png",
+    ]
+    assert list(wrong_snippets(page)) == ["page.md:11 is no Python: invalid syntax"]
