@@ -46,6 +46,6 @@ def prepare(framework: str, input_mode: str) -> Launch:
 if __name__ == "__main__":
     parser = options(__doc__)
     parser.add_argument("--framework", choices=["tensorflow", "torch"], required=True)
-    parser.add_argument("--input-mode", choices=["tensorflow", "spark"], default="tensorflow")
+    parser.add_argument("--input-mode", choices=["own", "spark"], default="own")
     parsed = parser.parse_args()
     compete(parsed, parsed.framework, partial(prepare, parsed.framework, parsed.input_mode))
