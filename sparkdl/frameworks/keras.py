@@ -2,17 +2,16 @@
 
 Runs in: child
 
-Stock Keras 3 fails in `fit` under a `MultiWorkerMirroredStrategy` of two or more workers, and its
-callbacks let every worker write the same files. `apply_shim` changes, for such strategies only:
+Stock Keras 3 fails in `fit` under a `MultiWorkerMirroredStrategy` of several workers, and all of
+them write the same files. `apply_shim` changes, for such strategies only:
 
 - the logs of a step are reduced over the workers as the scalars they are;
-- a model is built from the element spec of its data, which takes no batch from a stream that
-  can be read once, and no collective (stock Keras averages the first batch of all workers);
-- `predict` and `predict_on_batch` stay in this process: each worker gets the predictions for the
-  rows that it passed, in order, whether the workers pass the same rows or not, and no worker
-  waits for another (a `DistributedDataset` still gives every worker the rows of all of them);
-- only the chief writes: what the others save goes to a directory of their own that is deleted.
-  They still save, because reading a metric that is an attribute of the model is a collective;
+- a model is built from the element spec of its data: no batch is taken from a stream that can be
+  read once, and no collective is needed (stock Keras averages the first batch of all workers);
+- `predict` and `predict_on_batch` stay in this process: a worker gets the predictions for the rows
+  it passed, in order, and waits for nobody (a `DistributedDataset` still gives all rows to all);
+- only the chief writes. The others save to a folder of their own that is deleted, because reading
+  a metric that is an attribute of the model is a collective;
 - `BackupAndRestore` starts all workers at the same epoch, or none.
 """
 
@@ -29,7 +28,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import PurePath
 from types import CodeType
-from typing import Any
+from typing import Any, TypeAlias
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 
@@ -39,23 +38,21 @@ KNOWN_VERSIONS = "3.15"
 """The versions of Keras that the tests have seen work."""
 
 _SHIMMED = "_sparkdl_shimmed"
+_Function: TypeAlias = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class _Patch:
-    """A function of Keras, what must hold of it, and what takes its place.
-
-    Attributes:
-        target: `module:attribute` or `module:Class.attribute`.
-        parameters: the first parameters of the stock function.
-        replacement: called with the stock function and its arguments; `None` changes nothing.
-        mentions: names that the stock function must use for this or another patch to work.
-    """
+    """A function of Keras, what must hold of it, and what takes its place."""
 
     target: str
+    """`module:attribute` or `module:Class.attribute`."""
     parameters: tuple[str, ...]
-    replacement: Callable[..., Any] | None = None
+    """The first parameters of the stock function."""
+    replacement: _Function | None = None
+    """Called with the stock function and its arguments; `None` changes nothing."""
     mentions: tuple[str, ...] = ()
+    """Names that the stock function must use for this or another patch to work."""
 
     def find(self) -> Any:
         """Return the function, or `None` where Keras has none of that name."""
@@ -95,9 +92,8 @@ class _Patch:
 def apply_shim() -> None:
     """Make the imported Keras train on several workers. A second call changes nothing.
 
-    Does nothing where Keras drives another backend. On a Keras it does not recognise it changes
-    one thing: `compile` of a model under a strategy of several workers raises
-    `FrameworkMissingError`, so that programs that do not need the shim still run.
+    On a Keras it does not know, only `compile` of a model of several workers changes: it raises
+    `FrameworkMissingError`. So programs that do not need the shim still run.
     """
     if import_module("keras").backend.backend() != "tensorflow":
         return
@@ -112,20 +108,15 @@ def apply_shim() -> None:
 
 def _names(code: CodeType) -> set[str]:
     """Return the global, attribute and closure names in `code` and the functions within it."""
-    names = {*code.co_names, *code.co_freevars}
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            names |= _names(constant)
-    return names
+    within = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return {*code.co_names, *code.co_freevars}.union(*within)
 
 
 def _spans_workers(strategy: Any) -> bool:
     import tensorflow as tf
 
-    return (
-        isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        and strategy.extended._in_multi_worker_mode()
-    )
+    spanning = tf.distribute.MultiWorkerMirroredStrategy
+    return isinstance(strategy, spanning) and bool(strategy.extended._in_multi_worker_mode())
 
 
 def _strategy(model: Any) -> Any:
@@ -140,41 +131,34 @@ def _writes(model: Any) -> bool:
     return strategy is None or bool(strategy.extended.should_checkpoint)
 
 
-def _refuse(reason: str, stock: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+def _refuse(reason: str, stock: _Function, model: Any, *args: Any, **kwargs: Any) -> Any:
     if _strategy(model) is None:
         return stock(model, *args, **kwargs)
-    version = import_module("keras").__version__
     raise FrameworkMissingError(
-        f"Keras {version} cannot train on several workers: {reason}. Either install a Keras that "
-        f"sparkdl knows ({KNOWN_VERSIONS}), or install tf_keras and set TF_USE_LEGACY_KERAS=1 in "
-        "the environment of the executors (spark.executorEnv.TF_USE_LEGACY_KERAS), or write the "
-        "training loop with strategy.run"
+        f"Keras {import_module('keras').__version__} cannot train on several workers: {reason}. "
+        f"Install a Keras that sparkdl knows ({KNOWN_VERSIONS}), or install tf_keras and set "
+        "TF_USE_LEGACY_KERAS=1 for the executors (spark.executorEnv.TF_USE_LEGACY_KERAS), or "
+        "write the training loop with strategy.run"
     )
 
 
-def _compile(stock: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> None:
+def _compile(stock: _Function, model: Any, *args: Any, **kwargs: Any) -> None:
     stock(model, *args, **kwargs)
     if _strategy(model) is not None and model.steps_per_execution != 1:
-        _logger.warning(
-            "steps_per_execution=%s is taken as 1: TensorFlow cannot run the loop over several "
-            "steps in a graph where each step waits for the other workers",
-            model.steps_per_execution,
-        )
+        # TensorFlow fails on Keras's loop over steps where each step waits for other workers.
+        _logger.warning("steps_per_execution is taken as 1 with several workers")
         model.steps_per_execution = 1
 
 
-def _reduce(stock: Callable[..., Any], values: Any, strategy: Any, reduction: str) -> Any:
+def _reduce(stock: _Function, values: Any, strategy: Any, reduction: str) -> Any:
     operation = {"auto": "MEAN", "mean": "MEAN", "sum": "SUM"}.get(reduction)
     if operation is None or not _spans_workers(strategy):
         return stock(values, strategy, reduction)
-    return import_module("keras").tree.map_structure(
-        lambda value: strategy.reduce(operation, value, axis=None), values
-    )
+    reduce = functools.partial(strategy.reduce, operation, axis=None)
+    return import_module("keras").tree.map_structure(reduce, values)
 
 
-def _symbolic_build(
-    stock: Callable[..., Any], model: Any, iterator: Any = None, data_batch: Any = None
-) -> None:
+def _build(stock: _Function, model: Any, iterator: Any = None, data_batch: Any = None) -> None:
     strategy = _strategy(model)
     if iterator is not None and strategy is not None:
         data_batch, iterator = _specimen(strategy, iterator), None
@@ -202,14 +186,14 @@ def _local_spec(spec: Any) -> Any:
 class _ThisProcess:
     """Takes the place of a model's strategy while the model predicts."""
 
-    def run(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def run(self, function: _Function, args: tuple[Any, ...]) -> Any:
         return function(*args)
 
     def experimental_distribute_dataset(self, dataset: Any) -> Any:
         return dataset
 
 
-def _predict(stock: Callable[..., Any], model: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+def _predict(stock: _Function, model: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
     import tensorflow as tf
 
     strategy = _strategy(model)
@@ -232,14 +216,14 @@ def _private_path(path: Any) -> Iterator[str]:
         yield os.path.join(folder, PurePath(str(path)).name)
 
 
-def _save(stock: Callable[..., Any], model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+def _save(stock: _Function, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
     if _writes(model) or not isinstance(filepath, (str, os.PathLike)):
         return stock(model, filepath, *args, **kwargs)
     with _private_path(filepath) as private:
         return stock(model, private, *args, **kwargs)
 
 
-def _checkpoint(stock: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> Any:
+def _checkpoint(stock: _Function, callback: Any, *args: Any, **kwargs: Any) -> Any:
     if _writes(callback.model):
         return stock(callback, *args, **kwargs)
     filepath = callback.filepath
@@ -251,14 +235,14 @@ def _checkpoint(stock: Callable[..., Any], callback: Any, *args: Any, **kwargs: 
             callback.filepath = filepath
 
 
-def _back_up(stock: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
+def _back_up(stock: _Function, callback: Any, *args: Any, **kwargs: Any) -> None:
     if _writes(callback.model):
         stock(callback, *args, **kwargs)
     else:
         callback.model.save_weights(callback._weights_path, overwrite=True)
 
 
-def _restore(stock: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
+def _restore(stock: _Function, callback: Any, *args: Any, **kwargs: Any) -> None:
     stock(callback, *args, **kwargs)
     strategy = _strategy(callback.model)
     if strategy is None:
@@ -272,7 +256,7 @@ def _restore(stock: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any
         )
 
 
-def _drop_backup(stock: Callable[..., Any], callback: Any, *args: Any, **kwargs: Any) -> None:
+def _drop_backup(stock: _Function, callback: Any, *args: Any, **kwargs: Any) -> None:
     if _writes(callback.model):
         stock(callback, *args, **kwargs)
     strategy = _strategy(callback.model)
@@ -284,41 +268,30 @@ def _gather(strategy: Any, number: int) -> list[int]:
     """Return every worker's `number`, by rank. Waits for all workers."""
     import tensorflow as tf
 
-    local = strategy.run(lambda: tf.constant([number]))
-    return [int(value) for value in strategy.gather(local, axis=0)]
+    return [int(n) for n in strategy.gather(strategy.run(lambda: tf.constant([number])), axis=0)]
 
 
 _TRAINER = "keras.src.backend.tensorflow.trainer"
+_MODEL = f"{_TRAINER}:TensorFlowTrainer"
 _STEP = ("distribute_strategy", "run", "reduce_per_replica")
-_SAVING = "keras.src.saving"
-_LEGACY = "keras.src.legacy.saving.legacy_h5_format"
+_DATA = ("_distributed_dataset", "experimental_distribute_dataset")
 _CALLBACKS = "keras.src.callbacks"
 _BACKUP = f"{_CALLBACKS}.backup_and_restore:BackupAndRestore"
 _TO_FILE = ("model", "filepath")
 _COMPILE = _Patch("keras.src.models.model:Model.compile", ("self",), _compile)
 _PATCHES = (
     _COMPILE,
-    _Patch(f"{_TRAINER}:TensorFlowTrainer._make_function", ("self",), None, _STEP),
-    _Patch(f"{_TRAINER}:TensorFlowTrainer.make_predict_function", ("self",), None, _STEP),
-    _Patch(f"{_TRAINER}:TensorFlowTrainer.predict", ("self", "x"), _predict),
-    _Patch(f"{_TRAINER}:TensorFlowTrainer.predict_on_batch", ("self", "x"), _predict),
+    _Patch(f"{_MODEL}._make_function", ("self",), None, _STEP),
+    _Patch(f"{_MODEL}.make_predict_function", ("self",), None, _STEP),
+    _Patch(f"{_MODEL}.predict", ("self", "x"), _predict),
+    _Patch(f"{_MODEL}.predict_on_batch", ("self", "x"), _predict),
     _Patch(f"{_TRAINER}:reduce_per_replica", ("values", "strategy", "reduction"), _reduce),
-    _Patch(
-        f"{_TRAINER}:TensorFlowTrainer._maybe_symbolic_build",
-        ("self", "iterator", "data_batch"),
-        _symbolic_build,
-        ("_distribute_strategy", "_symbolic_build"),
-    ),
-    _Patch(
-        f"{_TRAINER}:TFEpochIterator.__init__",
-        ("self", "distribute_strategy"),
-        mentions=("_distributed_dataset", "experimental_distribute_dataset"),
-    ),
-    _Patch(f"{_SAVING}.saving_api:save_model", _TO_FILE, None, ("saving_lib",)),
-    _Patch(f"{_SAVING}.saving_api:save_weights", _TO_FILE, None, ("saving_lib",)),
-    _Patch(f"{_SAVING}.saving_lib:save_model", _TO_FILE, _save),
-    _Patch(f"{_SAVING}.saving_lib:save_weights_only", _TO_FILE, _save),
-    _Patch(f"{_LEGACY}:save_model_to_hdf5", _TO_FILE, _save),
+    _Patch(f"{_MODEL}._maybe_symbolic_build", ("self", "iterator", "data_batch"), _build),
+    _Patch(f"{_TRAINER}:TFEpochIterator.__init__", ("self",), None, _DATA),
+    _Patch("keras.src.saving.saving_api:save_model", _TO_FILE, None, ("saving_lib",)),
+    _Patch("keras.src.saving.saving_lib:save_model", _TO_FILE, _save),
+    _Patch("keras.src.saving.saving_lib:save_weights_only", _TO_FILE, _save),
+    _Patch("keras.src.legacy.saving.legacy_h5_format:save_model_to_hdf5", _TO_FILE, _save),
     _Patch("keras.src.models.model:Model.export", ("self", "filepath"), _save),
     _Patch(f"{_CALLBACKS}.model_checkpoint:ModelCheckpoint._save_model", ("self",), _checkpoint),
     _Patch(f"{_BACKUP}._save_model", ("self",), _back_up, ("save_weights", "_weights_path")),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,12 +15,11 @@ pytestmark = pytest.mark.tensorflow
 
 
 @pytest.fixture(autouse=True)
-def _stock_keras(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _stock_keras(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give each test a Keras that gets back whatever the shim replaces."""
     for patch in shim._PATCHES:
         module, _, path = patch.target.partition(":")
         monkeypatch.setattr(f"{module}.{path}", patch.find())
-    yield
 
 
 def _found() -> list[Any]:

@@ -68,7 +68,7 @@ def _checkpoints(strategy: Any, own: Path, shared: Path) -> dict[str, Any]:
     }
 
 
-class _Interrupt(keras.callbacks.Callback):
+class _Interrupt(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if epoch == 2:
             raise InterruptedError("as if the node had failed")

@@ -60,7 +60,7 @@ def _weighted(strategy: Any) -> dict[str, Any]:
     return {"weights": weights(model), "expected_weights": weights(reference)}
 
 
-class Subclassed(keras.Model):
+class Subclassed(keras.Model):  # type: ignore[misc, unused-ignore]
     """Has no weights before it sees data, and takes a dict."""
 
     def __init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -15,15 +16,14 @@ def rows(count: int, seed: int = 0) -> tuple[Any, Any]:
     return x, y
 
 
-def compiled(keras: Any = None, metrics: tuple[str, ...] = ("accuracy",)) -> Any:
+def compiled(package: str = "keras", metrics: tuple[str, ...] = ("accuracy",)) -> Any:
     """Return a small binary classifier with the same initial weights every time.
 
     Args:
-        keras: the module to make it with; `None` imports `keras`.
+        package: to make it with: "keras", or "tf_keras".
         metrics: to compile it with; "AUC" is one that is not the mean over the workers.
     """
-    if keras is None:
-        import keras
+    keras = import_module(package)
     keras.utils.set_random_seed(7)
     model = keras.Sequential(
         [

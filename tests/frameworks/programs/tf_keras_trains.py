@@ -13,7 +13,7 @@ from tests.frameworks.programs.models import compiled, floats, rows, weights
 def main(rank: int, folder: Path) -> dict[str, Any]:
     """Return weights and losses of a short training."""
     with tf.distribute.MultiWorkerMirroredStrategy().scope():
-        model = compiled(tf.keras)
+        model = compiled("tf_keras")
     history = model.fit(*rows(32), batch_size=16, shuffle=False, epochs=2, verbose=0)
     return {
         "module": tf.keras.Model.__module__,
