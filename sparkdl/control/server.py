@@ -60,7 +60,11 @@ class ServerAddress:
     @property
     def url(self) -> str:
         """The WebSocket URL."""
-        return f"ws://[{self.host}]:{self.port}" if ":" in self.host else f"ws://{self.host}:{self.port}"
+        return (
+            f"ws://[{self.host}]:{self.port}"
+            if ":" in self.host
+            else f"ws://{self.host}:{self.port}"
+        )
 
 
 class CoordinatorServer:

@@ -33,7 +33,9 @@ class Role:
     wants_gpu: bool = False
 
 
-CHIEF = Role("chief", is_chief=True, is_trainer=True, is_fed=True, finishes_job=True, wants_gpu=True)
+CHIEF = Role(
+    "chief", is_chief=True, is_trainer=True, is_fed=True, finishes_job=True, wants_gpu=True
+)
 WORKER = Role("worker", is_trainer=True, is_fed=True, finishes_job=True, wants_gpu=True)
 PS = Role("ps")
 EVALUATOR = Role("evaluator")

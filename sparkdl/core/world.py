@@ -97,7 +97,5 @@ def build_world(generation: int, nodes: dict[NodeSpec, Address]) -> World:
         where = nodes[node]
         local_rank = per_host.get(where.host, 0)
         per_host[where.host] = local_rank + 1
-        members.append(
-            Member(rank, node, where.host, where.port, where.data_address, local_rank)
-        )
+        members.append(Member(rank, node, where.host, where.port, where.data_address, local_rank))
     return World(generation, tuple(members))

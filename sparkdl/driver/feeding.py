@@ -137,7 +137,9 @@ class FeedCall:
     def blame(self, timeout_s: float) -> str:
         """Describe which node stands still, with its last log lines."""
         counts = self.controller.look(lambda view: self.counts(view))
-        behind = {n: c for n, c in counts.items() if c.rows_consumed < c.rows_received and not c.closed}
+        behind = {
+            n: c for n, c in counts.items() if c.rows_consumed < c.rows_received and not c.closed
+        }
         node_id = min(behind or counts, key=lambda n: counts[n].rows_consumed)
         count, name = counts[node_id], self.world.member(node_id).node.name
         lines = self.controller.fetch_log(node_id, _BLAME_LINES, Deadline.after(_SETTLE_S))

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _log = logging.getLogger(__name__)
-_INPUT_MODES = {"spark": InputMode.SPARK, "tensorflow": InputMode.TENSORFLOW, "own": InputMode.TENSORFLOW}
+_INPUT_MODES = {
+    "spark": InputMode.SPARK,
+    "tensorflow": InputMode.TENSORFLOW,
+    "own": InputMode.TENSORFLOW,
+}
 _JOIN_MARGIN_S = 30.0
 
 MapFun = Callable[[Any, Any], Any]
@@ -153,7 +157,9 @@ def _start(
     environment = Environment.read()
     token = new_token()
     controller = Controller(spec, token, on_log)
-    address = controller.start(environment.driver_host or where.driver_host(), environment.driver_ports)
+    address = controller.start(
+        environment.driver_host or where.driver_host(), environment.driver_ports
+    )
     try:
         where.start(
             Launch(address.url, token, spec, payload),

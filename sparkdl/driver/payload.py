@@ -21,7 +21,9 @@ def pickle_user_code(map_fun: Callable[..., Any], args: Any) -> bytes:
         ConfigError: if something cannot be pickled; the message names the variable.
     """
     if not callable(map_fun):
-        raise ConfigError(f"map_fun must be a function of (args, ctx), not {type(map_fun).__name__}")
+        raise ConfigError(
+            f"map_fun must be a function of (args, ctx), not {type(map_fun).__name__}"
+        )
     try:
         return cloudpickle.dumps((map_fun, args))
     except Exception as error:

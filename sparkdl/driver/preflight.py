@@ -108,9 +108,13 @@ def choose_placing(spec: ClusterSpec, topology: Topology | None) -> Placing:
             "set spark.dynamicAllocation.enabled=false, or placement='attached'"
         )
     if not attached:
-        return Placing(False, None, f"{topology.slots} slots for {nodes} nodes leave none for feeding")
+        return Placing(
+            False, None, f"{topology.slots} slots for {nodes} nodes leave none for feeding"
+        )
     why = "spare slots feed" if is_fed else "nothing has to be fed"
-    return Placing(True, _node_cpus(nodes, topology), f"{topology.slots} slots, {nodes} nodes: {why}")
+    return Placing(
+        True, _node_cpus(nodes, topology), f"{topology.slots} slots, {nodes} nodes: {why}"
+    )
 
 
 def node_profile(node_cpus: int | None) -> ResourceProfile | None:

@@ -29,7 +29,9 @@ class FeedBar:
 
         disable = not self._is_shown if self._is_shown is not None else None
         what = f"feed {self._feed!r}" + (f", {self._epochs} epochs" if self._epochs > 1 else "")
-        self._bar = tqdm(desc=what, unit=" rows", disable=disable, file=sys.stderr, dynamic_ncols=True)
+        self._bar = tqdm(
+            desc=what, unit=" rows", disable=disable, file=sys.stderr, dynamic_ncols=True
+        )
         return self
 
     def __exit__(

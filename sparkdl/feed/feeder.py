@@ -83,7 +83,9 @@ class _Lane:
     Fields are guarded by `changed`, which all lanes of a feeder share.
     """
 
-    def __init__(self, target: Target, header: PutHeader, order: FeedOrder, changed: threading.Condition):
+    def __init__(
+        self, target: Target, header: PutHeader, order: FeedOrder, changed: threading.Condition
+    ):
         self.target = target
         self.total = 0
         self.is_closed = False
@@ -108,7 +110,10 @@ class _Lane:
         self._schema = schema
         self._writer, metadata = self._client.do_put(self._header, schema, self._order.options())
         self._reader = threading.Thread(
-            target=self._read_acks, args=(metadata,), name=f"sparkdl-acks-{self.target.name}", daemon=True
+            target=self._read_acks,
+            args=(metadata,),
+            name=f"sparkdl-acks-{self.target.name}",
+            daemon=True,
         )
         with self._changed:
             self._greeted = False
@@ -117,7 +122,9 @@ class _Lane:
     def wait_open(self) -> None:
         """Wait for the first acknowledgement, which tells the node's total."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._greeted or self.error, self._order.timeout_s):
+            if not self._changed.wait_for(
+                lambda: self._greeted or self.error, self._order.timeout_s
+            ):
                 self.error = f"{self.target.name} did not answer for {self._order.timeout_s:g} s"
 
     def send(self, piece: _Piece) -> None:

@@ -157,7 +157,14 @@ class Log:
                     self._budget.give_back(nbytes)
                     return False
                 segment = StoredSegment(
-                    self.feed, self._next_number, epoch, batch.num_rows, nbytes, fd, exchange, is_last
+                    self.feed,
+                    self._next_number,
+                    epoch,
+                    batch.num_rows,
+                    nbytes,
+                    fd,
+                    exchange,
+                    is_last,
                 )
                 self._next_number += 1
                 self._segments[segment.number] = segment

@@ -9,7 +9,7 @@ import getpass
 import logging
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from sparkdl.core.spec import ClusterSpec
@@ -147,7 +147,9 @@ class NodeContext:
         """
         from sparkdl.feed.dataset import tf_dataset
 
-        wanted = [n for names in (x, y) for n in ([names] if isinstance(names, str) else names or [])]
+        wanted = [
+            n for names in (x, y) for n in ([names] if isinstance(names, str) else names or [])
+        ]
         batches = self.batches(batch_size, wanted or None, feed, even)
         assert isinstance(batches, EpochBatches)
         return tf_dataset(batches, x, y)

@@ -55,7 +55,7 @@ def start_agent(
     order: AgentOrder, payload: bytes, python_path: list[str], stderr: int
 ) -> subprocess.Popen[bytes]:
     """Start an agent with this interpreter; its standard input stays open in `stdin`."""
-    process = subprocess.Popen(  # noqa: S603 (our own module)
+    process = subprocess.Popen(
         [sys.executable, "-m", "sparkdl.node.agent"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

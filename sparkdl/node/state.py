@@ -217,7 +217,17 @@ class End:
     reason: str
 
 
-Action = Spawn | StartChild | Terminate | Kill | TellRunning | TellReturned | TellFailed | CloseFeeds | End
+Action = (
+    Spawn
+    | StartChild
+    | Terminate
+    | Kill
+    | TellRunning
+    | TellReturned
+    | TellFailed
+    | CloseFeeds
+    | End
+)
 Step = tuple[State, list[Action]]
 
 

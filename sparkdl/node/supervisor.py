@@ -59,7 +59,7 @@ class Child:
         log_fd = order.log.open_for_child()
         port_fd = order.port_socket.fileno()
         try:
-            process = subprocess.Popen(  # noqa: S603 (our own module)
+            process = subprocess.Popen(
                 _command(order, theirs.fileno(), port_fd),
                 stdin=subprocess.DEVNULL,
                 stdout=log_fd,
@@ -135,9 +135,7 @@ def watch_pid(loop: asyncio.AbstractEventLoop, pid: int, on_exit: Callable[[], N
     loop.add_reader(fd, ready)
 
 
-def _wait_in_thread(
-    loop: asyncio.AbstractEventLoop, pid: int, on_exit: Callable[[], None]
-) -> None:
+def _wait_in_thread(loop: asyncio.AbstractEventLoop, pid: int, on_exit: Callable[[], None]) -> None:
     import psutil
 
     try:

@@ -79,7 +79,9 @@ class NodeTask:
                 stderr.seek(max(0, os.fstat(stderr.fileno()).st_size - 4000))
                 tail = stderr.read().decode(errors="replace")
                 name = self.spec.nodes[node_id].name
-                raise LaunchError(error or f"the agent of {name} ended with status {status}: {tail}")
+                raise LaunchError(
+                    error or f"the agent of {name} ended with status {status}: {tail}"
+                )
 
 
 def _jvm_pid() -> int:

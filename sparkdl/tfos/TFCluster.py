@@ -55,7 +55,11 @@ class TFCluster:
         ]
 
     def train(
-        self, dataRDD: Any, num_epochs: int = 0, feed_timeout: float = 600, qname: str = DEFAULT_FEED
+        self,
+        dataRDD: Any,
+        num_epochs: int = 0,
+        feed_timeout: float = 600,
+        qname: str = DEFAULT_FEED,
     ) -> None:
         """Feed an RDD or a DataFrame into the training; blocks until the nodes have read it.
 
@@ -102,9 +106,12 @@ class TFCluster:
             ShutdownTimeoutError: if `map_fun` had not returned in time and was stopped.
         """
         if ssc is not None:
-            raise ConfigError("shutdown(ssc=…) is not supported yet: stop the StreamingContext first")
+            raise ConfigError(
+                "shutdown(ssc=…) is not supported yet: stop the StreamingContext first"
+            )
         self.cluster.shutdown(
-            grace_s=grace_secs if grace_secs > 0 else None, timeout_s=timeout if timeout > 0 else None
+            grace_s=grace_secs if grace_secs > 0 else None,
+            timeout_s=timeout if timeout > 0 else None,
         )
 
     def __enter__(self) -> TFCluster:
@@ -115,7 +122,9 @@ class TFCluster:
 
     def _check_feed(self, qname: str) -> None:
         if self.input_mode is not InputMode.SPARK:
-            raise ConfigError("train and inference need TFCluster.run(…, input_mode=InputMode.SPARK)")
+            raise ConfigError(
+                "train and inference need TFCluster.run(…, input_mode=InputMode.SPARK)"
+            )
         if qname not in self.queues or qname == "error":
             raise ConfigError(f"qname={qname!r} is not one of queues={self.queues}")
 

@@ -51,9 +51,7 @@ class LocalExecutor:
     def start(self, launch: Launch, on_broken: Callable[[SparkdlError], None]) -> None:
         """Start one agent per node; a thread each waits for its end."""
         for node in launch.spec.nodes:
-            order = AgentOrder(
-                launch.url, launch.token, node.node_id, launch.spec, owner="process"
-            )
+            order = AgentOrder(launch.url, launch.token, node.node_id, launch.spec, owner="process")
             with tempfile.TemporaryFile() as stderr:
                 agent = start_agent(order, launch.payload, sys.path, stderr.fileno())
             self._agents.append(agent)

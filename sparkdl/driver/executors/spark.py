@@ -51,7 +51,11 @@ class SparkExecutor:
     """
 
     def __init__(
-        self, spark: SparkSession, cluster_id: str, is_attached: bool, profile: ResourceProfile | None
+        self,
+        spark: SparkSession,
+        cluster_id: str,
+        is_attached: bool,
+        profile: ResourceProfile | None,
     ) -> None:
         self._spark = spark
         self._is_attached = is_attached
