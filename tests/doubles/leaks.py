@@ -48,6 +48,8 @@ ALLOWED = (  # kind, pattern (fnmatch) of its description, why it is no leak
     ("environment variable", "COV_CORE_*", "pytest-cov's"),
     ("environment variable", "TF2_BEHAVIOR", "set when TensorFlow is imported"),
     ("environment variable", "TF_*", "set when TensorFlow or Keras is imported"),
+    ("environment variable", "ENABLE_RUNTIME_UPTIME_TELEMETRY", "set when TensorFlow is imported"),
+    ("environment variable", "HDF5_PLUGIN_PATH", "set when h5py is imported, by Keras"),
     ("environment variable", "KMP_*", "set when an OpenMP is loaded"),
     ("environment variable", "TPU_*", "set when TensorFlow or JAX is imported"),
 )
