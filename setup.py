@@ -45,6 +45,8 @@ setup(
         "jax": ["jax>=0.4.30"],
         "connect": _CONNECT,
         "gpu": ["nvidia-ml-py>=12"],
+        "dashboard": ["tqdm[notebook]>=4.60"],
+        "bench": ["tqdm>=4.60"],
         "demo": _DEMO,
         "dev": [
             *_CONNECT,

@@ -6,7 +6,10 @@ Runs in: driver
 from __future__ import annotations
 
 import logging
+import math
+import re
 import threading
+import time
 from dataclasses import dataclass
 
 from pyspark import SparkContext
@@ -22,7 +25,11 @@ _log = logging.getLogger(__name__)
 
 EXECUTORS_WAIT_S = 15.0
 """How long executors that are still registering are waited for before slots are called missing."""
-_POLL_S = 0.1
+YOUNG_S = 30.0
+SPARE_WAIT_S = 3.0
+"""An application that has run for less than `YOUNG_S` may still get executors; how long a slot for
+feeding is waited for then."""
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -63,8 +70,10 @@ class Placing:
     why: str
 
 
-def read_topology(spark: SparkSession, wanted_slots: int) -> Topology | None:
+def read_topology(spark: SparkSession, num_nodes: int, is_fed: bool) -> Topology | None:
     """Return the slots there are, having given executors a moment to register.
+
+    A young application is given a moment for the slot that feeding needs beside the nodes', too.
 
     Returns:
         `None` where it cannot be known: over Spark Connect.
@@ -73,11 +82,16 @@ def read_topology(spark: SparkSession, wanted_slots: int) -> Topology | None:
         sc = spark.sparkContext
     except Exception:  # noqa: BLE001 (Connect sessions raise one of several errors here)
         return None
-    deadline = Deadline.after(EXECUTORS_WAIT_S)
+    age_s = time.time() - sc.startTime / 1000
+    for_nodes = Deadline.after(EXECUTORS_WAIT_S)
+    for_spare = Deadline.after(max(0.0, min(SPARE_WAIT_S, YOUNG_S - age_s)) if is_fed else 0.0)
+    expected = _expected_slots(sc)
     pause = threading.Event()
     while True:
         topology = _topology(sc)
-        if topology.slots >= wanted_slots or topology.is_dynamic or deadline.has_passed:
+        if topology.is_dynamic or for_nodes.has_passed or topology.slots >= expected:
+            return topology
+        if topology.slots > num_nodes or (topology.slots == num_nodes and for_spare.has_passed):
             return topology
         pause.wait(_POLL_S)
 
@@ -157,6 +171,13 @@ def _check_slots(spec: ClusterSpec, topology: Topology) -> None:
         "fewer nodes (nodes=, num_executors=), or raise spark.executor.instances, "
         "spark.executor.cores or spark.cores.max, or lower spark.task.cpus"
     )
+
+
+def _expected_slots(sc: SparkContext) -> float:
+    """Return how many slots a `local-cluster[n, cores, memory]` will have; infinity elsewhere."""
+    found = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", sc.master)
+    task_cpus = int(sc.getConf().get("spark.task.cpus", "1") or 1)
+    return int(found[1]) * (int(found[2]) // task_cpus) if found else math.inf
 
 
 def _topology(sc: SparkContext) -> Topology:

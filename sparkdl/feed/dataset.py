@@ -5,6 +5,7 @@ Runs in: child
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,8 @@ def tf_dataset(batches: EpochBatches, x: Names | None, y: Names | None) -> tf.da
     # A hidden prefetch would take rows that a peek at the first batch can't give back.
     options.experimental_optimization.inject_prefetch = False
     dataset = dataset.with_options(options)
+    # The length of an epoch is known only at its end, which Keras mistakes for an interruption.
+    warnings.filterwarnings("ignore", "Your input ran out of data", UserWarning)
     setattr(dataset, _MARK, True)
     _let_strategies_keep_batches()
     return dataset

@@ -34,8 +34,8 @@ from sparkdl.core.errors import ConfigError, FrameworkMissingError
 
 _logger = logging.getLogger(__name__)
 
-KNOWN_VERSIONS = "3.15"
-"""The versions of Keras that the tests have seen work."""
+KNOWN_VERSIONS = "3.12 to 3.15"
+"""The versions of Keras with which the tests have passed, at both ends."""
 
 _SHIMMED = "_sparkdl_shimmed"
 _Function: TypeAlias = Callable[..., Any]

@@ -147,8 +147,8 @@ def place(
         ConfigError: if it cannot; the message names the setting to change.
     """
     session = _session(spark)
-    wanted_slots = len(spec.nodes) + (spec.input_mode is InputMode.SPARK)
-    placing = choose_placing(spec, read_topology(session, wanted_slots))
+    is_fed = spec.input_mode is InputMode.SPARK
+    placing = choose_placing(spec, read_topology(session, len(spec.nodes), is_fed))
     _log.info(
         "Placement of %s: %s (%s)",
         spec.cluster_id,

@@ -1,0 +1,1 @@
+../../sparkdl/demo.py
