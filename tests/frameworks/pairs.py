@@ -16,7 +16,7 @@ from typing import Any
 
 _ROOT = Path(__file__).parents[2]
 _PROGRAMS = Path(__file__).parent / "programs"
-_TIMEOUT_S = 300.0
+_TIMEOUT_S = 200.0
 
 
 def run_pair(program: str, folder: Path, **environment: str) -> list[dict[str, Any]]:

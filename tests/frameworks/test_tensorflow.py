@@ -94,6 +94,7 @@ def test_module_imports_no_framework() -> None:
 
 
 @pytest.mark.tensorflow
+@pytest.mark.timeout(240)
 def test_port_that_is_taken_is_recognised(tmp_path: Path) -> None:
     pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
     assert run_alone("port_taken", tmp_path) == {"strategy": True, "server": True}
