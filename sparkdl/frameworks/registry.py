@@ -18,16 +18,22 @@ _FRAMEWORKS = {
 
 
 def framework_named(name: str) -> Framework:
-    """Return the framework called `name`.
+    """Return the framework called `name`, or the one at `module:Class`, which may be anybody's.
 
     Raises:
         ConfigError: if there is none.
     """
-    try:
-        module, _, cls = _FRAMEWORKS[name].partition(":")
-    except KeyError:
+    module, _, cls = _FRAMEWORKS.get(name, name).partition(":")
+    if not cls:
         known = ", ".join(sorted(_FRAMEWORKS))
-        raise ConfigError(f"framework={name!r} is not known; choose one of {known}") from None
-    framework = getattr(import_module(module), cls)()
-    assert isinstance(framework, Framework)
+        raise ConfigError(
+            f"framework={name!r} is not known; choose one of {known}, or name your own subclass of "
+            "sparkdl.frameworks.framework.Framework as 'module:Class'"
+        )
+    try:
+        framework = getattr(import_module(module), cls)()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"framework={name!r} cannot be imported: {error}") from error
+    if not isinstance(framework, Framework):
+        raise ConfigError(f"framework={name!r} is no sparkdl.frameworks.framework.Framework")
     return framework

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,7 @@ class Child:
         self._process = process
         self._port_socket = order.port_socket
         self._oom_kills_before = oom_kills()
+        self._has_swept = False
 
     @classmethod
     def spawn(cls, order: ChildOrder) -> Child:
@@ -92,10 +94,18 @@ class Child:
 
     def watch(self, loop: asyncio.AbstractEventLoop, on_exit: Callable[[int], None]) -> None:
         """Call `on_exit` on the loop with `Popen.returncode` as soon as the child has ended."""
-        watch_pid(loop, self.pid, lambda: on_exit(self._process.wait()))
+        wait = self._process.wait
+        watch_pid(loop, self.pid, lambda: on_exit(wait()), wait)
 
     def signal_group(self, number: int) -> None:
-        """Send a signal to the child and everything that it has started."""
+        """Send a signal to the child and everything that it has started.
+
+        Once the child has been waited for, the first signal still goes out, to what it left behind.
+        No other does: the system may have given the group's number to somebody else.
+        """
+        if self._has_swept:
+            return
+        self._has_swept = self._process.returncode is not None
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:
@@ -111,10 +121,16 @@ class Child:
         self._port_socket.close()
 
 
-def watch_pid(loop: asyncio.AbstractEventLoop, pid: int, on_exit: Callable[[], None]) -> None:
+def watch_pid(
+    loop: asyncio.AbstractEventLoop,
+    pid: int,
+    on_exit: Callable[[], None],
+    wait: Callable[[], object] | None = None,
+) -> None:
     """Call `on_exit` once on the loop when process `pid` ends: pidfd_open(2), or a thread.
 
-    Without pidfd only the caller's own children can be watched.
+    Args:
+        wait: waits for a child of this process, for the thread: nothing else may reap it.
     """
     try:
         fd = os.pidfd_open(pid)
@@ -122,8 +138,9 @@ def watch_pid(loop: asyncio.AbstractEventLoop, pid: int, on_exit: Callable[[], N
         loop.call_soon(on_exit)
         return
     except (AttributeError, OSError):
+        waits = wait or (lambda: _wait_for_stranger(pid))
         threading.Thread(
-            target=_wait_in_thread, args=(loop, pid, on_exit), name="sparkdl-wait", daemon=True
+            target=_wait_in_thread, args=(loop, waits, on_exit), name="sparkdl-wait", daemon=True
         ).start()
         return
 
@@ -135,14 +152,19 @@ def watch_pid(loop: asyncio.AbstractEventLoop, pid: int, on_exit: Callable[[], N
     loop.add_reader(fd, ready)
 
 
-def _wait_in_thread(loop: asyncio.AbstractEventLoop, pid: int, on_exit: Callable[[], None]) -> None:
+def _wait_in_thread(
+    loop: asyncio.AbstractEventLoop, wait: Callable[[], object], on_exit: Callable[[], None]
+) -> None:
+    wait()
+    with suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+        loop.call_soon_threadsafe(on_exit)
+
+
+def _wait_for_stranger(pid: int) -> None:
     import psutil
 
-    try:
+    with suppress(psutil.NoSuchProcess):
         psutil.Process(pid).wait()
-    except psutil.NoSuchProcess:
-        _log.debug("Process %d has ended already", pid)
-    loop.call_soon_threadsafe(on_exit)
 
 
 def _command(order: ChildOrder, channel_fd: int, port_fd: int) -> Sequence[str]:

@@ -1,0 +1,10 @@
+"""Says `up`, then outlives SIGTERM and waits for what does not come."""
+
+from __future__ import annotations
+
+import signal
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)  # noqa: T201
+while True:
+    signal.pause()

@@ -1,0 +1,42 @@
+"""Frameworks that do one thing each; named to `launch` as `tests.doubles.frameworks:Name`."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from sparkdl.core.errors import FrameworkMissingError
+from sparkdl.core.spec import ClusterSpec
+from sparkdl.core.world import Member, World
+from sparkdl.frameworks.framework import Framework
+
+_HERE = __name__
+
+
+class LosesPorts(Framework):
+    """Takes every OSError for a lost port; tells `map_fun` its round in `ROUND`."""
+
+    def environment(self, world: World, member: Member, spec: ClusterSpec) -> dict[str, str]:
+        return {"ROUND": str(world.generation)}
+
+    def is_port_lost(self, error: BaseException) -> bool:
+        return isinstance(error, OSError)
+
+
+class IsMissing(Framework):
+    """Cannot be imported."""
+
+    def import_modules(self) -> None:
+        raise FrameworkMissingError("frobnicate 3 cannot be imported on this executor")
+
+
+class KillsItsAgent(Framework):
+    """Ends the agent that it belongs to, before the world has begun."""
+
+    def import_modules(self) -> None:
+        os.kill(os.getppid(), signal.SIGKILL)
+
+
+LOSES_PORTS = f"{_HERE}:{LosesPorts.__name__}"
+IS_MISSING = f"{_HERE}:{IsMissing.__name__}"
+KILLS_ITS_AGENT = f"{_HERE}:{KillsItsAgent.__name__}"

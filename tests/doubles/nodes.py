@@ -1,0 +1,79 @@
+"""Local clusters of the plain framework, their processes, and what they print.
+
+Runs in: the process of pytest
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+import sparkdl
+from sparkdl.driver.controller import LogLine
+
+SOON_S = 10.0
+"""Deadline of what takes a moment; a machine may be slow, so it is no measure of speed."""
+
+
+def launch(
+    map_fun: Callable[[Any, Any], Any], args: Any = None, nodes: int = 2, **options: Any
+) -> sparkdl.Cluster:
+    """Start a cluster without Spark and, unless `options` say otherwise, without a framework."""
+    options = {"framework": "plain", "executor": "local", "show_progress": False, **options}
+    return sparkdl.launch(None, map_fun, args, nodes, **options)
+
+
+@dataclass(frozen=True)
+class NodeProcesses:
+    """The two processes of one node."""
+
+    agent: psutil.Process
+    child: psutil.Process
+
+
+def processes(root: int | None = None) -> dict[str, NodeProcesses]:
+    """Return the processes of the nodes that process `root` (this one) has started, by node."""
+    found = {}
+    for process in psutil.Process(root).children(recursive=True):
+        with suppress(psutil.Error):  # ended meanwhile
+            if "sparkdl.node.child" in process.cmdline():
+                agent = process.parent()
+                assert agent is not None
+                found[process.environ()["SPARKDL_NODE"]] = NodeProcesses(agent, process)
+    return found
+
+
+def all_gone(them: Iterable[psutil.Process], within_s: float = SOON_S) -> bool:
+    """Wait until all of `them` have ended; return whether they have."""
+    _gone, alive = psutil.wait_procs(list(them), timeout=within_s)
+    return all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
+
+
+@dataclass
+class Lines:
+    """What nodes print; give it to `launch` as `on_log`."""
+
+    heard: list[LogLine] = field(default_factory=list)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def __call__(self, line: LogLine) -> None:
+        with self.changed:
+            self.heard.append(line)
+            self.changed.notify_all()
+
+    def of(self, node: str) -> list[str]:
+        """Return a node's lines so far."""
+        with self.changed:
+            return [line.text for line in self.heard if line.node == node]
+
+    def wait_for(self, text: str, count: int = 1) -> None:
+        """Wait until so many lines have been `text`."""
+        with self.changed:
+            assert self.changed.wait_for(
+                lambda: [line.text for line in self.heard].count(text) >= count, SOON_S
+            ), f"{text!r} was not heard {count} times in {self.heard}"

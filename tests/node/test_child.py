@@ -1,0 +1,280 @@
+"""The framework process, with the test in the place of its agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import psutil
+import pytest
+
+from sparkdl.control.messages import MAX_MESSAGE_NBYTES
+from sparkdl.control.values import decode_value
+from sparkdl.core.failure import Failure
+from sparkdl.core.roles import WORKER
+from sparkdl.core.settings import Environment
+from sparkdl.core.spec import ClusterSpec, NodeSpec
+from sparkdl.core.world import Address, build_world
+from sparkdl.node.channel import (
+    Imported,
+    Local,
+    Raised,
+    Returned,
+    Running,
+    Start,
+    Unframer,
+    receive,
+    send,
+)
+from sparkdl.node.context import NodeContext
+from sparkdl.node.logs import ChildLog
+from sparkdl.node.resources import reserve_port
+from sparkdl.node.supervisor import Child, ChildOrder
+from tests.doubles.frameworks import IS_MISSING, LOSES_PORTS
+from tests.doubles.nodes import SOON_S, all_gone
+
+MapFun = Callable[[Any, NodeContext], Any]
+
+
+class Node:
+    """A child, and the agent's end of its pipe."""
+
+    def __init__(self, child: Child, spec: ClusterSpec) -> None:
+        self.child = child
+        self.process = psutil.Process(child.pid)
+        self.log = child.log
+        self._spec = spec
+        child.sock.settimeout(SOON_S)
+
+    def begin(self) -> None:
+        """Give the child its world."""
+        (node,) = self._spec.nodes
+        world = build_world(5, {node: Address("127.0.0.1", self.child.port, "")})
+        send(self.child.sock, Start(world, 0, self._spec))
+
+    def messages(self) -> list[Local]:
+        """Wait for the end of the pipe; return everything that the child said."""
+        unframer = Unframer()
+        said: list[Local] = []
+        while (some := receive(self.child.sock, unframer)) is not None:
+            said.extend(message for message, _fd in some)
+        return said
+
+    def outcome(self) -> Local:
+        """Begin, and return the child's last word."""
+        self.begin()
+        return self.messages()[-1]
+
+    def value(self) -> Any:
+        """Begin, and return what `map_fun` returned."""
+        returned = self.outcome()
+        assert isinstance(returned, Returned), returned
+        return decode_value(returned.result)
+
+    def failure(self) -> Failure:
+        """Begin, and return how `map_fun` failed."""
+        raised = self.outcome()
+        assert isinstance(raised, Raised), raised
+        return raised.failure
+
+
+StartNode = Callable[..., Node]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[StartNode]:
+    """A function that starts a child for a `map_fun`."""
+    with ExitStack() as stack:
+
+        def start_child(
+            map_fun: MapFun | bytes,
+            args: Any = None,
+            framework: str = "plain",
+            release_port: bool = True,
+        ) -> Node:
+            payload = tmp_path / "payload"
+            payload.write_bytes(
+                map_fun if isinstance(map_fun, bytes) else cloudpickle.dumps((map_fun, args))
+            )
+            port = reserve_port("127.0.0.1", Environment())
+            log = ChildLog(tmp_path / "log")
+            child = Child.spawn(
+                ChildOrder(framework, payload, log, port, {"PYTHONUNBUFFERED": "1"})
+            )
+            stack.callback(child.close)
+            stack.callback(child._process.wait, SOON_S)
+            stack.callback(child.signal_group, signal.SIGKILL)
+            spec = ClusterSpec(
+                "c", (NodeSpec(0, WORKER, 0),), framework=framework, release_port=release_port
+            )
+            return Node(child, spec)
+
+        yield start_child
+
+
+def test_says_that_it_imports_runs_and_returns_in_this_order(start: StartNode) -> None:
+    def add(args: dict[str, int], ctx: NodeContext) -> tuple[int, int, str]:
+        return args["a"] + 1, ctx.generation, sys.argv[0]
+
+    running = start(add, {"a": 41})
+    running.begin()
+    *before, returned = running.messages()
+    assert before == [Imported(), Running()]
+    assert isinstance(returned, Returned)
+    value = decode_value(returned.result)
+    assert value[:2] == (42, 5)
+    assert value[2].endswith("child.py")  # arguments that are no list leave sys.argv alone
+
+
+def test_list_of_arguments_becomes_argv(start: StartNode) -> None:
+    def argv(args: list[str], ctx: NodeContext) -> list[str]:
+        assert args is sys.argv
+        return sys.argv
+
+    assert start(argv, ["train.py", "--steps", "3"]).value() == ["train.py", "--steps", "3"]
+
+
+def test_framework_sets_the_environment_before_map_fun(start: StartNode) -> None:
+    assert start(lambda args, ctx: os.environ["ROUND"], framework=LOSES_PORTS).value() == "5"
+
+
+@pytest.mark.parametrize("code", [0, None])
+def test_sys_exit_without_a_code_is_a_normal_return(start: StartNode, code: int | None) -> None:
+    def leave(args: int | None, ctx: NodeContext) -> None:
+        raise SystemExit(args)
+
+    assert start(leave, code).value() is None
+
+
+@pytest.mark.parametrize(("code", "expected"), [(5, 5), ("out of luck", 1)])
+def test_sys_exit_with_a_code_is_a_failure(
+    start: StartNode, code: int | str, expected: int
+) -> None:
+    def leave(args: int | str, ctx: NodeContext) -> None:
+        raise SystemExit(args)
+
+    failure = start(leave, code).failure()
+    assert (failure.kind, failure.exit_code) == ("exit", expected)
+    assert str(code) in failure.message
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_whatever_is_raised_is_told_and_printed(
+    start: StartNode, error: type[BaseException]
+) -> None:
+    def deep(args: type[BaseException], ctx: NodeContext) -> None:
+        raise args("no such luck")
+
+    running = start(deep, error)
+    failure = running.failure()
+    assert failure.kind == "exception"
+    assert failure.exception_type == f"builtins.{error.__name__}"
+    assert failure.message == f"{error.__name__}: no such luck"
+    assert "in deep" in failure.traceback
+    assert (failure.node, failure.rank, failure.pid) == ("worker:0", 0, running.child.pid)
+    assert failure.message in running.log.tail(3)
+
+
+def test_code_that_cannot_be_unpickled_is_a_failed_setup(start: StartNode) -> None:
+    payload = b"csome_module_of_the_driver\ntrain\n."
+    failure = start(payload).failure()
+    assert failure.kind == "setup"
+    assert failure.message == "ModuleNotFoundError: No module named 'some_module_of_the_driver'"
+
+
+def test_missing_framework_is_told_before_there_is_a_world(start: StartNode) -> None:
+    (raised,) = start(print, framework=IS_MISSING).messages()
+    assert isinstance(raised, Raised)
+    assert (raised.failure.kind, raised.failure.rank) == ("setup", -1)
+    assert "frobnicate 3 cannot be imported" in raised.failure.message
+
+
+@pytest.mark.parametrize(("framework", "kind"), [(LOSES_PORTS, "port"), ("plain", "exception")])
+def test_lost_port_is_what_the_framework_takes_for_one(
+    start: StartNode, framework: str, kind: str
+) -> None:
+    def bind(args: None, ctx: NodeContext) -> None:
+        raise OSError("address already in use")
+
+    assert start(bind, framework=framework).failure().kind == kind
+
+
+@pytest.mark.parametrize("release_port", [True, False])
+def test_port_is_released_before_map_fun_unless_it_is_to_be_kept(
+    start: StartNode, release_port: bool
+) -> None:
+    def try_port(args: None, ctx: NodeContext) -> list[bool]:
+        def is_free() -> bool:
+            with socket.socket() as server:
+                try:
+                    server.bind((ctx.member.host, ctx.member.port))
+                except OSError:
+                    return False
+                return True
+
+        before = is_free()
+        if ctx.tmp_socket is not None:
+            ctx.release_port()
+        return [before, is_free()]
+
+    running = start(try_port, release_port=release_port)
+    running.begin()
+    running.child.let_go_of_port()
+    returned = running.messages()[-1]
+    assert isinstance(returned, Returned)
+    assert decode_value(returned.result) == [release_port, True]
+
+
+def test_value_that_cannot_travel_is_a_problem_and_no_failure(start: StartNode) -> None:
+    returned = start(lambda args, ctx: {"model": object()}).outcome()
+    assert isinstance(returned, Returned)
+    assert "result['model'] is a builtins.object" in returned.problem
+
+
+def test_value_too_large_for_a_message_is_a_problem_and_no_failure(start: StartNode) -> None:
+    returned = start(lambda args, ctx: b"x" * args, MAX_MESSAGE_NBYTES).outcome()
+    assert isinstance(returned, Returned)
+    assert returned.result == b""
+    assert "Save it to a file in map_fun" in returned.problem
+
+
+def test_story_of_a_failure_is_cut_to_what_travels(start: StartNode) -> None:
+    def complain(args: int, ctx: NodeContext) -> None:
+        raise ValueError("first words " + "x" * args + " last words")
+
+    failure = start(complain, MAX_MESSAGE_NBYTES).failure()
+    assert len(failure.message) + len(failure.traceback) < MAX_MESSAGE_NBYTES // 16
+    assert failure.message.startswith("ValueError: first words xxx")
+    assert failure.traceback.rstrip().endswith("last words")
+
+
+def test_child_ends_when_its_agent_lets_go_of_the_pipe(start: StartNode) -> None:
+    """Where the kernel cannot do it (prctl), this does."""
+
+    def hang(args: None, ctx: NodeContext) -> None:
+        signal.pause()
+
+    running = start(hang)
+    running.begin()
+    unframer = Unframer()
+    said: list[Local] = []
+    while Running() not in said:
+        said.extend(message for message, _fd in receive(running.child.sock, unframer) or ())
+    running.child.sock.shutdown(socket.SHUT_RDWR)
+    assert all_gone([running.process])
+
+
+def test_stacks_of_a_child_that_hangs_can_be_asked_for(start: StartNode) -> None:
+    def hangs_here(args: None, ctx: NodeContext) -> None:
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    running = start(hangs_here)
+    assert running.value() is None
+    assert any("in hangs_here" in line for line in running.log.tail(100))

@@ -1,0 +1,141 @@
+"""What `map_fun` is told about its place in the world."""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import socket
+from collections.abc import Iterator
+from typing import cast
+
+import pytest
+
+from sparkdl.core.roles import EVALUATOR, PS, WORKER, Role, chief_named
+from sparkdl.core.spec import ClusterSpec, NodeSpec
+from sparkdl.core.world import Address, World, build_world
+from sparkdl.node.context import NodeContext
+from sparkdl.node.link import AgentLink
+
+
+@pytest.fixture
+def port() -> Iterator[socket.socket]:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held
+
+
+def world_of(*roles_and_hosts: tuple[Role, int, str], generation: int = 0) -> World:
+    nodes = {
+        NodeSpec(node_id, role, index): Address(host, 7000 + node_id, "")
+        for node_id, (role, index, host) in enumerate(roles_and_hosts)
+    }
+    return build_world(generation, nodes)
+
+
+MIXED = world_of(
+    (PS, 0, "a"), (chief_named("master"), 0, "b"), (EVALUATOR, 0, "b"), (WORKER, 0, "a"),
+    (WORKER, 1, "b"), generation=2,
+)  # fmt: skip
+
+
+def context(
+    port: socket.socket,
+    world: World = MIXED,
+    node_id: int = 0,
+    default_fs: str = "file://",
+    working_dir: str = "/home/me",
+) -> NodeContext:
+    spec = ClusterSpec(
+        "c",
+        tuple(member.node for member in world.members),
+        framework="plain",
+        default_fs=default_fs,
+        working_dir=working_dir,
+    )
+    return NodeContext(world, world.member(node_id), spec, cast(AgentLink, None), port)
+
+
+@pytest.mark.parametrize(
+    ("node_id", "job", "index", "rank", "local_rank", "is_chief"),
+    [
+        (1, "master", 0, 0, 0, True),
+        (3, "worker", 0, 1, 0, False),
+        (4, "worker", 1, 2, 1, False),
+        (0, "ps", 0, 3, 1, False),
+        (2, "evaluator", 0, 4, 2, False),
+    ],
+)
+def test_each_node_knows_its_place(
+    port: socket.socket,
+    node_id: int,
+    job: str,
+    index: int,
+    rank: int,
+    local_rank: int,
+    is_chief: bool,
+) -> None:
+    ctx = context(port, node_id=node_id)
+    assert (ctx.job_name, ctx.task_index) == (job, index)
+    assert ctx.executor_id == ctx.worker_num == node_id
+    assert (ctx.rank, ctx.local_rank, ctx.is_chief) == (rank, local_rank, is_chief)
+    assert ctx.generation == 2
+    assert job in repr(ctx)
+
+
+def test_trainers_are_counted_without_ps_and_evaluator(port: socket.socket) -> None:
+    assert context(port).num_workers == 3
+
+
+def test_cluster_spec_is_tensorflows(port: socket.socket) -> None:
+    assert context(port).cluster_spec == {
+        "ps": ["a:7000"],
+        "master": ["b:7001"],
+        "evaluator": ["b:7002"],
+        "worker": ["a:7003", "b:7004"],
+    }
+
+
+def test_first_worker_leads_where_there_is_no_chief(port: socket.socket) -> None:
+    world = world_of((PS, 0, "a"), (WORKER, 0, "a"), (WORKER, 1, "a"))
+    assert [context(port, world, node_id).is_chief for node_id in range(3)] == [False, True, False]
+
+
+@pytest.mark.parametrize("url", ["hdfs://nn/x", "gs://bucket/x", "file:///x", "s3a://b/x/y"])
+@pytest.mark.parametrize("default_fs", ["file://", "hdfs://nn:8020"])
+def test_path_with_a_scheme_stays_as_it_is(port: socket.socket, url: str, default_fs: str) -> None:
+    assert context(port, default_fs=default_fs).absolute_path(url) == url
+
+
+@pytest.mark.parametrize(
+    ("default_fs", "path", "expected"),
+    [
+        ("file://", "/data/x", "file:///data/x"),
+        ("file://", "x/y", "file:///home/me/x/y"),
+        ("hdfs://nn:8020", "/data/x", "hdfs://nn:8020/data/x"),
+        ("hdfs://nn:8020", "x/y", f"hdfs://nn:8020/user/{getpass.getuser()}/x/y"),
+        ("viewfs://c", "x", f"viewfs://c/user/{getpass.getuser()}/x"),
+    ],
+)
+def test_path_without_a_scheme_is_on_the_default_file_system(
+    port: socket.socket, default_fs: str, path: str, expected: str
+) -> None:
+    assert context(port, default_fs=default_fs).absolute_path(path) == expected
+
+
+def test_port_is_held_until_it_is_released(port: socket.socket) -> None:
+    ctx = context(port)
+    assert ctx.tmp_socket is port
+    assert port.fileno() >= 0
+    ctx.release_port()
+    assert ctx.tmp_socket is None
+    assert port.fileno() == -1
+
+
+def test_second_release_does_nothing_but_say_so(
+    port: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    ctx = context(port)
+    ctx.release_port()
+    with caplog.at_level(logging.WARNING):
+        ctx.release_port()
+    assert "released already" in caplog.text

@@ -1,0 +1,203 @@
+"""Real, tiny children under the supervisor: how they end, and that nothing of them stays."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from unittest.mock import Mock
+
+import psutil
+import pytest
+
+from sparkdl.core.settings import Environment
+from sparkdl.node import resources, supervisor
+from sparkdl.node.logs import ChildLog
+from sparkdl.node.resources import reserve_port
+from sparkdl.node.supervisor import Child, ChildOrder, watch_pid
+from tests.doubles.nodes import SOON_S, all_gone
+
+PROGRAMS = Path(__file__).parents[1] / "doubles" / "children"
+
+Spawn = Callable[[str], Child]
+
+
+@pytest.fixture
+def spawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spawn]:
+    """A function that starts a program of `doubles/children` where the framework process goes."""
+    real_command = supervisor._command
+    with ExitStack() as stack:
+
+        def start(program: str) -> Child:
+            def command(order: ChildOrder, channel_fd: int, port_fd: int) -> list[str]:
+                return [
+                    sys.executable,
+                    str(PROGRAMS / program),
+                    *real_command(order, channel_fd, port_fd)[3:],
+                ]
+
+            monkeypatch.setattr(supervisor, "_command", command)
+            log = ChildLog(tmp_path / f"{program}.log")
+            port = reserve_port("127.0.0.1", Environment())
+            child = Child.spawn(ChildOrder("plain", tmp_path / "payload", log, port, {"MARK": "1"}))
+            stack.callback(child.close)
+            stack.callback(child.signal_group, signal.SIGKILL)
+            return child
+
+        yield start
+
+
+def end_of(child: Child, then: Callable[[], None] = lambda: None) -> int:
+    """Return the child's status once it has ended; calls `then` when it is being watched."""
+
+    async def wait() -> int:
+        loop = asyncio.get_running_loop()
+        status: asyncio.Future[int] = loop.create_future()
+        child.watch(loop, status.set_result)
+        then()
+        return await asyncio.wait_for(status, SOON_S)
+
+    return asyncio.run(wait())
+
+
+def first_line(child: Child) -> str:
+    """Wait for the first line that the child prints, and return it."""
+
+    async def look() -> str:
+        while not child.log.tail(1):
+            await asyncio.sleep(0.01)
+        return child.log.tail(1)[0]
+
+    return asyncio.run(asyncio.wait_for(look(), SOON_S))
+
+
+def test_exit_code_is_the_status(spawn: Spawn) -> None:
+    assert end_of(spawn("exits_7.py")) == 7
+
+
+def test_signal_is_the_negative_status(spawn: Spawn) -> None:
+    assert end_of(spawn("segfaults.py")) == -signal.SIGSEGV
+
+
+def test_child_that_ignores_term_falls_to_kill(spawn: Spawn) -> None:
+    child = spawn("ignores_term.py")
+    assert first_line(child) == "up"
+    child.signal_group(signal.SIGTERM)
+    assert not all_gone([psutil.Process(child.pid)], within_s=0.2)
+    assert end_of(child, lambda: child.signal_group(signal.SIGKILL)) == -signal.SIGKILL
+
+
+def test_group_kill_takes_the_processes_that_an_ended_child_left(spawn: Spawn) -> None:
+    child = spawn("leaks_grandchild.py")
+    grandchild = psutil.Process(int(first_line(child)))
+    assert end_of(child) == 0
+    assert grandchild.is_running()
+    child.signal_group(signal.SIGKILL)
+    assert all_gone([grandchild])
+
+
+def test_number_of_an_ended_child_is_signalled_no_more(
+    spawn: Spawn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By then, the system may have given the number to another process."""
+    child = spawn("exits_7.py")
+    end_of(child)
+    signals: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "killpg", lambda *signal_: signals.append(signal_))
+    child.signal_group(signal.SIGKILL)  # for what it left behind
+    child.signal_group(signal.SIGKILL)
+    assert signals == [(child.pid, signal.SIGKILL)]
+
+
+def test_everything_printed_is_in_the_log_in_order(spawn: Spawn) -> None:
+    child = spawn("prints.py")
+    assert end_of(child) == 0
+    kinds = ("out", "err", "raw", "shell")
+    assert child.log.tail(100) == tuple(f"{kind} {i}" for i in range(3) for kind in kinds)
+
+
+def test_port_is_the_childs_alone_once_the_agent_has_let_go(spawn: Spawn) -> None:
+    child = spawn("tells_port.py")
+    port = child.port
+    child.let_go_of_port()
+    assert first_line(child) == str(port)
+    end_of(child)
+    with socket.socket() as another:
+        another.bind(("127.0.0.1", port))
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "text"),
+    [
+        ("0::/app", "memory.events", "low 0\noom 2\noom_kill {}\n"),
+        ("7:cpu,memory:/app", "memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill {}"),
+    ],
+    ids=["cgroup v2", "cgroup v1"],
+)
+def test_kill_is_for_memory_if_the_cgroup_counts_one_more(
+    spawn: Spawn,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    line: str,
+    name: str,
+    text: str,
+) -> None:
+    counter = tmp_path / name
+    counter.write_text(text.format(3))
+    monkeypatch.setattr(resources, "_memory_cgroups", lambda: [(tmp_path, name)])
+    child = spawn("ignores_term.py")
+    status = end_of(child, lambda: child.signal_group(signal.SIGKILL))
+    assert not child.was_oom_killed(status)
+    counter.write_text(text.format(4))
+    assert child.was_oom_killed(status)
+    assert not child.was_oom_killed(7)
+
+
+def test_cgroup_that_tells_nothing_blames_nobody(
+    spawn: Spawn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resources, "_memory_cgroups", lambda: [(tmp_path, "memory.events")])
+    child = spawn("ignores_term.py")
+    status = end_of(child, lambda: child.signal_group(signal.SIGKILL))
+    assert not child.was_oom_killed(status)
+
+
+@pytest.fixture(params=["pidfd", "no pidfd"])
+def maybe_pidfd(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux has pidfd_open(2) since 5.3; other systems have no such thing."""
+    if request.param == "no pidfd":
+        refuse = OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+        monkeypatch.setattr(psutil._psposix, "can_use_pidfd_open", lambda: False)
+        monkeypatch.setattr(psutil._psposix, "wait_pid", psutil._psposix.wait_pid_posix)
+        monkeypatch.setattr(os, "pidfd_open", Mock(side_effect=refuse))
+
+
+@pytest.mark.usefixtures("maybe_pidfd")
+def test_status_is_told_with_and_without_pidfd(spawn: Spawn) -> None:
+    assert end_of(spawn("exits_7.py")) == 7
+    killed = spawn("ignores_term.py")
+    status = end_of(killed, lambda: os.kill(killed.pid, signal.SIGKILL))
+    assert status == -signal.SIGKILL
+
+
+@pytest.mark.usefixtures("maybe_pidfd")
+def test_stranger_is_watched_to_its_end_even_if_that_was_before() -> None:
+    async def watch(pid: int) -> None:
+        for _ in range(2):
+            seen = asyncio.Event()
+            watch_pid(asyncio.get_running_loop(), pid, seen.set)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            await asyncio.wait_for(seen.wait(), SOON_S)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+    with subprocess.Popen([sys.executable, str(PROGRAMS / "ignores_term.py")]) as process:
+        asyncio.run(watch(process.pid))
