@@ -22,6 +22,7 @@ class TensorFlow(Framework):
 
     name: ClassVar[str] = "tensorflow"
     distributions: ClassVar[tuple[str, ...]] = ("tensorflow",)
+    shares_port: ClassVar[bool] = True
 
     def import_modules(self) -> None:
         """Import TensorFlow, which imports Keras as well.

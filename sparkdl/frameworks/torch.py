@@ -19,6 +19,7 @@ class Torch(Framework):
 
     name: ClassVar[str] = "torch"
     distributions: ClassVar[tuple[str, ...]] = ("torch",)
+    shares_port: ClassVar[bool] = True
 
     def import_modules(self) -> None:
         """Import torch.

@@ -48,6 +48,7 @@ from sparkdl.core.errors import ProtocolError, SparkdlError
 from sparkdl.core.failure import Failure
 from sparkdl.core.settings import Environment
 from sparkdl.core.spec import InputMode
+from sparkdl.frameworks.registry import framework_named
 from sparkdl.node import state as states
 from sparkdl.node.channel import Local, Raised, Returned, Running, Start
 from sparkdl.node.logs import ChildLog
@@ -168,7 +169,8 @@ class Agent:
         self._child = child
         self._pipe = ChildPipe(self._loop, child.sock, self._on_child_message)
         self._tell(Offer(generation, child.port))
-        child.let_go_of_port()
+        if not framework_named(framework).shares_port:
+            child.let_go_of_port()
         child.watch(self._loop, self._on_child_exit)
 
     def _child_environment(self) -> dict[str, str]:
@@ -274,9 +276,10 @@ class Agent:
     def _stream_log(self, is_last: bool = False) -> None:
         if not (self._spec.log_to_driver and self._child):
             return
-        lines = self._child.log.new_lines(is_last)
-        if lines:
+        while lines := self._child.log.new_lines(is_last):
             self._tell(LogLines(lines))
+            if not is_last:
+                break
         if not is_last and not self._ended.is_set():
             self._loop.call_later(LOG_PERIOD_S, self._stream_log)
 

@@ -1,0 +1,81 @@
+"""What the nodes of the Spark tests run.
+
+Runs in: child
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparkdl import NodeContext
+
+
+def count_rows(args: Any, ctx: NodeContext) -> dict[str, int]:
+    """Read the feed to its end; return how many rows there were, and their sum."""
+    feed = ctx.get_data_feed()
+    rows = total = 0
+    while not feed.should_stop():
+        batch = feed.next_batch(100)
+        rows += len(batch)
+        total += sum(row["id"] if hasattr(row, "id") else row for row in batch)
+    return {"rank": ctx.rank, "rows": rows, "total": total}
+
+
+def double(args: Any, ctx: NodeContext) -> None:
+    """Answer inference: twice the row."""
+    feed = ctx.get_data_feed(train_mode=False)
+    while not feed.should_stop():
+        feed.batch_results([2 * value for value in feed.next_batch(7)])
+
+
+def steps_of_epochs(args: Any, ctx: NodeContext) -> list[list[int]]:
+    """Return the rows of each batch, for each of `args` epochs."""
+    batches = ctx.batches(args["batch_size"], even=True)
+    return [[len(batch["id"]) for batch in batches] for _ in range(args["epochs"])]
+
+
+def wait_for_ever(args: Any, ctx: NodeContext) -> None:
+    """Neither return nor read."""
+    threading.Event().wait()
+
+
+def kill_yourself_at_rank_1(args: Any, ctx: NodeContext) -> None:
+    """Die without a word on rank 1; wait elsewhere."""
+    if ctx.rank == 1:
+        os.kill(os.getpid(), 9)
+    threading.Event().wait()
+
+
+def where(args: Any, ctx: NodeContext) -> dict[str, Any]:
+    """Return what a node knows of itself."""
+    return {
+        "name": ctx.member.node.name,
+        "pid": os.getpid(),
+        "agent": os.getppid(),
+        "spec": ctx.cluster_spec,
+        "args": args,
+    }
+
+
+def where_then_wait(args: Any, ctx: NodeContext) -> None:
+    """Print where this is, and wait."""
+    print(f"child {os.getpid()} agent {os.getppid()}", flush=True)  # noqa: T201
+    threading.Event().wait()
+
+
+def lose_the_port_once(args: Any, ctx: NodeContext) -> int:
+    """Take the own port away from TensorFlow in the first world; return the world's number."""
+    import socket
+
+    import tensorflow as tf
+
+    thief = socket.socket()
+    thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if ctx.generation == 0 and ctx.rank == 0:
+        thief.bind((ctx.member.host, ctx.member.port))
+        thief.listen()
+    tf.distribute.MultiWorkerMirroredStrategy()
+    return ctx.generation

@@ -1,0 +1,233 @@
+"""Nodes and feeders on real Spark clusters: every kind of master, and what happens when parts die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+import sparkdl
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import (
+    ConfigError,
+    FrameworkMissingError,
+    NodeFailedError,
+    NodeLostError,
+)
+from tests.driver.executors import map_funs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sparkdl import Cluster
+
+MASTERS = ("spark_local", "spark_cluster", "spark_cluster_one_slot", "spark_standalone")
+GONE_S = 15.0
+
+
+def launch(spark: SparkSession, map_fun: Any, args: Any = None, **options: Any) -> Cluster:
+    options = {"framework": "plain", "nodes": 2, "feed_timeout": 60.0, **options}
+    return sparkdl.launch(spark, map_fun, args, **options)
+
+
+def wait_until_gone(pids: set[int]) -> None:
+    alive = {pid for pid in pids if psutil.pid_exists(pid)}
+    gone, alive = psutil.wait_procs([psutil.Process(pid) for pid in alive], GONE_S)
+    assert not alive, f"still there: {alive}"
+
+
+def node_processes(cluster: Cluster) -> tuple[set[int], set[int]]:
+    """Return the process ids of agents and children, as the children print them."""
+    deadline = Deadline.after(GONE_S)
+    agents, children = set(), set()
+    for rank in range(cluster.world.size):
+        lines: list[str] = []
+        while not lines and not deadline.has_passed:
+            lines = [line for line in cluster.logs(rank) if line.startswith("child ")]
+            threading.Event().wait(0.05)
+        _, child, _, agent = lines[0].split()
+        children.add(int(child))
+        agents.add(int(agent))
+    return agents, children
+
+
+def check_feeding(spark: SparkSession) -> None:
+    frame = spark.range(1000, numPartitions=5)
+    with launch(spark, map_funs.count_rows) as cluster:
+        report = cluster.feed(frame, epochs=2)
+        cluster.feed(spark.sparkContext.parallelize(range(1000), 3))
+        results = cluster.results(60)
+    assert report.rows_fed == 2000
+    assert report.rows_unused == 0
+    assert sum(result["rows"] for result in results) == 3000
+    assert sum(result["total"] for result in results) == 3 * sum(range(1000))
+    assert abs(results[0]["rows"] - results[1]["rows"]) <= 10
+
+
+def test_local_master_feeds_and_gathers(spark_local: SparkSession) -> None:
+    check_feeding(spark_local)
+
+
+def test_cluster_with_spare_slots_feeds_and_gathers(spark_cluster: SparkSession) -> None:
+    check_feeding(spark_cluster)
+
+
+def test_cluster_with_one_slot_each_feeds_and_gathers(
+    spark_cluster_one_slot: SparkSession,
+) -> None:
+    check_feeding(spark_cluster_one_slot)
+
+
+def test_standalone_cluster_feeds_and_gathers(spark_standalone: SparkSession) -> None:
+    check_feeding(spark_standalone)
+
+
+def test_detached_nodes_give_their_slots_back(spark_cluster: SparkSession) -> None:
+    tracker = spark_cluster.sparkContext.statusTracker()
+    with launch(spark_cluster, map_funs.count_rows, placement="detached") as cluster:
+        deadline = Deadline.after(GONE_S)
+        while tracker.getActiveJobsIds() and not deadline.has_passed:
+            threading.Event().wait(0.05)
+        assert not tracker.getActiveJobsIds()
+        cluster.feed(spark_cluster.range(10))
+
+
+def test_attached_nodes_keep_their_slots(spark_cluster: SparkSession) -> None:
+    tracker = spark_cluster.sparkContext.statusTracker()
+    with launch(spark_cluster, map_funs.count_rows, placement="attached"):
+        assert len(tracker.getActiveJobsIds()) == 1
+    assert not tracker.getActiveJobsIds()
+
+
+def test_inference_answers_each_row_in_order(spark_cluster: SparkSession) -> None:
+    numbers = spark_cluster.sparkContext.parallelize(range(100), 5)
+    with launch(spark_cluster, map_funs.double) as cluster:
+        assert cluster.infer(numbers).collect() == [2 * n for n in range(100)]
+        frame = cluster.infer(numbers.map(float), schema="double")
+        assert [row.value for row in frame.collect()] == [2.0 * n for n in range(100)]
+
+
+def test_all_nodes_take_the_same_steps_on_uneven_partitions(spark_cluster: SparkSession) -> None:
+    context = spark_cluster.sparkContext
+    skewed = context.parallelize([1, 1000, 0], 3).flatMap(lambda n: [(i,) for i in range(n)])
+    frame = spark_cluster.createDataFrame(skewed, "id long")
+    args = {"batch_size": 64, "epochs": 2}
+    with launch(spark_cluster, map_funs.steps_of_epochs, args) as cluster:
+        cluster.feed(frame, epochs=2)
+        first, second = cluster.results(60)
+    assert [len(epoch) for epoch in first] == [len(epoch) for epoch in second] == [8, 8]
+    for epoch in range(2):
+        assert sum(first[epoch]) + sum(second[epoch]) in (1001, 1002)  # one row may be given twice
+
+
+def test_nodes_know_their_roles_and_each_other(spark_local: SparkSession) -> None:
+    results = sparkdl.run(
+        spark_local,
+        map_funs.where,
+        {"x": 1},
+        nodes=3,
+        framework="plain",
+        master_node="chief",
+        timeout_s=60,
+    )
+    assert [result["name"] for result in results] == ["chief:0", "worker:0", "worker:1"]
+    assert all(result["spec"] == results[0]["spec"] for result in results)
+    assert {job: len(addresses) for job, addresses in results[0]["spec"].items()} == {
+        "chief": 1,
+        "worker": 2,
+    }
+    assert results[0]["args"] == {"x": 1}
+
+
+def test_two_clusters_at_once_do_not_mix(spark_local: SparkSession) -> None:
+    one_node = {"nodes": 1, "placement": "attached"}
+    with (
+        launch(spark_local, map_funs.count_rows, **one_node) as first,
+        launch(spark_local, map_funs.count_rows, **one_node) as second,
+    ):
+        first.feed(spark_local.range(10))
+        second.feed(spark_local.range(20))
+        assert first.results(60)[0]["rows"] == 10
+        assert second.results(60)[0]["rows"] == 20
+
+
+def test_too_few_slots_name_the_setting(spark_local: SparkSession) -> None:
+    with pytest.raises(ConfigError, match=r"9 nodes need 9 task slots.*spark\.executor\.cores"):
+        launch(spark_local, map_funs.where, nodes=9)
+
+
+def test_missing_framework_is_told_by_name(spark_local: SparkSession) -> None:
+    pytest.importorskip("tensorflow")
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        with pytest.raises(FrameworkMissingError, match="torch"):
+            launch(spark_local, map_funs.where, framework="torch")
+    else:
+        pytest.skip("torch is installed")
+
+
+def test_killed_child_is_reported_and_the_context_lives(spark_cluster: SparkSession) -> None:
+    with (
+        pytest.raises(NodeFailedError, match=r"worker:1 .* was killed by SIGKILL") as raised,
+        launch(spark_cluster, map_funs.kill_yourself_at_rank_1) as cluster,
+    ):
+        cluster.feed(spark_cluster.range(100))
+    assert raised.value.root_cause.rank == 1
+    assert spark_cluster.range(3).count() == 3
+    check_feeding(spark_cluster)  # a second cluster after a failed one
+
+
+def test_killed_agent_takes_its_child_along(spark_cluster: SparkSession) -> None:
+    with pytest.raises(NodeLostError) as raised, launch(
+        spark_cluster, map_funs.where_then_wait
+    ) as cluster:
+        agents, children = node_processes(cluster)
+        victim = min(agents)
+        os.kill(victim, signal.SIGKILL)
+        cluster.wait(GONE_S)
+    assert raised.value.root_cause.pid == victim
+    wait_until_gone(agents | children)
+
+
+def test_killed_python_worker_ends_its_attached_node(spark_cluster: SparkSession) -> None:
+    with pytest.raises(NodeLostError), launch(
+        spark_cluster, map_funs.where_then_wait, placement="attached"
+    ) as cluster:
+        agents, children = node_processes(cluster)
+        worker = psutil.Process(min(agents)).parent()
+        assert worker is not None
+        worker.kill()
+        cluster.wait(GONE_S)
+    wait_until_gone(agents | children)
+
+
+def test_cancelled_job_ends_attached_nodes(spark_cluster: SparkSession) -> None:
+    with pytest.raises(NodeLostError), launch(
+        spark_cluster, map_funs.where_then_wait, placement="attached"
+    ) as cluster:
+        agents, children = node_processes(cluster)
+        spark_cluster.sparkContext.cancelAllJobs()
+        cluster.wait(GONE_S)
+    wait_until_gone(agents | children)
+
+
+@pytest.mark.parametrize("placement", ["attached", "detached"])
+def test_killed_executor_takes_its_node_along(
+    spark_cluster: SparkSession, placement: str
+) -> None:
+    with pytest.raises(NodeLostError), launch(
+        spark_cluster, map_funs.where_then_wait, placement=placement
+    ) as cluster:
+        agents, children = node_processes(cluster)
+        parents = psutil.Process(min(agents)).parents()
+        executor = next(parent for parent in parents if parent.name() == "java")
+        assert "CoarseGrainedExecutorBackend" in " ".join(executor.cmdline())
+        executor.kill()
+        cluster.wait(60)
+    wait_until_gone(agents | children)
+    assert spark_cluster.range(3).count() == 3

@@ -1,0 +1,73 @@
+"""TensorFlow nodes from the launch to the result, on local processes and on Spark."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import sparkdl
+from sparkdl import demo
+from tests.driver.executors import map_funs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.tensorflow
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_lost_port_is_answered_by_a_new_round() -> None:
+    generations = sparkdl.run(
+        None, map_funs.lose_the_port_once, nodes=2, executor="local", timeout_s=120
+    )
+    assert generations == [1, 1]
+
+
+def test_demo_reaches_its_accuracy_and_saves_a_model(
+    spark_cluster: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "digits.keras"
+    args = argparse.Namespace(nodes=2, epochs=12, batch_size=32, model=str(model))
+    assert demo.run(spark_cluster, args) >= 0.95
+    assert model.exists()
+    out = capsys.readouterr().out
+    assert "[worker:0] Epoch 12/12" in out
+    assert "demo: test accuracy 0.9" in out.splitlines()[-1]
+
+
+@pytest.mark.spark
+def test_example_runs_under_spark_submit_with_one_slot_per_executor(tmp_path: Path) -> None:
+    submit = Path(sys.executable).with_name("spark-submit")
+    done = subprocess.run(  # noqa: S603
+        [
+            str(submit),
+            "--master",
+            "local-cluster[2,1,1024]",
+            "--conf",
+            "spark.ui.enabled=false",
+            "--conf",
+            "spark.log.level=ERROR",
+            str(ROOT / "examples/digits/train.py"),
+            "--epochs",
+            "12",
+            "--model",
+            str(tmp_path / "digits.keras"),
+        ],
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    last = done.stdout.strip().splitlines()[-1]
+    assert last.startswith("demo: test accuracy ")
+    assert float(last.split()[3].rstrip(",")) >= 0.95
