@@ -175,5 +175,5 @@ def spark_cluster_one_slot(spark_sessions: SparkSessions) -> SparkSession:
 
 @pytest.fixture
 def spark_standalone(spark_sessions: SparkSessions) -> SparkSession:
-    """A session on a standalone cluster: a master and two workers of two cores each."""
+    """A session on a standalone cluster: a master and two workers of three cores each."""
     return spark_sessions.get(sessions.STANDALONE)

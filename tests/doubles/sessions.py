@@ -122,7 +122,7 @@ class SparkSessions:
                 (home / entry.name).symlink_to(entry)
         return home
 
-    def _start_standalone(self, workers: int = 2, cores: int = 2) -> str:
+    def _start_standalone(self, workers: int = 2, cores: int = 3) -> str:
         port = _free_port()
         url = f"spark://127.0.0.1:{port}"
         deploy = "org.apache.spark.deploy"

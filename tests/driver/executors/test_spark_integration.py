@@ -86,6 +86,24 @@ def test_standalone_cluster_feeds_and_gathers(spark_standalone: SparkSession) ->
     check_feeding(spark_standalone)
 
 
+def test_nodes_on_a_standalone_cluster_get_an_executor_each(
+    spark_standalone: SparkSession,
+) -> None:
+    with pytest.raises(sparkdl.SparkdlError), launch(
+        spark_standalone, map_funs.where_then_wait
+    ) as cluster:
+        agents, _children = node_processes(cluster)
+        executors = {
+            next(parent.pid for parent in psutil.Process(agent).parents() if parent.name() == "java")
+            for agent in agents
+        }
+        assert len(executors) == 2
+        # Two of an executor's three cores are the node's, so that one is left for feeders.
+        assert spark_standalone.sparkContext.parallelize(range(2), 2).map(str).collect()
+        spark_standalone.sparkContext.cancelAllJobs()
+        cluster.wait(GONE_S)
+
+
 def test_detached_nodes_give_their_slots_back(spark_cluster: SparkSession) -> None:
     tracker = spark_cluster.sparkContext.statusTracker()
     with launch(spark_cluster, map_funs.count_rows, placement="detached") as cluster:
