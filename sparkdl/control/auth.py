@@ -21,4 +21,7 @@ def bearer(token: str) -> str:
 
 def is_authorized(header: str | None, token: str) -> bool:
     """Compare an `Authorization` header with the token, in constant time."""
-    return header is not None and hmac.compare_digest(header.encode(), bearer(token).encode())
+    if header is None:
+        return False
+    given = header.encode(errors="surrogateescape")  # a header may hold any bytes
+    return hmac.compare_digest(given, bearer(token).encode())

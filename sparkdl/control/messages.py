@@ -184,7 +184,7 @@ def decode_from_agent(data: str | bytes) -> FromAgent:
     """
     try:
         return _from_agent.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise ProtocolError(f"an agent sent something that is no message: {error}") from None
 
 
@@ -196,5 +196,5 @@ def decode_to_agent(data: str | bytes) -> ToAgent:
     """
     try:
         return _to_agent.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise ProtocolError(f"the coordinator sent something that is no message: {error}") from None

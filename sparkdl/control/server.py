@@ -11,13 +11,16 @@ from __future__ import annotations
 import asyncio
 import http
 import logging
+from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+from weakref import WeakSet
 
 from websockets.asyncio.server import Server as WebSocketServer
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
+from websockets.protocol import State
 
 from sparkdl.control.auth import is_authorized
 from sparkdl.control.messages import (
@@ -70,10 +73,18 @@ class ServerAddress:
 class CoordinatorServer:
     """Accepts agents. All methods run on the event loop that started it."""
 
-    def __init__(self, token: str, listener: Listener, lease_s: float) -> None:
+    def __init__(
+        self,
+        token: str,
+        listener: Listener,
+        lease_s: float,
+        hello_timeout_s: float = HELLO_TIMEOUT_S,
+    ) -> None:
         self._token = token
         self._listener = listener
         self._lease_s = lease_s
+        self._hello_timeout_s = hello_timeout_s
+        self._accepted: WeakSet[ServerConnection] = WeakSet()
         self._connections: dict[str, ServerConnection] = {}
         self._server: WebSocketServer | None = None
         self._senders: set[asyncio.Task[None]] = set()
@@ -92,9 +103,10 @@ class CoordinatorServer:
                     host,
                     port,
                     process_request=self._check_token,
+                    create_connection=self._accept,  # type: ignore[arg-type]
                     max_size=MAX_MESSAGE_NBYTES,
                     compression=None,
-                    open_timeout=HELLO_TIMEOUT_S,
+                    open_timeout=self._hello_timeout_s,
                     ping_interval=self._lease_s / 4,
                     ping_timeout=self._lease_s / 2,
                     close_timeout=CLOSE_TIMEOUT_S,
@@ -126,18 +138,27 @@ class CoordinatorServer:
         """Close all connections and the port."""
         if self._server is not None:
             self._server.close()
+            for connection in self._accepted:
+                if connection.state is State.CONNECTING:
+                    connection.transport.abort()  # or the server would wait for its handshake
             await self._server.wait_closed()
         for task in self._senders:
             task.cancel()
 
+    def _accept(self, *args: Any, **options: Any) -> ServerConnection:
+        connection = ServerConnection(*args, **options)
+        self._accepted.add(connection)
+        return connection
+
     def _check_token(self, connection: ServerConnection, request: Request) -> Response | None:
-        if is_authorized(request.headers.get("Authorization"), self._token):
+        headers = request.headers.get_all("Authorization")
+        if len(headers) == 1 and is_authorized(headers[0], self._token):
             return None
         return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing token\n")
 
     async def _serve_agent(self, connection: ServerConnection) -> None:
         try:
-            first = await asyncio.wait_for(connection.recv(), HELLO_TIMEOUT_S)
+            first = await asyncio.wait_for(connection.recv(), self._hello_timeout_s)
             hello = decode_from_agent(first)
             if not isinstance(hello, Hello) or hello.agent_id in self._connections:
                 raise ProtocolError("the first message was not a new agent's Hello")
@@ -168,7 +189,7 @@ class CoordinatorServer:
         except ConnectionClosed:
             _log.debug("A message was not sent: the connection is closed")
 
-    def _spawn(self, coroutine: object) -> None:
-        task: asyncio.Task[None] = asyncio.ensure_future(coroutine)  # type: ignore[arg-type]
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(coroutine)
         self._senders.add(task)
         task.add_done_callback(self._senders.discard)

@@ -13,9 +13,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from sparkdl.control.messages import MAX_MESSAGE_NBYTES
 from sparkdl.core.errors import ProtocolError, ResultError
 
-_TUPLE, _SET, _COMPLEX, _ARRAY, _SCALAR = 1, 2, 3, 4, 5
+MAX_VALUE_NBYTES = MAX_MESSAGE_NBYTES // 4 * 3 - 4096
+"""An encoded value at most: what fits into one message, as base64 beside the other fields."""
+
+_TUPLE, _SET, _COMPLEX, _ARRAY, _SCALAR, _FROZENSET = 1, 2, 3, 4, 5, 6
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
@@ -27,12 +31,19 @@ def encode_value(value: Any) -> bytes:
             tuples, sets and dicts of them. Numpy dtypes without objects only.
 
     Raises:
-        ResultError: for anything else; the message names the place inside `value`.
+        ResultError: for anything else; the message names the place inside `value`. Also for more
+            than `MAX_VALUE_NBYTES`.
     """
     try:
-        return msgspec.msgpack.encode(_lower(value, "result"))
-    except (OverflowError, RecursionError) as error:
+        data = msgspec.msgpack.encode(_lower(value, "result"))
+    except (OverflowError, RecursionError, UnicodeError) as error:
         raise ResultError(f"the value cannot be encoded: {error}") from None
+    if len(data) > MAX_VALUE_NBYTES:
+        raise ResultError(
+            f"the value takes {len(data)} bytes, and {MAX_VALUE_NBYTES} at most can travel to the "
+            "driver. Save it to a file in map_fun and return its path instead"
+        )
+    return data
 
 
 def decode_value(data: bytes) -> Any:
@@ -43,11 +54,13 @@ def decode_value(data: bytes) -> Any:
     """
     try:
         return msgspec.msgpack.decode(data, ext_hook=_raise_up)
-    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+    except (msgspec.MsgspecError, ValueError, TypeError, SyntaxError, RecursionError) as error:
         raise ProtocolError(f"a node sent a result that cannot be decoded: {error}") from None
 
 
 def _lower(value: Any, path: str) -> Any:
+    if type(value) is int and not -(2**63) <= value < 2**64:
+        raise ResultError(f"{path} is the integer {value}, which takes more than 64 bits")
     if type(value) in _PLAIN:
         return value
     if isinstance(value, np.ndarray):
@@ -61,11 +74,14 @@ def _lower(value: Any, path: str) -> Any:
     if isinstance(value, tuple):
         return _ext(_TUPLE, [_lower(item, f"{path}[{i}]") for i, item in enumerate(value)])
     if isinstance(value, (set, frozenset)):
-        return _ext(_SET, [_lower(item, f"{path}{{}}") for item in value])
+        code = _FROZENSET if isinstance(value, frozenset) else _SET
+        return _ext(code, [_lower(item, f"{path}{{}}") for item in value])
     if isinstance(value, complex):
         return _ext(_COMPLEX, [value.real, value.imag])
-    if isinstance(value, (bool, int, float, str, bytes)):  # an enum or another subclass
-        return next(kind(value) for kind in (int, float, str, bytes) if isinstance(value, kind))
+    if isinstance(value, (int, float, str, bytes)):  # an enum or another subclass
+        kinds: tuple[Any, ...] = (int, float, bytes)
+        kind = next((kind for kind in kinds if isinstance(value, kind)), str.__str__)
+        return _lower(kind(value), path)
     raise ResultError(
         f"{path} is a {type(value).__module__}.{type(value).__qualname__}; map_fun can return "
         "None, numbers, strings, bytes, numpy arrays, and lists, tuples, sets and dicts of them. "
@@ -86,7 +102,9 @@ def _ext(code: int, items: list[Any]) -> msgspec.msgpack.Ext:
 
 
 def _array_bytes(array: np.ndarray[Any, Any], path: str) -> bytes:
-    if array.dtype.hasobject or array.dtype.names:
+    if isinstance(array, np.ma.MaskedArray):
+        raise ResultError(f"{path} is a masked array, whose mask would be lost; return .filled()")
+    if array.dtype.hasobject or np.dtype(array.dtype.str) != array.dtype:
         raise ResultError(f"{path} is an array of dtype {array.dtype}; only plain dtypes travel")
     return msgspec.msgpack.encode(
         (array.dtype.str, array.shape, np.ascontiguousarray(array).tobytes())
@@ -97,8 +115,8 @@ def _raise_up(code: int, data: memoryview) -> Any:
     items = msgspec.msgpack.decode(data, ext_hook=_raise_up)
     if code == _TUPLE:
         return tuple(items)
-    if code == _SET:
-        return set(items)
+    if code in (_SET, _FROZENSET):
+        return set(items) if code == _SET else frozenset(items)
     if code == _COMPLEX:
         return complex(*items)
     if code in (_ARRAY, _SCALAR):

@@ -5,6 +5,7 @@ Runs in: anywhere
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,10 +38,12 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("reservation_timeout_s", "feed_timeout_s", "lease_s"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must be above zero seconds")
-        if self.grace_s < 0:
-            raise ConfigError(f"grace_s={self.grace_s} is negative")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)} must be above zero seconds, and finite"
+                )
+        if not 0 <= self.grace_s < math.inf:
+            raise ConfigError(f"grace_s={self.grace_s} must be zero seconds or more, and finite")
         if self.feed_memory_nbytes is not None and self.feed_memory_nbytes < 1:
             raise ConfigError(f"feed_memory={self.feed_memory_nbytes} must be at least one byte")
 

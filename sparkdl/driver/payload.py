@@ -5,8 +5,12 @@ Runs in: driver
 
 from __future__ import annotations
 
+import inspect
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from types import CodeType
 from typing import Any
 
 import cloudpickle
@@ -48,16 +52,28 @@ def _culprits(map_fun: Callable[..., Any], args: Any) -> Iterator[str]:
 
 
 def _captured(map_fun: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    code = getattr(map_fun, "__code__", None)
-    if code is None:
-        yield from _entries(map_fun)
-        return
-    for name, cell in zip(code.co_freevars, map_fun.__closure__ or (), strict=True):  # type: ignore[attr-defined]
-        yield name, cell.cell_contents
-    namespace = map_fun.__globals__  # type: ignore[attr-defined]
-    for name in code.co_names:
-        if name in namespace:
+    if isinstance(map_fun, partial):
+        yield from [*_entries(map_fun.args), *map_fun.keywords.items()]
+        yield from _captured(map_fun.func)
+    elif inspect.ismethod(map_fun):
+        yield from _entries(map_fun.__self__)
+        yield from _captured(map_fun.__func__)
+    elif inspect.isfunction(map_fun):
+        cells = zip(map_fun.__code__.co_freevars, map_fun.__closure__ or (), strict=True)
+        for name, cell in cells:
+            with suppress(ValueError):  # not assigned yet
+                yield name, cell.cell_contents
+        namespace = map_fun.__globals__
+        for name in sorted(_names(map_fun.__code__) & namespace.keys()):
             yield name, namespace[name]
+    else:
+        yield from _entries(map_fun)
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the names that a function uses, in the functions inside it as well."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*map(_names, inner))
 
 
 def _entries(value: Any) -> list[tuple[str, Any]]:

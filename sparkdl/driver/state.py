@@ -295,7 +295,7 @@ def _unseat(roster: Roster, agent_id: str) -> Roster:
     return replace(roster, agents=agents, standbys=standbys)
 
 
-def _with_offer(roster: Roster, agent_id: str, offer: Offer) -> Roster:
+def _with_offer(roster: Roster, agent_id: str, offer: Offer | None) -> Roster:
     def update(agent: Agent) -> Agent:
         return replace(agent, offer=offer) if agent.hello.agent_id == agent_id else agent
 
@@ -322,7 +322,11 @@ def _try_begin(state: Gathering) -> Step:
 
 
 def _gathering_joined(state: Gathering, event: AgentJoined, now_s: float) -> Step:
-    return replace(state, roster=_seat(state.roster, Agent(event.hello))), []
+    """Seat the agent; it brings a child for generation 0, so tell it of a later one."""
+    gathering = replace(state, roster=_seat(state.roster, Agent(event.hello)))
+    if state.generation == 0:
+        return gathering, []
+    return gathering, [Send(event.hello.agent_id, NewRound(state.generation))]
 
 
 def _gathering_left(state: Gathering, event: AgentLeft, now_s: float) -> Step:
@@ -338,7 +342,14 @@ def _gathering_broke(state: Gathering, event: ChildBroke, now_s: float) -> Step:
     failure = event.message.failure
     if event.message.generation != state.generation:
         return state, []
+    if state.roster.node_of(event.agent_id) is None:
+        return _standby_broke(state, event, now_s)
     return Failed(state.roster, (failure,)), _stop_children(state.roster, state.generation)
+
+
+def _standby_broke(state: Gathering | Running | Failing, event: ChildBroke, now_s: float) -> Step:
+    """Forget what a standby offered: it fails nobody, and cannot begin before the next round."""
+    return replace(state, roster=_with_offer(state.roster, event.agent_id, None)), []
 
 
 def _gathering_expired(state: Gathering, event: DeadlinePassed, now_s: float) -> Step:
@@ -385,6 +396,8 @@ def _running_returned(state: Running, event: ChildGaveResult, now_s: float) -> S
 def _running_broke(state: Running, event: ChildBroke, now_s: float) -> Step:
     if event.message.generation != state.world.generation:
         return state, []
+    if state.roster.node_of(event.agent_id) is None:
+        return _standby_broke(state, event, now_s)
     return Failing(
         state.roster, state.world, state.returned, (event.message.failure,), now_s + SETTLE_S
     ), []
@@ -402,6 +415,8 @@ def _running_left(state: Running, event: AgentLeft, now_s: float) -> Step:
 def _failing_broke(state: Failing, event: ChildBroke, now_s: float) -> Step:
     if event.message.generation != state.world.generation:
         return state, []
+    if state.roster.node_of(event.agent_id) is None:
+        return _standby_broke(state, event, now_s)
     return replace(state, failures=(*state.failures, event.message.failure)), []
 
 
@@ -416,7 +431,7 @@ def _failing_left(state: Failing, event: AgentLeft, now_s: float) -> Step:
 
 def _failing_returned(state: Failing, event: ChildGaveResult, now_s: float) -> Step:
     node_id = state.roster.node_of(event.agent_id)
-    if node_id is None:
+    if node_id is None or event.message.generation != state.world.generation:
         return state, []
     return replace(state, returned={**state.returned, node_id: event.message}), []
 

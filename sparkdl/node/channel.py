@@ -18,6 +18,7 @@ that carry them (SCM_RIGHTS, unix(7)).
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 from collections import deque
@@ -33,6 +34,7 @@ from sparkdl.core.world import World
 
 _LENGTH = struct.Struct("!I")
 _MAX_FDS = 64
+_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # Linux
 _MAX_FRAME_NBYTES = 64 * 1024 * 1024
 
 
@@ -194,12 +196,19 @@ class Unframer:
                 message = _decoder.decode(body)
             except msgspec.MsgspecError as error:
                 raise ProtocolError(f"not a message on the pipe to the child: {error}") from None
+            if message.has_fd and not self._fds:
+                raise ProtocolError(f"a {type(message).__name__} came without its descriptor")
             yield message, self._fds.popleft() if message.has_fd else -1
+
+    def close(self) -> None:
+        """Close the descriptors of messages that never became complete."""
+        while self._fds:
+            os.close(self._fds.popleft())
 
 
 def receive(sock: socket.socket, unframer: Unframer) -> list[tuple[Local, int]] | None:
     """Read once and return the messages that completed, or `None` at the end of the stream."""
-    data, fds, _flags, _address = socket.recv_fds(sock, 1 << 16, _MAX_FDS)
+    data, fds, _flags, _address = socket.recv_fds(sock, 1 << 16, _MAX_FDS, _CLOSE_ON_EXEC)
     if not data:
         return None
     return list(unframer.feed(data, list(fds)))

@@ -37,7 +37,7 @@ class Problem:
 
 def parse_problem(text: str) -> Problem | None:
     """Find a problem in the text of a Spark error."""
-    found = re.search(re.escape(PROBLEM_MARK) + r'(\["\w+", ".*?(?<!\\)"\])', text)
+    found = re.search(re.escape(PROBLEM_MARK) + r'(\["\w+", "(?:[^"\\]|\\.)*"\])', text)
     return Problem(*json.loads(found.group(1))) if found else None
 
 

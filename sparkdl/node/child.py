@@ -33,6 +33,8 @@ from sparkdl.node.context import NodeContext
 from sparkdl.node.link import AgentLink
 
 _PR_SET_PDEATHSIG = 1
+_MAX_TEXT_CHARS = 256 * 1024
+"""Of an exception's message and traceback at most, so that a failure fits into one message."""
 
 
 @dataclass(frozen=True)
@@ -126,14 +128,14 @@ def _raised(
         Failure(
             node=node.node.name if node else "",
             kind=kind,
-            message="".join(traceback.format_exception_only(error)).strip(),
+            message="".join(traceback.format_exception_only(error)).strip()[:_MAX_TEXT_CHARS],
             time_s=time.time(),
             node_id=start.node_id if start else -1,
             rank=node.rank if node else -1,
             pid=os.getpid(),
             exit_code=exit_code,
             exception_type=f"{type(error).__module__}.{type(error).__qualname__}",
-            traceback="".join(traceback.format_exception(error)),
+            traceback="".join(traceback.format_exception(error))[-_MAX_TEXT_CHARS:],
             generation=start.world.generation if start else 0,
         )
     )

@@ -11,6 +11,9 @@ from pathlib import Path
 
 _TAIL_NBYTES = 256 * 1024
 _MAX_LINE_CHARS = 4000
+_MAX_READ_NBYTES = 1024 * 1024
+"""Read at once at most, so that what a child prints in a burst still fits into one message."""
+_MAX_REST_NBYTES = 64 * 1024
 
 
 class ChildLog:
@@ -34,15 +37,21 @@ class ChildLog:
             return tuple(deque(_lines(file.read()), maxlen=lines))
 
     def new_lines(self, is_last: bool = False) -> tuple[str, ...]:
-        """Return the whole lines since the last call; with `is_last` an unfinished one as well."""
+        """Return the whole lines since the last call; with `is_last` an unfinished one as well.
+
+        After a burst it takes several calls to get all: until nothing comes.
+        """
         if not self.path.exists():
             return ()
         with self.path.open("rb") as file:
             file.seek(self._offset)
-            data = file.read()
+            data = file.read(_MAX_READ_NBYTES)
+        is_last = is_last and len(data) < _MAX_READ_NBYTES
         self._offset += len(data)
         data = self._rest + data
-        cut = len(data) if is_last else data.rfind(b"\n") + 1
+        cut = data.rfind(b"\n") + 1
+        if is_last or len(data) - cut > _MAX_REST_NBYTES:
+            cut = len(data)
         self._rest = data[cut:]
         return tuple(_lines(data[:cut]))
 

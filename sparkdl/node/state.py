@@ -309,7 +309,7 @@ def _idle_round(state: Idle, event: RoundAsked, now_s: float) -> Step:
 
 
 def _ending_round(state: Ending, event: RoundAsked, now_s: float) -> Step:
-    if state.then == "gone":
+    if state.then == "gone" or event.generation <= state.generation:
         return state, []
     return replace(state, then="round", generation=event.generation), []
 

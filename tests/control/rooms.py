@@ -1,0 +1,149 @@
+"""A coordinator on loopback whose listener writes down what it hears, and peers of every kind.
+
+Runs in: the process of pytest
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.frames import Frame, Opcode
+
+from sparkdl.control.auth import bearer
+from sparkdl.control.messages import FromAgent, Hello, ToAgent, decode_to_agent, encode
+from sparkdl.control.server import CLOSE_TIMEOUT_S, CoordinatorServer, ServerAddress
+
+TOKEN = "the-token"
+LOOPBACK = "127.0.0.1"
+SOON_S = 20.0
+"""Deadline of what takes a moment, so that a hang fails; no measure of speed."""
+
+Peer: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+def play(scene: Coroutine[Any, Any, None]) -> None:
+    """Run a scene to its end on an event loop of its own."""
+    asyncio.run(asyncio.wait_for(scene, 2 * SOON_S))
+
+
+def hello(agent_id: str = "a", node_id: int = 0, host: str = "h") -> Hello:
+    """What an agent says first."""
+    return Hello(node_id, 0, agent_id, host, 42, f"grpc://{agent_id}", "3.11", "process")
+
+
+@dataclass
+class Heard:
+    """A listener that remembers, in order."""
+
+    queue: asyncio.Queue[tuple[Any, ...]] = field(default_factory=asyncio.Queue)
+
+    def joined(self, hello: Hello) -> None:
+        self.queue.put_nowait(("joined", hello.agent_id))
+
+    def said(self, agent_id: str, message: FromAgent) -> None:
+        self.queue.put_nowait(("said", agent_id, message))
+
+    def left(self, agent_id: str, reason: str) -> None:
+        self.queue.put_nowait(("left", agent_id, reason))
+
+    async def next(self) -> tuple[Any, ...]:
+        """Wait for what is heard next."""
+        return await asyncio.wait_for(self.queue.get(), SOON_S)
+
+
+@dataclass
+class Room:
+    """A running server."""
+
+    server: CoordinatorServer
+    address: ServerAddress
+    heard: Heard
+
+    @asynccontextmanager
+    async def agent(self, agent_id: str, node_id: int = 0) -> AsyncIterator[ClientConnection]:
+        """A good agent that has joined."""
+        async with authorized(self.address.url) as connection:
+            await connection.send(encode(hello(agent_id, node_id)))
+            assert await self.heard.next() == ("joined", agent_id)
+            yield connection
+
+    @asynccontextmanager
+    async def raw(self, *chunks: bytes) -> AsyncIterator[Peer]:
+        """A TCP connection on which `chunks` have been written."""
+        reader, writer = await asyncio.open_connection(self.address.host, self.address.port)
+        try:
+            for chunk in chunks:
+                writer.write(chunk)
+            yield reader, writer
+        finally:
+            writer.transport.abort()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    @asynccontextmanager
+    async def raw_agent(self, agent_id: str) -> AsyncIterator[Peer]:
+        """An agent that has joined and from then on does only what the test writes."""
+        async with self.raw(handshake(bearer(TOKEN))) as (reader, writer):
+            answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SOON_S)
+            assert answer.startswith(b"HTTP/1.1 101 ")
+            writer.write(text_frame(encode(hello(agent_id)).encode()))
+            assert await self.heard.next() == ("joined", agent_id)
+            yield reader, writer
+
+
+@asynccontextmanager
+async def room(
+    lease_s: float = 60.0, hello_timeout_s: float = 60.0, close_timeout_s: float = CLOSE_TIMEOUT_S
+) -> AsyncIterator[Room]:
+    """A server on a free port; its deadlines are far away unless the test is about them."""
+    heard = Heard()
+    server = CoordinatorServer(TOKEN, heard, lease_s, hello_timeout_s)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sparkdl.control.server.CLOSE_TIMEOUT_S", close_timeout_s)
+        address = await server.start(LOOPBACK, (0,))
+    try:
+        yield Room(server, address, heard)
+    finally:
+        await asyncio.wait_for(server.stop(), SOON_S)
+
+
+def authorized(url: str, token: str = TOKEN) -> connect:
+    """A connection with the token."""
+    return connect(url, additional_headers={"Authorization": bearer(token)}, proxy=None)
+
+
+async def receive(connection: ClientConnection) -> ToAgent:
+    """Wait for the coordinator's next message."""
+    return decode_to_agent(await asyncio.wait_for(connection.recv(), SOON_S))
+
+
+def handshake(*authorizations: str) -> bytes:
+    """The opening of a WebSocket connection with these Authorization headers, as bytes."""
+    lines = [
+        "GET / HTTP/1.1", "Host: here", "Upgrade: websocket", "Connection: Upgrade",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version: 13",
+        *(f"Authorization: {value}" for value in authorizations),
+    ]  # fmt: skip
+    return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
+
+
+async def speak(connection: ClientConnection, said: str | bytes) -> None:
+    """Say something to which the only answer is the end of the connection."""
+    await connection.send(said)
+    await asyncio.wait_for(connection.recv(), SOON_S)
+
+
+def frame_head(nbytes: int) -> bytes:
+    """The head of a client's text frame that announces a long payload."""
+    return b"\x81\xff" + nbytes.to_bytes(8, "big") + b"mask"
+
+
+def text_frame(payload: bytes) -> bytes:
+    """A client's text frame, whatever its payload."""
+    return Frame(Opcode.TEXT, payload).serialize(mask=True)

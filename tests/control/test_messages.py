@@ -1,0 +1,173 @@
+"""Messages come back as they were; whatever else arrives is a `ProtocolError`, never another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdl.control.messages import (
+    MAX_MESSAGE_NBYTES,
+    Begin,
+    ChildFailed,
+    ChildReturned,
+    ChildRunning,
+    EpochEnd,
+    FeedCount,
+    FeedEnd,
+    FeedProgress,
+    FetchLog,
+    FromAgent,
+    Hello,
+    LogLines,
+    LogTail,
+    NewRound,
+    Offer,
+    Stop,
+    StopChild,
+    ToAgent,
+    decode_from_agent,
+    decode_to_agent,
+    encode,
+)
+from sparkdl.core.errors import ProtocolError
+from sparkdl.core.failure import Failure
+from sparkdl.core.spec import plan_nodes
+from sparkdl.core.world import Address, World, build_world
+
+Decode = Callable[[bytes | str], Any]
+
+INT = st.integers(-(2**63), 2**64 - 1)
+TEXT = st.text(max_size=20)
+LINES = st.lists(TEXT, max_size=4).map(tuple)
+TIME = st.floats(allow_nan=False, allow_infinity=False)
+FAILURES = st.builds(
+    Failure, TEXT, st.sampled_from(["exception", "exit", "signal", "oom", "lost", "port", "setup"]),
+    TEXT, TIME, INT, INT, TEXT, INT, st.none() | INT, st.none() | INT, TEXT, TEXT, LINES, INT,
+)  # fmt: skip
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    nodes = plan_nodes(
+        draw(st.integers(3, 6)), draw(st.integers(0, 1)), "chief", draw(st.booleans())
+    )
+    return build_world(draw(INT), {n: Address(draw(TEXT), draw(INT), draw(TEXT)) for n in nodes})
+
+
+FROM_AGENT: dict[type, st.SearchStrategy[Any]] = {
+    Hello: st.builds(Hello, INT, INT, TEXT, TEXT, INT, TEXT, TEXT, TEXT),
+    Offer: st.builds(Offer, INT, INT),
+    ChildRunning: st.builds(ChildRunning, INT, INT),
+    ChildReturned: st.builds(ChildReturned, INT, st.binary(max_size=40), TEXT),
+    ChildFailed: st.builds(ChildFailed, INT, FAILURES),
+    FeedProgress: st.lists(
+        st.builds(FeedCount, TEXT, INT, INT, INT, st.booleans()), max_size=3
+    ).map(lambda counts: FeedProgress(tuple(counts))),
+    LogLines: st.builds(LogLines, LINES),
+    LogTail: st.builds(LogTail, INT, LINES),
+}
+TO_AGENT: dict[type, st.SearchStrategy[Any]] = {
+    Begin: st.builds(Begin, worlds()),
+    NewRound: st.builds(NewRound, INT),
+    StopChild: st.builds(StopChild, INT),
+    EpochEnd: st.builds(EpochEnd, TEXT, INT, st.dictionaries(st.integers(0, 9), INT, max_size=4)),
+    FeedEnd: st.builds(FeedEnd, LINES),
+    FetchLog: st.builds(FetchLog, INT, INT),
+    Stop: st.builds(Stop, TIME),
+}
+
+
+def test_every_message_is_tried_here() -> None:
+    assert set(FROM_AGENT) == set(get_args(FromAgent))
+    assert set(TO_AGENT) == set(get_args(ToAgent))
+
+
+@given(st.one_of(*FROM_AGENT.values()))
+def test_what_an_agent_says_arrives_as_it_was(message: FromAgent) -> None:
+    text = encode(message)
+    assert decode_from_agent(text) == message
+    assert decode_from_agent(text.encode()) == message
+
+
+@given(st.one_of(*TO_AGENT.values()))
+def test_what_the_coordinator_says_arrives_as_it_was(message: ToAgent) -> None:
+    text = encode(message)
+    assert decode_to_agent(text) == message
+    assert decode_to_agent(text.encode()) == message
+
+
+@given(st.one_of(*FROM_AGENT.values()))
+def test_the_coordinator_takes_no_agents_words_for_its_own(message: FromAgent) -> None:
+    with pytest.raises(ProtocolError, match="the coordinator sent"):
+        decode_to_agent(encode(message))
+
+
+@given(st.one_of(*TO_AGENT.values()))
+def test_an_agent_cannot_command(message: ToAgent) -> None:
+    with pytest.raises(ProtocolError, match="an agent sent"):
+        decode_from_agent(encode(message))
+
+
+@pytest.mark.parametrize("decode", [decode_from_agent, decode_to_agent])
+@given(st.binary() | st.text(st.characters()))
+def test_noise_is_a_protocol_error_and_nothing_else(decode: Decode, data: bytes | str) -> None:
+    with pytest.raises(ProtocolError, match="is no message"):
+        decode(data)
+
+
+JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | INT | TIME | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = sorted({name for cls in (*FROM_AGENT, *TO_AGENT) for name in cls.__struct_fields__})  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("decode", [decode_from_agent, decode_to_agent])
+@given(
+    st.sampled_from([cls.__name__ for cls in (*FROM_AGENT, *TO_AGENT)]),
+    st.dictionaries(st.sampled_from(FIELDS), JSON, max_size=4),
+)
+def test_messages_with_odd_fields_are_protocol_errors_if_they_are_not_messages(
+    decode: Decode, name: str, fields: dict[str, Any]
+) -> None:
+    with suppress(ProtocolError):
+        decode(msgspec.json.encode({"type": name, **fields}))
+
+
+@pytest.mark.parametrize("decode", [decode_from_agent, decode_to_agent])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"{}", b"[]", b"null", b"\xff", b'{"type":"Hello"}', b'{"type":"Stop"}',
+        b'{"type":"Exec","code":"x"}',
+        b'{"type":"Offer","generation":0,"port":"80"}',
+        b'{"type":"Offer","generation":0,"port":80.5}',
+        b'{"type":"Offer","generation":0,"port":80,"extra":1}',
+        b'{"type":"Offer","generation":0,"port":80} {}',
+        b'{"type":"NewRound","generation":null}',
+        b'{"type":"ChildFailed","generation":0,"failure":{"node":"a","kind":"?","message":"","time_s":0}}',
+        b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"type":"ChildFailed","generation":0,"failure":{"x":' + b"[" * 100_000,
+        b'{"type":"Begin","world":{"x":' + b'{"a":' * 100_000,
+    ],
+    ids=lambda data: data[:40].decode(errors="replace"),
+)  # fmt: skip
+def test_almost_messages_are_protocol_errors(decode: Decode, data: bytes) -> None:
+    with pytest.raises(ProtocolError, match="is no message"):
+        decode(data)
+
+
+def test_a_world_of_thousands_of_nodes_fits_into_a_message() -> None:
+    nodes = plan_nodes(5000)
+    where = Address(
+        "ip-10-123-123-123.eu-central-1.compute.internal", 65535, "grpc+tcp://1.2.3.4:5"
+    )
+    world = build_world(0, dict.fromkeys(nodes, where))
+    assert len(encode(Begin(world))) < MAX_MESSAGE_NBYTES

@@ -1,0 +1,491 @@
+"""The coordinator's door: who is let in, what is handed on, and no peer harms another."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
+
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from sparkdl.control.auth import bearer
+from sparkdl.control.messages import (
+    MAX_MESSAGE_NBYTES,
+    ChildRunning,
+    FeedEnd,
+    LogLines,
+    NewRound,
+    Offer,
+    Stop,
+    StopChild,
+    encode,
+)
+from sparkdl.control.server import CoordinatorServer, ServerAddress
+from sparkdl.core.errors import ConfigError
+from tests.control.rooms import (
+    LOOPBACK,
+    SOON_S,
+    TOKEN,
+    Heard,
+    Peer,
+    Room,
+    authorized,
+    frame_head,
+    handshake,
+    hello,
+    play,
+    receive,
+    room,
+    speak,
+    text_frame,
+)
+
+Stalled = Callable[[Room], AbstractAsyncContextManager[Peer]]
+
+
+async def check_works(here: Room) -> None:
+    """An agent can join, speak, be spoken to, and leave."""
+    async with here.agent("good") as good:
+        await good.send(encode(Offer(0, 8080)))
+        assert await here.heard.next() == ("said", "good", Offer(0, 8080))
+        here.server.send("good", NewRound(1))
+        assert await receive(good) == NewRound(1)
+    assert (await here.heard.next())[:2] == ("left", "good")
+
+
+async def read_all(reader: asyncio.StreamReader) -> bytes:
+    """Wait until the server has closed the connection; return what it had to say."""
+    try:
+        return await asyncio.wait_for(reader.read(), SOON_S)
+    except ConnectionError:
+        return b""
+
+
+# Who is let in.
+
+
+def test_an_agent_is_told_of_from_hello_to_goodbye_in_order() -> None:
+    async def scene() -> None:
+        async with room() as here:
+            async with here.agent("a") as agent:
+                for message in (Offer(0, 1), ChildRunning(0, 2), LogLines(("x",))):
+                    await agent.send(encode(message))
+                assert await here.heard.next() == ("said", "a", Offer(0, 1))
+                assert await here.heard.next() == ("said", "a", ChildRunning(0, 2))
+                assert await here.heard.next() == ("said", "a", LogLines(("x",)))
+            assert await here.heard.next() == ("left", "a", "its connection closed")
+
+    play(scene())
+
+
+@pytest.mark.parametrize(
+    "authorizations",
+    [
+        (),
+        ("",),
+        (TOKEN,),
+        ("Bearer",),
+        (f"Bearer {TOKEN}x",),
+        (f"Bearer {TOKEN[:-1]}",),
+        (f"Basic {TOKEN}",),
+        ("Bearer \u00ff",),
+        ("Bearer no", f"Bearer {TOKEN}"),
+        (f"Bearer {TOKEN}", f"Bearer {TOKEN}"),
+    ],
+)
+def test_without_the_token_the_answer_is_401_and_nobody_is_told(
+    authorizations: tuple[str, ...],
+) -> None:
+    async def scene() -> None:
+        frame = text_frame(encode(hello()).encode())
+        async with room() as here:
+            async with here.raw(handshake(*authorizations), frame) as (reader, _):
+                assert (await read_all(reader)).startswith(b"HTTP/1.1 401 ")
+            assert here.heard.queue.empty()
+            await check_works(here)
+
+    play(scene())
+
+
+def test_a_client_learns_that_its_token_is_wrong() -> None:
+    async def scene() -> None:
+        async with room() as here:
+            with pytest.raises(InvalidStatus, match="401") as refused:
+                async with authorized(here.address.url, "wrong"):
+                    pytest.fail("let in")
+            assert refused.value.response.body == b"wrong or missing token\n"
+            with pytest.raises(InvalidStatus, match="401"):
+                async with connect(here.address.url, proxy=None):
+                    pytest.fail("let in")
+            assert here.heard.queue.empty()
+
+    play(scene())
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"\x00" * 100,
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),  # TLS
+        b"SSH-2.0-scanner\r\n\r\n",
+        b"POST / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 1000 + b"\r\n",
+        b"x" * 100_000,
+    ],
+    ids=lambda junk: repr(junk[:12]),
+)
+def test_junk_on_the_socket_is_turned_away_and_nobody_is_told(junk: bytes) -> None:
+    async def scene() -> None:
+        async with room() as here:
+            async with here.raw(junk) as (reader, writer):
+                if writer.can_write_eof():
+                    writer.write_eof()
+                assert b"101 Switching" not in await read_all(reader)
+            assert here.heard.queue.empty()
+            await check_works(here)
+
+    play(scene())
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        encode(Offer(0, 1)),
+        encode(Stop(0.0)),
+        "",
+        "not json",
+        b"\xff\xfe",
+        '{"type":"Hello"}',
+        encode(hello()) + encode(hello()),
+    ],
+    ids=lambda first: repr(first[:12]),
+)
+def test_who_does_not_begin_with_hello_is_shown_out_and_nobody_is_told(first: str | bytes) -> None:
+    async def scene() -> None:
+        async with room() as here:
+            async with authorized(here.address.url) as stranger:
+                with pytest.raises(ConnectionClosed, match=r"1008.*a Hello was expected"):
+                    await speak(stranger, first)
+            assert here.heard.queue.empty()
+            await check_works(here)
+
+    play(scene())
+
+
+def test_a_second_agent_of_the_same_name_is_refused_and_the_first_stays() -> None:
+    async def scene() -> None:
+        async with room() as here, here.agent("twin") as first:
+            async with authorized(here.address.url) as second:
+                await second.send(encode(hello("twin")))
+                with pytest.raises(ConnectionClosed, match="1008"):
+                    await asyncio.wait_for(second.recv(), SOON_S)
+            here.server.send("twin", NewRound(7))
+            assert await receive(first) == NewRound(7)
+            await first.send(encode(Offer(7, 1)))
+            assert await here.heard.next() == ("said", "twin", Offer(7, 1))
+
+    play(scene())
+
+
+def test_an_agent_may_come_back_once_it_has_left() -> None:
+    async def scene() -> None:
+        async with room() as here:
+            for _ in range(2):
+                async with here.agent("again"):
+                    pass
+                assert (await here.heard.next())[:2] == ("left", "again")
+
+    play(scene())
+
+
+# Peers that stall.
+
+STALLED: dict[str, Stalled] = {
+    "connects only": lambda here: here.raw(),
+    "half a handshake": lambda here: here.raw(handshake(bearer(TOKEN))[:60]),
+    "no hello": lambda here: here.raw(handshake(bearer(TOKEN))),
+    "half a hello": lambda here: here.raw(
+        handshake(bearer(TOKEN)), text_frame(encode(hello("slow")).encode())[:20]
+    ),
+}
+
+
+def test_stalled_peers_disturb_nobody_and_do_not_hold_up_the_stop() -> None:
+    async def scene() -> None:
+        async with (
+            room(hello_timeout_s=10 * SOON_S, close_timeout_s=0.05) as here,
+            AsyncExitStack() as stack,
+        ):
+            for stall in STALLED.values():
+                await stack.enter_async_context(stall(here))
+            await check_works(here)
+            await asyncio.wait_for(here.server.stop(), SOON_S)
+            assert here.heard.queue.empty()
+
+    play(scene())
+
+
+@pytest.mark.parametrize("stall", ["connects only", "half a handshake"])
+def test_a_peer_that_never_finishes_its_handshake_is_dropped(stall: str) -> None:
+    async def scene() -> None:
+        async with room(hello_timeout_s=0.05) as here:
+            async with STALLED[stall](here) as (reader, _):
+                assert b"101 Switching" not in await read_all(reader)
+            assert here.heard.queue.empty()
+
+    play(scene())
+
+
+def test_a_peer_that_never_says_hello_is_dropped() -> None:
+    async def scene() -> None:
+        async with room(hello_timeout_s=1.0) as here:
+            async with authorized(here.address.url) as silent:
+                with pytest.raises(ConnectionClosed, match="1008") as closed:
+                    await asyncio.wait_for(silent.recv(), SOON_S)
+                assert closed.value.rcvd is not None
+                assert closed.value.rcvd.reason == "a Hello was expected"
+            assert here.heard.queue.empty()
+
+    play(scene())
+
+
+# What an agent may say.
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("not json", "an agent sent something that is no message"),
+        (encode(Stop(0.0)), "an agent sent something that is no message"),
+        (b"\x00\xff", "an agent sent something that is no message"),
+        ('{"x":' + "[" * 100_000, "an agent sent something that is no message"),
+    ],
+    ids=["noise", "a command", "bytes", "deep"],
+)
+def test_an_agent_that_says_no_message_leaves_with_the_reason_and_others_stay(
+    said: str | bytes, reason: str
+) -> None:
+    async def scene() -> None:
+        async with room() as here, here.agent("good", 1) as good:
+            async with here.agent("bad") as bad:
+                with pytest.raises(ConnectionClosed, match=r"1008.*not a message"):
+                    await speak(bad, said)
+            kind, agent_id, why = await here.heard.next()
+            assert (kind, agent_id) == ("left", "bad")
+            assert re.match(reason, why)
+            await good.send(encode(Offer(0, 1)))
+            assert await here.heard.next() == ("said", "good", Offer(0, 1))
+            here.server.send("good", Stop(1.0))
+            assert await receive(good) == Stop(1.0)
+
+    play(scene())
+
+
+@pytest.mark.parametrize(
+    ("frame", "why"),
+    [
+        (text_frame(b'{"type":"\xff"}'), "1007"),  # no UTF-8
+        (frame_head(MAX_MESSAGE_NBYTES + 1), "1009.*too big"),
+        (b"\x83\x80mask", "1002"),  # no known opcode
+    ],
+    ids=["no UTF-8", "too big", "no opcode"],
+)
+def test_a_frame_that_breaks_the_rules_breaks_only_its_own_connection(
+    frame: bytes, why: str
+) -> None:
+    async def scene() -> None:
+        async with room(close_timeout_s=0.05) as here, here.agent("good") as good:
+            async with here.raw_agent("bad") as (reader, writer):
+                writer.write(frame)
+                assert await reader.read(1) == b"\x88"  # a close frame
+            kind, agent_id, reason = await here.heard.next()
+            assert (kind, agent_id) == ("left", "bad")
+            assert re.match(f"its connection broke: .*{why}", reason)
+            await good.send(encode(Offer(0, 1)))
+            assert await here.heard.next() == ("said", "good", Offer(0, 1))
+
+    play(scene())
+
+
+def test_a_first_message_that_is_too_big_is_refused_before_it_is_read() -> None:
+    async def scene() -> None:
+        async with room(close_timeout_s=0.05) as here:
+            async with here.raw(handshake(bearer(TOKEN))) as (reader, writer):
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(frame_head(MAX_MESSAGE_NBYTES + 1))
+                assert b"\x03\xf1" in await reader.readexactly(4)  # a close frame with 1009
+            assert here.heard.queue.empty()
+            await check_works(here)
+
+    play(scene())
+
+
+def test_the_largest_message_is_let_through() -> None:
+    async def scene() -> None:
+        async with room() as here, here.agent("a") as agent:
+            line = "x" * (MAX_MESSAGE_NBYTES - len(encode(LogLines(("",)))))
+            await agent.send(encode(LogLines((line,))))
+            assert await here.heard.next() == ("said", "a", LogLines((line,)))
+
+    play(scene())
+
+
+def test_an_agent_whose_connection_breaks_has_left() -> None:
+    async def scene() -> None:
+        async with room() as here:
+            async with here.raw_agent("torn") as (_, writer):
+                writer.transport.abort()
+            kind, agent_id, reason = await here.heard.next()
+            assert (kind, agent_id) == ("left", "torn")
+            assert reason.startswith("its connection broke: ")
+
+    play(scene())
+
+
+def test_an_agent_that_answers_no_ping_has_left() -> None:
+    async def scene() -> None:
+        async with room(lease_s=1.0, close_timeout_s=0.05) as here, here.raw_agent("frozen"):
+            kind, agent_id, reason = await here.heard.next()
+            assert (kind, agent_id) == ("left", "frozen")
+            assert "ping timeout" in reason
+
+    play(scene())
+
+
+# What an agent is told.
+
+
+def test_messages_reach_the_agent_they_are_for_in_order() -> None:
+    async def scene() -> None:
+        async with room() as here, here.agent("a") as one, here.agent("b", 1) as other:
+            for generation in range(500):
+                here.server.send("a", NewRound(generation))
+            here.server.send("nobody", Stop(0.0))
+            here.server.send("b", Stop(9.0))
+            assert await receive(other) == Stop(9.0)
+            assert [await receive(one) for _ in range(500)] == [NewRound(g) for g in range(500)]
+
+    play(scene())
+
+
+def test_messages_stay_in_order_for_an_agent_that_reads_late() -> None:
+    async def scene() -> None:
+        async with room() as here, here.agent("late") as late:
+            messages = [FeedEnd((str(i), "x" * 200_000)) for i in range(40)]
+            for message in messages:
+                here.server.send("late", message)
+            here.server.send("late", StopChild(1))
+            assert [await receive(late) for _ in range(41)] == [*messages, StopChild(1)]
+
+    play(scene())
+
+
+def test_a_disconnected_agent_learns_why_and_has_left() -> None:
+    async def scene() -> None:
+        async with room() as here, here.agent("a") as agent:
+            here.server.disconnect("a", "too late" + "!" * 500)
+            here.server.disconnect("nobody", "no matter")
+            with pytest.raises(ConnectionClosed, match=r"1008.*too late!+"):
+                await asyncio.wait_for(agent.recv(), SOON_S)
+            assert (await here.heard.next())[:2] == ("left", "a")
+
+    play(scene())
+
+
+def test_stop_ends_every_connection_and_the_port() -> None:
+    async def scene() -> None:
+        async with room() as here, here.agent("a") as one, here.agent("b") as other:
+            await asyncio.wait_for(here.server.stop(), SOON_S)
+            assert {(await here.heard.next())[:2] for _ in "ab"} == {("left", "a"), ("left", "b")}
+            for agent in (one, other):
+                with pytest.raises(ConnectionClosed, match="1001"):
+                    await asyncio.wait_for(agent.recv(), SOON_S)
+            here.server.send("a", Stop(0.0))
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection(here.address.host, here.address.port)
+
+    play(scene())
+
+
+def test_a_server_that_never_started_can_be_stopped() -> None:
+    async def scene() -> None:
+        await CoordinatorServer(TOKEN, Heard(), 1.0).stop()
+
+    play(scene())
+
+
+# Where it listens.
+
+
+def held_port() -> socket.socket:
+    """A port that something else listens at."""
+    return socket.create_server((LOOPBACK, 0))
+
+
+def test_the_first_free_port_is_taken() -> None:
+    async def scene(ports: tuple[int, ...], wanted: int) -> None:
+        server = CoordinatorServer(TOKEN, Heard(), 60.0)
+        try:
+            assert await server.start(LOOPBACK, ports) == ServerAddress(LOOPBACK, wanted)
+        finally:
+            await server.stop()
+
+    with closing(held_port()) as held, closing(held_port()) as free, closing(held_port()) as other:
+        taken, wanted, unused = (sock.getsockname()[1] for sock in (held, free, other))
+        free.close()
+        other.close()
+        play(scene((taken, taken, wanted, unused), wanted))
+
+
+def test_no_free_port_is_an_error_that_names_host_ports_and_settings() -> None:
+    async def scene(port: int) -> None:
+        with pytest.raises(ConfigError) as refused:
+            await CoordinatorServer(TOKEN, Heard(), 60.0).start(LOOPBACK, (port, port))
+        text = str(refused.value)
+        assert f"cannot listen on {LOOPBACK}, ports {port}-{port}: " in text
+        assert "SPARKDL_DRIVER_HOST" in text
+        assert "SPARKDL_DRIVER_PORT" in text
+
+    with closing(held_port()) as held:
+        play(scene(held.getsockname()[1]))
+
+
+def test_an_address_of_another_machine_is_an_error_that_names_the_setting() -> None:
+    async def scene() -> None:
+        with pytest.raises(ConfigError, match=r"listen on 192\.0\.2\.1.*SPARKDL_DRIVER_HOST"):
+            await CoordinatorServer(TOKEN, Heard(), 60.0).start("192.0.2.1", (0,))  # RFC 5737
+
+    play(scene())
+
+
+def test_addresses_of_ip_version_6_stand_in_brackets() -> None:
+    assert ServerAddress("127.0.0.1", 80).url == "ws://127.0.0.1:80"
+    assert ServerAddress("driver.example", 80).url == "ws://driver.example:80"
+    assert ServerAddress("fe80::1", 80).url == "ws://[fe80::1]:80"
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no ::1")
+def test_the_server_is_reached_over_ip_version_6() -> None:
+    async def scene() -> None:
+        heard = Heard()
+        server = CoordinatorServer(TOKEN, heard, 60.0)
+        address = await server.start("::1", (0,))
+        try:
+            await check_works(Room(server, address, heard))
+        finally:
+            await server.stop()
+
+    play(scene())

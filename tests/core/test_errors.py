@@ -1,0 +1,95 @@
+"""Errors are what they say they are, survive pickling, and name the root cause first."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import permutations
+
+import pytest
+
+from sparkdl.core import errors
+from sparkdl.core.errors import NodeFailedError, NodeLostError, SparkdlError, node_error
+from sparkdl.core.failure import Failure
+
+ALSO = {
+    "ConfigError": ValueError,
+    "FrameworkMissingError": ImportError,
+    "ReservationTimeoutError": TimeoutError,
+    "FeedTimeoutError": TimeoutError,
+    "ShutdownTimeoutError": TimeoutError,
+    "FeedTypeError": TypeError,
+    "NodeLostError": NodeFailedError,
+}
+"""What each error is besides, so that code which knows nothing of sparkdl can catch it."""
+
+CLASSES = [
+    value
+    for value in vars(errors).values()
+    if isinstance(value, type) and issubclass(value, SparkdlError)
+]
+
+EARLY = Failure("worker:0", "exception", "ValueError: no", 10.0, node_id=0, rank=1, host="a", pid=7)
+LATER = Failure("chief:0", "exit", "", 11.0, node_id=1, rank=0, host="b", pid=8, exit_code=3)
+LOST = Failure("ps:0", "lost", "its connection closed", 12.0, node_id=2, rank=2, host="c", pid=9)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_error_survives_a_pickle(cls: type[SparkdlError]) -> None:
+    error = cls([LATER, EARLY]) if issubclass(cls, NodeFailedError) else cls("what; where; why")
+    copy = pickle.loads(pickle.dumps(error))  # noqa: TID251 (its own)
+    assert type(copy) is cls
+    assert str(copy) == str(error)
+    assert copy.args == error.args
+    assert vars(copy) == vars(error)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_error_is_also_the_builtin_that_callers_know(cls: type[SparkdlError]) -> None:
+    assert issubclass(cls, ALSO.get(cls.__name__, SparkdlError))
+
+
+def test_every_promised_builtin_belongs_to_an_error() -> None:
+    assert set(ALSO) <= {cls.__name__ for cls in CLASSES}
+
+
+@pytest.mark.parametrize("order", list(permutations([EARLY, LATER, LOST])))
+def test_the_failure_that_happened_first_is_the_root_cause_in_whatever_order_they_came(
+    order: tuple[Failure, ...],
+) -> None:
+    error = NodeFailedError(order)
+    assert error.failures == (EARLY, LATER, LOST)
+    assert error.root_cause is EARLY
+
+
+def test_failures_of_the_same_moment_keep_the_order_in_which_they_were_told() -> None:
+    first, second = (Failure(name, "exit", "", 5.0) for name in ("worker:3", "worker:1"))
+    assert NodeFailedError([first, second]).failures == (first, second)
+    assert NodeFailedError([second, first]).failures == (second, first)
+
+
+def test_message_tells_the_first_failure_whole_and_the_others_in_a_line_each() -> None:
+    assert str(NodeFailedError([LOST, LATER, EARLY])) == (
+        f"{EARLY.describe()}\n"
+        "What followed:\n"
+        "  then chief:0 (rank 0, pid 8) on b ended with exit code 3.\n"
+        "  then ps:0 (rank 2, pid 9) on c was lost: its connection closed"
+    )
+
+
+def test_a_single_failure_has_nothing_that_followed() -> None:
+    assert str(NodeFailedError([EARLY])) == EARLY.describe()
+
+
+@pytest.mark.parametrize(
+    ("failures", "cls"),
+    [
+        ([EARLY, LOST], NodeFailedError),
+        ([LOST, EARLY], NodeFailedError),
+        ([LOST], NodeLostError),
+        ([Failure("ps:0", "exit", "", 13.0), LOST], NodeLostError),
+    ],
+)
+def test_a_node_is_called_lost_only_if_that_came_first(
+    failures: list[Failure], cls: type[NodeFailedError]
+) -> None:
+    assert type(node_error(failures)) is cls

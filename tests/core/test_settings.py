@@ -1,0 +1,86 @@
+"""Settings refuse what cannot work; the environment is read under both projects' names."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.core.settings import Environment, Settings
+
+
+def test_defaults_are_allowed() -> None:
+    assert Settings() == Settings(600.0, 600.0, None, 10.0, 20.0, 40, 3)
+
+
+@pytest.mark.parametrize("name", ["reservation_timeout_s", "feed_timeout_s", "lease_s"])
+@pytest.mark.parametrize("value", [0, -1, -0.001, math.inf, math.nan])
+def test_times_that_never_or_always_pass_are_refused_by_name(name: str, value: float) -> None:
+    settings: dict[str, Any] = {name: value}
+    with pytest.raises(ConfigError, match=rf"^{name}={value} must be above zero"):
+        Settings(**settings)
+
+
+@pytest.mark.parametrize("grace_s", [-0.1, math.inf, math.nan])
+def test_a_negative_or_endless_grace_is_refused(grace_s: float) -> None:
+    with pytest.raises(ConfigError, match=f"^grace_s={grace_s} must be"):
+        Settings(grace_s=grace_s)
+
+
+def test_no_grace_at_all_is_allowed() -> None:
+    assert Settings(grace_s=0).grace_s == 0
+
+
+def test_a_feed_memory_without_a_byte_is_refused() -> None:
+    assert Settings(feed_memory_nbytes=1).feed_memory_nbytes == 1
+    with pytest.raises(ConfigError, match=r"^feed_memory=0 must be at least one byte"):
+        Settings(feed_memory_nbytes=0)
+
+
+@pytest.mark.parametrize(
+    ("environ", "wanted"),
+    [
+        ({}, {}),
+        ({"SPARKDL_DRIVER_HOST": "d"}, {"driver_host": "d"}),
+        ({"TFOS_SERVER_HOST": "t"}, {"driver_host": "t"}),
+        ({"SPARKDL_DRIVER_HOST": "d", "TFOS_SERVER_HOST": "t"}, {"driver_host": "d"}),
+        ({"SPARKDL_DRIVER_HOST": "", "TFOS_SERVER_HOST": "t"}, {"driver_host": "t"}),
+        ({"SPARKDL_DRIVER_HOST": ""}, {}),
+        ({"SPARKDL_DRIVER_PORT": "5000"}, {"driver_ports": (5000,)}),
+        ({"TFOS_SERVER_PORT": "5000-5002"}, {"driver_ports": (5000, 5001, 5002)}),
+        ({"SPARKDL_DRIVER_PORT": "1", "TFOS_SERVER_PORT": "2"}, {"driver_ports": (1,)}),
+        ({"SPARKDL_DRIVER_PORT": "7-7"}, {"driver_ports": (7,)}),
+        ({"SPARKDL_DRIVER_PORT": "65535"}, {"driver_ports": (65535,)}),
+        ({"SPARKDL_DRIVER_PORT": ""}, {"driver_ports": (0,)}),
+        ({"SPARKDL_NODE_HOST": "n"}, {"node_host": "n"}),
+        ({"SPARKDL_NODE_HOST": ""}, {}),
+        ({"TENSORFLOW_PORT": "2222"}, {"node_port": 2222}),
+        ({"TENSORFLOW_PORT": "2222-2300"}, {"node_port": 2222}),
+        ({"TENSORFLOW_PORT": ""}, {}),
+    ],
+)
+def test_environment_reads_both_projects_names_and_takes_empty_for_unset(
+    environ: dict[str, str], wanted: dict[str, Any]
+) -> None:
+    assert Environment.read(environ) == Environment(**wanted)
+
+
+def test_environment_is_that_of_this_process_unless_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARKDL_NODE_HOST", "here")
+    assert Environment.read().node_host == "here"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("SPARKDL_DRIVER_PORT", "SPARKDL_DRIVER_PORT / TFOS_SERVER_PORT"),
+        ("TFOS_SERVER_PORT", "SPARKDL_DRIVER_PORT / TFOS_SERVER_PORT"),
+        ("TENSORFLOW_PORT", "TENSORFLOW_PORT"),
+    ],
+)
+@pytest.mark.parametrize("text", ["x", "1-x", "1-2-3", "-5", "1.5", "65536", "10-9", "1-65536"])
+def test_ports_that_are_none_are_refused_by_name(name: str, words: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{words}='{text}' is "):
+        Environment.read({name: text})

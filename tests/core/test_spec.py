@@ -1,0 +1,123 @@
+"""Nodes get their roles in TensorFlowOnSpark's order, or the request is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.core.roles import CHIEF, EVALUATOR, PS, WORKER, chief_named
+from sparkdl.core.spec import ClusterSpec, InputMode, NodeSpec, plan_nodes
+
+
+def reference_template(
+    num_executors: int, num_ps: int, master_node: str | None, eval_node: bool
+) -> dict[str, list[int]] | None:
+    """TFCluster.run of TensorFlowOnSpark 2.2.5, its assertions as `None`."""
+    num_master, num_eval = 1 if master_node else 0, 1 if eval_node else 0
+    num_workers = max(num_executors - num_ps - num_eval - num_master, 0)
+    if num_ps + num_master + num_eval + num_workers != num_executors:
+        return None
+    if num_master + num_workers <= 0:
+        return None
+    executors, template = list(range(num_executors)), {}
+    if num_ps > 0:
+        template["ps"] = executors[:num_ps]
+        del executors[:num_ps]
+    if master_node:
+        template[master_node] = executors[:1]
+        del executors[:1]
+    if eval_node:
+        template["evaluator"] = executors[:1]
+        del executors[:1]
+    if num_workers > 0:
+        template["worker"] = executors[:num_workers]
+    return template
+
+
+@given(
+    st.integers(1, 8), st.integers(0, 8), st.sampled_from([None, "chief", "master"]), st.booleans()
+)
+def test_plan_is_the_cluster_template_of_tensorflowonspark(
+    num_nodes: int, num_ps: int, master_node: str | None, eval_node: bool
+) -> None:
+    template = reference_template(num_nodes, num_ps, master_node, eval_node)
+    if template is None:
+        with pytest.raises(ConfigError, match="do not leave room for a worker"):
+            plan_nodes(num_nodes, num_ps, master_node, eval_node)
+        return
+    nodes = plan_nodes(num_nodes, num_ps, master_node, eval_node)
+    assert [node.node_id for node in nodes] == list(range(num_nodes))
+    planned: dict[str, list[int]] = {}
+    for node in nodes:
+        planned.setdefault(node.role.name, []).append(node.node_id)
+        assert node.index == planned[node.role.name].index(node.node_id)
+    assert planned == template
+
+
+def test_plan_is_ps_then_chief_then_evaluator_then_workers() -> None:
+    assert plan_nodes(5, 1, "chief", True) == (
+        NodeSpec(0, PS, 0),
+        NodeSpec(1, CHIEF, 0),
+        NodeSpec(2, EVALUATOR, 0),
+        NodeSpec(3, WORKER, 0),
+        NodeSpec(4, WORKER, 1),
+    )
+    assert [node.name for node in plan_nodes(3)] == ["worker:0", "worker:1", "worker:2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((0,), "at least one node, not 0"),
+        ((-3,), "at least one node, not -3"),
+        ((2, -1), "num_ps=-1 is negative"),
+        ((2, 2), r"2 nodes do not leave room for a worker beside 2 ps; .*\(num_executors\)"),
+        ((1, 0, None, True), "beside 0 ps, an evaluator; raise the number of nodes"),
+        ((2, 2, "chief", True), "beside 2 ps, a chief, an evaluator; raise"),
+        ((3, 0, "worker"), "master_node='worker' cannot name the chief"),
+        ((3, 0, ""), "master_node='' cannot name the chief"),
+    ],
+)
+def test_plan_without_a_trainer_is_refused(arguments: tuple[Any, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        plan_nodes(*arguments)
+
+
+def test_a_chief_alone_is_a_cluster() -> None:
+    assert [node.name for node in plan_nodes(1, 0, "master")] == ["master:0"]
+
+
+@pytest.mark.parametrize("name", ["worker", "ps", "evaluator", "", "the chief", "7"])
+def test_the_chief_cannot_take_another_roles_name(name: str) -> None:
+    with pytest.raises(ConfigError, match="use 'chief' or 'master'"):
+        chief_named(name)
+
+
+def test_a_master_is_a_chief_but_for_its_name() -> None:
+    assert chief_named("chief") == CHIEF
+    master = chief_named("master")
+    assert master.name == "master"
+    assert master.is_chief
+    assert master.finishes_job
+
+
+def test_only_chief_and_workers_train_are_fed_and_finish_the_job() -> None:
+    spec = ClusterSpec("c", plan_nodes(5, 1, "chief", True))
+    assert spec.num_trainers == 3
+    for node in spec.nodes:
+        trains = node.role.name in ("chief", "worker")
+        flags = (
+            node.role.is_trainer,
+            node.role.is_fed,
+            node.role.finishes_job,
+            node.role.wants_gpu,
+        )
+        assert flags == (trains,) * 4
+
+
+def test_input_modes_have_the_numbers_of_tensorflowonspark() -> None:
+    assert (InputMode.TENSORFLOW, InputMode.SPARK) == (0, 1)
