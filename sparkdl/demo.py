@@ -1,12 +1,12 @@
-"""Handwritten digits: two nodes train a Keras model, fed from a DataFrame, then score the test rows.
+"""Handwritten digits: nodes train a Keras model, fed from a DataFrame, and score the test rows.
 
 Runs in: driver
 
     spark-submit examples/digits/train.py
     sparkdl demo
 
-The second starts a Spark cluster of its own on this machine. The data are the 1,797 images of scikit-learn's `load_digits`
-(https://archive.ics.uci.edu/dataset/80).
+The second starts a Spark cluster of its own on this machine. The data are the 1,797 images of
+scikit-learn's `load_digits` (https://archive.ics.uci.edu/dataset/80).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparkdl import TFCluster
 
@@ -60,7 +60,7 @@ def map_fun(args: argparse.Namespace, ctx: NodeContext) -> dict[str, list[float]
             feed.batch_results(
                 [(row.label, int(digit)) for row, digit in zip(rows, digits, strict=True)]
             )
-    return history.history  # type: ignore[no-any-return]
+    return dict(history.history)
 
 
 def digits(spark: SparkSession) -> tuple[DataFrame, DataFrame]:
@@ -78,7 +78,7 @@ def digits(spark: SparkSession) -> tuple[DataFrame, DataFrame]:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="sparkdl demo", description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(prog="sparkdl demo", description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=2, help="training nodes (default 2)")
     parser.add_argument("--epochs", type=int, default=15, help="epochs (default 15)")
     parser.add_argument(
@@ -110,7 +110,7 @@ def run(spark: SparkSession, args: argparse.Namespace) -> float:
     with cluster:
         cluster.train(train, num_epochs=args.epochs)
         scored = cluster.inference(test).collect()
-    accuracy = sum(label == digit for label, digit in scored) / len(scored)
+    accuracy = float(sum(label == digit for label, digit in scored) / len(scored))
     seconds = time.monotonic() - start
     print(f"demo: model saved in {args.model}")
     print(f"demo: test accuracy {accuracy:.2f}, {args.nodes} nodes, {seconds:.1f} s")

@@ -143,13 +143,16 @@ def explain_job_failure(error: Exception) -> SparkdlError:
     text = str(error)
     problem = parse_problem(text)
     if problem is not None:
-        kinds = {"FrameworkMissingError": FrameworkMissingError, "ConfigError": ConfigError}
+        kinds: dict[str, type[SparkdlError]] = {
+            "FrameworkMissingError": FrameworkMissingError,
+            "ConfigError": ConfigError,
+        }
         return kinds.get(problem.kind, LaunchError)(problem.text)
     if "PYTHON_VERSION_MISMATCH" in text:
         detail = next(line for line in text.splitlines() if "PYTHON_VERSION_MISMATCH" in line)
         return ConfigError(
-            f"driver and executors run different versions of Python: {detail.strip()}. Set PYSPARK_PYTHON "
-            "(or spark.pyspark.python) to the same version on all machines"
+            f"driver and executors run different versions of Python: {detail.strip()}. Set "
+            "PYSPARK_PYTHON (or spark.pyspark.python) to the same version on all machines"
         )
     if "No module named 'sparkdl'" in text:
         return ConfigError(
@@ -167,31 +170,31 @@ def _check_slots(spec: ClusterSpec, topology: Topology) -> None:
     if topology.slots >= nodes or topology.is_dynamic:
         return
     raise ConfigError(
-        f"{nodes} nodes need {nodes} task slots at once, and there are {topology.describe()}. Ask for "
-        "fewer nodes (nodes=, num_executors=), or raise spark.executor.instances, "
+        f"{nodes} nodes need {nodes} task slots at once, and there are {topology.describe()}. "
+        "Ask for fewer nodes (nodes=, num_executors=), or raise spark.executor.instances, "
         "spark.executor.cores or spark.cores.max, or lower spark.task.cpus"
     )
 
 
 def _expected_slots(sc: SparkContext) -> float:
     """Return how many slots a `local-cluster[n, cores, memory]` will have; infinity elsewhere."""
-    found = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", sc.master)
+    found = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", str(sc.master))
     task_cpus = int(sc.getConf().get("spark.task.cpus", "1") or 1)
     return int(found[1]) * (int(found[2]) // task_cpus) if found else math.inf
 
 
 def _topology(sc: SparkContext) -> Topology:
-    jsc = sc._jsc.sc()  # type: ignore[attr-defined]
-    conf = sc.getConf()
+    jsc = sc._jsc.sc()
+    conf, master = sc.getConf(), str(sc.master)
     executors = jsc.statusStore().executorList(True)
     cores = []
     for i in range(executors.size()):
         executor = executors.apply(i)
-        if executor.id() != "driver" or sc.master.startswith("local"):
+        if executor.id() != "driver":
             cores.append(executor.totalCores())
-    is_local = sc.master == "local" or sc.master.startswith("local[")
+    is_local = master == "local" or master.startswith("local[")
     return Topology(
-        sc.master,
+        master,
         tuple(count for count in cores if count) if not is_local else (sc.defaultParallelism,),
         int(conf.get("spark.task.cpus", "1") or 1),
         conf.get("spark.dynamicAllocation.enabled", "false") == "true",

@@ -66,7 +66,7 @@ def feed_memory(asked_nbytes: int | None, nodes_on_host: int = 1) -> int:
     """Return the byte budget of a node's logs: what was asked for, or an eighth of the memory."""
     if asked_nbytes is not None:
         return asked_nbytes
-    total = min(psutil.virtual_memory().total, _cgroup_limit() or 1 << 62)
+    total: int = min(psutil.virtual_memory().total, _cgroup_limit() or 1 << 62)
     return max(_MIN_FEED_NBYTES, total // 8 // max(1, nodes_on_host))
 
 
@@ -105,15 +105,15 @@ def _memory_cgroups() -> list[tuple[Path, str]]:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
-    found = []
+    found: list[tuple[Path, str]] = []
     for line in lines:
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if number == "0":
-            roots = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
+            roots = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
             name = "memory.events"
         elif "memory" in controllers.split(","):
-            roots, name = (Path("/sys/fs/cgroup/memory"),), "memory.oom_control"
+            roots, name = [Path("/sys/fs/cgroup/memory")], "memory.oom_control"
         else:
             continue
         found.extend((root / path.lstrip("/"), name) for root in roots)
@@ -128,7 +128,7 @@ def executor_jvm_pid() -> int | None:
     """
     for parent in psutil.Process().parents():
         if "java" in parent.name():
-            return parent.pid
+            return int(parent.pid)
     return None
 
 

@@ -20,7 +20,7 @@ def count_rows(args: Any, ctx: NodeContext) -> dict[str, int]:
     while not feed.should_stop():
         batch = feed.next_batch(100)
         rows += len(batch)
-        total += sum(row["id"] if hasattr(row, "id") else row for row in batch)
+        total += sum(getattr(row, "id", row) for row in batch)
     return {"rank": ctx.rank, "rows": rows, "total": total}
 
 

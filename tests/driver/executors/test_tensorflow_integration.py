@@ -45,7 +45,7 @@ def test_demo_reaches_its_accuracy_and_saves_a_model(
 @pytest.mark.spark
 def test_example_runs_under_spark_submit_with_one_slot_per_executor(tmp_path: Path) -> None:
     submit = Path(sys.executable).with_name("spark-submit")
-    done = subprocess.run(  # noqa: S603
+    done = subprocess.run(
         [
             str(submit),
             "--master",
