@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.doubles import sessions
 from tests.doubles.leaks import RUN_VARIABLE, Police
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 _ROOT = Path(__file__).parent.parent
 _SLOW_TIMEOUT_S = 300
 _SLOW = ("spark", "tensorflow", "torch", "jax")
+
+# Machines are slow at times: an example may take as long as its test.
+settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("here")
 
 _SPARK_FIXTURES = {
     "spark_local": sessions.LOCAL,

@@ -21,6 +21,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from typing import ClassVar
@@ -34,7 +35,8 @@ from sparkdl.core.world import World
 
 _LENGTH = struct.Struct("!I")
 _MAX_FDS = 64
-_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)  # Linux
+_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+"""Linux: programs that user code starts get no descriptor. `socket.recv_fds` ignores its flags."""
 _MAX_FRAME_NBYTES = 64 * 1024 * 1024
 
 
@@ -194,7 +196,7 @@ class Unframer:
             del self._buffer[:stop]
             try:
                 message = _decoder.decode(body)
-            except msgspec.MsgspecError as error:
+            except (msgspec.MsgspecError, RecursionError) as error:
                 raise ProtocolError(f"not a message on the pipe to the child: {error}") from None
             if message.has_fd and not self._fds:
                 raise ProtocolError(f"a {type(message).__name__} came without its descriptor")
@@ -208,10 +210,15 @@ class Unframer:
 
 def receive(sock: socket.socket, unframer: Unframer) -> list[tuple[Local, int]] | None:
     """Read once and return the messages that completed, or `None` at the end of the stream."""
-    data, fds, _flags, _address = socket.recv_fds(sock, 1 << 16, _MAX_FDS, _CLOSE_ON_EXEC)
+    fds = array("i")
+    space = socket.CMSG_LEN(_MAX_FDS * fds.itemsize)
+    data, extras, _flags, _address = sock.recvmsg(1 << 16, space, _CLOSE_ON_EXEC)
+    for level, kind, body in extras:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(body[: len(body) - len(body) % fds.itemsize])
     if not data:
         return None
-    return list(unframer.feed(data, list(fds)))
+    return list(unframer.feed(data, fds.tolist()))
 
 
 def send(sock: socket.socket, message: Local, fd: int = -1) -> None:

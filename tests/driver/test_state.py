@@ -190,6 +190,8 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (RUNNING, returned("b", 1), RUNNING, []),
     (RUNNING, returned("stranger"), RUNNING, []),
     (RUNNING, returned("a"), replace(RUNNING, returned=results("a")), []),
+    (replace(RUNNING, returned=results("a")), returned("b"),
+     replace(RUNNING, returned=results("a", "b")), []),
     (replace(RUNNING, returned=results("b")), returned("c"), FINISHED,
      [Report("All 2 training nodes have returned"), *to(StopChild(0), "a")]),
     (replace(RUNNING, returned=results("a", "b")), returned("c"),

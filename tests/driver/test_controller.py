@@ -1,0 +1,464 @@
+"""The controller, with real connections: what agents say becomes state, decisions reach them."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from sparkdl.control.auth import bearer
+from sparkdl.control.messages import (
+    Begin,
+    ChildFailed,
+    ChildReturned,
+    ChildRunning,
+    FeedCount,
+    FeedEnd,
+    FeedProgress,
+    FetchLog,
+    FromAgent,
+    Hello,
+    LogLines,
+    LogTail,
+    NewRound,
+    Offer,
+    Stop,
+    StopChild,
+    ToAgent,
+    decode_to_agent,
+    encode,
+)
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import (
+    ConfigError,
+    LaunchError,
+    NodeFailedError,
+    NodeLostError,
+    ReservationTimeoutError,
+)
+from sparkdl.core.failure import Failure, FailureKind
+from sparkdl.core.settings import Settings
+from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.core.world import Address, World, build_world
+from sparkdl.driver import state as states
+from sparkdl.driver.controller import Controller, LogLine, View
+from sparkdl.driver.outcome import failure_of
+
+HOST, TOKEN = "127.0.0.1", "the-token"
+SOON_S = 20.0
+"""Deadline of what takes a moment, so that a hang fails; no measure of speed."""
+
+
+@dataclass
+class FakeAgent:
+    """An agent of one node, as far as the coordinator can tell."""
+
+    connection: ClientConnection
+    node_id: int
+
+    def say(self, message: FromAgent) -> None:
+        self.connection.send(encode(message))
+
+    def hears(self) -> ToAgent:
+        return decode_to_agent(self.connection.recv(timeout=SOON_S))
+
+    def hears_the_end(self) -> bool:
+        try:
+            heard = self.connection.recv(timeout=SOON_S)
+        except ConnectionClosed:
+            return True
+        pytest.fail(f"heard {heard!r}")
+
+    def leave(self) -> None:
+        self.connection.close()
+
+
+@dataclass
+class Play:
+    """A controller and the agents that a test has it meet; ends them all."""
+
+    controller: Controller
+    url: str = ""
+    connections: ExitStack = field(default_factory=ExitStack)
+
+    def agent(self, node_id: int, agent_id: str = "", offers: bool = True) -> FakeAgent:
+        """Have an agent join; its node has host `host-<id>` and port `9000 + <id>`."""
+        headers = {"Authorization": bearer(TOKEN)}
+        connecting = connect(self.url, additional_headers=headers, proxy=None)
+        agent = FakeAgent(self.connections.enter_context(connecting), node_id)
+        name = agent_id or f"agent-{node_id}"
+        agent.say(Hello(node_id, 0, name, f"host-{node_id}", 40 + node_id, "", "3", "process"))
+        if offers:
+            agent.say(Offer(0, 9000 + node_id))
+        else:
+            self.until(lambda view: name in ids_of(view))
+        return agent
+
+    def world(self, num_nodes: int = 2) -> list[FakeAgent]:
+        """Have all agents join, and the world begin."""
+        agents = [self.agent(node_id) for node_id in range(num_nodes)]
+        for agent in agents:
+            assert agent.hears() == Begin(world_of(num_nodes))
+        return agents
+
+    def until(self, is_true: Callable[[View], bool]) -> None:
+        """Wait until something is true of the view."""
+        if not self.controller.wait_for(is_true, Deadline.after(SOON_S)):
+            pytest.fail(f"still {self.controller.look(lambda view: view)}")
+
+    def until_is(self, *kinds: type) -> states.State:
+        self.until(lambda view: isinstance(view.state, kinds))
+        return self.controller.look(lambda view: view.state)
+
+
+def ids_of(view: View) -> set[str]:
+    """The agents that the cluster knows."""
+    roster = getattr(view.state, "roster", None)
+    agents = (*roster.agents.values(), *roster.standbys) if roster else ()
+    return {agent.hello.agent_id for agent in agents}
+
+
+def world_of(num_nodes: int, generation: int = 0, port: int = 9000) -> World:
+    return build_world(
+        generation,
+        {n: Address(f"host-{n.node_id}", port + n.node_id, "") for n in plan_nodes(num_nodes)},
+    )
+
+
+@contextmanager
+def playing(
+    num_nodes: int = 2,
+    settings: Settings | None = None,
+    on_log: Callable[[LogLine], None] | None = None,
+) -> Iterator[Play]:
+    spec = ClusterSpec("test", plan_nodes(num_nodes), settings=settings or Settings())
+    play = Play(Controller(spec, TOKEN, on_log))
+    try:
+        play.url = play.controller.start(HOST, (0,)).url
+        yield play
+    finally:
+        play.controller.close()
+        play.connections.close()
+
+
+@pytest.fixture(autouse=True)
+def _one_failure_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "SETTLE_S", 0.0)
+
+
+@pytest.fixture
+def play() -> Iterator[Play]:
+    with playing() as play:
+        yield play
+
+
+def child_failed(node_id: int, kind: FailureKind, time_s: float) -> ChildFailed:
+    node = plan_nodes(9)[node_id]
+    return ChildFailed(0, Failure(node.name, kind, "ValueError: no", time_s, node_id=node_id))
+
+
+# Gathering.
+
+
+def test_the_world_begins_when_all_have_offered_and_everyone_is_told(play: Play) -> None:
+    first = play.agent(1)
+    second = play.agent(0, offers=False)
+    assert isinstance(play.controller.look(lambda view: view.state), states.Gathering)
+    second.say(Offer(0, 9000))
+    begin = Begin(world_of(2))
+    assert (first.hears(), second.hears()) == (begin, begin)
+    state = play.until_is(states.Running)
+    assert isinstance(state, states.Running)
+    assert state.world == begin.world
+
+
+def test_nodes_that_do_not_come_in_time_are_named_and_the_others_stopped() -> None:
+    with playing(3, Settings(reservation_timeout_s=0.2)) as play:
+        agent = play.agent(1)
+        play.until_is(states.Failed)
+        error = play.controller.look(lambda view: failure_of(view.state))
+        assert type(error) is ReservationTimeoutError
+        assert "1 of 3 nodes came up within 0.2 s; missing: worker:0, worker:2." in str(error)
+        assert agent.hears() == StopChild(0)
+
+
+def test_a_job_that_cannot_carry_the_nodes_ends_the_wait(play: Play) -> None:
+    agent = play.agent(0)
+    play.until(lambda view: bool(ids_of(view)))
+    problem = LaunchError("the Spark job failed")
+    play.controller.submit(states.LaunchBroke(problem))
+    assert agent.hears() == StopChild(0)
+    assert play.controller.look(lambda view: failure_of(view.state)) is problem
+
+
+def test_a_twin_of_a_living_agent_waits_and_takes_over_when_it_leaves(play: Play) -> None:
+    first, twin = play.agent(0), play.agent(0, "twin", offers=False)
+    first.leave()
+    play.until(lambda view: ids_of(view) == {"twin"})
+    twin.say(Offer(0, 9000))
+    other = play.agent(1)
+    assert (twin.hears(), other.hears()) == (Begin(world_of(2)), Begin(world_of(2)))
+
+
+def test_a_lost_port_begins_another_world_with_the_new_ports(play: Play) -> None:
+    agents = play.world()
+    agents[1].say(child_failed(1, "port", 5.0))
+    for agent in agents:
+        assert agent.hears() == NewRound(1)
+        agent.say(Offer(1, 9500 + agent.node_id))
+    for agent in agents:
+        assert agent.hears() == Begin(world_of(2, 1, 9500))
+    play.until_is(states.Running)
+
+
+# Running, and what ends it.
+
+
+def test_results_of_all_nodes_finish_the_job(play: Play) -> None:
+    agents = play.world()
+    for agent in agents:
+        agent.say(ChildRunning(0, 1))
+        agent.say(ChildReturned(0, b"result of %d" % agent.node_id))
+    state = play.until_is(states.Finished)
+    assert isinstance(state, states.Finished)
+    assert {node_id: message.result for node_id, message in state.returned.items()} == {
+        0: b"result of 0",
+        1: b"result of 1",
+    }
+    assert failure_of(state) is None
+
+
+def test_an_agent_that_vanishes_is_a_lost_node_and_the_others_are_stopped(play: Play) -> None:
+    agents = play.world()
+    agents[1].connection.socket.shutdown(socket.SHUT_RDWR)
+    assert agents[0].hears() == StopChild(0)
+    error = play.controller.look(lambda view: failure_of(view.state))
+    assert type(error) is NodeLostError
+    lost = error.root_cause
+    assert (lost.node, lost.rank, lost.host, lost.pid) == ("worker:1", 1, "host-1", 41)
+    assert lost.message.startswith("its connection broke")
+    assert lost.time_s > 1e9
+
+
+def test_an_agent_that_says_no_message_is_a_lost_node_with_the_reason(play: Play) -> None:
+    agents = play.world()
+    agents[0].connection.send("what?")
+    assert agents[1].hears() == StopChild(0)
+    error = play.controller.look(lambda view: failure_of(view.state))
+    assert type(error) is NodeLostError
+    assert "an agent sent something that is no message" in str(error)
+
+
+def test_the_earliest_failure_is_the_root_cause_whoever_is_heard_first(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "SETTLE_S", SOON_S)
+    agents = play.world()
+    agents[0].say(child_failed(0, "exit", 8.0))
+    agents[1].say(child_failed(1, "exception", 7.0))
+    play.until(lambda view: len(getattr(view.state, "failures", ())) == 2)
+    play.controller.submit(states.DeadlinePassed())
+    assert [agent.hears() for agent in agents] == [StopChild(0)] * 2
+    error = play.controller.look(lambda view: failure_of(view.state))
+    assert type(error) is NodeFailedError
+    assert [failure.node for failure in error.failures] == ["worker:1", "worker:0"]
+
+
+def test_who_comes_late_is_sent_away(play: Play) -> None:
+    agents = play.world()
+    agents[0].say(child_failed(0, "exception", 1.0))
+    play.until_is(states.Failed)
+    headers = {"Authorization": bearer(TOKEN)}
+    with connect(play.url, additional_headers=headers, proxy=None) as connection:
+        late = FakeAgent(connection, 0)
+        late.say(Hello(0, 1, "late", "h", 1, "", "3", "task"))
+        assert late.hears() == Stop(0.0)
+
+
+def test_an_event_out_of_place_is_logged_and_changes_nothing(
+    play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    agents = play.world()
+    before = play.controller.look(lambda view: view.state)
+    with caplog.at_level(logging.ERROR):
+        play.controller.submit(states.DeadlinePassed())
+        agents[0].say(ChildReturned(0, b""))
+        play.until(lambda view: view.state is not before)
+    assert "DeadlinePassed in Running" in caplog.text
+    assert isinstance(play.controller.look(lambda view: view.state), states.Running)
+
+
+# The stop.
+
+
+def test_a_stop_reaches_everyone_and_is_over_when_all_have_gone(play: Play) -> None:
+    agents = [*play.world(), play.agent(0, "twin", offers=False)]
+    play.controller.submit(states.StopAsked(3.0, SOON_S))
+    for agent in agents:
+        assert agent.hears() == Stop(3.0)
+        agent.leave()
+    state = play.until_is(states.Stopped)
+    assert isinstance(state, states.Stopped)
+    assert state.left_behind == ()
+
+
+def test_agents_that_do_not_go_in_time_are_named(play: Play) -> None:
+    agents = play.world()
+    play.controller.submit(states.StopAsked(0.0, 0.1))
+    assert [agent.hears() for agent in agents] == [Stop(0.0)] * 2
+    state = play.until_is(states.Stopped)
+    assert isinstance(state, states.Stopped)
+    assert state.left_behind == ("worker:0", "worker:1")
+
+
+# Feeds, broadcasts, logs.
+
+
+def test_a_broadcast_reaches_the_nodes_it_is_for(play: Play) -> None:
+    agents = play.world()
+    play.controller.broadcast(FeedEnd(("a",)), {1})
+    play.controller.broadcast(FeedEnd(()), {0, 1, 99})
+    assert agents[0].hears() == FeedEnd(())
+    assert [agents[1].hears() for _ in range(2)] == [FeedEnd(("a",)), FeedEnd(())]
+
+
+def test_a_broadcast_for_another_world_reaches_nobody(play: Play) -> None:
+    agents = play.world()
+    play.controller.broadcast(FeedEnd(("old",)), {0, 1}, generation=1)
+    play.controller.broadcast(FeedEnd(("now",)), {0, 1}, generation=0)
+    assert [agent.hears() for agent in agents] == [FeedEnd(("now",))] * 2
+
+
+def test_progress_counts_news_only(play: Play) -> None:
+    agents = play.world()
+    counts = FeedCount("x", 10, 4, 0, False), FeedCount("y", 1, 1, 1, True)
+    agents[0].say(FeedProgress(counts))
+    agents[0].say(FeedProgress(counts))
+    agents[0].say(ChildReturned(0, b""))
+    agents[1].say(FeedProgress((FeedCount("x", 7, 7, 0, False),)))
+    play.until(lambda view: (1, "x") in view.feeds and bool(getattr(view.state, "returned", ())))
+    feeds, progress = play.controller.look(lambda view: (dict(view.feeds), view.progress))
+    assert feeds == {
+        (0, "x"): counts[0],
+        (0, "y"): counts[1],
+        (1, "x"): FeedCount("x", 7, 7, 0, False),
+    }
+    assert progress == 3
+
+
+def test_a_log_is_fetched_from_its_node(play: Play) -> None:
+    agents = play.world()
+    answers: queue.Queue[tuple[str, ...]] = queue.Queue()
+
+    def fetch() -> None:
+        answers.put(play.controller.fetch_log(1, 20, Deadline.after(SOON_S)))
+
+    for text in ("first", "second"):
+        thread = threading.Thread(target=fetch)
+        thread.start()
+        asked = agents[1].hears()
+        assert isinstance(asked, FetchLog)
+        assert asked.lines == 20
+        agents[1].say(LogTail(asked.request + 1000, ("not asked for",)))
+        agents[1].say(LogTail(asked.request, (text, "line")))
+        thread.join()
+        assert answers.get_nowait() == (text, "line")
+
+
+def test_the_log_of_a_node_that_is_not_there_or_does_not_answer_is_empty(play: Play) -> None:
+    agents = play.world()
+    assert play.controller.fetch_log(7, 5, Deadline.after(SOON_S)) == ()
+    assert play.controller.fetch_log(0, 5, Deadline.after(0.05)) == ()
+    asked = agents[0].hears()
+    assert isinstance(asked, FetchLog)
+    agents[0].say(LogTail(asked.request, ("too late",)))
+    agents[0].say(ChildReturned(0, b""))
+    play.until(lambda view: bool(getattr(view.state, "returned", ())))
+
+
+def test_lines_of_the_children_are_handed_on_with_the_nodes_name() -> None:
+    lines: queue.Queue[LogLine] = queue.Queue()
+    with playing(on_log=lines.put) as play:
+        agents = play.world()
+        twin = play.agent(0, "twin", offers=False)
+        twin.say(LogLines(("of nobody",)))
+        agents[1].say(LogLines(("a", "b")))
+        assert lines.get(timeout=SOON_S) == LogLine("worker:1", "a")
+        assert lines.get(timeout=SOON_S) == LogLine("worker:1", "b")
+        agents[0].say(LogLines(("c",)))
+        assert lines.get(timeout=SOON_S) == LogLine("worker:0", "c")
+
+
+def test_an_on_log_that_raises_costs_no_node(caplog: pytest.LogCaptureFixture) -> None:
+    def on_log(line: LogLine) -> None:
+        raise ValueError(line.text)
+
+    with playing(on_log=on_log) as play:
+        agents = play.world()
+        agents[0].say(LogLines(("x",)))
+        agents[0].say(ChildReturned(0, b""))
+        play.until(lambda view: bool(getattr(view.state, "returned", ())))
+        assert isinstance(play.controller.look(lambda view: view.state), states.Running)
+    assert "ValueError: x" in caplog.text
+
+
+# Its thread.
+
+
+def threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("sparkdl-controller")]
+
+
+def test_close_ends_connections_and_thread_and_may_be_repeated(play: Play) -> None:
+    agents = play.world()
+    assert threads() == ["sparkdl-controller-test"]
+    play.controller.close()
+    assert threads() == []
+    assert all(agent.hears_the_end() for agent in agents)
+    play.controller.close()
+
+
+def test_a_closed_controller_takes_everything_and_does_nothing(play: Play) -> None:
+    play.world()
+    play.controller.close()
+    before = play.controller.look(lambda view: view.state)
+    play.controller.submit(states.StopAsked(0.0, 0.0))
+    play.controller.broadcast(FeedEnd(()), {0, 1})
+    assert play.controller.fetch_log(0, 5, Deadline.after(SOON_S)) == ()
+    assert play.controller.look(lambda view: view.state) is before
+
+
+def test_a_controller_that_never_started_leaves_nothing() -> None:
+    controller = Controller(ClusterSpec("test", plan_nodes(1)), TOKEN)
+    controller.close()
+    controller.close()
+
+
+def test_a_controller_without_a_port_leaves_nothing() -> None:
+    with closing(socket.create_server((HOST, 0))) as held:
+        port = held.getsockname()[1]
+        controller = Controller(ClusterSpec("test", plan_nodes(1)), TOKEN)
+        with pytest.raises(ConfigError, match=f"cannot listen on {HOST}, ports {port}-{port}"):
+            controller.start(HOST, (port,))
+    assert threads() == []
+
+
+def test_close_is_not_held_up_by_a_peer_that_says_nothing(play: Play) -> None:
+    address = play.url.removeprefix("ws://").split(":")
+    with socket.create_connection((address[0], int(address[1]))):
+        play.world()  # so the connection before it has been accepted
+        play.controller.close()
+        assert threads() == []
+
+
+def test_waiting_is_over_at_once_when_it_is_true_or_too_late(play: Play) -> None:
+    assert play.controller.wait_for(lambda view: True, Deadline.after(0.0))
+    assert not play.controller.wait_for(lambda view: False, Deadline.after(0.0))

@@ -1,0 +1,140 @@
+"""User code is pickled by value, and what refuses is named."""
+
+from __future__ import annotations
+
+import threading
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.driver.payload import pickle_user_code
+
+LOCK = threading.Lock()
+"""What no pickle takes."""
+NUMBER = 7
+
+
+def plain(args: Any, ctx: Any, extra: Any = None) -> Any:
+    return args, ctx, NUMBER
+
+
+def uses_global(args: Any, ctx: Any) -> Any:
+    return NUMBER, LOCK.locked()
+
+
+def uses_global_inside(args: Any, ctx: Any) -> Any:
+    return [[LOCK.locked() for _ in range(3)] for _ in range(3)]
+
+
+def by_value(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function as one of `__main__`, whose globals are pickled with it."""
+    function.__module__ = "__main__"
+    return function
+
+
+def uses_closure() -> Callable[..., Any]:
+    connection, count = LOCK, 3
+
+    def map_fun(args: Any, ctx: Any) -> Any:
+        return connection.locked(), count
+
+    return map_fun
+
+
+def uses_unassigned() -> Callable[..., Any]:
+    connection = LOCK
+
+    def map_fun(args: Any, ctx: Any) -> Any:
+        return connection.locked(), later
+
+    if not connection:
+        later: int = 1
+    return map_fun
+
+
+def decorated() -> Callable[..., Any]:
+    connection = LOCK
+
+    @wraps(plain)
+    def map_fun(args: Any, ctx: Any) -> Any:
+        return plain(connection, ctx)
+
+    return map_fun
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.rate = 0.1
+        self.session = LOCK
+
+    def __call__(self, args: Any, ctx: Any) -> Any:
+        return self.rate
+
+    def train(self, args: Any, ctx: Any) -> Any:
+        return self.rate
+
+
+def test_function_and_arguments_come_back_from_the_payload() -> None:
+    payload = pickle_user_code(plain, Namespace(steps=3))
+    function, args = cloudpickle.loads(payload)
+    assert function(args, "ctx") == (Namespace(steps=3), "ctx", 7)
+
+
+@pytest.mark.parametrize("what", [None, 3, "train", ["train"]])
+def test_what_cannot_be_called_is_no_map_fun(what: Any) -> None:
+    words = f"^map_fun must be a function of \\(args, ctx\\), not {type(what).__name__}$"
+    with pytest.raises(ConfigError, match=words):
+        pickle_user_code(what, None)
+
+
+@pytest.mark.parametrize(
+    ("map_fun", "args", "culprits"),
+    [
+        (uses_closure(), None, "the variable 'connection' (_thread.lock)"),
+        (by_value(uses_global), None, "the variable 'LOCK' (_thread.lock)"),
+        (by_value(uses_global_inside), None, "the variable 'LOCK' (_thread.lock)"),
+        (uses_unassigned(), None, "the variable 'connection' (_thread.lock)"),
+        (by_value(decorated()), None, "the variable 'connection' (_thread.lock)"),
+        (Trainer(), None, "the variable 'session' (_thread.lock)"),
+        (Trainer().train, None, "the variable 'session' (_thread.lock)"),
+        (partial(plain, LOCK), None, "the variable 'args[0]' (_thread.lock)"),
+        (partial(plain, extra=LOCK), None, "the variable 'extra' (_thread.lock)"),
+        (partial(uses_closure()), None, "the variable 'connection' (_thread.lock)"),
+        (plain, Namespace(steps=3, sc=LOCK), "the argument 'sc' (_thread.lock)"),
+        (plain, {"steps": 3, "sc": LOCK}, "the argument 'sc' (_thread.lock)"),
+        (plain, [1, LOCK], "the argument 'args[1]' (_thread.lock)"),
+        (plain, (LOCK,), "the argument 'args[0]' (_thread.lock)"),
+        (plain, LOCK, "the argument 'args' (_thread.lock)"),
+        (plain, Trainer(), "the argument 'session' (_thread.lock)"),
+        (plain, {"a": {"b": LOCK}}, "the argument 'a' (builtins.dict)"),
+        (uses_closure(), Namespace(sc=LOCK, x=LOCK),
+         "the variable 'connection' (_thread.lock); the argument 'sc' (_thread.lock); "
+         "the argument 'x' (_thread.lock)"),
+    ],
+)  # fmt: skip
+def test_what_refuses_to_be_pickled_is_named(
+    map_fun: Callable[..., Any], args: Any, culprits: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        pickle_user_code(map_fun, args)
+    text = str(refused.value)
+    assert text.startswith(
+        f"map_fun and its arguments go to the executors by pickle, which refuses {culprits} ("
+    )
+    assert text.endswith("Create it inside map_fun instead")
+    assert refused.value.__cause__ is not None
+
+
+class Refuses:
+    def __reduce__(self) -> str:
+        raise RuntimeError("not me")
+
+
+def test_whatever_pickle_raises_is_a_config_error_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match=r"the argument 'x' .*\(RuntimeError: not me\)"):
+        pickle_user_code(plain, {"x": Refuses()})

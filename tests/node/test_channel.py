@@ -1,0 +1,286 @@
+"""The pipe to a child: messages whole and in order, each with its own descriptor, none leaked."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdl.core.errors import ProtocolError
+from sparkdl.core.failure import Failure
+from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.core.world import Address, build_world
+from sparkdl.node.channel import (
+    Consumed,
+    EndMark,
+    EpochMark,
+    Imported,
+    Local,
+    Raised,
+    Reclaim,
+    Release,
+    Results,
+    Returned,
+    Running,
+    Segment,
+    Start,
+    Terminated,
+    Unframer,
+    frame,
+    receive,
+    send,
+)
+
+NODES = plan_nodes(3, 1, "chief")
+START = Start(
+    build_world(2, {node: Address("h", 80 + node.node_id, "grpc://x") for node in NODES}),
+    1,
+    ClusterSpec("c", NODES),
+    ("input",),
+)
+INT = st.integers(-(2**63), 2**63 - 1)
+TEXT = st.text(max_size=12)
+MESSAGES: dict[type, st.SearchStrategy[Any]] = {
+    Start: st.just(START),
+    Segment: st.builds(Segment, TEXT, INT, INT, INT, INT, TEXT, st.booleans()),
+    EpochMark: st.builds(EpochMark, TEXT, INT, st.dictionaries(st.integers(0, 9), INT, max_size=3)),
+    EndMark: st.builds(EndMark, TEXT),
+    Reclaim: st.builds(Reclaim, TEXT),
+    Imported: st.just(Imported()),
+    Running: st.just(Running()),
+    Consumed: st.builds(Consumed, TEXT, INT, INT),
+    Release: st.builds(Release, TEXT, INT),
+    Terminated: st.builds(Terminated, TEXT),
+    Results: st.builds(Results, TEXT, INT),
+    Returned: st.builds(Returned, st.binary(max_size=30), TEXT),
+    Raised: st.builds(Raised, st.builds(Failure, TEXT, st.just("exception"), TEXT, st.just(1.5))),
+}
+MESSAGE: st.SearchStrategy[Local] = st.one_of(*MESSAGES.values())
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    with socket_pair() as both:
+        yield both
+
+
+@contextmanager
+def socket_pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    one, other = socket.socketpair()
+    with one, other:
+        yield one, other
+
+
+def open_fds() -> set[int]:
+    return {int(name) for name in os.listdir("/dev/fd")}
+
+
+def file_with(text: bytes) -> int:
+    """A descriptor of an anonymous file that holds `text`."""
+    with tempfile.TemporaryFile() as file:
+        file.write(text)
+        file.flush()
+        return os.dup(file.fileno())
+
+
+def content(fd: int) -> bytes:
+    """Return what the file of a received descriptor holds, and close it."""
+    try:
+        return os.pread(fd, 1000, 0)
+    finally:
+        os.close(fd)
+
+
+# Framing.
+
+
+def test_every_message_is_tried_here() -> None:
+    assert set(MESSAGES) == set(get_args(Local))
+
+
+@given(st.lists(MESSAGE, max_size=8), st.data())
+def test_messages_come_out_whole_and_in_order_wherever_the_stream_is_cut(
+    messages: list[Local], data: st.DataObject
+) -> None:
+    stream = b"".join(map(frame, messages))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=10)))
+    fds = list(range(1000, 1000 + sum(message.has_fd for message in messages)))
+    unframer, given_fds = Unframer(), list(fds)
+    out: list[tuple[Local, int]] = []
+    for start, stop in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        out += unframer.feed(stream[start:stop], given_fds)
+        given_fds = []
+    assert [message for message, _ in out] == messages
+    assert [fd for message, fd in out if message.has_fd] == fds
+    assert all(fd == -1 for message, fd in out if not message.has_fd)
+
+
+def test_messages_come_out_byte_by_byte_as_soon_as_they_are_whole() -> None:
+    unframer = Unframer()
+    for message in (START, Running(), Returned(b"x")):
+        *start, last = (bytes([byte]) for byte in frame(message))
+        assert [out for byte in start for out in unframer.feed(byte, [])] == []
+        assert list(unframer.feed(last, [])) == [(message, -1)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{}", b"junk", b'{"type":"Exec"}', b'{"type":"Release","feed":"x"}', b"\xff",
+     b'{"type":"Running"}{}', b'{"x":' + b"[" * 100_000],
+    ids=lambda body: repr(body[:12]),
+)  # fmt: skip
+def test_a_frame_that_is_no_message_is_a_protocol_error(body: bytes) -> None:
+    with pytest.raises(ProtocolError, match="not a message on the pipe"):
+        list(Unframer().feed(len(body).to_bytes(4, "big") + body, []))
+
+
+def test_a_frame_that_is_too_long_is_refused_before_it_has_come() -> None:
+    with pytest.raises(ProtocolError, match="a frame of 1195725856 bytes"):
+        list(Unframer().feed(b"GET / HTTP/1.1\r\n", []))
+
+
+@given(st.binary(max_size=40))
+def test_noise_is_a_protocol_error_or_the_start_of_a_frame(noise: bytes) -> None:
+    with suppress(ProtocolError):
+        assert list(Unframer().feed(noise, [])) == []
+
+
+def test_a_message_without_its_descriptor_is_a_protocol_error() -> None:
+    with pytest.raises(ProtocolError, match="a Results came without its descriptor"):
+        list(Unframer().feed(frame(Results("x", 1)), []))
+
+
+def test_descriptors_of_messages_that_never_came_whole_are_closed() -> None:
+    fds = [file_with(b"x") for _ in range(3)]
+    unframer = Unframer()
+    stream = frame(Results("x", 1)) + frame(Results("y", 1))[:-1]
+    (first,) = unframer.feed(stream, fds)
+    unframer.close()
+    unframer.close()
+    assert first == (Results("x", 1), fds[0])
+    assert open_fds().isdisjoint(fds[1:])
+    os.close(fds[0])
+
+
+# Over a real socket pair.
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+def test_the_end_of_the_stream_is_none(pair: Pair) -> None:
+    send(pair[0], Imported())
+    pair[0].close()
+    unframer = Unframer()
+    assert receive(pair[1], unframer) == [(Imported(), -1)]
+    assert receive(pair[1], unframer) is None
+
+
+def test_a_descriptor_arrives_as_one_of_the_receivers_and_the_sender_keeps_its_own(
+    pair: Pair,
+) -> None:
+    fd = file_with(b"rows")
+    send(pair[0], Segment("x", 0, 0, 1, 4), fd)
+    assert os.pread(fd, 9, 0) == b"rows"
+    os.close(fd)
+    received = receive(pair[1], Unframer())
+    assert received is not None
+    ((message, theirs),) = received
+    assert message == Segment("x", 0, 0, 1, 4)
+    assert not os.get_inheritable(theirs), "programs that user code starts do not get it"
+    assert content(theirs) == b"rows"
+
+
+CUTS = st.lists(st.integers(0, 10**6), max_size=3)
+
+
+@given(st.lists(st.tuples(MESSAGE, CUTS, st.booleans()), max_size=10))
+def test_each_message_has_its_own_descriptor_however_sends_and_reads_fall(
+    script: list[tuple[Local, list[int], bool]],
+) -> None:
+    """With a message, where to cut it, and whether to read what is there before the next."""
+    before = open_fds()
+    with socket_pair() as (one, other):
+        unframer = Unframer()
+        out: list[tuple[Local, int]] = []
+        other.setblocking(False)
+
+        def read() -> None:
+            try:
+                while (messages := receive(other, unframer)) is not None:
+                    out.extend(messages)
+            except BlockingIOError:
+                return
+
+        for number, (message, cuts, is_read) in enumerate(script):
+            if not message.has_fd:
+                send(one, message)
+            else:
+                fd = file_with(b"%d" % number)
+                trickle(one, frame(message), fd, cuts)
+                os.close(fd)
+            if is_read:
+                read()
+        one.close()
+        read()
+        assert [message for message, _ in out] == [message for message, *_ in script]
+        for number, (message, fd) in enumerate(out):
+            assert (content(fd) if fd >= 0 else None) == (
+                b"%d" % number if message.has_fd else None
+            )
+    assert open_fds() == before
+
+
+def trickle(sock: socket.socket, stream: bytes, fd: int, cuts: list[int]) -> None:
+    """Send a frame in pieces, as a full buffer makes it; the descriptor is with the first."""
+    cuts = sorted(1 + cut % len(stream) for cut in cuts)
+    first, *rest = zip([0, *cuts], [*cuts, len(stream)], strict=True)
+    socket.send_fds(sock, [stream[slice(*first)]], [fd])
+    for piece in rest:
+        sock.sendall(stream[slice(*piece)])
+
+
+def test_more_than_the_buffer_holds_goes_through_whole(pair: Pair) -> None:
+    one, other = pair
+    one.settimeout(20.0)  # so that one write takes no more than fits
+    huge: list[Local] = [Results("x" * 3_000_000, 1), Returned(b"y" * 3_000_000)]
+    fd = file_with(b"results")
+
+    def write() -> None:
+        send(one, huge[0], fd)
+        send(one, huge[1])
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    unframer = Unframer()
+    out: list[tuple[Local, int]] = []
+    while len(out) < 2:
+        messages = receive(other, unframer)
+        assert messages is not None
+        out += messages
+    thread.join()
+    os.close(fd)
+    assert [message for message, _ in out] == huge
+    assert content(out[0][1]) == b"results"
+
+
+def test_many_descriptors_sent_at_once_keep_their_order(pair: Pair) -> None:
+    one, other = pair
+    with ExitStack() as stack:
+        for number in range(200):
+            fd = file_with(b"%d" % number)
+            stack.callback(os.close, fd)
+            send(one, Segment("x", number, 0, 1, 1), fd)
+        one.close()
+        unframer = Unframer()
+        out: list[tuple[Local, int]] = []
+        while (messages := receive(other, unframer)) is not None:
+            out += messages
+    assert [content(fd) for _, fd in out] == [b"%d" % number for number in range(200)]

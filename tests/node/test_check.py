@@ -1,0 +1,91 @@
+"""Problems cross Spark as text, whatever is in them; executors are checked first."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import closing
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from sparkdl.core.errors import LaunchError
+from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.node.check import Problem, check_executor, parse_problem
+
+
+def spec(framework: str = "plain") -> ClusterSpec:
+    return ClusterSpec("c", plan_nodes(1), framework=framework)
+
+
+@given(st.from_regex(r"[A-Za-z][A-Za-z0-9_]*", fullmatch=True), st.text(), st.text(), st.text())
+@example("ConfigError", 'ends with "]', "", '"]')
+@example("ConfigError", "C:\\", "", "")
+@example("ConfigError", '\\"] \\\\', "", "")
+@example("ConfigError", "lines\nand\ttabs \u2028", "", "")
+def test_a_problem_is_found_again_in_whatever_spark_writes_around_it(
+    kind: str, text: str, before: str, after: str
+) -> None:
+    problem = Problem(kind, text)
+    assert parse_problem(f"{before}\n{problem.error()}\n{after}") == problem
+
+
+@given(st.text())
+def test_text_without_a_problem_has_none(text: str) -> None:
+    assert parse_problem(text) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["sparkdl-problem:", 'sparkdl-problem:["a"]', 'sparkdl-problem:["a", "b', "[]"]
+)
+def test_half_a_problem_is_none(text: str) -> None:
+    assert parse_problem(text) is None
+
+
+def test_an_executor_that_has_all_and_reaches_the_driver_passes() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        check_executor(spec(), f"ws://127.0.0.1:{server.getsockname()[1]}")
+
+
+def test_a_driver_that_cannot_be_reached_is_a_config_error_naming_the_settings() -> None:
+    with closing(socket.socket()) as bound:  # but not listening
+        bound.bind(("127.0.0.1", 0))
+        url = f"ws://127.0.0.1:{bound.getsockname()[1]}"
+        with pytest.raises(LaunchError) as raised:
+            check_executor(spec(), url)
+    problem = parse_problem(str(raised.value))
+    assert problem is not None
+    assert problem.kind == "ConfigError"
+    assert problem.text.startswith(
+        f"executor {socket.gethostname()} cannot reach the driver at {url}: "
+    )
+    assert "SPARKDL_DRIVER_HOST" in problem.text
+    assert "SPARKDL_DRIVER_PORT" in problem.text
+
+
+@pytest.mark.parametrize("url", ["ws://[::1]:7", "ws://127.0.0.1:7", "ws://driver:7"])
+def test_the_driver_is_looked_for_at_the_host_of_its_url(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def create_connection(address: tuple[str, int], timeout: float) -> socket.socket:
+        asked.append(address)
+        return socket.socket()
+
+    monkeypatch.setattr("sparkdl.node.check.socket.create_connection", create_connection)
+    check_executor(spec(), url)
+    assert asked == [(url.removeprefix("ws://").removesuffix(":7").strip("[]"), 7)]
+
+
+def test_a_framework_that_is_not_installed_is_a_framework_missing_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sparkdl.node.check.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(LaunchError) as raised:
+        check_executor(spec("torch"), "ws://127.0.0.1:1")
+    problem = parse_problem(str(raised.value))
+    assert problem is not None
+    assert problem.kind == "FrameworkMissingError"
+    assert "framework='torch' is not installed on executor" in problem.text
+    assert "finds no module torch" in problem.text

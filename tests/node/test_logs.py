@@ -1,0 +1,146 @@
+"""A child's log is read by its end, or line by line as it grows, and nothing is lost between."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdl.control.messages import MAX_MESSAGE_NBYTES, LogLines, encode
+from sparkdl.node import logs
+from sparkdl.node.logs import ChildLog
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> ChildLog:
+    return ChildLog(tmp_path / "child.log")
+
+
+def write(log: ChildLog, data: bytes) -> None:
+    with log.path.open("ab") as file:
+        file.write(data)
+
+
+def test_what_is_not_there_yet_has_no_lines(log: ChildLog) -> None:
+    assert log.tail(10) == ()
+    assert log.new_lines() == ()
+    assert log.new_lines(is_last=True) == ()
+
+
+def test_the_childs_descriptor_appends_and_only_its_user_reads(log: ChildLog) -> None:
+    first, second = log.open_for_child(), log.open_for_child()
+    try:
+        os.write(first, b"one\n")
+        os.write(second, b"two\n")
+        os.write(first, b"three\n")
+        assert not os.get_inheritable(first)
+    finally:
+        os.close(first)
+        os.close(second)
+    assert log.tail(9) == ("one", "two", "three")
+    assert stat.S_IMODE(log.path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b"a\nb\n", ("a", "b")),
+        (b"a\nb", ("a", "b")),
+        (b"\n \na\n\n", ("a",)),
+        (b"a\r\nb\r\n", ("a", "b")),
+        (b"10%\r50%\r100%\ndone\n", ("100%", "done")),
+        (b"10%\r50%\r   \n", ("50%",)),
+        (b"\xff\xfe\n", ("\ufffd\ufffd",)),
+        ("größer\n".encode(), ("größer",)),
+        (b"x" * 5000, ("x" * 4000,)),
+    ],
+)
+def test_lines_are_what_a_terminal_would_show_last(
+    log: ChildLog, data: bytes, lines: tuple[str, ...]
+) -> None:
+    write(log, data)
+    assert log.tail(10) == lines
+    assert log.new_lines(is_last=True) == lines
+
+
+@pytest.mark.parametrize(
+    ("wanted", "lines"), [(2, ("c", "d")), (9, ("a", "b", "c", "d")), (0, ()), (-1, ())]
+)
+def test_the_tail_is_the_last_lines(log: ChildLog, wanted: int, lines: tuple[str, ...]) -> None:
+    write(log, b"a\nb\nc\nd\n")
+    assert log.tail(wanted) == lines
+    assert log.tail(wanted) == lines
+
+
+def test_the_tail_of_a_huge_log_is_read_from_its_end(log: ChildLog) -> None:
+    write(log, b"early\n" + b"x" * 1000 + b"\n" * 400_000 + b"late\n")
+    assert log.tail(10) == ("late",)
+
+
+def test_a_line_is_new_once_and_only_when_it_is_whole(log: ChildLog) -> None:
+    write(log, b"one\ntw")
+    assert log.new_lines() == ("one",)
+    assert log.new_lines() == ()
+    write(log, b"o\nthree\nfo")
+    assert log.new_lines() == ("two", "three")
+    write(log, b"ur")
+    assert log.new_lines() == ()
+    assert log.new_lines(is_last=True) == ("four",)
+    assert log.new_lines(is_last=True) == ()
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]),
+                        min_size=1), max_size=12),
+       st.data())  # fmt: skip
+def test_lines_arrive_whole_however_they_were_written(
+    words: list[str], data: st.DataObject
+) -> None:
+    lines = [f"{i}{word}" for i, word in enumerate(words)]
+    text = "".join(f"{line}\n" for line in lines).encode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    with tempfile.TemporaryDirectory() as folder:
+        log = ChildLog(Path(folder) / "log")
+        heard: list[str] = []
+        for start, stop in zip([0, *cuts], [*cuts, len(text)], strict=True):
+            write(log, text[start:stop])
+            heard += log.new_lines()
+        assert [*heard, *log.new_lines(is_last=True)] == lines
+        assert log.tail(100) == tuple(lines)
+
+
+def test_a_burst_comes_in_pieces_that_fit_into_a_message_and_nothing_is_lost(
+    log: ChildLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_MAX_READ_NBYTES", 1000)
+    lines = [f"line {i}" for i in range(500)]
+    write(log, "\n".join(lines).encode())
+    heard: list[str] = []
+    pieces = 0
+    while new := log.new_lines(is_last=True):
+        heard += new
+        pieces += 1
+        assert sum(map(len, new)) <= 1100
+    assert pieces > 1
+    assert heard == lines
+
+
+def test_the_largest_piece_fits_into_a_message_even_if_every_character_is_escaped(
+    log: ChildLog,
+) -> None:
+    write(log, b"\x01" * logs._MAX_READ_NBYTES)
+    write(log, b"\x01\n" * (logs._MAX_READ_NBYTES // 2))
+    while lines := log.new_lines(is_last=True):
+        assert len(encode(LogLines(lines))) <= MAX_MESSAGE_NBYTES
+
+
+def test_a_line_that_never_ends_is_handed_on_rather_than_kept(log: ChildLog) -> None:
+    for step in range(20):
+        write(log, b"\rstep %d " % step + b"." * 10_000)
+        for line in log.new_lines():
+            assert line.startswith("step ")
+    assert len(log._rest) <= logs._MAX_REST_NBYTES

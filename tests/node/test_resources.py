@@ -1,0 +1,241 @@
+"""What a node finds on its executor, on machines of every kind."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.core.settings import Environment
+from sparkdl.node import resources
+from sparkdl.node.resources import (
+    assigned_gpus,
+    executor_jvm_pid,
+    feed_memory,
+    oom_kills,
+    own_host,
+    reserve_port,
+    work_root,
+)
+
+NOTHING_SET = Environment()
+MIB, GIB = 1024**2, 1024**3
+
+
+def test_the_own_address_is_the_one_on_the_way_to_the_peer() -> None:
+    assert own_host(("127.0.0.1", 80), NOTHING_SET) == "127.0.0.1"
+
+
+def test_the_own_address_can_be_set() -> None:
+    assert own_host(("127.0.0.1", 80), Environment(node_host="node.example")) == "node.example"
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no ::1")
+def test_addresses_of_ip_version_6_work_likewise() -> None:
+    assert own_host(("::1", 80), NOTHING_SET) == "::1"
+    with reserve_port("::1", NOTHING_SET) as sock:
+        assert sock.getsockname()[0] == "::1"
+
+
+def test_a_reserved_port_is_held_and_not_listened_at() -> None:
+    with reserve_port("127.0.0.1", NOTHING_SET) as sock:
+        host, port = sock.getsockname()
+        assert (host, port > 0) == ("127.0.0.1", True)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, port))
+        with closing(socket.socket()) as other, pytest.raises(OSError, match="in use"):
+            other.bind((host, port))
+
+
+def test_two_reserved_ports_differ() -> None:
+    with (
+        reserve_port("127.0.0.1", NOTHING_SET) as one,
+        reserve_port("127.0.0.1", NOTHING_SET) as two,
+    ):
+        assert one.getsockname() != two.getsockname()
+
+
+def test_the_port_that_is_asked_for_is_reserved_or_refused_by_name() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"^port {port} of 127.0.0.1 cannot.*TENSORFLOW_PORT"):
+            reserve_port("127.0.0.1", Environment(node_port=port))
+    with reserve_port("127.0.0.1", Environment(node_port=port)) as sock:
+        assert sock.getsockname()[1] == port
+
+
+def test_a_host_that_is_not_this_one_is_refused_with_the_setting_to_change() -> None:
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1.*SPARKDL_NODE_HOST"):
+        reserve_port("192.0.2.1", NOTHING_SET)  # RFC 5737
+
+
+@pytest.mark.parametrize(
+    ("environ", "wanted"),
+    [
+        ({"SPARK_EXECUTOR_DIRS": "{a}", "LOCAL_DIRS": "{b}"}, "a"),
+        ({"SPARK_EXECUTOR_DIRS": "{a}:{b}"}, "a"),
+        ({"LOCAL_DIRS": "{b},{a}"}, "b"),
+        ({"SPARK_EXECUTOR_DIRS": "{missing}", "LOCAL_DIRS": "{b}"}, "b"),
+        ({"SPARK_EXECUTOR_DIRS": "", "SPARK_LOCAL_DIRS": "{a}"}, "a"),
+    ],
+)
+def test_files_go_where_spark_cleans_up(
+    tmp_path: Path, environ: dict[str, str], wanted: str
+) -> None:
+    places = {name: tmp_path / name for name in ("a", "b", "missing")}
+    places["a"].mkdir()
+    places["b"].mkdir()
+    assert work_root({k: v.format(**places) for k, v in environ.items()}) == places[wanted]
+
+
+def test_files_go_to_the_temporary_folder_where_spark_names_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert work_root({}) == Path(tempfile.gettempdir())
+    monkeypatch.setenv("SPARK_EXECUTOR_DIRS", str(tmp_path))
+    assert work_root() == tmp_path
+
+
+def test_the_feeds_memory_is_what_was_asked_for() -> None:
+    assert feed_memory(12345) == 12345
+
+
+@pytest.mark.parametrize(
+    ("total", "limit", "nodes", "budget"),
+    [
+        (64 * GIB, None, 1, 8 * GIB),
+        (64 * GIB, None, 4, 2 * GIB),
+        (64 * GIB, 16 * GIB, 1, 2 * GIB),
+        (16 * GIB, 1 << 62, 1, 2 * GIB),
+        (256 * MIB, None, 1, 64 * MIB),
+        (8 * GIB, None, 0, GIB),
+    ],
+)
+def test_the_feeds_memory_is_an_eighth_of_what_there_is_shared_by_the_nodes(
+    monkeypatch: pytest.MonkeyPatch, total: int, limit: int | None, nodes: int, budget: int
+) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total))
+    monkeypatch.setattr(resources, "_cgroup_limit", lambda: limit)
+    assert feed_memory(None, nodes) == budget
+
+
+@pytest.fixture
+def cgroup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str], None]:
+    """Make this process a member of a cgroup with one file."""
+
+    def make(name: str, text: str) -> None:
+        (tmp_path / name).write_text(text)
+        found = [(tmp_path / "missing", "memory.events"), (tmp_path, name)]
+        monkeypatch.setattr(resources, "_memory_cgroups", lambda: found)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kills"),
+    [
+        ("memory.events", "low 0\nhigh 0\nmax 9\noom 4\noom_kill 3\noom_group_kill 1\n", 3),
+        ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n", 2),
+        ("memory.oom_control", "oom_kill_disable 0\nunder_oom 0\n", 0),
+    ],
+)
+def test_kills_for_memory_are_counted_in_either_version_of_cgroups(
+    cgroup: Callable[[str, str], None], name: str, text: str, kills: int
+) -> None:
+    cgroup(name, text)
+    assert oom_kills() == kills
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "limit"),
+    [
+        ("memory.max", "1073741824\n", GIB),
+        ("memory.max", "max\n", None),
+        ("memory.limit_in_bytes", "2147483648\n", 2 * GIB),
+        ("memory.events", "oom 0\n", None),
+    ],
+)
+def test_the_cgroups_limit_is_found_in_either_version(
+    cgroup: Callable[[str, str], None], name: str, text: str, limit: int | None
+) -> None:
+    cgroup(name, text)
+    assert resources._cgroup_limit() == limit
+
+
+def test_a_machine_without_cgroups_has_no_limit_and_no_kills(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resources, "_memory_cgroups", list)
+    assert (resources._cgroup_limit(), oom_kills()) == (None, 0)
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ("0::/a/b\n", [("/sys/fs/cgroup/a/b", "memory.events"),
+                       ("/sys/fs/cgroup/unified/a/b", "memory.events"),
+                       ("/sys/fs/cgroup", "memory.events"),
+                       ("/sys/fs/cgroup/unified", "memory.events")]),
+        ("5:cpu,memory:/x\n3:pids:/y\n", [("/sys/fs/cgroup/memory/x", "memory.oom_control"),
+                                          ("/sys/fs/cgroup/memory", "memory.oom_control")]),
+        ("3:pids:/y\n", []),
+    ],
+)  # fmt: skip
+def test_the_memory_cgroups_of_this_process_are_found(
+    monkeypatch: pytest.MonkeyPatch, lines: str, found: list[tuple[str, str]]
+) -> None:
+    monkeypatch.setattr(Path, "read_text", lambda self: lines)
+    assert resources._memory_cgroups() == [(Path(path), name) for path, name in found]
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [(["python3", "java", "bash"], 2), (["python3", "jsvc.java"], 2), (["python3", "bash"], None)],
+)
+def test_the_executors_jvm_is_the_nearest_java_among_the_parents(
+    monkeypatch: pytest.MonkeyPatch, names: list[str], wanted: int | None
+) -> None:
+    parents = [SimpleNamespace(name=lambda n=n: n, pid=pid) for pid, n in enumerate(names, 1)]
+    monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(parents=lambda: parents))
+    assert executor_jvm_pid() == wanted
+
+
+@pytest.mark.parametrize(
+    ("assigned", "gpus"),
+    [
+        ({"gpu": SimpleNamespace(addresses=["1", "3"])}, ("1", "3")),
+        ({"gpu": SimpleNamespace(addresses=[])}, ()),
+        ({}, None),
+    ],
+)
+def test_gpus_are_those_that_spark_assigned(
+    monkeypatch: pytest.MonkeyPatch, assigned: dict[str, Any], gpus: tuple[str, ...] | None
+) -> None:
+    context = SimpleNamespace(resources=lambda: assigned)
+    monkeypatch.setattr("pyspark.TaskContext", SimpleNamespace(get=lambda: context))
+    assert assigned_gpus() == gpus
+
+
+def test_without_a_spark_task_no_gpu_is_assigned() -> None:
+    assert assigned_gpus() is None
+
+
+def test_this_process_has_a_place_for_files() -> None:
+    assert os.access(work_root({}), os.W_OK)
