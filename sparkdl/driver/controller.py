@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeVar
@@ -38,6 +39,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import IllegalTransitionError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.driver import state as states
+from sparkdl.driver.outcome import generation_of
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -96,7 +98,9 @@ class Controller:
         """
         self._thread.start()
         try:
-            return self._call(self._server.start(host, ports))
+            address = self._call(self._server.start(host, ports))
+            self._soon(self._arm_timer, self.view.state.deadline_s)
+            return address
         except BaseException:
             self.close()
             raise
@@ -105,9 +109,11 @@ class Controller:
         """Have an event handled on the controller's thread."""
         self._soon(self._handle, event)
 
-    def broadcast(self, message: ToAgent, node_ids: set[int]) -> None:
-        """Send a message to the agents of some nodes."""
-        self._soon(self._broadcast, message, node_ids)
+    def broadcast(
+        self, message: ToAgent, node_ids: set[int], generation: int | None = None
+    ) -> None:
+        """Send a message to the agents of some nodes, as long as the world is of `generation`."""
+        self._soon(self._broadcast, message, node_ids, generation)
 
     def wait_for(self, is_true: Callable[[View], bool], deadline: Deadline) -> bool:
         """Wait until `is_true` of the view; return whether it is."""
@@ -126,12 +132,13 @@ class Controller:
             return ()
         try:
             return future.result(deadline.wait_s)
-        except TimeoutError:
+        except (TimeoutError, FutureTimeoutError):  # one and the same since Python 3.11
             return ()
 
     def close(self) -> None:
         """Close all connections and end the thread."""
         if not self._thread.is_alive():
+            self._loop.close()
             return
         self._call(self._server.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -213,7 +220,9 @@ class Controller:
     def _roster(self) -> states.Roster | None:
         return getattr(self.view.state, "roster", None)
 
-    def _broadcast(self, message: ToAgent, node_ids: set[int]) -> None:
+    def _broadcast(self, message: ToAgent, node_ids: set[int], generation: int | None) -> None:
+        if generation not in (None, generation_of(self.view.state)):
+            return
         roster = self._roster()
         for node_id, agent in roster.agents.items() if roster else ():
             if node_id in node_ids:
@@ -235,8 +244,11 @@ class Controller:
         roster = self._roster()
         node_id = roster.node_of(agent_id) if roster else None
         if self._on_log and node_id is not None:
-            for line in lines:
-                self._on_log(LogLine(self._name(node_id), line))
+            try:
+                for line in lines:
+                    self._on_log(LogLine(self._name(node_id), line))
+            except Exception:
+                _log.exception("on_log failed; the nodes are not harmed")
 
     def _request_log(self, node_id: int, lines: int, future: Future[tuple[str, ...]]) -> None:
         roster = self._roster()

@@ -6,27 +6,27 @@ Runs in: driver
 from __future__ import annotations
 
 import logging
-import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from types import TracebackType
+from functools import partial
 from typing import Any
 
 from sparkdl.control.messages import EpochEnd, FeedCount
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import FeedClosedError, FeedTimeoutError, SparkdlError, node_error
+from sparkdl.core.errors import ConfigError, FeedClosedError
 from sparkdl.core.world import World
 from sparkdl.driver import state as states
 from sparkdl.driver.controller import Controller, View
 from sparkdl.driver.executors.executor import Executor
+from sparkdl.driver.outcome import feed_problem_of, generation_of, is_decided
 from sparkdl.driver.progress import FeedBar
+from sparkdl.driver.watch import FeedWatch, NewWorldError
 from sparkdl.feed.feeder import FeedOrder, Target
 
 _log = logging.getLogger(__name__)
 
-_SETTLE_S = 5.0
-"""How long to wait for a node's failure that may explain a failed Spark job."""
+_FETCH_S = 5.0
 _BLAME_LINES = 10
 
 
@@ -52,14 +52,18 @@ class FeedReport:
 
 @dataclass(frozen=True)
 class FeedCall:
-    """The arguments of one `feed` call, and where to turn."""
+    """The arguments of one `feed` call, and where to turn.
+
+    If a node loses its port while it is being fed, all nodes begin anew on new ports without the
+    rows that they had, and so does the call.
+    """
 
     controller: Controller
     executor: Executor
     world: World
     order: FeedOrder
     bar: FeedBar
-    on_epoch: Callable[[int], None]
+    on_epoch: Callable[[int, int], None]
 
     def run(self, data: Any, epochs: int) -> FeedReport:
         """Feed `data` that many times; returns when the nodes have read it, or want no more.
@@ -69,21 +73,56 @@ class FeedCall:
             FeedTimeoutError: if no row was received or read for the feed timeout.
             SparkdlError: if feeding failed otherwise.
         """
+        if epochs > 1 and isinstance(data, Iterator):
+            raise ConfigError(
+                f"a {type(data).__name__} can be read once, and epochs={epochs}; give a list"
+            )
+        call = self
+        while True:
+            try:
+                return call._run(data, epochs)
+            except NewWorldError:
+                if isinstance(data, Iterator):
+                    raise FeedClosedError(
+                        f"a node lost its port, and a {type(data).__name__} cannot be fed again"
+                    ) from None
+                call = call._in_new_world()
+
+    def _in_new_world(self) -> FeedCall:
+        """Return this call anew, once the next world has begun or there is not to be one."""
+        self.controller.wait_for(lambda view: is_decided(view.state), Deadline.after(None))
+        state = self.controller.look(lambda view: view.state)
+        problem = feed_problem_of(state)
+        if problem is not None:
+            raise problem
+        assert isinstance(state, (states.Running, states.Finished))
+        order = replace(
+            self.order,
+            epoch=0,
+            targets=feed_targets(state.world),
+            generation=state.world.generation,
+        )
+        return replace(self, world=state.world, order=order)
+
+    def _run(self, data: Any, epochs: int) -> FeedReport:
         rows = {member.node.node_id: 0 for member in self.world.fed}
         before = self.controller.look(lambda view: self.counts(view))
         refused = done = 0
-        with self.bar, _Watch(self) as watch:
+        with self.bar, FeedWatch(self) as watch:
             for epoch in range(self.order.epoch, self.order.epoch + epochs):
                 order = replace(self.order, epoch=epoch, run=uuid.uuid4().hex)
                 of_epoch = dict.fromkeys(rows, 0)
-                for partition in watch.guard(lambda order=order: self.executor.feed(data, order)):
+                for partition in watch.guard(partial(self.executor.feed, data, order)):
                     refused += partition.rows_refused
                     for node_id, count in partition.rows.items():
                         of_epoch[node_id] += count
+                if refused:
+                    watch.wait_for_reason()  # which the nodes are about to tell
                 if watch.has_closed:
                     break
-                self.controller.broadcast(EpochEnd(order.feed, epoch, of_epoch), set(rows))
-                self.on_epoch(epoch)
+                end = EpochEnd(order.feed, epoch, of_epoch)
+                self.controller.broadcast(end, set(rows), order.generation)
+                self.on_epoch(order.generation, epoch)
                 rows = {node_id: rows[node_id] + of_epoch[node_id] for node_id in rows}
                 done += 1
             watch.wait_read(self.order.epoch + done, before, rows)
@@ -109,6 +148,14 @@ class FeedCall:
             )
         return report
 
+    def cancel(self) -> None:
+        """End the call's Spark job soon."""
+        self.executor.cancel_feeds(self.order.feed)
+
+    def is_out_of_date(self, state: Any) -> bool:
+        """Whether the nodes began anew, or are about to, since the call began."""
+        return generation_of(state) not in (None, self.order.generation)
+
     def counts(self, view: View) -> dict[int, FeedCount]:
         nothing = FeedCount(self.order.feed, 0, 0, 0, False)
         return {
@@ -117,7 +164,9 @@ class FeedCall:
         }
 
     def closed_nodes(self, view: View) -> set[int]:
-        """Return the nodes that take no more rows."""
+        """Return the nodes that take no more rows; none while what follows is undecided."""
+        if not is_decided(view.state):
+            return set()
         returned = getattr(view.state, "returned", {})
         closed = {node_id for node_id, count in self.counts(view).items() if count.closed}
         return closed | (set(returned) & {member.node.node_id for member in self.world.fed})
@@ -142,122 +191,13 @@ class FeedCall:
         }
         node_id = min(behind or counts, key=lambda n: counts[n].rows_consumed)
         count, name = counts[node_id], self.world.member(node_id).node.name
-        lines = self.controller.fetch_log(node_id, _BLAME_LINES, Deadline.after(_SETTLE_S))
+        lines = self.controller.fetch_log(node_id, _BLAME_LINES, Deadline.after(_FETCH_S))
         tail = "".join(f"\n  | {line}" for line in lines) or " (nothing)"
         return (
             f"feed {self.order.feed!r} made no progress for {timeout_s:g} s: {name} has read "
             f"{count.rows_consumed} of {count.rows_received} rows. Raise feed_timeout if a step may "
             f"take longer; otherwise see what it waits for. Last log lines of {name}:{tail}"
         )
-
-
-class _Watch:
-    """Ends the Spark job when it makes no sense any more, and knows why."""
-
-    def __init__(self, call: FeedCall) -> None:
-        self._call = call
-        self._timeout_s = call.order.timeout_s
-        self._is_over = False
-        self._problem: SparkdlError | None = None
-        self.has_closed = False
-        self._thread = threading.Thread(target=self._run, name="sparkdl-feed-watch", daemon=True)
-
-    def __enter__(self) -> _Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        controller = self._call.controller
-        with controller.changed:
-            self._is_over = True
-            controller.changed.notify_all()
-        if kind is not None:
-            self._call.executor.cancel_feeds()
-        self._thread.join(_SETTLE_S)
-
-    def guard(self, job: Callable[[], Any]) -> Any:
-        """Run a Spark job; if it fails because of a node, raise what the node said."""
-        try:
-            fed = job()
-        except Exception:
-            self._wait_for_reason()
-            if self._problem is None and self.has_closed:
-                return []  # nobody wants more rows, and so the job was cancelled
-            if self._problem is not None:
-                raise self._problem from None
-            raise
-        if self._problem is not None:
-            raise self._problem
-        return fed
-
-    def wait_read(self, epochs: int, before: dict[int, FeedCount], rows: dict[int, int]) -> None:
-        """Wait until the nodes have read everything; the watching thread ends the wait early."""
-        call = self._call
-        call.controller.wait_for(
-            lambda view: self._problem is not None or call.has_read(view, epochs, before, rows),
-            Deadline.after(None),
-        )
-        if self._problem:
-            raise self._problem
-
-    def _wait_for_reason(self) -> None:
-        """A job has failed: give the failure of a node that may be behind it time to be known."""
-        self._call.controller.wait_for(
-            lambda view: self._problem is not None or self.has_closed, Deadline.after(_SETTLE_S)
-        )
-
-    def _run(self) -> None:
-        controller = self._call.controller
-        progress = -1
-        deadline = Deadline.after(self._timeout_s)
-        while True:
-            with controller.changed:
-                view = controller.view
-                if view.progress != progress:
-                    progress, deadline = view.progress, Deadline.after(self._timeout_s)
-                self._problem = self._problem or _failure(view.state)
-                closed = len(self._call.closed_nodes(view)) == len(self._call.world.fed)
-                has_to_stop = self._problem is not None or (closed and not self.has_closed)
-                self.has_closed = self.has_closed or closed
-                if has_to_stop:
-                    controller.changed.notify_all()
-                if self._is_over or (has_to_stop and self._problem):
-                    break
-                if not has_to_stop:
-                    controller.changed.wait(min(1.0, deadline.remaining_s))
-            self._call.bar.update(self._rows_read())
-            if has_to_stop:
-                self._call.executor.cancel_feeds()
-            elif deadline.has_passed and not self._is_over:
-                self._time_out()
-                return
-        if self._problem:
-            self._call.executor.cancel_feeds()
-
-    def _rows_read(self) -> int:
-        counts = self._call.controller.look(lambda view: self._call.counts(view))
-        return sum(count.rows_consumed for count in counts.values())
-
-    def _time_out(self) -> None:
-        problem = FeedTimeoutError(self._call.blame(self._timeout_s))
-        controller = self._call.controller
-        with controller.changed:
-            self._problem = problem
-            controller.changed.notify_all()
-        self._call.executor.cancel_feeds()
-
-
-def _failure(state: states.State) -> SparkdlError | None:
-    if isinstance(state, states.Failed):
-        return node_error(state.failures) if state.failures else state.problem
-    if isinstance(state, (states.Stopping, states.Stopped)):
-        return FeedClosedError("the cluster was shut down while it was being fed")
-    return None
 
 
 def feed_targets(world: World) -> tuple[Target, ...]:

@@ -19,15 +19,14 @@ from sparkdl.core.errors import (
     FeedClosedError,
     ResultError,
     ShutdownTimeoutError,
-    SparkdlError,
-    node_error,
 )
 from sparkdl.core.spec import ClusterSpec, InputMode
 from sparkdl.core.world import World
 from sparkdl.driver import state as states
-from sparkdl.driver.controller import Controller, View
+from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeding import FeedCall, FeedReport, feed_targets
+from sparkdl.driver.outcome import before_stop, failure_of, has_ended
 from sparkdl.driver.progress import FeedBar
 from sparkdl.feed.feeder import FeedOrder
 
@@ -55,12 +54,12 @@ class Cluster:
         show_progress: bool | None = None,
     ) -> None:
         self.spec = spec
-        self.world = world
+        self._world = world
         self._controller = controller
         self._executor = executor
         self._token = token
         self._show_progress = show_progress
-        self._epochs: dict[str, int] = {}
+        self._epochs: dict[tuple[str, int], int] = {}
         self._feed_locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
         self._shutdown_lock = threading.Lock()
@@ -83,6 +82,12 @@ class Cluster:
     def __repr__(self) -> str:
         nodes = ", ".join(member.node.name for member in self.world.members)
         return f"Cluster({self.spec.cluster_id}: {nodes}; {self.status()})"
+
+    @property
+    def world(self) -> World:
+        """The nodes with their addresses; they get new ports if one has lost its own."""
+        now = self._controller.look(lambda view: getattr(before_stop(view.state), "world", None))
+        return now or self._world
 
     def status(self) -> str:
         """Return the state in a word: Running, Finished, Failed, Stopping, Stopped, …"""
@@ -114,12 +119,11 @@ class Cluster:
             raise ConfigError(f"epochs={epochs} must be at least 1")
         order = self._order(name, timeout_s)
         with self._feed_lock(name):
-            first = self._epochs.get(name, 0)
-            order = replace(order, epoch=first)
+            order = replace(order, epoch=self._epochs.get((name, order.generation), 0))
             bar = FeedBar(name, epochs, self._show_progress)
 
-            def on_epoch(epoch: int) -> None:
-                self._epochs[name] = epoch + 1
+            def on_epoch(generation: int, epoch: int) -> None:
+                self._epochs[name, generation] = epoch + 1
 
             call = FeedCall(self._controller, self._executor, self.world, order, bar, on_epoch)
             return call.run(data, epochs)
@@ -157,7 +161,7 @@ class Cluster:
         """
         self.end_feeds()
         self.wait(timeout_s)
-        returned = self._controller.look(lambda view: _settled(view.state).returned)
+        returned = self._controller.look(lambda view: before_stop(view.state).returned)
         values = []
         for member in self.world.members:
             message = returned.get(member.node.node_id)
@@ -173,11 +177,16 @@ class Cluster:
 
         Raises:
             NodeFailedError: if a node failed.
+            ResultError: if the cluster was stopped first.
             TimeoutError: if the time is over first.
         """
-        if not self._controller.wait_for(_is_settled, Deadline.after(timeout_s)):
+        if not self._controller.wait_for(
+            lambda view: has_ended(view.state), Deadline.after(timeout_s)
+        ):
             raise TimeoutError(f"{self._still_running()} still in map_fun after {timeout_s:g} s")
         self._raise_failure()
+        if running := self._still_running():
+            raise ResultError(f"the cluster was stopped before {running} had returned")
 
     def end_feeds(self, name: str | None = None) -> None:
         """Tell the nodes that no more rows will come: of one feed, or of all."""
@@ -216,7 +225,9 @@ class Cluster:
             limits = [limit for limit in (grace_s, timeout_s) if limit is not None]
             limit_s = min(limits) if limits else None
             self.end_feeds()
-            in_time = self._controller.wait_for(_is_settled, Deadline.after(limit_s))
+            in_time = self._controller.wait_for(
+                lambda view: has_ended(view.state), Deadline.after(limit_s)
+            )
             running = "" if in_time else self._still_running()
             self._end(self.spec.settings.grace_s)
         self._raise_failure()
@@ -257,14 +268,18 @@ class Cluster:
         timeout = self.spec.settings.feed_timeout_s if timeout_s is None else timeout_s
         if timeout <= 0:
             raise ConfigError(f"timeout_s={timeout} must be above zero seconds")
-        return FeedOrder(name, 0, "", feed_targets(self.world), self._token, timeout)
+        world = self.world
+        targets = feed_targets(world)
+        return FeedOrder(name, 0, "", targets, self._token, timeout, world.generation)
 
     def _feed_lock(self, name: str) -> threading.Lock:
         with self._lock:
             return self._feed_locks.setdefault(name, threading.Lock())
 
     def _still_running(self) -> str:
-        returned = self._controller.look(lambda view: getattr(view.state, "returned", {}))
+        returned = self._controller.look(
+            lambda view: getattr(before_stop(view.state), "returned", {})
+        )
         names = [
             node.name
             for node in self.spec.nodes
@@ -276,21 +291,3 @@ class Cluster:
         error = self._controller.look(lambda view: failure_of(view.state))
         if error is not None:
             raise error
-
-
-def failure_of(state: Any) -> SparkdlError | None:
-    """Return the error of a cluster that has failed, whether it has been stopped since or not."""
-    settled = _settled(state)
-    if isinstance(settled, states.Failed):
-        return node_error(settled.failures) if settled.failures else settled.problem
-    return None
-
-
-def _settled(state: Any) -> Any:
-    while isinstance(state, (states.Stopping, states.Stopped)):
-        state = state.before
-    return state
-
-
-def _is_settled(view: View) -> bool:
-    return isinstance(view.state, (states.Finished, states.Failed, states.Stopping, states.Stopped))

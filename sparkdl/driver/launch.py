@@ -19,7 +19,8 @@ from sparkdl.core.spec import ClusterSpec, InputMode, Placement, plan_nodes
 from sparkdl.driver import state as states
 from sparkdl.driver.controller import Controller, LogLine
 from sparkdl.driver.executors.executor import Executor, Launch
-from sparkdl.driver.handle import Cluster, failure_of
+from sparkdl.driver.handle import Cluster
+from sparkdl.driver.outcome import failure_of
 from sparkdl.driver.payload import pickle_user_code
 from sparkdl.frameworks.registry import framework_named
 

@@ -29,7 +29,7 @@ def pickle_user_code(map_fun: Callable[..., Any], args: Any) -> bytes:
             f"map_fun must be a function of (args, ctx), not {type(map_fun).__name__}"
         )
     try:
-        return cloudpickle.dumps((map_fun, args))
+        return bytes(cloudpickle.dumps((map_fun, args)))
     except Exception as error:
         culprits = list(_culprits(map_fun, args))
         what = "; ".join(culprits) or "something that map_fun refers to"

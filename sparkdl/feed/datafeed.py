@@ -55,7 +55,7 @@ class DataFeed:
         self._exchange = ""
         self._unanswered: deque[tuple[str, int]] = deque()
 
-    def next_batch(self, batch_size: int) -> list[Any] | dict[str, list[Any]]:
+    def next_batch(self, batch_size: int) -> Any:
         """Wait for `batch_size` rows and return them.
 
         Fewer come back at the end of the feed and, in inference mode, of a partition; the list is
@@ -68,10 +68,11 @@ class DataFeed:
                 continue
             item = self._reader.take(self._owner)
             if isinstance(item, Item):
-                if item.segment.is_last and batch and not self.train_mode:
+                segment, was = item.segment, self._exchange
+                self._rows, self._exchange = rows(item.batch()), segment.exchange
+                is_other = segment.is_last or segment.exchange != was
+                if is_other and batch and not self.train_mode:
                     break
-                self._rows = rows(item.batch())
-                self._exchange = item.segment.exchange
             elif isinstance(item, EpochMark):
                 self._reader.finish_epoch(self._owner)
             elif isinstance(item, EndMark) or item is None:
@@ -113,7 +114,7 @@ class DataFeed:
         if self._exchange:
             self._unanswered.append((self._exchange, len(moved)))
         else:
-            self._reader.give(len(moved))
+            self._reader.give(self._owner, len(moved))
         if not self._rows:
             self._reader.release_taken()
 

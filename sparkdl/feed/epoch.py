@@ -59,7 +59,8 @@ class EpochBatches:
                 break
             rows = min(self.batch_size, gathered.rows)
             last = gathered.cut(rows)
-            self.reader.give(rows)
+            if not self.reader.give(owner, rows):
+                return
             steps += 1
             yield last
         if mark is not None:

@@ -6,8 +6,9 @@ Runs in: feeder
                              ▲    └──▶ lane to node 1 ── DoPut ──▶ agent 1
                              └──────── acknowledgements: rows at the node, room, closed
 
-A lane holds at most `WINDOW` unacknowledged pieces. A node that is full acknowledges late, so its rows go to others;
-a node that has closed refuses, and what it refused goes to others.
+A lane holds one unacknowledged piece: the node is reading then, so that sending never waits for room at the node. A
+node that is full acknowledges late, so its rows go to others; a node that has closed refuses, and what it refused goes
+to others.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import msgspec
@@ -26,8 +28,8 @@ from sparkdl.core.errors import FeedTimeoutError, SparkdlError
 from sparkdl.feed.plan import level, merge_ranges, uncovered
 from sparkdl.feed.receiver import ExchangeHeader, PutAck, PutHeader
 
-WINDOW = 2
-"""Pieces in flight per node: one on the wire while the node stores the other."""
+PATIENCE_S = 0.5
+"""How long the next batch waits for a node that has not acknowledged, before it goes to others."""
 
 
 class FeederError(SparkdlError):
@@ -48,6 +50,7 @@ class FeedOrder:
     """Which feed, which epoch, to whom. Goes to Spark inside the task.
 
     `run` is unique to one Spark job, so that attempts at its partitions recognise each other.
+    `generation` is the world's that is to be fed; nodes of a later one refuse the rows.
     """
 
     feed: str
@@ -56,6 +59,7 @@ class FeedOrder:
     targets: tuple[Target, ...]
     token: str = field(repr=False)
     timeout_s: float = 600.0
+    generation: int = 0
 
     def options(self) -> flight.FlightCallOptions:
         """Return the call options that carry the token."""
@@ -89,6 +93,7 @@ class _Lane:
         self.target = target
         self.total = 0
         self.is_closed = False
+        self.is_late = False
         self.error = ""
         self.rows_accepted = 0
         self.covered: tuple[tuple[int, int], ...] = ()
@@ -96,6 +101,7 @@ class _Lane:
         self.unacknowledged: deque[_Piece] = deque()
         self._greeted = False
         self._has_covered = False
+        self._has_ended = False
         self._header = flight.FlightDescriptor.for_command(msgspec.json.encode(header))
         self._order = order
         self._changed = changed
@@ -108,22 +114,26 @@ class _Lane:
         """Begin a stream of batches of `schema`; the first acknowledgement comes at once."""
         self._finish_stream()
         self._schema = schema
-        self._writer, metadata = self._client.do_put(self._header, schema, self._order.options())
+        self._greeted = self._has_ended = False
+        try:
+            writer, metadata = self._client.do_put(self._header, schema, self._order.options())
+        except (pa.ArrowException, OSError) as error:
+            self._fail(error)
+            return
+        self._writer = writer
         self._reader = threading.Thread(
             target=self._read_acks,
             args=(metadata,),
             name=f"sparkdl-acks-{self.target.name}",
             daemon=True,
         )
-        with self._changed:
-            self._greeted = False
         self._reader.start()
 
     def wait_open(self) -> None:
         """Wait for the first acknowledgement, which tells the node's total."""
         with self._changed:
             if not self._changed.wait_for(
-                lambda: self._greeted or self.error, self._order.timeout_s
+                lambda: self._greeted or self.problem(), self._order.timeout_s
             ):
                 self.error = f"{self.target.name} did not answer for {self._order.timeout_s:g} s"
 
@@ -133,12 +143,12 @@ class _Lane:
             self.open(piece.batch.schema)
         with self._changed:
             self.unacknowledged.append(piece)
-        assert self._writer is not None
+        if self._writer is None:
+            return
         try:
             self._writer.write_with_metadata(piece.batch, piece.start_row.to_bytes(8, "big"))
         except (pa.ArrowException, OSError) as error:
-            with self._changed:
-                self.error = self.error or f"sending to {self.target.name} failed: {error}"
+            self._fail(error)
 
     def close(self) -> None:
         """End the stream in order, then the connection."""
@@ -146,8 +156,21 @@ class _Lane:
         self._client.close()
 
     def abort(self) -> None:
-        """Drop the connection and what is in flight."""
+        """End the stream without waiting for what is in flight."""
+        if self._writer is not None:
+            with suppress(pa.ArrowException, OSError):
+                self._writer.done_writing()
         self._client.close()
+
+    def problem(self) -> str:
+        """Return why this lane cannot go on, or nothing."""
+        if not self.error and self._has_ended and self._writer is not None:
+            try:
+                self._writer.close()
+                self.error = f"{self.target.name} ended the stream"
+            except (pa.ArrowException, OSError) as error:
+                self._fail(error)
+        return self.error
 
     def expected_total(self) -> int:
         """Rows at the node once everything in flight has arrived."""
@@ -155,7 +178,7 @@ class _Lane:
 
     def has_room(self) -> bool:
         """Whether another piece may be sent."""
-        return not self.is_closed and len(self.unacknowledged) < WINDOW
+        return not self.is_closed and not self.unacknowledged
 
     def _finish_stream(self) -> None:
         if self._writer is None or self._reader is None:
@@ -167,8 +190,7 @@ class _Lane:
             reader.join(self._order.timeout_s)
             writer.close()
         except (pa.ArrowException, OSError) as error:
-            with self._changed:
-                self.error = self.error or f"{self.target.name}: {error}"
+            self._fail(error)
 
     def _read_acks(self, metadata: flight.FlightMetadataReader) -> None:
         try:
@@ -178,13 +200,20 @@ class _Lane:
                     self._take(ack)
                     self._changed.notify_all()
         except (pa.ArrowException, OSError) as error:
+            self._fail(error)
+        finally:
             with self._changed:
-                self.error = self.error or f"{self.target.name}: {error}"
+                self._has_ended = True
                 self._changed.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self.error = self.error or f"{self.target.name}: {_reason(error)}"
 
     def _take(self, ack: PutAck) -> None:
         self.total = ack.rows_received
         self.is_closed = ack.closed
+        self.is_late = False
         if not self._greeted:
             self._greeted = True
             if not self._has_covered:
@@ -198,15 +227,34 @@ class _Lane:
 
 
 class Feeder:
-    """Feeds one partition. Use once."""
+    """Feeds one partition. Use once.
 
-    def __init__(self, order: FeedOrder, partition: int) -> None:
+    Args:
+        attempt: grows from one attempt at the partition to the next.
+    """
+
+    def __init__(self, order: FeedOrder, partition: int, attempt: int = 0) -> None:
         self._order = order
         self._partition = partition
-        self._header = PutHeader(order.feed, order.epoch, order.run, partition)
+        self._header = PutHeader(
+            order.feed,
+            order.epoch,
+            order.run,
+            partition,
+            attempt,
+            order.generation,
+            order.timeout_s,
+        )
         self._changed = threading.Condition()
         self._lanes: list[_Lane] = []
         self._done: list[tuple[int, int]] = []
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        """Have `feed`, in another thread, fail as soon as it waits for a node."""
+        with self._changed:
+            self._is_cancelled = True
+            self._changed.notify_all()
 
     def feed(self, batches: Iterator[pa.RecordBatch]) -> FedPartition:
         """Send all rows; returns when each is stored at a node, or refused by all.
@@ -260,7 +308,7 @@ class Feeder:
     def _place(self, piece: _Piece) -> int:
         """Send a piece, split over the nodes; return the rows that no node wants."""
         with self._changed:
-            self._wait(lambda: any(lane.has_room() for lane in self._lanes) or self._all_closed())
+            self._wait_for_room()
             if self._all_closed():
                 return int(piece.batch.num_rows)
             totals = [lane.expected_total() for lane in self._lanes]
@@ -271,6 +319,20 @@ class Feeder:
                 lane.send(_Piece(piece.batch.slice(start, share), piece.start_row + start))
                 start += share
         return self._resend_refused()
+
+    def _wait_for_room(self) -> None:
+        """Wait for every node that answers in time, then for any, or until all have closed.
+
+        The rows stay level if no node is left out because it was a little slower than others.
+        """
+        busy = [lane for lane in self._lanes if not lane.is_late]
+        self._changed.wait_for(
+            lambda: all(lane.has_room() or lane.is_closed or lane.problem() for lane in busy),
+            PATIENCE_S,
+        )
+        for lane in busy:
+            lane.is_late = bool(lane.unacknowledged)
+        self._wait(lambda: any(lane.has_room() for lane in self._lanes) or self._all_closed())
 
     def _resend_refused(self) -> int:
         with self._changed:
@@ -305,7 +367,9 @@ class Feeder:
         return all(lane.is_closed for lane in self._lanes)
 
     def _raise_errors(self) -> None:
-        errors = [lane.error for lane in self._lanes if lane.error]
+        with self._changed:
+            errors = [problem for lane in self._lanes if (problem := lane.problem())]
+            errors += ["it was cancelled"] * self._is_cancelled
         if errors:
             raise FeederError("; ".join(errors))
 
@@ -321,12 +385,15 @@ def exchange(
     first = next(batches, None)
     if first is None:
         return
-    command = msgspec.json.encode(ExchangeHeader(order.feed, name))
+    command = msgspec.json.encode(ExchangeHeader(order.feed, name, order.timeout_s))
     with flight.connect(target.uri) as client:
-        writer, reader = client.do_exchange(
-            flight.FlightDescriptor.for_command(command), order.options()
-        )
-        problems: list[str] = []
+        try:
+            writer, reader = client.do_exchange(
+                flight.FlightDescriptor.for_command(command), order.options()
+            )
+        except (pa.ArrowException, OSError) as error:
+            raise FeederError(f"inference at {target.name} failed: {_reason(error)}") from None
+        problems: list[BaseException] = []
 
         def pump() -> None:
             try:
@@ -335,8 +402,9 @@ def exchange(
                 for batch in batches:
                     writer.write_batch(batch)
                 writer.done_writing()
-            except (pa.ArrowException, OSError) as error:
-                problems.append(str(error))
+            except BaseException as error:  # noqa: BLE001 (raised by the other thread)
+                problems.append(error)
+                reader.cancel()
 
         thread = threading.Thread(target=pump, name="sparkdl-exchange", daemon=True)
         thread.start()
@@ -346,6 +414,16 @@ def exchange(
             thread.join(order.timeout_s)
             writer.close()
         except (pa.ArrowException, OSError) as error:
-            raise FeederError(f"inference at {target.name} failed: {error}") from None
-        if problems:
-            raise FeederError(f"inference at {target.name} failed: {problems[0]}")
+            is_ours = problems and isinstance(error, flight.FlightCancelledError)
+            cause = problems[0] if is_ours else error
+            if not isinstance(cause, (pa.ArrowException, OSError)):
+                raise cause from None
+            raise FeederError(f"inference at {target.name} failed: {_reason(cause)}") from None
+        finally:
+            reader.cancel()  # whoever stops asking does not leave the node waiting
+
+
+def _reason(error: BaseException) -> str:
+    """Return what Flight says, without what it adds for its own developers."""
+    text = str(error).partition(". gRPC client debug context:")[0]
+    return text.partition(". Detail:")[0]

@@ -34,6 +34,7 @@ class Inbox:
         self._logs: dict[str, Log] = {}
         self._exchanges: dict[str, Exchange] = {}
         self._closed = ""
+        self._generation = 0
 
     @property
     def logs(self) -> tuple[Log, ...]:
@@ -41,14 +42,20 @@ class Inbox:
         with self._lock:
             return tuple(self._logs.values())
 
-    def log(self, feed: str) -> Log:
-        """Return the log of `feed`; it is closed from the start if the node takes no rows."""
+    def log(self, feed: str, generation: int | None = None) -> Log:
+        """Return the log of `feed`; it is closed from the start if the node takes no rows.
+
+        Args:
+            generation: the world whose rows are to come; a closed log if it is not this one.
+        """
         with self._lock:
+            if generation not in (None, self._generation):
+                return Log(feed, self._budget, self._listener.on_segment, is_closed=True)
             log = self._logs.get(feed)
             if log is None:
-                log = self._logs[feed] = Log(feed, self._budget, self._listener.on_segment)
-                if self._closed:
-                    log.close()
+                is_closed = bool(self._closed)
+                log = Log(feed, self._budget, self._listener.on_segment, is_closed)
+                self._logs[feed] = log
             return log
 
     def received(self, feed: str) -> None:
@@ -88,11 +95,16 @@ class Inbox:
         for exchange in exchanges:
             exchange.fail(reason)
 
-    def reopen(self) -> None:
-        """Begin anew for another child: empty logs that take rows."""
+    def reopen(self, generation: int) -> None:
+        """Begin anew for another child: empty logs that take the rows of its generation."""
         with self._lock:
             self._logs.clear()
             self._closed = ""
+            self._generation = generation
+
+    def press_again(self) -> None:
+        """Tell the listener once more if an append waits for room."""
+        self._budget.wake()
 
     def _press(self) -> None:
         for log in self.logs:

@@ -9,15 +9,21 @@ no name, so it vanishes with the last process that holds it, however that proces
 from __future__ import annotations
 
 import os
+import resource
 import tempfile
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from sparkdl.core.errors import FeedTimeoutError
-from sparkdl.feed.plan import merge_ranges
+from sparkdl.core.errors import FeedClosedError, FeedTimeoutError
+from sparkdl.feed.plan import Range, merge_ranges
+
+_OTHER_DESCRIPTORS = 256
+"""Descriptors that the agent, or the child with its framework, needs beside segments."""
+_MAX_SEGMENTS = 30_000
+"""Half of what a process may map by Linux's default (vm.max_map_count)."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,24 @@ class StoredSegment:
     fd: int
     exchange: str = ""
     is_last: bool = False
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One of Spark's attempts at a partition of a feeding job. Later ones have higher numbers."""
+
+    run: str
+    partition: int
+    number: int = 0
+
+
+@dataclass
+class _Source:
+    """What is known of a partition: its latest attempt, and its rows that are here."""
+
+    epoch: int
+    attempt: int
+    covered: list[Range] = field(default_factory=list)
 
 
 def write_segment(batch: pa.RecordBatch) -> tuple[int, int]:
@@ -62,12 +86,30 @@ def _anonymous_file() -> int:
         return os.dup(file.fileno())
 
 
-class Budget:
-    """Bytes that a node's logs may hold together. Appending waits while it is spent."""
+def _affordable_segments() -> int:
+    """Return how many segments this process may hold: one descriptor each, one more on its way."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return _MAX_SEGMENTS
+    return max(1, min(_MAX_SEGMENTS, (limit - _OTHER_DESCRIPTORS) // 2))
 
-    def __init__(self, limit_nbytes: int, on_pressure: Callable[[], None]) -> None:
+
+class Budget:
+    """Bytes that a node's logs may hold together. Appending waits while it is spent.
+
+    Each segment has a descriptor, here and in the child, so that their number is limited as well.
+    """
+
+    def __init__(
+        self,
+        limit_nbytes: int,
+        on_pressure: Callable[[], None],
+        limit_segments: int | None = None,
+    ) -> None:
         self.limit_nbytes = limit_nbytes
+        self.limit_segments = limit_segments or _affordable_segments()
         self.used_nbytes = 0
+        self.num_segments = 0
         self._on_pressure = on_pressure
         self._changed = threading.Condition()
 
@@ -81,7 +123,7 @@ class Budget:
             FeedTimeoutError: if nothing was released for `timeout_s`.
         """
         with self._changed:
-            while self.used_nbytes and self.used_nbytes + nbytes > self.limit_nbytes:
+            while self._is_full(nbytes):
                 if not is_wanted():
                     return False
                 self._on_pressure()
@@ -92,12 +134,14 @@ class Budget:
                         "may take that long"
                     )
             self.used_nbytes += nbytes
+            self.num_segments += 1
             return True
 
     def give_back(self, nbytes: int) -> None:
-        """Return bytes and wake whoever waits for them."""
+        """Return a segment's bytes and wake whoever waits for them."""
         with self._changed:
             self.used_nbytes -= nbytes
+            self.num_segments -= 1
             self._changed.notify_all()
 
     def wake(self) -> None:
@@ -105,12 +149,22 @@ class Budget:
         with self._changed:
             self._changed.notify_all()
 
+    def _is_full(self, nbytes: int) -> bool:
+        if not self.num_segments:
+            return False
+        is_over = self.used_nbytes + nbytes > self.limit_nbytes
+        return is_over or self.num_segments >= self.limit_segments
+
 
 class Log:
     """One feed at one node. Appended to by Flight threads, released from by the agent's loop."""
 
     def __init__(
-        self, feed: str, budget: Budget, on_segment: Callable[[StoredSegment], None]
+        self,
+        feed: str,
+        budget: Budget,
+        on_segment: Callable[[StoredSegment], None],
+        is_closed: bool = False,
     ) -> None:
         self.feed = feed
         self.rows_received = 0
@@ -119,13 +173,31 @@ class Log:
         self._lock = threading.Lock()
         self._segments: dict[int, StoredSegment] = {}
         self._next_number = 0
-        self._covered: dict[tuple[str, int], list[tuple[int, int]]] = {}
-        self._closed = False
+        self._sources: dict[tuple[str, int], _Source] = {}
+        self._closed = is_closed
 
     @property
     def is_closed(self) -> bool:
         """Whether the node wants no more rows."""
         return self._closed
+
+    def begin(self, attempt: Attempt, epoch: int) -> list[Range]:
+        """Begin an attempt at a partition; return its rows that are here, as half-open ranges.
+
+        What earlier attempts have on their way will not be appended any more.
+
+        Raises:
+            FeedClosedError: if a later attempt has begun.
+        """
+        with self._lock:
+            source = self._sources.setdefault(
+                (attempt.run, attempt.partition), _Source(epoch, attempt.number)
+            )
+            source.attempt = max(source.attempt, attempt.number)
+            self._raise_if_superseded(attempt)
+            covered = list(source.covered)
+        self._budget.wake()
+        return covered
 
     def append(
         self,
@@ -133,7 +205,7 @@ class Log:
         timeout_s: float,
         *,
         epoch: int = 0,
-        source: tuple[str, int] = ("", -1),
+        attempt: Attempt | None = None,
         start_row: int = 0,
         exchange: str = "",
         is_last: bool = False,
@@ -141,20 +213,26 @@ class Log:
         """Add a batch, waiting for room; return False if the node wants no more rows.
 
         Args:
-            source: the Spark job and partition that `batch` comes from, its rows being
-                `start_row` and following of it: what a second attempt at the partition skips.
+            attempt: what brings `batch`, whose rows are the partition's from `start_row` on; it
+                has begun. A later attempt skips them.
             exchange: the inference partition that waits for results, or empty.
+
+        Raises:
+            FeedClosedError: if a later attempt at the partition has begun.
+            FeedTimeoutError: if nothing was released for `timeout_s`.
         """
         if self._closed:
             return False
         fd, nbytes = write_segment(batch)
         segment: StoredSegment | None = None
         try:
-            if not self._budget.take(nbytes, timeout_s, lambda: not self._closed):
+            if not self._budget.take(nbytes, timeout_s, lambda: self._wants(attempt)):
+                self._raise_if_superseded(attempt)
                 return False
             with self._lock:
-                if self._closed:
+                if not self._wants(attempt):
                     self._budget.give_back(nbytes)
+                    self._raise_if_superseded(attempt)
                     return False
                 segment = StoredSegment(
                     self.feed,
@@ -170,25 +248,22 @@ class Log:
                 self._segments[segment.number] = segment
                 if not exchange:
                     self.rows_received += batch.num_rows
-                    done = self._covered.get(source, [])
-                    self._covered[source] = merge_ranges(
-                        [*done, (start_row, start_row + batch.num_rows)]
-                    )
+                if attempt:
+                    source = self._sources[attempt.run, attempt.partition]
+                    rows = (start_row, start_row + batch.num_rows)
+                    source.covered = merge_ranges([*source.covered, rows])
                 self._on_segment(segment)
         finally:
             if segment is None:
                 os.close(fd)
         return True
 
-    def covered(self, source: tuple[str, int]) -> list[tuple[int, int]]:
-        """Return the rows of a job's partition that are here already, as half-open ranges."""
+    def forget_sources(self, epoch: int) -> None:
+        """Drop the book-keeping of `epoch` and those before: their jobs are complete."""
         with self._lock:
-            return list(self._covered.get(source, []))
-
-    def forget_sources(self) -> None:
-        """Drop the book-keeping of jobs that are complete."""
-        with self._lock:
-            self._covered.clear()
+            self._sources = {
+                key: source for key, source in self._sources.items() if source.epoch > epoch
+            }
 
     def release(self, number: int) -> None:
         """Free all segments up to and including `number`."""
@@ -204,6 +279,22 @@ class Log:
             self._segments.clear()
         self._free(freed)
         self._budget.wake()
+
+    def _wants(self, attempt: Attempt | None) -> bool:
+        return not (self._closed or self._is_superseded(attempt))
+
+    def _is_superseded(self, attempt: Attempt | None) -> bool:
+        if attempt is None:
+            return False
+        source = self._sources.get((attempt.run, attempt.partition))
+        return source is None or source.attempt != attempt.number
+
+    def _raise_if_superseded(self, attempt: Attempt | None) -> None:
+        if attempt and self._is_superseded(attempt):
+            raise FeedClosedError(
+                f"attempt {attempt.number} at partition {attempt.partition} of feed {self.feed!r} "
+                "is out of date: a later one has begun, or its job is over"
+            )
 
     def _free(self, segments: list[StoredSegment]) -> None:
         for segment in segments:

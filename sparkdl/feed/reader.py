@@ -34,6 +34,11 @@ class Item:
     fd: int
     _batch: pa.RecordBatch | None = None
 
+    @property
+    def rows(self) -> int:
+        """Rows that count as consumed: those of inference do not."""
+        return 0 if self.segment.exchange else self.segment.rows
+
     def batch(self) -> pa.RecordBatch:
         """Map the segment, without copying."""
         if self._batch is None:
@@ -120,7 +125,7 @@ class FeedReader:
     def take(self, owner: int) -> Item | EpochMark | EndMark | None:
         """Wait for the next item and return it; `None` once somebody else has claimed.
 
-        A segment is moved past. A mark is not: see `finish_epoch`.
+        A segment is mapped and moved past. A mark is not moved past: see `finish_epoch`.
         """
         with self._changed:
             if self._under_pressure:
@@ -136,14 +141,22 @@ class FeedReader:
                 return None
             item = self._items[self._position]
             if isinstance(item, Item):
+                item.batch()  # here, where nobody forgets it meanwhile
                 self._position += 1
             return item
 
-    def give(self, rows: int) -> None:
-        """Count rows that are handed to user code, and tell the agent."""
+    def give(self, owner: int, rows: int) -> bool:
+        """Count rows that are about to be handed to user code, and tell the agent.
+
+        Returns:
+            False once somebody else has claimed: then nothing may be handed out.
+        """
         with self._changed:
+            if owner != self._owner:
+                return False
             self._rows += rows
             self._send(Consumed(self.feed, self._rows, self._epochs))
+            return True
 
     def finish_epoch(self, owner: int) -> None:
         """Move past the epoch's end: all before it is released and can't be given back."""
@@ -198,7 +211,7 @@ class FeedReader:
         for count in range(self._position):
             item = self._items[count]
             if isinstance(item, Item):
-                rows += item.segment.rows
+                rows += item.rows
                 if rows > self._rows:
                     return count
         return self._position
@@ -209,7 +222,7 @@ class FeedReader:
             item = self._items.popleft()
             if isinstance(item, Item):
                 number = item.segment.number
-                self._rows_at_start += item.segment.rows
+                self._rows_at_start += item.rows
                 item.close()
         self._position -= count
         if number >= 0:

@@ -19,20 +19,28 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from sparkdl.control.auth import is_authorized
-from sparkdl.core.errors import FeedClosedError, SparkdlError
+from sparkdl.core.errors import FeedClosedError, InferenceError, SparkdlError
 from sparkdl.feed.inbox import Inbox
+from sparkdl.feed.log import Attempt
 from sparkdl.feed.results import Exchange
 
 RESULT_SCHEMA = pa.schema([("ipc", pa.binary())])
 
 
 class PutHeader(msgspec.Struct, frozen=True):
-    """What a stream of batches is part of."""
+    """What a stream of batches is part of. `attempt` grows from one attempt to the next.
+
+    `timeout_s`: how long a batch may wait for room at the node; if `None`, what the node was
+    started with.
+    """
 
     feed: str
     epoch: int
     run: str
     partition: int
+    attempt: int = 0
+    generation: int = 0
+    timeout_s: float | None = None
 
 
 class PutAck(msgspec.Struct, frozen=True):
@@ -53,6 +61,7 @@ class ExchangeHeader(msgspec.Struct, frozen=True):
 
     feed: str
     exchange: str
+    timeout_s: float | None = None
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
@@ -84,16 +93,16 @@ class Receiver(flight.FlightServerBase):  # type: ignore[misc]
     ) -> None:
         """Append the batches of one feeder to the log."""
         header = msgspec.json.decode(descriptor.command, type=PutHeader)
-        log = self._inbox.log(header.feed)
-        source = (header.run, header.partition)
-        covered = tuple(log.covered(source))
+        log = self._inbox.log(header.feed, header.generation)
+        attempt = Attempt(header.run, header.partition, header.attempt)
+        covered = tuple(log.begin(attempt, header.epoch))
         writer.write(msgspec.json.encode(PutAck(log.rows_received, True, log.is_closed, covered)))
         for chunk in reader:
             accepted = log.append(
                 chunk.data,
-                self._inbox.timeout_s,
+                header.timeout_s or self._inbox.timeout_s,
                 epoch=header.epoch,
-                source=source,
+                attempt=attempt,
                 start_row=int.from_bytes(chunk.app_metadata.to_pybytes(), "big"),
             )
             self._inbox.received(header.feed)
@@ -109,18 +118,24 @@ class Receiver(flight.FlightServerBase):  # type: ignore[misc]
         """Hand one inference partition to the child and return its results."""
         header = msgspec.json.decode(descriptor.command, type=ExchangeHeader)
         exchange = self._open_exchange(header.exchange)
-        pump = threading.Thread(
-            target=self._pump, args=(header, exchange, reader), name="sparkdl-exchange", daemon=True
-        )
-        pump.start()
+        is_answered = threading.Event()
+
+        def answer() -> None:
+            try:
+                self._answer(header, exchange, writer)
+            finally:
+                is_answered.set()
+
+        threading.Thread(target=answer, name="sparkdl-answers", daemon=True).start()
         try:
-            writer.begin(RESULT_SCHEMA)
-            for data in exchange.results(self._inbox.timeout_s):
-                writer.write_batch(pa.record_batch([pa.array([data], pa.binary())], RESULT_SCHEMA))
-        except SparkdlError as error:
-            raise flight.FlightServerError(str(error)) from None
+            self._take_in(header, exchange, reader)
+        except (SparkdlError, pa.ArrowException, OSError) as error:
+            exchange.fail(f"receiving the partition failed: {error}")
         finally:
+            is_answered.wait()  # neither thread may use a stream whose call has ended
             self._inbox.close_exchange(header.exchange)
+        if exchange.failure:
+            raise flight.FlightServerError(exchange.failure)
 
     def _open_exchange(self, name: str) -> Exchange:
         try:
@@ -128,23 +143,35 @@ class Receiver(flight.FlightServerBase):  # type: ignore[misc]
         except FeedClosedError as error:
             raise flight.FlightServerError(str(error)) from None
 
-    def _pump(
+    def _answer(
+        self, header: ExchangeHeader, exchange: Exchange, writer: flight.MetadataRecordBatchWriter
+    ) -> None:
+        try:
+            writer.begin(RESULT_SCHEMA)
+            for data in exchange.results(header.timeout_s or self._inbox.timeout_s):
+                writer.write_batch(pa.record_batch([pa.array([data], pa.binary())], RESULT_SCHEMA))
+        except InferenceError:
+            return  # the other thread tells the client
+        except (pa.ArrowException, OSError) as error:
+            exchange.fail(f"sending results failed: {error}")
+
+    def _take_in(
         self, header: ExchangeHeader, exchange: Exchange, reader: flight.MetadataRecordBatchReader
     ) -> None:
-        log, timeout_s = self._inbox.log(header.feed), self._inbox.timeout_s
+        log = self._inbox.log(header.feed)
+        timeout_s = header.timeout_s or self._inbox.timeout_s
         last = None
-        try:
-            for chunk in reader:
-                last = chunk.data
-                exchange.expect(last.num_rows)
-                if last.num_rows and not log.append(last, timeout_s, exchange=header.exchange):
-                    exchange.fail("the node takes no more rows")
-                    return
-            if last is not None:
-                log.append(last.slice(0, 0), timeout_s, exchange=header.exchange, is_last=True)
-            exchange.finish_input()
-        except (SparkdlError, pa.ArrowException) as error:
-            exchange.fail(f"receiving the partition failed: {error}")
+        for chunk in reader:
+            if exchange.failure:
+                return
+            last = chunk.data
+            exchange.expect(last.num_rows)
+            if last.num_rows and not log.append(last, timeout_s, exchange=header.exchange):
+                exchange.fail("the node takes no more rows")
+                return
+        if last is not None:
+            log.append(last.slice(0, 0), timeout_s, exchange=header.exchange, is_last=True)
+        exchange.finish_input()
 
 
 def _ack(rows_received: int, accepted: bool, closed: bool) -> bytes:

@@ -28,6 +28,11 @@ class Exchange:
         self._all_rows_in = False
         self._failure = ""
 
+    @property
+    def failure(self) -> str:
+        """Why not every row gets its result, or empty."""
+        return self._failure
+
     def expect(self, rows: int) -> None:
         """Count rows that were handed to the child."""
         with self._changed:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -47,7 +47,7 @@ class FeedRdd:
 
     order: FeedOrder
 
-    def __call__(self, values: Iterator[Any]) -> Iterator[FedPartition]:
+    def __call__(self, values: Iterable[Any]) -> Iterator[FedPartition]:
         yield _feed(self.order, RowEncoder().batches(values))
 
 
@@ -68,7 +68,7 @@ class InferRdd:
 
     order: FeedOrder
 
-    def __call__(self, values: Iterator[Any]) -> Iterator[Any]:
+    def __call__(self, values: Iterable[Any]) -> Iterator[Any]:
         for data in _infer(self.order, RowEncoder().batches(values)):
             yield from decode_results(data)
 
@@ -85,7 +85,7 @@ def fed_partition(partition: int, rows_json: str, refused: int) -> FedPartition:
 
 
 def _feed(order: FeedOrder, batches: Iterator[pa.RecordBatch]) -> FedPartition:
-    return Feeder(order, _partition()).feed(batches)
+    return Feeder(order, _partition(), _attempt()).feed(batches)
 
 
 def _infer(order: FeedOrder, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
@@ -101,3 +101,11 @@ def _partition() -> int:
 
     context = TaskContext.get()
     return context.partitionId() if context is not None else 0
+
+
+def _attempt() -> int:
+    """Return a number that grows with every task that Spark starts."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context.taskAttemptId() if context is not None else 0

@@ -153,7 +153,8 @@ class Agent:
                 case states.TellFailed(generation, failure, status):
                     self._tell_failed(generation, failure or self._failure(status or 0))
                 case states.CloseFeeds(reason):
-                    self._feeds.close(reason)
+                    outcome = getattr(self._state, "outcome", None)
+                    self._feeds.close(reason, has_failed=not isinstance(outcome, Returned))
                 case states.End(reason):
                     self._end_reason = reason
                     self._ended.set()
@@ -161,13 +162,14 @@ class Agent:
     def _spawn(self, generation: int) -> None:
         if self._child:
             self._child.close()
-            self._feeds.reopen()
         port = reserve_port(self._host, self._environment)
         log = ChildLog(self._work_dir / f"child-{generation}.log")
         framework, environment = self._spec.framework, self._child_environment()
         child = Child.spawn(ChildOrder(framework, self._payload, log, port, environment))
         self._child = child
         self._pipe = ChildPipe(self._loop, child.sock, self._on_child_message)
+        if generation:
+            self._feeds.reopen(generation)
         self._tell(Offer(generation, child.port))
         if not framework_named(framework).shares_port:
             child.let_go_of_port()

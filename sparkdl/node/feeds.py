@@ -61,6 +61,8 @@ class NodeFeeds:
         self._receiver: Receiver | None = None
         self._read: dict[str, _Read] = {}
         self._reclaimed: set[str] = set()
+        self._ended: set[str] = set()
+        self._has_failed = False
         self._timer: asyncio.TimerHandle | None = None
 
     def listen(self, host: str, token: str) -> str:
@@ -72,13 +74,14 @@ class NodeFeeds:
 
     def epoch_end(self, message: EpochEnd) -> None:
         """Tell the child that an epoch is complete."""
-        self._inbox.log(message.feed).forget_sources()
+        self._inbox.log(message.feed).forget_sources(message.epoch)
         self._reclaimed.discard(message.feed)
         self._send_to_child(EpochMark(message.feed, message.epoch, message.rows), -1)
 
     def feed_end(self, message: FeedEnd) -> None:
         """Tell the child that feeds have ended; no names: all, those that nobody used yet too."""
         for feed in message.feeds or ("",):
+            self._ended.add(feed)
             self._send_to_child(EndMark(feed), -1)
 
     # From the child.
@@ -86,7 +89,11 @@ class NodeFeeds:
     def on_child_message(self, message: Local, fd: int) -> None:
         """Take what the child says of its feeds; `fd` is ours."""
         if isinstance(message, Consumed):
+            before = self._read.get(message.feed, _Read())
             self._read[message.feed] = _Read(message.rows, message.epochs)
+            if message.epochs != before.epochs:  # the child has forgotten that it was to release
+                self._reclaimed.discard(message.feed)
+                self._inbox.press_again()
             self._report_soon()
         elif isinstance(message, Release):
             self._reclaimed.discard(message.feed)
@@ -99,15 +106,27 @@ class NodeFeeds:
 
     # From the agent.
 
-    def close(self, reason: str) -> None:
-        """Take no more rows."""
+    def close(self, reason: str, has_failed: bool = False) -> None:
+        """Take no more rows.
+
+        Args:
+            has_failed: the coordinator is not told that the feeds are closed then, or a feed
+                would seem to have ended in order before the failure is known.
+        """
+        self._has_failed = has_failed
         self._inbox.close(reason)
         self._report()
 
-    def reopen(self) -> None:
-        """Begin anew for another child."""
-        self._inbox.reopen()
+    def reopen(self, generation: int) -> None:
+        """Begin anew for another child, which is told of the feeds that have ended already."""
+        feeds = [log.feed for log in self._inbox.logs]
+        self._inbox.reopen(generation)
+        self._has_failed = False
         self._read.clear()
+        self._reclaimed.clear()
+        self._tell(FeedProgress(tuple(FeedCount(feed, 0, 0, 0, False) for feed in feeds)))
+        for feed in self._ended:
+            self._send_to_child(EndMark(feed), -1)
 
     def shut_down(self) -> None:
         """Stop receiving; a peer that stalls in the middle of a call is not waited for."""
@@ -168,8 +187,7 @@ class NodeFeeds:
         counts = []
         for log in self._inbox.logs:
             read = self._read.get(log.feed, _Read())
-            counts.append(
-                FeedCount(log.feed, log.rows_received, read.rows, read.epochs, log.is_closed)
-            )
+            closed = log.is_closed and not self._has_failed
+            counts.append(FeedCount(log.feed, log.rows_received, read.rows, read.epochs, closed))
         if counts:
             self._tell(FeedProgress(tuple(counts)))

@@ -13,7 +13,7 @@ import socket
 import threading
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import FeedClosedError
+from sparkdl.core.errors import FeedClosedError, SparkdlError
 from sparkdl.feed.reader import FeedReader, Item
 from sparkdl.node.channel import (
     EndMark,
@@ -93,8 +93,9 @@ class AgentLink:
             while (messages := receive(self._sock, unframer)) is not None:
                 for message, fd in messages:
                     self._sort(message, fd)
-        except OSError as error:
+        except (OSError, SparkdlError) as error:
             _log.debug("The pipe to the agent broke: %s", error)
+        unframer.close()
         self._starts.put(None)
         with self._lock:
             self._is_lost = True

@@ -11,8 +11,9 @@ import os
 import struct
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import IO, BinaryIO, Literal
 
 import msgspec
 
@@ -20,6 +21,7 @@ from sparkdl.core.errors import ProtocolError
 from sparkdl.core.spec import ClusterSpec
 
 Owner = Literal["task", "executor", "process"]
+_TAIL_NBYTES = 4000
 _LENGTHS = struct.Struct("!IQ")
 
 
@@ -69,8 +71,16 @@ def start_agent(
         process.stdin.write(_LENGTHS.pack(len(body), len(payload)) + body + payload)
         process.stdin.flush()
     except BrokenPipeError:
+        with suppress(BrokenPipeError):
+            process.stdin.close()
         process.wait()
     return process
+
+
+def tail_of(stderr: IO[bytes]) -> str:
+    """Return the end of what an agent has written to its standard error."""
+    stderr.seek(max(0, os.fstat(stderr.fileno()).st_size - _TAIL_NBYTES))
+    return stderr.read().decode(errors="replace").strip()
 
 
 def read_order(stream: BinaryIO) -> tuple[AgentOrder, bytes]:

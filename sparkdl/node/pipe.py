@@ -53,6 +53,10 @@ class ChildPipe:
         self._is_open = False
         self._loop.remove_reader(self._sock)
         self._loop.remove_writer(self._sock)
+        self._drop_outbox()
+        self._unframer.close()
+
+    def _drop_outbox(self) -> None:
         for _data, fd in self._outbox:
             _close(fd)
         self._outbox.clear()
@@ -83,8 +87,8 @@ class ChildPipe:
                 self._loop.add_writer(self._sock, self._flush)
                 return
             except OSError:
-                self._shut()
-                return
+                self._drop_outbox()  # the child has ended; its last words are still to be read
+                break
             _close(fd)
             if sent < len(data):
                 self._outbox[0] = (data[sent:], -1)

@@ -5,7 +5,6 @@ Runs in: feeder
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ import msgspec
 from sparkdl.core.errors import LaunchError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.node.check import check_executor
-from sparkdl.node.order import AgentNews, AgentOrder, start_agent
+from sparkdl.node.order import AgentNews, AgentOrder, start_agent, tail_of
 from sparkdl.node.resources import assigned_gpus, executor_jvm_pid
 
 if TYPE_CHECKING:
@@ -76,12 +75,9 @@ class NodeTask:
                     return
             status = process.wait()
             if status:
-                stderr.seek(max(0, os.fstat(stderr.fileno()).st_size - 4000))
-                tail = stderr.read().decode(errors="replace")
                 name = self.spec.nodes[node_id].name
-                raise LaunchError(
-                    error or f"the agent of {name} ended with status {status}: {tail}"
-                )
+                text = f"the agent of {name} ended with status {status}: {tail_of(stderr)}"
+                raise LaunchError(error or text)
 
 
 def _jvm_pid() -> int:

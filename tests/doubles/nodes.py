@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 
 import sparkdl
+from sparkdl.core.deadline import Deadline
 from sparkdl.driver.controller import LogLine
 
 SOON_S = 10.0
@@ -50,8 +51,20 @@ def processes(root: int | None = None) -> dict[str, NodeProcesses]:
 
 def all_gone(them: Iterable[psutil.Process], within_s: float = SOON_S) -> bool:
     """Wait until all of `them` have ended; return whether they have."""
-    _gone, alive = psutil.wait_procs(list(them), timeout=within_s)
-    return all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
+    deadline, never = Deadline.after(within_s), threading.Event()
+    left = list(them)
+    while left := [process for process in left if _is_alive(process)]:
+        if deadline.has_passed:
+            return False
+        never.wait(0.02)
+    return True
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 @dataclass

@@ -45,8 +45,8 @@ class Executor(Protocol):
     def infer(self, data: Any, order: FeedOrder, schema: str | None) -> Any:
         """Return the results for `data`: lazily, where the executor can."""
 
-    def cancel_feeds(self) -> None:
-        """End running `feed` calls soon."""
+    def cancel_feeds(self, feed: str | None = None) -> None:
+        """End running `feed` calls soon: those of one feed, or all."""
 
     def close(self, deadline: Deadline) -> None:
         """End what is left of the nodes' own jobs or processes."""

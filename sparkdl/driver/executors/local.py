@@ -10,10 +10,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import pyarrow as pa
@@ -24,7 +24,7 @@ from sparkdl.driver.executors.executor import Launch
 from sparkdl.feed.batch import RowEncoder
 from sparkdl.feed.feeder import FedPartition, Feeder, FeedOrder, exchange
 from sparkdl.feed.task import decode_results
-from sparkdl.node.order import AgentNews, AgentOrder, start_agent
+from sparkdl.node.order import AgentNews, AgentOrder, start_agent, tail_of
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,8 @@ class LocalExecutor:
     def __init__(self) -> None:
         self._agents: list[subprocess.Popen[bytes]] = []
         self._watchers: list[threading.Thread] = []
-        self._cancelled = threading.Event()
+        self._lock = threading.Lock()
+        self._feeds: list[tuple[str, threading.Event]] = []
 
     def driver_host(self) -> str:
         """Return the loopback address."""
@@ -52,12 +53,16 @@ class LocalExecutor:
         """Start one agent per node; a thread each waits for its end."""
         for node in launch.spec.nodes:
             order = AgentOrder(launch.url, launch.token, node.node_id, launch.spec, owner="process")
-            with tempfile.TemporaryFile() as stderr:
+            stderr = tempfile.TemporaryFile()  # closed by the watcher
+            try:
                 agent = start_agent(order, launch.payload, sys.path, stderr.fileno())
+            except BaseException:
+                stderr.close()
+                raise
             self._agents.append(agent)
             watcher = threading.Thread(
                 target=self._watch,
-                args=(agent, node.name, on_broken),
+                args=(agent, stderr, node.name, on_broken),
                 name=f"sparkdl-local-{node.name}",
                 daemon=True,
             )
@@ -66,17 +71,27 @@ class LocalExecutor:
 
     def feed(self, data: Any, order: FeedOrder) -> list[FedPartition]:
         """Feed every partition, a few at a time."""
-        self._cancelled.clear()
         partitions = _partitions(data)
-        with ThreadPoolExecutor(NUM_FEEDERS, thread_name_prefix="sparkdl-feeder") as pool:
-            return list(
-                pool.map(
-                    lambda numbered: Feeder(order, numbered[0]).feed(
-                        self._until_cancelled(_batches(numbered[1]))
-                    ),
-                    enumerate(partitions),
-                )
-            )
+        feeders = [Feeder(order, number) for number in range(len(partitions))]
+        feed = (order.feed, threading.Event())
+        with self._lock:
+            self._feeds.append(feed)
+        pool = ThreadPoolExecutor(NUM_FEEDERS, thread_name_prefix="sparkdl-feeder")
+        try:
+            tasks = [
+                pool.submit(feeder.feed, _until(feed[1], _batches(partition)))
+                for feeder, partition in zip(feeders, partitions, strict=True)
+            ]
+            return [task.result() for task in tasks]
+        except BaseException:  # an interrupt, perhaps: whoever waits for a node has to stop
+            feed[1].set()
+            for feeder in feeders:
+                feeder.cancel()
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            with self._lock:
+                self._feeds.remove(feed)
 
     def infer(self, data: Any, order: FeedOrder, schema: str | None) -> Iterator[Any]:
         """Yield one result per row, in order."""
@@ -88,9 +103,12 @@ class LocalExecutor:
                 for data_ in exchange(order, f"{number}.{index}.{id(partition)}", target, group):
                     yield from decode_results(data_)
 
-    def cancel_feeds(self) -> None:
-        """Stop reading partitions."""
-        self._cancelled.set()
+    def cancel_feeds(self, feed: str | None = None) -> None:
+        """Stop reading partitions: those of one feed, or of all."""
+        with self._lock:
+            for name, cancelled in self._feeds:
+                if feed in (None, name):
+                    cancelled.set()
 
     def close(self, deadline: Deadline) -> None:
         """Let go of the agents, which ends them, and kill those that stay."""
@@ -107,34 +125,45 @@ class LocalExecutor:
         for watcher in self._watchers:
             watcher.join(_KILL_WAIT_S)
 
-    def _until_cancelled(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if self._cancelled.is_set():
-                return
-            yield batch
-
     def _watch(
-        self, agent: subprocess.Popen[bytes], name: str, on_broken: Callable[[SparkdlError], None]
+        self,
+        agent: subprocess.Popen[bytes],
+        stderr: IO[bytes],
+        name: str,
+        on_broken: Callable[[SparkdlError], None],
     ) -> None:
         assert agent.stdout is not None
         error = ""
-        with agent.stdout as stdout:
+        with agent.stdout as stdout, stderr:
             for line in stdout:
                 error = msgspec.json.decode(line, type=AgentNews).error or error
-        status = agent.wait()
-        if status:
-            on_broken(LaunchError(error or f"the agent of {name} ended with status {status}"))
+            status = agent.wait()
+            if status:
+                tail = tail_of(stderr)
+                text = f"the agent of {name} ended with status {status}: {tail or '(no word)'}"
+                on_broken(LaunchError(error or text))
+
+
+def _until(
+    cancelled: threading.Event, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        if cancelled.is_set():
+            return
+        yield batch
 
 
 def _partitions(data: Any) -> Sequence[Any]:
     if isinstance(data, pa.Table):
         return [data]
-    if not isinstance(data, Iterable):
+    is_text_or_frame = isinstance(data, (str, bytes, Mapping)) or hasattr(data, "columns")
+    if is_text_or_frame or not isinstance(data, Iterable):
         raise ConfigError(
-            f"executor='local' feeds tables and iterables of rows, not {type(data).__name__}"
+            f"executor='local' feeds tables and iterables of rows, not {type(data).__name__}; "
+            "pyarrow.table and pyarrow.Table.from_pandas make tables"
         )
-    rows = data if isinstance(data, Sequence) else list(data)
-    return rows if rows and all(isinstance(part, pa.Table) for part in rows) else [rows]
+    is_tables = isinstance(data, Sequence) and all(isinstance(part, pa.Table) for part in data)
+    return list(data) if is_tables and data else [data]
 
 
 def _batches(partition: Any) -> Iterator[pa.RecordBatch]:

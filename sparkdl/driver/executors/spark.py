@@ -90,7 +90,9 @@ class SparkExecutor:
 
     def feed(self, data: Any, order: FeedOrder) -> list[FedPartition]:
         """Run one Spark job in the calling thread, with its local properties."""
-        self._spark.addTag(self._feed_tag)
+        tags = (self._feed_tag, self._tag_of(order.feed))
+        for tag in tags:
+            self._spark.addTag(tag)
         try:
             if isinstance(data, RDD):
                 return data.mapPartitions(FeedRdd(order)).collect()
@@ -98,7 +100,8 @@ class SparkExecutor:
                 rows = data.mapInArrow(FeedDataFrame(order), FED_SCHEMA).collect()
                 return [fed_partition(row.partition, row.rows, row.refused) for row in rows]
         finally:
-            self._spark.removeTag(self._feed_tag)
+            for tag in tags:
+                self._spark.removeTag(tag)
         raise ConfigError(
             f"a {type(data).__module__}.{type(data).__name__} cannot be fed; give a DataFrame or an RDD"
         )
@@ -114,9 +117,12 @@ class SparkExecutor:
             raise ConfigError(f"inference takes a DataFrame or an RDD, not {type(data).__name__}")
         return results if schema is None else self._spark.createDataFrame(results, schema)
 
-    def cancel_feeds(self) -> None:
-        """Cancel the jobs of running `feed` calls."""
-        self._spark.interruptTag(self._feed_tag)
+    def cancel_feeds(self, feed: str | None = None) -> None:
+        """Cancel the jobs of running `feed` calls: those of one feed, or all."""
+        self._spark.interruptTag(self._feed_tag if feed is None else self._tag_of(feed))
+
+    def _tag_of(self, feed: str) -> str:
+        return f"{self._feed_tag}-{feed.encode().hex()}"  # a tag may not hold a comma
 
     def close(self, deadline: Deadline) -> None:
         """Wait for the nodes' job, which ends with its agents; cancel it if it stays."""
@@ -175,7 +181,7 @@ def _session(spark: SparkSession | SparkContext | None) -> SparkSession:
 def _default_fs(session: SparkSession) -> str:
     """Return Hadoop's default file system without a trailing slash."""
     try:
-        url = session.sparkContext._jsc.hadoopConfiguration().get("fs.defaultFS")  # type: ignore[attr-defined]
+        url = session.sparkContext._jsc.hadoopConfiguration().get("fs.defaultFS")
     except Exception:  # noqa: BLE001 (Spark Connect has no context; which error varies)
         return "file://"
     return "file://" if url.startswith("file:") else str(url).rstrip("/")

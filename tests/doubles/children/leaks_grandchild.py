@@ -6,4 +6,4 @@ import subprocess
 import sys
 
 grandchild = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
-print(grandchild.pid, flush=True)  # noqa: T201
+print(grandchild.pid, flush=True)

@@ -6,4 +6,4 @@ import socket
 import sys
 
 with socket.socket(fileno=int(sys.argv[2])) as held:
-    print(held.getsockname()[1], flush=True)  # noqa: T201
+    print(held.getsockname()[1], flush=True)

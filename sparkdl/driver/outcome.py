@@ -1,0 +1,53 @@
+"""What a state of the cluster means to those who wait for it: for its end, or while feeding. Pure.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparkdl.core.errors import FeedClosedError, SparkdlError, node_error
+from sparkdl.driver.state import Failed, Failing, Finished, Gathering, Running, Stopped, Stopping
+
+
+def is_decided(state: Any) -> bool:
+    """Whether it is known what follows from what has happened: no node is awaited, none failed."""
+    return not isinstance(state, (Gathering, Failing))
+
+
+def has_ended(state: Any) -> bool:
+    """Whether no `map_fun` is waited for any more."""
+    return isinstance(state, (Finished, Failed, Stopping, Stopped))
+
+
+def before_stop(state: Any) -> Any:
+    """Return the state in which the stop came; the state itself if none came."""
+    while isinstance(state, (Stopping, Stopped)):
+        state = state.before
+    return state
+
+
+def generation_of(state: Any) -> int | None:
+    """Return the number of the world that is or is about to be; `None` after the end."""
+    if isinstance(state, Gathering):
+        return state.generation
+    return state.world.generation if isinstance(state, (Running, Failing, Finished)) else None
+
+
+def failure_of(state: Any) -> SparkdlError | None:
+    """Return the error of a cluster that has failed, whether it has been stopped since or not."""
+    last = before_stop(state)
+    if isinstance(last, Failed):
+        return node_error(last.failures) if last.failures else last.problem
+    if isinstance(last, Failing) and last is not state:  # and nobody decides any more
+        return node_error(last.failures)
+    return None
+
+
+def feed_problem_of(state: Any) -> SparkdlError | None:
+    """Return why a cluster cannot be fed any more."""
+    problem = failure_of(state)
+    if problem is None and isinstance(state, (Stopping, Stopped)):
+        return FeedClosedError("the cluster was shut down while it was being fed")
+    return problem

@@ -1,0 +1,138 @@
+"""Ends a feed's job when it makes no sense any more, and knows why.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.control.messages import FeedCount
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import ConfigError, FeedTimeoutError, FeedTypeError, SparkdlError
+from sparkdl.driver.outcome import feed_problem_of
+
+if TYPE_CHECKING:
+    from sparkdl.driver.feeding import FeedCall
+
+_SETTLE_S = 5.0
+"""How long to wait for a node's failure that may explain a failed Spark job."""
+
+
+class NewWorldError(Exception):
+    """The nodes begin anew, and so has the feed."""
+
+
+class FeedWatch:
+    """Ends the Spark job when it makes no sense any more, and knows why."""
+
+    def __init__(self, call: FeedCall) -> None:
+        self._call = call
+        self._timeout_s = call.order.timeout_s
+        self._is_over = False
+        self._problem: SparkdlError | None = None
+        self.has_closed = False
+        self._is_renewed = False
+        self._thread = threading.Thread(target=self._run, name="sparkdl-feed-watch", daemon=True)
+
+    def __enter__(self) -> FeedWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        controller = self._call.controller
+        with controller.changed:
+            self._is_over = True
+            controller.changed.notify_all()
+        if kind is not None:
+            self._call.cancel()
+        self._thread.join(_SETTLE_S)
+
+    def guard(self, job: Callable[[], Any]) -> Any:
+        """Run a Spark job; if it fails because of a node, raise what the node said."""
+        try:
+            fed = job()
+        except (ConfigError, FeedTypeError):  # no node has to do with it
+            raise
+        except Exception:
+            self.wait_for_reason()
+            if self.has_closed:
+                return []  # nobody wants more rows, and so the job was cancelled
+            raise
+        self._raise_reason()
+        return fed
+
+    def wait_read(self, epochs: int, before: dict[int, FeedCount], rows: dict[int, int]) -> None:
+        """Wait until the nodes have read everything; the watching thread ends the wait early."""
+        call = self._call
+        call.controller.wait_for(
+            lambda view: self._has_reason() or call.has_read(view, epochs, before, rows),
+            Deadline.after(None),
+        )
+        self._raise_reason()
+
+    def _has_reason(self) -> bool:
+        """Whether the call cannot go on; raised by `_raise_reason`."""
+        return self._problem is not None or self._is_renewed
+
+    def _raise_reason(self) -> None:
+        if self._problem is not None:
+            raise self._problem from None
+        if self._is_renewed:
+            raise NewWorldError
+
+    def wait_for_reason(self) -> None:
+        """Give what is behind a failed job, or refused rows, time to be known; raise a failure."""
+        self._call.controller.wait_for(
+            lambda view: self._has_reason() or self.has_closed, Deadline.after(_SETTLE_S)
+        )
+        self._raise_reason()
+
+    def _run(self) -> None:
+        controller = self._call.controller
+        progress = -1
+        deadline = Deadline.after(self._timeout_s)
+        while True:
+            with controller.changed:
+                view = controller.view
+                if view.progress != progress:
+                    progress, deadline = view.progress, Deadline.after(self._timeout_s)
+                self._problem = self._problem or feed_problem_of(view.state)
+                self._is_renewed = self._problem is None and self._call.is_out_of_date(view.state)
+                closed = len(self._call.closed_nodes(view)) == len(self._call.world.fed)
+                has_to_stop = self._has_reason() or (closed and not self.has_closed)
+                self.has_closed = self.has_closed or closed
+                if has_to_stop:
+                    controller.changed.notify_all()
+                if self._is_over or self._has_reason():
+                    break
+                if not has_to_stop:
+                    controller.changed.wait(min(1.0, deadline.remaining_s))
+            self._call.bar.update(self._rows_read())
+            if has_to_stop:
+                self._call.cancel()
+            elif deadline.has_passed and not self._is_over:
+                self._time_out()
+                return
+        if self._has_reason():
+            self._call.cancel()
+
+    def _rows_read(self) -> int:
+        counts = self._call.controller.look(lambda view: self._call.counts(view))
+        return sum(count.rows_consumed for count in counts.values())
+
+    def _time_out(self) -> None:
+        problem = FeedTimeoutError(self._call.blame(self._timeout_s))
+        controller = self._call.controller
+        with controller.changed:
+            self._problem = problem
+            controller.changed.notify_all()
+        self._call.cancel()

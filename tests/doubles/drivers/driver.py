@@ -1,0 +1,22 @@
+"""What the driver programs here have in common: a cluster that prints the pids of its processes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+import sparkdl
+from tests.doubles.nodes import launch, processes
+
+
+def start(map_fun: Callable[[Any, Any], Any], **options: Any) -> sparkdl.Cluster:
+    """Launch two nodes and print their pids."""
+    cluster = launch(map_fun, **options)
+    pids = [process.pid for pair in processes().values() for process in (pair.agent, pair.child)]
+    print(json.dumps(pids), flush=True)
+    return cluster

@@ -1,0 +1,336 @@
+"""The feeds of one node in this process: what its agent and its child do for them, nothing else.
+
+Runs in: the process of pytest
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from types import TracebackType
+from typing import Generic, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.control.messages import EpochEnd, FeedEnd, FeedProgress
+from sparkdl.core.errors import FeedClosedError
+from sparkdl.feed.epoch import EpochBatches
+from sparkdl.feed.feeder import FeedOrder, Target
+from sparkdl.feed.log import write_segment
+from sparkdl.feed.reader import FeedReader, Item
+from sparkdl.node.channel import Consumed, EndMark, EpochMark, Local, Release, Segment
+from sparkdl.node.feeds import NodeFeeds
+from sparkdl.node.link import AgentLink
+from sparkdl.node.pipe import ChildPipe
+
+T = TypeVar("T")
+
+TOKEN = "secret"
+FEED = "input"
+SOON_S = 20.0
+"""Deadline of what takes a moment; a machine may be slow, so it is no measure of speed."""
+
+
+def numbers(start: int, stop: int, width: int = 1) -> pa.RecordBatch:
+    """Return a batch whose column "x" counts; `width` int64 to a row make it larger."""
+    columns = {"x": np.arange(start, stop)}
+    columns |= {f"filler{i}": np.zeros(stop - start, np.int64) for i in range(width - 1)}
+    return pa.record_batch(columns)
+
+
+def item(
+    batch: pa.RecordBatch,
+    number: int,
+    epoch: int = 0,
+    exchange: str = "",
+    is_last: bool = False,
+    feed: str = FEED,
+) -> Item:
+    """Return a segment as it reaches a child."""
+    fd, nbytes = write_segment(batch)
+    return Item(Segment(feed, number, epoch, batch.num_rows, nbytes, exchange, is_last), fd)
+
+
+class NoticingCondition(threading.Condition):
+    """Lets a test wait until somebody waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waits = threading.Semaphore(0)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._waits.release()
+        return super().wait(timeout)
+
+    def wait_for_waiter(self) -> None:
+        """Wait until `wait` has been called once more."""
+        assert self._waits.acquire(timeout=SOON_S), "nobody waits"
+        with self:  # which is free once the waiter does wait
+            pass
+
+
+class Arrivals:
+    """A reader without an agent: a test is the agent.
+
+    Attributes:
+        sent: what the child has told the agent.
+        waits: where user code waits for the next item.
+    """
+
+    def __init__(self, timeout_s: float = SOON_S) -> None:
+        self.sent: list[Local] = []
+        self._changed = threading.Condition()
+        self.reader = FeedReader(FEED, self._send, timeout_s)
+        self.waits = self.reader._changed = NoticingCondition()
+        self._number = 0
+        self._row = 0
+
+    def __enter__(self) -> Arrivals:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.reader.terminate()
+
+    def rows(self, *counts: int, epoch: int = 0) -> None:
+        """Let segments arrive whose column "x" goes on counting."""
+        for count in counts:
+            self.batch(numbers(self._row, self._row + count), epoch)
+            self._row += count
+
+    def batch(
+        self, batch: pa.RecordBatch, epoch: int = 0, exchange: str = "", is_last: bool = False
+    ) -> None:
+        """Let a segment arrive."""
+        self.reader.add(item(batch, self._number, epoch, exchange, is_last))
+        self._number += 1
+
+    def end_epoch(self, epoch: int, rows: dict[int, int] | None = None) -> None:
+        """Let the end of an epoch arrive."""
+        self.reader.add(EpochMark(FEED, epoch, rows or {}))
+
+    def end(self) -> None:
+        """Let the end of the feed arrive."""
+        self.reader.add(EndMark(FEED))
+
+    @property
+    def released(self) -> int:
+        """How many segments the agent may free."""
+        return max((m.number + 1 for m in self.sent if isinstance(m, Release)), default=0)
+
+    @property
+    def consumed(self) -> tuple[int, int]:
+        """Rows and epochs as last told."""
+        told = [m for m in self.sent if isinstance(m, Consumed)]
+        return (told[-1].rows, told[-1].epochs) if told else (0, 0)
+
+    def wait_sent(self, is_enough: Callable[[list[Local]], bool]) -> None:
+        """Wait until the child has told enough."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: is_enough(self.sent), SOON_S), self.sent
+
+    def _send(self, message: Local) -> None:
+        with self._changed:
+            self.sent.append(message)
+            self._changed.notify_all()
+
+
+class LocalNode:
+    """One node's `NodeFeeds` and Flight server on a loop of its own, and the child's link to it.
+
+    Attributes:
+        link: what a child has.
+        told: what the coordinator was told.
+        sent: what the child was sent, without the segments.
+    """
+
+    def __init__(
+        self,
+        node_id: int = 0,
+        limit_nbytes: int = 1 << 28,
+        timeout_s: float = SOON_S,
+    ) -> None:
+        self.node_id = node_id
+        self.told: list[FeedProgress] = []
+        self.sent: list[Local] = []
+        self._limit_nbytes, self._timeout_s = limit_nbytes, timeout_s
+        self._changed = threading.Condition()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="local-node")
+
+    def __enter__(self) -> LocalNode:
+        self._thread.start()
+        agents, childs = socket.socketpair()
+        self._sock = agents
+        self.call(self._begin)
+        self.link = AgentLink(childs)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.link.close()
+        for reader in self.link._readers.values():
+            with suppress(FeedClosedError):  # there is nobody to tell any more
+                reader.terminate()
+        self.call(self.feeds.shut_down)
+        self.call(self.pipe.close)
+        self.call(lambda: None)  # what Flight's threads have still left to the loop
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._sock.close()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Run `function` on the node's loop; return its result."""
+
+        async def run() -> T:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(SOON_S)
+
+    def reader(self, feed: str = FEED) -> FeedReader:
+        """Return the child's reader of a feed."""
+        return self.link.reader(feed)
+
+    def end_epoch(self, epoch: int, rows: dict[int, int], feed: str = FEED) -> None:
+        """Do what the driver does after an epoch."""
+        self.call(lambda: self.feeds.epoch_end(EpochEnd(feed, epoch, rows)))
+
+    def end_feed(self) -> None:
+        """Do what the driver does at shutdown."""
+        self.call(lambda: self.feeds.feed_end(FeedEnd(())))
+
+    def wait_told(self, is_enough: Callable[[list[FeedProgress]], bool]) -> None:
+        """Wait until the coordinator has been told enough."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: is_enough(self.told), SOON_S), self.told
+
+    def wait_sent(self, is_enough: Callable[[list[Local]], bool]) -> None:
+        """Wait until the child has been sent enough messages other than segments."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: is_enough(self.sent), SOON_S), self.sent
+
+    @property
+    def rows_received(self) -> int:
+        """Rows in the log of the feed."""
+        return self.feeds._inbox.log(FEED).rows_received
+
+    @property
+    def target(self) -> Target:
+        """Where feeders find this node."""
+        return Target(self.node_id, f"worker:{self.node_id}", self.uri)
+
+    def _begin(self) -> None:
+        self.feeds = NodeFeeds(self._limit_nbytes, self._timeout_s, self._send, self._tell)
+        self.pipe = ChildPipe(self._loop, self._sock, self.feeds.on_child_message)
+        self.uri = self.feeds.listen("127.0.0.1", TOKEN)
+
+    def _send(self, message: Local, fd: int) -> None:
+        if not isinstance(message, Segment):
+            with self._changed:
+                self.sent.append(message)
+                self._changed.notify_all()
+        self.pipe.send(message, fd)
+
+    def _tell(self, progress: FeedProgress) -> None:
+        with self._changed:
+            self.told.append(progress)
+            self._changed.notify_all()
+
+
+class Proxy:
+    """A network between feeders and a node, that can be cut.
+
+    Attributes:
+        target: where feeders find the node through this network.
+    """
+
+    def __init__(self, target: Target) -> None:
+        host, _, port = target.uri.rpartition("//")[2].rpartition(":")
+        self._to = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        own_port = self._listener.getsockname()[1]
+        self.target = replace(target, uri=f"grpc://127.0.0.1:{own_port}")
+        self._sockets: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept, name="proxy")]
+
+    def __enter__(self) -> Proxy:
+        self._threads[0].start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cut()
+        for thread in self._threads:
+            thread.join(SOON_S)
+        for each in (self._listener, *self._sockets):
+            each.close()
+
+    def cut(self) -> None:
+        """End all connections; refuse new ones."""
+        for each in (self._listener, *self._sockets):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(self._to)
+                self._sockets += [near, far]
+                for source, sink in ((near, far), (far, near)):
+                    thread = threading.Thread(target=self._pass_on, args=(source, sink))
+                    self._threads.append(thread)
+                    thread.start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                sink.sendall(data)
+        for each in (source, sink):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+
+class Running(threading.Thread, Generic[T]):
+    """A function in a thread of its own; `result` gives what it returned or raised."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        super().__init__(name="running")
+        self._function = function
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._value = self._function()
+        except BaseException as error:  # noqa: BLE001 (raised by `result`)
+            self._error = error
+
+    def result(self) -> T:
+        """Wait for the end."""
+        self.join(SOON_S)
+        assert not self.is_alive(), "it still runs"
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+
+def values(reader: FeedReader, batch_size: int = 1000) -> list[int]:
+    """Read one epoch; return column "x"."""
+    return [v for batch in EpochBatches(reader, batch_size) for v in batch["x"].tolist()]
+
+
+def order(
+    targets: Sequence[Target], run: str = "run", epoch: int = 0, timeout_s: float = SOON_S
+) -> FeedOrder:
+    """Return an order to feed `targets`."""
+    return FeedOrder(FEED, epoch, run, tuple(targets), TOKEN, timeout_s)

@@ -1,0 +1,156 @@
+"""Nodes as processes of this machine: how they start, are fed, and end with who started them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pytest
+
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import LaunchError, NodeFailedError, ReservationTimeoutError
+from sparkdl.driver.executors.local import LocalExecutor
+from tests.doubles.frameworks import KILLS_ITS_AGENT
+from tests.doubles.map_funs import hang
+from tests.doubles.nodes import SOON_S, all_gone, launch, processes
+
+DRIVERS = Path(__file__).parents[2] / "doubles" / "drivers"
+
+
+@pytest.fixture
+def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A shell script in the place of the agents' interpreter, for the test to write."""
+    script = tmp_path / "python"
+    monkeypatch.setattr(sys, "executable", str(script))
+    yield script
+    assert script.exists()
+
+
+def write_script(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o700)
+
+
+# starting
+
+
+def test_agent_that_cannot_start_fails_the_launch_with_its_words(interpreter: Path) -> None:
+    write_script(interpreter, "echo no such library >&2; exit 3")
+    with pytest.raises(LaunchError, match="of worker:0 ended with status 3: no such library"):
+        launch(hang, nodes=1)
+
+
+def test_agent_that_never_comes_is_named_when_the_time_is_over(interpreter: Path) -> None:
+    write_script(interpreter, "exec cat >/dev/null")
+    with pytest.raises(ReservationTimeoutError, match=r"0 of 2 .* missing: worker:0, worker:1"):
+        launch(hang, reservation_timeout=0.3)
+
+
+def test_agent_that_dies_early_fails_the_launch_or_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # an agent that is killed leaves its files
+    with (
+        pytest.raises((LaunchError, NodeFailedError), match=r"worker:0.*(status -9|was lost)"),
+        launch(hang, nodes=1, framework=KILLS_ITS_AGENT) as cluster,
+    ):
+        cluster.wait(SOON_S)
+
+
+# feeding
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [1, 2, 3],
+        (1, 2, 3),
+        range(1, 4),
+        iter([1, 2, 3]),
+        {1, 2, 3},
+        [[1], [2], [3]],
+        pa.table({"x": [1, 2, 3]}),
+        [pa.table({"x": [1]}), pa.table({"x": [2, 3]})],
+    ],
+    ids=lambda data: type(data).__name__,
+)
+def test_tables_and_iterables_of_rows_become_batches(data: Any) -> None:
+    from sparkdl.driver.executors import local
+
+    parts = local._partitions(data)
+    batches = [batch for part in parts for batch in local._batches(part)]
+    assert sum(batch.num_rows for batch in batches) == 3
+
+
+# ending
+
+
+def test_agent_that_does_not_end_in_time_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # an agent that is killed leaves its files
+    cluster = launch(hang, input_mode="own")
+    executor = cluster._executor
+    assert isinstance(executor, LocalExecutor)
+    them = processes()
+    stopped = them["worker:0"]
+    stopped.agent.suspend()
+    cluster._controller.close()
+    executor.close(Deadline.after(0.5))
+    assert all_gone([process for pair in them.values() for process in (pair.agent, pair.child)])
+
+
+def test_cluster_that_nobody_keeps_ends_with_the_program() -> None:
+    run = start_driver("forgets_shutdown")
+    them = node_processes(run)
+    assert run.wait(SOON_S) == 0
+    assert all_gone(them)
+    run.__exit__(None, None, None)
+
+
+def start_driver(program: str) -> subprocess.Popen[str]:
+    """Start a driver program; it prints the pids of its nodes' processes once all are up."""
+    return subprocess.Popen(
+        [sys.executable, str(DRIVERS / f"{program}.py")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def node_processes(run: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Wait for the pids of four processes, two of each node."""
+    assert run.stdout
+    them = [psutil.Process(pid) for pid in json.loads(run.stdout.readline())]
+    assert len(them) == 4
+    return them
+
+
+def test_nodes_die_with_the_driver() -> None:
+    with start_driver("feeds") as run:
+        them = node_processes(run)
+        run.kill()
+        assert all_gone(them, within_s=5)
+
+
+@pytest.mark.parametrize("program", ["feeds", "feeds_in_vain", "waits"])
+def test_interrupt_ends_everything_in_order(program: str) -> None:
+    """Ctrl-C in a terminal, or in a notebook."""
+    with start_driver(program) as run:
+        them = node_processes(run)
+        assert run.stdout
+        assert run.stdout.readline() == "now\n"
+        run.send_signal(signal.SIGINT)
+        out, err = run.communicate(timeout=2 * SOON_S)
+        assert err.rstrip().endswith("KeyboardInterrupt")
+        assert out == "Stopped\n"
+        assert run.returncode in (-signal.SIGINT, 130)
+        assert all_gone(them, within_s=0)

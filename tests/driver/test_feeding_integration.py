@@ -1,0 +1,313 @@
+"""Rows on their way through a whole cluster without Spark."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import sparkdl
+from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTimeoutError, NodeFailedError
+from sparkdl.node.context import NodeContext
+from tests.doubles.frameworks import LOSES_PORTS
+from tests.doubles.gates import Gate
+from tests.doubles.map_funs import count_rows, double, hang
+from tests.doubles.nodes import SOON_S, launch
+
+LITTLE = 1 << 16
+"""Bytes of feed memory that make feeders wait."""
+
+
+def column(result: Any, i: int) -> int:
+    """Return the sum over all nodes of one of the numbers that each returned."""
+    return sum(values[i] for values in result)
+
+
+# all rows, once an epoch
+
+
+def test_every_row_is_read_once_an_epoch_however_often_it_is_fed() -> None:
+    with launch(count_rows) as cluster:
+        first = cluster.feed(range(1000), epochs=3)
+        assert first.epochs == 3
+        assert first.rows_fed == 3000
+        assert first.rows_unused == 0
+        assert first.rows == {"worker:0": 1500, "worker:1": 1500}
+        assert cluster.feed(range(501)).rows_fed == 501
+        results = cluster.results(SOON_S)
+    assert column(results, 0) == 3501
+    assert column(results, 1) == 3 * sum(range(1000)) + sum(range(501))
+
+
+def test_data_far_beyond_the_memory_streams_through() -> None:
+    rows = 200
+
+    def norm(args: None, ctx: NodeContext) -> list[float]:
+        total = [0.0, 0.0]
+        for _epoch in range(2):
+            for batch in ctx.batches(16, even=False):
+                total[0] += len(batch["x"])
+                total[1] += float(batch["x"].sum())
+        return total
+
+    x = np.repeat(np.arange(rows, dtype=np.float32)[:, None], 4096, axis=1)  # 3.2 MB
+    column_x = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), 4096)
+    table = pa.table({"x": column_x})
+    parts = [table.slice(i, 8) for i in range(0, rows, 8)]
+    with launch(norm, feed_memory=LITTLE) as cluster:
+        assert cluster.feed(parts, epochs=2).rows_fed == 2 * rows
+        results = cluster.results(SOON_S)
+    assert column(results, 0) == 2 * rows
+    assert column(results, 1) == 2 * 4096 * sum(range(rows))
+
+
+def test_fewer_rows_than_nodes_are_fed_all_the_same() -> None:
+    with launch(count_rows) as cluster:
+        assert cluster.feed([7], epochs=2).rows_fed == 2
+        assert cluster.feed([]).rows_fed == 0
+        assert column(cluster.results(SOON_S), 1) == 14
+
+
+def test_feeds_of_different_names_go_side_by_side() -> None:
+    def two_feeds(args: None, ctx: NodeContext) -> list[int]:
+        rows = []
+        for name in ("images", "labels"):
+            feed, count = ctx.get_data_feed(qname_in=name), 0
+            while not feed.should_stop():
+                count += len(feed.next_batch(10))
+            rows.append(count)
+        return rows
+
+    with launch(two_feeds, feed_memory=1 << 20) as cluster, ThreadPoolExecutor(2) as pool:
+        labels = pool.submit(cluster.feed, range(30), 1, "labels")  # read last
+        images = pool.submit(cluster.feed, range(1000), 2, "images")
+        assert images.result(SOON_S).rows_fed == 2000
+        cluster.end_feeds("images")
+        assert labels.result(SOON_S).rows_fed == 30
+        results = cluster.results(SOON_S)
+    assert (column(results, 0), column(results, 1)) == (2000, 30)
+
+
+def test_end_of_one_feed_does_not_cut_another(tmp_path: Path) -> None:
+    def leave_one(args: list[Gate], ctx: NodeContext) -> int:
+        ctx.get_data_feed(qname_in="eval").terminate()
+        feed, count = ctx.get_data_feed(), 0
+        args[ctx.rank].wait()
+        while not feed.should_stop():
+            count += len(feed.next_batch(10))
+        return count
+
+    gates = [Gate.at(tmp_path / str(rank)) for rank in range(2)]
+    rows = [bytes(1000)] * 500
+    with launch(leave_one, gates, feed_memory=LITTLE) as cluster, ThreadPoolExecutor(1) as pool:
+        training = pool.submit(cluster.feed, iter(rows))
+        cluster.feed(itertools.repeat(1), name="eval")  # endless: returns as nobody wants it
+        for gate in gates:
+            gate.open()
+        assert training.result(SOON_S).rows_fed == 500
+        assert sum(cluster.results(SOON_S)) == 500
+
+
+# rows that nobody wants
+
+
+def test_rows_for_a_node_that_returned_early_are_counted_as_unused() -> None:
+    def some(args: None, ctx: NodeContext) -> int:
+        feed, rows = ctx.get_data_feed(), 0
+        while not feed.should_stop() and not (ctx.rank == 1 and rows):
+            rows += len(feed.next_batch(10))
+        return rows
+
+    with launch(some) as cluster:
+        report = cluster.feed(range(1000))
+        kept, left = cluster.results(SOON_S)
+    assert left == 10
+    assert report.rows_unused == report.rows["worker:1"] - 10 > 0
+    assert kept + left + report.rows_unused == 1000
+
+
+def test_feed_ends_early_once_no_node_wants_more() -> None:
+    def first_rows(args: None, ctx: NodeContext) -> int:
+        feed = ctx.get_data_feed()
+        rows = len(feed.next_batch(10))
+        feed.terminate()
+        return rows
+
+    with launch(first_rows) as cluster:
+        report = cluster.feed(itertools.count())
+        assert report.epochs == 0
+        assert report.rows_unused > 0
+        assert cluster.results(SOON_S) == [10, 10]
+
+
+# what ends a feed, and what it refuses
+
+
+def test_feed_that_nobody_reads_times_out_and_names_the_node_and_its_last_words() -> None:
+    def stall_in_one(args: None, ctx: NodeContext) -> None:
+        if ctx.rank == 1:
+            print("waiting for a lock")
+            hang(args, ctx)
+        count_rows(args, ctx)
+
+    with launch(stall_in_one) as cluster:
+        with pytest.raises(FeedTimeoutError) as caught:
+            cluster.feed(range(100), timeout_s=2)
+        cluster.abort()
+    story = str(caught.value)
+    assert "no progress for 2 s: worker:1 has read 0 of 50 rows" in story
+    assert "feed_timeout" in story
+    assert story.endswith("  | waiting for a lock")
+
+
+def test_timeout_of_a_feed_is_its_own_also_where_a_node_is_full(tmp_path: Path) -> None:
+    """The cluster's feed_timeout is what feeds have that name none."""
+    gate = Gate.at(tmp_path / "gate")
+
+    def late(args: Gate, ctx: NodeContext) -> list[int]:
+        args.wait()
+        return [len(ctx.get_data_feed().next_batch(300))]
+
+    with (
+        launch(late, gate, nodes=1, feed_memory=LITTLE, feed_timeout=0.3) as cluster,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        feeding = pool.submit(
+            cluster.feed, [pa.table({"x": [bytes(LITTLE)]})] * 3, timeout_s=SOON_S
+        )
+        with gate.wait_until_reached(), pytest.raises(FutureTimeoutError):
+            feeding.result(timeout=1.0)
+        assert feeding.result(SOON_S).rows_fed == 3
+
+
+def test_problem_in_the_data_is_raised_and_harms_no_node() -> None:
+    def rows() -> Iterator[int]:
+        yield from range(10)
+        raise ValueError("a bad row")
+
+    with launch(count_rows, nodes=1) as cluster:
+        with pytest.raises(ValueError, match="a bad row"):
+            cluster.feed(rows())
+        assert cluster.feed([1]).rows_fed == 1
+
+
+def test_cluster_that_reads_its_own_data_is_not_fed() -> None:
+    with (
+        launch(lambda args, ctx: None, nodes=1, input_mode="own") as cluster,
+        pytest.raises(ConfigError, match="input_mode='spark'"),
+    ):
+        cluster.feed([1])
+
+
+def test_what_cannot_be_fed_is_refused_before_a_row_is_sent() -> None:
+    with launch(count_rows, nodes=1) as cluster:
+        for data, epochs, text in (
+            ([1], 0, "epochs=0"),
+            (1, 1, "not int"),
+            ("text", 1, "not str"),
+            ({"x": [1]}, 1, "not dict"),
+            (iter([1]), 2, "a list_iterator can be read once"),
+        ):
+            with pytest.raises(ConfigError, match=text):
+                cluster.feed(data, epochs)
+        with pytest.raises(ConfigError, match="timeout_s=0"):
+            cluster.feed([1], timeout_s=0)
+        assert cluster.results(SOON_S) == [[0, 0]]
+
+
+def test_shutdown_ends_a_running_feed_and_later_ones() -> None:
+    with launch(count_rows, nodes=1) as cluster, ThreadPoolExecutor(1) as pool:
+        feeding = pool.submit(cluster.feed, itertools.repeat(1))
+        cluster.abort()
+        with pytest.raises(FeedClosedError, match="shut down while it was being fed"):
+            feeding.result(SOON_S)
+        with pytest.raises(FeedClosedError, match="has been shut down"):
+            cluster.feed([1])
+        with pytest.raises(FeedClosedError, match="has been shut down"):
+            cluster.infer([1])
+
+
+# lost ports
+
+
+def lose_port_once(args: list[Any], ctx: NodeContext) -> list[int]:
+    """In the first round lose the port, having met the test at a gate; in the second, train."""
+    gate, rows_before = args
+    if ctx.generation == 0 and ctx.rank == 1:
+        if rows_before:
+            ctx.get_data_feed().next_batch(rows_before)
+        gate.wait()
+        raise OSError("address already in use")
+    return [*count_rows(args, ctx), ctx.generation, ctx.member.port]
+
+
+@pytest.mark.parametrize("rows_before", [0, 10])
+def test_feed_begins_anew_when_a_node_loses_its_port(tmp_path: Path, rows_before: int) -> None:
+    gate = Gate.at(tmp_path / "gate")
+    with (
+        launch(lose_port_once, [gate, rows_before], framework=LOSES_PORTS) as cluster,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        ports = [member.port for member in cluster.world.members]
+        feeding = pool.submit(cluster.feed, range(1000), 2)
+        gate.open()
+        report = feeding.result(2 * SOON_S)
+        assert (report.rows_fed, report.rows_unused) == (2000, 0)
+        assert cluster.feed(range(100)).rows_fed == 100
+        results = cluster.results(SOON_S)
+        now = [member.port for member in cluster.world.members]
+    assert column(results, 0) == 2100
+    assert [result[2] for result in results] == [1, 1]
+    assert [result[3] for result in results] == now
+    assert not set(now) & set(ports)
+
+
+def test_end_of_the_feed_reaches_the_children_of_a_later_round(tmp_path: Path) -> None:
+    gate = Gate.at(tmp_path / "gate")
+    with (
+        launch(lose_port_once, [gate, 0], framework=LOSES_PORTS) as cluster,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        results = pool.submit(cluster.results)
+        with gate.wait_until_reached():
+            cluster.end_feeds()
+        assert [result[:3] for result in results.result(2 * SOON_S)] == [[0, 0, 1]] * 2
+
+
+# inference
+
+
+def test_results_of_inference_are_in_order_and_come_as_they_are_asked_for() -> None:
+    with launch(double) as cluster:
+        assert list(cluster.infer(range(1000))) == [2 * i for i in range(1000)]
+        tables = [pa.table({"x": [1, 2]}), pa.table({"x": [3]}), pa.table({"x": [4, 5]})]
+        few = cluster.infer(range(5), timeout_s=5)
+        assert list(itertools.islice(few, 3)) == [0, 2, 4]
+        few.close()
+        with pytest.raises(ConfigError, match="schema"):
+            list(cluster.infer(tables, schema="y long"))
+        assert cluster.status() == "Running"
+
+
+def test_inference_after_a_failure_raises_what_failed() -> None:
+    def fail(args: None, ctx: NodeContext) -> None:
+        ctx.get_data_feed(train_mode=False).next_batch(1)
+        raise RuntimeError("out of luck")
+
+    cluster = launch(fail, nodes=1)
+    try:
+        with pytest.raises(sparkdl.SparkdlError, match=r"map_fun has ended|out of luck"):
+            list(cluster.infer(range(10)))
+        with pytest.raises(NodeFailedError, match="out of luck"):
+            cluster.wait(SOON_S)
+        with pytest.raises(NodeFailedError, match="out of luck"):
+            cluster.infer(range(10))
+    finally:
+        cluster.abort()

@@ -1,0 +1,343 @@
+"""A whole cluster without Spark: results, failures, logs, and every way in which it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sparkdl
+from sparkdl.core.errors import (
+    ConfigError,
+    NodeFailedError,
+    NodeLostError,
+    ResultError,
+    ShutdownTimeoutError,
+)
+from sparkdl.node.context import NodeContext
+from tests.doubles.frameworks import IS_MISSING
+from tests.doubles.gates import Gate
+from tests.doubles.map_funs import die, hang, wait_for_end
+from tests.doubles.nodes import SOON_S, Lines, all_gone, launch, processes
+
+
+def endless() -> Any:
+    while True:
+        yield 1
+
+
+# results
+
+
+def test_results_are_by_rank_and_may_hold_arrays() -> None:
+    def value(args: float, ctx: NodeContext) -> Any:
+        return {"weights": np.full((2, 3), args + ctx.rank, np.float32), "seen": (1, {2})}
+
+    with launch(value, 0.5) as cluster:
+        for rank, result in enumerate(cluster.results(SOON_S)):
+            np.testing.assert_array_equal(result["weights"], np.full((2, 3), 0.5 + rank, "f4"))
+            assert result["weights"].dtype == np.float32
+            assert result["seen"] == (1, {2})
+        assert cluster.status() == "Finished"
+    assert len(cluster.results()) == 2, "they can still be asked for"
+
+
+def test_job_is_over_when_chief_and_workers_have_returned() -> None:
+    def role(args: None, ctx: NodeContext) -> str:
+        if ctx.job_name in ("ps", "evaluator"):
+            signal.pause()
+        return f"{ctx.job_name}:{ctx.task_index} {ctx.num_workers}"
+
+    options = {"num_ps": 1, "master_node": "chief", "eval_node": True, "input_mode": "own"}
+    with launch(role, nodes=4, **options) as cluster:
+        them = processes()
+        assert cluster.results(SOON_S) == ["chief:0 2", "worker:0 2", None, None]
+        assert all_gone([them["ps:0"].child, them["evaluator:0"].child])
+
+
+def test_value_that_cannot_travel_is_an_error_only_for_who_asks() -> None:
+    def value(args: None, ctx: NodeContext) -> Any:
+        return object() if ctx.rank else 1
+
+    with launch(value) as cluster:
+        cluster.wait(SOON_S)
+        with pytest.raises(ResultError, match=r"worker:1 \(rank 1\): result is a builtins.object"):
+            cluster.results(SOON_S)
+
+
+def test_results_that_are_late_leave_the_cluster_running(tmp_path: Path) -> None:
+    gate = Gate.at(tmp_path / "gate")
+    with launch(lambda args, ctx: args.wait(), gate, nodes=1, input_mode="own") as cluster:
+        with pytest.raises(TimeoutError, match="worker:0 still in map_fun"):
+            cluster.results(timeout_s=0.1)
+        gate.open()
+        assert cluster.results(SOON_S) == [None]
+
+
+def test_results_of_a_cluster_that_was_stopped_before_are_an_error() -> None:
+    with launch(hang, input_mode="own") as cluster, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(cluster.results)
+        cluster.abort()
+        for ask in (waiting.result, cluster.results, cluster.wait):
+            with pytest.raises(ResultError, match="stopped before worker:0, worker:1 had returned"):
+                ask()
+
+
+# failures
+
+
+def test_root_cause_comes_first_with_all_that_is_known_of_it(tmp_path: Path) -> None:
+    """Rank 1 fails by itself, rank 0 only when rank 1 has gone."""
+    start, alive = Gate.at(tmp_path / "start"), Gate.at(tmp_path / "alive")
+
+    def fail(args: None, ctx: NodeContext) -> None:
+        if ctx.rank == 1:
+            start.wait()
+            print("about to divide")
+            os.open(alive.path, os.O_WRONLY)  # until this process ends
+            1 / 0  # noqa: B018
+        alive.wait()
+        raise ConnectionError("the other worker is gone")
+
+    with ExitStack() as stack:
+        cluster = launch(fail)
+        stack.callback(cluster.abort)
+        them = processes()
+        start.open()
+        with pytest.raises(NodeFailedError) as caught:
+            cluster.results(SOON_S)
+        cause, consequence = caught.value.failures
+        assert (cause.node, cause.rank, cause.host) == ("worker:1", 1, "127.0.0.1")
+        assert cause.pid == them["worker:1"].child.pid
+        assert cause.kind == "exception"
+        assert cause.exception_type == "builtins.ZeroDivisionError"
+        assert "1 / 0" in cause.traceback
+        assert cause.log_tail[0] == "about to divide"
+        assert consequence.exception_type == "builtins.ConnectionError"
+        story = str(caught.value)
+        assert story.startswith(f"worker:1 (rank 1, pid {cause.pid}) on 127.0.0.1 raised ")
+        assert story.index("ZeroDivisionError") < story.index("then worker:0")
+        assert "  | about to divide" in story
+        assert any("ConnectionError" in line for line in cluster.logs(0)), "logs outlive the child"
+        with pytest.raises(NodeFailedError):
+            cluster.shutdown()
+    assert all_gone([process for pair in them.values() for process in (pair.agent, pair.child)])
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "code", "number", "text"),
+    [
+        ("os._exit", "exit", 3, None, "ended with exit code 3"),
+        ("sys.exit", "exit", 5, None, "ended with exit code 5"),
+        ("segfault", "signal", None, signal.SIGSEGV, "was killed by SIGSEGV"),
+        ("SIGKILL", "signal", None, signal.SIGKILL, "was killed by SIGKILL"),
+        ("agent", "lost", None, None, "was lost"),
+    ],
+)
+def test_death_of_a_node_ends_the_feed_and_the_wait_for_results(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+    kind: str,
+    code: int | None,
+    number: int | None,
+    text: str,
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # an agent that is killed leaves its files
+    gate = Gate.at(tmp_path / "gate")
+
+    def train(args: str, ctx: NodeContext) -> None:
+        feed = ctx.get_data_feed()
+        if ctx.rank == 1:
+            feed.next_batch(10)
+            gate.wait()
+            die(args)
+        while not feed.should_stop():
+            feed.next_batch(10)
+
+    with launch(train, how, feed_memory=1 << 20) as cluster, ThreadPoolExecutor(2) as pool:
+        feeding = pool.submit(cluster.feed, endless())
+        waiting = pool.submit(cluster.wait)
+        gate.open()
+        for future in (feeding, waiting):
+            with pytest.raises(NodeFailedError, match=text) as caught:
+                future.result(SOON_S)
+            cause = caught.value.root_cause
+            assert (cause.node, cause.kind) == ("worker:1", kind)
+            assert (cause.exit_code, cause.signal_number) == (code, number)
+            assert isinstance(caught.value, NodeLostError) == (kind == "lost")
+        if how == "segfault":
+            assert "Segmentation fault" in "".join(cause.log_tail), "the stack is in the log"
+        assert cluster.status() == "Failed"
+        cluster.abort()
+
+
+def test_cluster_that_failed_leaves_the_next_one_alone() -> None:
+    def fail(args: int, ctx: NodeContext) -> int:
+        return 1 // args
+
+    with pytest.raises(NodeFailedError):
+        sparkdl.run(None, fail, 0, nodes=1, framework="plain", executor="local")
+    assert sparkdl.run(None, fail, 1, nodes=1, framework="plain", executor="local") == [1]
+
+
+def test_framework_that_is_missing_is_the_nodes_failure() -> None:
+    """Perhaps before all nodes know each other, perhaps after."""
+    with (
+        pytest.raises(NodeFailedError, match="frobnicate 3 cannot be imported") as caught,
+        launch(hang, framework=IS_MISSING) as cluster,
+    ):
+        cluster.wait(SOON_S)
+    assert {failure.kind for failure in caught.value.failures} == {"setup"}
+    assert caught.value.root_cause.node in ("worker:0", "worker:1")
+
+
+def test_function_that_only_the_driver_can_import_fails_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_the_driver.py").write_text("def train(args, ctx): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    from of_the_driver import train  # type: ignore[import-not-found]
+
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
+    with (
+        pytest.raises(NodeFailedError, match="No module named 'of_the_driver'"),
+        launch(train) as cluster,
+    ):
+        cluster.wait(SOON_S)
+
+
+# several at once
+
+
+def test_two_clusters_live_beside_each_other_and_in_any_thread() -> None:
+    with launch(wait_for_end, nodes=1) as one, ThreadPoolExecutor(1) as pool:
+        other = pool.submit(launch, wait_for_end, None, 2).result()
+        assert pool.submit(other.feed, range(100)).result().rows_fed == 100
+        assert one.feed(range(10)).rows_fed == 10
+        assert pool.submit(other.results).result() == [0, 1]
+        pool.submit(other.shutdown).result()
+        assert one.status() == "Running"
+        assert one.results(SOON_S) == [0]
+
+
+# shutdown
+
+
+def test_shutdown_waits_for_map_fun_and_is_there_once(tmp_path: Path) -> None:
+    gate = Gate.at(tmp_path / "gate")
+
+    def leave_slowly(args: Gate, ctx: NodeContext) -> str:
+        feed = ctx.get_data_feed()
+        while not feed.should_stop():
+            feed.next_batch(10)
+        if ctx.rank == 0:
+            args.wait()
+        return "exported"
+
+    cluster = launch(leave_slowly, gate)
+    with ThreadPoolExecutor(2) as pool:
+        shutdowns = [pool.submit(cluster.shutdown) for _ in range(2)]
+        with gate.wait_until_reached():  # the end of the feed has come
+            assert not any(shutdown.done() for shutdown in shutdowns)
+        for shutdown in shutdowns:
+            shutdown.result(SOON_S)
+    cluster.shutdown()
+    cluster.abort()
+    assert cluster.results() == ["exported", "exported"]
+
+
+@pytest.mark.parametrize("limit", ["grace_s", "timeout_s"])
+def test_shutdown_that_takes_too_long_stops_map_fun_and_names_who_was_late(limit: str) -> None:
+    def hang_in_one(args: None, ctx: NodeContext) -> None:
+        if ctx.rank == 1:
+            signal.pause()
+
+    cluster = launch(hang_in_one, input_mode="own")
+    them = processes()
+    with pytest.raises(ShutdownTimeoutError, match=r"^worker:1 had not returned"):
+        cluster.shutdown(**{limit: 0.5})
+    assert all_gone([pair.agent for pair in them.values()])
+    cluster.shutdown()
+
+
+def test_with_block_that_raises_stops_at_once_and_raises_its_own_error() -> None:
+    them = {}
+
+    def block() -> None:
+        with launch(hang, input_mode="own"):
+            them.update(processes())
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        block()
+    assert len(them) == 2
+    assert all_gone([pair.child for pair in them.values()], within_s=0)
+
+
+def test_with_block_that_ends_raises_what_a_node_raised() -> None:
+    def fail(args: None, ctx: NodeContext) -> None:
+        raise RuntimeError("in the node")
+
+    with pytest.raises(NodeFailedError, match="in the node"), launch(fail, nodes=1):
+        pass
+
+
+# logs
+
+
+def test_output_streams_to_the_driver_behind_the_name_of_its_node(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def speak(args: None, ctx: NodeContext) -> None:
+        print(f"I am {ctx.rank}")
+        print("unfinished", end="", file=sys.stderr)
+
+    with launch(speak, log_to_driver=True):
+        pass
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("[worker:1]")] == [
+        "[worker:1] I am 1",
+        "[worker:1] unfinished",
+    ]
+    assert "[worker:0] I am 0" in lines
+
+
+def test_lines_come_while_map_fun_runs_and_progress_bars_as_their_last_state(
+    tmp_path: Path,
+) -> None:
+    gate, lines = Gate.at(tmp_path / "gate"), Lines()
+
+    def speak(args: Gate, ctx: NodeContext) -> None:
+        print("one")
+        for percent in range(0, 101, 10):
+            print(f"\r{percent:3d} %", end="")
+        print("\ntwo")
+        args.wait()
+        print("three")
+
+    with launch(speak, gate, nodes=1, on_log=lines) as cluster:
+        lines.wait_for("two")
+        assert lines.of("worker:0") == ["one", "100 %", "two"]
+        assert cluster.logs(0) == ["one", "100 %", "two"]
+        assert cluster.logs(0, lines=1) == ["two"]
+        with pytest.raises(ConfigError, match=r"rank=1 is not in 0\.\.0"):
+            cluster.logs(1)
+        gate.open()
+        lines.wait_for("three")
+
+
+def test_listener_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(line: Any) -> None:
+        raise ValueError("not my line")
+
+    with launch(lambda args, ctx: print("hello"), nodes=1, on_log=refuse) as cluster:
+        assert cluster.results(SOON_S) == [None]
+    assert "not my line" in caplog.text

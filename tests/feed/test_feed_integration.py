@@ -1,0 +1,324 @@
+"""From a partition to user code and back: feeders, Flight, agents' feeds, children's readers."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkdl.feed import feeder
+from sparkdl.feed.batch import RowEncoder
+from sparkdl.feed.datafeed import DataFeed
+from sparkdl.feed.epoch import EpochBatches
+from sparkdl.feed.feeder import Feeder, FeederError, exchange
+from sparkdl.feed.log import write_segment
+from sparkdl.feed.task import InferRdd, decode_results
+from sparkdl.node.channel import Reclaim, Results
+from tests.doubles.feeds import SOON_S, LocalNode, Running, numbers, order, values
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No node counts as late, however slow this machine is."""
+    monkeypatch.setattr(feeder, "PATIENCE_S", SOON_S)
+
+
+def batches(start: int, sizes: list[int]) -> Iterator[pa.RecordBatch]:
+    for size in sizes:
+        yield numbers(start, start + size)
+        start += size
+
+
+# training
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    partitions=st.lists(st.lists(st.integers(0, 300), max_size=5), min_size=1, max_size=5),
+    num_nodes=st.integers(1, 4),
+    num_feeders=st.integers(1, 3),
+)
+def test_every_row_arrives_once_and_the_nodes_are_level(
+    partitions: list[list[int]], num_nodes: int, num_feeders: int
+) -> None:
+    starts = [sum(map(sum, partitions[:number])) for number in range(len(partitions))]
+    total = sum(map(sum, partitions))
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(LocalNode(number)) for number in range(num_nodes)]
+        todo = list(enumerate(partitions))
+        counts = dict.fromkeys(range(num_nodes), 0)
+
+        def feed() -> None:
+            while todo:
+                number, sizes = todo.pop()
+                fed = Feeder(order([node.target for node in nodes]), number).feed(
+                    batches(starts[number], sizes)
+                )
+                assert fed.rows_refused == 0
+                for node_id, rows in fed.rows.items():
+                    counts[node_id] += rows
+
+        for feeding in [Running(feed) for _ in range(num_feeders)]:
+            feeding.result()
+        assert counts == {node.node_id: node.rows_received for node in nodes}
+        # What another feeder has on its way is not known yet: one batch each.
+        unknown = (num_feeders - 1) * max((s for sizes in partitions for s in sizes), default=0)
+        assert max(counts.values()) - min(counts.values()) <= 1 + unknown
+        for node in nodes:
+            node.end_epoch(0, counts)
+        assert sorted(v for node in nodes for v in values(node.reader(), 64)) == list(range(total))
+
+
+def test_data_larger_than_the_budget_flow_through_it() -> None:
+    limit_nbytes = 50_000
+    with LocalNode(0, limit_nbytes) as node:
+        budget = node.feeds._inbox._budget
+        most = 0
+
+        def source() -> Iterator[pa.RecordBatch]:
+            nonlocal most
+            for batch in batches(0, [1000] * 60):  # 8 kB each
+                most = max(most, budget.used_nbytes)
+                yield batch
+
+        reading = Running(lambda: values(node.reader(), 300))
+        fed = Feeder(order([node.target]), 0).feed(source())
+        node.end_epoch(0, fed.rows)
+        assert reading.result() == list(range(60_000))
+        assert limit_nbytes // 2 < most <= limit_nbytes
+
+
+def test_batch_larger_than_the_budget_is_gathered_through_it() -> None:
+    with LocalNode(0, limit_nbytes=10_000) as node:
+        reading = Running(lambda: list(EpochBatches(node.reader(), 8_000)))
+        fed = Feeder(order([node.target]), 0).feed(batches(0, [500] * 20))
+        node.end_epoch(0, fed.rows)
+        first, second = reading.result()
+        assert first["x"].tolist() == list(range(8_000))
+        assert second["x"].tolist() == list(range(8_000, 10_000))
+
+
+@pytest.mark.parametrize("is_even", [False, True])
+def test_epochs_larger_than_the_budget_follow_each_other(is_even: bool) -> None:
+    """Where an epoch ends with padding, the next one's feeders wait for room meanwhile."""
+    with LocalNode(0, limit_nbytes=10_000) as node:
+
+        def feed() -> None:
+            for epoch in range(3):
+                feed = Feeder(order([node.target], f"run {epoch}", epoch), 0)
+                feed.feed(batches(epoch * 10_000, [500] * 20))
+                node.end_epoch(epoch, {0: 10_000, 1: 12_000})
+
+        feeding = Running(feed)
+        epochs = EpochBatches(node.reader(), 1_000, is_even=is_even)
+        for epoch in range(3):
+            found = []
+            for step, batch in enumerate(epochs):
+                if step < 10:
+                    found += batch["x"].tolist()
+                elif epoch < 2 and step == 10:
+                    node.wait_sent(lambda sent: isinstance(sent[-1], Reclaim))
+            assert step == (11 if is_even else 9)
+            assert found == list(range(epoch * 10_000, (epoch + 1) * 10_000))
+        feeding.result()
+
+
+def test_node_that_waits_for_rows_gets_them_while_another_is_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two nodes that train in step: the full one reads on only when the other has a batch."""
+    monkeypatch.setattr(feeder, "PATIENCE_S", 0.02)
+    with LocalNode(0, limit_nbytes=20_000) as a, LocalNode(1, limit_nbytes=20_000) as b:
+        in_step = threading.Barrier(2)
+
+        def train(node: LocalNode) -> list[int]:
+            found = []
+            for batch in EpochBatches(node.reader(), 700, is_even=True):
+                in_step.wait(SOON_S)
+                found += batch["x"].tolist()
+            return found
+
+        Feeder(order([a.target]), 0).feed(batches(0, [2000]))  # more than its share
+        training = [Running(lambda node=node: train(node)) for node in (a, b)]  # type: ignore[misc]
+        fed = Feeder(order([a.target, b.target]), 1).feed(batches(2000, [1000] * 30))
+        rows = {0: fed.rows[0] + 2000, 1: fed.rows[1]}
+        for node in (a, b):
+            node.end_epoch(0, rows)
+        found = [each.result() for each in training]
+        assert {*found[0], *found[1]} == set(range(32_000))
+
+
+# inference
+
+
+def serve(
+    node: LocalNode, answer: Callable[[list[Any]], list[Any]], batch_size: int = 7
+) -> Running[None]:
+    """Do what `map_fun` does for inference."""
+
+    def map_fun() -> None:
+        feed = DataFeed(node.reader(), node.link.send, train_mode=False)
+        while not feed.should_stop():
+            batch = feed.next_batch(batch_size)
+            assert isinstance(batch, list)
+            if batch:
+                feed.batch_results(answer(batch))
+
+    return Running(map_fun)
+
+
+def infer(
+    node: LocalNode, name: str, rows: Iterator[Any] | list[Any], timeout_s: float = SOON_S
+) -> list[Any]:
+    """Do what a Spark task does for inference."""
+    sent = RowEncoder(max_rows=10).batches(rows)
+    answers = exchange(order([node.target], timeout_s=timeout_s), name, node.target, sent)
+    return [row for data in answers for row in decode_results(data)]
+
+
+def test_each_row_gets_its_result_in_order() -> None:
+    with LocalNode() as node:
+        serving = serve(node, lambda rows: [-row for row in rows])
+        for name, count in (("0.a", 95), ("1.b", 1), ("2.c", 40)):
+            assert infer(node, name, list(range(count))) == [-row for row in range(count)]
+        assert node.rows_received == 0
+        node.end_feed()
+        serving.result()
+
+
+def test_results_may_have_any_size() -> None:
+    with LocalNode() as node:
+        serving = serve(node, lambda rows: [list(range(row % 5)) for row in rows])
+        assert infer(node, "0.a", list(range(50))) == [list(range(row % 5)) for row in range(50)]
+        node.end_feed()
+        serving.result()
+
+
+def test_partitions_that_come_at_once_do_not_mix() -> None:
+    with LocalNode() as node:
+        serving = serve(node, lambda rows: [(len(set(map(type, rows))), row) for row in rows])
+        asking = [
+            Running(lambda n=n: infer(node, f"{n}.x", [n * 1000 + i for i in range(100)]))  # type: ignore[misc]
+            for n in range(4)
+        ]
+        for number, each in enumerate(asking):
+            assert each.result() == [(1, number * 1000 + i) for i in range(100)]
+        node.end_feed()
+        serving.result()
+
+
+def test_rows_of_several_kinds_get_their_results() -> None:
+    with LocalNode() as node:
+        serving = serve(node, lambda rows: [str(row) for row in rows])
+        rows = [1, 2, 3, "a", "b", (1, "x"), None]
+        assert list(InferRdd(order([node.target]))(iter(rows))) == [str(row) for row in rows]
+        node.end_feed()
+        serving.result()
+
+
+def test_empty_partition_has_no_results() -> None:
+    with LocalNode() as node:
+        assert infer(node, "0.a", []) == []
+        empty = iter([numbers(0, 0)])
+        assert list(exchange(order([node.target]), "0.b", node.target, empty)) == []
+
+
+def test_too_few_results_are_an_error_when_the_child_ends() -> None:
+    with LocalNode() as node:
+
+        def map_fun() -> None:
+            feed = DataFeed(node.reader(), node.link.send, train_mode=False)
+            feed.batch_results(list(feed.next_batch(5))[:3])
+            node.call(lambda: node.feeds.close("map_fun has returned"))
+
+        child = Running(map_fun)
+        with pytest.raises(FeederError, match="worker:0 failed: .*map_fun has returned"):
+            infer(node, "0.a", list(range(5)))
+        child.result()
+
+
+def test_too_few_results_are_an_error_after_the_timeout() -> None:
+    with LocalNode() as node:
+        serving = serve(node, lambda rows: rows[:1])
+        with pytest.raises(FeederError, match=r"1 of 5 rows of inference partition 0\.a"):
+            infer(node, "0.a", list(range(5)), timeout_s=0.2)
+        node.end_feed()
+        serving.result()
+
+
+def test_too_many_results_are_an_error_and_the_node_lives_on() -> None:
+    """The partition is still on its way when the call ends."""
+    with LocalNode() as node:
+        is_wrong = threading.Event()
+
+        def map_fun() -> None:
+            feed = DataFeed(node.reader(), node.link.send, train_mode=False)
+            feed.next_batch(5)
+            (encoded,) = RowEncoder().batches(range(100))
+            fd, _ = write_segment(encoded)
+            node.link.send(Results("0.a", 100), fd)
+            os.close(fd)
+            is_wrong.set()
+
+        def rows() -> Iterator[int]:
+            yield from range(20)
+            assert is_wrong.wait(SOON_S)
+            yield from range(200_000)
+
+        child = Running(map_fun)
+        with pytest.raises(FeederError, match="exactly one result per row"):
+            infer(node, "0.a", rows())
+        child.result()
+        serving = serve(node, lambda rows: ["again"] * len(rows))
+        assert set(infer(node, "0.b", list(range(30)))) == {"again"}
+        node.end_feed()
+        serving.result()
+
+
+def test_error_in_the_partition_is_raised_and_the_node_forgets_it() -> None:
+    with LocalNode() as node:
+        serving = serve(node, lambda rows: rows)
+
+        def rows() -> Iterator[int]:
+            yield from range(20)
+            raise ArithmeticError("from the user's own code")
+
+        with pytest.raises(ArithmeticError, match="user's own code"):
+            infer(node, "0.a", rows())
+        assert infer(node, "0.b", [1, 2]) == [1, 2]
+        node.end_feed()
+        serving.result()
+
+
+def test_whoever_stops_asking_does_not_leave_the_node_waiting() -> None:
+    with LocalNode() as node:
+        serving = serve(node, lambda rows: rows)
+        sent = RowEncoder(max_rows=10).batches(range(1000))
+        answers = exchange(order([node.target]), "0.a", node.target, sent)
+        next(answers)
+        answers.close()
+        assert infer(node, "0.b", [1, 2]) == [1, 2]
+        node.end_feed()
+        serving.result()
+
+
+def test_inference_at_a_node_that_takes_no_rows_is_an_error() -> None:
+    with LocalNode() as node:
+        node.call(lambda: node.feeds.close("the child has died"))
+        with pytest.raises(FeederError, match="worker:0 failed: .*the child has died"):
+            infer(node, "0.a", [1])
+
+
+def test_inference_through_a_small_budget() -> None:
+    with LocalNode(limit_nbytes=2_000) as node:
+        serving = serve(node, lambda rows: [row + 1 for row in rows], batch_size=64)
+        assert infer(node, "0.a", list(range(1000))) == list(range(1, 1001))
+        node.end_feed()
+        serving.result()

@@ -1,0 +1,277 @@
+"""A reader keeps what may be given back, releases what may not, and never gives rows to two."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from sparkdl.core.errors import FeedClosedError, FeedTimeoutError
+from sparkdl.feed.reader import EndMark, EpochMark, Item
+from sparkdl.node.channel import Release, Terminated
+from tests.doubles.feeds import FEED, Arrivals, Running, item, numbers
+
+
+def first_row(taken: Any) -> int:
+    assert isinstance(taken, Item)
+    return int(taken.batch().column(0)[0].as_py())
+
+
+def test_segments_come_in_order() -> None:
+    with Arrivals() as it:
+        it.rows(3, 2)
+        owner = it.reader.claim()
+        assert [first_row(it.reader.take(owner)) for _ in range(2)] == [0, 3]
+
+
+def test_take_waits_for_the_next_segment() -> None:
+    with Arrivals() as it:
+        owner = it.reader.claim()
+        taking = Running(lambda: it.reader.take(owner))
+        it.rows(1)
+        assert first_row(taking.result()) == 0
+
+
+def test_taken_rows_are_given_back_to_the_next_owner() -> None:
+    with Arrivals() as it:
+        it.rows(3, 2, 4)
+        owner = it.reader.claim()
+        for rows in (3, 2):
+            it.reader.take(owner)
+            it.reader.give(owner, rows)
+        assert it.consumed == (5, 0)
+        owner = it.reader.claim()
+        assert [first_row(it.reader.take(owner)) for _ in range(3)] == [0, 3, 5]
+        it.reader.give(owner, 3)
+        assert it.consumed == (3, 0)
+        assert it.released == 0
+
+
+def test_superseded_owner_gets_nothing_more() -> None:
+    with Arrivals() as it:
+        it.rows(3)
+        old = it.reader.claim()
+        new = it.reader.claim()
+        assert it.reader.take(old) is None
+        assert not it.reader.give(old, 3)
+        assert it.consumed == (0, 0)
+        it.end_epoch(0)
+        it.reader.take(new)
+        it.reader.finish_epoch(old)
+        assert isinstance(it.reader.take(new), EpochMark)
+
+
+def test_superseded_owner_that_waits_is_woken() -> None:
+    with Arrivals() as it:
+        owner = it.reader.claim()
+        taking = Running(lambda: it.reader.take(owner))
+        it.reader.claim()
+        assert taking.result() is None
+
+
+def test_finished_epoch_is_released_and_not_given_back() -> None:
+    with Arrivals() as it:
+        it.rows(1, 1)
+        it.end_epoch(0)
+        owner = it.reader.claim()
+        for _ in range(2):
+            it.reader.take(owner)
+            it.reader.give(owner, 1)
+        assert it.released == 0
+        assert isinstance(it.reader.take(owner), EpochMark)
+        it.reader.finish_epoch(owner)
+        assert it.released == 2
+        assert it.consumed == (2, 1)
+        it.rows(1, epoch=1)
+        assert first_row(it.reader.take(it.reader.claim())) == 2
+
+
+def test_mark_is_taken_again_until_the_epoch_is_finished() -> None:
+    with Arrivals() as it:
+        it.end_epoch(0)
+        owner = it.reader.claim()
+        for _ in range(2):
+            assert isinstance(it.reader.take(owner), EpochMark)
+
+
+def test_segments_that_overtake_an_epochs_end_stay_out_of_it() -> None:
+    with Arrivals() as it:
+        it.rows(1, epoch=0)
+        it.rows(1, 1, epoch=1)
+        owner = it.reader.claim()
+        assert first_row(it.reader.take(owner)) == 0
+        taking = Running(lambda: it.reader.take(owner))
+        it.waits.wait_for_waiter()
+        it.end_epoch(0)
+        assert isinstance(taking.result(), EpochMark)
+        it.reader.finish_epoch(owner)
+        assert [first_row(it.reader.take(owner)) for _ in range(2)] == [1, 2]
+
+
+def test_end_of_the_feed_makes_everything_due() -> None:
+    with Arrivals() as it:
+        it.rows(1, epoch=1)
+        it.end()
+        owner = it.reader.claim()
+        assert first_row(it.reader.take(owner)) == 0
+        for _ in range(2):
+            assert isinstance(it.reader.take(owner), EndMark)
+
+
+# pressure
+
+
+def test_pressure_releases_what_was_given_and_nothing_else() -> None:
+    with Arrivals() as it:
+        it.rows(2, 2, 2, 2)
+        owner = it.reader.claim()
+        for _ in range(3):
+            it.reader.take(owner)
+        it.reader.give(owner, 3)  # one whole segment and half of the next
+        it.reader.reclaim()
+        assert it.released == 1
+        owner = it.reader.claim()
+        assert [first_row(it.reader.take(owner)) for _ in range(3)] == [2, 4, 6]
+
+
+def test_pressure_lasts_to_the_end_of_the_epoch() -> None:
+    with Arrivals() as it:
+        it.reader.reclaim()
+        it.rows(1, 1, epoch=0)
+        it.end_epoch(0)
+        it.rows(1, 1, epoch=1)
+        owner = it.reader.claim()
+        for expected in (0, 1):
+            assert first_row(it.reader.take(owner)) == expected
+            assert it.released == expected
+            it.reader.give(owner, 1)
+        it.reader.take(owner)
+        it.reader.finish_epoch(owner)
+        assert it.released == 2
+        for _ in range(2):
+            it.reader.take(owner)
+            it.reader.give(owner, 1)
+        assert it.released == 2
+
+
+def test_what_was_taken_is_released_when_user_code_waits_under_pressure() -> None:
+    """It gathers a batch that is larger than what the node may hold."""
+    with Arrivals() as it:
+        it.rows(1, 1)
+        owner = it.reader.claim()
+        for _ in range(2):
+            it.reader.take(owner)
+        taking = Running(lambda: it.reader.take(owner))
+        it.waits.wait_for_waiter()
+        it.reader.reclaim()
+        assert it.released == 2
+        it.rows(1)
+        assert first_row(taking.result()) == 2
+
+
+def test_batch_stays_valid_after_its_segment_was_released() -> None:
+    with Arrivals() as it:
+        it.rows(5)
+        owner = it.reader.claim()
+        taken = it.reader.take(owner)
+        it.reader.release_taken()
+        assert it.released == 1
+        assert isinstance(taken, Item)
+        assert taken.batch().column(0).to_pylist() == list(range(5))
+
+
+def test_taken_segment_is_mapped_so_that_no_release_comes_between() -> None:
+    with Arrivals() as it:
+        it.batch(numbers(0, 0), exchange="0.a", is_last=True)
+        owner = it.reader.claim()
+        taken = it.reader.take(owner)
+        it.reader.reclaim()
+        assert isinstance(taken, Item)
+        assert taken.fd == -1
+        assert taken.batch().num_rows == 0
+
+
+def test_rows_of_inference_do_not_count_as_consumed() -> None:
+    with Arrivals() as it:
+        it.batch(numbers(0, 7), exchange="0.a")
+        it.rows(2)
+        owner = it.reader.claim()
+        it.reader.take(owner)
+        it.reader.release_taken()
+        owner = it.reader.claim()
+        it.reader.take(owner)
+        it.reader.give(owner, 2)
+        assert it.consumed == (2, 0)
+
+
+# peeking
+
+
+def test_peek_waits_for_the_first_segment_and_leaves_it() -> None:
+    with Arrivals() as it:
+        peeking = Running(it.reader.peek_batch)
+        it.end_epoch(0)
+        it.rows(4, epoch=1)
+        assert peeking.result().num_rows == 4
+        owner = it.reader.claim()
+        assert isinstance(it.reader.take(owner), EpochMark)
+        it.reader.finish_epoch(owner)
+        assert first_row(it.reader.take(owner)) == 0
+
+
+def test_peek_at_a_feed_that_ended_gives_nothing() -> None:
+    with Arrivals() as it:
+        it.end()
+        assert it.reader.peek_batch() is None
+
+
+# ends
+
+
+def test_wait_ends_with_an_error_when_no_row_comes() -> None:
+    with Arrivals(timeout_s=0.01) as it, pytest.raises(FeedTimeoutError, match="'input'"):
+        it.reader.take(it.reader.claim())
+
+
+def test_wait_ends_with_an_error_when_the_agent_is_gone() -> None:
+    with Arrivals() as it:
+        owner = it.reader.claim()
+        taking = Running(lambda: it.reader.take(owner))
+        it.reader.lose()
+        for wait in (taking.result, it.reader.peek_batch):
+            with pytest.raises(FeedClosedError, match="agent of this node is gone"):
+                wait()
+
+
+def test_what_is_here_can_be_read_after_the_agent_is_gone() -> None:
+    with Arrivals() as it:
+        it.rows(1)
+        it.reader.lose()
+        assert first_row(it.reader.take(it.reader.claim())) == 0
+
+
+def test_terminated_reader_drops_everything_and_tells_the_agent_once() -> None:
+    before = set(os.listdir("/dev/fd"))
+    with Arrivals() as it:
+        it.rows(1, 1)
+        owner = it.reader.claim()
+        it.reader.take(owner)
+        it.reader.terminate()
+        it.reader.terminate()
+        assert it.sent.count(Terminated(FEED)) == 1
+        it.rows(1)
+        it.end_epoch(0)
+        assert isinstance(it.reader.take(owner), EndMark)
+        assert isinstance(it.reader.take(it.reader.claim()), EndMark)
+        assert it.reader.peek_batch() is None
+        assert set(os.listdir("/dev/fd")) == before
+        it.reader.reclaim()
+        assert not any(isinstance(message, Release) for message in it.sent)
+
+
+def test_item_closes_its_descriptor_once() -> None:
+    one = item(numbers(0, 3), 0)
+    assert one.batch() is one.batch()
+    assert one.fd == -1
+    one.close()

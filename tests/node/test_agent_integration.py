@@ -1,0 +1,241 @@
+"""Real agents with real children, under a controller and without a cluster's handle."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import psutil
+import pytest
+
+from sparkdl.control.auth import new_token
+from sparkdl.control.values import decode_value
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.roles import WORKER
+from sparkdl.core.settings import Settings
+from sparkdl.core.spec import ClusterSpec, NodeSpec
+from sparkdl.driver import state as states
+from sparkdl.driver.controller import Controller, View
+from sparkdl.node.context import NodeContext
+from sparkdl.node.order import AgentOrder, start_agent
+from tests.doubles.nodes import SOON_S, NodeProcesses, all_gone, processes
+
+MapFun = Callable[[Any, NodeContext], Any]
+HASTY_AGENT = """\
+import sparkdl.node.agent
+import sparkdl.node.state
+sparkdl.node.state.EXIT_GRACE_S = 0.2
+raise SystemExit(sparkdl.node.agent.main())
+"""
+SPEC = ClusterSpec("c", (NodeSpec(0, WORKER, 0),), framework="plain")
+
+
+class Node:
+    """One node, the controller it talks to, and the process that started it: this one."""
+
+    def __init__(self, map_fun: MapFun, spec: ClusterSpec = SPEC) -> None:
+        self.payload = cloudpickle.dumps((map_fun, None))
+        self.controller = Controller(spec, new_token())
+        url = self.controller.start("127.0.0.1", (0,)).url
+        self.order = AgentOrder(url, self.controller._server._token, 0, spec, "process")
+        self.agent: subprocess.Popen[bytes] | None = None
+
+    def start(self, owner: int | None = None) -> Node:
+        """Start the agent; it belongs to process `owner` or to this one."""
+        if owner is not None:
+            self.order = replace_order(self.order, owner)
+        with tempfile.TemporaryFile() as stderr:
+            self.agent = start_agent(self.order, self.payload, sys.path, stderr.fileno())
+        return self
+
+    def wait(self, is_true: Callable[[View], bool]) -> states.State:
+        """Wait until the controller sees what is wanted; return its state."""
+        assert self.controller.wait_for(is_true, Deadline.after(SOON_S)), self.controller.view
+        return self.controller.look(lambda view: view.state)
+
+    def in_map_fun(self) -> NodeProcesses:
+        """Wait until the child is in `map_fun`; return the processes."""
+        self.wait(lambda view: getattr(view.state, "in_map_fun", frozenset()) == {0})
+        return processes()["worker:0"]
+
+    def result(self) -> Any:
+        """Wait for the child's return, and return its value."""
+        state = self.wait(lambda view: isinstance(view.state, states.Finished))
+        assert isinstance(state, states.Finished)
+        return decode_value(state.returned[0].result)
+
+    def stop(self, grace_s: float) -> int | None:
+        """Stop the node; return its agent's exit status."""
+        self.controller.submit(states.StopAsked(grace_s, SOON_S))
+        self.wait(lambda view: isinstance(view.state, states.Stopped))
+        return self.agent.wait(SOON_S) if self.agent else None
+
+    def close(self) -> None:
+        self.controller.close()
+        if self.agent:
+            with self.agent:
+                self.agent.kill()
+
+
+def replace_order(order: AgentOrder, owner: int) -> AgentOrder:
+    return AgentOrder(order.url, order.token, 0, order.spec, "executor", owner_pid=owner)
+
+
+NewNode = Callable[..., Node]
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NewNode]:
+    """A function that makes a `Node` whose files are in `tmp_path`."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with ExitStack() as stack:
+
+        def make(map_fun: MapFun, spec: ClusterSpec = SPEC) -> Node:
+            new = Node(map_fun, spec)
+            stack.callback(new.close)
+            return new
+
+        yield make
+
+
+def hang(args: None, ctx: NodeContext) -> None:
+    signal.pause()
+
+
+def ignore_term(args: None, ctx: NodeContext) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        signal.pause()
+
+
+def heed_term(args: None, ctx: NodeContext) -> None:
+    def leave(*_: object) -> None:
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, leave)
+    signal.pause()
+
+
+def leave_grandchild(args: None, ctx: NodeContext) -> int:
+    sleeper = [sys.executable, "-c", "import signal; signal.pause()"]
+    return subprocess.Popen(sleeper).pid
+
+
+def test_node_runs_from_hello_to_stop_and_leaves_no_file(node: NewNode, tmp_path: Path) -> None:
+    one = node(lambda args, ctx: ctx.executor_id + 1).start()
+    assert one.result() == 1
+    assert list(tmp_path.glob("sparkdl-*")), "the log stays until the stop"
+    assert one.stop(grace_s=SOON_S) == 0
+    assert not list(tmp_path.glob("sparkdl-*"))
+
+
+def test_what_map_fun_started_ends_with_it(node: NewNode) -> None:
+    one = node(leave_grandchild).start()
+    pid = one.result()
+    assert not psutil.pid_exists(pid) or all_gone([psutil.Process(pid)])
+    one.stop(0)
+
+
+@pytest.mark.parametrize("map_fun", [heed_term, ignore_term])
+def test_stop_is_term_then_kill_after_the_grace(node: NewNode, map_fun: MapFun) -> None:
+    one = node(map_fun).start()
+    pair = one.in_map_fun()
+    assert one.stop(grace_s=0.3 if map_fun is ignore_term else 60.0) == 0
+    assert all_gone([pair.child])
+
+
+def test_child_dies_with_its_agent(node: NewNode) -> None:
+    one = node(hang).start()
+    pair = one.in_map_fun()
+    pair.agent.kill()
+    assert all_gone([pair.child])
+    state = one.wait(lambda view: isinstance(view.state, states.Failed))
+    assert isinstance(state, states.Failed)
+    assert [failure.kind for failure in state.failures] == ["lost"]
+
+
+def test_agent_dies_with_its_owner_that_holds_its_input(node: NewNode) -> None:
+    one = node(ignore_term).start()
+    pair = one.in_map_fun()
+    assert one.agent
+    assert one.agent.stdin
+    one.agent.stdin.close()
+    assert all_gone([pair.child])
+    assert one.agent.wait(SOON_S) == 0
+
+
+def test_agent_of_an_executor_dies_with_that_and_not_with_its_input(node: NewNode) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as executor:
+        one = node(ignore_term).start(owner=executor.pid)
+        pair = one.in_map_fun()
+        assert one.agent
+        assert one.agent.stdin
+        one.agent.stdin.close()
+        assert not all_gone([pair.agent, pair.child], within_s=0.3)
+        executor.kill()
+        assert all_gone([pair.child])
+        assert one.agent.wait(SOON_S) == 0
+
+
+def test_agent_of_an_executor_that_has_gone_already_ends(node: NewNode) -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as executor:
+        executor.wait()
+    one = node(hang).start(owner=executor.pid)
+    assert one.agent
+    assert one.agent.wait(SOON_S) == 0
+
+
+def test_agent_dies_with_the_coordinator(node: NewNode) -> None:
+    one = node(ignore_term).start()
+    pair = one.in_map_fun()
+    one.controller.close()
+    assert all_gone([pair.child])
+    assert one.agent
+    assert one.agent.wait(SOON_S) == 0
+
+
+def test_agent_that_the_driver_forgot_ends_after_the_lease(node: NewNode) -> None:
+    """A stopped driver process, or a network that swallows packets, closes no connection."""
+    spec = replace(SPEC, settings=Settings(lease_s=1.0))
+    one = node(ignore_term, spec).start()
+    pair = one.in_map_fun()
+    silence = threading.Event()
+    one.controller._loop.call_soon_threadsafe(silence.wait, SOON_S)
+    gone = all_gone([pair.child])
+    silence.set()
+    assert gone
+
+
+def test_agent_without_a_coordinator_says_so(node: NewNode) -> None:
+    one = node(hang)
+    one.controller.close()
+    one.start()
+    assert one.agent
+    assert one.agent.stdout
+    assert b"SPARKDL_DRIVER_HOST" in one.agent.stdout.read()
+    assert one.agent.wait(SOON_S) == 1
+
+
+def test_child_that_hangs_at_exit_is_killed_and_its_result_counts(
+    node: NewNode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def leave_thread(args: None, ctx: NodeContext) -> str:
+        threading.Thread(target=threading.Event().wait).start()
+        return "done"
+
+    hasty = tmp_path / "hasty_agent"
+    hasty.write_text(f"#!/bin/sh\nexec {sys.executable} -c '{HASTY_AGENT}'\n")
+    hasty.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(hasty))
+    one = node(leave_thread).start()
+    assert one.result() == "done"
+    assert one.stop(0) == 0

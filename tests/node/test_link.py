@@ -1,0 +1,203 @@
+"""The child's end of the pipe sorts what comes into feeds, and ends with its agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import FeedClosedError
+from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.core.world import Address, build_world
+from sparkdl.feed.log import write_segment
+from sparkdl.feed.reader import Item
+from sparkdl.node.channel import (
+    Consumed,
+    EndMark,
+    EpochMark,
+    Local,
+    Reclaim,
+    Release,
+    Segment,
+    Start,
+    Unframer,
+    receive,
+    send,
+)
+from sparkdl.node.link import AgentLink
+from tests.doubles.feeds import SOON_S, Running, numbers
+
+
+class Ends:
+    """A link, and the agent's socket."""
+
+    def __init__(self) -> None:
+        self.agents, childs = socket.socketpair()
+        self.agents.settimeout(SOON_S)
+        self.link = AgentLink(childs)
+        self._unframer = Unframer()
+        self._heard: list[Local] = []
+
+    def send(self, message: Local) -> None:
+        send(self.agents, message)
+
+    def send_segment(self, number: int, feed: str = "input", epoch: int = 0) -> None:
+        fd, nbytes = write_segment(numbers(number, number + 1))
+        send(self.agents, Segment(feed, number, epoch, 1, nbytes), fd)
+        os.close(fd)
+
+    def hear(self) -> Local:
+        while not self._heard:
+            messages = receive(self.agents, self._unframer)
+            assert messages is not None, "the child has hung up"
+            self._heard += [message for message, _ in messages]
+        return self._heard.pop(0)
+
+
+@contextmanager
+def linked() -> Iterator[Ends]:
+    ends = Ends()
+    yield ends
+    if ends.link._thread.is_alive():
+        ends.link.close()
+    for reader in ends.link._readers.values():
+        try:
+            reader.terminate()
+        except FeedClosedError:
+            continue
+    ends.agents.close()
+
+
+def start() -> Start:
+    nodes = plan_nodes(1)
+    world = build_world(0, {node: Address("h", 1, "") for node in nodes})
+    return Start(world, 0, ClusterSpec("c", nodes))
+
+
+def row(item: object) -> int:
+    assert isinstance(item, Item)
+    return int(item.batch().column(0)[0].as_py())
+
+
+def test_world_is_waited_for() -> None:
+    with linked() as ends:
+        waiting = Running(lambda: ends.link.wait_start(Deadline.after(SOON_S)))
+        ends.send(start())
+        assert waiting.result() == start()
+
+
+def test_world_that_does_not_come_in_time_is_an_error() -> None:
+    with linked() as ends, pytest.raises(FeedClosedError, match="before the world began"):
+        ends.link.wait_start(Deadline.after(0.01))
+
+
+def test_what_comes_is_sorted_into_feeds_in_order() -> None:
+    with linked() as ends:
+        ends.send_segment(0)
+        ends.send_segment(1, feed="other")
+        ends.send_segment(2)
+        ends.send(EpochMark("input", 0, {}))
+        reader, other = ends.link.reader("input"), ends.link.reader("other")
+        assert ends.link.reader("input") is reader
+        owner = reader.claim()
+        assert [row(reader.take(owner)) for _ in range(2)] == [0, 2]
+        assert reader.take(owner) == EpochMark("input", 0, {})
+        assert row(other.take(other.claim())) == 1
+
+
+def test_end_of_all_feeds_ends_those_that_nobody_used_yet_too() -> None:
+    with linked() as ends:
+        used = ends.link.reader("used")
+        ends.send(EndMark(""))
+        assert used.take(used.claim()) == EndMark("used")
+        unused = ends.link.reader("unused")
+        assert unused.take(unused.claim()) == EndMark("unused")
+
+
+def test_end_of_one_feed_ends_no_other() -> None:
+    with linked() as ends:
+        ends.send(EndMark("one"))
+        ends.send_segment(0, feed="two")
+        for feed, expected in (("one", EndMark), ("two", Item)):
+            reader = ends.link.reader(feed)
+            assert isinstance(reader.take(reader.claim()), expected)
+
+
+def test_agent_that_asks_for_room_gets_what_was_read() -> None:
+    with linked() as ends:
+        ends.send_segment(0)
+        reader = ends.link.reader("input")
+        owner = reader.claim()
+        reader.take(owner)
+        reader.give(owner, 1)
+        assert ends.hear() == Consumed("input", 1, 0)
+        ends.send(Reclaim("input"))
+        assert ends.hear() == Release("input", 0)
+
+
+def test_messages_of_several_threads_do_not_mix() -> None:
+    with linked() as ends:
+        sending = [
+            Running(lambda n=n: [ends.link.send(Consumed(str(n) * 50_000, i, 0)) for i in range(20)])  # type: ignore[misc]
+            for n in range(4)
+        ]
+        heard = [ends.hear() for _ in range(80)]
+        for each in sending:
+            each.result()
+        for number in range(4):
+            mine = [m.rows for m in heard if isinstance(m, Consumed) and m.feed[0] == str(number)]
+            assert mine == list(range(20))
+
+
+def test_closed_link_fails_every_wait() -> None:
+    with linked() as ends:
+        reader = ends.link.reader("input")
+        owner = reader.claim()
+        waiting = Running(lambda: reader.take(owner))
+        ends.link.close()
+        with pytest.raises(FeedClosedError, match="agent of this node is gone"):
+            waiting.result()
+        late = ends.link.reader("late")
+        with pytest.raises(FeedClosedError, match="agent of this node is gone"):
+            late.take(late.claim())
+        with pytest.raises(FeedClosedError, match="agent of this node is gone"):
+            ends.link.send(Consumed("input", 0, 0))
+        with pytest.raises(FeedClosedError, match="before the world began"):
+            ends.link.wait_start(Deadline.after(SOON_S))
+
+
+_CHILD = """
+import socket, sys, threading
+from sparkdl.node.link import AgentLink
+
+link = AgentLink(socket.socket(fileno=int(sys.argv[1])))
+print("up", flush=True)
+threading.Event().wait(60)
+"""
+
+
+@pytest.mark.parametrize("last", [b"", b"\x00\x00\x00\x02{]", b"\xff\xff\xff\xff"])
+def test_process_does_not_outlive_its_agent(last: bytes) -> None:
+    """The agent vanishes, in order or in the middle of nonsense."""
+    agents, childs = socket.socketpair()
+    with agents, childs:
+        child = subprocess.Popen(
+            [sys.executable, "-c", _CHILD, str(childs.fileno())],
+            pass_fds=[childs.fileno()],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with child:
+            childs.close()
+            assert child.stdout is not None
+            assert child.stdout.readline() == "up\n"
+            agents.sendall(last)
+            agents.close()
+            assert child.wait(SOON_S) == -signal.SIGKILL

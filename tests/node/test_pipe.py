@@ -1,0 +1,250 @@
+"""The agent's end of the pipe keeps order, never blocks, and owns every descriptor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from sparkdl.node.channel import (
+    Consumed,
+    EndMark,
+    EpochMark,
+    Imported,
+    Local,
+    Release,
+    Results,
+    Returned,
+    Segment,
+    Unframer,
+    frame,
+    receive,
+    send,
+)
+from sparkdl.node.pipe import ChildPipe
+from tests.doubles.feeds import SOON_S
+
+
+class Agent:
+    """A pipe on a loop that a test turns by hand."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.ours, self.childs = socket.socketpair()
+        self.heard: list[tuple[Local, int]] = []
+        self.pipe = ChildPipe(self.loop, self.ours, lambda *heard: self.heard.append(heard))
+        self.childs.settimeout(SOON_S)
+
+    def turn(self) -> None:
+        """Let the loop do what it can do at once."""
+        self.loop.call_soon(self.loop.stop)
+        self.loop.run_forever()
+
+    def turn_until(self, is_done: Callable[[], bool]) -> None:
+        """Let the loop wait for the socket until something is so."""
+        late = self.loop.call_later(SOON_S, self.loop.stop)
+
+        def look() -> None:
+            self.loop.stop() if is_done() else self.loop.call_later(0.001, look)
+
+        look()
+        self.loop.run_forever()
+        late.cancel()
+        assert is_done()
+
+    @property
+    def messages(self) -> list[Local]:
+        return [message for message, _ in self.heard]
+
+
+@contextmanager
+def opened() -> Iterator[Agent]:
+    agent = Agent()
+    try:
+        yield agent
+    finally:
+        agent.pipe.close()
+        agent.loop.close()
+        agent.ours.close()
+        agent.childs.close()
+
+
+def memory(text: bytes = b"") -> int:
+    fd = os.memfd_create("test")
+    os.write(fd, text)
+    return fd
+
+
+def content(fd: int) -> bytes:
+    try:
+        return os.pread(fd, 100, 0)
+    finally:
+        os.close(fd)
+
+
+def is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def segment(number: int, feed: str = "input") -> Segment:
+    return Segment(feed, number, 0, 1, 1)
+
+
+def received(childs: socket.socket, count: int) -> list[tuple[Local, int]]:
+    found: list[tuple[Local, int]] = []
+    unframer = Unframer()
+    while len(found) < count:
+        messages = receive(childs, unframer)
+        assert messages is not None, "the pipe has ended"
+        found += messages
+    return found
+
+
+def test_messages_and_their_descriptors_arrive_in_order() -> None:
+    with opened() as agent:
+        agent.pipe.send(EpochMark("input", 0, {0: 1}))
+        for number in range(3):
+            agent.pipe.send(segment(number), memory(b"%d" % number))
+        agent.pipe.send(EndMark("input"))
+        found = received(agent.childs, 5)
+        assert [message for message, _ in found] == [
+            EpochMark("input", 0, {0: 1}),
+            *(segment(number) for number in range(3)),
+            EndMark("input"),
+        ]
+        assert [content(fd) for _, fd in found if fd >= 0] == [b"0", b"1", b"2"]
+
+
+def test_descriptor_belongs_to_the_pipe_once_it_is_sent() -> None:
+    with opened() as agent:
+        fd = memory()
+        agent.pipe.send(segment(0), fd)
+        assert not is_open(fd)
+
+
+def test_descriptors_are_not_inherited_by_programs_that_the_child_starts() -> None:
+    with opened() as agent:
+        agent.pipe.send(segment(0), memory())
+        ((_, fd),) = received(agent.childs, 1)
+        assert not os.get_inheritable(fd)
+        os.close(fd)
+
+
+def test_more_than_the_socket_holds_is_queued_and_arrives_whole_and_in_order() -> None:
+    with opened() as agent:
+        large = EpochMark("x" * 3_000_000, 0, {})
+        fds = [memory(b"%d" % number) for number in range(40)]
+        agent.pipe.send(large)
+        for number, fd in enumerate(fds):
+            agent.pipe.send(segment(number, "y" * 20_000), fd)
+        assert all(is_open(fd) for fd in fds)  # queued, for nobody reads yet
+        found: list[tuple[Local, int]] = []
+        unframer = Unframer()
+        agent.childs.setblocking(False)
+
+        def is_whole() -> bool:
+            try:
+                found.extend(receive(agent.childs, unframer) or [])
+            except BlockingIOError:
+                return False
+            return len(found) == 41
+
+        agent.turn_until(is_whole)
+        assert found[0] == (large, -1)
+        assert [m.number for m, _ in found if isinstance(m, Segment)] == list(range(40))
+        assert [content(fd) for _, fd in found[1:]] == [b"%d" % n for n in range(40)]
+        assert not any(is_open(fd) for fd in fds)
+
+
+def test_closed_pipe_closes_what_is_queued_and_what_comes_later() -> None:
+    with opened() as agent:
+        agent.pipe.send(EpochMark("x" * 3_000_000, 0, {}))
+        queued, later = memory(), memory()
+        agent.pipe.send(segment(0), queued)
+        agent.pipe.close()
+        assert not is_open(queued)
+        agent.pipe.send(segment(1), later)
+        agent.pipe.send(EndMark("input"))
+        assert not is_open(later)
+
+
+def test_what_the_child_says_is_heard_in_order_and_whole() -> None:
+    with opened() as agent:
+        fd = memory(b"result")
+        send(agent.childs, Imported())
+        send(agent.childs, Results("0.a", 1), fd)
+        send(agent.childs, Consumed("input", 1, 0))
+        agent.turn()
+        assert agent.messages == [Imported(), Results("0.a", 1), Consumed("input", 1, 0)]
+        assert is_open(fd)  # the sender keeps its own
+        os.close(fd)
+        assert content(agent.heard[1][1]) == b"result"
+
+
+def test_message_that_comes_in_pieces_is_heard_once_it_is_whole() -> None:
+    with opened() as agent:
+        data = frame(Release("input", 7)) + frame(Imported())
+        for i in range(len(data)):
+            agent.childs.send(data[i : i + 1])
+            agent.turn()
+            assert len(agent.heard) == (i == len(data) - 1) + (i >= len(frame(Release("input", 7))) - 1)
+        assert agent.messages == [Release("input", 7), Imported()]
+
+
+def test_last_words_are_heard_when_the_pipe_is_closed() -> None:
+    with opened() as agent:
+        send(agent.childs, Consumed("input", 1, 0))
+        send(agent.childs, Returned(b"result"))
+        agent.childs.close()
+        agent.pipe.close()
+        assert agent.messages == [Consumed("input", 1, 0), Returned(b"result")]
+
+
+def test_last_words_are_heard_though_rows_for_the_child_can_no_longer_be_sent() -> None:
+    """A child returns while feeders still bring rows."""
+    with opened() as agent:
+        send(agent.childs, Returned(b"result"))
+        agent.childs.close()
+        fds = [memory(), memory()]
+        for number, fd in enumerate(fds):
+            agent.pipe.send(segment(number), fd)
+        assert not any(is_open(fd) for fd in fds)
+        agent.turn()
+        assert agent.messages == [Returned(b"result")]
+
+
+def test_rows_that_wait_when_the_child_ends_are_dropped_and_its_last_words_heard() -> None:
+    with opened() as agent:
+        agent.pipe.send(EpochMark("x" * 3_000_000, 0, {}))
+        fd = memory()
+        agent.pipe.send(segment(0), fd)
+        send(agent.childs, Returned(b"result"))
+        agent.childs.close()
+        agent.turn_until(lambda: not is_open(fd) and bool(agent.heard))
+        assert agent.messages == [Returned(b"result")]
+
+
+def test_descriptor_of_a_message_that_never_came_whole_is_closed() -> None:
+    before = set(os.listdir("/dev/fd"))
+    with opened() as agent:
+        fd = memory()
+        socket.send_fds(agent.childs, [frame(Results("0.a", 1))[:-3]], [fd])
+        os.close(fd)
+        agent.turn()
+        assert agent.heard == []
+    assert set(os.listdir("/dev/fd")) == before
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_close_can_be_repeated(times: int) -> None:
+    with opened() as agent:
+        for _ in range(times):
+            agent.pipe.close()
