@@ -2,7 +2,8 @@
 
 Runs in: anywhere
 
-The public names. All are imported on first use: `import sparkdl` starts no JVM and imports no framework.
+The public names. All are imported on first use: `import sparkdl` starts no JVM and imports no
+framework.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ class CoordinatorClient:
         except (OSError, TimeoutError, asyncio.TimeoutError, WebSocketException) as error:
             raise LaunchError(
                 f"the coordinator at {url} cannot be reached from this executor: "
-                f"{type(error).__name__}: {error}. Set SPARKDL_DRIVER_HOST (and SPARKDL_DRIVER_PORT) at the "
-                "driver to an address that the executors can reach"
+                f"{type(error).__name__}: {error}. Set SPARKDL_DRIVER_HOST (and "
+                "SPARKDL_DRIVER_PORT) at the driver to an address that the executors can reach"
             ) from None
         return cls(connection)
 

@@ -2,8 +2,8 @@
 
 Runs in: driver
 
-It decides nothing. A connection is refused before any message is read unless it carries the token; its first message has to
-be a `Hello`, soon; every message has to be one of `FromAgent`.
+It decides nothing. A connection is refused before any message is read unless it carries the token;
+its first message has to be a `Hello`, soon; every message has to be one of `FromAgent`.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class CoordinatorServer:
                 continue
             return ServerAddress(host, next(iter(self._server.sockets)).getsockname()[1])
         raise ConfigError(
-            f"the coordinator cannot listen on {host}, ports {ports[0]}-{ports[-1]}: {problem}. Set "
-            "SPARKDL_DRIVER_HOST to an address of this machine that the executors reach, and "
+            f"the coordinator cannot listen on {host}, ports {ports[0]}-{ports[-1]}: {problem}. "
+            "Set SPARKDL_DRIVER_HOST to an address of this machine that the executors reach, and "
             "SPARKDL_DRIVER_PORT to a free port or range"
         )
 

@@ -2,8 +2,8 @@
 
 Runs in: child, driver
 
-MessagePack with extension types for tuples, sets, complex numbers and numpy arrays. Unlike pickle, decoding runs no
-code of the sender's.
+MessagePack with extension types for tuples, sets, complex numbers and numpy arrays. Unlike pickle,
+decoding runs no code of the sender's.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def decode_value(data: bytes) -> Any:
         raise ProtocolError(f"a node sent a result that cannot be decoded: {error}") from None
 
 
-def _lower(value: Any, path: str) -> Any:
+def _lower(value: Any, path: str) -> Any:  # noqa: C901 (one branch a type)
     if type(value) is int and not -(2**63) <= value < 2**64:
         raise ResultError(f"{path} is the integer {value}, which takes more than 64 bits")
     if type(value) in _PLAIN:

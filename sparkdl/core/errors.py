@@ -37,7 +37,7 @@ class FeedTimeoutError(SparkdlError, TimeoutError):
 
 
 class FeedClosedError(SparkdlError):
-    """Rows were offered to a feed that takes no more, or a feed was used after its cluster ended."""
+    """A feed takes no more rows, or it was used after its cluster had ended."""
 
 
 class FeedTypeError(SparkdlError, TypeError):

@@ -21,7 +21,7 @@ _HINTS: dict[str, str] = {
         "spark.executor.memoryOverhead as its reason."
     ),
     "exit": "User code or a library ended the process without raising; its last log lines tell.",
-    "signal": "Something outside Python ended the process: a native crash, an operator, the kernel.",
+    "signal": "It ended from outside Python: a native crash, an operator, the kernel.",
 }
 
 

@@ -93,12 +93,12 @@ def plan_nodes(
         roles.append(chief_named(master_node))
     if eval_node:
         roles.append(EVALUATOR)
+    others = [f"{num_ps} ps", *(role.name for role in roles[num_ps:])]
     num_workers = num_nodes - len(roles)
     if num_workers < 0 or not (num_workers or master_node):
         raise ConfigError(
-            f"{num_nodes} nodes do not leave room for a worker beside {num_ps} ps"
-            f"{', a ' + master_node if master_node else ''}{', an evaluator' if eval_node else ''}; "
-            "raise the number of nodes (num_executors)"
+            f"{num_nodes} nodes do not leave room for a worker beside {', '.join(others)}; raise "
+            "the number of nodes (num_executors)"
         )
     roles += [WORKER] * num_workers
     counts: dict[str, int] = {}

@@ -2,8 +2,8 @@
 
 Runs in: driver
 
-It decides in `driver/state.py`; this file performs. All of it runs on one event loop in one thread; the handle asks from other
-threads through `submit`, `broadcast` and `wait_for`.
+It decides in `driver/state.py`; this file performs. All of it runs on one event loop in one
+thread; the handle asks from other threads through `submit`, `broadcast` and `wait_for`.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ class Controller:
             try:
                 for line in lines:
                     self._on_log(LogLine(self._name(node_id), line))
-            except Exception:
+            except Exception:  # noqa: BLE001 (user code; it must not end the controller)
                 _log.exception("on_log failed; the nodes are not harmed")
 
     def _request_log(self, node_id: int, lines: int, future: Future[tuple[str, ...]]) -> None:

@@ -157,6 +157,7 @@ class FeedCall:
         return generation_of(state) not in (None, self.order.generation)
 
     def counts(self, view: View) -> dict[int, FeedCount]:
+        """Return what each fed node has received and read, by node id."""
         nothing = FeedCount(self.order.feed, 0, 0, 0, False)
         return {
             member.node.node_id: view.feeds.get((member.node.node_id, self.order.feed), nothing)
@@ -195,8 +196,8 @@ class FeedCall:
         tail = "".join(f"\n  | {line}" for line in lines) or " (nothing)"
         return (
             f"feed {self.order.feed!r} made no progress for {timeout_s:g} s: {name} has read "
-            f"{count.rows_consumed} of {count.rows_received} rows. Raise feed_timeout if a step may "
-            f"take longer; otherwise see what it waits for. Last log lines of {name}:{tail}"
+            f"{count.rows_consumed} of {count.rows_received} rows. Raise feed_timeout if a step "
+            f"may take longer; otherwise see what it waits for. Last log lines of {name}:{tail}"
         )
 
 

@@ -90,7 +90,7 @@ class Cluster:
         return now or self._world
 
     def status(self) -> str:
-        """Return the state in a word: Running, Finished, Failed, Stopping, Stopped, …"""
+        """Return the state in a word: Gathering, Running, Failed, Finished, Stopping or Stopped."""
         return self._controller.look(lambda view: type(view.state).__name__)
 
     def feed(
@@ -233,8 +233,8 @@ class Cluster:
         self._raise_failure()
         if not in_time:
             raise ShutdownTimeoutError(
-                f"{running} had not returned from map_fun after {limit_s:g} s and was stopped. Raise "
-                "grace_secs or timeout if map_fun needs longer, for example to export a model"
+                f"{running} had not returned from map_fun after {limit_s:g} s and was stopped. "
+                "Raise grace_secs or timeout if map_fun needs longer, for example to export a model"
             )
 
     def abort(self) -> None:

@@ -39,7 +39,7 @@ _JOIN_MARGIN_S = 30.0
 MapFun = Callable[[Any, Any], Any]
 
 
-def launch(
+def launch(  # noqa: PLR0913 (one option, one name)
     spark: SparkSession | SparkContext | None,
     map_fun: MapFun,
     args: Any = None,

@@ -8,8 +8,9 @@ Runs in: driver
         └──────a port was lost─── Failing ──▶ Failed                  │
                                                  └──stop──▶ Stopping ◀┘ ──agents gone──▶ Stopped
 
-`step(state, event, now_s)` returns the next state and the actions that the controller has to perform. All transitions are
-in `TRANSITIONS`; a pair that is not there is a bug and raises `IllegalTransitionError`.
+`step(state, event, now_s)` returns the next state and the actions that the controller has to
+perform. All transitions are in `TRANSITIONS`; a pair that is not there is a bug and raises
+`IllegalTransitionError`.
 """
 
 from __future__ import annotations
@@ -358,9 +359,9 @@ def _gathering_expired(state: Gathering, event: DeadlinePassed, now_s: float) ->
     timeout_s = roster.spec.settings.reservation_timeout_s
     problem = ReservationTimeoutError(
         f"{total - len(missing)} of {total} nodes came up within {timeout_s:g} s; missing: "
-        f"{', '.join(missing) or 'none, but not all children started'}. Their Spark tasks are waiting for a free "
-        "slot or cannot reach the driver; see the Spark UI, free slots or ask for fewer nodes, or "
-        "raise reservation_timeout"
+        f"{', '.join(missing) or 'none, but not all children started'}. Their Spark tasks are "
+        "waiting for a free slot or cannot reach the driver; see the Spark UI, free slots or ask "
+        "for fewer nodes, or raise reservation_timeout"
     )
     return Failed(roster, (), problem), _stop_children(roster, state.generation)
 
@@ -573,4 +574,4 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Stopped, LaunchBroke): _stay,
     (Stopped, StopAsked): _stay,
 }
-"""Every legal pair of state and event. `_stay` says that the event is expected and means nothing."""
+"""Every legal pair of state and event; `_stay`: the event is expected and means nothing."""

@@ -6,9 +6,9 @@ Runs in: feeder
                              ▲    └──▶ lane to node 1 ── DoPut ──▶ agent 1
                              └──────── acknowledgements: rows at the node, room, closed
 
-A lane holds one unacknowledged piece: the node is reading then, so that sending never waits for room at the node. A
-node that is full acknowledges late, so its rows go to others; a node that has closed refuses, and what it refused goes
-to others.
+A lane holds one unacknowledged piece: the node is reading then, so that sending never waits for
+room at the node. A node that is full acknowledges late, so its rows go to others; a node that has
+closed refuses, and what it refused goes to others.
 """
 
 from __future__ import annotations

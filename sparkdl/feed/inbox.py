@@ -1,4 +1,4 @@
-"""Everything that one node has received and not yet forgotten: its logs and open inference partitions.
+"""What one node has received and not yet forgotten: logs, and inference that waits.
 
 Runs in: agent
 """

@@ -2,8 +2,9 @@
 
 Runs in: agent
 
-A segment is one record batch as an Arrow IPC stream in an anonymous memory file (memfd_create(2)): it has a descriptor and
-no name, so it vanishes with the last process that holds it, however that process ends.
+A segment is one record batch as an Arrow IPC stream in an anonymous memory file (memfd_create(2)):
+it has a descriptor and no name, so it vanishes with the last process that holds it, however that
+process ends.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ Runs in: child
                ▲           ▲
                start       position          ▓ read, kept until the epoch ends   ░ not read yet
 
-An epoch's iterator moves the position. If it is abandoned before its end, the next one begins at the start again: what
-was read is given back. Segments are released when their epoch has been read to its end, or, when the agent asks because
-feeders wait for room, as soon as they have been read; what is released can't be given back.
+An epoch's iterator moves the position. If it is abandoned before its end, the next one begins at
+the start again: what was read is given back. Segments are released when their epoch has been read
+to its end, or, when the agent asks because feeders wait for room, as soon as they have been read;
+what is released can't be given back.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class FeedReader:
             return self._owner
 
     def peek_batch(self) -> pa.RecordBatch | None:
-        """Wait for the next segment and return its batch without moving; `None` at the feed's end."""
+        """Wait for the next segment; return its batch without moving, `None` at the feed's end."""
         with self._changed:
             self._wait(lambda: any(not isinstance(item, EpochMark) for item in self._items))
             first = next(item for item in self._items if not isinstance(item, EpochMark))
@@ -231,7 +232,7 @@ class FeedReader:
     def _wait(self, is_ready: Callable[[], bool]) -> None:
         if not self._changed.wait_for(lambda: is_ready() or self._lost, self._timeout_s):
             raise FeedTimeoutError(
-                f"feed {self.feed!r} brought no row for {self._timeout_s:g} s; is somebody feeding it?"
+                f"feed {self.feed!r} brought no row for {self._timeout_s:g} s; is it being fed?"
             )
         if self._lost and not is_ready():
             raise FeedClosedError(f"feed {self.feed!r}: the agent of this node is gone")

@@ -2,11 +2,12 @@
 
 Runs in: agent
 
-`DoPut` appends to a log. The descriptor's command is a `PutHeader`; each batch carries its first row's number in the
-partition; the server answers once at the start and then once per batch with a `PutAck`.
-`DoExchange` is one inference partition: batches in, and for each one or more one-column batches (`ipc`: binary) back,
-whose value is an Arrow IPC stream of encoded result rows.
-Every call carries the cluster's token (`authorization: Bearer …`), checked before the call reaches any of these.
+`DoPut` appends to a log. The descriptor's command is a `PutHeader`; each batch carries its first
+row's number in the partition; the server answers once at the start and then once per batch with a
+`PutAck`. `DoExchange` is one inference partition: batches in, and for each one or more one-column
+batches (`ipc`: binary) back, whose value is an Arrow IPC stream of encoded result rows.
+Every call carries the cluster's token (`authorization: Bearer …`), checked before the call reaches
+any of these.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ class FeedDataFrame:
     order: FeedOrder
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Feed one partition."""
         fed = _feed(self.order, batches)
         yield pa.RecordBatch.from_pydict(
             {
@@ -48,6 +49,7 @@ class FeedRdd:
     order: FeedOrder
 
     def __call__(self, values: Iterable[Any]) -> Iterator[FedPartition]:
+        """Feed one partition."""
         yield _feed(self.order, RowEncoder().batches(values))
 
 
@@ -58,6 +60,7 @@ class InferDataFrame:
     order: FeedOrder
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Answer one partition."""
         for data in _infer(self.order, batches):
             yield pa.RecordBatch.from_pydict({"ipc": pa.array([data], pa.binary())})
 
@@ -69,6 +72,7 @@ class InferRdd:
     order: FeedOrder
 
     def __call__(self, values: Iterable[Any]) -> Iterator[Any]:
+        """Answer one partition."""
         for data in _infer(self.order, RowEncoder().batches(values)):
             yield from decode_results(data)
 

@@ -22,9 +22,9 @@ class Framework:
     """Importable modules of which the executors need at least one; checked in the preflight."""
 
     shares_port: ClassVar[bool] = False
-    """Whether the framework's server binds with `SO_REUSEADDR`. The node's reservation, which is bound
-    and does not listen, is then kept beside it (Linux allows that, socket(7)), so that no other
-    process can take the port in between."""
+    """Whether the framework's server binds with `SO_REUSEADDR`. The node's reservation, which is
+    bound and does not listen, is then kept beside it (Linux allows that, socket(7)), so that no
+    other process can take the port in between."""
 
     def import_modules(self) -> None:
         """Import what is slow to import, while the other nodes are still gathering.

@@ -31,9 +31,9 @@ def framework_named(name: str) -> Framework:
             "sparkdl.frameworks.framework.Framework as 'module:Class'"
         )
     try:
-        framework = getattr(import_module(module), cls)()
+        kind = getattr(import_module(module), cls)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"framework={name!r} cannot be imported: {error}") from error
-    if not isinstance(framework, Framework):
+    if not (isinstance(kind, type) and issubclass(kind, Framework)):
         raise ConfigError(f"framework={name!r} is no sparkdl.frameworks.framework.Framework")
-    return framework
+    return kind()

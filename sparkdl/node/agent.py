@@ -2,8 +2,8 @@
 
 Runs in: agent
 
-`python -m sparkdl.node.agent`, with an `AgentOrder` and the user's code on standard input. It decides in `node/state.py`; this
-file performs.
+`python -m sparkdl.node.agent`, with an `AgentOrder` and the user's code on standard input. It
+decides in `node/state.py`; this file performs.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Agent:
 
     # Performing.
 
-    def _perform(self, actions: list[states.Action]) -> None:
+    def _perform(self, actions: list[states.Action]) -> None:  # noqa: C901 (one case an action)
         for action in actions:
             match action:
                 case states.Spawn(generation):

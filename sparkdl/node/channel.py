@@ -4,7 +4,7 @@ Runs in: agent, child
 
     agent                                        child
       │  Start(world, …) ──────────────────────────▶│  imports done or not, sent once
-      │  Segment(feed, number, …) + descriptor ────▶│  one received batch, memory-mapped by the child
+      │  Segment(feed, number, …) + descriptor ────▶│  one received batch, for the child to map
       │  EpochMark, EndMark, Reclaim ──────────────▶│
       │◀────────────────────────── Imported         │  the framework is imported
       │◀────────────────────────── Running          │  about to call map_fun
@@ -12,8 +12,8 @@ Runs in: agent, child
       │◀───────── Results + descriptor, Terminated  │
       │◀────────────────────────── Returned, Raised │  last message
 
-A frame is a four-byte length and one JSON object. Descriptors travel beside the stream in the order of the messages
-that carry them (SCM_RIGHTS, unix(7)).
+A frame is a four-byte length and one JSON object. Descriptors travel beside the stream in the
+order of the messages that carry them (SCM_RIGHTS, unix(7)).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Runs in: feeder, driver
 
-A task can only fail with text, so a problem is written into the exception as JSON behind a mark, which the driver finds
-again in what Spark makes of it.
+A task can only fail with text, so a problem is written into the exception as JSON behind a mark,
+which the driver finds again in what Spark makes of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CONNECT_TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem on an executor: the name of the error class to raise at the driver, and its text."""
+    """A problem on an executor: the name of the error to raise at the driver, and its text."""
 
     kind: str
     text: str
@@ -52,9 +52,9 @@ def check_executor(spec: ClusterSpec, url: str) -> None:
     if wanted and not any(importlib.util.find_spec(name) for name in wanted):
         raise Problem(
             "FrameworkMissingError",
-            f"framework={spec.framework!r} is not installed on executor {host}: {sys.executable} finds no "
-            f"module {' or '.join(wanted)}. Install it there, or choose another framework "
-            "('plain' for none)",
+            f"framework={spec.framework!r} is not installed on executor {host}: "
+            f"{sys.executable} finds no module {' or '.join(wanted)}. Install it there, or "
+            "choose another framework ('plain' for none)",
         ).error()
     target, _, port = url.rpartition("//")[2].rpartition(":")
     try:
@@ -62,7 +62,7 @@ def check_executor(spec: ClusterSpec, url: str) -> None:
     except OSError as error:
         raise Problem(
             "ConfigError",
-            f"executor {host} cannot reach the driver at {url}: {error}. Set SPARKDL_DRIVER_HOST to an "
-            "address of the driver that executors can reach, and SPARKDL_DRIVER_PORT to a port or "
-            "range that the firewall lets through",
+            f"executor {host} cannot reach the driver at {url}: {error}. Set "
+            "SPARKDL_DRIVER_HOST to an address of the driver that executors can reach, and "
+            "SPARKDL_DRIVER_PORT to a port or range that the firewall lets through",
         ).error() from None

@@ -1,9 +1,9 @@
-"""The framework process: imports the framework, waits for the world, runs `map_fun(args, ctx)` once.
+"""The framework process: imports the framework, waits for the world, runs `map_fun` once.
 
 Runs in: child
 
-`python -m sparkdl.node.child CHANNEL_FD PORT_FD AGENT_PID FRAMEWORK PAYLOAD`, started by an agent. PAYLOAD is a file with the
-pickled `(map_fun, args)`; it came inside Spark's own task payload.
+`python -m sparkdl.node.child CHANNEL_FD PORT_FD AGENT_PID FRAMEWORK PAYLOAD`, started by an agent.
+PAYLOAD is a file with the pickled `(map_fun, args)`; it came inside Spark's own task payload.
 """
 
 from __future__ import annotations

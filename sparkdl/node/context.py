@@ -155,10 +155,10 @@ class NodeContext:
         return tf_dataset(batches, x, y)
 
     def absolute_path(self, path: str) -> str:
-        """Return `path` as a URL: relative paths belong to the user's home on the default file system.
+        """Return `path` as a URL on the default file system, relative to the user's home there.
 
-        On a local default file system they belong to the driver's working directory. A path with
-        a scheme is returned as it is.
+        On a local default file system it is relative to the driver's working directory. A path
+        with a scheme is returned as it is.
         """
         if urlsplit(path).scheme:
             return path

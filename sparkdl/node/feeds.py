@@ -1,4 +1,4 @@
-"""A node's feeds as its agent keeps them: rows from Flight go to the child, counts go to the coordinator.
+"""A node's feeds at its agent: rows from Flight go to the child, counts to the coordinator.
 
 Runs in: agent
 """

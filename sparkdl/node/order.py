@@ -2,7 +2,8 @@
 
 Runs in: driver, feeder, agent
 
-Nothing secret stands on a command line or in the environment, where other users of the host could read it.
+Nothing secret stands on a command line or in the environment, where other users of the host could
+read it.
 """
 
 from __future__ import annotations

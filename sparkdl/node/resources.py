@@ -133,7 +133,7 @@ def executor_jvm_pid() -> int | None:
 
 
 def assigned_gpus() -> tuple[str, ...] | None:
-    """Return the addresses of the GPUs that Spark assigned to this task, `None` if it assigns none."""
+    """Return the addresses of the GPUs that Spark assigned to this task; `None` without any."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

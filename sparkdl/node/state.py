@@ -7,8 +7,9 @@ Runs in: agent
       │                └──exited─────────────────────────────────▶ (reported as failed)
       └──StopChild, NewRound, Stop──▶ Ending ──exited──▶ Idle | Ready | Gone
 
-`step(state, event, now_s)` returns the next state and the actions that the agent has to perform. Losing the coordinator or
-the owner (the Spark task or the executor) leads to `Gone` from everywhere, the child killed on the way.
+`step(state, event, now_s)` returns the next state and the actions that the agent has to perform.
+Losing the coordinator or the owner (the Spark task or the executor) leads to `Gone` from
+everywhere, the child killed on the way.
 """
 
 from __future__ import annotations
@@ -388,4 +389,4 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Gone, StopAsked): _stay,
     (Gone, Orphaned): _stay,
 }
-"""Every legal pair of state and event. `_stay` says that the event is expected and means nothing."""
+"""Every legal pair of state and event; `_stay`: the event is expected and means nothing."""

@@ -43,6 +43,7 @@ class NodeTask:
     is_attached: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run one node; `batches` only carries the partition."""
         import pyarrow as pa
         from pyspark import TaskContext
 
@@ -84,7 +85,7 @@ def _jvm_pid() -> int:
     pid = executor_jvm_pid()
     if pid is None:
         raise LaunchError(
-            "a detached node must watch its executor's JVM, and none is among this process's parents; "
-            "use placement='attached'"
+            "a detached node watches its executor's JVM, and none is among this process's "
+            "parents; use placement='attached'"
         )
     return pid

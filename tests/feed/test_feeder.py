@@ -267,9 +267,7 @@ def test_second_attempt_may_cut_its_batches_otherwise() -> None:
 def test_rows_of_a_lost_attempt_that_still_wait_for_room_do_not_come_twice() -> None:
     """Spark has given the attempt up and does not know; its batch waits at the full node."""
     with LocalNode(0, limit_nbytes=1000) as a, Proxy(a.target) as proxy, LocalNode(1) as b:
-        lost = Running(
-            lambda: Feeder(order([proxy.target]), 0, attempt=1).feed(batches(300, 100))
-        )
+        lost = Running(lambda: Feeder(order([proxy.target]), 0, attempt=1).feed(batches(300, 100)))
         a.wait_sent(lambda sent: bool(sent))
         proxy.cut()
         with pytest.raises(FeederError, match="worker:0"):

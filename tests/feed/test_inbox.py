@@ -100,9 +100,7 @@ def test_feed_can_be_named_for_the_first_time_while_a_closed_inbox_is_pressed() 
     inbox = Inbox(1, SOON_S, InboxListener(lambda _: None, lambda _: None, press))
     assert inbox.log("a").append(BATCH, SOON_S)
     taken = []
-    waiting = threading.Thread(
-        target=lambda: taken.append(inbox.log("a").append(BATCH, SOON_S))
-    )
+    waiting = threading.Thread(target=lambda: taken.append(inbox.log("a").append(BATCH, SOON_S)))
     waiting.start()
     waiting.join(SOON_S)
     assert taken == [False]

@@ -137,7 +137,11 @@ def test_header_that_is_none_is_an_error_for_its_caller_alone(header: bytes) -> 
 
 @pytest.mark.parametrize(
     "junk",
-    [b"\x00" * 4096, b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 512],
+    [
+        b"\x00" * 4096,
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 512,
+    ],
     ids=["zeros", "HTTP/1", "HTTP/2 and noise"],
 )
 def test_junk_on_the_port_disturbs_nobody(junk: bytes) -> None:

@@ -145,7 +145,9 @@ def test_agent_that_asks_for_room_gets_what_was_read() -> None:
 def test_messages_of_several_threads_do_not_mix() -> None:
     with linked() as ends:
         sending = [
-            Running(lambda n=n: [ends.link.send(Consumed(str(n) * 50_000, i, 0)) for i in range(20)])  # type: ignore[misc]
+            Running(
+                lambda n=n: [ends.link.send(Consumed(str(n) * 50_000, i, 0)) for i in range(20)]
+            )  # type: ignore[misc]
             for n in range(4)
         ]
         heard = [ends.hear() for _ in range(80)]

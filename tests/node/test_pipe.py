@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -151,10 +151,8 @@ def test_more_than_the_socket_holds_is_queued_and_arrives_whole_and_in_order() -
         agent.childs.setblocking(False)
 
         def is_whole() -> bool:
-            try:
+            with suppress(BlockingIOError):
                 found.extend(receive(agent.childs, unframer) or [])
-            except BlockingIOError:
-                return False
             return len(found) == 41
 
         agent.turn_until(is_whole)
@@ -192,10 +190,11 @@ def test_what_the_child_says_is_heard_in_order_and_whole() -> None:
 def test_message_that_comes_in_pieces_is_heard_once_it_is_whole() -> None:
     with opened() as agent:
         data = frame(Release("input", 7)) + frame(Imported())
-        for i in range(len(data)):
-            agent.childs.send(data[i : i + 1])
+        ends = [len(frame(Release("input", 7))), len(data)]
+        for count in range(1, len(data) + 1):
+            agent.childs.send(data[count - 1 : count])
             agent.turn()
-            assert len(agent.heard) == (i == len(data) - 1) + (i >= len(frame(Release("input", 7))) - 1)
+            assert len(agent.heard) == sum(count >= end for end in ends)
         assert agent.messages == [Release("input", 7), Imported()]
 
 

@@ -53,7 +53,7 @@ class LocalExecutor:
         """Start one agent per node; a thread each waits for its end."""
         for node in launch.spec.nodes:
             order = AgentOrder(launch.url, launch.token, node.node_id, launch.spec, owner="process")
-            stderr = tempfile.TemporaryFile()  # closed by the watcher
+            stderr = tempfile.TemporaryFile()  # noqa: SIM115 (the watcher closes it)
             try:
                 agent = start_agent(order, launch.payload, sys.path, stderr.fileno())
             except BaseException:

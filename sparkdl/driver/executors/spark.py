@@ -103,7 +103,8 @@ class SparkExecutor:
             for tag in tags:
                 self._spark.removeTag(tag)
         raise ConfigError(
-            f"a {type(data).__module__}.{type(data).__name__} cannot be fed; give a DataFrame or an RDD"
+            f"a {type(data).__module__}.{type(data).__name__} cannot be fed; "
+            "give a DataFrame or an RDD"
         )
 
     def infer(self, data: Any, order: FeedOrder, schema: str | None) -> Any:

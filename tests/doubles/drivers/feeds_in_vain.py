@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from driver import start
-
+from tests.doubles.drivers.driver import start
 from tests.doubles.map_funs import hang
 
 ROW = bytes(1 << 20)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from driver import start
-
+from tests.doubles.drivers.driver import start
 from tests.doubles.map_funs import hang
 
 cluster = start(hang)

@@ -1,0 +1,222 @@
+"""TensorFlowOnSpark's contract for `TFCluster`, without Spark.
+
+https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/TFCluster.py
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import sparkdl
+from sparkdl.core.errors import ConfigError, NodeFailedError, ShutdownTimeoutError
+from sparkdl.node.context import NodeContext
+from sparkdl.tfos import TFCluster
+from tests.doubles.map_funs import count_rows, double, hang
+from tests.doubles.nodes import SOON_S, processes
+
+SPARK, TENSORFLOW = TFCluster.InputMode.SPARK, TFCluster.InputMode.TENSORFLOW
+
+Run = Callable[..., TFCluster.TFCluster]
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    """`TFCluster.run` on this machine, with the plain framework; what runs is ended after."""
+    with ExitStack() as stack:
+
+        def start(
+            map_fun: Any, tf_args: Any = None, num_executors: int = 1, num_ps: int = 0, **more: Any
+        ) -> TFCluster.TFCluster:
+            options = {"executor": "local", "framework": "plain", "show_progress": False, **more}
+            cluster = TFCluster.run(None, map_fun, tf_args, num_executors, num_ps, **options)
+            stack.callback(cluster.cluster.abort)
+            return cluster
+
+        yield start
+
+
+# signatures
+
+
+def parameters(function: Callable[..., Any]) -> list[tuple[str, Any]]:
+    """Return names and defaults; those that may only be named are no part of the contract."""
+    return [
+        (p.name, p.default)
+        for p in inspect.signature(function).parameters.values()
+        if p.kind is p.POSITIONAL_OR_KEYWORD and p.name != "self"
+    ]
+
+
+def test_run_takes_the_arguments_it_always_took() -> None:
+    needed = inspect.Parameter.empty
+    *most, queues, eval_node, release_port = parameters(TFCluster.run)
+    assert most == [
+        ("sc", needed),
+        ("map_fun", needed),
+        ("tf_args", needed),
+        ("num_executors", needed),
+        ("num_ps", 0),  # needed there; to need less breaks nobody
+        ("tensorboard", False),
+        ("input_mode", TFCluster.InputMode.TENSORFLOW),
+        ("log_dir", None),
+        ("driver_ps_nodes", False),
+        ("master_node", None),
+        ("reservation_timeout", 600),
+    ]
+    assert queues[0] == "queues"
+    assert list(queues[1]) == ["input", "output", "error"]
+    assert [eval_node, release_port] == [("eval_node", False), ("release_port", True)]
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("train", [("num_epochs", 0), ("feed_timeout", 600), ("qname", "input")]),
+        ("inference", [("feed_timeout", 600), ("qname", "input")]),
+        ("shutdown", [("ssc", None), ("grace_secs", 0), ("timeout", 259200)]),
+    ],
+)
+def test_methods_take_the_arguments_they_always_took(
+    method: str, expected: list[tuple[str, Any]]
+) -> None:
+    found = parameters(getattr(TFCluster.TFCluster, method))
+    if method != "shutdown":
+        assert found.pop(0) == ("dataRDD", inspect.Parameter.empty)
+    assert found[: len(expected)] == expected
+    assert all(default is None for _name, default in found[len(expected) :])
+
+
+def test_numbers_of_the_input_modes_stay() -> None:
+    assert (int(TENSORFLOW), int(SPARK)) == (0, 1)
+    assert sparkdl.TFCluster is TFCluster
+
+
+# run
+
+
+def test_cluster_info_tells_each_node_by_executor_id(run: Run) -> None:
+    cluster = run(hang, None, 4, 1, master_node="chief", eval_node=True)
+    assert [
+        (info["executor_id"], info["job_name"], info["task_index"]) for info in cluster.cluster_info
+    ] == [(0, "ps", 0), (1, "chief", 0), (2, "evaluator", 0), (3, "worker", 0)]
+    assert {info["host"] for info in cluster.cluster_info} == {"127.0.0.1"}
+    assert len({info["port"] for info in cluster.cluster_info}) == 4
+    assert cluster.input_mode is TENSORFLOW
+    assert cluster.queues == ["input", "output", "error"]
+    with pytest.raises(ShutdownTimeoutError, match="chief:0, worker:0 had not returned"):
+        cluster.shutdown(timeout=1)
+    assert not processes()
+
+
+def test_map_fun_that_reads_its_own_data_sees_the_contexts_old_names(run: Run) -> None:
+    def look(args: Any, ctx: NodeContext) -> list[Any]:
+        assert args is sys.argv
+        names = ("executor_id", "worker_num", "job_name", "task_index", "num_workers", "defaultFS")
+        return [*sys.argv, *(getattr(ctx, name) for name in names), ctx.tmp_socket is None]
+
+    cluster = run(look, ["mnist.py", "--steps", "9"], release_port=False)
+    cluster.shutdown()
+    assert cluster.cluster.results() == [
+        ["mnist.py", "--steps", "9", 0, 0, "worker", 0, 1, "file://", False]
+    ]
+
+
+@pytest.mark.parametrize("args", [Namespace(num_gpus=1), {"num_gpus": 1}, SimpleNamespace()])
+def test_number_of_gpus_is_read_from_a_namespace_or_a_dict(run: Run, args: Any) -> None:
+    cluster = run(lambda args, ctx: None, args)
+    has_number = bool(args) if isinstance(args, dict) else hasattr(args, "num_gpus")
+    assert cluster.cluster.spec.num_gpus == (1 if has_number else None)
+    cluster.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"eval_node": True, "input_mode": SPARK, "num_executors": 2}, "eval_node=True needs"),
+        ({"driver_ps_nodes": True, "num_executors": 2, "num_ps": 1}, "driver_ps_nodes=True"),
+        ({"tensorboard": True}, "tensorboard=True"),
+        ({"num_executors": 1, "num_ps": 1}, "do not leave room for a worker"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(
+    run: Run, options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        run(hang, **options)
+    assert not processes()
+
+
+# feeding
+
+
+def test_train_feeds_each_epoch_and_no_epochs_mean_ten(run: Run) -> None:
+    cluster = run(count_rows, None, 2, input_mode=SPARK)
+    cluster.train(range(100), 3)
+    cluster.train(range(100))
+    cluster.shutdown(grace_secs=SOON_S)
+    assert sum(rows for rows, _total in cluster.cluster.results()) == 1300
+
+
+def test_train_and_inference_refuse_what_they_always_refused(run: Run) -> None:
+    cluster = run(count_rows, input_mode=SPARK, queues=["input", "extra", "error"])
+    with pytest.raises(ConfigError, match="num_epochs=-1 is negative"):
+        cluster.train([1], -1)
+    for name in ("unknown", "error"):
+        with pytest.raises(ConfigError, match=f"qname='{name}' is not one of queues="):
+            cluster.train([1], 1, qname=name)
+        with pytest.raises(ConfigError, match=f"qname='{name}' is not one of queues="):
+            cluster.inference([1], qname=name)
+    cluster.shutdown()
+
+
+def test_cluster_that_reads_its_own_data_takes_no_rows(run: Run) -> None:
+    cluster = run(lambda args, ctx: None)
+    for feed in (cluster.train, cluster.inference):
+        with pytest.raises(ConfigError, match=r"need TFCluster\.run"):
+            feed([1])
+    cluster.shutdown()
+
+
+def test_inference_gives_one_result_per_row_in_order(run: Run) -> None:
+    cluster = run(double, None, 2, input_mode=SPARK)
+    assert list(cluster.inference(range(500))) == [2 * i for i in range(500)]
+    cluster.shutdown()
+
+
+# shutdown
+
+
+def test_shutdown_raises_what_a_node_raised_and_only_once(run: Run) -> None:
+    def fail(args: None, ctx: NodeContext) -> None:
+        ctx.get_data_feed().next_batch(1)
+        raise ValueError("no such layer")
+
+    cluster = run(fail, input_mode=SPARK)
+    with pytest.raises(NodeFailedError, match="no such layer"):
+        cluster.train(range(10), 1)
+    with pytest.raises(NodeFailedError, match="no such layer"):
+        cluster.shutdown()
+    cluster.shutdown()
+
+
+def test_shutdown_without_a_limit_and_with_a_streaming_context(run: Run) -> None:
+    cluster = run(lambda args, ctx: None)
+    with pytest.raises(ConfigError, match="StreamingContext"):
+        cluster.shutdown(ssc=object())
+    cluster.shutdown(timeout=-1)
+    assert not processes()
+
+
+def test_with_block_shuts_down(run: Run) -> None:
+    with run(count_rows, input_mode=SPARK) as cluster:
+        cluster.train([1, 2], 1)
+    assert cluster.cluster.results() == [[2, 3]]
+    assert not processes()

@@ -1,0 +1,100 @@
+"""`launch` and `run`: what they refuse, what they return, and ports that are lost on the way."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+import sparkdl
+from sparkdl.core.errors import ConfigError, NodeFailedError
+from sparkdl.node.context import NodeContext
+from tests.doubles.frameworks import LOSES_PORTS
+from tests.doubles.map_funs import hang
+from tests.doubles.nodes import SOON_S, launch, processes
+
+LOCAL: dict[str, Any] = {"framework": "plain", "executor": "local"}
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"framework": "theano"}, r"framework='theano' is not known; choose one of .*module:Class"),
+        ({"framework": "no.such.module:Class"}, "cannot be imported: No module named 'no'"),
+        ({"framework": "sparkdl.core.spec:NoSuch"}, "cannot be imported: .*NoSuch"),
+        ({"framework": "sparkdl.core.roles:Role"}, "is no sparkdl.frameworks"),
+        ({"framework": "sparkdl.core.roles:PS"}, "is no sparkdl.frameworks"),
+        ({"framework": "sparkdl.core.errors:SparkdlError"}, "is no sparkdl.frameworks"),
+        ({"executor": "yarn"}, "executor='yarn': choose 'spark' or 'local'"),
+        ({"placement": "here"}, "placement='here': choose"),
+        ({"input_mode": "kafka"}, "input_mode='kafka': choose 'spark' or 'own'"),
+        ({"nodes": 0}, "at least one node"),
+        ({"nodes": 2, "num_ps": 2}, "do not leave room for a worker"),
+        ({"num_ps": -1}, "num_ps=-1"),
+        ({"master_node": "ps"}, "cannot name the chief"),
+        ({"reservation_timeout": 0}, "reservation_timeout_s=0"),
+        ({"feed_timeout": -1}, "feed_timeout_s=-1"),
+        ({"feed_memory": 0}, "feed_memory=0"),
+        ({"args": threading.Lock()}, "pickle.*'args'"),
+        ({"map_fun": "train"}, "map_fun must be a function"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(
+    options: dict[str, Any], text: str
+) -> None:
+    options = {"map_fun": hang, "nodes": 2, **LOCAL, **options}
+    with pytest.raises(ConfigError, match=text):
+        sparkdl.launch(None, **options)
+    assert not processes()
+
+
+def test_run_returns_the_values_by_rank_and_leaves_nothing() -> None:
+    def place(args: str, ctx: NodeContext) -> list[Any]:
+        return [args, ctx.rank, ctx.local_rank, ctx.num_workers, ctx.is_chief, ctx.cluster_spec]
+
+    first, second = sparkdl.run(None, place, "hello", nodes=2, **LOCAL)
+    assert first[:5] == ["hello", 0, 0, 2, True]
+    assert second[:5] == ["hello", 1, 1, 2, False]
+    assert first[5] == second[5]
+    assert len(set(first[5]["worker"])) == 2
+    assert not processes()
+
+
+def test_run_that_takes_too_long_stops_the_nodes() -> None:
+    with pytest.raises(TimeoutError, match="worker:0, worker:1 still in map_fun"):
+        sparkdl.run(None, hang, nodes=2, timeout_s=0.2, **LOCAL)
+    assert not processes()
+
+
+def test_list_of_arguments_is_argv_in_the_nodes_and_not_here() -> None:
+    before = list(sys.argv)
+    argv = ["train.py", "--epochs", "3"]
+    assert sparkdl.run(None, lambda args, ctx: sys.argv, argv, **LOCAL) == [argv]
+    assert sys.argv == before
+
+
+def test_round_that_lost_a_port_is_repeated_on_others_unseen_by_the_user() -> None:
+    def lose_twice(args: None, ctx: NodeContext) -> tuple[int, int]:
+        if ctx.generation < 2 and ctx.rank == ctx.generation:
+            raise OSError("address already in use")
+        if ctx.generation < 2:
+            hang(args, ctx)  # as collectives do when a peer is missing
+        return ctx.generation, ctx.member.port
+
+    options = {**LOCAL, "framework": LOSES_PORTS}
+    results = sparkdl.run(None, lose_twice, nodes=2, timeout_s=3 * SOON_S, **options)
+    assert [generation for generation, _port in results] == [2, 2]
+
+
+def test_port_that_is_lost_again_and_again_is_a_failure() -> None:
+    def lose(args: None, ctx: NodeContext) -> None:
+        raise OSError(f"address already in use in round {ctx.generation}")
+
+    with (
+        pytest.raises(NodeFailedError, match="address already in use in round 3") as caught,
+        launch(lose, nodes=1, framework=LOSES_PORTS) as cluster,
+    ):
+        cluster.wait(3 * SOON_S)
+    assert caught.value.root_cause.kind == "port"

@@ -1,0 +1,217 @@
+"""A node's feeds: rows to the child, counts to the coordinator, room where it is waited for."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from sparkdl.control.messages import EpochEnd, FeedCount, FeedEnd, FeedProgress
+from sparkdl.core.errors import FeedClosedError
+from sparkdl.feed.epoch import EpochBatches
+from sparkdl.feed.feeder import Feeder
+from sparkdl.feed.log import write_segment
+from sparkdl.feed.reader import EndMark, EpochMark, Item
+from sparkdl.node.channel import Reclaim, Results
+from tests.doubles.feeds import FEED, SOON_S, LocalNode, Running, numbers, order, values
+
+BATCH = numbers(0, 100)
+
+
+def nbytes_of_batch() -> int:
+    fd, nbytes = write_segment(BATCH)
+    os.close(fd)
+    return nbytes
+
+
+NBYTES = nbytes_of_batch()
+
+
+def append(node: LocalNode, epoch: int = 0, feed: str = FEED) -> bool:
+    """Do what a feeder's thread does."""
+    log = node.feeds._inbox.log(feed)
+    is_accepted = log.append(BATCH, SOON_S, epoch=epoch)
+    node.feeds._inbox.received(feed)
+    return is_accepted
+
+
+def told(progress: list[FeedProgress], feed: str = FEED) -> FeedCount | None:
+    """Return what the coordinator was told last of a feed."""
+    counts = [count for each in progress for count in each.counts if count.feed == feed]
+    return counts[-1] if counts else None
+
+
+def test_coordinator_is_told_what_was_received_and_read() -> None:
+    with LocalNode() as node:
+        append(node)
+        append(node)
+        node.wait_told(lambda all_told: told(all_told) == FeedCount(FEED, 200, 0, 0, False))
+        batches = iter(EpochBatches(node.reader(), 150))
+        next(batches)
+        node.wait_told(lambda all_told: told(all_told) == FeedCount(FEED, 200, 150, 0, False))
+        node.end_epoch(0, {0: 200})
+        assert len(list(batches)) == 1
+        node.wait_told(lambda all_told: told(all_told) == FeedCount(FEED, 200, 200, 1, False))
+
+
+def test_counts_are_told_by_feed() -> None:
+    with LocalNode() as node:
+        append(node, feed="a")
+        append(node, feed="b")
+        append(node, feed="b")
+        node.wait_told(lambda all_told: told(all_told, "b") == FeedCount("b", 200, 0, 0, False))
+        assert told(node.told, "a") == FeedCount("a", 100, 0, 0, False)
+
+
+def test_rows_and_marks_reach_the_child_in_order() -> None:
+    with LocalNode() as node:
+        append(node)
+        node.end_epoch(0, {0: 100, 1: 90})
+        append(node, epoch=1)
+        node.end_feed()
+        reader = node.reader()
+        owner = reader.claim()
+        assert isinstance(reader.take(owner), Item)
+        assert reader.take(owner) == EpochMark(FEED, 0, {0: 100, 1: 90})
+        reader.finish_epoch(owner)
+        assert isinstance(reader.take(owner), Item)
+        assert reader.take(owner) == EndMark(FEED)
+
+
+def test_end_of_named_feeds_ends_them_alone() -> None:
+    with LocalNode() as node:
+        node.call(lambda: node.feeds.feed_end(FeedEnd(("a",))))
+        append(node, feed="b")
+        for feed, expected in (("a", EndMark), ("b", Item)):
+            reader = node.reader(feed)
+            assert isinstance(reader.take(reader.claim()), expected)
+
+
+def test_child_that_wants_no_more_closes_the_feed_and_the_coordinator_knows() -> None:
+    with LocalNode() as node:
+        append(node)
+        append(node, feed="other")
+        node.reader().terminate()
+        node.wait_told(lambda all_told: told(all_told) == FeedCount(FEED, 100, 0, 0, True))
+        assert not append(node)
+        assert append(node, feed="other")
+        assert node.feeds._inbox._budget.num_segments == 2
+
+
+def test_closed_feeds_are_told() -> None:
+    with LocalNode() as node:
+        append(node)
+        node.call(lambda: node.feeds.close("map_fun has returned"))
+        assert told(node.told) == FeedCount(FEED, 100, 0, 0, True)
+        assert not append(node)
+        assert node.feeds._inbox._budget.used_nbytes == 0
+
+
+# room
+
+
+def test_child_is_asked_for_room_once_until_it_gives_some() -> None:
+    with LocalNode(limit_nbytes=NBYTES) as node:
+        append(node)
+        waiting = [Running(lambda: append(node)) for _ in range(3)]
+        node.wait_sent(lambda sent: sent == [Reclaim(FEED)])
+        node.call(lambda: None)
+        reading = Running(lambda: values(node.reader()))
+        for each in waiting:
+            assert each.result()
+        node.end_epoch(0, {0: 400})
+        assert reading.result() == list(range(100)) * 4
+
+
+def test_feeder_that_waits_at_the_end_of_an_epoch_is_not_forgotten_in_the_next() -> None:
+    """The epoch's rows were all released before its end, which ends the child's haste as well."""
+    with LocalNode(limit_nbytes=2 * NBYTES) as node:
+        assert append(node)
+        reader = node.reader()
+        owner = reader.claim()
+        reader.take(owner)
+        reader.give(owner, 100)
+        assert append(node, epoch=1)
+        third = Running(lambda: append(node, epoch=1))
+        assert third.result()  # the first segment was released for it
+        fourth = Running(lambda: append(node, epoch=1))
+        node.wait_sent(lambda sent: sent.count(Reclaim(FEED)) == 2)
+        node.end_epoch(0, {0: 100})
+        assert isinstance(reader.take(owner), EpochMark)
+        reader.finish_epoch(owner)
+        for _ in range(2):
+            assert isinstance(reader.take(owner), Item)
+            reader.give(owner, 100)
+        assert isinstance(reader.take(owner), Item)
+        assert fourth.result()
+
+
+def test_new_child_is_asked_for_room_as_the_old_one_was() -> None:
+    with LocalNode(limit_nbytes=NBYTES) as node:
+        append(node)
+        waiting = Running(lambda: append(node))
+        node.wait_sent(lambda sent: Reclaim(FEED) in sent)
+        node.call(lambda: node.feeds.close("the child has died"))
+        assert not waiting.result()
+        node.call(lambda: node.feeds.reopen(1))
+        assert append(node)
+        waiting = Running(lambda: append(node))
+        node.wait_sent(lambda sent: sent.count(Reclaim(FEED)) == 2)
+        node.call(lambda: node.feeds.close("over"))
+        assert not waiting.result()
+
+
+def test_reopened_feeds_begin_at_zero() -> None:
+    with LocalNode() as node:
+        append(node)
+        node.call(lambda: node.feeds.close("the child has died"))
+        node.call(lambda: node.feeds.reopen(1))
+        append(node)
+        node.wait_told(lambda all_told: told(all_told) == FeedCount(FEED, 100, 0, 0, False))
+
+
+# the ends
+
+
+def test_results_for_a_partition_that_nobody_waits_for_are_dropped() -> None:
+    before = set(os.listdir("/dev/fd"))
+    with LocalNode() as node:
+        fd, _ = write_segment(BATCH)
+        node.link.send(Results("0.gone", 100), fd)
+        os.close(fd)
+        append(node)
+        values_read = Running(lambda: next(iter(EpochBatches(node.reader(), 1))))
+        values_read.result()
+        node.wait_told(lambda all_told: told(all_told) == FeedCount(FEED, 100, 1, 0, False))
+    assert {fd for fd in set(os.listdir("/dev/fd")) - before if is_memory(fd)} == set()
+
+
+def is_memory(fd: str) -> bool:
+    try:
+        return "sparkdl" in os.readlink(f"/dev/fd/{fd}")
+    except OSError:
+        return False
+
+
+def test_node_that_has_shut_down_cannot_be_fed() -> None:
+    with LocalNode() as node:
+        target = node.target
+        node.call(node.feeds.shut_down)
+        with pytest.raises(Exception, match="worker:0"):
+            Feeder(order([target]), 0).feed(iter([BATCH]))
+
+
+def test_end_of_an_epoch_nobody_fed_is_passed_on() -> None:
+    with LocalNode() as node:
+        node.call(lambda: node.feeds.epoch_end(EpochEnd(FEED, 0, {0: 0})))
+        assert values(node.reader()) == []
+
+
+def test_child_that_loses_its_link_says_so() -> None:
+    with LocalNode() as node:
+        reader = node.reader()
+        waiting = Running(lambda: reader.take(reader.claim()))
+        node.link.close()
+        with pytest.raises(FeedClosedError, match="agent"):
+            waiting.result()
+        node.link._thread.join()
