@@ -36,7 +36,8 @@ def run() -> Iterator[Run]:
             map_fun: Any, tf_args: Any = None, num_executors: int = 1, num_ps: int = 0, **more: Any
         ) -> TFCluster.TFCluster:
             options = {"executor": "local", "framework": "plain", "show_progress": False, **more}
-            cluster = TFCluster.run(None, map_fun, tf_args, num_executors, num_ps, **options)
+            sc: Any = None
+            cluster = TFCluster.run(sc, map_fun, tf_args, num_executors, num_ps, **options)
             stack.callback(cluster.cluster.abort)
             return cluster
 

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import sparkdl
 from tests.doubles.nodes import launch, processes
