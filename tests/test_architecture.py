@@ -43,9 +43,7 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
 PEERS = frozenset({1, FACES})
 """Layers whose packages may import one another, as long as no circle comes of it."""
 
-BORROWED = {  # the exceptions: who imports what, and why
-    ("feed", "node.channel"): "the child's end of the pipe; its messages belong a layer down",
-}
+BORROWED: dict[tuple[str, str], str] = {}  # the exceptions: who imports what, and why
 
 PYSPARK = {  # who may import pyspark
     "driver/executors/spark.py": "performs what the driver decides on Spark",
@@ -83,7 +81,6 @@ LONG_FILES = {  # longest each may become, and why it is one file
     "node/state.py": (400, "one table of transitions, read as a whole"),
     "node/agent.py": (400, "performs every action of one state machine"),
     "feed/encode.py": (340, "one codec for each kind of value, side by side"),
-    "feed/feeder.py": (380, "one protocol, both directions"),
     "frameworks/keras.py": (360, "what Keras 2 and Keras 3 need, side by side"),
 }
 LONG_FUNCTIONS: dict[str, str] = {}

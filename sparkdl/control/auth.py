@@ -23,5 +23,5 @@ def is_authorized(header: str | None, token: str) -> bool:
     """Compare an `Authorization` header with the token, in constant time."""
     if header is None:
         return False
-    given = header.encode(errors="surrogateescape")  # a header may hold any bytes
+    given = header.encode(errors="surrogatepass")  # a header may hold any bytes
     return hmac.compare_digest(given, bearer(token).encode())

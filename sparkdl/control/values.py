@@ -118,7 +118,10 @@ def _raise_up(code: int, data: memoryview) -> Any:
     if code in (_SET, _FROZENSET):
         return set(items) if code == _SET else frozenset(items)
     if code == _COMPLEX:
-        return complex(*items)
+        real, imaginary = items
+        if type(real) is not float or type(imaginary) is not float:
+            raise TypeError("a complex number of something else than two floats")
+        return complex(real, imaginary)
     if code in (_ARRAY, _SCALAR):
         dtype, shape, raw = items
         array = np.frombuffer(raw, dtype=np.dtype(dtype)).reshape(shape).copy()

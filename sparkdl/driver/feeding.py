@@ -22,7 +22,7 @@ from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.outcome import feed_problem_of, generation_of, is_decided
 from sparkdl.driver.progress import FeedBar
 from sparkdl.driver.watch import FeedWatch, NewWorldError
-from sparkdl.feed.feeder import FeedOrder, Target
+from sparkdl.feed.order import FeedOrder, Target
 
 _log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeding import FeedCall, FeedReport, feed_targets
 from sparkdl.driver.outcome import before_stop, failure_of, has_ended
 from sparkdl.driver.progress import FeedBar
-from sparkdl.feed.feeder import FeedOrder
+from sparkdl.feed.order import FeedOrder
 
 _log = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sparkdl.control.channel import EndMark, EpochMark, Local, Results
 from sparkdl.core.errors import InferenceError
 from sparkdl.feed.batch import RowEncoder, rows
-from sparkdl.feed.log import write_segment
-from sparkdl.feed.reader import EndMark, EpochMark, FeedReader, Item
-from sparkdl.node.channel import Local, Results
+from sparkdl.feed.reader import FeedReader, Item
+from sparkdl.feed.segment import write_segment
 
 SendLocal = Callable[[Local, int], None]
 

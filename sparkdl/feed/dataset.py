@@ -116,8 +116,7 @@ def _is_step_batched(dataset: Any) -> bool:
     """Whether `dataset` is one of ours, or comes from one without being batched anew."""
     if getattr(dataset, _MARK, False):
         return True
-    name = type(dataset).__name__
-    if "Batch" in name:
+    if "batch" in type(dataset).__name__.lower():
         return False
-    inputs = getattr(dataset, "_inputs", lambda: [])()
+    inputs: list[Any] = getattr(dataset, "_inputs", lambda: [])()
     return len(inputs) == 1 and _is_step_batched(inputs[0])

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sparkdl.control.channel import EpochMark
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.columns import concat, slice_columns, to_columns
 from sparkdl.feed.plan import epoch_steps
-from sparkdl.feed.reader import EpochMark, FeedReader, Item
+from sparkdl.feed.reader import FeedReader, Item
 
 Columns = dict[str, np.ndarray]
 """Arrays by column name, all with the same first dimension: `[rows, …]`."""

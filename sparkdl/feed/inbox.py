@@ -10,8 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparkdl.core.errors import FeedClosedError
-from sparkdl.feed.log import Budget, Log, StoredSegment
+from sparkdl.feed.budget import Budget
+from sparkdl.feed.log import Log
 from sparkdl.feed.results import Exchange
+from sparkdl.feed.segment import StoredSegment
 
 
 @dataclass(frozen=True)

@@ -1,44 +1,21 @@
-"""The part of a feed that one node received: a sequence of Arrow segments within a byte budget.
+"""The part of a feed that one node received: a sequence of segments within a budget.
 
 Runs in: agent
-
-A segment is one record batch as an Arrow IPC stream in an anonymous memory file (memfd_create(2)):
-it has a descriptor and no name, so it vanishes with the last process that holds it, however that
-process ends.
 """
 
 from __future__ import annotations
 
 import os
-import resource
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from sparkdl.core.errors import FeedClosedError, FeedTimeoutError
+from sparkdl.core.errors import FeedClosedError
+from sparkdl.feed.budget import Budget
 from sparkdl.feed.plan import Range, merge_ranges
-
-_OTHER_DESCRIPTORS = 256
-"""Descriptors that the agent, or the child with its framework, needs beside segments."""
-_MAX_SEGMENTS = 30_000
-"""Half of what a process may map by Linux's default (vm.max_map_count)."""
-
-
-@dataclass(frozen=True)
-class StoredSegment:
-    """A segment in the log, and what the child needs to know of it."""
-
-    feed: str
-    number: int
-    epoch: int
-    rows: int
-    nbytes: int
-    fd: int
-    exchange: str = ""
-    is_last: bool = False
+from sparkdl.feed.segment import StoredSegment, write_segment
 
 
 @dataclass(frozen=True)
@@ -57,104 +34,6 @@ class _Source:
     epoch: int
     attempt: int
     covered: list[Range] = field(default_factory=list)
-
-
-def write_segment(batch: pa.RecordBatch) -> tuple[int, int]:
-    """Write `batch` into an anonymous file; return its descriptor and its length in bytes.
-
-    The caller owns the descriptor.
-    """
-    fd = _anonymous_file()
-    try:
-        with pa.OSFile(f"/dev/fd/{fd}", "wb") as sink, pa.ipc.new_stream(sink, batch.schema) as out:
-            out.write_batch(batch)
-        return fd, os.fstat(fd).st_size
-    except BaseException:
-        os.close(fd)
-        raise
-
-
-def read_segment(fd: int) -> pa.RecordBatch:
-    """Map a segment and return its batch without copying; the caller still owns `fd`."""
-    with pa.memory_map(f"/dev/fd/{fd}", "r") as source, pa.ipc.open_stream(source) as reader:
-        return reader.read_next_batch()
-
-
-def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("sparkdl-segment", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile(prefix="sparkdl-") as file:
-        return os.dup(file.fileno())
-
-
-def _affordable_segments() -> int:
-    """Return how many segments this process may hold: one descriptor each, one more on its way."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY:
-        return _MAX_SEGMENTS
-    return max(1, min(_MAX_SEGMENTS, (limit - _OTHER_DESCRIPTORS) // 2))
-
-
-class Budget:
-    """Bytes that a node's logs may hold together. Appending waits while it is spent.
-
-    Each segment has a descriptor, here and in the child, so that their number is limited as well.
-    """
-
-    def __init__(
-        self,
-        limit_nbytes: int,
-        on_pressure: Callable[[], None],
-        limit_segments: int | None = None,
-    ) -> None:
-        self.limit_nbytes = limit_nbytes
-        self.limit_segments = limit_segments or _affordable_segments()
-        self.used_nbytes = 0
-        self.num_segments = 0
-        self._on_pressure = on_pressure
-        self._changed = threading.Condition()
-
-    def take(self, nbytes: int, timeout_s: float, is_wanted: Callable[[], bool]) -> bool:
-        """Wait for room and take it. A single segment larger than the limit fits when it is alone.
-
-        Returns:
-            False if `is_wanted` turned false while waiting.
-
-        Raises:
-            FeedTimeoutError: if nothing was released for `timeout_s`.
-        """
-        with self._changed:
-            while self._is_full(nbytes):
-                if not is_wanted():
-                    return False
-                self._on_pressure()
-                if not self._changed.wait(timeout_s):
-                    raise FeedTimeoutError(
-                        f"the node's {self.limit_nbytes} bytes of feed memory stayed full for "
-                        f"{timeout_s:g} s: user code reads no rows. Raise feed_timeout if a step "
-                        "may take that long"
-                    )
-            self.used_nbytes += nbytes
-            self.num_segments += 1
-            return True
-
-    def give_back(self, nbytes: int) -> None:
-        """Return a segment's bytes and wake whoever waits for them."""
-        with self._changed:
-            self.used_nbytes -= nbytes
-            self.num_segments -= 1
-            self._changed.notify_all()
-
-    def wake(self) -> None:
-        """Let waiting appends look again whether they are still wanted."""
-        with self._changed:
-            self._changed.notify_all()
-
-    def _is_full(self, nbytes: int) -> bool:
-        if not self.num_segments:
-            return False
-        is_over = self.used_nbytes + nbytes > self.limit_nbytes
-        return is_over or self.num_segments >= self.limit_segments
 
 
 class Log:

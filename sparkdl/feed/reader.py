@@ -22,9 +22,17 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from sparkdl.control.channel import (
+    Consumed,
+    EndMark,
+    EpochMark,
+    Local,
+    Release,
+    Segment,
+    Terminated,
+)
 from sparkdl.core.errors import FeedClosedError, FeedTimeoutError
-from sparkdl.feed.log import read_segment
-from sparkdl.node.channel import Consumed, EndMark, EpochMark, Local, Release, Segment, Terminated
+from sparkdl.feed.segment import read_segment
 
 
 @dataclass

@@ -15,7 +15,9 @@ from typing import Any
 import pyarrow as pa
 
 from sparkdl.feed.batch import RowEncoder, rows
-from sparkdl.feed.feeder import FedPartition, Feeder, FeedOrder, exchange
+from sparkdl.feed.feeder import Feeder
+from sparkdl.feed.inference import exchange
+from sparkdl.feed.order import FedPartition, FeedOrder
 
 FED_SCHEMA = "partition long, rows string, refused long"
 """Spark schema of what `FeedDataFrame` returns: one row a partition, `rows` as JSON."""

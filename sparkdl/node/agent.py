@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from sparkdl.control.channel import Local, Raised, Returned, Running, Start
 from sparkdl.control.messages import (
     Begin,
     ChildFailed,
@@ -50,7 +51,6 @@ from sparkdl.core.settings import Environment
 from sparkdl.core.spec import InputMode
 from sparkdl.frameworks.registry import framework_named
 from sparkdl.node import state as states
-from sparkdl.node.channel import Local, Raised, Returned, Running, Start
 from sparkdl.node.logs import ChildLog
 from sparkdl.node.order import AgentNews, AgentOrder, read_order, write_private
 from sparkdl.node.pipe import ChildPipe

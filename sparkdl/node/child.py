@@ -22,13 +22,13 @@ from typing import Any
 
 import cloudpickle
 
+from sparkdl.control.channel import Imported, Raised, Returned, Running, Start
 from sparkdl.control.values import encode_value
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ResultError
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.frameworks.framework import Framework
 from sparkdl.frameworks.registry import framework_named
-from sparkdl.node.channel import Imported, Raised, Returned, Running, Start
 from sparkdl.node.context import NodeContext
 from sparkdl.node.link import AgentLink
 

@@ -11,11 +11,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sparkdl.control.messages import EpochEnd, FeedCount, FeedEnd, FeedProgress
-from sparkdl.feed.inbox import Inbox, InboxListener
-from sparkdl.feed.log import StoredSegment
-from sparkdl.feed.receiver import Receiver
-from sparkdl.node.channel import (
+from sparkdl.control.channel import (
     Consumed,
     EndMark,
     EpochMark,
@@ -26,6 +22,10 @@ from sparkdl.node.channel import (
     Segment,
     Terminated,
 )
+from sparkdl.control.messages import EpochEnd, FeedCount, FeedEnd, FeedProgress
+from sparkdl.feed.inbox import Inbox, InboxListener
+from sparkdl.feed.receiver import Receiver
+from sparkdl.feed.segment import StoredSegment
 
 PROGRESS_PERIOD_S = 0.1
 """Counts go to the coordinator this often while they change."""

@@ -12,10 +12,7 @@ import signal
 import socket
 import threading
 
-from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import FeedClosedError, SparkdlError
-from sparkdl.feed.reader import FeedReader, Item
-from sparkdl.node.channel import (
+from sparkdl.control.channel import (
     EndMark,
     EpochMark,
     Local,
@@ -26,6 +23,9 @@ from sparkdl.node.channel import (
     receive,
     send,
 )
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import FeedClosedError, SparkdlError
+from sparkdl.feed.reader import FeedReader, Item
 
 _log = logging.getLogger(__name__)
 

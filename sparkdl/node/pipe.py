@@ -11,7 +11,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
-from sparkdl.node.channel import Local, Unframer, frame, receive
+from sparkdl.control.channel import Local, Unframer, frame, receive
 
 
 class ChildPipe:

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from sparkdl.control.channel import Returned
 from sparkdl.core.errors import IllegalTransitionError
 from sparkdl.core.failure import Failure
 from sparkdl.core.world import World
-from sparkdl.node.channel import Returned
 
 Then = Literal["idle", "round", "gone"]
 

@@ -17,13 +17,13 @@ from typing import Generic, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from sparkdl.control.channel import Consumed, EndMark, EpochMark, Local, Release, Segment
 from sparkdl.control.messages import EpochEnd, FeedEnd, FeedProgress
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.epoch import EpochBatches
-from sparkdl.feed.feeder import FeedOrder, Target
-from sparkdl.feed.log import write_segment
+from sparkdl.feed.order import FeedOrder, Target
 from sparkdl.feed.reader import FeedReader, Item
-from sparkdl.node.channel import Consumed, EndMark, EpochMark, Local, Release, Segment
+from sparkdl.feed.segment import write_segment
 from sparkdl.node.feeds import NodeFeeds
 from sparkdl.node.link import AgentLink
 from sparkdl.node.pipe import ChildPipe

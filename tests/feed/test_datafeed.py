@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
 
+from sparkdl.control.channel import Local, Results, Terminated
 from sparkdl.core.errors import InferenceError
 from sparkdl.feed.batch import RowEncoder
 from sparkdl.feed.datafeed import DataFeed
 from sparkdl.feed.epoch import EpochBatches
 from sparkdl.feed.task import decode_results
-from sparkdl.node.channel import Local, Results, Terminated
 from tests.doubles.feeds import FEED, Arrivals
 
 

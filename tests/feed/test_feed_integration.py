@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,14 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparkdl.control.channel import Reclaim, Results
 from sparkdl.feed import feeder
 from sparkdl.feed.batch import RowEncoder
 from sparkdl.feed.datafeed import DataFeed
 from sparkdl.feed.epoch import EpochBatches
-from sparkdl.feed.feeder import Feeder, FeederError, exchange
-from sparkdl.feed.log import write_segment
+from sparkdl.feed.feeder import Feeder
+from sparkdl.feed.inference import exchange
+from sparkdl.feed.order import FeederError
+from sparkdl.feed.segment import write_segment
 from sparkdl.feed.task import InferRdd, decode_results
-from sparkdl.node.channel import Reclaim, Results
 from tests.doubles.feeds import SOON_S, LocalNode, Running, numbers, order, values
 
 
@@ -239,7 +241,7 @@ def test_too_few_results_are_an_error_when_the_child_ends() -> None:
             node.call(lambda: node.feeds.close("map_fun has returned"))
 
         child = Running(map_fun)
-        with pytest.raises(FeederError, match="worker:0 failed: .*map_fun has returned"):
+        with pytest.raises(FeederError, match=r"worker:0 failed: .*map_fun has returned"):
             infer(node, "0.a", list(range(5)))
         child.result()
 
@@ -302,6 +304,7 @@ def test_whoever_stops_asking_does_not_leave_the_node_waiting() -> None:
         serving = serve(node, lambda rows: rows)
         sent = RowEncoder(max_rows=10).batches(range(1000))
         answers = exchange(order([node.target]), "0.a", node.target, sent)
+        assert isinstance(answers, Generator)
         next(answers)
         answers.close()
         assert infer(node, "0.b", [1, 2]) == [1, 2]
@@ -312,7 +315,7 @@ def test_whoever_stops_asking_does_not_leave_the_node_waiting() -> None:
 def test_inference_at_a_node_that_takes_no_rows_is_an_error() -> None:
     with LocalNode() as node:
         node.call(lambda: node.feeds.close("the child has died"))
-        with pytest.raises(FeederError, match="worker:0 failed: .*the child has died"):
+        with pytest.raises(FeederError, match=r"worker:0 failed: .*the child has died"):
             infer(node, "0.a", [1])
 
 

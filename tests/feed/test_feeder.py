@@ -9,7 +9,9 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.feed import feeder
-from sparkdl.feed.feeder import FedPartition, Feeder, FeederError, FeedOrder, Target
+from sparkdl.feed.feeder import Feeder
+from sparkdl.feed.order import FedPartition, FeederError, FeedOrder, Target
+from sparkdl.feed.reader import Item
 from tests.doubles.feeds import (
     FEED,
     SOON_S,
@@ -99,7 +101,7 @@ def test_partition_of_several_schemas_comes_whole() -> None:
             node.end_feed()
             reader = node.reader()
             owner = reader.claim()
-            while hasattr(item := reader.take(owner), "batch"):
+            while isinstance(item := reader.take(owner), Item):
                 found += item.batch().column("x").to_pylist()
         assert sorted(found) == list(range(31))
 
@@ -178,7 +180,7 @@ def test_share_of_a_full_node_goes_to_others_at_once(monkeypatch: pytest.MonkeyP
 def test_nodes_that_stay_full_are_named_when_time_is_up() -> None:
     with LocalNode(0, limit_nbytes=1000) as node:
         feed = Feeder(order([node.target], timeout_s=0.2), 0)
-        with pytest.raises(FeederError, match="worker:0: .*1000 bytes .* Raise feed_timeout"):
+        with pytest.raises(FeederError, match=r"worker:0: .*1000 bytes .* Raise feed_timeout"):
             feed.feed(batches(1000, 100))
 
 
@@ -188,14 +190,14 @@ def test_nodes_that_stay_full_are_named_when_time_is_up() -> None:
 def test_node_that_cannot_be_reached_is_named() -> None:
     with LocalNode(0) as node, Proxy(node.target) as proxy:
         proxy.cut()
-        with pytest.raises(FeederError, match="worker:0: .*connect"):
+        with pytest.raises(FeederError, match=r"worker:0: .*connect"):
             Feeder(order([proxy.target]), 0).feed(batches(10, 10))
 
 
 def test_wrong_token_is_said_to_be_wrong() -> None:
     with LocalNode(0) as node:
         wrong = FeedOrder(FEED, 0, "run", (node.target,), "another token", SOON_S)
-        with pytest.raises(FeederError, match="worker:0: .*wrong or missing token"):
+        with pytest.raises(FeederError, match=r"worker:0: .*wrong or missing token"):
             Feeder(wrong, 0).feed(batches(10, 10))
         assert "another token" not in repr(wrong)
 
@@ -244,7 +246,7 @@ def test_second_attempt_skips_what_has_arrived(at: int) -> None:
             net_b.cut()
 
         first = Feeder(order([net_a.target, net_b.target]), 0, attempt=1)
-        with pytest.raises(FeederError, match="worker:0|worker:1"):
+        with pytest.raises(FeederError, match=r"worker:0|worker:1"):
             first.feed(then(batches(1000, 100), at, cut))
         assert a.rows_received + b.rows_received >= 100 * (at - 1)
         second = Feeder(order([a.target, b.target]), 0, attempt=2)
@@ -258,8 +260,8 @@ def test_second_attempt_skips_what_has_arrived(at: int) -> None:
 def test_second_attempt_may_cut_its_batches_otherwise() -> None:
     with LocalNode(0) as a, LocalNode(1) as b, Proxy(a.target) as net_a, Proxy(b.target) as net_b:
         first = Feeder(order([net_a.target, net_b.target]), 0, attempt=1)
-        with pytest.raises(FeederError, match="worker"):
-            first.feed(then(batches(500, 37), 8, lambda: (net_a.cut(), net_b.cut())))
+        with pytest.raises(FeederError, match="worker:0"):
+            first.feed(then(batches(500, 37), 8, net_a.cut))
         Feeder(order([b.target, a.target]), 0, attempt=2).feed(batches(500, 100))
         assert flat(read([a, b])) == list(range(500))
 

@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdl.core.errors import FeedClosedError, FeedTimeoutError
-from sparkdl.feed.log import Attempt, Budget, Log, StoredSegment, read_segment, write_segment
+from sparkdl.feed.budget import Budget
+from sparkdl.feed.log import Attempt, Log
+from sparkdl.feed.segment import StoredSegment, read_segment, write_segment
 from tests.doubles.feeds import SOON_S, Running, numbers
 
 BATCH = numbers(0, 100)

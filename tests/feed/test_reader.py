@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from sparkdl.control.channel import EndMark, EpochMark, Release, Terminated
 from sparkdl.core.errors import FeedClosedError, FeedTimeoutError
-from sparkdl.feed.reader import EndMark, EpochMark, Item
-from sparkdl.node.channel import Release, Terminated
+from sparkdl.feed.reader import Item
 from tests.doubles.feeds import FEED, Arrivals, Running, item, numbers
 
 
@@ -213,7 +213,9 @@ def test_peek_waits_for_the_first_segment_and_leaves_it() -> None:
         peeking = Running(it.reader.peek_batch)
         it.end_epoch(0)
         it.rows(4, epoch=1)
-        assert peeking.result().num_rows == 4
+        batch = peeking.result()
+        assert batch is not None
+        assert batch.num_rows == 4
         owner = it.reader.claim()
         assert isinstance(it.reader.take(owner), EpochMark)
         it.reader.finish_epoch(owner)

@@ -88,7 +88,7 @@ def test_earlier_attempt_is_refused_once_a_later_one_has_begun() -> None:
         late = Put(client, attempt=2)
         late.acknowledged()
         early.send(BATCH, 0)
-        with pytest.raises(flight.FlightError, match="attempt 1 at partition 0 .* is out of date"):
+        with pytest.raises(flight.FlightError, match=r"attempt 1 at partition 0 .* is out of date"):
             early.writer.close()
         late.send(BATCH, 0)
         assert late.acknowledged().accepted
@@ -130,7 +130,7 @@ def test_call_without_the_token_never_reaches_a_handler(
 @pytest.mark.parametrize("header", [b" ", b"junk", b'{"feed": 1}', b"\x80\x04K\x01."])
 def test_header_that_is_none_is_an_error_for_its_caller_alone(header: bytes) -> None:
     with LocalNode() as node, client_of(node) as client:
-        with pytest.raises(pa.ArrowInvalid, match="JSON|str|truncated"):
+        with pytest.raises(pa.ArrowInvalid, match=r"JSON|str|truncated"):
             Put(client, header).writer.close()
         feed(node)
 

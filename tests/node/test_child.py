@@ -15,14 +15,7 @@ import cloudpickle
 import psutil
 import pytest
 
-from sparkdl.control.messages import MAX_MESSAGE_NBYTES
-from sparkdl.control.values import decode_value
-from sparkdl.core.failure import Failure
-from sparkdl.core.roles import WORKER
-from sparkdl.core.settings import Environment
-from sparkdl.core.spec import ClusterSpec, NodeSpec
-from sparkdl.core.world import Address, build_world
-from sparkdl.node.channel import (
+from sparkdl.control.channel import (
     Imported,
     Local,
     Raised,
@@ -33,6 +26,13 @@ from sparkdl.node.channel import (
     receive,
     send,
 )
+from sparkdl.control.messages import MAX_MESSAGE_NBYTES
+from sparkdl.control.values import decode_value
+from sparkdl.core.failure import Failure
+from sparkdl.core.roles import WORKER
+from sparkdl.core.settings import Environment
+from sparkdl.core.spec import ClusterSpec, NodeSpec
+from sparkdl.core.world import Address, build_world
 from sparkdl.node.context import NodeContext
 from sparkdl.node.logs import ChildLog
 from sparkdl.node.resources import reserve_port

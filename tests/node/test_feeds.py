@@ -6,13 +6,12 @@ import os
 
 import pytest
 
+from sparkdl.control.channel import EndMark, EpochMark, Reclaim, Results
 from sparkdl.control.messages import EpochEnd, FeedCount, FeedEnd, FeedProgress
-from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.epoch import EpochBatches
 from sparkdl.feed.feeder import Feeder
-from sparkdl.feed.log import write_segment
-from sparkdl.feed.reader import EndMark, EpochMark, Item
-from sparkdl.node.channel import Reclaim, Results
+from sparkdl.feed.reader import Item
+from sparkdl.feed.segment import write_segment
 from tests.doubles.feeds import FEED, SOON_S, LocalNode, Running, numbers, order, values
 
 BATCH = numbers(0, 100)
@@ -205,13 +204,3 @@ def test_end_of_an_epoch_nobody_fed_is_passed_on() -> None:
     with LocalNode() as node:
         node.call(lambda: node.feeds.epoch_end(EpochEnd(FEED, 0, {0: 0})))
         assert values(node.reader()) == []
-
-
-def test_child_that_loses_its_link_says_so() -> None:
-    with LocalNode() as node:
-        reader = node.reader()
-        waiting = Running(lambda: reader.take(reader.claim()))
-        node.link.close()
-        with pytest.raises(FeedClosedError, match="agent"):
-            waiting.result()
-        node.link._thread.join()

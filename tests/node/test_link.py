@@ -9,16 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
-from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import FeedClosedError
-from sparkdl.core.spec import ClusterSpec, plan_nodes
-from sparkdl.core.world import Address, build_world
-from sparkdl.feed.log import write_segment
-from sparkdl.feed.reader import Item
-from sparkdl.node.channel import (
+from sparkdl.control.channel import (
     Consumed,
     EndMark,
     EpochMark,
@@ -31,6 +26,12 @@ from sparkdl.node.channel import (
     receive,
     send,
 )
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import FeedClosedError
+from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.core.world import Address, build_world
+from sparkdl.feed.reader import Item
+from sparkdl.feed.segment import write_segment
 from sparkdl.node.link import AgentLink
 from tests.doubles.feeds import SOON_S, Running, numbers
 
@@ -144,12 +145,12 @@ def test_agent_that_asks_for_room_gets_what_was_read() -> None:
 
 def test_messages_of_several_threads_do_not_mix() -> None:
     with linked() as ends:
-        sending = [
-            Running(
-                lambda n=n: [ends.link.send(Consumed(str(n) * 50_000, i, 0)) for i in range(20)]
-            )  # type: ignore[misc]
-            for n in range(4)
-        ]
+
+        def say(number: int) -> None:
+            for i in range(20):
+                ends.link.send(Consumed(str(number) * 50_000, i, 0))
+
+        sending = [Running(partial(say, number)) for number in range(4)]
         heard = [ends.hear() for _ in range(80)]
         for each in sending:
             each.result()

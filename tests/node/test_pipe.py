@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from sparkdl.node.channel import (
+from sparkdl.control.channel import (
     Consumed,
     EndMark,
     EpochMark,

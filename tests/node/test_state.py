@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkdl.control.channel import Returned
 from sparkdl.core.errors import IllegalTransitionError
 from sparkdl.core.failure import Failure
 from sparkdl.core.world import World
-from sparkdl.node.channel import Returned
 from sparkdl.node.state import (
     EXIT_GRACE_S,
     TRANSITIONS,

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import SparkdlError
 from sparkdl.core.spec import ClusterSpec
-from sparkdl.feed.feeder import FedPartition, FeedOrder
+from sparkdl.feed.order import FedPartition, FeedOrder
 
 
 @dataclass(frozen=True)

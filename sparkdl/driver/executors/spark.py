@@ -25,7 +25,7 @@ from sparkdl.driver.preflight import (
     node_profile,
     read_topology,
 )
-from sparkdl.feed.feeder import FedPartition, FeedOrder
+from sparkdl.feed.order import FedPartition, FeedOrder
 from sparkdl.feed.task import (
     FED_SCHEMA,
     RESULT_SCHEMA,

@@ -62,7 +62,7 @@ def where(args: Any, ctx: NodeContext) -> dict[str, Any]:
 
 def where_then_wait(args: Any, ctx: NodeContext) -> None:
     """Print where this is, and wait."""
-    print(f"child {os.getpid()} agent {os.getppid()}", flush=True)  # noqa: T201
+    print(f"child {os.getpid()} agent {os.getppid()}", flush=True)
     threading.Event().wait()
 
 

@@ -14,11 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.core.errors import ProtocolError
-from sparkdl.core.failure import Failure
-from sparkdl.core.spec import ClusterSpec, plan_nodes
-from sparkdl.core.world import Address, build_world
-from sparkdl.node.channel import (
+from sparkdl.control.channel import (
     Consumed,
     EndMark,
     EpochMark,
@@ -38,6 +34,10 @@ from sparkdl.node.channel import (
     receive,
     send,
 )
+from sparkdl.core.errors import ProtocolError
+from sparkdl.core.failure import Failure
+from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.core.world import Address, build_world
 
 NODES = plan_nodes(3, 1, "chief")
 START = Start(

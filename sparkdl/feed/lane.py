@@ -1,0 +1,171 @@
+"""A feeder's connection to one node.
+
+Runs in: feeder
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from sparkdl.feed.order import FeedOrder, Target, flight_reason
+from sparkdl.feed.receiver import PutAck, PutHeader
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of a partition, from `start_row` on, on their way to one node."""
+
+    batch: pa.RecordBatch
+    start_row: int
+
+
+class Lane:
+    """The connection to one node for one partition, with a thread that reads acknowledgements.
+
+    Fields are guarded by `changed`, which all lanes of a feeder share.
+    """
+
+    def __init__(
+        self, target: Target, header: PutHeader, order: FeedOrder, changed: threading.Condition
+    ):
+        self.target = target
+        self.total = 0
+        self.is_closed = False
+        self.is_late = False
+        self.error = ""
+        self.rows_accepted = 0
+        self.covered: tuple[tuple[int, int], ...] = ()
+        self.refused: list[Piece] = []
+        self.unacknowledged: deque[Piece] = deque()
+        self._greeted = False
+        self._has_covered = False
+        self._has_ended = False
+        self._header = flight.FlightDescriptor.for_command(msgspec.json.encode(header))
+        self._order = order
+        self._changed = changed
+        self._client = flight.connect(target.uri)
+        self._schema: pa.Schema | None = None
+        self._writer: flight.FlightStreamWriter | None = None
+        self._reader: threading.Thread | None = None
+
+    def open(self, schema: pa.Schema) -> None:
+        """Begin a stream of batches of `schema`; the first acknowledgement comes at once."""
+        self._finish_stream()
+        self._schema = schema
+        self._greeted = self._has_ended = False
+        try:
+            writer, metadata = self._client.do_put(self._header, schema, self._order.options())
+        except (pa.ArrowException, OSError) as error:
+            self._fail(error)
+            return
+        self._writer = writer
+        self._reader = threading.Thread(
+            target=self._read_acks,
+            args=(metadata,),
+            name=f"sparkdl-acks-{self.target.name}",
+            daemon=True,
+        )
+        self._reader.start()
+
+    def wait_open(self) -> None:
+        """Wait for the first acknowledgement, which tells the node's total."""
+        with self._changed:
+            if not self._changed.wait_for(
+                lambda: self._greeted or self.problem(), self._order.timeout_s
+            ):
+                self.error = f"{self.target.name} did not answer for {self._order.timeout_s:g} s"
+
+    def send(self, piece: Piece) -> None:
+        """Send one piece; blocks only while the socket's buffers are full."""
+        if piece.batch.schema != self._schema:
+            self.open(piece.batch.schema)
+        with self._changed:
+            self.unacknowledged.append(piece)
+        if self._writer is None:
+            return
+        try:
+            self._writer.write_with_metadata(piece.batch, piece.start_row.to_bytes(8, "big"))
+        except (pa.ArrowException, OSError) as error:
+            self._fail(error)
+
+    def close(self) -> None:
+        """End the stream in order, then the connection."""
+        self._finish_stream()
+        self._client.close()
+
+    def abort(self) -> None:
+        """End the stream without waiting for what is in flight."""
+        if self._writer is not None:
+            with suppress(pa.ArrowException, OSError):
+                self._writer.done_writing()
+        self._client.close()
+
+    def problem(self) -> str:
+        """Return why this lane cannot go on, or nothing."""
+        if not self.error and self._has_ended and self._writer is not None:
+            try:
+                self._writer.close()
+                self.error = f"{self.target.name} ended the stream"
+            except (pa.ArrowException, OSError) as error:
+                self._fail(error)
+        return self.error
+
+    def expected_total(self) -> int:
+        """Rows at the node once everything in flight has arrived."""
+        return self.total + sum(int(piece.batch.num_rows) for piece in self.unacknowledged)
+
+    def has_room(self) -> bool:
+        """Whether another piece may be sent."""
+        return not self.is_closed and not self.unacknowledged
+
+    def _finish_stream(self) -> None:
+        if self._writer is None or self._reader is None:
+            return
+        writer, reader = self._writer, self._reader
+        self._writer = self._reader = None
+        try:
+            writer.done_writing()
+            reader.join(self._order.timeout_s)
+            writer.close()
+        except (pa.ArrowException, OSError) as error:
+            self._fail(error)
+
+    def _read_acks(self, metadata: flight.FlightMetadataReader) -> None:
+        try:
+            while (buffer := metadata.read()) is not None:
+                ack = msgspec.json.decode(buffer.to_pybytes(), type=PutAck)
+                with self._changed:
+                    self._take(ack)
+                    self._changed.notify_all()
+        except (pa.ArrowException, OSError) as error:
+            self._fail(error)
+        finally:
+            with self._changed:
+                self._has_ended = True
+                self._changed.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self.error = self.error or f"{self.target.name}: {flight_reason(error)}"
+
+    def _take(self, ack: PutAck) -> None:
+        self.total = ack.rows_received
+        self.is_closed = ack.closed
+        self.is_late = False
+        if not self._greeted:
+            self._greeted = True
+            if not self._has_covered:
+                self.covered, self._has_covered = ack.covered, True
+            return
+        piece = self.unacknowledged.popleft()
+        if ack.accepted:
+            self.rows_accepted += piece.batch.num_rows
+        else:
+            self.refused.append(piece)

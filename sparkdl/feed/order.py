@@ -1,0 +1,62 @@
+"""What is to be fed to whom, and what became of it.
+
+Runs in: driver, feeder
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pyarrow.flight as flight
+
+from sparkdl.control.auth import bearer
+from sparkdl.core.errors import SparkdlError
+
+
+class FeederError(SparkdlError):
+    """A feeder lost its connection to a node; Spark tries the partition again."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A node that can be fed."""
+
+    node_id: int
+    name: str
+    uri: str
+
+
+@dataclass(frozen=True)
+class FeedOrder:
+    """Which feed, which epoch, to whom. Goes to Spark inside the task.
+
+    `run` is unique to one Spark job, so that attempts at its partitions recognise each other.
+    `generation` is the world's that is to be fed; nodes of a later one refuse the rows.
+    """
+
+    feed: str
+    epoch: int
+    run: str
+    targets: tuple[Target, ...]
+    token: str = field(repr=False)
+    timeout_s: float = 600.0
+    generation: int = 0
+
+    def options(self) -> flight.FlightCallOptions:
+        """Return the call options that carry the token."""
+        return flight.FlightCallOptions(headers=[(b"authorization", bearer(self.token).encode())])
+
+
+@dataclass(frozen=True)
+class FedPartition:
+    """What became of one partition: rows by node id, and rows that no node wanted any more."""
+
+    partition: int
+    rows: dict[int, int]
+    rows_refused: int
+
+
+def flight_reason(error: BaseException) -> str:
+    """Return what Flight says, without what it adds for its own developers."""
+    text = str(error).partition(". gRPC client debug context:")[0]
+    return text.partition(". Detail:")[0]
