@@ -164,10 +164,10 @@ class LocalNode:
 
     def __enter__(self) -> LocalNode:
         self._thread.start()
-        agents, childs = socket.socketpair()
+        agents, child_end = socket.socketpair()
         self._sock = agents
         self.call(self._begin)
-        self.link = AgentLink(childs)
+        self.link = AgentLink(child_end)
         return self
 
     def __exit__(

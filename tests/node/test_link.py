@@ -40,9 +40,9 @@ class Ends:
     """A link, and the agent's socket."""
 
     def __init__(self) -> None:
-        self.agents, childs = socket.socketpair()
+        self.agents, child_end = socket.socketpair()
         self.agents.settimeout(SOON_S)
-        self.link = AgentLink(childs)
+        self.link = AgentLink(child_end)
         self._unframer = Unframer()
         self._heard: list[Local] = []
 
@@ -189,16 +189,16 @@ threading.Event().wait(60)
 @pytest.mark.parametrize("last", [b"", b"\x00\x00\x00\x02{]", b"\xff\xff\xff\xff"])
 def test_process_does_not_outlive_its_agent(last: bytes) -> None:
     """The agent vanishes, in order or in the middle of nonsense."""
-    agents, childs = socket.socketpair()
-    with agents, childs:
+    agents, child_end = socket.socketpair()
+    with agents, child_end:
         child = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, str(childs.fileno())],
-            pass_fds=[childs.fileno()],
+            [sys.executable, "-c", _CHILD, str(child_end.fileno())],
+            pass_fds=[child_end.fileno()],
             stdout=subprocess.PIPE,
             text=True,
         )
         with child:
-            childs.close()
+            child_end.close()
             assert child.stdout is not None
             assert child.stdout.readline() == "up\n"
             agents.sendall(last)

@@ -34,10 +34,10 @@ class Agent:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.ours, self.childs = socket.socketpair()
+        self.ours, self.child_end = socket.socketpair()
         self.heard: list[tuple[Local, int]] = []
         self.pipe = ChildPipe(self.loop, self.ours, lambda *heard: self.heard.append(heard))
-        self.childs.settimeout(SOON_S)
+        self.child_end.settimeout(SOON_S)
 
     def turn(self) -> None:
         """Let the loop do what it can do at once."""
@@ -70,7 +70,7 @@ def opened() -> Iterator[Agent]:
         agent.pipe.close()
         agent.loop.close()
         agent.ours.close()
-        agent.childs.close()
+        agent.child_end.close()
 
 
 def memory(text: bytes = b"") -> int:
@@ -98,11 +98,11 @@ def segment(number: int, feed: str = "input") -> Segment:
     return Segment(feed, number, 0, 1, 1)
 
 
-def received(childs: socket.socket, count: int) -> list[tuple[Local, int]]:
+def received(child_end: socket.socket, count: int) -> list[tuple[Local, int]]:
     found: list[tuple[Local, int]] = []
     unframer = Unframer()
     while len(found) < count:
-        messages = receive(childs, unframer)
+        messages = receive(child_end, unframer)
         assert messages is not None, "the pipe has ended"
         found += messages
     return found
@@ -114,7 +114,7 @@ def test_messages_and_their_descriptors_arrive_in_order() -> None:
         for number in range(3):
             agent.pipe.send(segment(number), memory(b"%d" % number))
         agent.pipe.send(EndMark("input"))
-        found = received(agent.childs, 5)
+        found = received(agent.child_end, 5)
         assert [message for message, _ in found] == [
             EpochMark("input", 0, {0: 1}),
             *(segment(number) for number in range(3)),
@@ -133,7 +133,7 @@ def test_descriptor_belongs_to_the_pipe_once_it_is_sent() -> None:
 def test_descriptors_are_not_inherited_by_programs_that_the_child_starts() -> None:
     with opened() as agent:
         agent.pipe.send(segment(0), memory())
-        ((_, fd),) = received(agent.childs, 1)
+        ((_, fd),) = received(agent.child_end, 1)
         assert not os.get_inheritable(fd)
         os.close(fd)
 
@@ -148,11 +148,11 @@ def test_more_than_the_socket_holds_is_queued_and_arrives_whole_and_in_order() -
         assert all(is_open(fd) for fd in fds)  # queued, for nobody reads yet
         found: list[tuple[Local, int]] = []
         unframer = Unframer()
-        agent.childs.setblocking(False)
+        agent.child_end.setblocking(False)
 
         def is_whole() -> bool:
             with suppress(BlockingIOError):
-                found.extend(receive(agent.childs, unframer) or [])
+                found.extend(receive(agent.child_end, unframer) or [])
             return len(found) == 41
 
         agent.turn_until(is_whole)
@@ -177,9 +177,9 @@ def test_closed_pipe_closes_what_is_queued_and_what_comes_later() -> None:
 def test_what_the_child_says_is_heard_in_order_and_whole() -> None:
     with opened() as agent:
         fd = memory(b"result")
-        send(agent.childs, Imported())
-        send(agent.childs, Results("0.a", 1), fd)
-        send(agent.childs, Consumed("input", 1, 0))
+        send(agent.child_end, Imported())
+        send(agent.child_end, Results("0.a", 1), fd)
+        send(agent.child_end, Consumed("input", 1, 0))
         agent.turn()
         assert agent.messages == [Imported(), Results("0.a", 1), Consumed("input", 1, 0)]
         assert is_open(fd)  # the sender keeps its own
@@ -192,7 +192,7 @@ def test_message_that_comes_in_pieces_is_heard_once_it_is_whole() -> None:
         data = frame(Release("input", 7)) + frame(Imported())
         ends = [len(frame(Release("input", 7))), len(data)]
         for count in range(1, len(data) + 1):
-            agent.childs.send(data[count - 1 : count])
+            agent.child_end.send(data[count - 1 : count])
             agent.turn()
             assert len(agent.heard) == sum(count >= end for end in ends)
         assert agent.messages == [Release("input", 7), Imported()]
@@ -200,9 +200,9 @@ def test_message_that_comes_in_pieces_is_heard_once_it_is_whole() -> None:
 
 def test_last_words_are_heard_when_the_pipe_is_closed() -> None:
     with opened() as agent:
-        send(agent.childs, Consumed("input", 1, 0))
-        send(agent.childs, Returned(b"result"))
-        agent.childs.close()
+        send(agent.child_end, Consumed("input", 1, 0))
+        send(agent.child_end, Returned(b"result"))
+        agent.child_end.close()
         agent.pipe.close()
         assert agent.messages == [Consumed("input", 1, 0), Returned(b"result")]
 
@@ -210,8 +210,8 @@ def test_last_words_are_heard_when_the_pipe_is_closed() -> None:
 def test_last_words_are_heard_though_rows_for_the_child_can_no_longer_be_sent() -> None:
     """A child returns while feeders still bring rows."""
     with opened() as agent:
-        send(agent.childs, Returned(b"result"))
-        agent.childs.close()
+        send(agent.child_end, Returned(b"result"))
+        agent.child_end.close()
         fds = [memory(), memory()]
         for number, fd in enumerate(fds):
             agent.pipe.send(segment(number), fd)
@@ -225,8 +225,8 @@ def test_rows_that_wait_when_the_child_ends_are_dropped_and_its_last_words_heard
         agent.pipe.send(EpochMark("x" * 3_000_000, 0, {}))
         fd = memory()
         agent.pipe.send(segment(0), fd)
-        send(agent.childs, Returned(b"result"))
-        agent.childs.close()
+        send(agent.child_end, Returned(b"result"))
+        agent.child_end.close()
         agent.turn_until(lambda: not is_open(fd) and bool(agent.heard))
         assert agent.messages == [Returned(b"result")]
 
@@ -235,7 +235,7 @@ def test_descriptor_of_a_message_that_never_came_whole_is_closed() -> None:
     before = set(os.listdir("/dev/fd"))
     with opened() as agent:
         fd = memory()
-        socket.send_fds(agent.childs, [frame(Results("0.a", 1))[:-3]], [fd])
+        socket.send_fds(agent.child_end, [frame(Results("0.a", 1))[:-3]], [fd])
         os.close(fd)
         agent.turn()
         assert agent.heard == []
