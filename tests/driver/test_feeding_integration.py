@@ -19,7 +19,7 @@ from sparkdl.node.context import NodeContext
 from tests.doubles.frameworks import LOSES_PORTS
 from tests.doubles.gates import Gate
 from tests.doubles.map_funs import count_rows, double, hang
-from tests.doubles.nodes import SOON_S, launch
+from tests.doubles.nodes import SOON_S, Lines, launch
 
 LITTLE = 1 << 16
 """Bytes of feed memory that make feeders wait."""
@@ -155,9 +155,13 @@ def test_feed_that_nobody_reads_times_out_and_names_the_node_and_its_last_words(
         if ctx.rank == 1:
             print("waiting for a lock")
             hang(args, ctx)
+        print("reading")
         count_rows(args, ctx)
 
-    with launch(stall_in_one) as cluster:
+    lines = Lines()
+    with launch(stall_in_one, on_log=lines) as cluster:
+        lines.wait_for("reading")
+        lines.wait_for("waiting for a lock")
         with pytest.raises(FeedTimeoutError) as caught:
             cluster.feed(range(100), timeout_s=2)
         cluster.abort()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import sparkdl
+from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import (
     ConfigError,
     NodeFailedError,
@@ -21,6 +22,7 @@ from sparkdl.core.errors import (
     ResultError,
     ShutdownTimeoutError,
 )
+from sparkdl.driver import state as states
 from sparkdl.node.context import NodeContext
 from tests.doubles.frameworks import IS_MISSING
 from tests.doubles.gates import Gate
@@ -93,8 +95,11 @@ def test_results_of_a_cluster_that_was_stopped_before_are_an_error() -> None:
 # failures
 
 
-def test_root_cause_comes_first_with_all_that_is_known_of_it(tmp_path: Path) -> None:
+def test_root_cause_comes_first_with_all_that_is_known_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rank 1 fails by itself, rank 0 only when rank 1 has gone."""
+    monkeypatch.setattr(states, "SETTLE_S", 2.0)  # rank 0 is heard on a slow machine as well
     start, alive = Gate.at(tmp_path / "start"), Gate.at(tmp_path / "alive")
 
     def fail(args: None, ctx: NodeContext) -> None:
@@ -262,6 +267,9 @@ def test_shutdown_that_takes_too_long_stops_map_fun_and_names_who_was_late(limit
 
     cluster = launch(hang_in_one, input_mode="own")
     them = processes()
+    assert cluster._controller.wait_for(
+        lambda view: getattr(view.state, "returned", {}).keys() == {0}, Deadline.after(SOON_S)
+    )
     with pytest.raises(ShutdownTimeoutError, match=r"^worker:1 had not returned"):
         cluster.shutdown(**{limit: 0.5})
     assert all_gone([pair.agent for pair in them.values()])
