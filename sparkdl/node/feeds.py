@@ -75,7 +75,6 @@ class NodeFeeds:
     def epoch_end(self, message: EpochEnd) -> None:
         """Tell the child that an epoch is complete."""
         self._inbox.log(message.feed).forget_sources(message.epoch)
-        self._reclaimed.discard(message.feed)
         self._send_to_child(EpochMark(message.feed, message.epoch, message.rows), -1)
 
     def feed_end(self, message: FeedEnd) -> None:

@@ -299,14 +299,31 @@ def test_error_in_the_partition_is_raised_and_the_node_forgets_it() -> None:
         serving.result()
 
 
-def test_whoever_stops_asking_does_not_leave_the_node_waiting() -> None:
+def test_whoever_stops_asking_does_not_leave_the_node_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The partition has stopped as well: nothing more comes from it, and it does not end."""
     with LocalNode() as node:
+        is_forgotten, is_over = threading.Event(), threading.Event()
+        inbox = node.feeds._inbox
+        close = inbox.close_exchange
+
+        def close_exchange(name: str) -> None:
+            close(name)
+            is_forgotten.set()
+
+        def stuck() -> Iterator[pa.RecordBatch]:
+            yield from RowEncoder().batches(range(10))
+            is_over.wait(SOON_S)
+
+        monkeypatch.setattr(inbox, "close_exchange", close_exchange)
         serving = serve(node, lambda rows: rows)
-        sent = RowEncoder(max_rows=10).batches(range(1000))
-        answers = exchange(order([node.target]), "0.a", node.target, sent)
+        answers = exchange(order([node.target]), "0.a", node.target, stuck())
         assert isinstance(answers, Generator)
         next(answers)
         answers.close()
+        assert is_forgotten.wait(SOON_S), "the node still waits for the partition"
+        is_over.set()
         assert infer(node, "0.b", [1, 2]) == [1, 2]
         node.end_feed()
         serving.result()

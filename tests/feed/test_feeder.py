@@ -118,9 +118,11 @@ def test_rows_that_a_closed_node_refuses_go_to_others() -> None:
 
         feed = Feeder(order([a.target, b.target]), 0)
         fed = feed.feed(then(batches(100, 10), 4, close))
-        assert fed == FedPartition(0, {0: 20, 1: 80}, 0)
-        assert b.rows_received == 80
-        assert len(set(values_at_end(b))) == 80
+        assert fed.rows_refused == 0
+        assert fed.rows[0] in (15, 20)  # the fourth batch may be on its way when the node closes
+        assert fed.rows[0] + fed.rows[1] == 100
+        assert b.rows_received == fed.rows[1]
+        assert len(set(values_at_end(b))) == fed.rows[1]
 
 
 def values_at_end(node: LocalNode) -> list[int]:
