@@ -52,7 +52,6 @@ class Start(LocalMessage, frozen=True):
     world: World
     node_id: int
     spec: ClusterSpec
-    resume_feeds: tuple[str, ...] = ()
 
 
 class Segment(LocalMessage, frozen=True):

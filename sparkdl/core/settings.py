@@ -21,7 +21,7 @@ class Settings:
         reservation_timeout_s: until all nodes have gathered.
         feed_timeout_s: without any row received or consumed.
         feed_memory_nbytes: received rows a node holds before its feeders are made to wait;
-            `None` takes an eighth of the host's memory, shared by the nodes of the host.
+            `None` takes an eighth of the memory.
         grace_s: between asking a child to end and killing it.
         lease_s: without a word from the driver, until an agent ends its child.
         log_tail_lines: of a failed child that travel with its failure.

@@ -15,6 +15,9 @@ from sparkdl.core.settings import Settings
 
 Placement = Literal["auto", "attached", "detached"]
 
+DEFAULT_FEED = "input"
+"""The feed that is meant where none is named; TensorFlowOnSpark's queue of that name."""
+
 
 class InputMode(IntEnum):
     """How the children get their data. The numbers are TensorFlowOnSpark's."""

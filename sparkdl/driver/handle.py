@@ -20,7 +20,7 @@ from sparkdl.core.errors import (
     ResultError,
     ShutdownTimeoutError,
 )
-from sparkdl.core.spec import ClusterSpec, InputMode
+from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec, InputMode
 from sparkdl.core.world import World
 from sparkdl.driver import state as states
 from sparkdl.driver.controller import Controller
@@ -32,7 +32,6 @@ from sparkdl.feed.order import FeedOrder
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_FEED = "input"
 _STOP_MARGIN_S = 10.0
 _FETCH_S = 5.0
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from sparkdl.core.spec import ClusterSpec
+from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
 from sparkdl.core.world import Member, World
 from sparkdl.feed.datafeed import DataFeed
 from sparkdl.feed.epoch import Columns, EpochBatches
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 _log = logging.getLogger(__name__)
-DEFAULT_FEED = "input"
 
 
 class NodeContext:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.spec import InputMode
-from sparkdl.driver.handle import DEFAULT_FEED, Cluster
+from sparkdl.core.spec import DEFAULT_FEED, InputMode
+from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
 
 if TYPE_CHECKING:

@@ -44,7 +44,6 @@ START = Start(
     build_world(2, {node: Address("h", 80 + node.node_id, "grpc://x") for node in NODES}),
     1,
     ClusterSpec("c", NODES),
-    ("input",),
 )
 INT = st.integers(-(2**63), 2**63 - 1)
 TEXT = st.text(max_size=12)
