@@ -16,20 +16,26 @@ class Namespace:
     """Arguments as attributes: from a dict, an `argparse.Namespace`, another one, or an argv list.
 
     As TensorFlowOnSpark's; a list stays a list, in `argv`.
+
+    Args:
+        d: any of these; nothing for none.
+
+    Raises:
+        ConfigError: if it is something else.
     """
 
     argv: list[str] | None = None
 
-    def __init__(self, args: Any = None) -> None:
-        if isinstance(args, list):
-            self.argv = list(args)
-        elif args is None or isinstance(args, Mapping):
-            self.__dict__.update(args or {})
-        elif isinstance(args, (argparse.Namespace, Namespace)):
-            self.__dict__.update(vars(args))
+    def __init__(self, d: Any = None) -> None:
+        if isinstance(d, list):
+            self.argv = list(d)
+        elif d is None or isinstance(d, Mapping):
+            self.__dict__.update(d or {})
+        elif isinstance(d, (argparse.Namespace, Namespace)):
+            self.__dict__.update(vars(d))
         else:
             raise ConfigError(
-                f"tf_args is a {type(args).__name__}; give a dict, an argparse.Namespace, or a "
+                f"tf_args is a {type(d).__name__}; give a dict, an argparse.Namespace, or a "
                 "list of command-line arguments"
             )
 

@@ -9,12 +9,14 @@ https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/TFParal
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError
+from sparkdl.control.values import encode_value
+from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError, ResultError
 from sparkdl.driver.launch import launch
 from sparkdl.driver.payload import pickle_user_code
 from sparkdl.node.resources import assigned_gpus
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
+_log = logging.getLogger(__name__)
+
 
 def run(
     sc: SparkContext,
@@ -35,11 +39,11 @@ def run(
     tf_args: Any,
     num_executors: int,
     use_barrier: bool = True,
-) -> None:
+) -> list[Any]:
     """Run `map_fn(tf_args, ctx)` `num_executors` times, and return when all have returned.
 
     `ctx` is a `TFNodeContext` with `executor_id` (`worker_num`) from 0, `num_workers`, `defaultFS`
-    and `working_dir`; no run feeds or knows another. What the runs return is not kept.
+    and `working_dir`; no run feeds or knows another.
 
     Args:
         sc: the SparkContext.
@@ -61,13 +65,13 @@ def run(
     if use_barrier:
         options: dict[str, Any] = {"num_gpus": num_gpus(tf_args), "input_mode": "own"}
         with launch(sc, one, tf_args, num_executors, framework="plain", **options) as cluster:
-            cluster.wait()
-        return
+            return _values(cluster.results())
     task = RunTask(one, tf_args, _default_fs(sc), os.getcwd())
     try:
-        sc.parallelize(range(num_executors), num_executors).mapPartitions(task).collect()
+        returned = sc.parallelize(range(num_executors), num_executors).mapPartitions(task).collect()
     except Exception as error:
         raise _told(error) from error
+    return _values(returned)
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,8 @@ class Run:
     working_dir: str | None = None
     gpus: tuple[str, ...] | None = None
 
-    def __call__(self, args: Any, ctx: NodeContext) -> None:
-        """Run it."""
+    def __call__(self, args: Any, ctx: NodeContext) -> dict[str, Any]:
+        """Run it; return its `value`, or as `problem` why that cannot travel."""
         if self.gpus is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
         alone = TFNodeContext(
@@ -96,7 +100,12 @@ class Run:
             working_dir=self.working_dir or ctx.working_dir,
         )
         alone.num_workers = self.num_workers
-        self.map_fn(args, alone)
+        returned = {"value": self.map_fn(args, alone)}
+        try:
+            encode_value(returned)
+        except ResultError as error:
+            return {"problem": str(error)}
+        return returned
 
 
 @dataclass(frozen=True)
@@ -108,8 +117,8 @@ class RunTask:
     default_fs: str
     working_dir: str
 
-    def __call__(self, numbers: Iterable[int]) -> Iterator[int]:
-        """Run each as a cluster of one node on this executor."""
+    def __call__(self, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
+        """Run each as a cluster of one node on this executor; give what each returned."""
         for number in numbers:
             gpus = assigned_gpus()
             one = replace(
@@ -121,8 +130,17 @@ class RunTask:
             )
             options: dict[str, Any] = {"executor": "local", "framework": "plain"}
             with launch(None, one, self.args, 1, input_mode="own", **options) as cluster:
-                cluster.wait()
-            yield number
+                (returned,) = cluster.results()
+            yield returned
+
+
+def _values(returned: Iterable[Mapping[str, Any]]) -> list[Any]:
+    values = []
+    for number, one in enumerate(returned):
+        if problem := one.get("problem"):
+            _log.warning("What run %d returned is lost: %s", number, problem)
+        values.append(one.get("value"))
+    return values
 
 
 def _default_fs(sc: SparkContext) -> str:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.errors import RemovedError
 from sparkdl.ml.estimator import TFEstimator
 from sparkdl.ml.model import TFModel
 from sparkdl.ml.namespace import Namespace
@@ -80,12 +80,12 @@ def single_node_env(args: Any) -> None:
 
 
 def get_meta_graph_def(saved_model_dir: str, tag_set: str) -> Any:
-    """Not there: TensorFlow 1 only.
+    """Refuse: it is TensorFlow 1's.
 
     Raises:
-        ConfigError: always; it says what to write instead.
+        RemovedError: always; says what to write instead.
     """
-    raise ConfigError(
+    raise RemovedError(
         "get_meta_graph_def is for TensorFlow 1: tf.saved_model.load(saved_model_dir, "
         "tags=…).signatures tells a model's inputs and outputs"
     )

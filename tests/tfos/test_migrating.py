@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from importlib import import_module
@@ -22,7 +23,7 @@ from sparkdl.tfos import TFCluster, util
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| (`[^|]+`) \| (\w+) \|", PAGE, re.MULTILINE)
-NAMES = [(name.strip("`"), now) for name, now in ROWS if re.fullmatch(r"`[\w.]+\.\w+`", name)]
+NAMES = [(name, now) for text, now in ROWS for name in re.findall(r"`(\w+(?:\.\w+)+)`", text)]
 
 TFOS_2 = """
 TFCluster: InputMode TFCluster run
@@ -37,8 +38,83 @@ gpu_info: AS_LIST AS_STRING get_gpus is_gpu_available
 util: find_in_path get_ip_address read_executor_id single_node_env write_executor_id
 reservation: Client Reservations Server
 dfutil: fromTFExample infer_schema isLoadedDF loadTFRecords saveAsTFRecords toTFExample
+pipeline: HasBatchSize HasClusterSize HasEpochs HasExportDir HasGraceSecs HasInputMapping
+  HasInputMode HasMasterNode HasModelDir HasNumPS HasOutputMapping HasProtocol HasReaders
+  HasSignatureDefKey HasSteps HasTFRecordDir HasTagSet HasTensorboard Namespace TFEstimator
+  TFModel TFParams TFTypeConverters get_meta_graph_def single_node_env yield_batch
 """
-"""Public names of TensorFlowOnSpark 2.2.5, but for `pipeline`."""
+"""Public names of TensorFlowOnSpark 2.2.5."""
+
+CALLS = """
+TFCluster.run(sc, map_fun, tf_args, num_executors, num_ps, tensorboard=False, input_mode=0,
+  log_dir=None, driver_ps_nodes=False, master_node=None, reservation_timeout=600,
+  queues=['input', 'output', 'error'], eval_node=False, release_port=True)
+TFCluster.TFCluster.train(self, dataRDD, num_epochs=0, feed_timeout=600, qname='input')
+TFCluster.TFCluster.inference(self, dataRDD, feed_timeout=600, qname='input')
+TFCluster.TFCluster.shutdown(self, ssc=None, grace_secs=0, timeout=259200)
+TFCluster.TFCluster.tensorboard_url(self)
+TFNode.hdfs_path(ctx, path)
+TFNode.release_port(ctx)
+TFNode.start_cluster_server(ctx, num_gpus=1, rdma=False)
+TFNode.export_saved_model(sess, export_dir, tag_set, signatures)
+TFNode.DataFeed(mgr, train_mode=True, qname_in='input', qname_out='output', input_mapping=None)
+TFNode.DataFeed.next_batch(self, batch_size)
+TFNode.DataFeed.should_stop(self)
+TFNode.DataFeed.batch_results(self, results)
+TFNode.DataFeed.terminate(self)
+TFSparkNode.TFNodeContext(executor_id=0, job_name='', task_index=0, cluster_spec={},
+  defaultFS='file://', working_dir='.', mgr=None, tmp_socket=None)
+ctx.absolute_path(path)
+ctx.get_data_feed(train_mode=True, qname_in='input', qname_out='output', input_mapping=None)
+ctx.release_port()
+ctx.start_cluster_server(num_gpus=1, rdma=False)
+ctx.export_saved_model(sess, export_dir, tag_set, signatures)
+TFParallel.run(sc, map_fn, tf_args, num_executors, use_barrier=True)
+TFManager.start(authkey, queues, mode='local')
+TFManager.connect(address, authkey)
+marker.Marker()
+marker.EndPartition()
+compat.export_saved_model(model, export_dir, is_chief=False)
+compat.disable_auto_shard(options)
+compat.is_gpu_available()
+gpu_info.is_gpu_available()
+gpu_info.get_gpus(num_gpu=1, worker_index=-1, format='string')
+util.single_node_env(num_gpus=1, worker_index=-1, nodes=[])
+util.get_ip_address()
+util.find_in_path(path, file)
+util.write_executor_id(num)
+util.read_executor_id()
+dfutil.saveAsTFRecords(df, output_dir)
+dfutil.loadTFRecords(sc, input_dir, binary_features=[])
+dfutil.toTFExample(dtypes)
+dfutil.infer_schema(example, binary_features=[])
+dfutil.fromTFExample(iter, binary_features=[])
+dfutil.isLoadedDF(df)
+pipeline.Namespace(d)
+pipeline.TFEstimator(train_fn, tf_args, export_fn=None)
+pipeline.TFModel(tf_args)
+pipeline.TFParams.merge_args_params(self)
+pipeline.TFTypeConverters.toDict(value)
+pipeline.single_node_env(args)
+pipeline.get_meta_graph_def(saved_model_dir, tag_set)
+pipeline.yield_batch(iterable, batch_size, num_tensors=1)
+reservation.Reservations(required)
+reservation.Reservations.add(self, meta)
+reservation.Reservations.done(self)
+reservation.Reservations.get(self)
+reservation.Reservations.remaining(self)
+reservation.Server(count)
+reservation.Server.start(self)
+reservation.Server.await_reservations(self, sc, status={}, timeout=600)
+reservation.Server.stop(self)
+reservation.Client(server_addr)
+reservation.Client.register(self, reservation)
+reservation.Client.get_reservations(self)
+reservation.Client.await_reservations(self)
+reservation.Client.request_stop(self)
+reservation.Client.close(self)
+"""
+"""How they are called there: names, order and defaults of the arguments."""
 
 
 def context() -> NodeContext:
@@ -55,6 +131,28 @@ def find(name: str) -> Any:
     for part in rest:
         found = getattr(found, part)
     return found
+
+
+def given(value: Any) -> Any:
+    """Return a default so that None and an empty collection, which must not be one, are the same."""
+    if value in ([], {}, ()):
+        return None
+    return list(value) if isinstance(value, tuple) else value
+
+
+@pytest.mark.parametrize("call", re.sub(r"\n  ", " ", CALLS.strip()).splitlines())
+def test_arguments_have_their_old_names_order_and_defaults(call: str) -> None:
+    name, _, arguments = call.partition("(")
+    there = ast.parse(f"def call({arguments}: ...").body[0]
+    assert isinstance(there, ast.FunctionDef)
+    names = [argument.arg for argument in there.args.args]
+    defaults = [given(ast.literal_eval(default)) for default in there.args.defaults]
+    here = list(inspect.signature(find(name)).parameters.values())
+    assert [p.name for p in here[: len(names)]] == names
+    assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in here[: len(names)])
+    assert [given(p.default) for p in here[len(names) - len(defaults) : len(names)]] == defaults
+    more = [p for p in here[len(names) :] if p.kind is not p.VAR_KEYWORD]
+    assert all(p.default is not p.empty for p in more), "a call of then must go on working"
 
 
 @pytest.mark.parametrize(("name", "now"), NAMES)

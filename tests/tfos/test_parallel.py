@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def tell(args: Any, ctx: TFNodeContext) -> None:
-    """Write what a run is told into a file of its own."""
+def tell(args: Any, ctx: TFNodeContext) -> Any:
+    """Write what a run is told into a file of its own; return what cannot travel from run 1."""
     folder = args["folder"] if isinstance(args, dict) else args[1]
     told = [
         ctx.worker_num, ctx.executor_id, ctx.num_workers, ctx.job_name, ctx.mgr, ctx.cluster_spec,
@@ -28,6 +28,7 @@ def tell(args: Any, ctx: TFNodeContext) -> None:
         os.environ.get("TF_CONFIG"), os.getpid() != os.getppid(),
     ]  # fmt: skip
     Path(folder, f"run-{ctx.worker_num}").write_text(repr(told))
+    return object() if ctx.worker_num == 1 else {"run": ctx.worker_num}
 
 
 def expected(number: int, count: int, argv0: str = "") -> str:
@@ -44,7 +45,7 @@ def test_task_runs_each_of_its_numbers_in_a_process_of_its_own(tmp_path: Path) -
     """As a Spark task does, without Spark."""
     one = TFParallel.Run(tell, 5)
     task = TFParallel.RunTask(one, {"folder": str(tmp_path)}, "file://", os.getcwd())
-    assert list(task(iter([3, 4]))) == [3, 4]
+    assert list(task(iter([3, 4]))) == [{"value": {"run": 3}}, {"value": {"run": 4}}]
     assert told(tmp_path) == {f"run-{i}": expected(i, 5) for i in (3, 4)}
 
 
@@ -80,14 +81,19 @@ def test_what_cannot_work_is_refused_before_anything_starts(
 # on Spark
 
 
-def test_runs_are_there_all_at_once(spark_cluster: SparkSession, tmp_path: Path) -> None:
-    def meet(args: list[str], ctx: TFNodeContext) -> None:
-        tell(args, ctx)
+def test_runs_are_there_all_at_once_and_their_values_come_back(
+    spark_cluster: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def meet(args: list[str], ctx: TFNodeContext) -> Any:
+        value = tell(args, ctx)
         while len(list(Path(args[1]).iterdir())) < ctx.num_workers:
             threading.Event().wait(0.02)
+        return value
 
-    TFParallel.run(spark_cluster.sparkContext, meet, ["me.py", str(tmp_path)], 3)
+    values = TFParallel.run(spark_cluster.sparkContext, meet, ["me.py", str(tmp_path)], 3)
     assert told(tmp_path) == {f"run-{i}": expected(i, 3, "me.py") for i in range(3)}
+    assert values == [{"run": 0}, None, {"run": 2}]
+    assert "What run 1 returned is lost" in caplog.text
 
 
 def test_more_runs_than_slots_need_all_at_once_or_come_one_after_the_other(
@@ -96,8 +102,9 @@ def test_more_runs_than_slots_need_all_at_once_or_come_one_after_the_other(
     sc, args = spark_cluster.sparkContext, {"folder": str(tmp_path)}
     with pytest.raises(ConfigError, match="5 nodes need 5 task slots"):
         TFParallel.run(sc, tell, args, 5)
-    TFParallel.run(sc, tell, args, 5, use_barrier=False)
+    values = TFParallel.run(sc, tell, args, 5, use_barrier=False)
     assert told(tmp_path) == {f"run-{i}": expected(i, 5) for i in range(5)}
+    assert values == [{"run": 0}, None, *({"run": i} for i in range(2, 5))]
 
 
 def test_error_of_a_run_is_told_with_its_own_traceback(spark_cluster: SparkSession) -> None:
