@@ -107,9 +107,6 @@ class TFEstimator(
 
     def _fit(self, dataset: DataFrame) -> TFModel:
         args: Any = self.merge_args_params()
-        for name in ("driver_ps_nodes", "tensorboard"):
-            if getattr(args, name):
-                raise ConfigError(f"{name}=True is not supported; leave it out")
         training = Training(
             map_fun=self.train_fn,
             args=args.argv if args.argv else args,
@@ -121,7 +118,9 @@ class TFEstimator(
             cache=_value(args, "cache"),
             options={
                 "num_ps": _value(args, "num_ps"),
+                "driver_ps_nodes": _value(args, "driver_ps_nodes"),
                 "master_node": args.master_node,
+                "tensorboard": (args.log_dir or True) if _value(args, "tensorboard") else False,
                 **launch_options(args),
                 "framework": args.framework,
             },

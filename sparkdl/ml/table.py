@@ -106,12 +106,13 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("master_node", "chief", _text, "Job name of the node that leads"),
     ("model_dir", None, _text, "Folder for checkpoints, or for the trained model"),
     ("num_ps", 0, _whole(0), "Parameter servers among the nodes"),
-    ("driver_ps_nodes", False, _bool, "Run the parameter servers on the driver; not supported"),
+    ("driver_ps_nodes", False, _bool, "Run the parameter servers as processes of the "
+     "driver's machine"),
     ("output_mapping", {}, _dict, "The model's output to DataFrame column"),
     ("protocol", "grpc", _text, "Passed to train_fn"),
     ("readers", 1, _int, "Passed to train_fn"),
     ("steps", 1000, _int, "Passed to train_fn"),
-    ("tensorboard", False, _bool, "Start TensorBoard; not supported yet"),
+    ("tensorboard", False, _bool, "Start TensorBoard beside the chief; it shows log_dir"),
     ("tfrecord_dir", None, _text, "Passed to train_fn"),
     ("export_dir", None, _text, "The saved model: a SavedModel's folder, a .keras file, or "
      "weights (.weights.h5)"),

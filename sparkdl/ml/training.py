@@ -65,6 +65,8 @@ class Training:
                 dataset.sparkSession, self.map_fun, self.args, self.nodes, **self.options
             ) as cluster,
         ):
+            if url := cluster.tensorboard_url():
+                _log.info("TensorBoard answers at %s", url)
             report = self._feed(cluster, training, validation)
             results = self._results(cluster)
         history = history_of(results[0] if results else None)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import logging
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +13,15 @@ from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.tuning import ParamGridBuilder, TrainValidationSplit
 from pyspark.sql import functions as f
 
-from sparkdl.core.errors import ConfigError, NodeFailedError, ShutdownTimeoutError
+from sparkdl.core.errors import (
+    ConfigError,
+    FeedTimeoutError,
+    NodeFailedError,
+    ShutdownTimeoutError,
+)
 from sparkdl.ml.estimator import TFEstimator
 from sparkdl.ml.model import TFModel
+from tests.doubles.map_funs import hang
 from tests.ml import train_fns
 
 if TYPE_CHECKING:
@@ -86,13 +94,18 @@ def test_error_of_train_fn_reaches_the_driver(frame: DataFrame) -> None:
         plain(train_fns.fail).fit(frame)
 
 
+def test_train_fn_that_reads_nothing_is_ended_after_the_feed_timeout(frame: DataFrame) -> None:
+    with pytest.raises(FeedTimeoutError, match="no progress for 1 s: chief:0 has read 0 rows"):
+        plain(hang).setFeedTimeout(1).fit(frame)
+
+
 @pytest.mark.parametrize(
     ("estimator", "match"),
     [
         (plain(train_fns.read).setInputMapping({"gone": "a"}), "no column 'gone'"),
         (plain(train_fns.read).setValidationIndicatorCol("x"), "must be a boolean column"),
         (plain(train_fns.read).setValidationIndicatorCol("gone"), "no column 'gone'"),
-        (plain(train_fns.read).setDriverPSNodes(True), "driver_ps_nodes=True is not supported"),
+        (plain(train_fns.read).setNumPS(1), "do not leave room for a worker beside 1 ps, chief"),
         (plain(train_fns.read, cluster_size="two"), "cluster_size='two' in tf_args"),
     ],
 )
@@ -131,6 +144,24 @@ def test_train_validation_split_picks_the_better_model(frame: DataFrame, tmp_pat
     assert (
         tuned.bestModel.transform(frame).where(f.abs(f.col("p") - f.col("z")) > 0.01).count() == 0
     )
+
+
+@pytest.mark.tensorflow
+def test_ps_on_the_drivers_machine_train_and_tensorboard_shows_the_log_dir(
+    frame: DataFrame, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    caplog.set_level(logging.INFO, "sparkdl.ml")
+    estimator: Any = TFEstimator(train_fns.train_on_ps, {"batch_size": 8, "epochs": 20})
+    estimator.setInputMapping({"x": "x", "z": "z"}).setClusterSize(3)
+    estimator.setNumPS(1).setDriverPSNodes(True).setTensorboard(True).setLogDir(str(tmp_path))
+    model: Any = estimator.fit(frame)
+    chief, *others = model.summary.results
+    assert others == [None, None], "a worker and a ps, which serve"
+    assert (chief["rows"], chief["is_on_ps"]) == (20 * ROWS, True)
+    assert model.history["slope"][-1] == pytest.approx(10, abs=0.5)
+    assert model.summary.feed.rows_used == 20 * ROWS
+    assert re.search(r"TensorBoard answers at http://\S+:\d+", caplog.text)
 
 
 @pytest.mark.tensorflow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,8 @@ def test_pipeline_of_two_workers_trains_scores_and_is_loaded_without_its_code(
     patients: DataFrame, tmp_path: Path
 ) -> None:
     train, test = patients.randomSplit([0.8, 0.2], seed=3)
+    wrong = train.withColumn("label", 1 - f.col("label")).withColumn("weight", f.lit(0.0))
+    has_board = find_spec("tensorboard") is not None
     estimator = KerasEstimator(
         classifier,
         loss="binary_crossentropy",
@@ -89,12 +92,15 @@ def test_pipeline_of_two_workers_trains_scores_and_is_loaded_without_its_code(
         early_stopping_patience=2,
         early_stopping_min_delta=0.002,
         seed=7,
+        cache=True,
+        log_dir=str(tmp_path / "logs") if has_board else None,
     )
-    fitted = Pipeline(stages=stages(estimator)).fit(train)
+    fitted = Pipeline(stages=stages(estimator)).fit(train.union(wrong))
     model: Any = fitted.stages[-1]
     assert isinstance(model, KerasModel)
     assert {"loss", "accuracy", "val_loss", "val_accuracy"} <= model.history.keys()
     assert 3 <= model.summary.total_epochs < 30  # the early stopping has ended it
+    assert any((tmp_path / "logs").rglob("events.out.tfevents.*")) == has_board
     scored = fitted.transform(test).coalesce(2).cache()
     assert scored.dtypes[-2:] == [("probability", "vector"), ("prediction", "double")]
     accuracy = MulticlassClassificationEvaluator(metricName="accuracy").evaluate(scored)

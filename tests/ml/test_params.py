@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 from typing import Any
 
 import pytest
 from pyspark.ml.tuning import ParamGridBuilder
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimator import TFEstimator
+from sparkdl.driver.launch import launch
+from sparkdl.ml.estimator import TFEstimator, launch_options
 from sparkdl.ml.model import KerasModel, TFModel
 from sparkdl.ml.namespace import Namespace
 from sparkdl.ml.table import TABLE
@@ -65,6 +67,17 @@ def test_set_parameters_beat_arguments_which_beat_defaults() -> None:
     assert (found.batch_size, found.epochs, found.mine, found.steps) == (64, 7, "x", 1000)
     assert found.cluster_size == 1
     assert (args.batch_size, args.epochs, vars(estimator.args).get("cluster_size")) == (64, 5, None)
+
+
+def test_what_concerns_the_launch_reaches_it() -> None:
+    args = {"num_gpus": 2, "placement": "detached"}
+    stage = TFEstimator(train_fn, args).setFeedTimeout(5).setNumGPUs(3)
+    found = launch_options(stage.merge_args_params())
+    assert found == {
+        "reservation_timeout": 600.0, "feed_timeout": 5.0, "num_gpus": 3, "log_to_driver": False,
+        "placement": "detached",
+    }  # fmt: skip
+    assert found.keys() <= inspect.signature(launch).parameters.keys()
 
 
 def test_argv_stays_a_list_beside_the_parameters() -> None:

@@ -75,6 +75,40 @@ def never_return(args: Any, ctx: NodeContext) -> None:
     time.sleep(600)  # noqa: TID251
 
 
+def train_on_ps(args: Any, ctx: NodeContext) -> dict[str, Any]:
+    """Find z = 10 x on parameter servers until the rows are over. Runs on the chief alone."""
+    import tensorflow as tf
+
+    strategy = ctx.parameter_server_strategy()
+    with strategy.scope():
+        slope = tf.Variable(0.0)
+        rows = tf.Variable(0, dtype=tf.int64)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    fed = ctx.fed_dataset_fn(args.batch_size, x="x", y="z", shuffle=True)
+    batches = iter(coordinator.create_per_worker_dataset(fed))
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(batches: Any) -> None:
+        x, z = (tf.cast(column, tf.float32) / 40 for column in next(batches))
+        slope.assign_sub(tf.reduce_mean(x * (slope * x - z)))
+        rows.assign_add(tf.size(x, tf.int64))
+
+    slopes = []
+    try:
+        while True:
+            for _ in range(10):
+                coordinator.schedule(step, args=(batches,))
+            coordinator.join()
+            slopes.append(float(slope.numpy()))
+    except tf.errors.OutOfRangeError:
+        slopes.append(float(slope.numpy()))
+    return {
+        "history": {"slope": slopes},
+        "rows": int(rows.numpy()),
+        "is_on_ps": "/job:ps" in slope.device,
+    }
+
+
 def fail(args: Any, ctx: NodeContext) -> None:
     """Fail as user code does."""
     raise ArithmeticError("the user's own mistake")
