@@ -14,9 +14,10 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 import sparkdl
+from sparkdl.demo import digits
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from sparkdl import NodeContext
 
@@ -57,19 +58,6 @@ def digits_model(keras: Any) -> Any:
     return keras.Sequential(
         [layers.Dense(64, activation="relu", input_shape=(64,)), layers.Dense(10)]
     )
-
-
-def digits(spark: SparkSession) -> tuple[DataFrame, DataFrame]:
-    """Return the digits as two DataFrames of `image: array<float>` (64) and `label: long`."""
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    rows = [
-        (image.tolist(), int(label)) for image, label in zip(images / 16.0, labels, strict=True)
-    ]
-    frame = spark.createDataFrame(rows, "image array<float>, label long").repartition(4)
-    train, test = frame.randomSplit([0.8, 0.2], seed=1)
-    return train.cache(), test.cache()
 
 
 def run(spark: SparkSession, args: argparse.Namespace) -> float:

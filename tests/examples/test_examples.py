@@ -60,6 +60,35 @@ def test_own_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.tensorflow
+def test_tfrecords_are_trained_from_and_scored_in_parallel(tmp_path: Path) -> None:
+    assert said(tmp_path, submit("tfrecords/train.py"), "training accuracy") > 0.8
+    assert said(tmp_path, submit("tfrecords/inference.py"), "test accuracy") > 0.8
+    assert len(list((tmp_path / "out" / "predictions").iterdir())) == 2
+
+
+@pytest.mark.spark
+@pytest.mark.tensorflow
+def test_pipeline(tmp_path: Path) -> None:
+    assert said(tmp_path, submit("pipeline.py"), "area under the curve") > 0.95
+
+
+@pytest.mark.spark
+@pytest.mark.tensorflow
+def test_hyperparameters(tmp_path: Path) -> None:
+    program = submit("hyperparameters.py", "--learning-rates", "1e-6", "0.01", "--units", "32")
+    assert said(tmp_path, program, "best accuracy") > 0.9
+
+
+@pytest.mark.spark
 @pytest.mark.torch
 def test_pytorch(tmp_path: Path) -> None:
     assert said(tmp_path, submit("pytorch/train.py", "--epochs=5"), "at last") < 1
+
+
+def test_every_example_is_in_the_index_and_begins_with_the_line_that_starts_it() -> None:
+    index = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    for path in sorted(EXAMPLES.rglob("*.py")):
+        name = path.relative_to(EXAMPLES).as_posix()
+        assert f"({name})" in index, f"{name} is not in examples/README.md"
+        assert re.search(rf"^    (spark-submit|python) examples/{name}", path.read_text(), re.M)

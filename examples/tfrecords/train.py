@@ -1,0 +1,85 @@
+"""TFRecord files: Spark writes them and reads them back, nodes train from them with tf.data.
+
+    spark-submit examples/tfrecords/train.py --data /data/digits-tfrecords --model /models/digits.keras
+
+`--data` is a folder that all executors see. If it is not there, the handwritten digits of
+scikit-learn are written into it. Neither needs a jar, and Spark's part needs no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import sparkdl
+import sparkdl.data
+from sparkdl.demo import digits
+from sparkdl.tfos import compat
+
+
+def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> float:
+    """Train on this node's share of the files; return the accuracy. Runs once in every node."""
+    import keras
+    import tensorflow as tf
+
+    def parse(records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        image = tf.io.FixedLenFeature([64], tf.float32)
+        label = tf.io.FixedLenFeature([], tf.int64)
+        batch = tf.io.parse_example(records, {"image": image, "label": label})
+        return batch["image"], batch["label"]
+
+    files = tf.data.Dataset.list_files(f"{args.data}/train/part-*", shuffle=False)
+    data = files.shard(ctx.num_workers, ctx.rank).interleave(tf.data.TFRecordDataset)
+    # Files differ in their rows, and all nodes must take the same number of steps: so `repeat`.
+    data = data.shuffle(2000).repeat().batch(args.batch_size).map(parse).prefetch(2)
+    options = tf.data.Options()
+    compat.disable_auto_shard(options)  # the files are shared out already
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        layers = [keras.Input((64,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(10)]
+        model = keras.Sequential(layers)
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(3e-3), loss, metrics=["accuracy"])
+    history = model.fit(
+        data.with_options(options),
+        epochs=args.epochs,
+        steps_per_epoch=args.steps,
+        verbose=2 if ctx.is_chief else 0,
+    )
+    if ctx.is_chief:
+        model.save(args.model)
+    return float(history.history["accuracy"][-1])
+
+
+def main() -> None:
+    """Write, read back, and train, on the session that spark-submit set up."""
+    from pyspark.sql import SparkSession
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", default="out/digits-tfrecords", help="folder of the files")
+    parser.add_argument("--model", default="out/digits.keras", help="where the chief saves it")
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=32, help="per node")
+    args = parser.parse_args()
+    args.data, args.model = (str(Path(path).absolute()) for path in (args.data, args.model))
+
+    spark = SparkSession.builder.appName("sparkdl TFRecords").getOrCreate()
+    spark.dataSource.register(sparkdl.data.TFRecordDataSource)
+    try:
+        if not Path(args.data).exists():
+            for name, rows in zip(("train", "test"), digits(spark), strict=True):
+                rows.write.format("tfrecord").mode("append").save(f"{args.data}/{name}")
+        rows = spark.read.format("tfrecord").load(f"{args.data}/train")
+        print(f"TFRecords: {rows.count()} training rows of {rows.schema.simpleString()}")
+        args.steps = rows.count() // (args.nodes * args.batch_size)
+        accuracies = sparkdl.run(spark, train, args, args.nodes, log_to_driver=True)
+        print(f"TFRecords: model saved in {args.model}")
+        print(f"TFRecords: training accuracy {accuracies[0]:.2f}")
+    finally:
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()
