@@ -64,7 +64,9 @@ def main() -> None:
         )
         found.sort(key=lambda one: one["accuracy"])
         for one in found:
-            print("hyper-parameters: {learning_rate:g}, {units} units: {accuracy:.3f}".format(**one))
+            print(
+                "hyper-parameters: {learning_rate:g}, {units} units: {accuracy:.3f}".format(**one)
+            )
         print(f"hyper-parameters: best accuracy {found[-1]['accuracy']:.3f}")
     finally:
         spark.stop()

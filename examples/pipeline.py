@@ -3,8 +3,8 @@
     spark-submit examples/pipeline.py
 
 The data are the 569 tumours of scikit-learn's `load_breast_cancer`
-(https://archive.ics.uci.edu/dataset/17). The fitted pipeline is saved, and loaded for scoring, as any
-other of Spark ML.
+(https://archive.ics.uci.edu/dataset/17). The fitted pipeline is saved, and loaded for scoring, as
+any other of Spark ML.
 """
 
 from __future__ import annotations
@@ -70,9 +70,7 @@ def main() -> None:
         fitted.write().overwrite().save(folder)
         scored = PipelineModel.load(folder).transform(test)
         scored.select("target", "prediction", "probability").show(5, truncate=False)
-        evaluator = BinaryClassificationEvaluator(
-            labelCol="target", rawPredictionCol="probability"
-        )
+        evaluator = BinaryClassificationEvaluator(labelCol="target", rawPredictionCol="probability")
         print(f"pipeline: area under the curve {evaluator.evaluate(scored):.3f}")
     finally:
         spark.stop()

@@ -3,8 +3,8 @@
     spark-submit examples/tfrecords/train.py
     spark-submit examples/tfrecords/inference.py
 
-The first writes the files and the model. Where the rows are in a DataFrame, `sparkdl.TFModel` scores
-them instead, see docs/spark-ml.md.
+The first writes the files and the model. Where the rows are in a DataFrame, `sparkdl.TFModel`
+scores them instead, see docs/spark-ml.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """TFRecord files: Spark writes them and reads them back, nodes train from them with tf.data.
 
-    spark-submit examples/tfrecords/train.py --data /data/digits-tfrecords --model /models/digits.keras
+    spark-submit examples/tfrecords/train.py --data /data/digits --model /data/digits.keras
 
 `--data` is a folder that all executors see. If it is not there, the handwritten digits of
 scikit-learn are written into it. Neither needs a jar, and Spark's part needs no TensorFlow.

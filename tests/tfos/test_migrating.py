@@ -134,7 +134,7 @@ def find(name: str) -> Any:
 
 
 def given(value: Any) -> Any:
-    """Return a default so that None and an empty collection, which must not be one, are the same."""
+    """Return a default; None stands for an empty collection, which none should be."""
     if value in ([], {}, ()):
         return None
     return list(value) if isinstance(value, tuple) else value
