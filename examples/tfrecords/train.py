@@ -22,6 +22,8 @@ def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> float:
     import keras
     import tensorflow as tf
 
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()  # before anything else of TensorFlow's
+
     def parse(records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         image = tf.io.FixedLenFeature([64], tf.float32)
         label = tf.io.FixedLenFeature([], tf.int64)
@@ -35,7 +37,6 @@ def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> float:
     options = tf.data.Options()
     compat.disable_auto_shard(options)  # the files are shared out already
 
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
         layers = [keras.Input((64,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(10)]
         model = keras.Sequential(layers)
