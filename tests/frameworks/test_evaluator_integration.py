@@ -33,7 +33,7 @@ def train_or_evaluate(folder: str, ctx: NodeContext) -> list[float] | None:
     if ctx.job_name == "evaluator":
         evaluate(folder, ctx)
     train = train_on_ps if "ps" in ctx.cluster_spec else train_in_step
-    losses = []
+    losses: list[float] = []
     for slope in train(ctx):
         if ctx.is_chief:
             path = tf.train.Checkpoint(slope=slope).save(f"{folder}/{len(losses)}")
