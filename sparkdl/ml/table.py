@@ -14,6 +14,7 @@ from pyspark.ml.param import TypeConverters
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import InputMode
+from sparkdl.ml.scan import READERS
 
 INVALID = ("error", "skip", "keep")
 """What becomes of a row with a null in an input column; the words are Spark ML's."""
@@ -146,6 +147,8 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
      "named"),
     ("handle_invalid", "error", _one_of(*INVALID), "A row with a null in an input column: 'error', "
      "'skip' leaves it out, 'keep' gives it null outputs"),
+    ("parquet_reader", "auto", _one_of(*READERS), "Who reads the input columns of a DataFrame over "
+     "Parquet files: 'python' past the JVM, 'spark', or 'auto': 'python' where files are local"),
     ("model_config", None, _text, "The model as JSON (model.to_json()), where export_dir is "
      "weights"),
     # for Keras
