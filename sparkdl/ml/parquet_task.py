@@ -159,12 +159,12 @@ class FileRows:
 
     def _affordable_rows(self) -> int:
         footer = self._file.metadata
-        nbytes = 0
+        nbytes: int = 0
         for group in map(footer.row_group, range(footer.num_row_groups)):
             for leaf in map(group.column, range(group.num_columns)):
                 if leaf.path_in_schema.split(".")[0] in self._names:
                     nbytes += leaf.total_uncompressed_size
-        return _DECODED_NBYTES * footer.num_rows // max(nbytes, 1)
+        return _DECODED_NBYTES * int(footer.num_rows) // max(nbytes, 1)
 
     def _unreadable(self, error: Exception) -> ReadError:
         return ReadError(

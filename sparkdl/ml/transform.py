@@ -59,8 +59,8 @@ def scored(frame: DataFrame, scoring: Scoring) -> DataFrame:
     files = file_columns(frame, places, scoring.parquet_reader)
     if files is None:
         answer = ScoreStructs(scoring.score).structs
-        # As rows: given a scan's columns, Spark 4.3 is slow to hand on those that are kept, and fails
-        # on vectors. All rows pass this filter, which Spark cannot know.
+        # Spark 4.3 would hand on a scan's columns as such, which is slow for those that are kept,
+        # and an error for vectors. All rows pass this filter, but Spark makes rows for it.
         placed = placed.where(functions.spark_partition_id() >= 0)
         inputs = [functions.col(f"c{place}") for place in places]
     else:

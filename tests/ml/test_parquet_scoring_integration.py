@@ -50,7 +50,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def scored(saved: Saved, frame: DataFrame, reader: str, column: str = "x") -> DataFrame:
     stage: Any = TFModel({"export_dir": saved.keras})
     stage = stage.setInputMapping({column: "x"}).setBatchSize(16).setHandleInvalid("keep")
-    return stage.setParquetReader(reader).transform(frame)
+    found: DataFrame = stage.setParquetReader(reader).transform(frame)
+    return found
 
 
 def is_past_the_jvm(frame: DataFrame) -> bool:
@@ -137,7 +138,7 @@ def test_rows_in_the_cache_and_tolerant_settings_are_left_to_spark(
 def test_vectors_and_columns_that_some_files_lack(
     spark_local: SparkSession, saved: Saved, tmp_path: Path
 ) -> None:
-    rows = [(i, Vectors.dense([i, 1, 2 * i])) for i in range(20)]
+    rows: list[tuple[int, Any]] = [(i, Vectors.dense([i, 1, 2 * i])) for i in range(20)]
     rows += [(20, Vectors.sparse(3, [0], [20.0]))]
     both = spark_local.createDataFrame(rows, ["id", "x"])
     both.coalesce(1).write.parquet(str(tmp_path / "with"))
