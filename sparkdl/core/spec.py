@@ -85,8 +85,10 @@ class ClusterSpec:
                     f"num_gpus={self.num_gpus} names {name!r}, and the cluster's roles are "
                     f"{', '.join(sorted(names))}"
                 )
-            if count is not None and (not isinstance(count, int) or count < 0):
-                raise ConfigError(f"num_gpus={self.num_gpus!r} must be 0 or more, or left out")
+            if count is not None and (type(count) is not int or count < 0):
+                raise ConfigError(
+                    f"num_gpus={self.num_gpus!r} must be a whole number, 0 or more, or left out"
+                )
 
     def gpus_of(self, node: NodeSpec) -> int | None:
         """Return how many GPUs a node is to have; `None` for what Spark assigns, or else one."""

@@ -22,13 +22,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.settings import Environment, visible_gpus
 from sparkdl.node.nvml import Gpu, has_driver, list_gpus, open_nvml
 
 CLAIM_WAIT_S = 5.0
 """How long GPUs are waited for: a node that has just ended may not have let go of its own yet."""
 _POLL_S = 0.2
+_ADVICE = "Ask for fewer (num_gpus=0 for none)"
 _NAME = "\0sparkdl-gpu-{}"
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred, unix(7)
 
@@ -88,14 +89,10 @@ def share_gpus(
         note = "no GPU: Spark assigned none to this pod's task. Ask with num_gpus, see docs/gpus.md"
         return GpuShare(NONE.environment, note)
     try:
-        import pynvml  # noqa: F401
-    except ImportError:
-        note = (
-            "GPUs are not shared out, and this node sees all of its host's: Spark assigned none, "
-            "and this Python has no nvidia-ml-py to find them. pip install sparkdl-cluster[gpu]"
-        )
-        return GpuShare(note=note)
-    return _claimed_share(1, who, "the default without Spark's own GPUs", environ, wait_s)
+        return _claimed_share(1, who, "the default without Spark's own GPUs", environ, wait_s)
+    except FrameworkMissingError as error:
+        seen = "GPUs are not shared out, and this node sees all of its host's"
+        return GpuShare(note=f"{seen}: {error}")
 
 
 def split_gpus(assigned: Sequence[str], nodes: int) -> list[tuple[str, ...]]:
@@ -171,7 +168,11 @@ def _claimed_share(
 ) -> GpuShare:
     deadline, pause = Deadline.after(wait_s), threading.Event()
     visible = visible_gpus(environ)
-    with open_nvml() as nvml:
+    with ExitStack() as stack:
+        try:
+            nvml = stack.enter_context(open_nvml())
+        except FrameworkMissingError as error:
+            raise FrameworkMissingError(f"{_wish(count, who, why)}. {error}. {_ADVICE}") from None
         while True:
             gpus = allowed_gpus(list_gpus(nvml), visible)
             claims = _claim(gpus, count)
@@ -213,11 +214,14 @@ def _lack(
     free = sum(state == FREE for _gpu, state in states)
     limit = "" if visible is None else f"\nCUDA_VISIBLE_DEVICES={','.join(visible)} limits it."
     return (
-        f"{who} on host {socket.gethostname()} was to have {count} of its GPUs ({why}), and it has "
-        f"{len(gpus)}, of which {free} are free:{lines or ' none at all.'}{limit}\nAsk for fewer "
-        "(num_gpus=0 for none), have fewer nodes on a host, end what computes there, or have Spark "
-        "assign GPUs (docs/gpus.md)"
+        f"{_wish(count, who, why)}, and it has {len(gpus)}, of which {free} are free:"
+        f"{lines or ' none at all.'}{limit}\n{_ADVICE}, have fewer nodes on a host, end what "
+        "computes there, or have Spark assign GPUs (docs/gpus.md)"
     )
+
+
+def _wish(count: int, who: str, why: str) -> str:
+    return f"{who} on host {socket.gethostname()} was to have {count} of its GPUs ({why})"
 
 
 def state_of(gpu: Gpu) -> str:

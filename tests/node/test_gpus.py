@@ -223,7 +223,7 @@ def test_a_node_waits_for_gpus_that_are_about_to_be_free(
             before.close()
         return 0.05
 
-    monkeypatch.setattr(gpus.random, "uniform", poll)
+    monkeypatch.setattr("random.uniform", poll)
     after = share_gpus(1, None, "worker:0", NOTHING, wait_s=60)
     assert (seen(after), len(polls)) == ([uuid], 2)
     after.close()
@@ -288,9 +288,15 @@ def test_without_the_package_a_node_says_that_it_sees_all_or_that_it_cannot(
     told = share(None)
     assert told.environment == {}
     assert "sees all of its host's" in told.note
-    assert "pip install sparkdl-cluster[gpu]" in told.note
-    with pytest.raises(FrameworkMissingError, match="pip install nvidia-ml-py"):
+    assert "sparkdl-cluster[gpu]" in told.note
+    with pytest.raises(FrameworkMissingError) as refused:
         share(1)
+    text = str(refused.value)
+    assert text.startswith(
+        f"worker:1 on host {socket.gethostname()} was to have 1 of its GPUs (num"
+    )
+    assert "pip install nvidia-ml-py" in text
+    assert text.endswith("Ask for fewer (num_gpus=0 for none)")
 
 
 def test_in_a_pod_a_node_claims_only_what_is_asked_for(host: Any, share: Any) -> None:
