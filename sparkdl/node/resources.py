@@ -144,7 +144,7 @@ def executor_jvm_pid() -> int | None:
 
 def assigned_gpus() -> tuple[str, ...] | None:
     """Return the addresses of GPUs that Spark assigned to this task; `None` if it assigns none."""
-    if "pyspark" not in sys.modules:
+    if sys.modules.get("pyspark") is None:
         return None  # no Spark task: its worker is pyspark's own
     from pyspark import TaskContext
 
