@@ -172,7 +172,9 @@ def _claimed_share(
         try:
             nvml = stack.enter_context(open_nvml())
         except FrameworkMissingError as error:
-            raise FrameworkMissingError(f"{_wish(count, who, why)}. {error}. {_ADVICE}") from None
+            raise FrameworkMissingError(
+                f"{_wish(count, who, why)}, and nobody can tell which are free: {error}. {_ADVICE}"
+            ) from None
         while True:
             gpus = allowed_gpus(list_gpus(nvml), visible)
             claims = _claim(gpus, count)
