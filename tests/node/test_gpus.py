@@ -6,7 +6,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -23,6 +25,7 @@ from sparkdl.node.gpus import (
     split_gpus,
 )
 from sparkdl.node.nvml import Gpu
+from tests.doubles.nodes import SOON_S
 from tests.doubles.nvml import Device, Nvml, new_uuid
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -227,6 +230,31 @@ def test_a_node_waits_for_gpus_that_are_about_to_be_free(
     after = share_gpus(1, None, "worker:0", NOTHING, wait_s=60)
     assert (seen(after), len(polls)) == ([uuid], 2)
     after.close()
+
+
+def test_nodes_that_start_at_once_never_share_and_never_all_go_without(
+    host: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight want two of seven: three get them, whoever comes first."""
+    uuids = host(*(Device(H100) for _ in range(7)))
+    monkeypatch.setattr(gpus, "_POLL_S", 0.01)
+    start = threading.Barrier(8)
+
+    def take(number: int) -> GpuShare | str:
+        start.wait(SOON_S)
+        try:
+            return share_gpus(2, None, f"worker:{number}", NOTHING, wait_s=1)
+        except ConfigError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(take, range(8)))
+    shares = [one for one in results if isinstance(one, GpuShare)]
+    taken = [uuid for one in shares for uuid in seen(one)]
+    for one in shares:
+        one.close()
+    assert (len(shares), len(set(taken)), set(taken) <= set(uuids)) == (3, 6, True)
+    assert sum("it has 7, of which " in one for one in results if isinstance(one, str)) == 5
 
 
 def test_a_claim_is_the_whole_hosts_and_ends_with_its_process() -> None:

@@ -67,7 +67,7 @@ def see(folder: Path, ctx: NodeContext) -> None:
     tell(folder, ctx, [ctx.num_gpus, os.environ["CUDA_VISIBLE_DEVICES"].split(",")])
 
 
-def told(folder: Path) -> dict[str, tuple[int, list[str]]]:
+def told(folder: Path) -> dict[str, tuple[int, list[Any]]]:
     return {path.name: tuple(json.loads(path.read_text())) for path in folder.iterdir()}
 
 
