@@ -134,7 +134,7 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("early_stopping_min_delta", 0.0, _float, "What counts as an improvement"),
     ("seed", None, _int, "Of random numbers: initial weights, order of rows"),
     ("cache", False, _bool, "Persist the rows in Spark while training"),
-    ("num_gpus", None, _whole(0), "GPUs for each node, of those that Spark assigned"),
+    ("num_gpus", None, _whole(0), "GPUs for each node; by default what Spark assigned, or one"),
     ("log_dir", None, _text, "Folder for TensorBoard's logs"),
     ("log_to_driver", False, _bool, "Print the nodes' output on the driver"),
     ("placement", "auto", _one_of("auto", "attached", "detached"), "Whether nodes keep their task "
