@@ -23,6 +23,7 @@ NAMES = {
     "limit": "limit: one process, Parquet and predict_on_batch",
     "sparkdl": "sparkdl TFModel, scores used",
     "kept": "sparkdl TFModel, all columns used",
+    "through": "sparkdl TFModel, scores used, parquet_reader='spark'",
     "udf": "predict_batch_udf",
     "tfos": "TensorFlowOnSpark 2.2.5 TFModel",
 }
@@ -86,7 +87,7 @@ def table(rows: Sequence[Row]) -> str:
 def main() -> None:
     """Run the rounds, print the table and write the JSON."""
     parser = runner.options(__doc__, "inference", deadline_s=300)
-    parser.add_argument("--rows", type=float, default=0.5, help="a factor on 160,000 rows")
+    parser.add_argument("--rows", type=float, default=2, help="a factor on 160,000 rows")
     parser.add_argument("--passes", type=int, default=2, help="passes of a contestant that count")
     parser.add_argument("--batch", type=int, default=1024, help="rows that the model is given")
     parser.add_argument(

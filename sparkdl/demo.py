@@ -84,6 +84,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--batch-size", type=int, default=32, help="rows per node and step (default 32)"
     )
+    parser.add_argument("--num-gpus", type=int, default=0, help="GPUs for each node (default 0)")
     parser.add_argument(
         "--model",
         default="out/digits.keras",

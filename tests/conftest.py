@@ -104,6 +104,7 @@ def run_name(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(RUN_VARIABLE, name)
         patch.setenv("TMPDIR", folder)
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")  # tests marked gpu unset it
         patch.setattr(tempfile, "tempdir", folder)
         path = os.environ.get("PYTHONPATH")
         patch.setenv("PYTHONPATH", f"{_ROOT}{os.pathsep}{path}" if path else str(_ROOT))

@@ -86,6 +86,7 @@ LONG_FILES = {  # longest each may become, and why it is one file
     "node/state.py": (400, "one table of transitions, read as a whole"),
     "node/agent.py": (400, "performs every action of one state machine"),
     "feed/encode.py": (340, "one codec for each kind of value, side by side"),
+    "node/context.py": (320, "what map_fun is given: a method for each thing to ask, and its docs"),
     "frameworks/keras.py": (360, "what Keras 2 and Keras 3 need, side by side"),
 }
 LONG_FUNCTIONS: dict[str, str] = {}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 CLASSES = 10
-MODES = ("sparkdl", "kept", "udf", "tfos", "limit")
+MODES = ("sparkdl", "kept", "through", "udf", "tfos", "limit")
 Action = Callable[[], int]
 
 
@@ -54,7 +54,9 @@ def by_sparkdl(data: DataFrame, args: argparse.Namespace) -> Action:
 
     model = TFModel().setExportDir(f"{args.model}/saved_model").setBatchSize(args.batch)
     model.setInputMapping({"x": "image"}).setOutputMapping({"output_0": "scores"})
-    if args.mode == "sparkdl":
+    if args.mode == "through":
+        model.setParquetReader("spark")
+    if args.mode != "kept":
         return scores(model.transform(data))
     everything = model.transform(data)
     counted = scores(everything)
@@ -119,7 +121,13 @@ def limit(args: argparse.Namespace) -> Iterator[Action]:
 @contextmanager
 def on_spark(args: argparse.Namespace) -> Iterator[Action]:
     """Give what Spark does with two executors of one slot."""
-    ways = {"sparkdl": by_sparkdl, "kept": by_sparkdl, "udf": by_udf, "tfos": by_tfos}
+    ways = {
+        "sparkdl": by_sparkdl,
+        "kept": by_sparkdl,
+        "through": by_sparkdl,
+        "udf": by_udf,
+        "tfos": by_tfos,
+    }
     with feed_session(slots=1, partitions=args.files) as spark:
         yield ways[args.mode](spark.read.parquet(args.path), args)
 

@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 
 from sparkdl.core.errors import ConfigError
 
@@ -65,6 +66,8 @@ class Environment:
             reach it.
         node_port: `TENSORFLOW_PORT`, on an executor: a fixed port for the framework.
         board_port: `TENSORBOARD_PORT`, on an executor: a fixed port for TensorBoard.
+        hadoop_home: `HADOOP_PREFIX` or `HADOOP_HOME`, on an executor: Hadoop's folder.
+        is_pod: whether this is an executor in a pod of Kubernetes (`SPARK_EXECUTOR_POD_IP`).
     """
 
     driver_host: str | None = None
@@ -72,6 +75,8 @@ class Environment:
     node_host: str | None = None
     node_port: int | None = None
     board_port: int = 0
+    hadoop_home: str | None = None
+    is_pod: bool = False
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Environment:
@@ -90,7 +95,21 @@ class Environment:
             node_host=env.get("SPARKDL_NODE_HOST") or None,
             node_port=_ports("TENSORFLOW_PORT", node_port)[0] if node_port else None,
             board_port=_ports("TENSORBOARD_PORT", env.get("TENSORBOARD_PORT") or "0")[0],
+            hadoop_home=env.get("HADOOP_PREFIX") or env.get("HADOOP_HOME") or None,
+            is_pod=bool(env.get("SPARK_EXECUTOR_POD_IP")),
         )
+
+
+def visible_gpus(environ: Mapping[str, str] | None = None) -> tuple[str, ...] | None:
+    """Return the entries of CUDA_VISIBLE_DEVICES up to an invalid one; `None` if it is not set.
+
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
+    """
+    text = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        return None
+    entries = [entry.strip() for entry in text.split(",")]
+    return tuple(takewhile(lambda entry: entry not in ("", "-1"), entries))
 
 
 def _ports(name: str, text: str) -> tuple[int, ...]:

@@ -50,7 +50,8 @@ class ClusterSpec:
         cluster_id: names the cluster in logs, process names and messages.
         nodes: by node id.
         framework: a name that `sparkdl.frameworks.framework_named` knows.
-        num_gpus: GPUs per node; `None` takes what Spark assigned.
+        num_gpus: GPUs for each node that trains, or for the nodes of each role by its name; see
+            `gpus_of`.
         release_port: close the reserved port just before `map_fun` starts; otherwise user
             code calls `ctx.release_port()`.
         log_to_driver: stream the children's output to the driver's stdout.
@@ -66,7 +67,7 @@ class ClusterSpec:
     framework: str = "tensorflow"
     input_mode: InputMode = InputMode.SPARK
     placement: Placement = "auto"
-    num_gpus: int | None = None
+    num_gpus: int | dict[str, int] | None = None
     release_port: bool = True
     log_to_driver: bool = False
     default_fs: str = "file://"
@@ -74,6 +75,26 @@ class ClusterSpec:
     tensorboard: str | None = None
     driver_nodes: int = 0
     settings: Settings = field(default_factory=Settings)
+
+    def __post_init__(self) -> None:
+        names = {node.role.name for node in self.nodes}
+        by_role = self.num_gpus if isinstance(self.num_gpus, dict) else {"": self.num_gpus}
+        for name, count in by_role.items():
+            if name and name not in names:
+                raise ConfigError(
+                    f"num_gpus={self.num_gpus} names {name!r}, and the cluster's roles are "
+                    f"{', '.join(sorted(names))}"
+                )
+            if count is not None and (type(count) is not int or count < 0):
+                raise ConfigError(
+                    f"num_gpus={self.num_gpus!r} must be a whole number, 0 or more, or left out"
+                )
+
+    def gpus_of(self, node: NodeSpec) -> int | None:
+        """Return how many GPUs a node is to have; `None` for what Spark assigns, or else one."""
+        if isinstance(self.num_gpus, dict):
+            return self.num_gpus.get(node.role.name, None if node.role.wants_gpu else 0)
+        return self.num_gpus if node.role.wants_gpu else 0
 
     @property
     def num_tasks(self) -> int:

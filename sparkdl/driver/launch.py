@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -56,7 +56,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
     driver_ps_nodes: bool = False,
     executor: Literal["spark", "local"] = "spark",
     placement: Placement = "auto",
-    num_gpus: int | None = None,
+    num_gpus: int | Mapping[str, int] | None = None,
     release_port: bool = True,
     tensorboard: bool | str = False,
     log_to_driver: bool = False,
@@ -90,7 +90,9 @@ def launch(  # noqa: PLR0913 (one option, one name)
         executor: `local` runs the nodes as processes of this machine, without Spark.
         placement: `attached`: nodes keep their task slots. `detached`: they give them back to
             feeding tasks. `auto`: attached where slots are left over.
-        num_gpus: GPUs per node, of those that Spark assigned.
+        num_gpus: GPUs for each node that trains, or a dict of them by role: `{"evaluator": 1}`. By
+            default those that Spark assigned, or else one where a host has any; 0 for none. See
+            docs/gpus.md.
         release_port: `False` to keep the framework's port reserved until `ctx.release_port()`.
         tensorboard: whether TensorBoard runs beside the first node, see `Cluster.tensorboard_url`;
             the directory or URL that it shows, by default `tensorboard_<node id>` where `map_fun`
@@ -122,7 +124,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
         framework=framework,
         input_mode=mode,
         placement=placement,
-        num_gpus=num_gpus,
+        num_gpus=dict(num_gpus) if isinstance(num_gpus, Mapping) else num_gpus,
         release_port=release_port,
         log_to_driver=log_to_driver or on_log is not None,
         working_dir=os.getcwd(),

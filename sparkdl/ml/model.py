@@ -92,7 +92,7 @@ class _ScoringModel(
         schema, columns = outputs
         inputs = input_columns(args.input_mapping, signature, dataset.schema)
         score = Score(source, inputs, columns, args.batch_size, self.getHandleInvalid())
-        return scored(dataset, Scoring(score, schema, self.getKeep()))
+        return scored(dataset, Scoring(score, schema, self.getKeep(), self.getParquetReader()))
 
     def _extra(self) -> dict[str, Any]:
         return {"history": self._summary.history} if self._summary is not None else {}

@@ -139,7 +139,7 @@ class HasTraining(
     """Has what training needs beside TensorFlowOnSpark's parameters."""
 
 
-class HasScoring(HasParams, params=["output_types", "keep", "handle_invalid"]):
+class HasScoring(HasParams, params=["output_types", "keep", "handle_invalid", "parquet_reader"]):
     """Has what `transform` needs beside TensorFlowOnSpark's parameters."""
 
 

@@ -5,6 +5,7 @@ Runs in: feeder, child. Also in the process that describes a model to the driver
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -53,6 +54,9 @@ def predictor(source: ModelSource) -> Predictor:
         _held.clear()
         _prepare_worker()
         _held[source.key] = load(source)
+        # Spark's workers collect garbage after each task: half a second for TensorFlow's objects.
+        gc.collect()
+        gc.freeze()
     return _held[source.key]
 
 

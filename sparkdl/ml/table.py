@@ -14,6 +14,7 @@ from pyspark.ml.param import TypeConverters
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import InputMode
+from sparkdl.ml.scan import READERS
 
 INVALID = ("error", "skip", "keep")
 """What becomes of a row with a null in an input column; the words are Spark ML's."""
@@ -134,7 +135,7 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("early_stopping_min_delta", 0.0, _float, "What counts as an improvement"),
     ("seed", None, _int, "Of random numbers: initial weights, order of rows"),
     ("cache", False, _bool, "Persist the rows in Spark while training"),
-    ("num_gpus", None, _whole(0), "GPUs for each node, of those that Spark assigned"),
+    ("num_gpus", None, _whole(0), "GPUs for each node; by default what Spark assigned, or one"),
     ("log_dir", None, _text, "Folder for TensorBoard's logs"),
     ("log_to_driver", False, _bool, "Print the nodes' output on the driver"),
     ("placement", "auto", _one_of("auto", "attached", "detached"), "Whether nodes keep their task "
@@ -147,6 +148,8 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
      "named"),
     ("handle_invalid", "error", _one_of(*INVALID), "A row with a null in an input column: 'error', "
      "'skip' leaves it out, 'keep' gives it null outputs"),
+    ("parquet_reader", "auto", _one_of(*READERS), "Who reads the input columns of a DataFrame over "
+     "Parquet files: 'python' past the JVM, 'spark', or 'auto': 'python' where files are local"),
     ("model_config", None, _text, "The model as JSON (model.to_json()), where export_dir is "
      "weights"),
     # for Keras

@@ -66,6 +66,17 @@ class Score:
             columns = [column.take(places) for column in columns]
         return columns, valid
 
+    def struct(self, given: Sequence[pa.Array]) -> pa.Array:
+        """Return the outputs as a struct for each row, null where it could not be scored."""
+        found, valid = self.columns(given)
+        mask = None if valid is None else pa.array(~valid)
+        return pa.StructArray.from_arrays(found, fields=list(self.struct_type), mask=mask)
+
+    @property
+    def struct_type(self) -> pa.StructType:
+        """The type of `struct`."""
+        return pa.struct([pa.field(output.name, output.type) for output in self.outputs])
+
     def _valid(self, given: Sequence[pa.Array]) -> Array | None:
         found = None
         for wanted, column in zip(self.inputs, given, strict=True):
@@ -102,12 +113,8 @@ class ScoreStructs:
 
     def structs(self, given: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         """Answer one partition. A single input comes as an array, without its tuple."""
-        fields = [pa.field(output.name, output.type) for output in self.score.outputs]
         for columns in given:
-            batch = [columns] if isinstance(columns, pa.Array) else list(columns)
-            found, valid = self.score.columns(batch)
-            mask = None if valid is None else pa.array(~valid)
-            yield pa.StructArray.from_arrays(found, fields=fields, mask=mask)
+            yield self.score.struct([columns] if isinstance(columns, pa.Array) else list(columns))
 
 
 @dataclass(frozen=True)
@@ -125,10 +132,10 @@ class ScoreBatches:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Answer one partition."""
-        outputs = [pa.field(output.name, output.type) for output in self.score.outputs]
         for batch in batches:
             found, valid = self.score.columns([batch.column(place) for place in self.places])
-            fields = [*(batch.schema.field(place) for place in self.kept), *outputs]
+            kept = (batch.schema.field(place) for place in self.kept)
+            fields = [*kept, *self.score.struct_type]
             columns = [*(batch.column(place) for place in self.kept), *found]
             scored = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
             if valid is not None and self.score.handle_invalid == "skip":

@@ -52,6 +52,7 @@ from sparkdl.core.spec import InputMode
 from sparkdl.frameworks.registry import framework_named
 from sparkdl.node import state as states
 from sparkdl.node.board import Board
+from sparkdl.node.gpus import share_gpus
 from sparkdl.node.logs import ChildLog
 from sparkdl.node.order import AgentNews, AgentOrder, read_order, write_private
 from sparkdl.node.pipe import ChildPipe
@@ -79,6 +80,7 @@ class Agent:
         self._environment = Environment.read()
         host, _, port = order.url.rpartition("//")[2].rpartition(":")
         self._host = own_host((host.strip("[]"), int(port)), self._environment)
+        self._gpus = share_gpus(self._spec.gpus_of(self._node), order.gpus, self._node.name)
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._end_reason = ""
@@ -173,6 +175,8 @@ class Agent:
             self._child.close()
         port = reserve_port(self._host, self._environment)
         log = ChildLog(self._work_dir / f"child-{generation}.log")
+        if self._gpus.note:
+            log.add(self._gpus.note)
         framework, environment = self._spec.framework, self._child_environment()
         child = Child.spawn(ChildOrder(framework, self._payload, log, port, environment))
         self._child = child
@@ -185,13 +189,8 @@ class Agent:
         child.watch(self._loop, self._on_child_exit)
 
     def _child_environment(self) -> dict[str, str]:
-        environment = {"PYTHONUNBUFFERED": "1", "SPARKDL_NODE": self._node.name}
-        if not self._node.role.wants_gpu:
-            environment["CUDA_VISIBLE_DEVICES"] = ""
-        elif self._order.gpus is not None:
-            gpus = self._order.gpus[: self._spec.num_gpus]
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        return environment
+        own = {"PYTHONUNBUFFERED": "1", "SPARKDL_NODE": self._node.name}
+        return {**own, **self._gpus.environment}
 
     def _signal_child(self, number: int) -> None:
         if self._child:
@@ -344,6 +343,7 @@ class Agent:
             self._pipe.close()
         if self._child:
             self._child.close()
+        self._gpus.close()
 
     def _news(self, news: AgentNews) -> None:
         """Tell whoever started this agent; it may have stopped listening."""
@@ -376,7 +376,8 @@ def main() -> int:
     except Exception as error:  # noqa: BLE001 (whoever started this agent has to know)
         known = isinstance(error, SparkdlError)
         text = str(error) if known else "".join(traceback.format_exception(error))
-        sys.stdout.buffer.write(msgspec.json.encode(AgentNews(error=text)) + b"\n")
+        news = AgentNews(error=text, kind=type(error).__name__)
+        sys.stdout.buffer.write(msgspec.json.encode(news) + b"\n")
         return 1
     finally:
         shutil.rmtree(work_dir, ignore_errors=True)

@@ -15,7 +15,12 @@ import socket
 import sys
 from dataclasses import dataclass
 
-from sparkdl.core.errors import LaunchError
+from sparkdl.core.errors import (
+    ConfigError,
+    FrameworkMissingError,
+    LaunchError,
+    SparkdlError,
+)
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.frameworks.registry import framework_named
 
@@ -25,11 +30,14 @@ BOARD_MISSING = (
     "tensorboard=True needs the package tensorboard, and {python} has none. Install it in the "
     "Python environment of the executors (pip install tensorboard), or leave tensorboard out"
 )
+_KINDS: dict[str, type[SparkdlError]] = {
+    kind.__name__: kind for kind in (ConfigError, FrameworkMissingError)
+}
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem on an executor: the name of the error to raise at the driver, and its text."""
+    """A problem of a node's start: the name of the error to raise at the driver, and its text."""
 
     kind: str
     text: str
@@ -37,6 +45,10 @@ class Problem:
     def error(self) -> LaunchError:
         """Return the exception that carries this problem through Spark."""
         return LaunchError(PROBLEM_MARK + json.dumps([self.kind, self.text]))
+
+    def at_driver(self) -> SparkdlError:
+        """Return the exception to raise at the driver."""
+        return _KINDS.get(self.kind, LaunchError)(self.text)
 
 
 def parse_problem(text: str) -> Problem | None:

@@ -30,6 +30,7 @@ from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.frameworks.framework import Framework
 from sparkdl.frameworks.registry import framework_named
 from sparkdl.node.context import NodeContext
+from sparkdl.node.hadoop import HadoopClasspath
 from sparkdl.node.link import AgentLink
 
 _PR_SET_PDEATHSIG = 1
@@ -73,9 +74,12 @@ def _run(arguments: ChildArguments, link: AgentLink, port: socket.socket) -> Ret
     kind: FailureKind = "setup"
     start: Start | None = None
     try:
+        jars = HadoopClasspath.begin()
         framework.import_modules()
         link.send(Imported())
         start = link.wait_start(Deadline.after(None))
+        if jars:
+            jars.finish()
         map_fun, args = cloudpickle.loads(arguments.payload.read_bytes())
         ctx = _prepare(framework, start, link, port)
         if isinstance(args, list):

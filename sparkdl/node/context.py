@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.paths import absolute_url
+from sparkdl.core.settings import visible_gpus
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
 from sparkdl.core.world import Member, World
 from sparkdl.feed.datafeed import DataFeed
@@ -43,6 +44,8 @@ class NodeContext(Coordination, RemovedCalls):
         task_index: the node's index among those with the same job name.
         cluster_spec: TensorFlow's: `{job: ["host:port", …]}`.
         num_workers: nodes that train: chief and workers.
+        num_gpus: GPUs that this node was given, which are all that its process sees; 0 as well
+            where nobody shares GPUs out, see docs/gpus.md.
         defaultFS: Hadoop's default file system.
         working_dir: the driver's working directory.
     """
@@ -57,6 +60,7 @@ class NodeContext(Coordination, RemovedCalls):
         self.task_index = member.node.index
         self.cluster_spec = world.cluster_spec()
         self.num_workers = len(world.trainers)
+        self.num_gpus = len(visible_gpus() or ())
         self.defaultFS = spec.default_fs
         self.working_dir = spec.working_dir
         self.mgr = NodeManager(self.get_data_feed)

@@ -28,6 +28,11 @@ class ChildLog:
         """Return a descriptor to append with; the caller closes it."""
         return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
+    def add(self, text: str) -> None:
+        """Append a line of the agent's own."""
+        with open(self.open_for_child(), "w", encoding="utf-8") as file:
+            file.write(f"sparkdl: {text}\n")
+
     def tail(self, lines: int) -> tuple[str, ...]:
         """Return the last `lines` lines, of the last 256 KiB at most."""
         if lines <= 0 or not self.path.exists():

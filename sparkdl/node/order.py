@@ -48,10 +48,16 @@ class AgentOrder(msgspec.Struct, frozen=True):
 
 
 class AgentNews(msgspec.Struct, frozen=True):
-    """A line that an agent prints for whoever started it: the world began, or why it ended."""
+    """A line that an agent prints for whoever started it: the world began, or why it ended.
+
+    Attributes:
+        error: why it ended, in words; empty if it has not.
+        kind: the name of the class of the error.
+    """
 
     world_began: bool = False
     error: str = ""
+    kind: str = ""
 
 
 def start_agent(

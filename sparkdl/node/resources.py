@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -142,7 +143,9 @@ def executor_jvm_pid() -> int | None:
 
 
 def assigned_gpus() -> tuple[str, ...] | None:
-    """Return the addresses of the GPUs that Spark assigned to this task; `None` without any."""
+    """Return the addresses of GPUs that Spark assigned to this task; `None` if it assigns none."""
+    if sys.modules.get("pyspark") is None:
+        return None  # no Spark task: its worker is pyspark's own
     from pyspark import TaskContext
 
     context = TaskContext.get()

@@ -15,7 +15,7 @@ import msgspec
 
 from sparkdl.core.errors import LaunchError
 from sparkdl.core.spec import ClusterSpec
-from sparkdl.node.check import check_executor
+from sparkdl.node.check import Problem, check_executor
 from sparkdl.node.order import AgentNews, AgentOrder, start_agent, tail_of
 from sparkdl.node.resources import assigned_gpus, executor_jvm_pid
 
@@ -68,17 +68,17 @@ class NodeTask:
         with tempfile.TemporaryFile() as stderr:
             process = start_agent(order, self.payload, sys.path, stderr.fileno())
             assert process.stdout is not None
-            error = ""
+            problem: Problem | None = None
             for line in process.stdout:
                 news = msgspec.json.decode(line, type=AgentNews)
-                error = news.error or error
+                problem = Problem(news.kind, news.error) if news.error else problem
                 if news.world_began and not self.is_attached:
                     return
             status = process.wait()
             if status:
                 name = self.spec.nodes[node_id].name
                 text = f"the agent of {name} ended with status {status}: {tail_of(stderr)}"
-                raise LaunchError(error or text)
+                raise problem.error() if problem else LaunchError(text)
 
 
 def _jvm_pid() -> int:

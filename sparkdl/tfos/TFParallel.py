@@ -19,7 +19,6 @@ from sparkdl.control.values import encode_value
 from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError, ResultError
 from sparkdl.driver.launch import launch
 from sparkdl.driver.payload import pickle_user_code
-from sparkdl.node.resources import assigned_gpus
 from sparkdl.tfos.arguments import num_gpus
 from sparkdl.tfos.TFSparkNode import TFNodeContext
 
@@ -80,7 +79,6 @@ class Run:
 
     Attributes:
         index: which run this is; `None` for the number of the node.
-        gpus: what Spark has assigned to the task; `None` if nothing.
     """
 
     map_fn: Callable[[Any, Any], Any]
@@ -88,12 +86,9 @@ class Run:
     index: int | None = None
     default_fs: str | None = None
     working_dir: str | None = None
-    gpus: tuple[str, ...] | None = None
 
     def __call__(self, args: Any, ctx: NodeContext) -> dict[str, Any]:
         """Run it; return its `value`, or as `problem` why that cannot travel."""
-        if self.gpus is not None:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus)
         alone = TFNodeContext(
             executor_id=ctx.executor_id if self.index is None else self.index,
             defaultFS=self.default_fs or ctx.defaultFS,
@@ -120,16 +115,15 @@ class RunTask:
     def __call__(self, numbers: Iterable[int]) -> Iterator[dict[str, Any]]:
         """Run each as a cluster of one node on this executor; give what each returned."""
         for number in numbers:
-            gpus = assigned_gpus()
             one = replace(
                 self.run,
                 index=number,
                 default_fs=self.default_fs,
                 working_dir=self.working_dir,
-                gpus=None if gpus is None else gpus[: num_gpus(self.args)],
             )
             options: dict[str, Any] = {"executor": "local", "framework": "plain"}
-            with launch(None, one, self.args, 1, input_mode="own", **options) as cluster:
+            options |= {"input_mode": "own", "num_gpus": num_gpus(self.args)}
+            with launch(None, one, self.args, 1, **options) as cluster:
                 (returned,) = cluster.results()
             yield returned
 

@@ -2,9 +2,7 @@
 
 Runs in: anywhere
 
-It asks NVML (package `nvidia-ml-py`, the extra `gpu`), so names of products do not matter. GPUs are
-named by UUID, which CUDA_VISIBLE_DEVICES takes whatever the order of the devices is
-(https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables).
+It asks NVML (package `nvidia-ml-py`, the extra `gpu`), so names of products do not matter.
 https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/gpu_info.py
 """
 
@@ -12,13 +10,13 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.settings import visible_gpus
+from sparkdl.node.gpus import FREE, claimant_of, state_of
+from sparkdl.node.nvml import Gpu, list_gpus, open_nvml
 
 __all__ = ["AS_LIST", "AS_STRING", "get_gpus", "is_gpu_available"]
 
@@ -27,19 +25,10 @@ AS_LIST = "list"
 _POLL_S = 1.0
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU, or an instance of one that is split (MIG), and the processes that compute on it."""
-
-    uuid: str
-    name: str
-    pids: tuple[int, ...]
-
-
 def is_gpu_available() -> bool:
     """Whether this host has an NVIDIA GPU, and NVML to find it."""
     try:
-        with _nvml() as nvml:
+        with open_nvml() as nvml:
             return bool(nvml.nvmlDeviceGetCount() > 0)
     except FrameworkMissingError:
         return False
@@ -48,7 +37,7 @@ def is_gpu_available() -> bool:
 def get_gpus(
     num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING, timeout_s: float = 180.0
 ) -> str | list[str]:
-    """Return GPUs on which no process computes.
+    """Return GPUs on which no process computes, and which no other node of a cluster has.
 
     Args:
         num_gpu: how many.
@@ -69,10 +58,11 @@ def get_gpus(
     if num_gpu < 0:
         raise ConfigError(f"num_gpu={num_gpu} is negative")
     deadline, pause = Deadline.after(timeout_s), threading.Event()
-    with _nvml() as nvml:
+    own = visible_gpus() or ()
+    with open_nvml() as nvml:
         while True:
-            gpus = _gpus(nvml)
-            free = [gpu.uuid for gpu in gpus if not gpu.pids]
+            gpus = list_gpus(nvml)
+            free = [gpu.uuid for gpu in gpus if _is_free(gpu, own)]
             if len(free) >= num_gpu:
                 chosen = choose(free, num_gpu, worker_index)
                 return ",".join(chosen) if format == AS_STRING else chosen
@@ -93,63 +83,14 @@ def choose(free: list[str], count: int, worker_index: int) -> list[str]:
     return [free[(first + i) % len(free)] for i in range(count)]
 
 
-@contextmanager
-def _nvml() -> Iterator[Any]:
-    """Open NVML.
-
-    Raises:
-        FrameworkMissingError: if the package, the library or its driver is missing.
-    """
-    try:
-        import pynvml
-    except ImportError:
-        raise FrameworkMissingError(
-            "GPUs are found by the package nvidia-ml-py, which this Python does not have; "
-            "pip install nvidia-ml-py (or sparkdl-cluster[gpu]) on the executors"
-        ) from None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise FrameworkMissingError(
-            f"the NVIDIA driver of this host does not answer: {error}"
-        ) from None
-    try:
-        yield pynvml
-    finally:
-        pynvml.nvmlShutdown()
+def _is_free(gpu: Gpu, own: Sequence[str]) -> bool:
+    return not gpu.pids and (gpu.uuid in own or claimant_of(gpu.uuid) is None)
 
 
-def _gpus(nvml: Any) -> list[Gpu]:
-    """Return all GPUs in the order of NVML; of one that is split, its instances."""
-    found = []
-    for index in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        name = str(nvml.nvmlDeviceGetName(handle))
-        found += [_gpu(nvml, part, name) for part in _instances(nvml, handle) or [handle]]
-    return found
-
-
-def _instances(nvml: Any, handle: Any) -> list[Any]:
-    instances = []
-    with suppress(nvml.NVMLError):  # a GPU that cannot be split
-        if nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE:
-            for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-                with suppress(nvml.NVMLError):  # there need not be one of each number
-                    instances.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number))
-    return instances
-
-
-def _gpu(nvml: Any, handle: Any, name: str) -> Gpu:
-    processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    uuid = str(nvml.nvmlDeviceGetUUID(handle))
-    return Gpu(uuid, name, tuple(process.pid for process in processes))
-
-
-def _lack(wanted: int, gpus: list[Gpu], timeout_s: float) -> str:
-    busy = "".join(
-        f"\n  {gpu.uuid} ({gpu.name}): processes {list(gpu.pids)}" for gpu in gpus if gpu.pids
-    )
-    free = sum(not gpu.pids for gpu in gpus)
+def _lack(wanted: int, gpus: Sequence[Gpu], timeout_s: float) -> str:
+    states = [(gpu, state_of(gpu)) for gpu in gpus]
+    busy = "".join(f"\n  {gpu.uuid} ({gpu.name}): {s}" for gpu, s in states if s != FREE)
+    free = sum(state == FREE for _gpu, state in states)
     return (
         f"{wanted} GPUs were asked for, and this host has {len(gpus)}, of which {free} were free "
         f"within {timeout_s:g} s. Ask for fewer (num_gpus), or end what computes on them:"

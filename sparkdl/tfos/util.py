@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.settings import Environment
+from sparkdl.node.hadoop import HadoopClasspath
 from sparkdl.node.resources import own_host
 from sparkdl.tfos import gpu_info
 
@@ -28,7 +28,6 @@ __all__ = [
 ]
 
 _EXECUTOR_ID = "executor_id"
-_HADOOP_S = 60.0
 
 
 def single_node_env(num_gpus: int = 1, worker_index: int = -1, nodes: Sequence[str] = ()) -> None:
@@ -42,7 +41,9 @@ def single_node_env(num_gpus: int = 1, worker_index: int = -1, nodes: Sequence[s
     Raises:
         ConfigError: if there are GPUs, but not so many free ones.
     """
-    _expand_classpath()
+    jars = HadoopClasspath.begin()
+    if jars:
+        jars.finish()
     gpus: str | list[str] = ""
     if num_gpus > 0 and gpu_info.is_gpu_available():
         gpus = gpu_info.get_gpus(num_gpus, index_on_host(nodes, worker_index))
@@ -109,18 +110,3 @@ def _host(node: str) -> str:
     if node.startswith("["):
         return node[1:].partition("]")[0]
     return node.partition(":")[0] if node.count(":") == 1 else node
-
-
-def _expand_classpath() -> None:
-    """Append Hadoop's jars to CLASSPATH, once: libhdfs does not expand patterns.
-
-    https://hadoop.apache.org/docs/stable/hadoop-project-dist/hadoop-hdfs/LibHdfs.html
-    """
-    home = os.environ.get("HADOOP_PREFIX")
-    if not home or "TFOS_CLASSPATH_UPDATED" in os.environ:
-        return
-    command = [str(Path(home, "bin", "hadoop")), "classpath", "--glob"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_HADOOP_S, check=True)
-    parts = [os.environ.get("CLASSPATH", ""), done.stdout.strip()]
-    os.environ["CLASSPATH"] = os.pathsep.join(part for part in parts if part)
-    os.environ["TFOS_CLASSPATH_UPDATED"] = "1"

@@ -119,11 +119,11 @@ def test_map_fun_that_reads_its_own_data_sees_the_contexts_old_names(run: Run) -
     ]
 
 
-@pytest.mark.parametrize("args", [Namespace(num_gpus=1), {"num_gpus": 1}, SimpleNamespace()])
+@pytest.mark.parametrize("args", [Namespace(num_gpus=0), {"num_gpus": 0}, SimpleNamespace()])
 def test_number_of_gpus_is_read_from_a_namespace_or_a_dict(run: Run, args: Any) -> None:
     cluster = run(lambda args, ctx: None, args)
     has_number = bool(args) if isinstance(args, dict) else hasattr(args, "num_gpus")
-    assert cluster.cluster.spec.num_gpus == (1 if has_number else None)
+    assert cluster.cluster.spec.num_gpus == (0 if has_number else None)
     cluster.shutdown()
 
 

@@ -61,6 +61,10 @@ def test_a_feed_memory_without_a_byte_is_refused() -> None:
         ({"TENSORFLOW_PORT": ""}, {}),
         ({"TENSORBOARD_PORT": "6006"}, {"board_port": 6006}),
         ({"TENSORBOARD_PORT": ""}, {}),
+        ({"HADOOP_PREFIX": "/p", "HADOOP_HOME": "/h"}, {"hadoop_home": "/p"}),
+        ({"HADOOP_HOME": "/h"}, {"hadoop_home": "/h"}),
+        ({"HADOOP_HOME": ""}, {}),
+        ({"SPARK_EXECUTOR_POD_IP": "10.0.0.1"}, {"is_pod": True}),
     ],
 )
 def test_environment_reads_both_projects_names_and_takes_empty_for_unset(

@@ -119,5 +119,38 @@ def test_only_chief_and_workers_train_are_fed_and_finish_the_job() -> None:
         assert flags == (trains,) * 4
 
 
+@pytest.mark.parametrize(
+    ("num_gpus", "expected"),
+    [
+        (None, [0, None, 0, None]),
+        (0, [0, 0, 0, 0]),
+        (2, [0, 2, 0, 2]),
+        ({}, [0, None, 0, None]),
+        ({"evaluator": 1}, [0, None, 1, None]),
+        ({"ps": 1, "worker": 0, "chief": 3}, [1, 3, 0, 0]),
+    ],
+)
+def test_ps_and_evaluator_get_no_gpu_unless_asked_by_name(
+    num_gpus: Any, expected: list[int | None]
+) -> None:
+    spec = ClusterSpec("c", plan_nodes(4, 1, "chief", True), num_gpus=num_gpus)
+    assert [spec.gpus_of(node) for node in spec.nodes] == expected
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "words"),
+    [
+        (-1, "num_gpus=-1 must be a whole number, 0 or more, or left"),
+        ("2", "num_gpus='2' must be a whole"),
+        (1.5, "num_gpus=1.5 must be"),
+        ({"worker": -1}, "num_gpus={'worker': -1} must be"),
+        ({"chief": 1}, "num_gpus={'chief': 1} names 'chief', and the cluster's roles are worker"),
+    ],
+)
+def test_gpus_that_no_node_can_have_are_refused(num_gpus: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ClusterSpec("c", plan_nodes(2), num_gpus=num_gpus)
+
+
 def test_input_modes_have_the_numbers_of_tensorflowonspark() -> None:
     assert (InputMode.TENSORFLOW, InputMode.SPARK) == (0, 1)

@@ -40,9 +40,10 @@ def test_the_chief_is_rank_0_whatever_its_node() -> None:
 
 
 def test_local_ranks_count_the_members_of_a_host_in_the_order_of_ranks() -> None:
-    world = world_of(NODES, ["a", "b", "a", "b", "a", "b"])
+    a, b = "10.0.0.1", "10.0.0.12"  # one begins like the other
+    world = world_of(NODES, [a, b, a, b, a, b])
     assert [(member.host, member.local_rank) for member in world.members] == [
-        ("a", 0), ("a", 1), ("b", 0), ("a", 2), ("b", 1), ("b", 2),
+        (a, 0), (a, 1), (b, 0), (a, 2), (b, 1), (b, 2),
     ]  # fmt: skip
 
 

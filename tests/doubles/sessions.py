@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -25,6 +26,8 @@ LOCAL = "local[4]"
 CLUSTER = "local-cluster[2,2,1024]"
 CLUSTER_ONE_SLOT = "local-cluster[2,1,1024]"
 STANDALONE = "standalone"
+GPUS_PER_WORKER = 2
+"""That Spark discovers on each worker of the standalone cluster; an executor gets one of them."""
 
 _STARTED_S = 60.0
 _STOPPED_S = 10.0
@@ -46,23 +49,31 @@ class SparkSessions:
         self._master: str | None = None
         self._session: SparkSession | None = None
         self._daemons = ExitStack()
+        self._extra: Mapping[str, str] = {}
 
     @property
     def is_active(self) -> bool:
         """Whether a session lives."""
         return self._session is not None
 
-    def get(self, master: str) -> SparkSession:
-        """Return a session on `master`, a Spark master or `STANDALONE`; any other is stopped."""
-        if self._session is not None and self._master == master and _is_alive(self._session):
+    def get(self, master: str, extra: Mapping[str, str] | None = None) -> SparkSession:
+        """Return a session on `master`, a Spark master or `STANDALONE`; any other is stopped.
+
+        Args:
+            extra: more configuration, for a session of its own.
+        """
+        is_same = self._master == master and extra is None
+        if self._session is not None and is_same and _is_alive(self._session):
             return self._session
         self.stop()
         if "SPARK_HOME" not in os.environ:
             os.environ["SPARK_HOME"] = str(self._home())
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         url = self._start_standalone() if master == STANDALONE else master
+        gpus = {"spark.executor.resource.gpu.amount": "1"} if master == STANDALONE else {}
+        self._extra = {**gpus, **(extra or {})}
         self._session = self._build(url)
-        self._master = master
+        self._master = master if extra is None else None
         _wait_for_executors(self._session, _executors(master))
         return self._session
 
@@ -71,6 +82,7 @@ class SparkSessions:
         session, self._session, self._master = self._session, None, None
         if session is not None:
             session.stop()
+            _forget(self._extra)
         self._daemons.close()
 
     def close(self) -> None:
@@ -87,11 +99,26 @@ class SparkSessions:
             _end(gateway.proc)
             SparkContext._gateway = SparkContext._jvm = None
 
+    def discovery_script(self, count: int) -> Path:
+        """Write a script as Spark runs it to find a machine's GPUs; each run finds `count` others.
+
+        https://spark.apache.org/docs/latest/configuration.html#custom-resource-scheduling-and-configuration-overview
+        """
+        folder = Path(tempfile.mkdtemp(prefix="gpus-", dir=self._folder))
+        script = folder / "discover"
+        addresses = ", ".join(f'\\"$((n + {i}))\\"' for i in range(count))
+        script.write_text(
+            f"#!/bin/sh\nn=0\nuntil mkdir {folder}/$n 2>/dev/null; do n=$((n + {count})); done\n"
+            f'echo "{{\\"name\\": \\"gpu\\", \\"addresses\\": [{addresses}]}}"\n'
+        )
+        script.chmod(0o700)
+        return script
+
     def _build(self, url: str) -> SparkSession:
         from pyspark.sql import SparkSession
 
         builder = SparkSession.builder.master(url).appName("sparkdl tests")
-        for key, value in self._configuration().items():
+        for key, value in {**self._configuration(), **self._extra}.items():
             builder = builder.config(key, value)
         session = builder.getOrCreate()
         session.sparkContext.setLogLevel("ERROR")
@@ -130,15 +157,20 @@ class SparkSessions:
         self._start_daemon("master", f"{deploy}.master.Master", *common, "--port", str(port))
         _wait_for_server(port)  # a worker that finds no master tries again only after many seconds
         size = ["--cores", str(cores), "--memory", "2g"]
+        gpu = "-Dspark.worker.resource.gpu"
+        script = self.discovery_script(GPUS_PER_WORKER)
+        options = f"{gpu}.amount={GPUS_PER_WORKER} {gpu}.discoveryScript={script}"
         for number in range(workers):
             work = ["--work-dir", str(self._folder / f"work-{number}")]
             worker = f"{deploy}.worker.Worker"
-            self._start_daemon(f"worker-{number}", worker, *common, *size, *work, url)
+            arguments = (worker, *common, *size, *work, url)
+            self._start_daemon(f"worker-{number}", *arguments, SPARK_WORKER_OPTS=options)
         return url
 
-    def _start_daemon(self, name: str, *arguments: str) -> None:
+    def _start_daemon(self, name: str, *arguments: str, **more: str) -> None:
         home = Path(os.environ["SPARK_HOME"])
-        environment = os.environ | {"SPARK_DAEMON_MEMORY": "256m", "SPARK_LOCAL_IP": "127.0.0.1"}
+        common = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_LOCAL_IP": "127.0.0.1"}
+        environment = os.environ | common | more
         log = self._daemons.enter_context((self._folder / f"{name}.log").open("ab"))
         daemon = subprocess.Popen(
             [str(home / "bin" / "spark-class"), *arguments],
@@ -159,6 +191,15 @@ def is_java_there() -> bool:
 def _is_alive(session: SparkSession) -> bool:
     context: Any = session.sparkContext
     return context._jsc is not None and not context._jsc.sc().isStopped()
+
+
+def _forget(extra: Mapping[str, str]) -> None:
+    """Have the JVM forget what its first session's configuration left in its system properties."""
+    from pyspark import SparkContext
+
+    jvm: Any = SparkContext._jvm
+    for key in extra if jvm is not None else ():
+        jvm.java.lang.System.clearProperty(key)
 
 
 def _executors(master: str) -> int:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sparkdl.core.errors import LaunchError
+from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.node.check import Problem, check_executor, parse_problem
 
@@ -40,6 +40,21 @@ def test_text_without_a_problem_has_none(text: str) -> None:
 )
 def test_half_a_problem_is_none(text: str) -> None:
     assert parse_problem(text) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "cls"),
+    [
+        ("ConfigError", ConfigError),
+        ("FrameworkMissingError", FrameworkMissingError),
+        ("LaunchError", LaunchError),
+        ("KeyError", LaunchError),
+        ("", LaunchError),
+    ],
+)
+def test_the_driver_raises_a_problem_as_what_it_is(kind: str, cls: type) -> None:
+    error = Problem(kind, "no GPU").at_driver()
+    assert (type(error), str(error)) == (cls, "no GPU")
 
 
 def test_an_executor_that_has_all_and_reaches_the_driver_passes() -> None:

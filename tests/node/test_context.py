@@ -82,6 +82,20 @@ def test_each_node_knows_its_place(
     assert job in repr(ctx)
 
 
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [(None, 0), ("", 0), ("-1", 0), ("0", 1), ("GPU-a,GPU-b", 2), ("2, 3,-1,4", 2), ("MIG-x", 1)],
+)
+def test_gpus_that_a_node_was_given_are_counted(
+    port: socket.socket, monkeypatch: pytest.MonkeyPatch, visible: str | None, count: int
+) -> None:
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert context(port).num_gpus == count
+
+
 def test_trainers_are_counted_without_ps_and_evaluator(port: socket.socket) -> None:
     assert context(port).num_workers == 3
 

@@ -32,6 +32,13 @@ def test_what_is_not_there_yet_has_no_lines(log: ChildLog) -> None:
     assert log.new_lines(is_last=True) == ()
 
 
+def test_the_agents_own_lines_stand_among_the_childs(log: ChildLog) -> None:
+    log.add("no GPU")
+    write(log, b"one\n")
+    log.add("ends")
+    assert log.tail(10) == ("sparkdl: no GPU", "one", "sparkdl: ends")
+
+
 def test_the_childs_descriptor_appends_and_only_its_user_reads(log: ChildLog) -> None:
     first, second = log.open_for_child(), log.open_for_child()
     try:

@@ -6,71 +6,14 @@ import os
 import subprocess
 import sys
 import types
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.node.gpus import claim_gpu
 from sparkdl.tfos import gpu_info
-
-
-@dataclass(frozen=True, eq=False)
-class Device:
-    name: str
-    pids: tuple[int, ...] = ()
-    instances: tuple[Device | None, ...] = ()
-    uuid: str = ""
-
-
-class Nvml(types.ModuleType):
-    """`pynvml`, as far as it is asked, over `devices`."""
-
-    NVML_DEVICE_MIG_ENABLE = 1
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self, *devices: Device, starts: bool = True) -> None:
-        super().__init__("pynvml")
-        self.devices, self.starts, self.opened = devices, starts, 0
-
-    def nvmlInit(self) -> None:  # noqa: N802
-        if not self.starts:
-            raise self.NVMLError("Driver Not Loaded")
-        self.opened += 1
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        self.opened -= 1
-
-    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
-        return len(self.devices)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Device:  # noqa: N802
-        return self.devices[index]
-
-    def nvmlDeviceGetName(self, device: Device) -> str:  # noqa: N802
-        return device.name
-
-    def nvmlDeviceGetUUID(self, device: Device) -> str:  # noqa: N802
-        return device.uuid or f"GPU-{self.devices.index(device)}"
-
-    def nvmlDeviceGetComputeRunningProcesses(self, device: Device) -> list[Any]:  # noqa: N802
-        return [types.SimpleNamespace(pid=pid) for pid in device.pids]
-
-    def nvmlDeviceGetMigMode(self, device: Device) -> list[int]:  # noqa: N802
-        if device.name == "NVIDIA GeForce RTX 3090":
-            raise self.NVMLError("Not Supported")
-        return [int(bool(device.instances)), 0]
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, device: Device) -> int:  # noqa: N802
-        return len(device.instances)
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Device, number: int) -> Device:  # noqa: N802
-        instance = device.instances[number]
-        if instance is None:
-            raise self.NVMLError("Not Found")
-        return instance
+from tests.doubles.nvml import Device, Nvml
 
 
 @pytest.fixture
@@ -78,6 +21,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(*devices: Device, **options: Any) -> Nvml:
         module = Nvml(*devices, **options)
         monkeypatch.setitem(sys.modules, "pynvml", module)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         return module
 
     return make
@@ -87,14 +31,28 @@ NAMES = ("Tesla", "NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 30
 
 
 def test_busy_gpus_are_busy_whatever_the_product_is_called(nvml: Any) -> None:
-    module = nvml(*(Device(name, (7,)) for name in NAMES), Device("NVIDIA A100 80GB PCIe"))
+    devices = [*(Device(name, (7,)) for name in NAMES), Device("NVIDIA A100 80GB PCIe")]
+    module = nvml(*devices)
     assert gpu_info.is_gpu_available()
-    assert gpu_info.get_gpus(1) == "GPU-4"
-    assert gpu_info.get_gpus(1, format=gpu_info.AS_LIST) == ["GPU-4"]
+    assert gpu_info.get_gpus(1) == devices[4].uuid
+    assert gpu_info.get_gpus(1, format=gpu_info.AS_LIST) == [devices[4].uuid]
     assert module.opened == 0, "NVML is closed again"
     with pytest.raises(ConfigError, match="2 GPUs were asked for, and this host has 5") as caught:
         gpu_info.get_gpus(2, timeout_s=0)
-    assert "GPU-2 (NVIDIA H100 80GB HBM3): processes [7]" in str(caught.value)
+    assert f"{devices[2].uuid} (NVIDIA H100 80GB HBM3): processes [7]" in str(caught.value)
+
+
+def test_gpu_of_a_node_is_its_own_only(nvml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Device("T4"), Device("T4")
+    nvml(first, second)
+    claim = claim_gpu(first.uuid)
+    assert claim is not None
+    with claim:
+        assert gpu_info.get_gpus(1) == second.uuid
+        with pytest.raises(ConfigError, match=rf"{first.uuid} \(T4\): claimed by the node of pro"):
+            gpu_info.get_gpus(2, timeout_s=0)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", first.uuid)
+        assert gpu_info.get_gpus(1, 0) == first.uuid
 
 
 @pytest.mark.parametrize(
@@ -114,20 +72,22 @@ def test_each_worker_gets_the_next_ones_and_never_fewer(
 
 
 def test_any_worker_gets_different_gpus(nvml: Any) -> None:
-    nvml(*(Device("T4") for _ in range(4)))
+    devices = [Device("T4") for _ in range(4)]
+    nvml(*devices)
     chosen = gpu_info.get_gpus(3, -1, gpu_info.AS_LIST)
     assert len(set(chosen)) == 3
-    assert set(chosen) <= {f"GPU-{i}" for i in range(4)}
+    assert set(chosen) <= {device.uuid for device in devices}
 
 
 def test_instances_of_a_split_gpu_stand_for_it(nvml: Any) -> None:
-    parts = (Device("1g", (9,), uuid="MIG-a"), None, Device("1g", uuid="MIG-b"))
+    parts = (Device("1g", (9,)), None, Device("1g"))
     nvml(Device("NVIDIA A100", instances=parts), Device("NVIDIA A100", (8,)))
-    assert gpu_info.get_gpus(1) == "MIG-b"
+    assert gpu_info.get_gpus(1) == parts[2].uuid
 
 
 def test_gpu_that_becomes_free_is_waited_for(nvml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = nvml(Device("T4", (5,)))
+    device = Device("T4", (5,))
+    module = nvml(device)
     monkeypatch.setattr(gpu_info, "_POLL_S", 0.01)
     asked: list[int] = []
 
@@ -136,7 +96,7 @@ def test_gpu_that_becomes_free_is_waited_for(nvml: Any, monkeypatch: pytest.Monk
         return [types.SimpleNamespace(pid=5)] if len(asked) < 3 else []
 
     monkeypatch.setattr(module, "nvmlDeviceGetComputeRunningProcesses", processes)
-    assert gpu_info.get_gpus(1, timeout_s=60) == "GPU-0"
+    assert gpu_info.get_gpus(1, timeout_s=60) == device.uuid
     assert len(asked) == 3
 
 

@@ -17,6 +17,7 @@ from sparkdl.core.errors import RemovedError
 from sparkdl.core.roles import WORKER
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.core.world import Address, build_world
+from sparkdl.node import hadoop
 from sparkdl.node.context import NodeContext
 from sparkdl.node.link import AgentLink
 from sparkdl.tfos import TFCluster, util
@@ -189,8 +190,8 @@ def test_table_has_every_argument_of_run() -> None:
     "name", [n for text, _ in ROWS for n in re.findall(r"`([A-Z]+_[A-Z_]+)`", text)]
 )
 def test_variable_of_the_table_is_read_or_does_not_matter(name: str) -> None:
-    source = inspect.getsource(settings) + inspect.getsource(util)
-    does_not_matter = ("SPARK_REUSE_WORKER", "SPARK_EXECUTOR_POD_IP")
+    source = "".join(inspect.getsource(module) for module in (settings, util, hadoop))
+    does_not_matter = ("SPARK_REUSE_WORKER",)
     assert (f'"{name}"' in source) == (name not in does_not_matter)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError
+from sparkdl.driver.executors import local
 from sparkdl.tfos import TFParallel
 from sparkdl.tfos.TFSparkNode import TFNodeContext
 
@@ -55,7 +56,7 @@ def test_task_hands_on_the_gpus_that_spark_assigned(
     def gpus(args: dict[str, Any], ctx: TFNodeContext) -> None:
         Path(args["folder"], "gpus").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
 
-    monkeypatch.setattr(TFParallel, "assigned_gpus", lambda: ("2", "3", "5"))
+    monkeypatch.setattr(local, "assigned_gpus", lambda: ("2", "3", "5"))
     args = {"folder": str(tmp_path), "num_gpus": 2}
     list(TFParallel.RunTask(TFParallel.Run(gpus, 1), args, "file://", "/")(iter([0])))
     assert told(tmp_path) == {"gpus": "2,3"}

@@ -20,13 +20,17 @@ import pyarrow as pa
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
+from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver.executors.executor import Launch
 from sparkdl.feed.batch import RowEncoder
 from sparkdl.feed.feeder import Feeder
 from sparkdl.feed.infer_task import decode_results
 from sparkdl.feed.inference import exchange
 from sparkdl.feed.order import FedPartition, FeedOrder
+from sparkdl.node.check import Problem
+from sparkdl.node.gpus import split_gpus
 from sparkdl.node.order import AgentNews, AgentOrder, start_agent, tail_of
+from sparkdl.node.resources import assigned_gpus
 
 _log = logging.getLogger(__name__)
 
@@ -56,8 +60,9 @@ class LocalExecutor:
 
         Of a cluster on Spark it starts those that run on the driver's machine.
         """
-        for node in launch.spec.nodes[: launch.spec.driver_nodes or None]:
-            order = AgentOrder(launch.url, launch.token, node.node_id, launch.spec, owner="process")
+        spec = launch.spec
+        for node, gpus in _with_gpus(spec, spec.nodes[: spec.driver_nodes or None]):
+            order = AgentOrder(launch.url, launch.token, node.node_id, spec, "process", gpus=gpus)
             stderr = tempfile.TemporaryFile()  # noqa: SIM115 (the watcher closes it)
             try:
                 agent = start_agent(order, launch.payload, sys.path, stderr.fileno())
@@ -152,15 +157,27 @@ class LocalExecutor:
         on_broken: Callable[[SparkdlError], None],
     ) -> None:
         assert agent.stdout is not None
-        error = ""
+        problem: Problem | None = None
         with agent.stdout as stdout, stderr:
             for line in stdout:
-                error = msgspec.json.decode(line, type=AgentNews).error or error
+                news = msgspec.json.decode(line, type=AgentNews)
+                problem = Problem(news.kind, news.error) if news.error else problem
             status = agent.wait()
             if status:
                 tail = tail_of(stderr)
                 text = f"the agent of {name} ended with status {status}: {tail or '(no word)'}"
-                on_broken(LaunchError(error or text))
+                on_broken(problem.at_driver() if problem else LaunchError(text))
+
+
+def _with_gpus(
+    spec: ClusterSpec, nodes: Sequence[NodeSpec]
+) -> Iterator[tuple[NodeSpec, tuple[str, ...] | None]]:
+    """Yield the nodes, and what they get of the GPUs of the Spark task that this may run in."""
+    assigned = assigned_gpus()
+    takers = [node for node in nodes if spec.gpus_of(node) != 0]
+    shares = dict(zip(takers, split_gpus(assigned or (), len(takers)), strict=True))
+    for node in nodes:
+        yield node, None if assigned is None else shares.get(node, ())
 
 
 def _until(

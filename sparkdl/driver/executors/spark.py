@@ -29,12 +29,8 @@ from sparkdl.driver.executors.scored import (
     result_schema,
     scored,
 )
-from sparkdl.driver.preflight import (
-    choose_placing,
-    explain_job_failure,
-    node_profile,
-    read_topology,
-)
+from sparkdl.driver.placement import choose_placing
+from sparkdl.driver.preflight import explain_job_failure, node_profile, read_topology
 from sparkdl.feed.infer_task import InferRdd, decode_results
 from sparkdl.feed.order import FedPartition, FeedOrder
 from sparkdl.feed.task import FED_SCHEMA, FeedDataFrame, FeedRdd, fed_partition
@@ -186,9 +182,8 @@ def place(
     )
     if is_fed:
         tell_costly_settings(session)
-    executor = SparkExecutor(
-        session, spec.cluster_id, placing.is_attached, node_profile(placing.node_cpus)
-    )
+    profile = node_profile(placing)
+    executor = SparkExecutor(session, spec.cluster_id, placing.is_attached, profile)
     return executor, replace(spec, default_fs=default_fs(session))
 
 

@@ -16,6 +16,8 @@ import pytest
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import LaunchError, NodeFailedError, ReservationTimeoutError
+from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.driver.executors import local
 from sparkdl.driver.executors.local import LocalExecutor
 from tests.doubles.frameworks import KILLS_ITS_AGENT
 from tests.doubles.map_funs import hang
@@ -64,6 +66,19 @@ def test_agent_that_dies_early_fails_the_launch_or_the_cluster(
         cluster.wait(SOON_S)
 
 
+def test_nodes_inside_a_spark_task_share_out_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = ClusterSpec("c", plan_nodes(4, 1, "chief", True))
+    monkeypatch.setattr(local, "assigned_gpus", lambda: ("4", "5", "6", "7"))
+    assert [(node.name, gpus) for node, gpus in local._with_gpus(spec, spec.nodes)] == [
+        ("ps:0", ()),
+        ("chief:0", ("4", "5")),
+        ("evaluator:0", ()),
+        ("worker:0", ("6", "7")),
+    ]
+    monkeypatch.setattr(local, "assigned_gpus", lambda: None)
+    assert {gpus for _node, gpus in local._with_gpus(spec, spec.nodes)} == {None}
+
+
 # feeding
 
 
@@ -82,8 +97,6 @@ def test_agent_that_dies_early_fails_the_launch_or_the_cluster(
     ids=lambda data: type(data).__name__,
 )
 def test_tables_and_iterables_of_rows_become_batches(data: Any) -> None:
-    from sparkdl.driver.executors import local
-
     parts = local._partitions(data)
     batches = [batch for part in parts for batch in local._batches(part)]
     assert sum(batch.num_rows for batch in batches) == 3

@@ -1,0 +1,206 @@
+"""Where nodes go: how many fit, what each asks of Spark, and whether they keep their task slots.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.core.spec import ClusterSpec, InputMode
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The task slots of a Spark application.
+
+    Attributes:
+        master: Spark's master URL.
+        cores: cores of each live executor.
+        task_cpus: cores that a task takes (`spark.task.cpus`).
+        is_dynamic: whether Spark may add and remove executors.
+        executor_gpus: GPUs of each executor (`spark.executor.resource.gpu.amount`).
+        task_gpus: GPUs that a task takes (`spark.task.resource.gpu.amount`). Where it is below 1,
+            tasks share one.
+    """
+
+    master: str
+    cores: tuple[int, ...]
+    task_cpus: int = 1
+    is_dynamic: bool = False
+    executor_gpus: int = 0
+    task_gpus: float = 0.0
+
+    @property
+    def slots(self) -> int:
+        """How many tasks run at once."""
+        return self.room(self.task_cpus, self.task_gpus)
+
+    @property
+    def takes_profiles(self) -> bool:
+        """Whether a node's task may ask for something else than the session's tasks do.
+
+        Spark refuses task resource profiles on `local` and `local-cluster` masters.
+        """
+        return not self.master.startswith("local") and not self.is_dynamic and bool(self.cores)
+
+    def room(self, cpus: int, gpus: float) -> int:
+        """Return how many tasks of so many cores and GPUs run at once."""
+        if gpus <= 0:
+            by_gpus = sys.maxsize
+        elif gpus < 1:
+            by_gpus = self.executor_gpus * int(1 / gpus)
+        else:
+            by_gpus = self.executor_gpus // int(gpus)
+        return sum(min(cores // cpus, by_gpus) for cores in self.cores)
+
+    def slots_of(self, cpus: int, gpus: float) -> int:
+        """Return how many slots a task of so many cores and GPUs takes at most."""
+        by_gpus = math.ceil(gpus / self.task_gpus) if self.task_gpus else 0
+        return max(math.ceil(cpus / self.task_cpus), by_gpus)
+
+    def describe(self) -> str:
+        """Return the slots in words."""
+        gpus = (
+            f", {self.executor_gpus} GPUs each, spark.task.resource.gpu.amount={self.task_gpus:g}"
+            if self.executor_gpus
+            else ""
+        )
+        return (
+            f"{self.slots} task slots ({len(self.cores)} executors with {list(self.cores)} cores, "
+            f"spark.task.cpus={self.task_cpus}{gpus})"
+        )
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Whether nodes hold their slots, what a node's task asks of Spark, and why.
+
+    Attributes:
+        node_cpus: cores of a node's task; `None` for what the session's tasks have, GPUs included.
+        node_gpus: GPUs of a node's task, with `node_cpus`.
+    """
+
+    is_attached: bool
+    node_cpus: int | None
+    why: str
+    node_gpus: float = 0.0
+
+
+def choose_placing(spec: ClusterSpec, topology: Topology | None) -> Placing:
+    """Decide between attached and detached nodes.
+
+    Raises:
+        ConfigError: if the cluster cannot hold the nodes; the message names the setting to change.
+    """
+    nodes = spec.num_tasks
+    is_fed = spec.input_mode is InputMode.SPARK
+    if topology is None:
+        attached = spec.placement != "detached"
+        return Placing(attached, None, "the slots of a Spark Connect session cannot be counted")
+    gpus = _node_gpus(spec, topology)
+    _check_room(nodes, topology, gpus)
+    cpus = _node_cpus(nodes, topology)
+    if cpus is not None and is_fed and not _leaves_slots(nodes, topology, cpus, gpus):
+        cpus = None
+    has_spare = _leaves_slots(nodes, topology, cpus or topology.task_cpus, gpus)
+    if spec.placement == "attached" and is_fed and not has_spare:
+        raise ConfigError(
+            f"placement='attached' keeps all {topology.slots} slots, so no feeding task could run; "
+            "add an executor or a core, or use placement='detached'"
+            + (_GPU_ADVICE if topology.task_gpus and topology.takes_profiles else "")
+        )
+    attached = spec.placement == "attached" or (
+        spec.placement == "auto" and (has_spare or not is_fed)
+    )
+    if not attached and topology.is_dynamic:
+        raise ConfigError(
+            "detached nodes hold no slot, so spark.dynamicAllocation would remove their executors; "
+            "set spark.dynamicAllocation.enabled=false, or placement='attached'"
+        )
+    why = "spare slots feed" if is_fed else "nothing has to be fed"
+    why = f"{topology.slots} slots, {nodes} nodes: {why}"
+    if not attached:
+        why = f"{topology.slots} slots for {nodes} nodes leave none for feeding"
+        cpus = None
+    if cpus is None and gpus == topology.task_gpus:
+        return Placing(attached, None, why)
+    return Placing(attached, cpus or topology.task_cpus, why, gpus)
+
+
+_GPU_ADVICE = (
+    ". Or leave out spark.task.resource.gpu.amount, so that feeding tasks need no GPU: nodes ask "
+    "Spark for their own"
+)
+
+
+def _check_room(nodes: int, topology: Topology, gpus: float) -> None:
+    room = topology.room(topology.task_cpus, gpus)
+    if room >= nodes or topology.is_dynamic:
+        return
+    if gpus > topology.task_gpus:
+        raise ConfigError(
+            f"{nodes} nodes with {gpus:g} GPUs each do not fit, there is room for {room}: "
+            f"{topology.describe()}. Ask for fewer nodes (nodes=, num_executors=) or GPUs "
+            "(num_gpus), or raise spark.executor.resource.gpu.amount or spark.executor.instances"
+        )
+    raise ConfigError(
+        f"{nodes} nodes need {nodes} task slots at once, and there are {topology.describe()}. "
+        "Ask for fewer nodes (nodes=, num_executors=), or raise spark.executor.instances, "
+        "spark.executor.cores or spark.cores.max, or lower spark.task.cpus"
+    )
+
+
+def _leaves_slots(nodes: int, topology: Topology, cpus: int, gpus: float) -> bool:
+    """Whether a feeding task finds a slot beside so many nodes, wherever they are."""
+    return topology.is_dynamic or topology.slots > nodes * topology.slots_of(cpus, gpus)
+
+
+def _node_cpus(nodes: int, topology: Topology) -> int | None:
+    """Return cores that leave one node per executor and a core for feeders, if that fits."""
+    if not topology.takes_profiles:
+        return None
+    least = min(topology.cores)
+    node_cpus = least // 2 + 1
+    if node_cpus <= topology.task_cpus or node_cpus >= least or len(topology.cores) < nodes:
+        return None
+    return node_cpus
+
+
+def _node_gpus(spec: ClusterSpec, topology: Topology) -> float:
+    """Return how many GPUs a node's task is to have from Spark.
+
+    Raises:
+        ConfigError: if Spark's settings do not give as many as asked for.
+    """
+    asked, given = _asked_gpus(spec, topology), topology.task_gpus
+    if not topology.takes_profiles:
+        if given and asked is not None and asked > max(1.0, given):
+            raise ConfigError(
+                f"num_gpus={spec.num_gpus}, and Spark gives a task {given:g} GPUs. Raise "
+                "spark.task.resource.gpu.amount and spark.executor.resource.gpu.amount, or lower "
+                "num_gpus"
+            )
+        return given
+    if not topology.executor_gpus:
+        return 0.0
+    if asked is None:
+        wanted = given or 1.0
+        fits = topology.room(topology.task_cpus, wanted) >= spec.num_tasks
+        return wanted if fits else given
+    if asked > topology.executor_gpus:
+        raise ConfigError(
+            f"num_gpus={spec.num_gpus}, and Spark gives an executor {topology.executor_gpus} GPUs. "
+            "Raise spark.executor.resource.gpu.amount, or lower num_gpus"
+        )
+    return float(asked)
+
+
+def _asked_gpus(spec: ClusterSpec, topology: Topology) -> int | None:
+    """Return the GPUs for the node that wants most, since all nodes are tasks of one stage."""
+    counts = [spec.gpus_of(node) for node in spec.nodes[spec.driver_nodes :]]
+    most = max((count for count in counts if count is not None), default=0)
+    return most if None not in counts or most > max(1.0, topology.task_gpus) else None

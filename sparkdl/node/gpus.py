@@ -1,0 +1,234 @@
+"""Which GPUs a node's child sees: those that Spark assigned, or those its agent claims here.
+
+Runs in: agent, driver, feeder
+
+A claim is a Unix socket bound to an abstract name with the GPU's UUID in it (unix(7)). The kernel
+gives a name to one process of the host, whoever's it is, and takes it back when that process ends,
+however it ends: no file is left behind, and no permission is in the way. Such names are seen within
+one network namespace. Containers with networks of their own do not see each other's claims;
+processes that compute and memory in use are seen all the same. See docs/gpus.md.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import socket
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.settings import Environment, visible_gpus
+from sparkdl.node.nvml import Gpu, has_driver, list_gpus, open_nvml
+
+CLAIM_WAIT_S = 5.0
+"""How long GPUs are waited for: a node that has just ended may not have let go of its own yet."""
+_POLL_S = 0.2
+_ADVICE = "Ask for fewer (num_gpus=0 for none)"
+_NAME = "\0sparkdl-gpu-{}"
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred, unix(7)
+
+
+@dataclass(frozen=True)
+class GpuShare:
+    """What a child sees of its host's GPUs; the claims hold until `close` or this process's end.
+
+    Attributes:
+        environment: for the child.
+        note: what its user should know, a line for its log.
+    """
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
+    claims: tuple[socket.socket, ...] = ()
+
+    def close(self) -> None:
+        """Let others have the GPUs."""
+        for claim in self.claims:
+            claim.close()
+
+
+FREE = "free"
+NONE = GpuShare({"CUDA_VISIBLE_DEVICES": ""})
+
+
+def share_gpus(
+    wanted: int | None,
+    assigned: tuple[str, ...] | None,
+    who: str,
+    environ: Mapping[str, str] = os.environ,
+    wait_s: float = CLAIM_WAIT_S,
+) -> GpuShare:
+    """Return the GPUs of one node.
+
+    Args:
+        wanted: how many; `None` for all that Spark assigned, or else for one where there are any.
+        assigned: addresses that Spark assigned to the node's task; `None` where it assigns none.
+        who: the node, for errors.
+        environ: of the host: its CUDA_VISIBLE_DEVICES says which may be claimed.
+        wait_s: how long to wait for GPUs to become free.
+
+    Raises:
+        ConfigError: if there are fewer than wanted.
+        FrameworkMissingError: if so many are wanted, and the means to find them are missing.
+    """
+    if wanted == 0:
+        return NONE
+    if assigned is not None:
+        return _assigned_share(wanted, assigned, who)
+    if wanted is not None:
+        return _claimed_share(wanted, who, f"num_gpus={wanted}", environ, wait_s)
+    if not has_driver() or visible_gpus(environ) == ():
+        return GpuShare()
+    if Environment.read(environ).is_pod:
+        note = "no GPU: Spark assigned none to this pod's task. Ask with num_gpus, see docs/gpus.md"
+        return GpuShare(NONE.environment, note)
+    try:
+        return _claimed_share(1, who, "the default without Spark's own GPUs", environ, wait_s)
+    except FrameworkMissingError as error:
+        seen = "GPUs are not shared out, and this node sees all of its host's"
+        return GpuShare(note=f"{seen}: {error}")
+
+
+def split_gpus(assigned: Sequence[str], nodes: int) -> list[tuple[str, ...]]:
+    """Share out a Spark task's GPUs to the nodes inside it, none to two of them."""
+    size = len(assigned) // max(1, nodes)
+    return [tuple(assigned[size * i : size * (i + 1)]) for i in range(nodes)]
+
+
+def allowed_gpus(gpus: Sequence[Gpu], visible: tuple[str, ...] | None) -> list[Gpu]:
+    """Return those of `gpus` that CUDA_VISIBLE_DEVICES names, in its order.
+
+    As CUDA does, it ends at the first entry that names none, and takes the first digits of a UUID
+    for the whole. https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
+
+    Args:
+        visible: the entries; `None` where the variable is not set.
+    """
+    if visible is None:
+        return list(gpus)
+    found: list[Gpu] = []
+    for entry in visible:
+        meant = [gpu for gpu in gpus if _is_meant(gpu, entry)]
+        if not meant:
+            break
+        found += [gpu for gpu in meant if gpu not in found]
+    return found
+
+
+def claim_gpu(uuid: str) -> socket.socket | None:
+    """Claim a GPU of this host; `None` if it is claimed already. The claim holds until closed."""
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(_NAME.format(uuid))
+        claim.listen()  # so that others can ask who has it
+    except OSError as error:
+        claim.close()
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise
+    return claim
+
+
+def claimant_of(uuid: str) -> int | None:
+    """Return the process that has claimed a GPU: `None` if nobody has, 0 if it cannot be told."""
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.setblocking(False)
+        try:
+            asking.connect(_NAME.format(uuid))
+            size = _CREDENTIALS.size
+            credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        except ConnectionRefusedError:
+            return None
+        except OSError:
+            return 0
+    return int(_CREDENTIALS.unpack(credentials)[0])
+
+
+def _assigned_share(wanted: int | None, assigned: tuple[str, ...], who: str) -> GpuShare:
+    if wanted is not None and wanted > len(assigned):
+        raise ConfigError(
+            f"{who} on host {socket.gethostname()} was to have {wanted} GPUs (num_gpus={wanted}), "
+            f"and Spark assigned {len(assigned)} to its task: {', '.join(assigned) or 'none'}. "
+            "Lower num_gpus, or raise spark.task.resource.gpu.amount and "
+            "spark.executor.resource.gpu.amount"
+        )
+    # Spark's numbers are nvidia-smi's, which are in the order of the PCI bus; CUDA's own need not.
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return GpuShare({"CUDA_VISIBLE_DEVICES": ",".join(assigned[:wanted]), **order})
+
+
+def _claimed_share(
+    count: int, who: str, why: str, environ: Mapping[str, str], wait_s: float
+) -> GpuShare:
+    deadline, pause = Deadline.after(wait_s), threading.Event()
+    visible = visible_gpus(environ)
+    with ExitStack() as stack:
+        try:
+            nvml = stack.enter_context(open_nvml())
+        except FrameworkMissingError as error:
+            raise FrameworkMissingError(
+                f"{_wish(count, who, why)}, and nobody can tell which are free: {error}. {_ADVICE}"
+            ) from None
+        while True:
+            gpus = allowed_gpus(list_gpus(nvml), visible)
+            claims = _claim(gpus, count)
+            if claims:
+                seen = {"CUDA_VISIBLE_DEVICES": ",".join(claims)}
+                return GpuShare(seen, claims=tuple(claims.values()))
+            if deadline.has_passed or len(gpus) < count:
+                raise ConfigError(_lack(count, gpus, who, why, visible))
+            # Not in step with others that want the same ones.
+            pause.wait(min(_POLL_S * random.uniform(0.5, 1.5), deadline.remaining_s))
+
+
+def _claim(gpus: Sequence[Gpu], count: int) -> dict[str, socket.socket]:
+    """Claim `count` GPUs on which nothing computes, or none; those with memory in use come last."""
+    idle = sorted((gpu for gpu in gpus if not gpu.pids), key=lambda gpu: gpu.used_nbytes >> 30)
+    with ExitStack() as held:
+        claims: dict[str, socket.socket] = {}
+        for place, gpu in enumerate(idle):
+            if len(claims) == count or len(claims) + len(idle) - place < count:
+                break
+            claim = claim_gpu(gpu.uuid)
+            if claim is not None:
+                claims[gpu.uuid] = held.enter_context(claim)
+        if len(claims) < count:
+            return {}
+        held.pop_all()
+        return claims
+
+
+def _is_meant(gpu: Gpu, entry: str) -> bool:
+    return gpu.index == int(entry) if entry.isdigit() else gpu.uuid.startswith(entry)
+
+
+def _lack(
+    count: int, gpus: Sequence[Gpu], who: str, why: str, visible: tuple[str, ...] | None
+) -> str:
+    states = [(gpu, state_of(gpu)) for gpu in gpus]
+    lines = "".join(f"\n  {gpu.uuid} ({gpu.name}): {state}" for gpu, state in states)
+    free = sum(state == FREE for _gpu, state in states)
+    limit = "" if visible is None else f"\nCUDA_VISIBLE_DEVICES={','.join(visible)} limits it."
+    return (
+        f"{_wish(count, who, why)}, and it has {len(gpus)}, of which {free} are free:"
+        f"{lines or ' none at all.'}{limit}\n{_ADVICE}, have fewer nodes on a host, end what "
+        "computes there, or have Spark assign GPUs (docs/gpus.md)"
+    )
+
+
+def _wish(count: int, who: str, why: str) -> str:
+    return f"{who} on host {socket.gethostname()} was to have {count} of its GPUs ({why})"
+
+
+def state_of(gpu: Gpu) -> str:
+    """Return `FREE`, or in words who has it."""
+    claimant = claimant_of(gpu.uuid)
+    if claimant is not None:
+        return f"claimed by the node of process {claimant or 'unknown'}"
+    return f"processes {list(gpu.pids)} compute on it" if gpu.pids else FREE

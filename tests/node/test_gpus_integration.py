@@ -1,0 +1,233 @@
+"""Real nodes on a host with made-up GPUs, then with a real one: who gets which, and who none.
+
+`pytest -m gpu` runs the tests that need a GPU, here and elsewhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import ConfigError, FrameworkMissingError, NodeLostError
+from sparkdl.node.context import NodeContext
+from sparkdl.node.gpus import claimant_of
+from sparkdl.node.nvml import list_gpus, open_nvml
+from tests.doubles.map_funs import hang
+from tests.doubles.nodes import SOON_S, all_gone, launch, processes
+from tests.doubles.nvml import new_uuid, write_pynvml
+
+H100 = "NVIDIA H100 80GB HBM3"
+COMPUTES = """\
+import ctypes, sys
+cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+assert not cuda.cuInit(0)
+assert not cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+print("computes", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[str]]:
+    """A function that gives the nodes' host so many GPUs, and returns their UUIDs."""
+
+    def make(count: int) -> list[str]:
+        uuids = [new_uuid() for _ in range(count)]
+        write_pynvml(tmp_path, [(one, H100, ()) for one in uuids])
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        return uuids
+
+    return make
+
+
+def tell(folder: Path, ctx: NodeContext, told: Any) -> None:
+    """Write a node's words into `folder`; a trainer waits for all, for the others end with it."""
+    part = folder / f"{ctx.rank}.part"
+    part.write_text(json.dumps(told))
+    part.rename(folder / f"{ctx.job_name}-{ctx.task_index}")
+    never = threading.Event()
+    while ctx.member.role.is_trainer and len(list(folder.glob("*-*"))) < ctx.world.size:
+        never.wait(0.02)
+
+
+def see(folder: Path, ctx: NodeContext) -> None:
+    """Tell how many GPUs this node was given, and which CUDA would look for."""
+    tell(folder, ctx, [ctx.num_gpus, os.environ["CUDA_VISIBLE_DEVICES"].split(",")])
+
+
+def told(folder: Path) -> dict[str, tuple[int, list[Any]]]:
+    return {path.name: tuple(json.loads(path.read_text())) for path in folder.iterdir()}
+
+
+def folder_in(tmp_path: Path, name: str) -> Path:
+    folder = tmp_path / name
+    folder.mkdir()
+    return folder
+
+
+def test_clusters_at_once_share_a_hosts_gpus_but_no_gpu(host: Any, tmp_path: Path) -> None:
+    uuids = host(4)
+    one, two = folder_in(tmp_path, "one"), folder_in(tmp_path, "two")
+    roles: dict[str, Any] = {"num_ps": 1, "master_node": "chief", "eval_node": True}
+    with (
+        launch(see, one, nodes=4, num_gpus=1, input_mode="own", **roles) as first,
+        launch(see, two, nodes=1, num_gpus={"worker": 2}, input_mode="own") as second,
+    ):
+        first.results(SOON_S)
+        second.results(SOON_S)
+        given = told(one) | {f"other {name}": words for name, words in told(two).items()}
+        assert {name: count for name, (count, _seen) in given.items()} == {
+            "chief-0": 1, "worker-0": 1, "ps-0": 0, "evaluator-0": 0, "other worker-0": 2,
+        }  # fmt: skip
+        assert given["ps-0"][1] == given["evaluator-0"][1] == [""]
+        taken = [gpu for count, seen in given.values() for gpu in seen if count]
+        assert sorted(taken) == sorted(uuids)
+        with pytest.raises(ConfigError) as refused:
+            launch(see, two, nodes=1, num_gpus=5, input_mode="own")
+        assert "worker:0 on host" in str(refused.value)
+        assert "it has 4, of which 0 are free" in str(refused.value)
+        for gpu in uuids:
+            claimed = f"{gpu} ({H100}): claimed by the node of process {claimant_of(gpu)}\n"
+            assert claimed in str(refused.value)
+    assert {claimant_of(gpu) for gpu in uuids} == {None}
+
+
+def test_gpus_of_a_killed_agent_are_free_again(
+    host: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (gpu,) = host(1)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # an agent that is killed leaves its files
+    with (
+        pytest.raises(NodeLostError),
+        launch(hang, nodes=1, num_gpus=1, input_mode="own") as cluster,
+    ):
+        them = processes()["worker:0"]
+        assert claimant_of(gpu) == them.agent.pid
+        them.agent.kill()
+        assert all_gone([them.agent, them.child])
+        deadline, never = Deadline.after(SOON_S), threading.Event()
+        while claimant_of(gpu) is not None and not deadline.has_passed:
+            never.wait(0.02)  # the last of its threads closes what the process had
+        assert claimant_of(gpu) is None
+        cluster.wait(SOON_S)
+
+
+def test_evaluator_gets_a_gpu_where_it_is_asked_for(host: Any, tmp_path: Path) -> None:
+    (gpu,) = host(1)
+    gpus, folder = {"evaluator": 1, "worker": 0}, folder_in(tmp_path, "told")
+    with launch(see, folder, eval_node=True, num_gpus=gpus, input_mode="own") as cluster:
+        cluster.results(SOON_S)
+    assert told(folder) == {"worker-0": (0, [""]), "evaluator-0": (1, [gpu])}
+
+
+def test_gpus_without_the_package_are_refused_as_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pynvml.py").write_text("raise ImportError\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(FrameworkMissingError, match="pip install nvidia-ml-py"):
+        launch(see, nodes=1, num_gpus=1)
+
+
+# a real one
+
+
+def find(folder: Path, ctx: NodeContext) -> None:
+    """Tell how many GPUs this node was given, and which CUDA finds, asked of the driver itself."""
+    cuda, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+    status = cuda.cuInit(0)
+    if status == 100:  # CUDA_ERROR_NO_DEVICE
+        tell(folder, ctx, [ctx.num_gpus, []])
+        return
+    assert status == 0
+    assert cuda.cuDeviceGetCount(ctypes.byref(count)) == 0
+    found = []
+    for index in range(count.value):
+        raw = ctypes.create_string_buffer(16)
+        assert cuda.cuDeviceGetUuid_v2(raw, index) == 0
+        found.append(str(uuid.UUID(bytes=raw.raw)))
+    tell(folder, ctx, [ctx.num_gpus, found])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_asked_for", [True, False])
+def test_cuda_finds_the_gpu_that_a_node_was_given_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_asked_for: bool
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    with open_nvml() as nvml:
+        there = list_gpus(nvml)
+    assert there, "nvidia-smi is here, and NVML lists no GPU"
+    wanted = 1 if there[0].uuid.startswith("MIG-") or not is_asked_for else len(there)
+    options: dict[str, Any] = {"num_ps": 1, "num_gpus": wanted if is_asked_for else None}
+    with launch(find, tmp_path, nodes=2, input_mode="own", **options) as cluster:
+        cluster.results(6 * SOON_S)
+        given = told(tmp_path)
+        assert given["ps-0"] == (0, [])
+        count, found = given["worker-0"]
+        assert (count, len(set(found))) == (wanted, wanted)
+        claimed = [gpu for gpu in there if claimant_of(gpu.uuid) is not None]
+        assert sorted(gpu.uuid.partition("-")[2] for gpu in claimed) == sorted(found)
+        with pytest.raises(ConfigError, match="claimed by the node of process"):
+            launch(find, tmp_path, nodes=1, num_gpus=len(there))
+
+
+@pytest.mark.gpu
+def test_gpu_on_which_a_stranger_computes_is_not_given_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    with open_nvml() as nvml:
+        first = list_gpus(nvml)[0].uuid
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", first)
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", COMPUTES], **pipes) as stranger:
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == "computes\n"
+        with open_nvml() as nvml:
+            is_told = bool(list_gpus(nvml)[0].pids)
+        if is_told:
+            with pytest.raises(ConfigError, match=rf"{first} .*: processes \[.*\] compute on it"):
+                launch(find, tmp_path, nodes=1, num_gpus=1)
+        stranger.kill()
+    if not is_told:
+        pytest.skip("this driver does not tell which processes compute: a container?")
+    with launch(find, tmp_path, nodes=1, num_gpus=1, input_mode="own") as cluster:
+        cluster.results(6 * SOON_S)
+    assert told(tmp_path)["worker-0"][0] == 1
+
+
+def multiply(folder: Path, ctx: NodeContext) -> None:
+    """Tell what this node was given, what PyTorch sees of it, and what it computes there."""
+    import torch
+
+    ones = torch.ones(4, 4, device="cuda")
+    tell(folder, ctx, [ctx.num_gpus, [torch.cuda.device_count(), (ones @ ones).sum().item()]])
+
+
+@pytest.mark.gpu
+@pytest.mark.torch
+def test_framework_computes_on_the_gpu_that_its_node_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    if torch.version.cuda is None:
+        pytest.skip("this PyTorch is built without CUDA")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    options: dict[str, Any] = {"num_gpus": 1, "input_mode": "own", "framework": "torch"}
+    with launch(multiply, tmp_path, nodes=1, **options) as cluster:
+        cluster.results(12 * SOON_S)
+    assert told(tmp_path) == {"worker-0": (1, [1, 64.0])}

@@ -1,0 +1,122 @@
+"""Hadoop's jars come onto the class path, once; who has no Hadoop, or a broken one, goes on."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sparkdl.node.context import NodeContext
+from sparkdl.node.hadoop import HadoopClasspath
+from tests.doubles.nodes import SOON_S, launch
+
+JARS = '[ "$*" = "classpath --glob" ] && echo a.jar:b.jar'
+
+
+@pytest.fixture
+def hadoop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A function that installs a Hadoop whose command is a shell script."""
+    for name in ("HADOOP_PREFIX", "HADOOP_HOME", "CLASSPATH", "TFOS_CLASSPATH_UPDATED"):
+        monkeypatch.setenv(name, "")  # so that it is as before after the test
+        monkeypatch.delenv(name)
+
+    def install(script: str, variable: str = "HADOOP_HOME") -> None:
+        command = tmp_path / "bin" / "hadoop"
+        command.parent.mkdir(exist_ok=True)
+        command.write_text(f"#!/bin/sh\n{script}\n")
+        command.chmod(0o700)
+        monkeypatch.setenv(variable, str(tmp_path))
+
+    return install
+
+
+@pytest.mark.parametrize("variable", ["HADOOP_PREFIX", "HADOOP_HOME"])
+@pytest.mark.parametrize("before", ["", "mine.jar"])
+def test_jars_are_appended_once(
+    hadoop: Callable[..., None], monkeypatch: pytest.MonkeyPatch, variable: str, before: str
+) -> None:
+    hadoop(JARS, variable)
+    if before:
+        monkeypatch.setenv("CLASSPATH", before)
+    jars = HadoopClasspath.begin()
+    assert jars is not None
+    jars.finish()
+    assert os.environ["CLASSPATH"] == (f"{before}:" if before else "") + "a.jar:b.jar"
+    assert HadoopClasspath.begin() is None
+
+
+def test_without_hadoop_nothing_is_run(hadoop: Callable[..., None]) -> None:
+    assert HadoopClasspath.begin() is None
+
+
+def test_class_path_that_no_pipe_holds_arrives_whole(hadoop: Callable[..., None]) -> None:
+    hadoop("i=0; while [ $i -lt 9000 ]; do printf /opt/hadoop/lib/$i.jar:; i=$((i + 1)); done")
+    jars = HadoopClasspath.begin()
+    assert jars is not None
+    environ: dict[str, str] = {}
+    jars.finish(environ)
+    assert environ["CLASSPATH"].count(".jar:") == 9000
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo no JAVA_HOME >&2; exit 3", "status 3, no JAVA_HOME"),
+        ("true", "status 0, no class path"),
+        ("exec cat", "status 0, no class path"),  # its input is empty, not this process's
+        ("kill -9 $$", "status -9, no class path"),
+    ],
+)
+def test_a_failure_is_told_and_nothing_more(
+    hadoop: Callable[..., None], caplog: pytest.LogCaptureFixture, script: str, words: str
+) -> None:
+    hadoop(script)
+    jars = HadoopClasspath.begin()
+    assert jars is not None
+    with caplog.at_level(logging.WARNING):
+        jars.finish()
+    (record,) = caplog.records
+    assert words in record.getMessage()
+    assert "bin/hadoop classpath --glob" in record.getMessage()
+    assert "CLASSPATH" not in os.environ
+
+
+def test_a_command_that_hangs_is_ended(
+    hadoop: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    hadoop("exec tail -f /dev/null")
+    jars = HadoopClasspath.begin()
+    assert jars is not None
+    jars.finish(timeout_s=0.1)
+    assert "it took longer than 0.1 s" in caplog.text
+    assert jars._process.returncode == -9
+
+
+def test_a_folder_without_the_command_is_told(
+    monkeypatch: pytest.MonkeyPatch, hadoop: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HADOOP_HOME", "/no/such/folder")
+    assert HadoopClasspath.begin() is None
+    assert "/no/such/folder/bin/hadoop classpath --glob: " in caplog.text
+
+
+def class_path(args: None, ctx: NodeContext) -> str | None:
+    return os.environ.get("CLASSPATH")
+
+
+def test_nodes_have_the_jars_before_map_fun_begins(hadoop: Callable[..., None]) -> None:
+    hadoop(JARS)
+    with launch(class_path, nodes=1, input_mode="own") as cluster:
+        assert cluster.results(SOON_S) == ["a.jar:b.jar"]
+
+
+def test_nodes_with_a_broken_hadoop_run_all_the_same(hadoop: Callable[..., None]) -> None:
+    hadoop("echo broken >&2; exit 1")
+    with launch(class_path, nodes=1, input_mode="own") as cluster:
+        assert cluster.results(SOON_S) == [None]
+        log = "\n".join(cluster.logs(0))
+    assert "hdfs:// may not open" in log
+    assert "status 1, broken" in log
