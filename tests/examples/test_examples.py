@@ -39,6 +39,14 @@ def submit(script: str, *args: str) -> list[str]:
     return [str(SUBMIT), "--master", "local[4]", str(EXAMPLES / script), *args]
 
 
+def test_every_example_is_in_the_index_and_begins_with_the_line_that_starts_it() -> None:
+    index = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    for path in sorted(EXAMPLES.rglob("*.py")):
+        name = path.relative_to(EXAMPLES).as_posix()
+        assert f"({name})" in index, f"{name} is not in examples/README.md"
+        assert re.search(rf"^    (spark-submit|python) examples/{name}", path.read_text(), re.M)
+
+
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("step", ["single.py", "distributed.py"])
 def test_segmentation_without_spark(tmp_path: Path, step: str) -> None:
@@ -84,11 +92,3 @@ def test_hyperparameters(tmp_path: Path) -> None:
 @pytest.mark.torch
 def test_pytorch(tmp_path: Path) -> None:
     assert said(tmp_path, submit("pytorch/train.py", "--epochs=5"), "at last") < 1
-
-
-def test_every_example_is_in_the_index_and_begins_with_the_line_that_starts_it() -> None:
-    index = (EXAMPLES / "README.md").read_text(encoding="utf-8")
-    for path in sorted(EXAMPLES.rglob("*.py")):
-        name = path.relative_to(EXAMPLES).as_posix()
-        assert f"({name})" in index, f"{name} is not in examples/README.md"
-        assert re.search(rf"^    (spark-submit|python) examples/{name}", path.read_text(), re.M)
