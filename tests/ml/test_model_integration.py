@@ -99,11 +99,15 @@ def test_several_inputs_and_outputs_of_declared_types(saved: Saved, frame: DataF
     ).columns == ["t", "s"]
 
 
-def test_text_goes_in_and_out(saved: Saved, frame: DataFrame) -> None:
+def test_text_and_bytes_that_are_no_text_go_in_and_out(saved: Saved, frame: DataFrame) -> None:
     stage = model(saved.functions, signature_def_key="upper").setInputMapping({"a.b": "text"})
     scored = stage.transform(frame.withColumn("a.b", f.concat(f.lit("é"), "`a.b`")))
     assert scored.dtypes[3:] == [("length", "int"), ("upper", "string")]
     assert {row.upper for row in scored.collect()} == {f"é{i}" for i in range(ROWS)}
+    raw = frame.withColumn("a.b", f.expr("concat(X'FF00', cast(`a.b` as binary))"))
+    rows = stage.setOutputTypes({"upper": "binary"}).transform(raw).collect()
+    found = [(bytes(row["a.b"]), bytes(row.upper)) for row in rows]
+    assert found == [(b"\xff\x00%d" % i, b"\xff\x00%d" % i) for i in range(ROWS)]
 
 
 def test_vectors_go_in_and_images_of_nested_arrays_out(
