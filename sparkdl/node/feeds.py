@@ -106,11 +106,11 @@ class NodeFeeds:
                 self._send_to_child(Hold(feed, epoch), -1)
             case Granted(feed, epoch, rows):
                 self._send_to_child(StepsGranted(feed, epoch, rows), -1)
-            case EpochEnd(feed, epoch, rows, again):
+            case EpochEnd(feed, epoch, rows, again, goes_on):
                 self._inbox.log(feed).cut(epoch)
                 if not again:
                     self._inbox.log(feed).settle()
-                self._send_to_child(EpochMark(feed, epoch, rows, again), -1)
+                self._send_to_child(EpochMark(feed, epoch, rows, again, goes_on), -1)
             case FeedEnd():
                 self.feed_end(message)
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -29,12 +30,14 @@ from sparkdl.driver.executors.scored import (
     result_schema,
     scored,
 )
+from sparkdl.driver.executors.stream_query import FeedQuery, start_query
 from sparkdl.driver.preflight import (
     choose_placing,
     explain_job_failure,
     node_profile,
     read_topology,
 )
+from sparkdl.driver.streaming import StreamFeed, StreamOptions
 from sparkdl.feed.infer_task import InferRdd, decode_results
 from sparkdl.feed.order import FedPartition, FeedOrder
 from sparkdl.feed.task import FED_SCHEMA, FeedDataFrame, FeedRdd, fed_partition
@@ -65,6 +68,9 @@ class SparkExecutor:
         self._nodes_tag = f"sparkdl-nodes-{cluster_id}"
         self._feed_tag = f"sparkdl-feed-{cluster_id}"
         self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._running: dict[str, tuple[SparkSession, str]] = {}
+        """The session and the tag of the feed's job, by feed."""
         self._here = LocalExecutor()
 
     def driver_host(self) -> str:
@@ -95,22 +101,25 @@ class SparkExecutor:
 
     def feed(self, data: Any, order: FeedOrder) -> list[FedPartition]:
         """Run one Spark job in the calling thread, with its local properties."""
-        tags = (self._feed_tag, self._tag_of(order.feed))
-        for tag in tags:
-            self._spark.addTag(tag)
-        try:
-            if isinstance(data, RDD):
+        if isinstance(data, RDD):
+            with self._tagged(self._spark, order.feed):
                 return data.mapPartitions(FeedRdd(order)).collect()
-            if _is_dataframe(data):
-                rows = data.mapInArrow(FeedDataFrame(order), FED_SCHEMA).collect()
-                return [fed_partition(row.partition, row.rows, row.refused) for row in rows]
-        finally:
-            for tag in tags:
-                self._spark.removeTag(tag)
-        raise ConfigError(
-            f"a {type(data).__module__}.{type(data).__name__} cannot be fed; "
-            "give a DataFrame or an RDD"
-        )
+        if not _is_dataframe(data):
+            raise ConfigError(
+                f"a {type(data).__module__}.{type(data).__name__} cannot be fed; "
+                "give a DataFrame or an RDD"
+            )
+        if data.isStreaming:
+            raise ConfigError("a streaming DataFrame is fed with cluster.train_stream")
+        with self._tagged(data.sparkSession, order.feed):  # of a stream it is a session of its own
+            rows = data.mapInArrow(FeedDataFrame(order), FED_SCHEMA).collect()
+        return [fed_partition(row.partition, row.rows, row.refused) for row in rows]
+
+    def start_stream(
+        self, data: Any, open_stream: Callable[[], StreamFeed], options: StreamOptions
+    ) -> FeedQuery:
+        """Start a query whose micro-batches are fed."""
+        return start_query(data, open_stream, options, self.thread)
 
     def infer(self, data: Any, order: FeedOrder, schema: Any, keep: Keep) -> Any:
         """Return a DataFrame for a DataFrame; for an RDD an RDD, or a DataFrame of `schema`."""
@@ -141,7 +150,25 @@ class SparkExecutor:
 
     def cancel_feeds(self, feed: str | None = None) -> None:
         """Cancel the jobs of running `feed` calls: those of one feed, or all."""
-        self._spark.interruptTag(self._feed_tag if feed is None else self._tag_of(feed))
+        with self._lock:
+            running = [self._running[feed]] if feed in self._running else []
+            running = list(self._running.values()) if feed is None else running
+        for session, tag in running:
+            session.interruptTag(tag)
+
+    @contextmanager
+    def _tagged(self, session: SparkSession, feed: str) -> Iterator[None]:
+        """Have `cancel_feeds` find what `session` runs in this thread."""
+        tag = self._tag_of(feed)
+        session.addTag(tag)
+        with self._lock:
+            self._running[feed] = session, tag
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._running[feed]
+            session.removeTag(tag)
 
     def _tag_of(self, feed: str) -> str:
         return f"{self._feed_tag}-{feed.encode().hex()}"  # a tag may not hold a comma
