@@ -2,11 +2,11 @@
 
     spark-submit examples/streaming.py --data /data/digits-stream
 
-Parquet files that are put into the folder `--data` are trained on, two nodes in step. The program
-runs until Ctrl-C; with `--once` until all files that are there have been used. Started again, it
-goes on behind the files it has used, which Spark remembers in the folder `--checkpoint`, with the
-model that it saved. If `--data` is not there, the handwritten digits of scikit-learn are written
-into it.
+Parquet files that are put into the folder `--data` are trained on, two nodes in step, until there
+is a file `_stop` in it (`touch /data/digits-stream/_stop`), or with `--once` until those that are
+there have been used. Started again, the program goes on behind the files that it has used, which
+Spark remembers in the folder `--checkpoint`, with the model that it saved. If `--data` is not
+there, the handwritten digits of scikit-learn are written into it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> float:
             model = make_model(keras)
     # One epoch: it goes on over all micro-batches, waits where there are none, and ends with the
     # stream. A step has a row on every node, however few rows there are.
-    data = ctx.dataset(args.batch_size, x="image", y="label")
+    try:
+        data = ctx.dataset(args.batch_size, x="image", y="label")
+    except sparkdl.errors.FeedClosedError:
+        return float("nan")  # the stream was stopped before it brought a row
     history = model.fit(data, callbacks=[Tell()] if ctx.is_chief else [], verbose=0)
     model.save(args.model)  # which only the first node writes
     return float(history.history["accuracy"][-1])
@@ -79,6 +82,8 @@ def main() -> None:
     args.model = str(Path(args.model).absolute())
     if not Path(args.data).exists():
         write_digits(Path(args.data))
+    stop = Path(args.data, "_stop")
+    stop.unlink(missing_ok=True)
 
     spark = SparkSession.builder.appName("sparkdl streaming").getOrCreate()
     try:
@@ -90,10 +95,9 @@ def main() -> None:
                 checkpoint_location=args.checkpoint,
                 trigger={"availableNow": True} if args.once else "5 seconds",
             )
-            try:
-                query.awaitTermination()
-            except KeyboardInterrupt:
-                query.stop()
+            while not query.awaitTermination(2):
+                if stop.exists():
+                    query.stop()
             accuracies = cluster.results()
         print(f"streaming: accuracy over the stream {accuracies[0]:.2f}")
     finally:

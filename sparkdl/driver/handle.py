@@ -27,7 +27,7 @@ from sparkdl.core.errors import (
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec, InputMode
 from sparkdl.core.world import World, host_port
 from sparkdl.driver import state as states
-from sparkdl.driver.controller import Controller, View
+from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeding import FeedCall, feed_targets
 from sparkdl.driver.outcome import before_stop, failure_of, has_ended
@@ -333,7 +333,7 @@ class Cluster:
             raise ResultError(f"the cluster was stopped before {running} had returned")
 
     def end_feeds(self, name: str | None = None) -> None:
-        """Tell the nodes that no more rows will come: of one feed, or of all. Streams stop first."""
+        """Stop streams, and tell the nodes that no more rows will come: of one feed, or of all."""
         self._stop_streams(name)
         if self.spec.input_mode is InputMode.SPARK:
             feeds = () if name is None else (name,)
@@ -432,9 +432,7 @@ class Cluster:
 
             ids = {target.node_id for target in order.targets}
             members = tuple(m for m in self.world.members if m.node.node_id in ids)
-            yield FeedCall(
-                self._controller, self._executor, members, order, bar, reserve, is_over
-            )
+            yield FeedCall(self._controller, self._executor, members, order, bar, reserve, is_over)
 
     def _order(self, name: str, timeout_s: float | None, to: str | None = None) -> FeedOrder:
         if self.spec.input_mode is not InputMode.SPARK:

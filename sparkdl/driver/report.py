@@ -85,8 +85,7 @@ def report(
         received = since("rows_received", node_id)
         read = since("rows_consumed", node_id) + since("rows_dropped", node_id)
         # A call also reads what one before it has carried, so that `read` may be more.
-        whole = fed.delivered.get(node_id, 0)
-        rows[name] = max(received, whole or read)
+        rows[name] = max(received, fed.delivered.get(node_id, read))
         unread += max(0, rows[name] - read)
     unused = fed.rows_refused + unread
     if unused and not fed.goes_on:

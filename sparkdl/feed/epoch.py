@@ -169,7 +169,9 @@ class _Epoch:
         if self._reader.is_granted(self._owner, 1):
             return True
         mark = self._reader.known_mark(self._owner)
-        return mark is not None and min(mark.rows.values(), default=1) > 0
+        # Without any node it is the end of a stream, or of a feed whose nodes are not in step.
+        least = 0 if self._is_continued else 1
+        return mark is not None and min(mark.rows.values(), default=least) > 0
 
     def _agreed_steps(self, mark: EpochMark | None) -> int:
         """Return how many steps the epoch has."""

@@ -278,9 +278,7 @@ def test_stream_is_one_iteration_of_as_many_steps_on_every_node(
         elif tail == "carry":
             assert len(set(used)) == len(used) == total - held[node]
         else:
-            assert sorted(set(used)) == list(
-                range(node * APART, node * APART + total - held[node])
-            )
+            assert sorted(set(used)) == list(range(node * APART, node * APART + total - held[node]))
 
 
 def test_rows_that_wait_are_not_used_once_somebody_has_left_the_stream() -> None:
