@@ -287,7 +287,7 @@ class NodeFeeds:
             steps=read.steps,
             epochs_done=read.epochs,
             closed=log.is_closed and not self._has_failed,
-            closed_to=-1 if log.is_closed else log.closed_to,
+            closed_to=log.terminated_to,
             epoch=epoch,
             epoch_rows=log.rows_of(epoch),
             cut=cut.epoch,

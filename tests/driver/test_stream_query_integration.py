@@ -46,9 +46,9 @@ class Files:
         self._numbers = itertools.count()
         self._row = 0
 
-    def write(self, rows: int) -> None:
-        """Write the next rows; the column "x" goes on counting."""
-        _, table = parts(self._row, rows)
+    def write(self, rows: int, wide: int = 8) -> None:
+        """Write the next rows, `wide` bytes each; the column "x" goes on counting."""
+        _, table = parts(self._row, rows, wide=wide)
         number = next(self._numbers)
         hidden = self._folder / f".{number}"
         pq.write_table(table, hidden)
@@ -84,7 +84,7 @@ def test_query_goes_on_from_its_checkpoint_and_repeats_what_was_not_committed(
                 files.write(rows)
             first = start()
             first.processAllAvailable()
-            files.write(1)
+            files.write(2)
             first.processAllAvailable()
             assert first.isActive
             assert first.lastProgress is not None
@@ -94,11 +94,11 @@ def test_query_goes_on_from_its_checkpoint_and_repeats_what_was_not_committed(
                 False, None, True,
             )  # fmt: skip
 
-            files.write(1000)
+            files.write(5000, wide=1 << 13)
             second = start()
             assert second.id == first.id
             assert cluster._controller.wait_for(
-                lambda view: sum(c.rows_received for c in view.feeds.values()) > 25 + 64,
+                lambda view: sum(c.rows_received for c in view.feeds.values()) > 26 + 64,
                 Deadline.after(SOON_S),
             )
             (query,) = spark_cluster.streams.active
@@ -113,9 +113,9 @@ def test_query_goes_on_from_its_checkpoint_and_repeats_what_was_not_committed(
     lengths = [[len(epoch) for epoch in node] for node in results]
     assert lengths[0] == lengths[1]
     rows = [sorted(x for node in results for step in node[n] for x in step) for n in range(3)]
-    assert rows[0] == list(range(25))
-    assert 0 < len(rows[1]) < 1000
-    assert rows[2] == list(range(25, 1025)), "what was not committed comes again"
+    assert rows[0] == list(range(26))
+    assert 0 < len(rows[1]) < 5000
+    assert rows[2] == list(range(26, 5026)), "what was not committed comes again"
 
 
 def has_enough(args: None, ctx: NodeContext) -> int:

@@ -9,16 +9,29 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StreamingQuery
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError, FeedClosedError
+from sparkdl.core.errors import ConfigError, FeedClosedError, SparkdlError
 from sparkdl.driver.streaming import StreamFeed, StreamOptions
 
 _STARTED_S = 60.0
 _STOPPED_MS = 60_000
+_INTERRUPTED = (
+    "py4j.protocol.Py4JJavaError: An error occurred while calling z:java.lang.Thread.sleep: "
+    "java.lang.InterruptedException"
+)
+"""By these words Spark knows a stop in order from a failure: `StreamExecution.PROXY_ERROR`.
+
+It looks for them by an expression that overflows the stack on the long trace of the real error.
+"""
+
+
+class QueryStoppedError(SparkdlError):
+    """The micro-batch was cut short, since its query was stopped."""
 
 
 class FeedQuery(StreamingQuery):
@@ -92,14 +105,14 @@ class _Batches:
 
 
 def _await_stop(query: StreamingQuery, data: DataFrame) -> None:
-    """Wait to be interrupted by `stop`, in the query's thread. What returned would be committed.
-
-    Spark takes an InterruptedException of the JVM, which this raises, for a stop in order.
-    """
+    """Wait in the query's thread until `stop` interrupts it. What returned would be committed."""
     java: Any = data.sparkSession._jvm.java.lang.Thread
     if not query.isActive:  # the interruption may have come already, and ended the Spark job
         java.currentThread().interrupt()
-    java.sleep(_STOPPED_MS)
+    try:
+        java.sleep(_STOPPED_MS)
+    except Py4JJavaError:
+        raise QueryStoppedError(_INTERRUPTED) from None
     raise FeedClosedError(f"the query was not stopped within {_STOPPED_MS // 1000} s")
 
 
