@@ -131,8 +131,10 @@ class StreamFeed:
             self._stopped.set()
             raise
         self._rows.update(report.rows)
+        if self._controller.look(self._is_over):
+            return False
         _log.info("Feed %r: a micro-batch of %d rows", self.name, report.rows_fed)
-        return not self._controller.look(self._is_over)
+        return True
 
     def feed_batch(self, data: Any, query_id: str, batch_id: int) -> bool:
         """Feed a micro-batch as `feed` does, but none that this cluster has had already.

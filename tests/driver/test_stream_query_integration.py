@@ -94,7 +94,7 @@ def test_query_goes_on_from_its_checkpoint_and_repeats_what_was_not_committed(
                 False, None, True,
             )  # fmt: skip
 
-            files.write(5000, wide=1 << 13)
+            files.write(3000, wide=1 << 13)
             second = start()
             assert second.id == first.id
             assert cluster._controller.wait_for(
@@ -112,10 +112,10 @@ def test_query_goes_on_from_its_checkpoint_and_repeats_what_was_not_committed(
             results = cluster.results(SOON_S)
     lengths = [[len(epoch) for epoch in node] for node in results]
     assert lengths[0] == lengths[1]
-    rows = [sorted(x for node in results for step in node[n] for x in step) for n in range(3)]
-    assert rows[0] == list(range(26))
-    assert 0 < len(rows[1]) < 5000
-    assert rows[2] == list(range(26, 5026)), "what was not committed comes again"
+    used = [sorted(x for node in results for step in node[n] for x in step) for n in range(3)]
+    assert used[0] == list(range(26))
+    assert 0 < len(used[1]) < 3000
+    assert used[2] == list(range(26, 3026)), "what was not committed comes again"
 
 
 def has_enough(args: None, ctx: NodeContext) -> int:

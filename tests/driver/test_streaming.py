@@ -151,7 +151,7 @@ def test_micro_batch_that_the_cluster_has_had_is_not_fed_again() -> None:
         assert cluster.results(SOON_S) == [30]
         assert not stream.feed(parts(1)), "the end of the feeds has ended the stream"
         with pytest.raises(ConfigError, match="needs Spark"):
-            cluster.train_stream(parts(1))
+            cluster.train_stream(parts(1))  # type: ignore[arg-type]
 
 
 def test_triggers_are_those_with_micro_batches() -> None:

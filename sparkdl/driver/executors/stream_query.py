@@ -12,7 +12,7 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, SparkdlError
@@ -41,7 +41,7 @@ class FeedQuery(StreamingQuery):
     """
 
     def __init__(self, query: StreamingQuery, stream: StreamFeed) -> None:
-        super().__init__(query._jsq)  # type: ignore[attr-defined]
+        super().__init__(query._jsq)
         self._stream = stream
 
     def stop(self) -> None:
@@ -52,7 +52,7 @@ class FeedQuery(StreamingQuery):
         """
         self._stream.stop()
 
-    def awaitTermination(self, timeout: float | None = None) -> bool | None:  # type: ignore[override]  # noqa: N802
+    def awaitTermination(self, timeout: float | None = None) -> bool | None:  # noqa: N802
         """Wait until the query has ended; return whether it has, if a timeout is given.
 
         Raises:
@@ -69,7 +69,7 @@ class FeedQuery(StreamingQuery):
         """Return why the query failed: the nodes' failure, or what Spark says; or `None`."""
         return self._stream.failure() or super().exception()
 
-    def _told(self, wait: Callable[[], Any]) -> Any:
+    def _told(self, wait: Callable[[], bool | None]) -> bool | None:
         try:
             answer = wait()
         except StreamingQueryException:
@@ -106,7 +106,8 @@ class _Batches:
 
 def _await_stop(query: StreamingQuery, data: DataFrame) -> None:
     """Wait in the query's thread until `stop` interrupts it. What returned would be committed."""
-    java: Any = data.sparkSession._jvm.java.lang.Thread
+    jvm: Any = data.sparkSession._jvm
+    java = jvm.java.lang.Thread
     if not query.isActive:  # the interruption may have come already, and ended the Spark job
         java.currentThread().interrupt()
     try:
