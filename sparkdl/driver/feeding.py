@@ -6,8 +6,8 @@ Runs in: driver
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -42,6 +42,7 @@ class FeedCall:
         members: the nodes that are fed.
         reserve: told which epochs (of which generation) are taken, before they are fed.
         is_over: of a stream, whose micro-batch this call feeds: whether it is over.
+        brought: rows by node id that the stream has brought before.
     """
 
     controller: Controller
@@ -51,6 +52,7 @@ class FeedCall:
     bar: FeedBar
     reserve: Callable[[int, int], None]
     is_over: Callable[[View], bool] | None = None
+    brought: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def goes_on(self) -> bool:
@@ -210,8 +212,17 @@ class FeedCall:
         before: dict[int, FeedCount],
         expected: dict[int, int],
     ) -> bool:
-        """Whether every node has read all that it was fed, or takes no more."""
+        """Whether every node has read all that it was fed, or takes no more.
+
+        Nobody is waited for while a stream has not brought each node a row. Who has none may wait
+        for it, to learn the types, and the others for who has none.
+        """
         gone = self.gone_nodes(view)
+        if self.goes_on and any(
+            node_id not in gone and not self.brought.get(node_id, 0) + rows
+            for node_id, rows in expected.items()
+        ):
+            return True
         return all(
             node_id in gone
             or count.epochs_done > last

@@ -212,10 +212,11 @@ class Cluster:
         @contextmanager
         def open_call(is_over: IsOver, rows: Mapping[str, int]) -> Iterator[FeedCall]:
             order, bar = self._order(name, timeout_s, to), FeedBar(name, 1, False)
-            fed = {target.node_id: rows.get(target.name, 0) for target in order.targets}
-            ahead = {node_id: count - min(fed.values()) for node_id, count in fed.items()}
-            with self._feed_call(replace(order, ahead=ahead), bar, is_over) as call:
-                yield call
+            brought = {target.node_id: rows.get(target.name, 0) for target in order.targets}
+            least = min(brought.values())
+            order = replace(order, ahead={n: count - least for n, count in brought.items()})
+            with self._feed_call(order, bar) as call:
+                yield replace(call, is_over=is_over, brought=brought)
 
         def forget() -> None:
             self._streams.pop(name, None)
@@ -419,9 +420,7 @@ class Cluster:
             )
 
     @contextmanager
-    def _feed_call(
-        self, order: FeedOrder, bar: FeedBar, is_over: IsOver | None = None
-    ) -> Iterator[FeedCall]:
+    def _feed_call(self, order: FeedOrder, bar: FeedBar) -> Iterator[FeedCall]:
         """Wait for other calls of the feed to end, and prepare one."""
         name = order.feed
         with self._feed_lock(name):
@@ -432,7 +431,7 @@ class Cluster:
 
             ids = {target.node_id for target in order.targets}
             members = tuple(m for m in self.world.members if m.node.node_id in ids)
-            yield FeedCall(self._controller, self._executor, members, order, bar, reserve, is_over)
+            yield FeedCall(self._controller, self._executor, members, order, bar, reserve)
 
     def _order(self, name: str, timeout_s: float | None, to: str | None = None) -> FeedOrder:
         if self.spec.input_mode is not InputMode.SPARK:
