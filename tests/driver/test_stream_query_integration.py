@@ -14,6 +14,7 @@ import sparkdl
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, NodeFailedError
 from sparkdl.node.context import NodeContext
+from sparkdl.tfos import TFCluster
 from tests.doubles import sessions
 from tests.doubles.meetings import STEP_S, Meetings, meet, parts, train
 from tests.doubles.sessions import SparkSessions
@@ -136,6 +137,9 @@ def test_query_ends_when_a_node_has_had_enough_and_what_cannot_be_is_refused(
         for wrong in (spark_cluster.range(3), parts(3)):
             with pytest.raises(ConfigError, match="takes a streaming DataFrame"):
                 cluster.train_stream(wrong)  # type: ignore[arg-type]
+        connected = type("DataFrame", (), {"__module__": "pyspark.sql.connect.dataframe"})
+        with pytest.raises(ConfigError, match="Spark Connect"):
+            cluster.train_stream(connected())
         with pytest.raises(ConfigError, match="micro-batches"):
             cluster.train_stream(files.stream(), trigger={"continuous": "1 second"})
         with pytest.raises(ConfigError, match="train_stream"):
@@ -160,9 +164,12 @@ def test_query_fails_with_what_a_node_died_of(spark_cluster: SparkSession, tmp_p
 
     files = Files(spark_cluster, tmp_path)
     files.write(10)
-    cluster = launch(spark_cluster, fail, None)
+    mode = TFCluster.InputMode.SPARK
+    cluster = TFCluster.run(
+        spark_cluster.sparkContext, fail, None, 2, input_mode=mode, framework="plain"
+    )
     with pytest.raises(NodeFailedError, match="no such layer"), cluster:
-        query = cluster.train_stream(files.stream(), trigger={"availableNow": True})
+        query = cluster.train_stream(files.stream(), SOON_S, trigger={"availableNow": True})
         with pytest.raises(NodeFailedError, match="no such layer"):
             query.awaitTermination(SOON_S)
         assert isinstance(query.exception(), NodeFailedError)
