@@ -68,9 +68,7 @@ class SparkExecutor:
         self._nodes_tag = f"sparkdl-nodes-{cluster_id}"
         self._feed_tag = f"sparkdl-feed-{cluster_id}"
         self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
-        self._running: dict[str, tuple[SparkSession, str]] = {}
-        """The session and the tag of the feed's job, by feed."""
+        self._context = _context(spark)
         self._here = LocalExecutor()
 
     def driver_host(self) -> str:
@@ -85,15 +83,13 @@ class SparkExecutor:
             self._here.start(launch, on_broken)
 
         def run() -> None:
-            self._spark.addTag(self._nodes_tag)
             try:
-                nodes = self._spark.range(num_tasks, numPartitions=num_tasks)
-                nodes.mapInArrow(task, NODE_SCHEMA, profile=self._profile).collect()
+                with self._tagged(self._nodes_tag):
+                    nodes = self._spark.range(num_tasks, numPartitions=num_tasks)
+                    nodes.mapInArrow(task, NODE_SCHEMA, profile=self._profile).collect()
             except Exception as error:  # noqa: BLE001 (whatever it is, the cluster has to know)
                 _log.debug("The job of the nodes failed", exc_info=True)
                 on_broken(explain_job_failure(error))
-            finally:
-                self._spark.removeTag(self._nodes_tag)
 
         name = f"sparkdl-nodes-{launch.spec.cluster_id}"
         self._thread = InheritableThread(target=run, name=name, daemon=True, session=self._spark)
@@ -101,8 +97,9 @@ class SparkExecutor:
 
     def feed(self, data: Any, order: FeedOrder) -> list[FedPartition]:
         """Run one Spark job in the calling thread, with its local properties."""
+        tags = (self._feed_tag, self._tag_of(order.feed))
         if isinstance(data, RDD):
-            with self._tagged(self._spark, order.feed):
+            with self._tagged(*tags):
                 return data.mapPartitions(FeedRdd(order)).collect()
         if not _is_dataframe(data):
             raise ConfigError(
@@ -111,7 +108,7 @@ class SparkExecutor:
             )
         if data.isStreaming:
             raise ConfigError("a streaming DataFrame is fed with cluster.train_stream")
-        with self._tagged(data.sparkSession, order.feed):  # of a stream it is a session of its own
+        with self._tagged(*tags):
             rows = data.mapInArrow(FeedDataFrame(order), FED_SCHEMA).collect()
         return [fed_partition(row.partition, row.rows, row.refused) for row in rows]
 
@@ -150,25 +147,27 @@ class SparkExecutor:
 
     def cancel_feeds(self, feed: str | None = None) -> None:
         """Cancel the jobs of running `feed` calls: those of one feed, or all."""
-        with self._lock:
-            running = [self._running[feed]] if feed in self._running else []
-            running = list(self._running.values()) if feed is None else running
-        for session, tag in running:
-            session.interruptTag(tag)
+        self._cancel(self._feed_tag if feed is None else self._tag_of(feed))
 
     @contextmanager
-    def _tagged(self, session: SparkSession, feed: str) -> Iterator[None]:
-        """Have `cancel_feeds` find what `session` runs in this thread."""
-        tag = self._tag_of(feed)
-        session.addTag(tag)
-        with self._lock:
-            self._running[feed] = session, tag
+    def _tagged(self, *tags: str) -> Iterator[None]:
+        """Have `_cancel` find the jobs of this thread, in whatever session they run."""
+        add = self._spark.addTag if self._context is None else self._context.addJobTag
+        remove = self._spark.removeTag if self._context is None else self._context.removeJobTag
+        for tag in tags:
+            add(tag)
         try:
             yield
         finally:
-            with self._lock:
-                del self._running[feed]
-            session.removeTag(tag)
+            for tag in tags:
+                remove(tag)
+
+    def _cancel(self, tag: str) -> None:
+        # A session's tags are those of one thread, but over Spark Connect, where there are no jobs.
+        if self._context is None:
+            self._spark.interruptTag(tag)
+        else:
+            self._context.cancelJobsWithTag(tag)
 
     def _tag_of(self, feed: str) -> str:
         return f"{self._feed_tag}-{feed.encode().hex()}"  # a tag may not hold a comma
@@ -181,8 +180,16 @@ class SparkExecutor:
         self._thread.join(deadline.wait_s)
         if self._thread.is_alive():
             _log.warning("The job of the nodes did not end in time; cancelling it")
-            self._spark.interruptTag(self._nodes_tag)
+            self._cancel(self._nodes_tag)
             self._thread.join(_JOIN_S)
+
+
+def _context(session: SparkSession) -> SparkContext | None:
+    """Return the session's context; Spark Connect has none."""
+    try:
+        return session.sparkContext
+    except Exception:  # noqa: BLE001 (which error varies)
+        return None
 
 
 def _is_dataframe(data: Any) -> bool:
