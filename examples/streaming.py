@@ -29,10 +29,9 @@ def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> float:
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
+        model = make_model(keras)
         if Path(args.model).exists():
-            model = keras.models.load_model(args.model)
-        else:
-            model = make_model(keras)
+            model.load_weights(args.model)
     # One epoch: it goes on over all micro-batches, waits where there are none, and ends with the
     # stream. A step has a row on every node, however few rows there are.
     try:
