@@ -48,6 +48,7 @@ BORROWED: dict[tuple[str, str], str] = {}  # the exceptions: who imports what, a
 PYSPARK = {  # who may import pyspark
     "driver/executors/spark.py": "performs what the driver decides on Spark",
     "driver/executors/scored.py": "names and types the columns of results",
+    "driver/executors/stream_query.py": "feeds the micro-batches of a query",
     "driver/preflight.py": "compares the slots there are with those needed",
     "*task.py": "runs inside a Spark task",
     "node/resources.py": "asks the task for its GPUs",
@@ -81,7 +82,7 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
 MAX_LINES = 300
 MAX_FUNCTION_LINES = 60
 LONG_FILES = {  # longest each may become, and why it is one file
-    "driver/handle.py": (400, "the user's handle: a method for each thing to ask, and its docs"),
+    "driver/handle.py": (500, "the user's handle: a method for each thing to ask, and its docs"),
     "driver/state.py": (580, "one table of transitions, read as a whole"),
     "node/state.py": (400, "one table of transitions, read as a whole"),
     "node/agent.py": (400, "performs every action of one state machine"),

@@ -90,12 +90,13 @@ class StepsGranted(LocalMessage, frozen=True):
 
 
 class EpochMark(LocalMessage, frozen=True):
-    """All segments of `epoch` have been sent; with `again` the next one reads these again."""
+    """All segments of `epoch` have been sent. See `EpochEnd`."""
 
     feed: str
     epoch: int
     rows: dict[int, int]
     again: bool = False
+    goes_on: bool = False
 
 
 class Hold(LocalMessage, frozen=True):

@@ -221,12 +221,14 @@ class EpochEnd(Message, frozen=True):
     Args:
         rows: rows of this epoch by node id, one entry per fed node.
         again: the next epoch reads the same rows again.
+        goes_on: it is part of a stream; the next epoch belongs to the same iteration.
     """
 
     feed: str
     epoch: int
     rows: dict[int, int]
     again: bool = False
+    goes_on: bool = False
 
 
 class FeedEnd(Message, frozen=True):

@@ -79,7 +79,7 @@ class EpochEnds:
 
     def _mark(self, epoch: int, cut: Cut, again: bool = False) -> None:
         rows = {node_id: count.cut_rows for node_id, count in cut.items()}
-        self._call.broadcast(EpochEnd(self._feed, epoch, rows, again))
+        self._call.broadcast(EpochEnd(self._feed, epoch, rows, again, self._call.goes_on))
 
     def _counted(self, epoch: int, is_pointless: Callable[[], bool] = lambda: False) -> Cut:
         self._call.broadcast(FeedCut(self._feed, epoch))

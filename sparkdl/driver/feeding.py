@@ -6,8 +6,8 @@ Runs in: driver
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -41,6 +41,8 @@ class FeedCall:
     Attributes:
         members: the nodes that are fed.
         reserve: told which epochs (of which generation) are taken, before they are fed.
+        is_over: of a stream, whose micro-batch this call feeds: whether it is over.
+        brought: rows by node id that the stream has brought before.
     """
 
     controller: Controller
@@ -49,6 +51,13 @@ class FeedCall:
     order: FeedOrder
     bar: FeedBar
     reserve: Callable[[int, int], None]
+    is_over: Callable[[View], bool] | None = None
+    brought: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the nodes read what this call feeds, and what the next one does, as one."""
+        return self.is_over is not None
 
     def run(self, data: Any, epochs: int) -> FeedReport:
         """Feed `data` that many times; returns when the nodes have read it, or want no more.
@@ -96,7 +105,8 @@ class FeedCall:
         last = first + epochs - 1
         self.reserve(self.order.generation, last + 1)
         before = self.controller.look(self.counts)
-        self.broadcast(FeedBegin(feed, first, last))
+        # The epoch behind those of a stream's call ends the stream: see `StreamFeed.end`.
+        self.broadcast(FeedBegin(feed, first, last + self.goes_on))
         expected = dict.fromkeys(before, 0)
         epoch, refused, passes = first, 0, 0
         ends = EpochEnds(self)
@@ -131,7 +141,8 @@ class FeedCall:
                 ends.end_early(epoch, last)
         names = {m.node.node_id: m.node.name for m in self.members}
         delivered = {} if watch.has_closed else expected
-        fed = Fed(feed, min(epoch, last + 1) - first, passes, refused, delivered)
+        goes_on = self.goes_on and not watch.has_closed
+        fed = Fed(feed, min(epoch, last + 1) - first, passes, refused, delivered, goes_on)
         return report(fed, names, before, self.controller.look(self.counts))
 
     def _deliver(self, data: Any, order: FeedOrder, watch: FeedWatch) -> int:
@@ -178,6 +189,8 @@ class FeedCall:
 
     def is_unwanted(self, view: View) -> bool:
         """Whether user code of a node has terminated this call, or all nodes are gone."""
+        if self.is_over is not None and self.is_over(view):
+            return True
         counts = self.counts(view).values()
         if is_decided(view.state) and any(c.closed_to >= self.order.epoch for c in counts):
             return True
@@ -199,8 +212,17 @@ class FeedCall:
         before: dict[int, FeedCount],
         expected: dict[int, int],
     ) -> bool:
-        """Whether every node has read all that it was fed, or takes no more."""
+        """Whether every node has read all that it was fed, or takes no more.
+
+        Nobody is waited for while a stream has not brought each node a row. Who has none may wait
+        for it, to learn the types, and the others for who has none.
+        """
         gone = self.gone_nodes(view)
+        if self.goes_on and any(
+            node_id not in gone and not self.brought.get(node_id, 0) + rows
+            for node_id, rows in expected.items()
+        ):
+            return True
         return all(
             node_id in gone
             or count.epochs_done > last

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.control.messages import BoardStarted, FeedEnd
 from sparkdl.control.values import decode_value
@@ -25,14 +27,20 @@ from sparkdl.core.errors import (
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec, InputMode
 from sparkdl.core.world import World, host_port
 from sparkdl.driver import state as states
-from sparkdl.driver.controller import Controller, View
+from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeding import FeedCall, feed_targets
 from sparkdl.driver.outcome import before_stop, failure_of, has_ended
 from sparkdl.driver.progress import FeedBar
 from sparkdl.driver.reading import listed
 from sparkdl.driver.report import FeedReport
+from sparkdl.driver.streaming import IsOver, StreamFeed, StreamOptions, trigger_options
 from sparkdl.feed.order import FeedOrder
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkdl.driver.executors.stream_query import FeedQuery
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +72,9 @@ class Cluster:
         self._show_progress = show_progress
         self._epochs: dict[tuple[str, int], int] = {}
         self._feed_locks: dict[str, threading.Lock] = {}
+        self._streams: dict[str, StreamFeed] = {}
+        self._fed_batches: dict[str, dict[str, int]] = {}
+        """The last micro-batch that the nodes had whole, by feed and query."""
         self._lock = threading.Lock()
         self._shutdown_lock = threading.Lock()
         self._is_shut_down = False
@@ -147,28 +158,73 @@ class Cluster:
         """
         if epochs < 1:
             raise ConfigError(f"epochs={epochs} must be at least 1")
+        self._check_no_stream(name)
         order = self._order(name, timeout_s, to)
         data = listed(data, self.spec)
-        with self._feed_lock(name):
-            order = replace(order, epoch=self._epochs.get((name, order.generation), 0))
-            bar = FeedBar(name, epochs, self._show_progress)
-
-            def reserve(generation: int, next_epoch: int) -> None:
-                self._epochs[name, generation] = next_epoch
-
-            ids = {target.node_id for target in order.targets}
-            members = tuple(m for m in self.world.members if m.node.node_id in ids)
-            call = FeedCall(self._controller, self._executor, members, order, bar, reserve)
+        with self._feed_call(order, FeedBar(name, epochs, self._show_progress)) as call:
             return call.run(data, epochs)
 
-    def wants_rows(self, name: str = DEFAULT_FEED) -> bool:
-        """Whether feeding has a point: none has called `terminate()` or failed, some go on."""
+    def train_stream(
+        self,
+        data: DataFrame,
+        name: str = DEFAULT_FEED,
+        timeout_s: float | None = None,
+        to: str | None = None,
+        *,
+        checkpoint_location: str | None = None,
+        trigger: str | Mapping[str, Any] | None = None,
+        query_name: str | None = None,
+    ) -> FeedQuery:
+        """Stream a streaming DataFrame into the training; returns at once. See docs/streaming.md.
 
-        def wants(view: View) -> bool:
-            counts = [count for (_, feed), count in view.feeds.items() if feed == name]
-            return not has_ended(view.state) and all(count.closed_to < 0 for count in counts)
+        `ctx.batches` goes on over all micro-batches, and ends when the stream has. The query stops
+        when a node has called `terminate()`, all have returned or one has failed.
 
-        return not self._is_shut_down and self._controller.look(wants)
+        Args:
+            name, to: see `feed`.
+            timeout_s: seconds in which no row of a micro-batch that is being fed is received or
+                read before it is an error. While no data come no time counts.
+            checkpoint_location: where Spark keeps the offsets, to go on from after a restart.
+            trigger: a processing time like `"10 seconds"`, or the argument of
+                `DataStreamWriter.trigger` in a dict, `{"availableNow": True}` for example.
+            query_name: of the query.
+
+        Returns:
+            Spark's `StreamingQuery`, whose errors are those of the nodes.
+
+        Raises:
+            ConfigError: if `data` is not such a DataFrame, or the feed has a stream already.
+            NodeFailedError: if a node failed before.
+        """
+        options = StreamOptions(checkpoint_location, query_name, trigger_options(trigger))
+        open_stream = partial(self.open_stream, name, timeout_s, to)
+        return self._executor.start_stream(data, open_stream, options)
+
+    def open_stream(
+        self, name: str = DEFAULT_FEED, timeout_s: float | None = None, to: str | None = None
+    ) -> StreamFeed:
+        """Return what feeds micro-batches of any source, one by one; nodes read them as one.
+
+        For sources that `train_stream` does not know. See `feed` for the arguments and errors.
+        """
+        self._check_no_stream(name)
+
+        @contextmanager
+        def open_call(is_over: IsOver, rows: Mapping[str, int]) -> Iterator[FeedCall]:
+            order, bar = self._order(name, timeout_s, to), FeedBar(name, 1, False)
+            brought = {target.node_id: rows.get(target.name, 0) for target in order.targets}
+            least = min(brought.values())
+            order = replace(order, ahead={n: count - least for n, count in brought.items()})
+            with self._feed_call(order, bar) as call:
+                yield replace(call, is_over=is_over, brought=brought)
+
+        def forget() -> None:
+            self._streams.pop(name, None)
+
+        fed_batches = self._fed_batches.setdefault(name, {})
+        stream = StreamFeed(name, self._controller, open_call, fed_batches, forget)
+        self._streams[name] = stream
+        return stream
 
     def feed_async(
         self,
@@ -278,7 +334,8 @@ class Cluster:
             raise ResultError(f"the cluster was stopped before {running} had returned")
 
     def end_feeds(self, name: str | None = None) -> None:
-        """Tell the nodes that no more rows will come: of one feed, or of all."""
+        """Stop streams, and tell the nodes that no more rows will come: of one feed, or of all."""
+        self._stop_streams(name)
         if self.spec.input_mode is InputMode.SPARK:
             feeds = () if name is None else (name,)
             everyone = {node.node_id for node in self.spec.nodes}
@@ -334,6 +391,7 @@ class Cluster:
 
     def _end(self, grace_s: float) -> None:
         self._is_shut_down = True
+        self._stop_streams()
         margin_s = grace_s + _STOP_MARGIN_S
         self._executor.cancel_feeds()
         self._controller.submit(states.StopAsked(grace_s, margin_s))
@@ -345,6 +403,35 @@ class Cluster:
             _log.warning("Agents did not end in time and were disconnected: %s", ", ".join(left))
         self._controller.close()
         self._executor.close(Deadline.after(_STOP_MARGIN_S))
+
+    def _stop_streams(self, name: str | None = None) -> None:
+        for stream in list(self._streams.values()):
+            if name in (None, stream.name):
+                try:
+                    stream.stop()
+                except Exception:  # noqa: BLE001 (of Spark, which may be gone)
+                    _log.warning("The query of feed %r did not stop", stream.name, exc_info=True)
+
+    def _check_no_stream(self, name: str) -> None:
+        if name in self._streams:
+            raise ConfigError(
+                f"feed {name!r} belongs to a stream until that has ended; stop its query first, or "
+                "use a feed of another name"
+            )
+
+    @contextmanager
+    def _feed_call(self, order: FeedOrder, bar: FeedBar) -> Iterator[FeedCall]:
+        """Wait for other calls of the feed to end, and prepare one."""
+        name = order.feed
+        with self._feed_lock(name):
+            order = replace(order, epoch=self._epochs.get((name, order.generation), 0))
+
+            def reserve(generation: int, next_epoch: int) -> None:
+                self._epochs[name, generation] = next_epoch
+
+            ids = {target.node_id for target in order.targets}
+            members = tuple(m for m in self.world.members if m.node.node_id in ids)
+            yield FeedCall(self._controller, self._executor, members, order, bar, reserve)
 
     def _order(self, name: str, timeout_s: float | None, to: str | None = None) -> FeedOrder:
         if self.spec.input_mode is not InputMode.SPARK:

@@ -51,6 +51,7 @@ class Fed:
 
     Attributes:
         delivered: rows of all epochs by node id, if none was ended early.
+        goes_on: what was not used yet may be, for more of the stream is to come.
     """
 
     feed: str
@@ -58,6 +59,7 @@ class Fed:
     passes: int
     rows_refused: int
     delivered: Mapping[int, int]
+    goes_on: bool = False
 
 
 def report(
@@ -83,11 +85,10 @@ def report(
         received = since("rows_received", node_id)
         read = since("rows_consumed", node_id) + since("rows_dropped", node_id)
         # A call also reads what one before it has carried, so that `read` may be more.
-        whole = fed.delivered.get(node_id, 0)
-        rows[name] = max(received, whole or read)
+        rows[name] = max(received, fed.delivered.get(node_id, read))
         unread += max(0, rows[name] - read)
     unused = fed.rows_refused + unread
-    if unused:
+    if unused and not fed.goes_on:
         _log.warning(
             "Feed %r: %d rows were not used: map_fun ended or called terminate() before it had "
             "read them, or tail='carry' keeps them for an epoch to come",

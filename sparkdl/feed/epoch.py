@@ -27,13 +27,17 @@ SAMPLE_WEIGHT = "sample_weight"
 class EpochBatches:
     """Each `iter` is one epoch: the next of the feed, or the same again if it was abandoned.
 
+    Of a stream it is all micro-batches until the stream ends. To the nodes each is an epoch that
+    goes on with the next one, so that they know at its end how many steps there are for everybody.
+
     Attributes:
         batch_size: rows of one batch.
         columns: which columns, `None` for all.
         is_even: all nodes take the same number of steps: a synchronous step finds everybody.
         tail: what becomes of the rows at an epoch's end that do not fill a step on every node.
             short: they make smaller batches. Each row is used once; only a node that runs out of
-                rows before the others gets one of its last again.
+                rows before the others gets one of its last again. In a stream, rows of which some
+                node has none wait for the next micro-batch, likewise with `pad`.
             pad: every batch is filled up with rows of weight 0, see `SAMPLE_WEIGHT`.
             drop: they are not used.
             carry: they come first in the next epoch; those of the last epoch are not used.
@@ -61,16 +65,29 @@ class EpochBatches:
             raise ConfigError(f"shuffle={self.shuffle} must be True, False or a number of rows")
 
     def __iter__(self) -> Iterator[Columns]:
-        return _Epoch(self).batches()
+        return self._iteration(self.reader.claim())
+
+    def _iteration(self, owner: int) -> Iterator[Columns]:
+        epoch = _Epoch(self, owner)
+        yield from epoch.batches()
+        while epoch.goes_on:
+            epoch = _Epoch(self, owner, is_continued=True)
+            yield from epoch.batches()
 
 
 class _Epoch:
-    """One iteration."""
+    """One epoch of an iteration, for whoever has claimed the reader.
 
-    def __init__(self, of: EpochBatches) -> None:
+    Attributes:
+        goes_on: the next epoch belongs to the same iteration; known at the end.
+    """
+
+    def __init__(self, of: EpochBatches, owner: int, is_continued: bool = False) -> None:
+        self.goes_on = False
+        self._is_continued = is_continued
         self._of = of
         self._reader = of.reader
-        self._owner = of.reader.claim()
+        self._owner = owner
         self._rows = GatheredRows()
         for columns, rows in of._carried:
             self._rows.add(columns, rows)
@@ -152,19 +169,33 @@ class _Epoch:
         if self._reader.is_granted(self._owner, 1):
             return True
         mark = self._reader.known_mark(self._owner)
-        return mark is not None and min(mark.rows.values(), default=1) > 0
+        # Without any node it is the end of a stream, or of a feed whose nodes are not in step.
+        least = 0 if self._is_continued else 1
+        return mark is not None and min(mark.rows.values(), default=least) > 0
 
     def _agreed_steps(self, mark: EpochMark | None) -> int:
         """Return how many steps the epoch has."""
         of = self._of
-        if of.is_even and mark is None and of.tail in ("drop", "carry"):
+        if of.is_even and mark is None and (of.tail in ("drop", "carry") or of._carried):
             return self._steps  # the feed has ended: nobody else takes what was carried
+        if of.is_even and self._is_continued and mark is not None and not mark.rows:
+            return self._steps  # somebody has left the stream
         if of.is_even and mark is not None and mark.rows:
-            carried = of._carried_by_node
-            rows = [count + carried.get(node, 0) for node, count in mark.rows.items()]
+            rows = self._rows_by_node(mark)
+            if self._is_short_of_rows(mark, rows):
+                return self._steps
         else:
             rows = [self._steps * of.batch_size + self._rows.count]
         return agreed_steps(rows, of.batch_size, of.tail)
+
+    def _rows_by_node(self, mark: EpochMark) -> list[int]:
+        carried = self._of._carried_by_node
+        return [count + carried.get(node, 0) for node, count in mark.rows.items()]
+
+    def _is_short_of_rows(self, mark: EpochMark, rows: list[int]) -> bool:
+        """Whether this is a micro-batch that leaves a node without a row, so without a step."""
+        is_part = mark.goes_on or self._is_continued
+        return is_part and self._of.tail in ("short", "pad") and min(rows) == 0
 
     def _hand_out(self, rows: int, repeated: int = 0) -> Generator[Columns, None, bool]:
         """Yield a batch of `rows` rows and `repeated` more; return false if nobody wants it."""
@@ -203,10 +234,21 @@ class _Epoch:
             repeated = size - rows if tail == "pad" else int(not rows)
             if not (yield from self._hand_out(rows, repeated)):
                 return
-        carries = tail == "carry" and self._mark is not None
+        mark = self._mark
+        carries = mark is not None and self._carries(mark)
         dropped = 0 if carries else self._rows.count
         if self._reader.finish_epoch(self._owner, dropped):
-            self._carry(self._mark if carries else None, steps * size)
+            self._carry(mark if carries else None, steps * size)
+            self.goes_on = mark is not None and mark.goes_on
+
+    def _carries(self, mark: EpochMark) -> bool:
+        """Whether the rows that are left come first in the next epoch."""
+        if self._is_continued and not mark.rows:
+            return False
+        if self._of.tail == "carry":
+            return True
+        waits = self._of.is_even and mark.goes_on and bool(mark.rows)
+        return waits and self._is_short_of_rows(mark, self._rows_by_node(mark))
 
     def _carry(self, mark: EpochMark | None, used: int) -> None:
         of = self._of

@@ -159,6 +159,7 @@ class Feeder:
             piece.batch.num_rows,
             tuple(lane.target.node_id for lane in lanes),
             dict(back),
+            dict(order.ahead),
         )
         return self._lanes[0].plan(request)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from sparkdl.feed.plan import level
 
@@ -24,19 +25,26 @@ class Ledger:
         self._planned: dict[int, Counter[int]] = {}
 
     def plan(
-        self, epoch: int, rows: int, node_ids: Sequence[int], back: Mapping[int, int]
+        self,
+        epoch: int,
+        rows: int,
+        node_ids: Sequence[int],
+        back: Mapping[int, int],
+        ahead: Mapping[int, int] = MappingProxyType({}),
     ) -> list[int]:
         """Share rows of an epoch out over nodes.
 
         Args:
             node_ids: the nodes that have room.
             back: rows by node id that were planned and are not going to get there.
+            ahead: rows by node id that nodes had more than others before the epoch. Without it, of
+                a stream of single rows the first node would get all.
 
         Returns:
             How many rows each of `node_ids` gets.
         """
         with self._lock:
-            planned = self._planned.setdefault(epoch, Counter())
+            planned = self._planned.setdefault(epoch, Counter(ahead))
             planned.subtract(back)
             totals = [planned[node_id] for node_id in node_ids]
             shares = level(rows, totals, [True] * len(totals))

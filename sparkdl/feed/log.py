@@ -61,6 +61,7 @@ class Log:
         self.rows_received = 0
         self.last_cut = EpochCount()
         self.closed_to = _FOR_EVER if is_closed else -1
+        self.terminated_to = -1
         self._budget = budget
         self._on_segment = on_segment
         self._folder = folder
@@ -217,6 +218,7 @@ class Log:
 
     def close_call(self) -> None:
         """Take no more rows of the feeding that is under way, and free what is here of it."""
+        self.terminated_to = self._last_epoch
         self._close(self._last_epoch)
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ Runs in: driver, feeder
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pyarrow.flight as flight
@@ -35,6 +36,7 @@ class FeedOrder:
         generation: the world's that is to be fed; nodes of a later one refuse the rows.
         last_epoch: the last one of the same `feed` call.
         keep: later epochs are to read the rows again.
+        ahead: rows by node id that a stream has brought to a node beyond the poorest of them.
     """
 
     feed: str
@@ -46,6 +48,7 @@ class FeedOrder:
     generation: int = 0
     last_epoch: int = 0
     keep: bool = False
+    ahead: Mapping[int, int] = field(default_factory=dict)
 
     def options(self) -> flight.FlightCallOptions:
         """Return the call options that carry the token."""

@@ -95,6 +95,7 @@ class PlanRequest(msgspec.Struct, frozen=True):
     rows: int
     node_ids: tuple[int, ...]
     back: dict[int, int] = {}
+    ahead: dict[int, int] = {}
 
 
 class ExchangeHeader(msgspec.Struct, frozen=True):
@@ -166,7 +167,7 @@ class Receiver(flight.FlightServerBase):  # type: ignore[misc]
         """Answer a `PlanRequest` with the rows for each node."""
         ask = msgspec.json.decode(action.body.to_pybytes(), type=PlanRequest)
         log = self._inbox.log(ask.feed, ask.generation)
-        shares = log.ledger.plan(ask.epoch, ask.rows, ask.node_ids, ask.back)
+        shares = log.ledger.plan(ask.epoch, ask.rows, ask.node_ids, ask.back, ask.ahead)
         yield flight.Result(msgspec.json.encode(shares))
 
     def do_exchange(

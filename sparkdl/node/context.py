@@ -119,7 +119,7 @@ class NodeContext(Coordination, RemovedCalls):
         shuffle: bool | int = False,
         seed: int = 0,
     ) -> EpochBatches:
-        """Return the feed as batches of numpy arrays; each `iter` is one epoch.
+        """Return the feed as batches of numpy arrays; each `iter` is one epoch, or a whole stream.
 
         Args:
             batch_size: rows in one batch; the last of an epoch may have fewer.

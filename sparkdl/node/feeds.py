@@ -106,11 +106,11 @@ class NodeFeeds:
                 self._send_to_child(Hold(feed, epoch), -1)
             case Granted(feed, epoch, rows):
                 self._send_to_child(StepsGranted(feed, epoch, rows), -1)
-            case EpochEnd(feed, epoch, rows, again):
+            case EpochEnd(feed, epoch, rows, again, goes_on):
                 self._inbox.log(feed).cut(epoch)
                 if not again:
                     self._inbox.log(feed).settle()
-                self._send_to_child(EpochMark(feed, epoch, rows, again), -1)
+                self._send_to_child(EpochMark(feed, epoch, rows, again, goes_on), -1)
             case FeedEnd():
                 self.feed_end(message)
 
@@ -287,7 +287,7 @@ class NodeFeeds:
             steps=read.steps,
             epochs_done=read.epochs,
             closed=log.is_closed and not self._has_failed,
-            closed_to=-1 if log.is_closed else log.closed_to,
+            closed_to=log.terminated_to,
             epoch=epoch,
             epoch_rows=log.rows_of(epoch),
             cut=cut.epoch,

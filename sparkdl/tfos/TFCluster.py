@@ -8,7 +8,7 @@ https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/TFClust
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
@@ -22,6 +22,9 @@ from sparkdl.tfos.streaming import DStreamFeed, await_end
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
+    from pyspark.sql import DataFrame
+
+    from sparkdl.driver.executors.stream_query import FeedQuery
 
 __all__ = ["InputMode", "TFCluster", "run"]
 
@@ -125,9 +128,32 @@ class TFCluster:
         if num_epochs < 0:
             raise ConfigError(f"num_epochs={num_epochs} is negative")
         if hasattr(dataRDD, "foreachRDD"):
-            self._train_stream(DStreamFeed(self.cluster, qname, feed_timeout), dataRDD)
+            self._train_dstream(dataRDD, qname, feed_timeout)
             return None
         return self.cluster.feed(dataRDD, num_epochs or DEFAULT_EPOCHS, qname, feed_timeout)
+
+    def train_stream(
+        self,
+        streaming_df: DataFrame,
+        feed_timeout: float = 600,
+        qname: str = DEFAULT_FEED,
+        checkpoint_location: str | None = None,
+        trigger: str | Mapping[str, Any] | None = None,
+        query_name: str | None = None,
+    ) -> FeedQuery:
+        """Feed a streaming DataFrame into the training; returns Spark's `StreamingQuery` at once.
+
+        What TensorFlowOnSpark did not have: see `sparkdl.Cluster.train_stream`.
+        """
+        self._check_feed(qname)
+        return self.cluster.train_stream(
+            streaming_df,
+            qname,
+            feed_timeout,
+            checkpoint_location=checkpoint_location,
+            trigger=trigger,
+            query_name=query_name,
+        )
 
     def inference(
         self,
@@ -194,11 +220,14 @@ class TFCluster:
         if qname not in self.queues or qname == "error":
             raise ConfigError(f"qname={qname!r} is not one of queues={self.queues}")
 
-    def _train_stream(self, feed: DStreamFeed, dstream: Any) -> None:
+    def _train_dstream(self, dstream: Any, qname: str, feed_timeout: float) -> None:
         if self.server is None:
             self.server = Server(1)
             self.server.start()
-        self._streams.append(feed)
+        feed = next((feed for feed in self._streams if feed.stream.name == qname), None)
+        if feed is None:
+            feed = DStreamFeed(self.cluster, qname, feed_timeout)
+            self._streams.append(feed)
         feed.attach(dstream)
 
 

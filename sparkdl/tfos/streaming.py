@@ -17,19 +17,18 @@ _TURN_S = 1.0
 
 
 class DStreamFeed:
-    """Feeds the RDDs of one DStream.
+    """Feeds the RDDs of DStreams to one queue.
 
     Attributes:
+        stream: which the nodes read as one.
         has_ended: no more RDDs are fed.
         error: why, if feeding failed.
     """
 
     def __init__(self, cluster: Cluster, qname: str, feed_timeout: float) -> None:
+        self.stream = cluster.open_stream(qname, feed_timeout)
         self.has_ended = threading.Event()
         self.error: Exception | None = None
-        self._cluster = cluster
-        self._qname = qname
-        self._feed_timeout = feed_timeout
 
     def attach(self, dstream: Any) -> None:
         """Have the stream's context feed each RDD, one after the other."""
@@ -40,15 +39,15 @@ class DStreamFeed:
         if self.has_ended.is_set() or rdd.isEmpty():
             return
         try:
-            self._cluster.feed(rdd, 1, self._qname, self._feed_timeout)
+            self.stream.feed(rdd)
         except Exception as error:  # noqa: BLE001 (of a thread of pyspark; `shutdown` raises it)
-            _log.exception("Feeding %r from a stream failed", self._qname)
+            _log.exception("Feeding %r from a stream failed", self.stream.name)
             self.error = error
             self.has_ended.set()
 
     def is_wanted(self) -> bool:
         """Whether the nodes want more of it."""
-        return not self.has_ended.is_set() and self._cluster.wants_rows(self._qname)
+        return not self.has_ended.is_set() and self.stream.is_wanted()
 
 
 def await_end(ssc: Any, server: Server | None, feeds: list[DStreamFeed]) -> None:
@@ -66,6 +65,8 @@ def await_end(ssc: Any, server: Server | None, feeds: list[DStreamFeed]) -> None
                 feed.has_ended.set()
             ssc.stop(stopSparkContext=False, stopGraceFully=True)
             break
+    for feed in feeds:
+        feed.stream.end()
     for feed in feeds:
         if feed.error is not None:
             raise feed.error

@@ -112,10 +112,14 @@ class Arrivals:
         self._number += 1
 
     def end_epoch(
-        self, epoch: int, rows: dict[int, int] | None = None, again: bool = False
+        self,
+        epoch: int,
+        rows: dict[int, int] | None = None,
+        again: bool = False,
+        goes_on: bool = False,
     ) -> None:
         """Let the end of an epoch arrive."""
-        self.reader.mark(EpochMark(FEED, epoch, rows or {}, again))
+        self.reader.mark(EpochMark(FEED, epoch, rows or {}, again, goes_on))
 
     def end(self) -> None:
         """Let the end of the feed arrive."""

@@ -182,6 +182,15 @@ class SparkSessions:
         self._daemons.callback(_end, daemon)
 
 
+def start_callbacks(session: SparkSession) -> None:
+    """Start pyspark's server for calls from the JVM, which lives as long as the JVM."""
+    from pyspark import java_gateway
+
+    context: Any = session.sparkContext
+    gateway: Any = java_gateway
+    gateway.ensure_callback_server_started(context._gateway)
+
+
 def is_java_there() -> bool:
     """Whether Spark will find a Java."""
     home = os.environ.get("JAVA_HOME")

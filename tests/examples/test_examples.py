@@ -92,3 +92,10 @@ def test_hyperparameters(tmp_path: Path) -> None:
 @pytest.mark.torch
 def test_pytorch(tmp_path: Path) -> None:
     assert said(tmp_path, submit("pytorch/train.py", "--epochs=5"), "at last") < 1
+
+
+@pytest.mark.spark
+@pytest.mark.tensorflow
+def test_streaming(tmp_path: Path) -> None:
+    assert said(tmp_path, submit("streaming.py", "--once"), "accuracy over the stream") > 0.6
+    assert (tmp_path / "out" / "stream.keras").exists()

@@ -33,6 +33,16 @@ def test_epochs_have_books_of_their_own_until_they_are_forgotten() -> None:
     assert ledger.plan(1, 10, [0, 1], {}) == [0, 10]
 
 
+def test_stream_of_single_rows_reaches_all_nodes_in_turn() -> None:
+    ledger, totals = Ledger(), [0, 0]
+    for epoch in range(6):
+        ahead = {node: total - min(totals) for node, total in enumerate(totals)}
+        share = ledger.plan(epoch, 1, [0, 1], {}, ahead)
+        totals = [total + rows for total, rows in zip(totals, share, strict=True)]
+        ledger.forget(epoch)
+    assert totals == [3, 3]
+
+
 @given(st.lists(st.integers(0, 500), max_size=20), st.integers(1, 6))
 def test_nodes_with_room_differ_by_a_row_at_most(sizes: list[int], num_nodes: int) -> None:
     ledger, totals = Ledger(), [0] * num_nodes

@@ -76,6 +76,18 @@ def test_two_workers_fit_uneven_partitions_without_a_number_of_steps() -> None:
     assert len(chief["history"]["val_loss"]) == 3
 
 
+def test_one_fit_of_two_workers_goes_on_over_all_micro_batches_of_a_stream() -> None:
+    with launch(fit, {"epochs": 1}, framework="tensorflow") as cluster:
+        stream = cluster.open_stream(timeout_s=SOON_S)
+        assert all(stream.feed(table) for table in tables(1, 1, 3, 0, 30, 2, 3))
+        stream.end()
+        chief, worker = cluster.results(SOON_S)
+        counts = cluster._controller.look(lambda view: list(view.feeds.values()))
+    assert sum(count.rows_consumed for count in counts) == 40
+    assert len({count.steps for count in counts}) == 1
+    assert chief["history"] == worker["history"]
+
+
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_no_row_is_lost_to_the_look_at_the_first_batch(prefetch: int) -> None:
     options = {"feed_memory": LITTLE, "feed_disk": 0}

@@ -116,6 +116,9 @@ def test_child_that_wants_no_more_ends_the_feeding_and_the_next_one_is_taken() -
         assert append(node, epoch=3)
         node.end_epoch(3, {0: 100})
         assert values(node.reader()) == list(range(100))
+        node.call(lambda: node.feeds.close("the child has returned"))
+        node.wait_told(lambda all_told: last_told(all_told).closed)
+        assert last_told(node.told).closed_to == 2, "which is why the feeding ends"
 
 
 def test_epoch_is_counted_before_it_ends_and_can_be_read_again() -> None:

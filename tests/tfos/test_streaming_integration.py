@@ -15,6 +15,7 @@ from sparkdl.node.context import NodeContext
 from sparkdl.tfos import TFCluster
 from sparkdl.tfos.reservation import Client
 from tests.doubles import sessions
+from tests.doubles.meetings import Meetings, meet
 from tests.doubles.sessions import SparkSessions
 
 if TYPE_CHECKING:
@@ -23,12 +24,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True, scope="module")
 def _callbacks(spark_sessions: SparkSessions) -> None:
-    """Start pyspark's server for calls from the JVM, which lives as long as the JVM."""
-    from pyspark import java_gateway
-
-    pyspark: Any = java_gateway
-    context: Any = spark_sessions.get(sessions.CLUSTER).sparkContext
-    pyspark.ensure_callback_server_started(context._gateway)
+    sessions.start_callbacks(spark_sessions.get(sessions.CLUSTER))
 
 
 @pytest.fixture
@@ -89,6 +85,37 @@ def test_stream_ends_when_a_client_asks_and_all_rows_until_then_are_read(ssc: An
         assert client.request_stop() == "OK"
     cluster.shutdown(ssc)
     assert sum(cluster.cluster.results()) == 60
+
+
+def in_step(args: int, ctx: NodeContext) -> list[list[int]]:
+    """Read epochs until the feed ends, meeting the other node at each step; return the rows."""
+    epochs: list[list[int]] = []
+    batches = ctx.batches(4, even=True)
+    while batches.reader.peek_batch() is not None:
+        epochs.append([])
+        for batch in batches:
+            meet(args)
+            epochs[-1] += batch["value"].tolist()
+    return epochs
+
+
+def test_nodes_in_step_read_a_stream_of_uneven_rdds_and_idle_time_as_one_epoch(ssc: Any) -> None:
+    context = ssc.sparkContext
+    rdds = [context.parallelize(range(n), 2) for n in (1, 5, 0, 0, 0, 0, 0, 17, 3)]
+    with Meetings() as meetings:
+        cluster = run(ssc, in_step, meetings.port)
+        cluster.train(ssc.queueStream(rdds), feed_timeout=60)
+        ssc.start()
+        assert cluster.cluster._controller.wait_for(
+            lambda view: sum(count.rows_consumed for count in view.feeds.values()) >= 26,
+            Deadline.after(120),
+        )
+        assert cluster.server is not None
+        cluster.server.done = True
+        cluster.shutdown(ssc)
+    first, second = cluster.cluster.results()
+    assert len(first) == len(second) == 1
+    assert sorted(first[0] + second[0]) == sorted(x for n in (1, 5, 17, 3) for x in range(n))
 
 
 def test_stream_ends_when_a_node_fails_and_its_error_is_told(ssc: Any) -> None:

@@ -8,12 +8,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import SparkdlError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.feed.order import FedPartition, FeedOrder
+
+if TYPE_CHECKING:
+    from sparkdl.driver.executors.stream_query import FeedQuery
+    from sparkdl.driver.streaming import StreamFeed, StreamOptions
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,15 @@ class Executor(Protocol):
         Raises:
             ConfigError: if `data` is of a kind that this executor cannot feed.
             SparkdlError: if feeding failed.
+        """
+
+    def start_stream(
+        self, data: Any, open_stream: Callable[[], StreamFeed], options: StreamOptions
+    ) -> FeedQuery:
+        """Start a query that feeds what `open_stream` returns.
+
+        Raises:
+            ConfigError: if `data` is no stream that this executor can feed.
         """
 
     def infer(self, data: Any, order: FeedOrder, schema: Any, keep: bool | Sequence[str]) -> Any:

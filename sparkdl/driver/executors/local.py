@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import msgspec
 import pyarrow as pa
@@ -102,6 +102,12 @@ class LocalExecutor:
             pool.shutdown(wait=False, cancel_futures=True)
             with self._lock:
                 self._feeds.remove(feed)
+
+    def start_stream(self, data: Any, open_stream: Any, options: Any) -> NoReturn:
+        """Raise: there are no streaming DataFrames here."""
+        raise ConfigError(
+            "train_stream needs Spark; with executor='local' feed with cluster.open_stream()"
+        )
 
     def infer(
         self, data: Any, order: FeedOrder, schema: Any, keep: bool | Sequence[str]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -29,8 +30,10 @@ from sparkdl.driver.executors.scored import (
     result_schema,
     scored,
 )
+from sparkdl.driver.executors.stream_query import FeedQuery, start_query
 from sparkdl.driver.placement import choose_placing
 from sparkdl.driver.preflight import explain_job_failure, node_profile, read_topology
+from sparkdl.driver.streaming import StreamFeed, StreamOptions
 from sparkdl.feed.infer_task import InferRdd, decode_results
 from sparkdl.feed.order import FedPartition, FeedOrder
 from sparkdl.feed.task import FED_SCHEMA, FeedDataFrame, FeedRdd, fed_partition
@@ -61,6 +64,7 @@ class SparkExecutor:
         self._nodes_tag = f"sparkdl-nodes-{cluster_id}"
         self._feed_tag = f"sparkdl-feed-{cluster_id}"
         self._thread: threading.Thread | None = None
+        self._context = _context(spark)
         self._here = LocalExecutor()
 
     def driver_host(self) -> str:
@@ -75,15 +79,13 @@ class SparkExecutor:
             self._here.start(launch, on_broken)
 
         def run() -> None:
-            self._spark.addTag(self._nodes_tag)
             try:
-                nodes = self._spark.range(num_tasks, numPartitions=num_tasks)
-                nodes.mapInArrow(task, NODE_SCHEMA, profile=self._profile).collect()
+                with self._tagged(self._nodes_tag):
+                    nodes = self._spark.range(num_tasks, numPartitions=num_tasks)
+                    nodes.mapInArrow(task, NODE_SCHEMA, profile=self._profile).collect()
             except Exception as error:  # noqa: BLE001 (whatever it is, the cluster has to know)
                 _log.debug("The job of the nodes failed", exc_info=True)
                 on_broken(explain_job_failure(error))
-            finally:
-                self._spark.removeTag(self._nodes_tag)
 
         name = f"sparkdl-nodes-{launch.spec.cluster_id}"
         self._thread = InheritableThread(target=run, name=name, daemon=True, session=self._spark)
@@ -92,21 +94,25 @@ class SparkExecutor:
     def feed(self, data: Any, order: FeedOrder) -> list[FedPartition]:
         """Run one Spark job in the calling thread, with its local properties."""
         tags = (self._feed_tag, self._tag_of(order.feed))
-        for tag in tags:
-            self._spark.addTag(tag)
-        try:
-            if isinstance(data, RDD):
+        if isinstance(data, RDD):
+            with self._tagged(*tags):
                 return data.mapPartitions(FeedRdd(order)).collect()
-            if _is_dataframe(data):
-                rows = data.mapInArrow(FeedDataFrame(order), FED_SCHEMA).collect()
-                return [fed_partition(row.partition, row.rows, row.refused) for row in rows]
-        finally:
-            for tag in tags:
-                self._spark.removeTag(tag)
-        raise ConfigError(
-            f"a {type(data).__module__}.{type(data).__name__} cannot be fed; "
-            "give a DataFrame or an RDD"
-        )
+        if not _is_dataframe(data):
+            raise ConfigError(
+                f"a {type(data).__module__}.{type(data).__name__} cannot be fed; "
+                "give a DataFrame or an RDD"
+            )
+        if data.isStreaming:
+            raise ConfigError("a streaming DataFrame is fed with cluster.train_stream")
+        with self._tagged(*tags):
+            rows = data.mapInArrow(FeedDataFrame(order), FED_SCHEMA).collect()
+        return [fed_partition(row.partition, row.rows, row.refused) for row in rows]
+
+    def start_stream(
+        self, data: Any, open_stream: Callable[[], StreamFeed], options: StreamOptions
+    ) -> FeedQuery:
+        """Start a query whose micro-batches are fed."""
+        return start_query(data, open_stream, options, self.thread)
 
     def infer(self, data: Any, order: FeedOrder, schema: Any, keep: Keep) -> Any:
         """Return a DataFrame for a DataFrame; for an RDD an RDD, or a DataFrame of `schema`."""
@@ -137,7 +143,27 @@ class SparkExecutor:
 
     def cancel_feeds(self, feed: str | None = None) -> None:
         """Cancel the jobs of running `feed` calls: those of one feed, or all."""
-        self._spark.interruptTag(self._feed_tag if feed is None else self._tag_of(feed))
+        self._cancel(self._feed_tag if feed is None else self._tag_of(feed))
+
+    @contextmanager
+    def _tagged(self, *tags: str) -> Iterator[None]:
+        """Have `_cancel` find the jobs of this thread, in whatever session they run."""
+        add = self._spark.addTag if self._context is None else self._context.addJobTag
+        remove = self._spark.removeTag if self._context is None else self._context.removeJobTag
+        for tag in tags:
+            add(tag)
+        try:
+            yield
+        finally:
+            for tag in tags:
+                remove(tag)
+
+    def _cancel(self, tag: str) -> None:
+        # A session's tags are those of one thread, but over Spark Connect, where there are no jobs.
+        if self._context is None:
+            self._spark.interruptTag(tag)
+        else:
+            self._context.cancelJobsWithTag(tag)
 
     def _tag_of(self, feed: str) -> str:
         return f"{self._feed_tag}-{feed.encode().hex()}"  # a tag may not hold a comma
@@ -150,8 +176,16 @@ class SparkExecutor:
         self._thread.join(deadline.wait_s)
         if self._thread.is_alive():
             _log.warning("The job of the nodes did not end in time; cancelling it")
-            self._spark.interruptTag(self._nodes_tag)
+            self._cancel(self._nodes_tag)
             self._thread.join(_JOIN_S)
+
+
+def _context(session: SparkSession) -> SparkContext | None:
+    """Return the session's context; Spark Connect has none."""
+    try:
+        return session.sparkContext
+    except Exception:  # noqa: BLE001 (which error varies)
+        return None
 
 
 def _is_dataframe(data: Any) -> bool:

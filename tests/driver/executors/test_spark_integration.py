@@ -254,3 +254,23 @@ def test_killed_executor_takes_its_node_along(spark_cluster: SparkSession, place
         cluster.wait(60)
     wait_until_gone(agents | children)
     assert spark_cluster.range(3).count() == 3
+
+
+def test_job_of_a_feed_that_nobody_wants_is_cancelled_however_slow_its_source(
+    spark_cluster: SparkSession,
+) -> None:
+    def rows_and_no_end(_: Any) -> Any:
+        yield from [bytes(1 << 18)] * 64
+        threading.Event().wait()
+
+    def has_enough(args: None, ctx: Any) -> None:
+        feed = ctx.get_data_feed()
+        feed.next_batch(1)
+        feed.terminate()
+        while not feed.should_stop():
+            feed.next_batch(1)
+
+    rdd = spark_cluster.sparkContext.parallelize([1], 1).mapPartitions(rows_and_no_end)
+    with launch(spark_cluster, has_enough, nodes=1) as cluster:
+        report = cluster.feed(rdd, timeout_s=GONE_S * 4)
+    assert report.epochs == 0

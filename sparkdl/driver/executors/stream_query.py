@@ -1,0 +1,161 @@
+"""A query of Structured Streaming whose micro-batches feed a cluster.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import ConfigError, FeedClosedError, SparkdlError
+from sparkdl.driver.streaming import StreamFeed, StreamOptions
+
+_STARTED_S = 60.0
+_STOPPED_MS = 60_000
+_INTERRUPTED = (
+    "py4j.protocol.Py4JJavaError: An error occurred while calling z:java.lang.Thread.sleep: "
+    "java.lang.InterruptedException"
+)
+"""By these words Spark knows a stop in order from a failure: `StreamExecution.PROXY_ERROR`.
+
+It looks for them by an expression that overflows the stack on the long trace of the real error.
+"""
+
+
+class QueryStoppedError(SparkdlError):
+    """The micro-batch was cut short, since its query was stopped."""
+
+
+class FeedQuery(StreamingQuery):
+    """Spark's `StreamingQuery`, which knows the cluster that it feeds.
+
+    Where a node has failed, that is what is raised. `stop()` also ends the nodes' iteration.
+    """
+
+    def __init__(self, query: StreamingQuery, stream: StreamFeed) -> None:
+        super().__init__(query._jsq)
+        self._stream = stream
+
+    def stop(self) -> None:
+        """Stop the query; returns when it has ended.
+
+        A micro-batch that is being fed is cut short and not committed. The nodes read what they
+        have; then their iteration is over.
+        """
+        self._stream.stop()
+
+    def awaitTermination(self, timeout: float | None = None) -> bool | None:  # noqa: N802
+        """Wait until the query has ended; return whether it has, if a timeout is given.
+
+        Raises:
+            NodeFailedError: if a node failed, which has ended the query.
+            StreamingQueryException: if the query failed otherwise.
+        """
+        return self._told(lambda: super(FeedQuery, self).awaitTermination(timeout))  # type: ignore[arg-type]
+
+    def processAllAvailable(self) -> None:  # noqa: N802
+        """Wait until the nodes have read all that is there now; raises as `awaitTermination`."""
+        self._told(super().processAllAvailable)
+
+    def exception(self) -> Exception | None:  # type: ignore[override]
+        """Return why the query failed: the nodes' failure, or what Spark says; or `None`."""
+        return self._stream.failure() or super().exception()
+
+    def _told(self, wait: Callable[[], bool | None]) -> bool | None:
+        try:
+            answer = wait()
+        except StreamingQueryException:
+            self._stream.end()
+            if failure := self._stream.failure():
+                raise failure from None
+            raise
+        if not self.isActive:
+            self._stream.end()
+            if failure := self._stream.failure():
+                raise failure
+        return answer
+
+
+class _Batches:
+    """What `foreachBatch` calls, in the query's own thread of the JVM."""
+
+    def __init__(self, stream: StreamFeed) -> None:
+        self._stream = stream
+        self._has_started = threading.Event()
+        self._query: StreamingQuery | None = None
+
+    def started(self, query: StreamingQuery) -> None:
+        self._query = query
+        self._has_started.set()
+
+    def __call__(self, data: DataFrame, batch_id: int) -> None:
+        if not self._has_started.wait(Deadline.after(_STARTED_S).wait_s):
+            raise FeedClosedError(f"the query did not start within {_STARTED_S:g} s")
+        assert self._query is not None
+        if not self._stream.feed_batch(data, self._query.id, batch_id):
+            _await_stop(self._query, data)
+
+
+def _await_stop(query: StreamingQuery, data: DataFrame) -> None:
+    """Wait in the query's thread until `stop` interrupts it. What returned would be committed."""
+    jvm: Any = data.sparkSession._jvm
+    java = jvm.java.lang.Thread
+    if not query.isActive:  # the interruption may have come already, and ended the Spark job
+        java.currentThread().interrupt()
+    try:
+        java.sleep(_STOPPED_MS)
+    except Py4JJavaError:
+        raise QueryStoppedError(_INTERRUPTED) from None
+    raise FeedClosedError(f"the query was not stopped within {_STOPPED_MS // 1000} s")
+
+
+def start_query(
+    data: Any,
+    open_stream: Callable[[], StreamFeed],
+    options: StreamOptions,
+    thread: Callable[[Callable[[], None], str], threading.Thread],
+) -> FeedQuery:
+    """Start a query that feeds.
+
+    Args:
+        thread: makes a thread that may call Spark.
+
+    Raises:
+        ConfigError: if `data` is no streaming DataFrame of a classic session.
+    """
+    if type(data).__module__.startswith("pyspark.sql.connect"):
+        raise ConfigError(
+            "train_stream cannot work over Spark Connect: foreachBatch runs in a process of the "
+            "server there, which does not have this cluster. Run the driver program in the Spark "
+            "application itself, with spark-submit for example"
+        )
+    if not (isinstance(data, DataFrame) and data.isStreaming):
+        raise ConfigError(
+            f"train_stream takes a streaming DataFrame, of spark.readStream, not this "
+            f"{type(data).__name__}; cluster.feed takes others"
+        )
+    stream = open_stream()
+    try:
+        batches = _Batches(stream)
+        writer = data.writeStream.foreachBatch(batches)
+        if options.checkpoint_location is not None:
+            writer = writer.option("checkpointLocation", options.checkpoint_location)
+        if options.query_name is not None:
+            writer = writer.queryName(options.query_name)
+        if options.trigger:
+            writer = writer.trigger(**options.trigger)
+        query = writer.start()
+        stream.watch(query, thread)
+        batches.started(query)
+        return FeedQuery(query, stream)
+    except BaseException:
+        stream.stop()
+        raise

@@ -1,0 +1,164 @@
+"""Streams of micro-batches, fed by hand to a whole cluster without Spark."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import ConfigError, NodeFailedError
+from sparkdl.driver.streaming import trigger_options
+from sparkdl.feed.plan import Tail
+from sparkdl.node.context import NodeContext
+from tests.doubles.meetings import STEP_S, Meetings, meet, parts, train
+from tests.doubles.nodes import SOON_S, launch
+
+MICRO_BATCHES = (1, 0, 1, 3, 40, 2, 1, 1, 1, 18)
+"""Rows of each: fewer than nodes, none at all, no multiple of a step."""
+TIMEOUT_S = 5.0
+
+
+class Query:
+    """What a stream asks of Spark's query."""
+
+    def __init__(self) -> None:
+        self.stopped = threading.Event()
+
+    @property
+    def isActive(self) -> bool:  # noqa: N802
+        return not self.stopped.is_set()
+
+    def stop(self) -> None:
+        self.stopped.set()
+
+
+def thread(run: Any, name: str) -> threading.Thread:
+    return threading.Thread(target=run, name=name, daemon=True)
+
+
+@pytest.mark.parametrize("tail", ["short", "carry"])
+def test_nodes_in_step_read_uneven_micro_batches_and_idle_time_as_one_epoch(tail: Tail) -> None:
+    *tables, last = parts(*MICRO_BATCHES)
+    with (
+        Meetings() as meetings,
+        launch(train, {"port": meetings.port, "tail": tail}) as cluster,
+    ):
+        stream = cluster.open_stream(timeout_s=TIMEOUT_S)
+        for table in tables:
+            assert stream.feed(table)
+        if tail == "short":
+            threading.Event().wait(1.1 * TIMEOUT_S)  # longer than a feed may stand still
+        assert stream.feed(last)
+        stream.end()
+        cluster.feed(parts(50, 7), timeout_s=STEP_S)
+        results = cluster.results(SOON_S)
+    first, second = results
+    assert [len(epoch) for epoch in first] == [len(epoch) for epoch in second]
+    streamed = [x for node in results for step in node[0] for x in step]
+    assert len(first) == 2
+    if tail == "short":
+        assert sorted(streamed) == list(range(sum(MICRO_BATCHES))), "each row once, none again"
+    else:
+        assert len(streamed) == len(set(streamed)) == 64, "4 of 68 fill no step"
+
+
+def wait_then(args: dict[str, Any], ctx: NodeContext) -> int:
+    """Read a batch; when the test says so, one node ends or fails. Read on until the feed ends."""
+    batches = ctx.batches(4, ["x"], even=True)
+    rows = len(next(iter(batches))["x"])
+    if ctx.rank == 1:
+        meet(args["held"])
+        if args["how"] == "raise":
+            raise ValueError("no such layer")
+        batches.reader.terminate()
+    while batches.reader.peek_batch() is not None:
+        rows += sum(len(batch["x"]) for batch in batches)
+    return rows
+
+
+def test_query_ends_without_an_error_when_a_node_terminates_while_the_stream_is_idle() -> None:
+    query = Query()
+    with Meetings() as held, launch(wait_then, {"held": held.port, "how": "terminate"}) as cluster:
+        stream = cluster.open_stream(timeout_s=STEP_S)
+        stream.watch(query, thread)
+        assert stream.feed(parts(8))
+        meet(held.port)
+        assert query.stopped.wait(SOON_S)
+        assert not stream.feed(parts(8))
+        stream.stop()
+        assert stream.failure() is None
+        assert cluster.feed(parts(20), timeout_s=STEP_S).rows_used == 20, "the next feed is read"
+        cluster.results(SOON_S)
+
+
+def test_query_ends_when_a_node_fails_while_the_stream_is_idle_and_the_cause_is_told() -> None:
+    query = Query()
+    with Meetings() as held, launch(wait_then, {"held": held.port, "how": "raise"}) as cluster:
+        stream = cluster.open_stream(timeout_s=STEP_S)
+        stream.watch(query, thread)
+        assert stream.feed(parts(8))
+        meet(held.port)
+        assert query.stopped.wait(SOON_S)
+        assert not stream.is_wanted()
+        assert isinstance(stream.failure(), NodeFailedError)
+        assert "no such layer" in str(stream.failure())
+        stream.stop()
+        with pytest.raises(NodeFailedError, match="no such layer"):
+            cluster.shutdown()
+
+
+@pytest.mark.parametrize("how", ["the query ends", "shutdown"])
+def test_micro_batch_that_is_fed_is_cut_short_and_not_counted(how: str) -> None:
+    """A node stands still, so that the feeding waits for it."""
+    query = Query()
+    with Meetings() as meetings, Meetings() as held:
+        args = {"port": meetings.port, "tail": "short", "held": held.port, "pause": [0, 1]}
+        with launch(train, args) as cluster:
+            stream = cluster.open_stream(timeout_s=STEP_S)
+            stream.watch(query, thread)
+            answers: list[bool] = []
+            feeding = thread(lambda: answers.append(stream.feed(parts(64))), "feeding")
+            feeding.start()
+            assert cluster._controller.wait_for(
+                lambda view: sum(c.rows_received for c in view.feeds.values()) == 64,
+                Deadline.after(SOON_S),
+            )
+            if how == "shutdown":
+                cluster.end_feeds()
+            else:
+                query.stop()
+            feeding.join(SOON_S)
+            assert answers == [False]
+            assert query.stopped.is_set()
+            meet(held.port)
+            first, second = cluster.results(SOON_S)
+    assert [len(epoch) for epoch in first] == [len(epoch) for epoch in second] == [4]
+
+
+def test_micro_batch_that_the_cluster_has_had_is_not_fed_again() -> None:
+    def count(args: None, ctx: NodeContext) -> int:
+        return sum(len(batch["x"]) for batch in ctx.batches(4, ["x"]))
+
+    with launch(count, nodes=1) as cluster:
+        stream = cluster.open_stream(timeout_s=STEP_S)
+        assert [stream.feed_batch(parts(10), "q", batch) for batch in (0, 1, 1, 0)] == [True] * 4
+        assert stream.feed_batch(parts(10), "another", 0)
+        with pytest.raises(ConfigError, match="belongs to a stream"):
+            cluster.feed(parts(1))
+        with pytest.raises(ConfigError, match="belongs to a stream"):
+            cluster.open_stream()
+        assert cluster.results(SOON_S) == [30]
+        assert not stream.feed(parts(1)), "the end of the feeds has ended the stream"
+        with pytest.raises(ConfigError, match="needs Spark"):
+            cluster.train_stream(parts(1))  # type: ignore[arg-type]
+
+
+def test_triggers_are_those_with_micro_batches() -> None:
+    assert trigger_options(None) == {}
+    assert trigger_options("2 seconds") == {"processingTime": "2 seconds"}
+    assert trigger_options({"availableNow": True}) == {"availableNow": True}
+    for wrong in ({"continuous": "1 second"}, {}, {"once": True, "availableNow": True}):
+        with pytest.raises(ConfigError, match="micro-batches"):
+            trigger_options(wrong)
