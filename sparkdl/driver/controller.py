@@ -57,6 +57,8 @@ class View:
     progress: int = 0
     """Counts every feed message with news, so that a wait can tell progress from silence."""
     board: BoardStarted | None = None
+    pids: dict[int, int] = field(default_factory=dict)
+    """Of the nodes' children, by node id."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,7 @@ class Controller:
             case Offer():
                 self._handle(states.AgentOffered(agent_id, message))
             case ChildRunning():
+                self._note_pid(agent_id, message.pid)
                 self._handle(states.ChildEntered(agent_id, message))
             case ChildReturned():
                 self._handle(states.ChildGaveResult(agent_id, message))
@@ -234,6 +237,13 @@ class Controller:
         for node_id, agent in roster.agents.items() if roster else ():
             if node_id in node_ids:
                 self._server.send(agent.hello.agent_id, message)
+
+    def _note_pid(self, agent_id: str, pid: int) -> None:
+        roster = self._roster()
+        node_id = roster.node_of(agent_id) if roster else None
+        if node_id is not None:
+            with self.changed:
+                self.view.pids[node_id] = pid
 
     def _note_feeds(self, agent_id: str, message: FeedProgress) -> None:
         roster = self._roster()

@@ -26,15 +26,18 @@ from sparkdl.core.errors import (
 )
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec, InputMode
 from sparkdl.core.world import World, host_port
-from sparkdl.driver import state as states
 from sparkdl.driver.controller import Controller
+from sparkdl.driver.ending import end_nodes, ends_if_interrupted
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeding import FeedCall, feed_targets
+from sparkdl.driver.notebook import LiveTable
 from sparkdl.driver.outcome import before_stop, failure_of, has_ended
 from sparkdl.driver.progress import FeedBar
 from sparkdl.driver.reading import listed
 from sparkdl.driver.report import FeedReport
 from sparkdl.driver.streaming import IsOver, StreamFeed, StreamOptions, trigger_options
+from sparkdl.driver.table import as_html
+from sparkdl.driver.threads import begin
 from sparkdl.feed.order import FeedOrder
 
 if TYPE_CHECKING:
@@ -44,7 +47,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_STOP_MARGIN_S = 10.0
 _FETCH_S = 5.0
 
 
@@ -78,6 +80,7 @@ class Cluster:
         self._lock = threading.Lock()
         self._shutdown_lock = threading.Lock()
         self._is_shut_down = False
+        self._table = LiveTable(controller, self._repr_mimebundle_)
 
     def __enter__(self) -> Cluster:
         return self
@@ -96,6 +99,14 @@ class Cluster:
     def __repr__(self) -> str:
         nodes = ", ".join(member.node.name for member in self.world.members)
         return f"Cluster({self.spec.cluster_id}: {nodes}; {self.status()})"
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        world, url = self.world, self.tensorboard_url()
+        html = self._controller.look(lambda view: as_html(self.spec, world, view, url))
+        return {"text/html": html, "text/plain": repr(self)}
+
+    def _ipython_display_(self) -> None:
+        self._table.show()
 
     @property
     def world(self) -> World:
@@ -127,6 +138,7 @@ class Cluster:
         """Return the state in a word: Gathering, Running, Failed, Finished, Stopping or Stopped."""
         return self._controller.look(lambda view: type(view.state).__name__)
 
+    @ends_if_interrupted
     def feed(
         self,
         data: Any,
@@ -155,13 +167,16 @@ class Cluster:
             NodeFailedError: if a node failed meanwhile, with its own error as root cause.
             FeedTimeoutError: if nothing moved for `timeout_s`.
             FeedClosedError: if the cluster has ended.
+            KeyboardInterrupt: by Ctrl-C, which ends the cluster; in `wait`, `shutdown` as well.
         """
+        return self._feed(data, epochs, self._order(name, timeout_s, to), self._show_progress)
+
+    def _feed(self, data: Any, epochs: int, order: FeedOrder, show: bool | None) -> FeedReport:
         if epochs < 1:
             raise ConfigError(f"epochs={epochs} must be at least 1")
-        self._check_no_stream(name)
-        order = self._order(name, timeout_s, to)
+        self._check_no_stream(order.feed)
         data = listed(data, self.spec)
-        with self._feed_call(order, FeedBar(name, epochs, self._show_progress)) as call:
+        with self._feed_call(order, FeedBar(order.feed, epochs, show)) as call:
             return call.run(data, epochs)
 
     def train_stream(
@@ -243,16 +258,12 @@ class Cluster:
         Returns:
             What has the report, or raises what `feed` does, when asked for its `result()`.
         """
-        future: Future[FeedReport] = Future()
+        show = bool(self._show_progress)  # by default none: it would cross the bar of another feed
 
-        def run() -> None:
-            try:
-                future.set_result(self.feed(data, epochs, name, timeout_s, to))
-            except BaseException as error:  # noqa: BLE001 (raised by the future)
-                future.set_exception(error)
+        def feed() -> FeedReport:
+            return self._feed(data, epochs, self._order(name, timeout_s, to), show)
 
-        self._executor.thread(run, f"sparkdl-feed-{name}").start()
-        return future
+        return begin(feed, f"sparkdl-feed-{name}", self._executor.thread)
 
     def infer(
         self,
@@ -317,6 +328,7 @@ class Cluster:
             values.append(decode_value(message.result) if message else None)
         return values
 
+    @ends_if_interrupted
     def wait(self, timeout_s: float | None = None) -> None:
         """Wait until every `map_fun` that finishes the job has returned.
 
@@ -352,6 +364,7 @@ class Cluster:
         node_id = self.world.members[rank].node.node_id
         return list(self._controller.fetch_log(node_id, lines, Deadline.after(_FETCH_S)))
 
+    @ends_if_interrupted
     def shutdown(self, grace_s: float | None = None, timeout_s: float | None = None) -> None:
         """End the feeds, wait for `map_fun` to return everywhere, and end all nodes.
 
@@ -392,17 +405,7 @@ class Cluster:
     def _end(self, grace_s: float) -> None:
         self._is_shut_down = True
         self._stop_streams()
-        margin_s = grace_s + _STOP_MARGIN_S
-        self._executor.cancel_feeds()
-        self._controller.submit(states.StopAsked(grace_s, margin_s))
-        is_stopped = self._controller.wait_for(
-            lambda view: isinstance(view.state, states.Stopped), Deadline.after(margin_s + 1)
-        )
-        left = self._controller.look(lambda view: getattr(view.state, "left_behind", ()))
-        if left or not is_stopped:
-            _log.warning("Agents did not end in time and were disconnected: %s", ", ".join(left))
-        self._controller.close()
-        self._executor.close(Deadline.after(_STOP_MARGIN_S))
+        end_nodes(self._controller, self._executor, grace_s)
 
     def _stop_streams(self, name: str | None = None) -> None:
         for stream in list(self._streams.values()):

@@ -19,6 +19,7 @@ from sparkdl.core.settings import Environment, Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, Placement, plan_nodes
 from sparkdl.driver import state as states
 from sparkdl.driver.controller import Controller, LogLine
+from sparkdl.driver.ending import end_nodes
 from sparkdl.driver.executors.executor import Executor, Launch
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.outcome import failure_of, has_ended
@@ -190,12 +191,7 @@ def _start(
         if spec.tensorboard is not None:
             _await_board(controller)
     except BaseException:
-        controller.submit(states.StopAsked(0.0, _JOIN_MARGIN_S))
-        controller.wait_for(
-            lambda view: isinstance(view.state, states.Stopped), Deadline.after(_JOIN_MARGIN_S)
-        )
-        controller.close()
-        where.close(Deadline.after(_JOIN_MARGIN_S))
+        end_nodes(controller, where, 0.0)
         raise
     return Cluster(spec, controller, where, token, world, show_progress)
 

@@ -6,12 +6,17 @@ Runs in: driver
 from __future__ import annotations
 
 import sys
+import warnings
 from types import TracebackType
 from typing import Any
+
+from sparkdl.driver.notebook import in_notebook
 
 
 class FeedBar:
     """A bar of rows read by the nodes; nothing where nobody looks.
+
+    In a notebook it is a widget where ipywidgets is installed, and a line of text otherwise.
 
     Args:
         is_shown: `None` shows it on a terminal and in a notebook.
@@ -25,9 +30,15 @@ class FeedBar:
         self._start: int | None = None
 
     def __enter__(self) -> FeedBar:
-        from tqdm.auto import tqdm
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there are no widgets: the text says as much
+            from tqdm.auto import tqdm
 
-        disable = not self._is_shown if self._is_shown is not None else None
+        is_shown = self._is_shown
+        if is_shown is None and in_notebook():
+            is_shown = True
+        # With None tqdm looks whether the stream is a terminal.
+        disable = None if is_shown is None else not is_shown
         what = f"feed {self._feed!r}" + (f", {self._epochs} epochs" if self._epochs > 1 else "")
         self._bar = tqdm(
             desc=what, unit=" rows", disable=disable, file=sys.stderr, dynamic_ncols=True

@@ -14,6 +14,7 @@ from sparkdl.control.messages import Granted
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedTimeoutError, FeedTypeError, SparkdlError
 from sparkdl.driver.outcome import feed_problem_of
+from sparkdl.driver.threads import begin
 
 if TYPE_CHECKING:
     from sparkdl.driver.controller import View
@@ -59,9 +60,14 @@ class FeedWatch:
         self._thread.join(_SETTLE_S)
 
     def guard(self, job: Callable[[], Any]) -> Any:
-        """Run a Spark job; if it fails because of a node, raise what the node said."""
+        """Run a Spark job; if it fails because of a node, raise what the node said.
+
+        It runs in a thread of its own, with this one's local properties: an interrupt that comes
+        within py4j closes the connections of all threads, and the nodes' job would be sent again.
+        """
         try:
-            fed = job()
+            name = f"sparkdl-job-{self._call.order.feed}"
+            fed = begin(job, name, self._call.executor.thread).result()
         except (ConfigError, FeedTypeError):  # no node has to do with it
             raise
         except Exception:

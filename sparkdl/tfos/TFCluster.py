@@ -74,6 +74,12 @@ class TFCluster:
         self.meta = self.cluster_meta
         self._streams: list[DStreamFeed] = []
 
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, str]:
+        return self.cluster._repr_mimebundle_(**options)
+
+    def _ipython_display_(self) -> None:
+        self.cluster._ipython_display_()
+
     @property
     def cluster_info(self) -> list[dict[str, Any]]:
         """A dict for each node, by executor id.
@@ -192,6 +198,9 @@ class TFCluster:
         try:
             if ssc is not None:
                 await_end(ssc, self.server, self._streams)
+        except KeyboardInterrupt:
+            self.cluster.abort()
+            raise
         finally:
             if self.server is not None:
                 self.server.stop()

@@ -148,20 +148,17 @@ def test_terminate_of_one_worker_ends_an_endless_feed_and_all_take_part_in_the_n
             assert used_once([node[epoch] for node in results], 96)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 @pytest.mark.parametrize("tail", ["short", "pad", "drop", "carry"])
-def test_feed_that_broke_within_an_epoch_leaves_nodes_in_step(
-    tail: Tail, error: type[BaseException]
-) -> None:
+def test_feed_that_broke_within_an_epoch_leaves_nodes_in_step(tail: Tail) -> None:
     def rows() -> Iterator[dict[str, Any]]:
         for x in range(2000):
             yield {"x": x, "f": bytes(8 * WIDE)}
-        raise error("in the data")
+        raise ValueError("in the data")
 
     with Meetings() as meetings:
         args = {"port": meetings.port, "tail": tail}
         with launch(train, args, feed_memory=LITTLE) as cluster:
-            with pytest.raises(error, match="in the data"):
+            with pytest.raises(ValueError, match="in the data"):
                 cluster.feed(rows(), timeout_s=STEP_S)
             report = cluster.feed(parts(50, 7, 40), epochs=2, timeout_s=STEP_S)
             results = cluster.results(SOON_S)

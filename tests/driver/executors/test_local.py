@@ -163,7 +163,7 @@ def test_interrupt_ends_everything_in_order(program: str) -> None:
         assert run.stdout.readline() == "now\n"
         run.send_signal(signal.SIGINT)
         out, err = run.communicate(timeout=2 * SOON_S)
-        assert err.rstrip().endswith("KeyboardInterrupt")
+        assert err.splitlines()[-1].startswith("KeyboardInterrupt")
         assert out == "Stopped\n"
         assert run.returncode in (-signal.SIGINT, 130)
         assert all_gone(them, within_s=0)

@@ -1,0 +1,128 @@
+"""A cluster in the kernel of a notebook: its table, its progress bar, and the interrupt button."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.doubles.gates import Gate
+from tests.doubles.nodes import SOON_S, all_gone, processes
+from tests.notebooks.kernels import Cell, Kernel
+
+pytestmark = pytest.mark.usefixtures("run_name")
+
+SESSION = """
+import os, signal
+from pyspark.sql import SparkSession
+
+import sparkdl
+from sparkdl import KerasEstimator, TFCluster
+from tests.doubles.gates import Gate
+
+spark = (
+    SparkSession.builder.master("local[3]")
+    .config("spark.ui.enabled", "false")
+    .config("spark.driver.host", "127.0.0.1")
+    .config("spark.driver.memory", "768m")
+    .config("spark.log.level", "OFF")
+    .getOrCreate()
+)
+rows = spark.range(10_000_000)
+options = {"framework": "plain", "feed_memory": 1 << 20}
+
+def hang(gate, ctx):
+    gate.open()
+    signal.pause()
+
+def read_a_little(gate, ctx):
+    next(iter(ctx.batches(100)))
+    hang(gate, ctx)
+
+"""
+
+FEED = """
+with sparkdl.launch(spark, read_a_little, gate, **options) as cluster:
+    cluster.feed(rows)
+"""
+FEED_WITHOUT_WITH = "cluster.feed(rows)"
+SHUTDOWN = """
+cluster = TFCluster.run(spark.sparkContext, hang, gate, 1, framework="plain")
+cluster.shutdown()
+"""
+RUN = "sparkdl.run(spark, hang, gate, framework='plain')"
+FIT = """
+def make():
+    import keras
+
+    gate.open()
+    return keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+
+few = spark.range(100).selectExpr("cast(id as float) as features", "1.0 as label")
+KerasEstimator(make, loss="mse", epochs=1_000_000).fit(few)
+"""
+
+AFTERWARDS = """
+import time
+
+running = spark.sparkContext.statusTracker().getActiveJobsIds
+for _ in range(100):
+    if running():
+        time.sleep(0.1)
+print("jobs", list(running()))
+print("rows", rows.count(), SparkSession.getActiveSession() is not None)
+print("ranks", sparkdl.run(spark, lambda args, ctx: ctx.rank, framework="plain"))
+"""
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Iterator[Kernel]:
+    with Kernel(tmp_path) as kernel:
+        yield kernel
+
+
+def interrupted(kernel: Kernel, pid: int, gate: Gate, code: str) -> Cell:
+    """Run a cell, interrupt it when a node is at the gate, and look for what is left of it."""
+    cell = kernel.begin(code)
+    gate.wait()
+    nodes = [process for pair in processes(pid).values() for process in (pair.agent, pair.child)]
+    assert nodes
+    kernel.interrupt()
+    end = kernel.end(cell)
+    assert end.reply["status"] == "error", end.text
+    assert end.reply["ename"] == "KeyboardInterrupt", end.traceback
+    assert all_gone(nodes, within_s=SOON_S)
+    return end
+
+
+@pytest.mark.spark
+@pytest.mark.tensorflow
+def test_interrupt_ends_the_training_and_the_session_goes_on(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    gate = Gate.at(tmp_path / "gate")
+    pid = int(kernel.run("import os; print(os.getpid())").text)
+    begin = f"gate = Gate(__import__('pathlib').Path({str(gate.path)!r}))"
+
+    # Spark's own handler of the signal is in force in the cell that makes the session.
+    interrupted(kernel, pid, gate, SESSION + begin + FEED)
+
+    shown = kernel.run(
+        "cluster = sparkdl.launch(spark, read_a_little, gate, **options)\ncluster"
+    ).html("display_data")
+    assert re.search(r"Running.*<td[^>]*>worker:0</td><td[^>]*>0</td><td[^>]*>127", shown[0])
+    cell = interrupted(kernel, pid, gate, FEED_WITHOUT_WITH)
+    assert "nodes" in cell.traceback.splitlines()[-1]
+    assert len(re.findall(r"^(File|Cell) ", cell.traceback, re.MULTILINE)) <= 2, cell.traceback
+    assert "Traceback" not in cell.text
+    assert re.search(r"feed 'input': \d+ rows", cell.text)
+    last = cell.html("update_display_data")[-1]
+    assert re.search(r"Stopped.*<td[^>]*>100 rows, 1 step</td>", last)
+
+    for code in (RUN, SHUTDOWN, FIT):
+        interrupted(kernel, pid, gate, code)
+
+    assert "jobs []\nrows 10000000 True\nranks [0]\n" in kernel.run(AFTERWARDS).text
+    assert not processes(pid)
