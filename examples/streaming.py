@@ -29,9 +29,8 @@ def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> float:
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
-        model = make_model(keras)
-        if Path(args.model).exists():
-            model.load_weights(args.model)
+        is_there = Path(args.model).exists()
+        model = keras.saving.load_model(args.model) if is_there else make_model(keras)
     # One epoch: it goes on over all micro-batches, waits where there are none, and ends with the
     # stream. A step has a row on every node, however few rows there are.
     try:

@@ -247,7 +247,8 @@ _CALLBACKS = "keras.src.callbacks"
 _BACKUP = f"{_CALLBACKS}.backup_and_restore:BackupAndRestore"
 _TO_FILE = ("model", "filepath")
 _FIT = Patch(f"{_MODEL}.fit", ("self", "x"), _fit)
-_COMPILE = Patch("keras.src.models.model:Model.compile", ("self",), _compile)
+# Where Keras itself has it: loading takes a `compile` of any other class for a custom one.
+_COMPILE = Patch("keras.src.trainers.trainer:Trainer.compile", ("self",), _compile)
 _PATCHES = (
     _COMPILE,
     Patch(f"{_MODEL}._make_function", ("self",), None, _STEP),

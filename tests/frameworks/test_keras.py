@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sparkdl.core.errors import FrameworkMissingError
@@ -39,6 +41,19 @@ def test_second_shim_changes_nothing() -> None:
     shim.apply_shim()
     assert not {id(function) for function in stock} & {id(function) for function in once}
     assert [id(function) for function in _found()] == [id(function) for function in once]
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras' about numpy
+def test_loaded_model_is_compiled(tmp_path: Path) -> None:
+    shim.apply_shim()
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.125), "mse")
+    model.fit(np.ones((4, 2)), np.ones(4), verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert float(loaded.optimizer.learning_rate) == 0.125
+    assert int(loaded.optimizer.iterations) == 1
+    loaded.fit(np.ones((4, 2)), np.ones(4), verbose=0)
 
 
 def test_other_backends_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
