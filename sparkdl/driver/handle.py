@@ -5,12 +5,9 @@ Runs in: driver
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -18,24 +15,17 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.control.messages import BoardStarted, FeedEnd
 from sparkdl.control.values import decode_value
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import (
-    ConfigError,
-    FeedClosedError,
-    ResultError,
-    ShutdownTimeoutError,
-)
+from sparkdl.core.errors import ConfigError, ResultError, ShutdownTimeoutError
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec, InputMode
 from sparkdl.core.world import World, host_port
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.ending import end_nodes, ends_if_interrupted
 from sparkdl.driver.executors.executor import Executor
-from sparkdl.driver.feeding import FeedCall, feed_targets
+from sparkdl.driver.feeds import Feeds
 from sparkdl.driver.notebook import LiveTable
 from sparkdl.driver.outcome import before_stop, failure_of, has_ended
-from sparkdl.driver.progress import FeedBar
-from sparkdl.driver.reading import listed
 from sparkdl.driver.report import FeedReport
-from sparkdl.driver.streaming import IsOver, StreamFeed, StreamOptions, trigger_options
+from sparkdl.driver.streaming import StreamFeed, StreamOptions, trigger_options
 from sparkdl.driver.table import as_html
 from sparkdl.driver.threads import begin
 from sparkdl.feed.order import FeedOrder
@@ -44,8 +34,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sparkdl.driver.executors.stream_query import FeedQuery
-
-_log = logging.getLogger(__name__)
 
 _FETCH_S = 5.0
 
@@ -70,14 +58,8 @@ class Cluster:
         self._world = world
         self._controller = controller
         self._executor = executor
-        self._token = token
         self._show_progress = show_progress
-        self._epochs: dict[tuple[str, int], int] = {}
-        self._feed_locks: dict[str, threading.Lock] = {}
-        self._streams: dict[str, StreamFeed] = {}
-        self._fed_batches: dict[str, dict[str, int]] = {}
-        """The last micro-batch that the nodes had whole, by feed and query."""
-        self._lock = threading.Lock()
+        self._feeds = Feeds(controller, executor, token, lambda: self.world)
         self._shutdown_lock = threading.Lock()
         self._is_shut_down = False
         self._table = LiveTable(controller, self._repr_mimebundle_)
@@ -169,15 +151,8 @@ class Cluster:
             FeedClosedError: if the cluster has ended.
             KeyboardInterrupt: by Ctrl-C, which ends the cluster; in `wait`, `shutdown` as well.
         """
-        return self._feed(data, epochs, self._order(name, timeout_s, to), self._show_progress)
-
-    def _feed(self, data: Any, epochs: int, order: FeedOrder, show: bool | None) -> FeedReport:
-        if epochs < 1:
-            raise ConfigError(f"epochs={epochs} must be at least 1")
-        self._check_no_stream(order.feed)
-        data = listed(data, self.spec)
-        with self._feed_call(order, FeedBar(order.feed, epochs, show)) as call:
-            return call.run(data, epochs)
+        order = self._feeds.order(name, timeout_s, to)
+        return self._feeds.feed(data, epochs, order, self._show_progress)
 
     def train_stream(
         self,
@@ -222,24 +197,7 @@ class Cluster:
 
         For sources that `train_stream` does not know. See `feed` for the arguments and errors.
         """
-        self._check_no_stream(name)
-
-        @contextmanager
-        def open_call(is_over: IsOver, rows: Mapping[str, int]) -> Iterator[FeedCall]:
-            order, bar = self._order(name, timeout_s, to), FeedBar(name, 1, False)
-            brought = {target.node_id: rows.get(target.name, 0) for target in order.targets}
-            least = min(brought.values())
-            order = replace(order, ahead={n: count - least for n, count in brought.items()})
-            with self._feed_call(order, bar) as call:
-                yield replace(call, is_over=is_over, brought=brought)
-
-        def forget() -> None:
-            self._streams.pop(name, None)
-
-        fed_batches = self._fed_batches.setdefault(name, {})
-        stream = StreamFeed(name, self._controller, open_call, fed_batches, forget)
-        self._streams[name] = stream
-        return stream
+        return self._feeds.open_stream(name, timeout_s, to)
 
     def feed_async(
         self,
@@ -261,7 +219,7 @@ class Cluster:
         show = bool(self._show_progress)  # by default none: it would cross the bar of another feed
 
         def feed() -> FeedReport:
-            return self._feed(data, epochs, self._order(name, timeout_s, to), show)
+            return self._feeds.feed(data, epochs, self._feeds.order(name, timeout_s, to), show)
 
         return begin(feed, f"sparkdl-feed-{name}", self._executor.thread)
 
@@ -347,7 +305,7 @@ class Cluster:
 
     def end_feeds(self, name: str | None = None) -> None:
         """Stop streams, and tell the nodes that no more rows will come: of one feed, or of all."""
-        self._stop_streams(name)
+        self._feeds.stop_streams(name)
         if self.spec.input_mode is InputMode.SPARK:
             feeds = () if name is None else (name,)
             everyone = {node.node_id for node in self.spec.nodes}
@@ -404,71 +362,17 @@ class Cluster:
 
     def _end(self, grace_s: float) -> None:
         self._is_shut_down = True
-        self._stop_streams()
+        self._feeds.close()
         end_nodes(self._controller, self._executor, grace_s)
 
-    def _stop_streams(self, name: str | None = None) -> None:
-        for stream in list(self._streams.values()):
-            if name in (None, stream.name):
-                try:
-                    stream.stop()
-                except Exception:  # noqa: BLE001 (of Spark, which may be gone)
-                    _log.warning("The query of feed %r did not stop", stream.name, exc_info=True)
-
-    def _check_no_stream(self, name: str) -> None:
-        if name in self._streams:
-            raise ConfigError(
-                f"feed {name!r} belongs to a stream until that has ended; stop its query first, or "
-                "use a feed of another name"
-            )
-
-    @contextmanager
-    def _feed_call(self, order: FeedOrder, bar: FeedBar) -> Iterator[FeedCall]:
-        """Wait for other calls of the feed to end, and prepare one."""
-        name = order.feed
-        with self._feed_lock(name):
-            order = replace(order, epoch=self._epochs.get((name, order.generation), 0))
-
-            def reserve(generation: int, next_epoch: int) -> None:
-                self._epochs[name, generation] = next_epoch
-
-            ids = {target.node_id for target in order.targets}
-            members = tuple(m for m in self.world.members if m.node.node_id in ids)
-            yield FeedCall(self._controller, self._executor, members, order, bar, reserve)
-
-    def _order(self, name: str, timeout_s: float | None, to: str | None = None) -> FeedOrder:
-        if self.spec.input_mode is not InputMode.SPARK:
-            raise ConfigError(
-                "this cluster reads its own data; launch it with input_mode='spark' to feed it"
-            )
-        if self._is_shut_down:
-            raise FeedClosedError("the cluster has been shut down")
-        self._raise_failure()
-        timeout = self.spec.settings.feed_timeout_s if timeout_s is None else timeout_s
-        if timeout <= 0:
-            raise ConfigError(f"timeout_s={timeout} must be above zero seconds")
-        world = self.world
-        members = world.fed
-        if to is not None:
-            members = tuple(m for m in world.members if m.role.name == to and m.data_address)
-        if not members:
-            roles = sorted({m.role.name for m in world.members if m.data_address})
-            raise ConfigError(f"to={to!r}: no such node can be fed; choose one of {roles}")
-        targets = feed_targets(members)
-        return FeedOrder(name, 0, "", targets, self._token, timeout, world.generation)
-
     def _asking(self, name: str, timeout_s: float | None) -> FeedOrder:
-        order = self._order(name, timeout_s)
+        order = self._feeds.order(name, timeout_s)
         if any(member.role.is_server for member in self.world.fed):
             raise ConfigError(
                 "inference is answered by map_fun, which the workers of parameter servers do not "
                 "run; load the saved model in a cluster without num_ps"
             )
         return order
-
-    def _feed_lock(self, name: str) -> threading.Lock:
-        with self._lock:
-            return self._feed_locks.setdefault(name, threading.Lock())
 
     def _still_running(self) -> str:
         returned = self._controller.look(

@@ -8,7 +8,7 @@ https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/TFClust
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
@@ -143,23 +143,18 @@ class TFCluster:
         streaming_df: DataFrame,
         feed_timeout: float = 600,
         qname: str = DEFAULT_FEED,
-        checkpoint_location: str | None = None,
-        trigger: str | Mapping[str, Any] | None = None,
-        query_name: str | None = None,
+        **options: Any,
     ) -> FeedQuery:
         """Feed a streaming DataFrame into the training; returns Spark's `StreamingQuery` at once.
 
-        What TensorFlowOnSpark did not have: see `sparkdl.Cluster.train_stream`.
+        TensorFlowOnSpark had nothing like it.
+
+        Args:
+            options: of `sparkdl.Cluster.train_stream`: `checkpoint_location`, `trigger`,
+                `query_name`.
         """
         self._check_feed(qname)
-        return self.cluster.train_stream(
-            streaming_df,
-            qname,
-            feed_timeout,
-            checkpoint_location=checkpoint_location,
-            trigger=trigger,
-            query_name=query_name,
-        )
+        return self.cluster.train_stream(streaming_df, qname, feed_timeout, **options)
 
     def inference(
         self,
