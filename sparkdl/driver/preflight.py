@@ -91,14 +91,22 @@ def explain_job_failure(error: Exception) -> SparkdlError:
 
 
 def _expected_slots(sc: SparkContext) -> float:
-    """Return how many slots a `local-cluster[n, cores, memory]` will have; infinity elsewhere."""
+    """Return with how many slots there is no more to come.
+
+    `local` has all of its own at once, and those of `local-cluster[n, cores, memory]` are known.
+    """
+    if _is_local(sc):
+        return 0
     found = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", str(sc.master))
     return _of(sc, (int(found[2]),) * int(found[1])).slots if found else math.inf
 
 
+def _is_local(sc: SparkContext) -> bool:
+    return str(sc.master).partition("[")[0] == "local"
+
+
 def _topology(sc: SparkContext) -> Topology:
-    master = str(sc.master)
-    if master == "local" or master.startswith("local["):
+    if _is_local(sc):
         return _of(sc, (sc.defaultParallelism,))
     executors = sc._jsc.sc().statusStore().executorList(True)
     cores = []
@@ -110,10 +118,9 @@ def _topology(sc: SparkContext) -> Topology:
 
 
 def _of(sc: SparkContext, cores: tuple[int, ...]) -> Topology:
-    conf, master = sc.getConf(), str(sc.master)
-    has_resources = master != "local" and not master.startswith("local[")
+    conf, has_resources = sc.getConf(), not _is_local(sc)
     return Topology(
-        master,
+        str(sc.master),
         cores,
         int(conf.get("spark.task.cpus", "1") or 1),
         conf.get("spark.dynamicAllocation.enabled", "false") == "true",

@@ -36,7 +36,9 @@ def said(folder: Path, program: list[str], what: str) -> float:
 
 
 def submit(script: str, *args: str) -> list[str]:
-    return [str(SUBMIT), "--master", "local[4]", str(EXAMPLES / script), *args]
+    settings = ("spark.ui.enabled=false", "spark.sql.shuffle.partitions=4")
+    conf = [word for setting in settings for word in ("--conf", setting)]
+    return [str(SUBMIT), "--master", "local[4]", *conf, str(EXAMPLES / script), *args]
 
 
 def test_every_example_is_in_the_index_and_begins_with_the_line_that_starts_it() -> None:
