@@ -51,10 +51,13 @@ _held: dict[tuple[object, ...], Predictor] = {}
 def predictor(source: ModelSource) -> Predictor:
     """Return the model, loaded if it is not the one that this process holds; another is let go."""
     if source.key not in _held:
-        _held.clear()
+        if _held:
+            _held.clear()
+            gc.unfreeze()
         _prepare_worker()
         _held[source.key] = load(source)
-        # Spark's workers collect garbage after each task: half a second for TensorFlow's objects.
+        # Spark's workers collect garbage after each task: half a second for TensorFlow's objects,
+        # unless these are frozen. What another model has left is collected here.
         gc.collect()
         gc.freeze()
     return _held[source.key]
