@@ -20,14 +20,12 @@ import pyarrow.parquet as pq
 from sparkdl.core.errors import ReadError
 from sparkdl.feed.parquet_ahead import Batches, in_order
 from sparkdl.feed.parquet_plan import DataFile, FileRange, Share
-from sparkdl.feed.parquet_storage import open_storage
+from sparkdl.feed.parquet_storage import READ_NBYTES, open_file, open_storage
 from sparkdl.feed.parquet_types import convert, has_text
 from sparkdl.feed.plan import merge_ranges
 
 BATCH_NBYTES = 8 * 1024 * 1024
 PREFETCH_NBYTES = 64 * 1024 * 1024
-_READ_NBYTES = 256 * 1024
-"""Local files are read in pieces of this size for each column."""
 _MAX_TEXT_ROWS = 65_536
 """Rows decoded at once where the sizes of strings are a guess (dictionaries hide them)."""
 _JOINED_NBYTES = 16 * 1024 * 1024
@@ -93,7 +91,6 @@ class _Reader:
 
     def __init__(self, system: pafs.FileSystem, share: Share, batch_nbytes: int) -> None:
         self._system = system
-        self._is_local = isinstance(system, pafs.LocalFileSystem)
         self._schema = pa.ipc.read_schema(pa.py_buffer(share.schema))
         self._partitions = share.partitions
         self._own = [name for name in self._schema.names if name not in share.partitions]
@@ -123,14 +120,7 @@ class _Reader:
     def _open(self, path: str) -> pq.ParquetFile:
         with self._lock:
             footer = self._footers.get(path)
-        file = pq.ParquetFile(
-            path,
-            metadata=footer,
-            filesystem=self._system,
-            pre_buffer=not self._is_local,  # fewer and larger requests
-            buffer_size=_READ_NBYTES if self._is_local else 0,
-            coerce_int96_timestamp_unit="us",
-        )
+        file = open_file(self._system, path, footer)
         with self._lock:
             self._footers[path] = file.metadata
             if len(self._footers) > _KEPT_FOOTERS:
@@ -143,7 +133,7 @@ class _Reader:
             rows = min(rows, _MAX_TEXT_ROWS)
         groups = [part.row_group for part in piece.ranges]
         batches: Iterator[pa.RecordBatch] = file.iter_batches(
-            rows, groups, self._own, use_threads=piece.nbytes > _READ_NBYTES
+            rows, groups, self._own, use_threads=piece.nbytes > READ_NBYTES
         )
         return batches
 

@@ -1,6 +1,6 @@
 """Where files are: paths as users write them become a file system and the files in it.
 
-Runs in: driver, agent. Listing: driver.
+Runs in: driver, agent, feeder. Listing: driver.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.parquet_plan import Storage
 
+READ_NBYTES = 256 * 1024
+"""Local files are read in pieces of this size for each column."""
 _URI = re.compile(r"(?P<base>(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<host>[^/]*))(?P<path>.*)")
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 _SCHEMES = ("file", "hdfs", "viewfs", "s3", "gs", "abfs", "abfss")
@@ -82,6 +85,29 @@ def open_storage(storage: Storage) -> pafs.FileSystem:
             f"{uri.scheme}://{uri.hostname or ''} cannot be opened with the storage options "
             f"{sorted(storage.options)}: {error}"
         ) from error
+
+
+def open_file(
+    system: pafs.FileSystem, path: str, footer: pq.FileMetaData | None = None
+) -> pq.ParquetFile:
+    """Open a Parquet file to read it in pieces.
+
+    Args:
+        path: within `system`.
+        footer: what was read of it before.
+
+    Raises:
+        OSError, pyarrow.ArrowException: if it cannot be read, or is no Parquet file.
+    """
+    is_local = isinstance(system, pafs.LocalFileSystem)
+    return pq.ParquetFile(
+        path,
+        metadata=footer,
+        filesystem=system,
+        pre_buffer=not is_local,  # fewer and larger requests
+        buffer_size=READ_NBYTES if is_local else 0,
+        coerce_int96_timestamp_unit="us",
+    )
 
 
 def find_files(system: pafs.FileSystem, path: str) -> Iterator[tuple[str, dict[str, str | None]]]:

@@ -17,11 +17,9 @@ from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 
 from sparkdl.core.errors import ReadError
-from sparkdl.feed.parquet_storage import locate, open_storage
+from sparkdl.feed.parquet_storage import locate, open_file, open_storage
 from sparkdl.feed.parquet_types import convert
 from sparkdl.feed.tensors import Array
 from sparkdl.ml.scan import FileColumns
@@ -29,8 +27,6 @@ from sparkdl.ml.task import Score
 
 _DECODED_NBYTES = 4 * 1024 * 1024
 """About what is decoded at once: little enough to stay in the processor's cache until scored."""
-_READ_NBYTES = 256 * 1024
-"""Local files are read in pieces of this size for each column."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +68,8 @@ class FileRows:
         self._path = unquote(path)
         storage, inner = locate(self._path)
         system = open_storage(storage)
-        is_local = isinstance(system, pafs.LocalFileSystem)
         try:
-            self._file = pq.ParquetFile(
-                inner,
-                filesystem=system,
-                pre_buffer=not is_local,  # fewer and larger requests
-                buffer_size=_READ_NBYTES if is_local else 0,
-            )
+            self._file = open_file(system, inner)
         except (OSError, pa.ArrowException) as error:
             raise self._unreadable(error) from error
         footer = self._file.metadata
