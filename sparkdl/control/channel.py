@@ -11,6 +11,7 @@ Runs in: agent, child
       │◀────────────────────────── Imported, Running│  the framework is; map_fun is called
       │◀────────────────────────── Consumed, Release│  rows read; segments no longer needed
       │◀───────── Results + descriptor, Terminated  │
+      │◀─ Checkpointed ─── Commit ──▶  Committed ─▶│  the parts of a checkpoint, and the whole
       │◀────────────────────────── Returned, Raised │  last message
 
 A frame is a four-byte length and one JSON object. Descriptors travel beside the stream in the
@@ -29,10 +30,12 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from sparkdl.core.checkpoint import Resume
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import World
+from sparkdl.feed.coverage import EpochRows
 
 _LENGTH = struct.Struct("!I")
 _MAX_FDS = 64
@@ -53,6 +56,7 @@ class Start(LocalMessage, frozen=True):
     world: World
     node_id: int
     spec: ClusterSpec
+    resume: Resume = Resume()
 
 
 class Segment(LocalMessage, frozen=True):
@@ -196,6 +200,31 @@ class Results(LocalMessage, frozen=True):
     rows: int
 
 
+class Checkpointed(LocalMessage, frozen=True):
+    """This node's part of a checkpoint is written.
+
+    Args:
+        feeds: what user code has used, by feed, epoch and segment.
+    """
+
+    step: int
+    feeds: dict[str, EpochRows]
+
+
+class Commit(LocalMessage, frozen=True):
+    """All nodes' parts are written. See `CheckpointCommit`."""
+
+    step: int
+    manifest: str
+
+
+class Committed(LocalMessage, frozen=True):
+    """The checkpoint is complete. See `CheckpointDone`."""
+
+    step: int
+    url: str
+
+
 class Returned(LocalMessage, frozen=True):
     """`map_fun` returned; `problem` says why its value could not be encoded."""
 
@@ -227,6 +256,9 @@ Local = (
     | ReadParquet
     | ReadFailed
     | Results
+    | Checkpointed
+    | Commit
+    | Committed
     | Returned
     | Raised
 )

@@ -10,6 +10,9 @@ Runs in: driver, agent
       │  FeedProgress, LogLines ──────────────▶│
       │  BoardStarted ────────────────────────▶│   from the first node, where it was asked for
       │◀── FeedBegin, ReadShare, FeedCut, FeedHold, Granted, EpochEnd, FeedEnd
+      │  CheckpointPart ──────────────────────▶│   from each node that trains
+      │◀──────────────────── CheckpointCommit ─│   to the first, once all parts are there
+      │  CheckpointDone ──────────────────────▶│   from the first
       │  ChildReturned | ChildFailed ─────────▶│
       │◀──── StopChild, NewRound, Stop         │
 
@@ -20,9 +23,11 @@ from __future__ import annotations
 
 import msgspec
 
+from sparkdl.core.checkpoint import Resume
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
 from sparkdl.core.world import World
+from sparkdl.feed.coverage import EpochRows
 from sparkdl.feed.parquet_plan import Share
 
 MAX_MESSAGE_NBYTES = 16 * 1024 * 1024
@@ -150,10 +155,39 @@ class BoardStarted(Message, frozen=True):
     is_missing: bool = False
 
 
+class CheckpointPart(Message, frozen=True):
+    """A node's part of the checkpoint of `step` is written, and these rows made its state.
+
+    Args:
+        feeds: by feed, what was used since the child started, and what the agent knows of before.
+    """
+
+    generation: int
+    step: int
+    feeds: dict[str, EpochRows]
+
+
+class CheckpointDone(Message, frozen=True):
+    """The checkpoint is complete at `url`."""
+
+    generation: int
+    step: int
+    url: str
+
+
+class CheckpointCommit(Message, frozen=True):
+    """All parts are written: make the checkpoint complete, with `manifest` (JSON) in it."""
+
+    generation: int
+    step: int
+    manifest: str
+
+
 class Begin(Message, frozen=True):
-    """The world is complete: run `map_fun`."""
+    """The world is complete: run `map_fun`, from `resume` on."""
 
     world: World
+    resume: Resume = Resume()
 
 
 class NewRound(Message, frozen=True):
@@ -260,9 +294,11 @@ FromAgent = (
     | LogLines
     | LogTail
     | BoardStarted
+    | CheckpointPart
+    | CheckpointDone
 )
 ToFeeds = FeedBegin | ReadShare | FeedCut | FeedHold | Granted | EpochEnd | FeedEnd
-ToAgent = Begin | NewRound | StopChild | FetchLog | Stop | ToFeeds
+ToAgent = Begin | NewRound | StopChild | FetchLog | CheckpointCommit | Stop | ToFeeds
 
 _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)

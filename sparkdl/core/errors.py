@@ -70,6 +70,10 @@ class WriteError(SparkdlError):
     """Rows could not be written; what was there before still is."""
 
 
+class CheckpointError(SparkdlError):
+    """A checkpoint could not be made or read; those made before still are."""
+
+
 class InferenceError(SparkdlError):
     """A node answered an inference partition with too few or too many results."""
 

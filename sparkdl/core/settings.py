@@ -10,8 +10,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Literal, get_args
 
 from sparkdl.core.errors import ConfigError
+
+HangAction = Literal["report", "restart", "fail"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,14 @@ class Settings:
         lease_s: without a word from the driver, until an agent ends its child.
         log_tail_lines: of a failed child that travel with its failure.
         max_port_retries: new rounds on new ports before a lost port counts as a failure.
+        max_restarts: after failures within `restart_window_s`, before one is final.
+        min_nodes: with how many to go on if lost ones do not come back; `None` for all.
+        elastic_timeout_s: how long a restart waits for lost nodes.
+        restart_backoff_s: before the second restart in a row; doubled before each further one.
+        restart_window_s: a restart longer ago than this does not count any more.
+        keep_checkpoints: the newest, which are not deleted.
+        hang_timeout_s: without a step, a row or an exit; `None` for no watch.
+        hang_action: what follows: the stacks in the log alone, or a restart or failure as well.
     """
 
     reservation_timeout_s: float = 600.0
@@ -39,9 +50,17 @@ class Settings:
     lease_s: float = 20.0
     log_tail_lines: int = 40
     max_port_retries: int = 3
+    max_restarts: int = 0
+    min_nodes: int | None = None
+    elastic_timeout_s: float = 60.0
+    restart_backoff_s: float = 1.0
+    restart_window_s: float = 3600.0
+    keep_checkpoints: int = 3
+    hang_timeout_s: float | None = 600.0
+    hang_action: HangAction = "report"
 
     def __post_init__(self) -> None:
-        for name in ("reservation_timeout_s", "feed_timeout_s", "lease_s"):
+        for name in ("reservation_timeout_s", "feed_timeout_s", "lease_s", "elastic_timeout_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(
                     f"{name}={getattr(self, name)} must be above zero seconds, and finite"
@@ -52,6 +71,23 @@ class Settings:
             raise ConfigError(f"feed_memory={self.feed_memory_nbytes} must be at least one byte")
         if self.feed_disk_nbytes is not None and self.feed_disk_nbytes < 0:
             raise ConfigError(f"feed_disk={self.feed_disk_nbytes} must be zero bytes or more")
+        self._check_recovery()
+
+    def _check_recovery(self) -> None:
+        if self.max_restarts < 0:
+            raise ConfigError(f"max_restarts={self.max_restarts} must be 0 or more")
+        if self.min_nodes is not None and self.min_nodes < 1:
+            raise ConfigError(f"min_nodes={self.min_nodes} must be 1 or more, or None for all")
+        if self.keep_checkpoints < 1:
+            raise ConfigError(f"keep_checkpoints={self.keep_checkpoints} must be 1 or more")
+        if self.hang_timeout_s is not None and not self.hang_timeout_s > 0:
+            raise ConfigError(
+                f"hang_timeout={self.hang_timeout_s} must be above zero seconds, or None"
+            )
+        if self.hang_action not in get_args(HangAction):
+            raise ConfigError(
+                f"hang_action={self.hang_action!r}: choose {', '.join(get_args(HangAction))}"
+            )
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ class ClusterSpec:
         tensorboard: log directory of a TensorBoard beside the first node; empty for one of its own
             in the node's working directory, `None` for no TensorBoard.
         driver_nodes: how many nodes, the first ones, run on the driver's machine.
+        checkpoint_dir: URL of the folder of the checkpoints; `None` for none.
     """
 
     cluster_id: str
@@ -74,6 +75,7 @@ class ClusterSpec:
     working_dir: str = "."
     tensorboard: str | None = None
     driver_nodes: int = 0
+    checkpoint_dir: str | None = None
     settings: Settings = field(default_factory=Settings)
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sparkdl.control.auth import new_token
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError
-from sparkdl.core.settings import Environment, Settings
+from sparkdl.core.settings import Environment, HangAction, Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, Placement, plan_nodes
 from sparkdl.driver import state as states
 from sparkdl.driver.controller import Controller, LogLine
@@ -66,6 +66,13 @@ def launch(  # noqa: PLR0913 (one option, one name)
     feed_timeout: float = 600.0,
     feed_memory: int | None = None,
     feed_disk: int | None = None,
+    max_restarts: int = 0,
+    min_nodes: int | None = None,
+    elastic_timeout: float = 60.0,
+    checkpoint_dir: str | None = None,
+    keep_checkpoints: int = 3,
+    hang_timeout: float | None = 600.0,
+    hang_action: HangAction = "report",
     on_log: Callable[[LogLine], None] | None = None,
 ) -> Cluster:
     """Start a cluster of `nodes` framework processes, each running `map_fun(args, ctx)`.
@@ -106,6 +113,16 @@ def launch(  # noqa: PLR0913 (one option, one name)
             an eighth of the memory.
         feed_disk: bytes on its executor's local disk in which a node keeps rows beyond that, if
             later epochs are to read them again; by default a quarter of what is free.
+        max_restarts: how often all nodes begin anew after a failure, at the last checkpoint; see
+            docs/failures.md.
+        min_nodes: with how many to go on if lost ones do not come back; by default all.
+        elastic_timeout: seconds that a restart waits for lost nodes.
+        checkpoint_dir: path or URL of the folder of `ctx.checkpoint`, which all nodes reach. If
+            there are checkpoints in it, the training goes on at the last one.
+        keep_checkpoints: how many of them are kept.
+        hang_timeout: seconds without a step, a row or an exit until the stacks of all nodes are
+            logged; `None` for no watch.
+        hang_action: what follows then: `report` nothing more, `restart` or `fail`.
         on_log: called with each line the nodes print, instead of printing it.
 
     Raises:
@@ -131,11 +148,18 @@ def launch(  # noqa: PLR0913 (one option, one name)
         working_dir=os.getcwd(),
         tensorboard=(tensorboard if isinstance(tensorboard, str) else "") if tensorboard else None,
         driver_nodes=num_ps if driver_ps_nodes else 0,
+        checkpoint_dir=checkpoint_dir,
         settings=Settings(
             reservation_timeout_s=reservation_timeout,
             feed_timeout_s=feed_timeout,
             feed_memory_nbytes=feed_memory,
             feed_disk_nbytes=feed_disk,
+            max_restarts=max_restarts,
+            min_nodes=min_nodes,
+            elastic_timeout_s=elastic_timeout,
+            keep_checkpoints=keep_checkpoints,
+            hang_timeout_s=hang_timeout,
+            hang_action=hang_action,
         ),
     )
     where, spec = _executor(executor, spark, spec)

@@ -28,9 +28,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkdl.control.channel import Local, Raised, Returned, Running, Start
+from sparkdl.control.channel import Commit, Local, Raised, Returned, Running, Start
 from sparkdl.control.messages import (
     Begin,
+    CheckpointCommit,
     ChildFailed,
     ChildReturned,
     ChildRunning,
@@ -259,6 +260,8 @@ class Agent:
                 self.handle(states.ChildStopAsked(generation, grace_s))
             case Stop(grace_s):
                 self.handle(states.StopAsked(grace_s))
+            case CheckpointCommit(_, step, manifest):
+                self._send_to_child(Commit(step, manifest))
             case FetchLog(request, lines):
                 tail = self._child.log.tail(lines) if self._child else ()
                 self._tell(LogTail(request, tail))

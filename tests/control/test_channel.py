@@ -15,6 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.control.channel import (
+    Checkpointed,
+    Commit,
+    Committed,
     Consumed,
     EndMark,
     EpochMark,
@@ -40,6 +43,7 @@ from sparkdl.control.channel import (
     receive,
     send,
 )
+from sparkdl.core.checkpoint import CheckpointRef, Resume
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec, plan_nodes
@@ -50,9 +54,12 @@ START = Start(
     build_world(2, {node: Address("h", 80 + node.node_id, "grpc://x") for node in NODES}),
     1,
     ClusterSpec("c", NODES),
+    Resume(1, CheckpointRef("file:///c/7", 7)),
 )
 INT = st.integers(-(2**63), 2**63 - 1)
 TEXT = st.text(max_size=12)
+PART_ROWS = st.dictionaries(INT, st.lists(st.tuples(INT, INT), max_size=3).map(tuple), max_size=2)
+EPOCH_ROWS = st.dictionaries(INT, PART_ROWS, max_size=2)
 MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     Start: st.just(START),
     Segment: st.builds(Segment, TEXT, INT, INT, INT, INT, TEXT, st.booleans(), st.booleans()),
@@ -83,6 +90,9 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     ),
     ReadFailed: st.builds(ReadFailed, TEXT, TEXT, st.booleans()),
     Results: st.builds(Results, TEXT, INT),
+    Checkpointed: st.builds(Checkpointed, INT, st.dictionaries(TEXT, EPOCH_ROWS, max_size=2)),
+    Commit: st.builds(Commit, INT, TEXT),
+    Committed: st.builds(Committed, INT, TEXT),
     Returned: st.builds(Returned, st.binary(max_size=30), TEXT),
     Raised: st.builds(Raised, st.builds(Failure, TEXT, st.just("exception"), TEXT, st.just(1.5))),
 }

@@ -15,6 +15,9 @@ from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
     Begin,
     BoardStarted,
+    CheckpointCommit,
+    CheckpointDone,
+    CheckpointPart,
     ChildFailed,
     ChildReturned,
     ChildRunning,
@@ -41,6 +44,7 @@ from sparkdl.control.messages import (
     decode_to_agent,
     encode,
 )
+from sparkdl.core.checkpoint import CheckpointRef, Resume
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import plan_nodes
@@ -58,7 +62,9 @@ FAILURES = st.builds(
     TEXT, TIME, INT, INT, TEXT, INT, st.none() | INT, st.none() | INT, TEXT, TEXT, LINES, INT,
 )  # fmt: skip
 
-
+PART_ROWS = st.dictionaries(INT, st.lists(st.tuples(INT, INT), max_size=3).map(tuple), max_size=2)
+EPOCH_ROWS = st.dictionaries(INT, PART_ROWS, max_size=2)
+RESUMES = st.builds(Resume, INT, st.none() | st.builds(CheckpointRef, TEXT, INT, INT))
 SHARES = st.builds(
     Share,
     st.builds(Storage, TEXT, st.dictionaries(TEXT, TEXT | INT, max_size=2)),
@@ -113,9 +119,14 @@ FROM_AGENT: dict[type, st.SearchStrategy[Any]] = {
     LogLines: st.builds(LogLines, LINES),
     LogTail: st.builds(LogTail, INT, LINES),
     BoardStarted: st.builds(BoardStarted, INT, INT, TEXT, st.booleans()),
+    CheckpointPart: st.builds(
+        CheckpointPart, INT, INT, st.dictionaries(TEXT, EPOCH_ROWS, max_size=2)
+    ),
+    CheckpointDone: st.builds(CheckpointDone, INT, INT, TEXT),
 }
 TO_AGENT: dict[type, st.SearchStrategy[Any]] = {
-    Begin: st.builds(Begin, worlds()),
+    Begin: st.builds(Begin, worlds(), RESUMES),
+    CheckpointCommit: st.builds(CheckpointCommit, INT, INT, TEXT),
     NewRound: st.builds(NewRound, INT),
     StopChild: st.builds(StopChild, INT),
     FeedBegin: st.builds(FeedBegin, TEXT, INT, INT),

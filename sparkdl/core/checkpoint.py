@@ -1,0 +1,36 @@
+"""What a round of children begins with, after those before it.
+
+Runs in: anywhere
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class CheckpointRef:
+    """A checkpoint that is complete.
+
+    Attributes:
+        url: of its folder.
+        step: the user's count, see `NodeContext.checkpoint`.
+        generation: of the world that made it.
+    """
+
+    url: str
+    step: int
+    generation: int = 0
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Where a world goes on.
+
+    Attributes:
+        restarts: after failures, so far.
+        checkpoint: the last one that is complete, or `None`.
+    """
+
+    restarts: int = 0
+    checkpoint: CheckpointRef | None = None
