@@ -11,6 +11,7 @@ Runs in: agent, child
       │◀────────────────────────── Imported, Running│  the framework is; map_fun is called
       │◀────────────────────────── Consumed, Release│  rows read; segments no longer needed
       │◀───────── Results + descriptor, Terminated  │
+      │◀─────────────────────────────────── Reported│  the step that user code is at
       │◀─ Checkpointed ─── Commit ──▶  Committed ─▶│  the parts of a checkpoint, and the whole
       │◀────────────────────────── Returned, Raised │  last message
 
@@ -200,6 +201,13 @@ class Results(LocalMessage, frozen=True):
     rows: int
 
 
+class Reported(LocalMessage, frozen=True):
+    """User code is at this step. See `NodeContext.report`."""
+
+    step: int
+    metrics: dict[str, float] = {}
+
+
 class Checkpointed(LocalMessage, frozen=True):
     """This node's part of a checkpoint is written.
 
@@ -256,6 +264,7 @@ Local = (
     | ReadParquet
     | ReadFailed
     | Results
+    | Reported
     | Checkpointed
     | Commit
     | Committed

@@ -7,12 +7,14 @@ Runs in: driver, agent
       │  Offer(generation, port) ─────────────▶│   a child is coming up, its port is held
       │◀──────────────────────── Begin(world)  │   when every node has offered
       │  ChildRunning ────────────────────────▶│   inside map_fun
-      │  FeedProgress, LogLines ──────────────▶│
+      │  FeedProgress, NodeActive, LogLines ──▶│
       │  BoardStarted ────────────────────────▶│   from the first node, where it was asked for
       │◀── FeedBegin, ReadShare, FeedCut, FeedHold, Granted, EpochEnd, FeedEnd
       │  CheckpointPart ──────────────────────▶│   from each node that trains
       │◀──────────────────── CheckpointCommit ─│   to the first, once all parts are there
       │  CheckpointDone ──────────────────────▶│   from the first
+      │◀─────────────── FetchLog, FetchStacks  │   at any time
+      │  LogTail, Stacks ─────────────────────▶│
       │  ChildReturned | ChildFailed ─────────▶│
       │◀──── StopChild, NewRound, Stop         │
 
@@ -133,6 +135,22 @@ class FeedProgress(Message, frozen=True):
     counts: tuple[FeedCount, ...]
 
 
+class NodeActive(Message, frozen=True):
+    """What a child has done beside its feeds; sent on change, a few times a second at most.
+
+    Args:
+        step: the last one that user code has told of (`ctx.report`), -1 for none.
+        batches: of files that the node reads itself (`ctx.parquet`).
+        log_nbytes: printed so far; looked at seldom.
+    """
+
+    generation: int
+    step: int = -1
+    metrics: dict[str, float] = {}
+    batches: int = 0
+    log_nbytes: int = 0
+
+
 class LogLines(Message, frozen=True):
     """Lines the child has printed."""
 
@@ -144,6 +162,13 @@ class LogTail(Message, frozen=True):
 
     request: int
     lines: tuple[str, ...]
+
+
+class Stacks(Message, frozen=True):
+    """The answer to `FetchStacks`: the child's Python stacks, or why there are none."""
+
+    request: int
+    text: str
 
 
 class BoardStarted(Message, frozen=True):
@@ -278,6 +303,12 @@ class FetchLog(Message, frozen=True):
     lines: int
 
 
+class FetchStacks(Message, frozen=True):
+    """Send what all threads of the child are doing, as `Stacks`."""
+
+    request: int
+
+
 class Stop(Message, frozen=True):
     """End the child, clean up, and end."""
 
@@ -291,14 +322,16 @@ FromAgent = (
     | ChildReturned
     | ChildFailed
     | FeedProgress
+    | NodeActive
     | LogLines
     | LogTail
+    | Stacks
     | BoardStarted
     | CheckpointPart
     | CheckpointDone
 )
 ToFeeds = FeedBegin | ReadShare | FeedCut | FeedHold | Granted | EpochEnd | FeedEnd
-ToAgent = Begin | NewRound | StopChild | FetchLog | CheckpointCommit | Stop | ToFeeds
+ToAgent = Begin | NewRound | StopChild | FetchLog | FetchStacks | CheckpointCommit | Stop | ToFeeds
 
 _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)

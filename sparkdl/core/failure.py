@@ -9,7 +9,7 @@ import signal
 from dataclasses import dataclass
 from typing import Literal
 
-FailureKind = Literal["exception", "exit", "signal", "oom", "lost", "port", "setup"]
+FailureKind = Literal["exception", "exit", "signal", "oom", "lost", "port", "setup", "hang"]
 
 _HINTS: dict[str, str] = {
     "oom": (
@@ -19,6 +19,10 @@ _HINTS: dict[str, str] = {
     "lost": (
         "Look for a lost executor in the Spark UI, and for spark.dynamicAllocation or "
         "spark.executor.memoryOverhead as its reason."
+    ),
+    "hang": (
+        "It was ended because of hang_timeout; above is what it was doing, innermost call first. "
+        "Call ctx.report(step=…) in longer loops that read no feed, or raise hang_timeout."
     ),
     "exit": "User code or a library ended the process without raising; its last log lines tell.",
     "signal": "It ended from outside Python: a native crash, an operator, the kernel.",
@@ -36,6 +40,7 @@ class Failure:
             `exit_code` and no exception. `signal`: killed by `signal_number`. `oom`: killed by
             the kernel for memory. `lost`: the agent vanished. `port`: another process took
             the framework's port. `setup`: the node could not prepare (an import failed).
+            `hang`: it was alive and made no progress; `traceback` has its stacks.
         time_s: Unix time in seconds, from the clock of the node's host.
     """
 
@@ -84,6 +89,8 @@ class Failure:
             return f"was killed for lack of memory. {self.message}".rstrip()
         if self.kind == "lost":
             return f"was lost: {self.message}"
+        if self.kind == "hang":
+            return f"hung: it {self.message}"
         return f"failed: {self.message}"
 
 

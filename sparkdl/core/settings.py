@@ -72,6 +72,19 @@ class Settings:
         if self.feed_disk_nbytes is not None and self.feed_disk_nbytes < 0:
             raise ConfigError(f"feed_disk={self.feed_disk_nbytes} must be zero bytes or more")
         self._check_recovery()
+        self._check_hangs()
+
+    def _check_hangs(self) -> None:
+        if self.hang_timeout_s is not None and not 0 < self.hang_timeout_s < math.inf:
+            raise ConfigError(
+                f"hang_timeout={self.hang_timeout_s} must be above zero seconds and finite, or None"
+            )
+        if self.hang_action not in get_args(HangAction):
+            raise ConfigError(
+                f"hang_action={self.hang_action!r}: choose {', '.join(get_args(HangAction))}"
+            )
+        if self.hang_action == "restart" and not self.max_restarts:
+            raise ConfigError("hang_action='restart' needs max_restarts=1 or more")
 
     def _check_recovery(self) -> None:
         if self.max_restarts < 0:
@@ -80,14 +93,6 @@ class Settings:
             raise ConfigError(f"min_nodes={self.min_nodes} must be 1 or more, or None for all")
         if self.keep_checkpoints < 1:
             raise ConfigError(f"keep_checkpoints={self.keep_checkpoints} must be 1 or more")
-        if self.hang_timeout_s is not None and not self.hang_timeout_s > 0:
-            raise ConfigError(
-                f"hang_timeout={self.hang_timeout_s} must be above zero seconds, or None"
-            )
-        if self.hang_action not in get_args(HangAction):
-            raise ConfigError(
-                f"hang_action={self.hang_action!r}: choose {', '.join(get_args(HangAction))}"
-            )
 
 
 @dataclass(frozen=True)

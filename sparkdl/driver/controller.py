@@ -14,10 +14,10 @@ import math
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, TypeVar
 
 from sparkdl.control.messages import (
@@ -26,13 +26,17 @@ from sparkdl.control.messages import (
     ChildReturned,
     ChildRunning,
     FeedCount,
+    FeedEnd,
     FeedProgress,
     FetchLog,
+    FetchStacks,
     FromAgent,
     Hello,
     LogLines,
     LogTail,
+    NodeActive,
     Offer,
+    Stacks,
     ToAgent,
 )
 from sparkdl.control.server import CoordinatorServer, ServerAddress
@@ -40,6 +44,8 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import IllegalTransitionError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.driver import state as states
+from sparkdl.driver.hang_watch import HangWatch
+from sparkdl.driver.inquiries import Inquiries, Question
 from sparkdl.driver.outcome import generation_of
 
 _log = logging.getLogger(__name__)
@@ -59,6 +65,10 @@ class View:
     board: BoardStarted | None = None
     pids: dict[int, int] = field(default_factory=dict)
     """Of the nodes' children, by node id."""
+    activity: dict[int, NodeActive] = field(default_factory=dict)
+    """What the nodes have done beside their feeds, by node id."""
+    have_feeds_ended: bool = False
+    """The nodes have been told that no more rows will come."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +97,7 @@ class Controller:
         self._loop = asyncio.new_event_loop()
         self._server = CoordinatorServer(token, self, spec.settings.lease_s)
         self._timer: asyncio.TimerHandle | None = None
-        self._requests: dict[int, Future[tuple[str, ...]]] = {}
-        self._request_ids = count()
+        self._inquiries = Inquiries(self._server.send)
         self._thread = threading.Thread(
             target=self._loop.run_forever, name=f"sparkdl-controller-{spec.cluster_id}", daemon=True
         )
@@ -105,6 +114,9 @@ class Controller:
         try:
             self.address = self._call(self._server.start(host, ports))
             self._soon(self._arm_timer, self.view.state.deadline_s)
+            hang_timeout_s = self.spec.settings.hang_timeout_s
+            if hang_timeout_s is not None:
+                self._soon(HangWatch(self, hang_timeout_s).look, self._loop)
             return self.address
         except BaseException:
             self.close()
@@ -132,13 +144,15 @@ class Controller:
 
     def fetch_log(self, node_id: int, lines: int, deadline: Deadline) -> tuple[str, ...]:
         """Return the last lines of a node's child; empty if the node does not answer in time."""
-        future: Future[tuple[str, ...]] = Future()
-        if not self._soon(self._request_log, node_id, lines, future):
-            return ()
-        try:
-            return future.result(deadline.wait_s)
-        except (TimeoutError, FutureTimeoutError):  # one and the same since Python 3.11
-            return ()
+        answers = self._ask([node_id], lambda number: FetchLog(number, lines), deadline)
+        return tuple(answers.get(node_id, ()))
+
+    def fetch_stacks(self, deadline: Deadline) -> dict[str, str]:
+        """Return by node name what its child is doing, or why that is not known."""
+        node_ids = [node.node_id for node in self.spec.nodes]
+        answers = self._ask(node_ids, FetchStacks, deadline)
+        silent = "its agent did not answer: it is lost or stopped, or cannot be reached"
+        return {node.name: answers.get(node.node_id, silent) for node in self.spec.nodes}
 
     def close(self) -> None:
         """Close all connections and end the thread."""
@@ -150,6 +164,18 @@ class Controller:
         self._thread.join(_THREAD_END_S)
         if not self._thread.is_alive():
             self._loop.close()
+
+    def _ask(self, node_ids: list[int], question: Question, deadline: Deadline) -> dict[int, Any]:
+        """Ask the agents of some nodes; return by node id what came in time."""
+        futures: dict[int, Future[Any]] = {node_id: Future() for node_id in node_ids}
+        answers = {}
+        if self._soon(self._send_questions, futures, question):
+            for node_id, future in futures.items():
+                with suppress(TimeoutError, FutureTimeoutError, CancelledError):
+                    answers[node_id] = future.result(deadline.wait_s)
+        for future in futures.values():
+            future.cancel()
+        return answers
 
     def _soon(self, function: Callable[..., None], *arguments: Any) -> bool:
         """Have `function` called on the loop; false once the controller is closed."""
@@ -181,18 +207,16 @@ class Controller:
                 self._handle(states.ChildGaveResult(agent_id, message))
             case ChildFailed():
                 self._handle(states.ChildBroke(agent_id, message))
-            case FeedProgress():
-                self._note_feeds(agent_id, message)
+            case FeedProgress() | NodeActive():
+                self._note_progress(agent_id, message)
             case BoardStarted():
                 with self.changed:
                     self.view.board = message
                     self.changed.notify_all()
             case LogLines(lines):
                 self._hand_on_log(agent_id, lines)
-            case LogTail(request, lines):
-                future = self._requests.pop(request, None)
-                if future:
-                    future.set_result(lines)
+            case LogTail(request, answer) | Stacks(request, answer):
+                self._inquiries.answer(request, answer)
 
     def left(self, agent_id: str, reason: str) -> None:
         """An agent's connection has ended."""
@@ -233,6 +257,9 @@ class Controller:
     def _broadcast(self, message: ToAgent, node_ids: set[int], generation: int | None) -> None:
         if generation not in (None, generation_of(self.view.state)):
             return
+        if message == FeedEnd(()):
+            with self.changed:
+                self.view.have_feeds_ended = True
         roster = self._roster()
         for node_id, agent in roster.agents.items() if roster else ():
             if node_id in node_ids:
@@ -245,12 +272,15 @@ class Controller:
             with self.changed:
                 self.view.pids[node_id] = pid
 
-    def _note_feeds(self, agent_id: str, message: FeedProgress) -> None:
+    def _note_progress(self, agent_id: str, message: FeedProgress | NodeActive) -> None:
         roster = self._roster()
         node_id = roster.node_of(agent_id) if roster else None
         if node_id is None:
             return
         with self.changed:
+            if isinstance(message, NodeActive):
+                self.view.activity[node_id] = message
+                return
             for now in message.counts:
                 if self.view.feeds.get((node_id, now.feed)) != now:
                     self.view.feeds[node_id, now.feed] = now
@@ -267,14 +297,14 @@ class Controller:
             except Exception:  # noqa: BLE001 (user code; it must not end the controller)
                 _log.exception("on_log failed; the nodes are not harmed")
 
-    def _request_log(self, node_id: int, lines: int, future: Future[tuple[str, ...]]) -> None:
+    def _send_questions(self, answers: dict[int, Future[Any]], question: Question) -> None:
         roster = self._roster()
-        if roster is None or node_id not in roster.agents:
-            future.set_result(())
-            return
-        request = next(self._request_ids)
-        self._requests[request] = future
-        self._server.send(roster.agents[node_id].hello.agent_id, FetchLog(request, lines))
+        for node_id, answer in answers.items():
+            agent = roster.agents.get(node_id) if roster else None
+            if agent is None:
+                answer.cancel()
+            else:
+                self._inquiries.ask(agent.hello.agent_id, question, answer)
 
     def _name(self, node_id: int) -> str:
         nodes = self.spec.nodes

@@ -322,6 +322,14 @@ class Cluster:
         node_id = self.world.members[rank].node.node_id
         return list(self._controller.fetch_log(node_id, lines, Deadline.after(_FETCH_S)))
 
+    def stacks(self) -> dict[str, str]:
+        """Return what all threads of the nodes' children are doing now, by node name.
+
+        The Python stacks, innermost call first, as `faulthandler` writes them: also of a child
+        that hangs in C code and holds the GIL. For one that does not answer, its process's state.
+        """
+        return self._controller.fetch_stacks(Deadline.after(_FETCH_S))
+
     @ends_if_interrupted
     def shutdown(self, grace_s: float | None = None, timeout_s: float | None = None) -> None:
         """End the feeds, wait for `map_fun` to return everywhere, and end all nodes.

@@ -199,6 +199,14 @@ class ChildBroke:
 
 
 @dataclass(frozen=True)
+class HangFound:
+    """The training stands still; the nodes that are behind have failed by that."""
+
+    generation: int
+    failures: tuple[Failure, ...]
+
+
+@dataclass(frozen=True)
 class LaunchBroke:
     """The job that carries the nodes has failed: nothing will bring more agents."""
 
@@ -225,6 +233,7 @@ Event = (
     | ChildEntered
     | ChildGaveResult
     | ChildBroke
+    | HangFound
     | LaunchBroke
     | DeadlinePassed
     | StopAsked
@@ -404,6 +413,14 @@ def _running_broke(state: Running, event: ChildBroke, now_s: float) -> Step:
     ), []
 
 
+def _running_hung(state: Running, event: HangFound, now_s: float) -> Step:
+    if event.generation != state.world.generation:
+        return state, []
+    hosts = {m.node.node_id: m.host for m in state.world.members}
+    failures = tuple(replace(f, host=hosts.get(f.node_id, "")) for f in event.failures)
+    return Failing(state.roster, state.world, state.returned, failures, now_s + SETTLE_S), []
+
+
 def _running_left(state: Running, event: AgentLeft, now_s: float) -> Step:
     node_id = state.roster.node_of(event.agent_id)
     roster = _unseat(state.roster, event.agent_id)
@@ -521,6 +538,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Gathering, ChildEntered): _stay,
     (Gathering, ChildGaveResult): _stay,
     (Gathering, DeadlinePassed): _gathering_expired,
+    (Gathering, HangFound): _stay,
     (Gathering, LaunchBroke): _launch_broke,
     (Gathering, StopAsked): _stop,
     (Running, AgentJoined): _roster_joined,
@@ -529,6 +547,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Running, ChildEntered): _running_entered,
     (Running, ChildGaveResult): _running_returned,
     (Running, ChildBroke): _running_broke,
+    (Running, HangFound): _running_hung,
     (Running, LaunchBroke): _stay,
     (Running, StopAsked): _stop,
     (Failing, AgentJoined): _roster_joined,
@@ -538,6 +557,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Failing, ChildGaveResult): _failing_returned,
     (Failing, ChildBroke): _failing_broke,
     (Failing, DeadlinePassed): _failing_settled,
+    (Failing, HangFound): _stay,
     (Failing, LaunchBroke): _stay,
     (Failing, StopAsked): _stop,
     (Finished, AgentJoined): _ending_joined,
@@ -546,6 +566,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Finished, ChildEntered): _stay,
     (Finished, ChildGaveResult): _stay,
     (Finished, ChildBroke): _stay,
+    (Finished, HangFound): _stay,
     (Finished, LaunchBroke): _stay,
     (Finished, StopAsked): _stop,
     (Failed, AgentJoined): _ending_joined,
@@ -554,6 +575,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Failed, ChildEntered): _stay,
     (Failed, ChildGaveResult): _stay,
     (Failed, ChildBroke): _stay,
+    (Failed, HangFound): _stay,
     (Failed, LaunchBroke): _stay,
     (Failed, StopAsked): _stop,
     (Stopping, AgentJoined): _stopping_joined,
@@ -563,6 +585,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Stopping, ChildGaveResult): _stay,
     (Stopping, ChildBroke): _stay,
     (Stopping, DeadlinePassed): _stopping_expired,
+    (Stopping, HangFound): _stay,
     (Stopping, LaunchBroke): _stay,
     (Stopping, StopAsked): _stay,
     (Stopped, AgentJoined): _ending_joined,
@@ -571,6 +594,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Stopped, ChildEntered): _stay,
     (Stopped, ChildGaveResult): _stay,
     (Stopped, ChildBroke): _stay,
+    (Stopped, HangFound): _stay,
     (Stopped, LaunchBroke): _stay,
     (Stopped, StopAsked): _stay,
 }

@@ -5,10 +5,10 @@ Runs in: driver
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from html import escape
 
-from sparkdl.control.messages import FeedCount
+from sparkdl.control.messages import FeedCount, NodeActive
 from sparkdl.core.spec import ClusterSpec, InputMode
 from sparkdl.core.world import Member, World
 from sparkdl.driver.controller import View
@@ -26,8 +26,11 @@ def as_html(spec: ClusterSpec, world: World, view: View, board_url: str | None =
         board_url: where TensorBoard answers.
     """
     feeds = sorted({feed for _, feed in view.feeds})
-    head = ("node", "rank", "host", "pid", "state", *(f"feed {feed!r}" for feed in feeds))
-    lines = [_line(head, "th"), *(_line(_cells(m, view, feeds), "td") for m in world.members)]
+    told = {node_id: active for node_id, active in view.activity.items() if active.step >= 0}
+    head = ["node", "rank", "host", "pid", "state", *(f"feed {feed!r}" for feed in feeds)]
+    if told:
+        head.append("step")
+    lines = [_line(head, "th"), *(_line(_cells(m, view, feeds, told), "td") for m in world.members)]
     return "".join(
         [
             f"<b>Cluster {escape(spec.cluster_id)}: {type(view.state).__name__}</b>",
@@ -58,13 +61,24 @@ def _what(spec: ClusterSpec) -> str:
     return f"{len(spec.nodes)} nodes, {spec.framework}, {fed}"
 
 
-def _cells(member: Member, view: View, feeds: Iterable[str]) -> Iterable[str]:
+def _cells(
+    member: Member, view: View, feeds: Iterable[str], told: Mapping[int, NodeActive]
+) -> Iterable[str]:
     node_id = member.node.node_id
     pid = view.pids.get(node_id)
     yield from (member.node.name, str(member.rank), member.host, str(pid or ""))
     yield node_state(view, node_id)
     for feed in feeds:
         yield _progress(view.feeds.get((node_id, feed)))
+    if told:
+        yield _told(told.get(node_id))
+
+
+def _told(active: NodeActive | None) -> str:
+    if active is None:
+        return ""
+    metrics = (f"{name} {value:.4g}" for name, value in active.metrics.items())
+    return ", ".join([f"{active.step:,}", *metrics])
 
 
 def _progress(count: FeedCount | None) -> str:

@@ -36,12 +36,14 @@ from sparkdl.control.messages import (
     ChildReturned,
     ChildRunning,
     FetchLog,
+    FetchStacks,
     FromAgent,
     Hello,
     LogLines,
     LogTail,
     NewRound,
     Offer,
+    Stacks,
     Stop,
     StopChild,
     ToAgent,
@@ -52,6 +54,7 @@ from sparkdl.core.settings import Environment
 from sparkdl.core.spec import InputMode
 from sparkdl.frameworks.registry import framework_named
 from sparkdl.node import state as states
+from sparkdl.node.activity import Activity, log_period_s
 from sparkdl.node.board import Board
 from sparkdl.node.gpus import share_gpus
 from sparkdl.node.logs import ChildLog
@@ -92,6 +95,9 @@ class Agent:
         self._unsent: list[FromAgent] = []
         self._client: CoordinatorClient | None = None
         self._board: Board | None = None
+        self._activity = Activity(
+            self._loop, self._tell, log_period_s(order.spec.settings.hang_timeout_s)
+        )
         self._state, actions = states.begin()
         self._perform(actions)  # before the heavy imports: the child's own are what takes long
 
@@ -181,6 +187,7 @@ class Agent:
         framework, environment = self._spec.framework, self._child_environment()
         child = Child.spawn(ChildOrder(framework, self._payload, log, port, environment))
         self._child = child
+        self._activity.begin(generation, log)
         self._pipe = ChildPipe(self._loop, child.sock, self._on_child_message)
         if generation:
             self._feeds.reopen(generation)
@@ -241,6 +248,7 @@ class Agent:
         elif isinstance(message, Raised):
             self.handle(states.ChildSaidHowItEnded(message.failure))
         else:
+            self._activity.note(message)
             self._feeds.on_child_message(message, fd)
 
     def _on_child_exit(self, status: int) -> None:
@@ -265,8 +273,19 @@ class Agent:
             case FetchLog(request, lines):
                 tail = self._child.log.tail(lines) if self._child else ()
                 self._tell(LogTail(request, tail))
+            case FetchStacks(request):
+                self._tell_stacks(request)
             case _:
                 self._feeds.on_driver_message(message)
+
+    def _tell_stacks(self, request: int) -> None:
+        def tell(text: str) -> None:
+            self._tell(Stacks(request, text))
+
+        if self._child:
+            self._child.stacks.ask(self._loop, self._child.pid, tell)
+        else:
+            tell("there is no child")
 
     def _orphan(self, reason: str) -> None:
         _log.info("%s ends: %s", self._node.name, reason)
@@ -338,6 +357,7 @@ class Agent:
     async def _clean_up(self) -> None:
         self._signal_child(signal.SIGKILL)
         self._feeds.shut_down()
+        self._activity.close()
         if self._board:
             await self._board.close()
         if self._client:

@@ -2,8 +2,9 @@
 
 Runs in: child
 
-`python -m sparkdl.node.child CHANNEL_FD PORT_FD AGENT_PID FRAMEWORK PAYLOAD`, started by an agent.
-PAYLOAD is a file with the pickled `(map_fun, args)`; it came inside Spark's own task payload.
+`python -m sparkdl.node.child CHANNEL_FD PORT_FD STACKS_FD AGENT_PID FRAMEWORK PAYLOAD`,
+started by an agent. PAYLOAD is a file with the pickled `(map_fun, args)`; it came inside Spark's
+own task payload.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class ChildArguments:
 
     channel_fd: int
     port_fd: int
+    stacks_fd: int
     agent_pid: int
     framework: str
     payload: Path
@@ -51,8 +53,9 @@ class ChildArguments:
     @classmethod
     def parse(cls, argv: list[str]) -> ChildArguments:
         """Read the command line."""
-        channel_fd, port_fd, agent_pid, framework, payload = argv
-        return cls(int(channel_fd), int(port_fd), int(agent_pid), framework, Path(payload))
+        channel_fd, port_fd, stacks_fd, agent_pid = map(int, argv[:4])
+        framework, payload = argv[4:]
+        return cls(channel_fd, port_fd, stacks_fd, agent_pid, framework, Path(payload))
 
 
 def main(argv: list[str]) -> None:
@@ -60,7 +63,7 @@ def main(argv: list[str]) -> None:
     arguments = ChildArguments.parse(argv)
     _die_with(arguments.agent_pid)
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    _tell_stacks(arguments.stacks_fd)
     link = AgentLink(socket.socket(fileno=arguments.channel_fd))
     port = socket.socket(fileno=arguments.port_fd)
     link.send(_run(arguments, link, port))
@@ -145,6 +148,13 @@ def _raised(
             generation=start.world.generation if start else 0,
         )
     )
+
+
+def _tell_stacks(fd: int) -> None:
+    """Write the stacks of all threads into `fd` on SIGUSR1, which the agent has held back."""
+    os.set_inheritable(fd, False)
+    faulthandler.register(signal.SIGUSR1, file=fd, all_threads=True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
 
 def _die_with(agent_pid: int) -> None:

@@ -22,6 +22,7 @@ from sparkdl.node.coordination import Coordination
 from sparkdl.node.legacy import NodeManager, RemovedCalls
 from sparkdl.node.link import AgentLink
 from sparkdl.node.own_files import read_own, wanted_files
+from sparkdl.node.reporting import reported
 
 if TYPE_CHECKING:
     import jax
@@ -277,6 +278,20 @@ class NodeContext(Coordination, RemovedCalls):
         options = {"tail": "pad", "even": self.num_workers > 1 or None, **options}
         batches = self.batches(batch_size, _wanted(x, y) or columns, **options)
         return JaxBatches(batches, x, y, sharding, prefetch)
+
+    def report(self, step: int, **metrics: float) -> None:
+        """Tell the driver which step this node has done, for the cluster's table and hang watch.
+
+        Cheap enough to be called in each step. Batches of feeds and of `parquet` are counted
+        anyway; a loop that reads its own data should call this.
+
+        Args:
+            metrics: numbers to show beside the step.
+
+        Raises:
+            ConfigError: if `step` is no whole number of 0 or more, or a metric is no number.
+        """
+        self._link.send(reported(step, metrics))
 
     def absolute_path(self, path: str) -> str:
         """Return `path` as a URL on the default file system, relative to the user's home there.

@@ -33,6 +33,10 @@ class ChildLog:
         with open(self.open_for_child(), "w", encoding="utf-8") as file:
             file.write(f"sparkdl: {text}\n")
 
+    def nbytes(self) -> int:
+        """Return how much has been printed, in bytes."""
+        return self.path.stat().st_size if self.path.exists() else 0
+
     def tail(self, lines: int) -> tuple[str, ...]:
         """Return the last `lines` lines, of the last 256 KiB at most."""
         if lines <= 0 or not self.path.exists():

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from sparkdl.node.logs import ChildLog
 from sparkdl.node.resources import oom_kills
+from sparkdl.node.stacks import SIGNAL, StackFile
 
 _log = logging.getLogger(__name__)
 
@@ -45,9 +46,14 @@ class Child:
     """One running child. The agent's side of its pipe is `sock`; the owner calls `close`."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], sock: socket.socket, order: ChildOrder
+        self,
+        process: subprocess.Popen[bytes],
+        sock: socket.socket,
+        order: ChildOrder,
+        stacks: StackFile,
     ) -> None:
         self.sock = sock
+        self.stacks = stacks
         self.log = order.log
         self._process = process
         self._port_socket = order.port_socket
@@ -59,24 +65,29 @@ class Child:
         """Start the child in a process group of its own, so that all it starts ends with it."""
         ours, theirs = socket.socketpair()
         log_fd = order.log.open_for_child()
-        port_fd = order.port_socket.fileno()
+        stacks = StackFile()
+        fds = (theirs.fileno(), order.port_socket.fileno(), stacks.fd)
+        # The child inherits that SIGUSR1 waits: before it knows the signal, it would end by it.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {SIGNAL})
         try:
             process = subprocess.Popen(
-                _command(order, theirs.fileno(), port_fd),
+                _command(order, *fds),
                 stdin=subprocess.DEVNULL,
                 stdout=log_fd,
                 stderr=log_fd,
                 env={**os.environ, **order.environment},
-                pass_fds=(theirs.fileno(), port_fd),
+                pass_fds=fds,
                 start_new_session=True,
             )
         except BaseException:
             ours.close()
+            stacks.close()
             raise
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             theirs.close()
             os.close(log_fd)
-        return cls(process, ours, order)
+        return cls(process, ours, order, stacks)
 
     @property
     def pid(self) -> int:
@@ -118,6 +129,7 @@ class Child:
     def close(self) -> None:
         """Release what is left of a child that has ended."""
         self.sock.close()
+        self.stacks.close()
         self._port_socket.close()
 
 
@@ -167,7 +179,7 @@ def _wait_for_stranger(pid: int) -> None:
         psutil.Process(pid).wait()
 
 
-def _command(order: ChildOrder, channel_fd: int, port_fd: int) -> Sequence[str]:
+def _command(order: ChildOrder, channel_fd: int, port_fd: int, stacks_fd: int) -> Sequence[str]:
     module = "sparkdl.node.child"
-    numbers = [str(channel_fd), str(port_fd), str(os.getpid())]
+    numbers = [str(n) for n in (channel_fd, port_fd, stacks_fd, os.getpid())]
     return [sys.executable, "-m", module, *numbers, order.framework, str(order.payload)]

@@ -277,4 +277,6 @@ def test_stacks_of_a_child_that_hangs_can_be_asked_for(start: StartNode) -> None
 
     running = start(hangs_here)
     assert running.value() is None
-    assert any("in hangs_here" in line for line in running.log.tail(100))
+    stacks = os.pread(running.child.stacks.fd, 100_000, 0).decode()
+    assert "in hangs_here" in stacks
+    assert not any("in hangs_here" in line for line in running.log.tail(100))

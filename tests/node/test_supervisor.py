@@ -36,11 +36,11 @@ def spawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spawn]:
     with ExitStack() as stack:
 
         def start(program: str) -> Child:
-            def command(order: ChildOrder, channel_fd: int, port_fd: int) -> list[str]:
+            def command(order: ChildOrder, *fds: int) -> list[str]:
                 return [
                     sys.executable,
                     str(PROGRAMS / program),
-                    *real_command(order, channel_fd, port_fd)[3:],
+                    *real_command(order, *fds)[3:],
                 ]
 
             monkeypatch.setattr(supervisor, "_command", command)
