@@ -42,6 +42,7 @@ class Failure:
             the framework's port. `setup`: the node could not prepare (an import failed).
             `hang`: it was alive and made no progress; `traceback` has its stacks.
         time_s: Unix time in seconds, from the clock of the node's host.
+        step: of the checkpoint that the round began with, and batches read from feeds since.
     """
 
     node: str
@@ -58,6 +59,7 @@ class Failure:
     traceback: str = ""
     log_tail: tuple[str, ...] = ()
     generation: int = 0
+    step: int = 0
 
     def headline(self) -> str:
         """Return the failure in one line: who, where, what."""

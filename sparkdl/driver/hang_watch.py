@@ -15,7 +15,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.failure import Failure
 from sparkdl.driver.hangs import Hang, Watch, look
 from sparkdl.driver.pace import Pace, Progress, compare, progress_of
-from sparkdl.driver.state import HangFound, Running
+from sparkdl.driver.state import NodesBlamed, Running
 
 if TYPE_CHECKING:
     from sparkdl.driver.controller import Controller, View
@@ -57,8 +57,9 @@ class HangWatch:
         if not isinstance(view.state, Running):
             return Watch(), None
         nodes = _progress(view, view.state)
-        generation = view.state.world.generation
-        return look(self._watch, generation, nodes, time.monotonic(), self._timeout_s)
+        generation, now_s = view.state.world.generation, time.monotonic()
+        start_s = self._controller.spec.settings.reservation_timeout_s
+        return look(self._watch, generation, nodes, now_s, self._timeout_s, start_s)
 
     def _tell(self, hang: Hang) -> None:
         settings = self._controller.spec.settings
@@ -75,7 +76,7 @@ class HangWatch:
         goes_on = not self._controller.look(lambda view: self._look(view)[0].is_told)
         if settings.hang_action == "report" or goes_on:
             return
-        pids = self._controller.look(lambda view: dict(view.pids))
+        hosts, pids = self._controller.look(lambda view: (_hosts(view), dict(view.pids)))
         failures = tuple(
             Failure(
                 node=node.node,
@@ -84,13 +85,19 @@ class HangWatch:
                 time_s=found_s,
                 node_id=node.node_id,
                 rank=node.rank,
+                host=hosts.get(node.node_id, ""),
                 pid=pids.get(node.node_id, 0),
                 traceback=stacks.get(node.node, ""),
                 generation=hang.generation,
             )
             for node in hang.behind
         )
-        self._controller.submit(HangFound(hang.generation, failures))
+        self._controller.submit(NodesBlamed(hang.generation, failures))
+
+
+def _hosts(view: View) -> dict[int, str]:
+    world = getattr(view.state, "world", None)
+    return {m.node.node_id: m.host for m in world.members} if world else {}
 
 
 def _progress(view: View, state: Running) -> list[Progress]:

@@ -79,12 +79,18 @@ class Watch:
 
 
 def look(
-    watch: Watch, generation: int, nodes: Sequence[Progress], now_s: float, timeout_s: float
+    watch: Watch,
+    generation: int,
+    nodes: Sequence[Progress],
+    now_s: float,
+    timeout_s: float,
+    start_s: float = 0.0,
 ) -> tuple[Watch, Hang | None]:
     """Return what is known now, and a hang if there is one that has not been told of.
 
     Args:
         nodes: those whose `map_fun` finishes the job and has not returned.
+        start_s: how long nodes may take to enter `map_fun`, if that is longer than `timeout_s`.
     """
     asleep_s = now_s - watch.looked_s
     if asleep_s > timeout_s / 2:  # the driver itself stood still: it has not heard what came
@@ -96,7 +102,8 @@ def look(
         return Watch(generation, signs, now_s, now_s), None
     watch = replace(watch, looked_s=now_s)
     still_s = now_s - watch.since_s
-    if watch.is_told or still_s < timeout_s:
+    are_in = all(node.has_entered for node in nodes)
+    if watch.is_told or still_s < (timeout_s if are_in else max(timeout_s, start_s)):
         return watch, None
     return replace(watch, is_told=True), _hang(generation, nodes, still_s)
 

@@ -155,9 +155,9 @@ class Agent:
             match action:
                 case states.Spawn(generation):
                     self._spawn(generation)
-                case states.StartChild(world):
+                case states.StartChild(world, resume):
                     self._rank = world.member(self._order.node_id).rank
-                    self._send_to_child(Start(world, self._order.node_id, self._spec))
+                    self._send_to_child(Start(world, self._order.node_id, self._spec, resume))
                     self._news(AgentNews(world_began=True))
                     self._begin_board()
                 case states.Terminate():
@@ -259,8 +259,8 @@ class Agent:
 
     def _on_driver_message(self, message: ToAgent) -> None:
         match message:
-            case Begin(world):
-                self.handle(states.WorldBegan(world))
+            case Begin(world, resume):
+                self.handle(states.WorldBegan(world, resume))
             case NewRound(generation):
                 self.handle(states.RoundAsked(generation))
             case StopChild(generation):

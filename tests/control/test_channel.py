@@ -31,6 +31,7 @@ from sparkdl.control.channel import (
     Reclaim,
     Release,
     Reopened,
+    Reported,
     Results,
     Returned,
     Running,
@@ -58,6 +59,7 @@ START = Start(
 )
 INT = st.integers(-(2**63), 2**63 - 1)
 TEXT = st.text(max_size=12)
+NUMBER = st.floats(allow_nan=False, allow_infinity=False)
 PART_ROWS = st.dictionaries(INT, st.lists(st.tuples(INT, INT), max_size=3).map(tuple), max_size=2)
 EPOCH_ROWS = st.dictionaries(INT, PART_ROWS, max_size=2)
 MESSAGES: dict[type, st.SearchStrategy[Any]] = {
@@ -90,6 +92,7 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     ),
     ReadFailed: st.builds(ReadFailed, TEXT, TEXT, st.booleans()),
     Results: st.builds(Results, TEXT, INT),
+    Reported: st.builds(Reported, INT, st.dictionaries(TEXT, NUMBER, max_size=2)),
     Checkpointed: st.builds(Checkpointed, INT, st.dictionaries(TEXT, EPOCH_ROWS, max_size=2)),
     Commit: st.builds(Commit, INT, TEXT),
     Committed: st.builds(Committed, INT, TEXT),

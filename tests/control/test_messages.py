@@ -29,14 +29,17 @@ from sparkdl.control.messages import (
     FeedHold,
     FeedProgress,
     FetchLog,
+    FetchStacks,
     FromAgent,
     Granted,
     Hello,
     LogLines,
     LogTail,
     NewRound,
+    NodeActive,
     Offer,
     ReadShare,
+    Stacks,
     Stop,
     StopChild,
     ToAgent,
@@ -46,7 +49,7 @@ from sparkdl.control.messages import (
 )
 from sparkdl.core.checkpoint import CheckpointRef, Resume
 from sparkdl.core.errors import ProtocolError
-from sparkdl.core.failure import Failure
+from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.spec import plan_nodes
 from sparkdl.core.world import Address, World, build_world
 from sparkdl.feed.parquet_plan import DataFile, FileRange, Share, Storage
@@ -58,7 +61,7 @@ TEXT = st.text(max_size=20)
 LINES = st.lists(TEXT, max_size=4).map(tuple)
 TIME = st.floats(allow_nan=False, allow_infinity=False)
 FAILURES = st.builds(
-    Failure, TEXT, st.sampled_from(["exception", "exit", "signal", "oom", "lost", "port", "setup"]),
+    Failure, TEXT, st.sampled_from(get_args(FailureKind)),
     TEXT, TIME, INT, INT, TEXT, INT, st.none() | INT, st.none() | INT, TEXT, TEXT, LINES, INT,
 )  # fmt: skip
 
@@ -118,6 +121,8 @@ FROM_AGENT: dict[type, st.SearchStrategy[Any]] = {
     ).map(lambda counts: FeedProgress(tuple(counts))),
     LogLines: st.builds(LogLines, LINES),
     LogTail: st.builds(LogTail, INT, LINES),
+    Stacks: st.builds(Stacks, INT, TEXT),
+    NodeActive: st.builds(NodeActive, INT, INT, st.dictionaries(TEXT, TIME, max_size=2), INT, INT),
     BoardStarted: st.builds(BoardStarted, INT, INT, TEXT, st.booleans()),
     CheckpointPart: st.builds(
         CheckpointPart, INT, INT, st.dictionaries(TEXT, EPOCH_ROWS, max_size=2)
@@ -139,6 +144,7 @@ TO_AGENT: dict[type, st.SearchStrategy[Any]] = {
     ),
     FeedEnd: st.builds(FeedEnd, LINES),
     FetchLog: st.builds(FetchLog, INT, INT),
+    FetchStacks: st.builds(FetchStacks, INT),
     Stop: st.builds(Stop, TIME),
 }
 
