@@ -12,6 +12,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from sparkdl.control.auth import bearer
+from sparkdl.control.lease import agent_keep_alive
 from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
     FromAgent,
@@ -20,8 +21,6 @@ from sparkdl.control.messages import (
     encode,
 )
 from sparkdl.core.errors import LaunchError
-
-CLOSE_TIMEOUT_S = 2.0
 
 
 class CoordinatorClient:
@@ -39,6 +38,7 @@ class CoordinatorClient:
         Raises:
             LaunchError: if the coordinator cannot be reached or refuses.
         """
+        keep = agent_keep_alive(lease_s)
         try:
             connection = await connect(
                 url,
@@ -47,9 +47,9 @@ class CoordinatorClient:
                 compression=None,
                 proxy=None,
                 open_timeout=lease_s,
-                ping_interval=lease_s / 4,
-                ping_timeout=lease_s / 2,
-                close_timeout=CLOSE_TIMEOUT_S,
+                ping_interval=keep.ping_interval,
+                ping_timeout=keep.ping_timeout,
+                close_timeout=keep.close_timeout,
             )
         except (OSError, TimeoutError, asyncio.TimeoutError, WebSocketException) as error:
             raise LaunchError(

@@ -23,6 +23,7 @@ from websockets.http11 import Request, Response
 from websockets.protocol import State
 
 from sparkdl.control.auth import is_authorized
+from sparkdl.control.lease import driver_keep_alive
 from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
     FromAgent,
@@ -37,7 +38,6 @@ from sparkdl.core.world import host_port
 _log = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 10.0
-CLOSE_TIMEOUT_S = 2.0
 POLICY_VIOLATION = 1008
 
 
@@ -92,6 +92,7 @@ class CoordinatorServer:
         Raises:
             ConfigError: if no port is free or the host is not this machine's.
         """
+        keep = driver_keep_alive(self._lease_s)
         problem: OSError | None = None
         for port in ports:
             try:
@@ -104,9 +105,9 @@ class CoordinatorServer:
                     max_size=MAX_MESSAGE_NBYTES,
                     compression=None,
                     open_timeout=self._hello_timeout_s,
-                    ping_interval=self._lease_s / 4,
-                    ping_timeout=self._lease_s / 2,
-                    close_timeout=CLOSE_TIMEOUT_S,
+                    ping_interval=keep.ping_interval,
+                    ping_timeout=keep.ping_timeout,
+                    close_timeout=keep.close_timeout,
                     logger=logging.getLogger("sparkdl.control.websockets"),
                 )
             except OSError as error:

@@ -29,7 +29,8 @@ class Settings:
         feed_disk_nbytes: rows beyond that, which a node keeps on its executor's local disk to read
             them again in later epochs; `None` takes a quarter of what is free.
         grace_s: between asking a child to end and killing it.
-        lease_s: without a word from the driver, until an agent ends its child.
+        lease_s: for which the network between driver and an agent may be cut without harm; after
+            somewhat more than twice as long the agent ends its child, see `control/lease.py`.
         log_tail_lines: of a failed child that travel with its failure.
         max_port_retries: new rounds on new ports before a lost port counts as a failure.
         max_restarts: after failures within `restart_window_s`, before one is final.

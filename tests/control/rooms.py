@@ -16,8 +16,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.frames import Frame, Opcode
 
 from sparkdl.control.auth import bearer
+from sparkdl.control.lease import CLOSE_S
 from sparkdl.control.messages import FromAgent, Hello, ToAgent, decode_to_agent, encode
-from sparkdl.control.server import CLOSE_TIMEOUT_S, CoordinatorServer, ServerAddress
+from sparkdl.control.server import CoordinatorServer, ServerAddress
 
 TOKEN = "the-token"
 LOOPBACK = "127.0.0.1"
@@ -99,13 +100,13 @@ class Room:
 
 @asynccontextmanager
 async def room(
-    lease_s: float = 60.0, hello_timeout_s: float = 60.0, close_timeout_s: float = CLOSE_TIMEOUT_S
+    lease_s: float = 60.0, hello_timeout_s: float = 60.0, close_timeout_s: float = CLOSE_S
 ) -> AsyncIterator[Room]:
     """A server on a free port; its deadlines are far away unless the test is about them."""
     heard = Heard()
     server = CoordinatorServer(TOKEN, heard, lease_s, hello_timeout_s)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sparkdl.control.server.CLOSE_TIMEOUT_S", close_timeout_s)
+        patch.setattr("sparkdl.control.lease.CLOSE_S", close_timeout_s)
         address = await server.start(LOOPBACK, (0,))
     try:
         yield Room(server, address, heard)

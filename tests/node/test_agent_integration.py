@@ -205,7 +205,7 @@ def test_agent_dies_with_the_coordinator(node: NewNode) -> None:
 
 def test_agent_that_the_driver_forgot_ends_after_the_lease(node: NewNode) -> None:
     """A stopped driver process, or a network that swallows packets, closes no connection."""
-    spec = replace(SPEC, settings=Settings(lease_s=1.0))
+    spec = replace(SPEC, settings=Settings(lease_s=0.5))
     one = node(ignore_term, spec).start()
     pair = one.in_map_fun()
     silence = threading.Event()

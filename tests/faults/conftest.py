@@ -1,0 +1,57 @@
+"""What the chaos suite shares: clusters in which something goes wrong, and what is left of them.
+
+Runs in: the process of pytest
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+
+from sparkdl.core.settings import Settings
+from sparkdl.node.order import start_agent
+from tests.doubles.proxy import Proxy
+
+
+@dataclass
+class Network:
+    """The network between the driver and the agent of one node."""
+
+    patch: pytest.MonkeyPatch
+    proxies: list[Proxy]
+
+    def lease(self, lease_s: float) -> None:
+        """Have clusters use this lease."""
+        self.patch.setattr("sparkdl.driver.launch.Settings", partial(Settings, lease_s=lease_s))
+
+    def cut(self) -> None:
+        for proxy in self.proxies:
+            proxy.cut()
+
+    def mend(self) -> None:
+        for proxy in self.proxies:
+            proxy.mend()
+
+
+@pytest.fixture
+def network_of_node_1(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
+    """The network of node 1 of local clusters; each of its agents has a connection of its own."""
+    network = Network(monkeypatch, [])
+
+    def start(order: Any, *rest: Any) -> Any:
+        if order.node_id == 1:
+            host, _, port = order.url.rpartition("//")[2].rpartition(":")
+            network.proxies.append(Proxy(host, int(port)))
+            order = msgspec.structs.replace(order, url=f"ws://127.0.0.1:{network.proxies[-1].port}")
+        return start_agent(order, *rest)
+
+    monkeypatch.setattr("sparkdl.driver.executors.local.start_agent", start)
+    yield network
+    for proxy in network.proxies:
+        with proxy:
+            proxy.mend()
