@@ -90,3 +90,18 @@ def test_environment_is_that_of_this_process_unless_given(monkeypatch: pytest.Mo
 def test_ports_that_are_none_are_refused_by_name(name: str, words: str, text: str) -> None:
     with pytest.raises(ConfigError, match=f"^{words}='{text}' is "):
         Environment.read({name: text})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"hang_timeout_s": 0.0}, "hang_timeout=0.0 must be above zero"),
+        ({"hang_timeout_s": math.inf}, "or None"),
+        ({"hang_action": "wait"}, "choose report, restart, fail"),
+        ({"hang_action": "restart"}, "needs max_restarts=1 or more"),
+    ],
+)
+def test_hang_watch_that_cannot_work_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Settings(**options)
+    assert Settings(hang_timeout_s=None, hang_action="restart", max_restarts=1)

@@ -6,15 +6,17 @@ import getpass
 import logging
 import socket
 from collections.abc import Iterator
-from typing import cast
+from typing import Any
 
+import numpy as np
 import pytest
 
+from sparkdl.control.channel import Local, Reported
+from sparkdl.core.errors import ConfigError
 from sparkdl.core.roles import EVALUATOR, PS, WORKER, Role, chief_named
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.core.world import Address, World, build_world
 from sparkdl.node.context import NodeContext
-from sparkdl.node.link import AgentLink
 
 
 @pytest.fixture
@@ -44,6 +46,7 @@ def context(
     node_id: int = 0,
     default_fs: str = "file://",
     working_dir: str = "/home/me",
+    link: Any = None,
 ) -> NodeContext:
     spec = ClusterSpec(
         "c",
@@ -52,7 +55,7 @@ def context(
         default_fs=default_fs,
         working_dir=working_dir,
     )
-    return NodeContext(world, world.member(node_id), spec, cast(AgentLink, None), port)
+    return NodeContext(world, world.member(node_id), spec, link, port)
 
 
 @pytest.mark.parametrize(
@@ -153,3 +156,38 @@ def test_second_release_does_nothing_but_say_so(
     with caplog.at_level(logging.WARNING):
         ctx.release_port()
     assert "released already" in caplog.text
+
+
+class Said:
+    """What is sent to the agent."""
+
+    def __init__(self) -> None:
+        self.messages: list[Local] = []
+
+    def send(self, message: Local) -> None:
+        self.messages.append(message)
+
+
+def test_steps_and_numbers_beside_them_are_told(port: socket.socket) -> None:
+    said = Said()
+    ctx = context(port, link=said)
+    ctx.report(step=np.int64(3), loss=np.float32(0.5), rows=7)
+    ctx.report(4)
+    assert said.messages == [Reported(3, {"loss": 0.5, "rows": 7.0}), Reported(4)]
+
+
+@pytest.mark.parametrize(
+    ("step", "metrics", "words"),
+    [
+        (-1, {}, "steps are 0 or more"),
+        (1.5, {}, r"report\(step=1.5\): a whole number is needed"),
+        ("1", {}, "a whole number is needed"),
+        (1, {"loss": "low"}, r"report\(loss='low'\): a number is needed"),
+        (1, {"loss": np.zeros(2)}, "a number is needed"),
+    ],
+)
+def test_report_of_what_is_no_number_is_refused(
+    port: socket.socket, step: Any, metrics: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        context(port, link=Said()).report(step, **metrics)
