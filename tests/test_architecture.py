@@ -84,10 +84,11 @@ MAX_FUNCTION_LINES = 60
 LONG_FILES = {  # longest each may become, and why it is one file
     "control/channel.py": (360, "every message between agent and child, and their frames"),
     "control/messages.py": (380, "every message between agent and coordinator"),
+    "driver/controller.py": (340, "performs every action of one state machine"),
     "driver/handle.py": (400, "the user's handle: a method for each thing to ask, and its docs"),
-    "driver/state.py": (580, "one table of transitions, read as a whole"),
+    "driver/state.py": (620, "one table of transitions, read as a whole"),
     "node/state.py": (400, "one table of transitions, read as a whole"),
-    "node/agent.py": (400, "performs every action of one state machine"),
+    "node/agent.py": (440, "performs every action of one state machine"),
     "feed/encode.py": (340, "one codec for each kind of value, side by side"),
     "node/context.py": (320, "what map_fun is given: a method for each thing to ask, and its docs"),
     "frameworks/keras.py": (360, "what Keras 2 and Keras 3 need, side by side"),

@@ -34,3 +34,7 @@ class Resume:
 
     restarts: int = 0
     checkpoint: CheckpointRef | None = None
+
+
+FIRST_TIME = Resume()
+"""Of a world that goes on from nothing."""

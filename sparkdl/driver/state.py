@@ -32,6 +32,7 @@ from sparkdl.control.messages import (
     StopChild,
     ToAgent,
 )
+from sparkdl.core.checkpoint import CheckpointRef, Resume
 from sparkdl.core.errors import (
     IllegalTransitionError,
     ReservationTimeoutError,
@@ -63,6 +64,7 @@ class Roster:
     agents: Mapping[int, Agent] = field(default_factory=dict)
     standbys: tuple[Agent, ...] = ()
     port_retries: int = 0
+    checkpoint: CheckpointRef | None = None
 
     def node_of(self, agent_id: str) -> int | None:
         """Return the node that this agent is, or `None` for a standby or a stranger."""
@@ -199,6 +201,13 @@ class ChildBroke:
 
 
 @dataclass(frozen=True)
+class CheckpointMade:
+    """A checkpoint of the world that runs is complete."""
+
+    ref: CheckpointRef
+
+
+@dataclass(frozen=True)
 class LaunchBroke:
     """The job that carries the nodes has failed: nothing will bring more agents."""
 
@@ -225,6 +234,7 @@ Event = (
     | ChildEntered
     | ChildGaveResult
     | ChildBroke
+    | CheckpointMade
     | LaunchBroke
     | DeadlinePassed
     | StopAsked
@@ -250,9 +260,10 @@ Action = Send | Report
 Step = tuple[State, list[Action]]
 
 
-def begin(spec: ClusterSpec, now_s: float) -> Gathering:
-    """Return the first state."""
-    return Gathering(Roster(spec), 0, now_s + spec.settings.reservation_timeout_s)
+def begin(spec: ClusterSpec, now_s: float, checkpoint: CheckpointRef | None = None) -> Gathering:
+    """Return the first state, which goes on at `checkpoint`."""
+    roster = Roster(spec, checkpoint=checkpoint)
+    return Gathering(roster, 0, now_s + spec.settings.reservation_timeout_s)
 
 
 def step(state: State, event: Event, now_s: float) -> Step:
@@ -319,7 +330,8 @@ def _try_begin(state: Gathering) -> Step:
     world = build_world(state.generation, addresses)
     hosts = len({member.host for member in world.members})
     actions = [Report(f"World {world.generation} begins: {world.size} nodes on {hosts} hosts")]
-    return Running(roster, world), [*actions, *_to_all(roster, Begin(world))]
+    begin = Begin(world, Resume(checkpoint=roster.checkpoint))
+    return Running(roster, world), [*actions, *_to_all(roster, begin)]
 
 
 def _gathering_joined(state: Gathering, event: AgentJoined, now_s: float) -> Step:
@@ -452,6 +464,14 @@ def _failing_settled(state: Failing, event: DeadlinePassed, now_s: float) -> Ste
     return failed, _stop_children(roster, state.world.generation)
 
 
+def _checkpoint_made(
+    state: Running | Failing | Finished, event: CheckpointMade, now_s: float
+) -> Step:
+    if event.ref.generation != state.world.generation:
+        return state, []
+    return replace(state, roster=replace(state.roster, checkpoint=event.ref)), []
+
+
 def _ending_joined(state: Failed | Finished, event: AgentJoined, now_s: float) -> Step:
     """A late agent, such as a retried task's, has nothing to do here."""
     return state, [Send(event.hello.agent_id, Stop(0.0))]
@@ -520,6 +540,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Gathering, ChildBroke): _gathering_broke,
     (Gathering, ChildEntered): _stay,
     (Gathering, ChildGaveResult): _stay,
+    (Gathering, CheckpointMade): _stay,
     (Gathering, DeadlinePassed): _gathering_expired,
     (Gathering, LaunchBroke): _launch_broke,
     (Gathering, StopAsked): _stop,
@@ -529,6 +550,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Running, ChildEntered): _running_entered,
     (Running, ChildGaveResult): _running_returned,
     (Running, ChildBroke): _running_broke,
+    (Running, CheckpointMade): _checkpoint_made,
     (Running, LaunchBroke): _stay,
     (Running, StopAsked): _stop,
     (Failing, AgentJoined): _roster_joined,
@@ -537,6 +559,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Failing, ChildEntered): _stay,
     (Failing, ChildGaveResult): _failing_returned,
     (Failing, ChildBroke): _failing_broke,
+    (Failing, CheckpointMade): _checkpoint_made,
     (Failing, DeadlinePassed): _failing_settled,
     (Failing, LaunchBroke): _stay,
     (Failing, StopAsked): _stop,
@@ -546,6 +569,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Finished, ChildEntered): _stay,
     (Finished, ChildGaveResult): _stay,
     (Finished, ChildBroke): _stay,
+    (Finished, CheckpointMade): _checkpoint_made,
     (Finished, LaunchBroke): _stay,
     (Finished, StopAsked): _stop,
     (Failed, AgentJoined): _ending_joined,
@@ -554,6 +578,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Failed, ChildEntered): _stay,
     (Failed, ChildGaveResult): _stay,
     (Failed, ChildBroke): _stay,
+    (Failed, CheckpointMade): _stay,
     (Failed, LaunchBroke): _stay,
     (Failed, StopAsked): _stop,
     (Stopping, AgentJoined): _stopping_joined,
@@ -562,6 +587,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Stopping, ChildEntered): _stay,
     (Stopping, ChildGaveResult): _stay,
     (Stopping, ChildBroke): _stay,
+    (Stopping, CheckpointMade): _stay,
     (Stopping, DeadlinePassed): _stopping_expired,
     (Stopping, LaunchBroke): _stay,
     (Stopping, StopAsked): _stay,
@@ -571,6 +597,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Stopped, ChildEntered): _stay,
     (Stopped, ChildGaveResult): _stay,
     (Stopped, ChildBroke): _stay,
+    (Stopped, CheckpointMade): _stay,
     (Stopped, LaunchBroke): _stay,
     (Stopped, StopAsked): _stay,
 }

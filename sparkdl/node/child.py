@@ -104,7 +104,7 @@ def _prepare(
     """Set the environment, release the port, patch the framework."""
     member = start.world.member(start.node_id)
     os.environ.update(framework.environment(start.world, member, start.spec))
-    ctx = NodeContext(start.world, member, start.spec, link, port)
+    ctx = NodeContext(start.world, member, start.spec, link, port, start.resume)
     framework.before_map_fun(start.world, member)
     if start.spec.release_port or member.role.is_server:
         ctx.release_port()

