@@ -70,6 +70,7 @@ class Checkpoints:
             return None  # it waits for nobody
         names = {node: member.node.name for node, member in writers.items()}
         if problem := self._problem(step, leader, names):
+            self._parts = {s: p for s, p in self._parts.items() if s >= step}  # said once
             return leader, CheckpointCommit(self._generation, step, problem=problem)
         parts = self._parts[step]
         missing = tuple(name for node, name in names.items() if node not in parts)
