@@ -43,9 +43,10 @@ class LastCheckpoint(os.PathLike[str]):
         url: of its folder.
     """
 
-    def __init__(self, ref: CheckpointRef) -> None:
+    def __init__(self, ref: CheckpointRef, scratch: Path | None = None) -> None:
         self.step = ref.step
         self.url = ref.url
+        self._scratch = scratch
 
     def __repr__(self) -> str:
         return f"LastCheckpoint(step={self.step}, url={self.url!r})"
@@ -62,7 +63,7 @@ class LastCheckpoint(os.PathLike[str]):
         """
         parent, _, name = self.url.rpartition("/")
         try:
-            folder = open_store(parent).fetch(name)
+            folder = open_store(parent, self._scratch).fetch(name)
         except OSError as error:
             raise CheckpointError(f"{self.url} cannot be read: {error}") from error
         if not folder.is_dir():
@@ -81,6 +82,7 @@ class Checkpointing:
     _spec: ClusterSpec
     _link: AgentLink
     _resume: Resume
+    _scratch: Path | None
 
     @cached_property
     def last_checkpoint(self) -> LastCheckpoint | None:
@@ -89,7 +91,7 @@ class Checkpointing:
         `None` if it begins at the beginning. Does not change while `map_fun` runs.
         """
         ref = self._resume.checkpoint
-        return None if ref is None else LastCheckpoint(ref)
+        return None if ref is None else LastCheckpoint(ref, self._scratch)
 
     @contextmanager
     def checkpoint(
@@ -129,7 +131,12 @@ class Checkpointing:
                 f"{self.member.node.name} does not train: call ctx.checkpoint on chief and workers"
             )
         return _Writer(
-            open_store(url), self._spec, self.world, self.member, self._link, self._resume
+            open_store(url, self._scratch),
+            self._spec,
+            self.world,
+            self.member,
+            self._link,
+            self._resume,
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pyarrow.fs as pafs
@@ -17,8 +18,11 @@ from sparkdl.node.checkpoint_store import MARK, CheckpointStore, plain
 from sparkdl.node.manifest import MANIFEST, CheckpointName, Manifest
 
 
-def open_store(url: str) -> CheckpointStore:
+def open_store(url: str, scratch: Path | None = None) -> CheckpointStore:
     """Return the checkpoints in the folder at `url`. Creates nothing.
+
+    Args:
+        scratch: a local folder of this process; needed to read and write checkpoints elsewhere.
 
     Raises:
         ConfigError: if the storage cannot be opened.
@@ -26,7 +30,7 @@ def open_store(url: str) -> CheckpointStore:
     storage, path = locate(url)
     system = open_storage(storage)
     kind = LocalStore if isinstance(system, pafs.LocalFileSystem) else CheckpointStore
-    return kind(system, path, url)
+    return kind(system, path, url, scratch or Path(tempfile.gettempdir()) / "sparkdl")
 
 
 class LocalStore(CheckpointStore):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
-import tempfile
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -59,12 +58,14 @@ class CheckpointStore:
     Args:
         path: of the folder within `system`.
         url: of the folder, for users.
+        scratch: a local folder of this process, for what comes and goes.
     """
 
-    def __init__(self, system: pafs.FileSystem, path: str, url: str) -> None:
+    def __init__(self, system: pafs.FileSystem, path: str, url: str, scratch: Path) -> None:
         self._system = system
         self._path = path
         self._url = url.rstrip("/")
+        self._scratch = scratch
 
     # At launch.
 
@@ -107,7 +108,7 @@ class CheckpointStore:
 
     def fetch(self, name: str) -> Path:
         """Return a local folder with the checkpoint called `name`, downloaded for this process."""
-        folder = Path(tempfile.mkdtemp(prefix=f"sparkdl-{name}-"))
+        folder = self._empty("last-checkpoint")
         pafs.copy_files(f"{self._path}/{name}", str(folder), self._system, pafs.LocalFileSystem())
         return folder
 
@@ -115,7 +116,7 @@ class CheckpointStore:
 
     def open(self, name: CheckpointName) -> Path:
         """Return a folder for this node to write its files into."""
-        return Path(tempfile.mkdtemp(prefix=f"sparkdl-{name}-"))
+        return self._empty("checkpoint")
 
     def finish(self, name: CheckpointName, folder: Path, node: str) -> None:
         """Put what `node` has written where it stays if the machine fails."""
@@ -169,6 +170,12 @@ class CheckpointStore:
         for entry in self._entries():
             if not entry.is_complete and not _is_ahead(entry, now) and entry.name != now:
                 self._delete(entry.path)
+
+    def _empty(self, name: str) -> Path:
+        folder = self._scratch / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
 
     def _entries(self) -> Iterator[Entry]:
         selector = pafs.FileSelector(self._path, allow_not_found=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.checkpoint import FIRST_TIME, Resume
@@ -60,6 +61,7 @@ class NodeContext(Checkpointing, Coordination, RemovedCalls):
         link: AgentLink,
         port: socket.socket,
         resume: Resume = FIRST_TIME,
+        scratch: Path | None = None,
     ) -> None:
         self.world = world
         self.member = member
@@ -76,6 +78,7 @@ class NodeContext(Checkpointing, Coordination, RemovedCalls):
         self._spec = spec
         self._link = link
         self._resume = resume
+        self._scratch = scratch
 
     def __repr__(self) -> str:
         return f"NodeContext({self.member.node.name}, rank {self.rank} of {self.world.size})"
