@@ -37,4 +37,4 @@ class Resume:
 
 
 FIRST_TIME = Resume()
-"""Of a world that goes on from nothing."""
+"""Where a cluster begins that has no past."""

@@ -205,7 +205,8 @@ def _start(
     payload = pickle_user_code(map_fun, args)
     spec, resumed = at_newest_checkpoint(spec)
     token = new_token()
-    controller = Controller(spec, token, on_log, resumed.ref if resumed else None)
+    checkpoint = resumed.ref if resumed else None
+    controller = Controller(spec, token, on_log, where.relaunch, checkpoint)
     address = controller.start(
         environment.driver_host or where.driver_host(), environment.driver_ports
     )

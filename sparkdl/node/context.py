@@ -51,6 +51,7 @@ class NodeContext(Checkpointing, Coordination, RemovedCalls):
             where nobody shares GPUs out, see docs/gpus.md.
         defaultFS: Hadoop's default file system.
         working_dir: the driver's working directory.
+        restarts: how often all nodes have begun anew after a failure.
     """
 
     def __init__(
@@ -75,9 +76,10 @@ class NodeContext(Checkpointing, Coordination, RemovedCalls):
         self.working_dir = spec.working_dir
         self.mgr = NodeManager(self.get_data_feed)
         self.tmp_socket: socket.socket | None = port
+        self.restarts = resume.restarts
+        self._resume = resume
         self._spec = spec
         self._link = link
-        self._resume = resume
         self._scratch = scratch
 
     def __repr__(self) -> str:
@@ -95,7 +97,7 @@ class NodeContext(Checkpointing, Coordination, RemovedCalls):
 
     @property
     def generation(self) -> int:
-        """The number of the world, from 0."""
+        """The number of the world, from 0: one more after each restart."""
         return self.world.generation
 
     @property
