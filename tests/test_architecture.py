@@ -36,6 +36,7 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
     "tfos": FACES,
     "horovod": FACES,
     "demo": FACES,
+    "keras": FACES,
     "cli": FACES,
     "__main__": FACES,
     "": FACES,  # sparkdl/__init__.py

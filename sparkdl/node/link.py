@@ -97,6 +97,10 @@ class AgentLink:
         """Return what user code has used of each feed."""
         return {}
 
+    def batches_given(self) -> dict[str, int]:
+        """Return how many batches of each feed user code was handed."""
+        return {}
+
     def own_reader(self, kind: str) -> FeedReader:
         """Return the reader of a new feed that this node fills itself; no driver ends it."""
         with self._lock:
