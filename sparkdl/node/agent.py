@@ -262,8 +262,8 @@ class Agent:
         if isinstance(message, Committed):
             self._tell(CheckpointDone(self._begun, message.step, message.url))
         else:
-            part = CheckpointPart(self._begun, message.step, message.feeds, message.problem)
-            self._tell(part)
+            feeds = self._feeds.coverage(message.feeds)
+            self._tell(CheckpointPart(self._begun, message.step, feeds, message.problem))
 
     @property
     def _begun(self) -> int | None:
