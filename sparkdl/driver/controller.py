@@ -22,6 +22,8 @@ from typing import Any, TypeVar
 
 from sparkdl.control.messages import (
     BoardStarted,
+    CheckpointDone,
+    CheckpointPart,
     ChildFailed,
     ChildReturned,
     ChildRunning,
@@ -40,10 +42,12 @@ from sparkdl.control.messages import (
     ToAgent,
 )
 from sparkdl.control.server import CoordinatorServer, ServerAddress
+from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import IllegalTransitionError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver import state as states
+from sparkdl.driver.checkpoints import Checkpoints
 from sparkdl.driver.hang_watch import HangWatch
 from sparkdl.driver.inquiries import Inquiries, Question
 from sparkdl.driver.outcome import generation_of
@@ -87,6 +91,7 @@ class Controller:
     Args:
         on_log: called on the controller's thread with lines of the children's output.
         relaunch: called there to bring new agents for nodes; must not block.
+        checkpoint: what the first world goes on from.
     """
 
     def __init__(
@@ -95,10 +100,12 @@ class Controller:
         token: str,
         on_log: Callable[[LogLine], None] | None = None,
         relaunch: Callable[[Sequence[NodeSpec]], None] | None = None,
+        checkpoint: CheckpointRef | None = None,
     ) -> None:
         self.spec = spec
         self.changed = threading.Condition()
-        self.view = View(begin(spec, time.monotonic()))
+        self.view = View(begin(spec, time.monotonic(), checkpoint))
+        self.checkpoints = Checkpoints(spec.cluster_id)
         self.address: ServerAddress | None = None
         self._on_log = on_log
         self._relaunch = relaunch
@@ -217,10 +224,10 @@ class Controller:
                 self._handle(states.ChildBroke(agent_id, message))
             case FeedProgress() | NodeActive():
                 self._note_progress(agent_id, message)
+            case CheckpointPart() | CheckpointDone():
+                self._note_checkpoint(agent_id, message)
             case BoardStarted():
-                with self.changed:
-                    self.view.board = message
-                    self.changed.notify_all()
+                self._note_board(message)
             case LogLines(lines):
                 self._hand_on_log(agent_id, lines)
             case LogTail(request, answer) | Stacks(request, answer):
@@ -303,6 +310,26 @@ class Controller:
                     self.view.feeds[node_id, now.feed] = now
                     self.view.progress += 1
             self.changed.notify_all()
+
+    def _note_board(self, message: BoardStarted) -> None:
+        with self.changed:
+            self.view.board = message
+            self.changed.notify_all()
+
+    def _note_checkpoint(self, agent_id: str, message: CheckpointPart | CheckpointDone) -> None:
+        roster, world = self._roster(), getattr(self.view.state, "world", None)
+        node_id = roster.node_of(agent_id) if roster else None
+        if roster is None or world is None or node_id is None:
+            return
+        if not isinstance(self.view.state, (states.Running, states.Failing)):
+            return  # another round begins, and it has been decided where
+        if isinstance(message, CheckpointPart):
+            word = self.checkpoints.part(world, node_id, message, time.time())
+            if word is not None and word[0] in roster.agents:
+                self._server.send(roster.agents[word[0]].hello.agent_id, word[1])
+        elif ref := self.checkpoints.done(world.generation, message):
+            _log.info("Cluster %s: checkpoint %s is complete", self.spec.cluster_id, ref.url)
+            self._handle(states.CheckpointMade(ref))
 
     def _hand_on_log(self, agent_id: str, lines: tuple[str, ...]) -> None:
         roster = self._roster()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from sparkdl.control.channel import (
@@ -40,6 +40,7 @@ from sparkdl.control.messages import (
     ToFeeds,
 )
 from sparkdl.core.deadline import Deadline
+from sparkdl.feed.coverage import EpochRows
 from sparkdl.feed.inbox import Inbox, InboxListener, Store
 from sparkdl.feed.log import Log
 from sparkdl.feed.receiver import Receiver
@@ -109,7 +110,7 @@ class NodeFeeds:
             case EpochEnd(feed, epoch, rows, again, goes_on):
                 self._inbox.log(feed).cut(epoch)
                 if not again:
-                    self._inbox.log(feed).settle()
+                    self._inbox.log(feed).settle(epoch)
                 self._send_to_child(EpochMark(feed, epoch, rows, again, goes_on), -1)
             case FeedEnd():
                 self.feed_end(message)
@@ -154,6 +155,18 @@ class NodeFeeds:
     def steps(self) -> int:
         """How many batches the child has told that it has read, of the feed with the most."""
         return max((read.steps for read in self._read.values()), default=0)
+
+    def coverage(self, feeds: Mapping[str, EpochRows]) -> dict[str, EpochRows]:
+        """Return which rows the child has used, by feed, epoch and partition.
+
+        Args:
+            feeds: the same by segment.
+        """
+        found = {}
+        for feed, used in feeds.items():
+            log = self._inbox.log(feed)
+            found[feed] = log.origins.rows(used, log.terminated_to)
+        return found
 
     def close(self, reason: str, has_failed: bool = False) -> None:
         """Take no more rows.
