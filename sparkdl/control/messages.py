@@ -80,10 +80,16 @@ class ChildReturned(Message, frozen=True):
 
 
 class ChildFailed(Message, frozen=True):
-    """The child has ended in any other way."""
+    """The child has ended in any other way.
+
+    Args:
+        age_s: seconds since then, by a clock of the node that does not jump. The driver dates the
+            failure by it: what happened first must not depend on how the hosts' clocks are set.
+    """
 
     generation: int
     failure: Failure
+    age_s: float | None = None
 
 
 class FeedCount(msgspec.Struct, frozen=True):

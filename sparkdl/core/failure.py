@@ -41,7 +41,7 @@ class Failure:
             the kernel for memory. `lost`: the agent vanished. `port`: another process took
             the framework's port. `setup`: the node could not prepare (an import failed).
             `hang`: it was alive and made no progress; `traceback` has its stacks.
-        time_s: Unix time in seconds, from the clock of the node's host.
+        time_s: Unix time in seconds, by the driver's clock once the driver has it.
         step: of the checkpoint that the round began with, and batches read from feeds since.
     """
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from sparkdl.control.messages import (
@@ -104,6 +104,7 @@ class Controller:
     ) -> None:
         self.spec = spec
         self.changed = threading.Condition()
+        self._born_s = time.time() - time.monotonic()
         self.view = View(begin(spec, time.monotonic(), checkpoint))
         self.checkpoints = Checkpoints(spec.cluster_id)
         self.address: ServerAddress | None = None
@@ -169,6 +170,10 @@ class Controller:
         silent = "its agent did not answer: it is lost or stopped, or cannot be reached"
         return {node.name: answers.get(node.node_id, silent) for node in self.spec.nodes}
 
+    def wall_s(self) -> float:
+        """Return the Unix time in seconds; it does not jump while the cluster lives."""
+        return self._born_s + time.monotonic()
+
     def close(self) -> None:
         """Close all connections and end the thread."""
         if not self._thread.is_alive():
@@ -221,7 +226,7 @@ class Controller:
             case ChildReturned():
                 self._handle(states.ChildGaveResult(agent_id, message))
             case ChildFailed():
-                self._handle(states.ChildBroke(agent_id, message))
+                self._handle(states.ChildBroke(agent_id, self._dated(message)))
             case FeedProgress() | NodeActive():
                 self._note_progress(agent_id, message)
             case CheckpointPart() | CheckpointDone():
@@ -235,9 +240,16 @@ class Controller:
 
     def left(self, agent_id: str, reason: str) -> None:
         """An agent's connection has ended."""
-        self._handle(states.AgentLeft(agent_id, reason, time.time()))
+        self._handle(states.AgentLeft(agent_id, reason, self.wall_s()))
 
     # On the loop.
+
+    def _dated(self, message: ChildFailed) -> ChildFailed:
+        """Date a failure by the driver's clock, whatever its node's says."""
+        if message.age_s is None:
+            return message
+        failure = replace(message.failure, time_s=self.wall_s() - message.age_s)
+        return ChildFailed(message.generation, failure, message.age_s)
 
     def _handle(self, event: states.Event) -> None:
         try:

@@ -63,7 +63,7 @@ class HangWatch:
 
     def _tell(self, hang: Hang) -> None:
         settings = self._controller.spec.settings
-        found_s = time.time()
+        found_s = self._controller.wall_s()
         stacks = self._controller.fetch_stacks(Deadline.after(STACKS_S))
         _log.warning(
             "Cluster %s: %s (hang_timeout=%g s, hang_action=%r)\n%s",

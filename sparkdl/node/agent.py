@@ -104,6 +104,7 @@ class Agent:
         self._rank = -1
         self._resume = FIRST_TIME
         self._child: Child | None = None
+        self._said_s = 0.0
         self._pipe: ChildPipe | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._unsent: list[FromAgent] = []
@@ -195,6 +196,7 @@ class Agent:
     def _spawn(self, generation: int) -> None:
         if self._child:
             self._child.close()
+        self._said_s = 0.0
         port = reserve_port(self._host, self._environment)
         log = ChildLog(self._work_dir / f"child-{generation}.log")
         if self._gpus.note:
@@ -243,7 +245,8 @@ class Agent:
             step=self._step(failure),
             log_tail=self._child.log.tail(self._spec.settings.log_tail_lines),
         )
-        self._tell(ChildFailed(generation, complete))
+        age_s = time.monotonic() - self._said_s if self._said_s else 0.0
+        self._tell(ChildFailed(generation, complete, age_s))
 
     def _step(self, failure: Failure) -> int:
         at = self._resume.checkpoint
@@ -266,6 +269,7 @@ class Agent:
         elif isinstance(message, Returned):
             self.handle(states.ChildSaidHowItEnded(message))
         elif isinstance(message, Raised):
+            self._said_s = time.monotonic()
             self.handle(states.ChildSaidHowItEnded(message.failure))
         elif isinstance(message, Checkpointed | Committed):
             self._on_checkpoint(message)
