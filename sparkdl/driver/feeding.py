@@ -19,7 +19,7 @@ from sparkdl.driver import state as states
 from sparkdl.driver.controller import Controller, View
 from sparkdl.driver.epoch_ends import EpochEnds
 from sparkdl.driver.executors.executor import Executor
-from sparkdl.driver.outcome import feed_problem_of, generation_of, is_decided
+from sparkdl.driver.outcome import away_of, feed_problem_of, generation_of, is_decided
 from sparkdl.driver.progress import FeedBar
 from sparkdl.driver.reading import read_at_nodes
 from sparkdl.driver.report import Fed, FeedReport, report
@@ -183,9 +183,9 @@ class FeedCall:
         members = {member.node.node_id for member in self.members}
         if isinstance(view.state, states.Finished):
             return members  # those that have not returned are stopped
-        returned = getattr(view.state, "returned", {})
         closed = {node_id for node_id, count in self.counts(view).items() if count.closed}
-        return closed | (set(returned) & members)
+        over = set(getattr(view.state, "returned", {})) | away_of(view.state)
+        return closed | (over & members)
 
     def is_unwanted(self, view: View) -> bool:
         """Whether user code of a node has terminated this call, or all nodes are gone."""

@@ -14,7 +14,7 @@ import pytest
 from sparkdl.core.errors import NodeFailedError
 from sparkdl.node.context import NodeContext
 from tests.doubles.map_funs import die, hang
-from tests.doubles.nodes import SOON_S, launch, processes
+from tests.doubles.nodes import SOON_S, Lines, launch, processes
 
 
 def fail_first(args: str, ctx: NodeContext) -> list[int]:
@@ -78,7 +78,7 @@ def test_restarts_are_used_up(caplog: pytest.LogCaptureFixture) -> None:
     ):
         cluster.wait(3 * SOON_S)
     assert caught.value.note == "restarted 2 times already, and max_restarts=2"
-    assert str(caught.value).endswith(f"No restart: {caught.value.note}.")
+    assert str(caught.value).endswith(f"Not recovered: {caught.value.note}.")
     warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
     assert [f"restart {n} of 2" in text for n, text in enumerate(warnings, 1)] == [True, True]
 
@@ -136,3 +136,42 @@ def test_what_fails_at_the_same_row_twice_is_not_started_a_third_time() -> None:
         cluster.feed(range(100))
     assert [failure.step for failure in caught.value.failures] == [3]
     assert caught.value.root_cause.generation == 1
+
+
+def test_evaluator_that_dies_begins_anew_alone_and_a_last_time_is_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lines = Lines()
+
+    def train(args: Any, ctx: NodeContext) -> int:
+        if ctx.job_name == "evaluator":
+            print(f"evaluating in world {ctx.generation}", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        for _ in ctx.batches(4):
+            pass
+        return os.getpid()
+
+    with launch(
+        train, nodes=2, eval_node=True, max_restarts=1, on_log=lines, input_mode="spark"
+    ) as cluster:
+        lines.wait_for("evaluating in world 0", 2)
+        cluster.feed(range(8))
+        trainer = processes()["worker:0"].child.pid
+        assert cluster.results(SOON_S) == [trainer, None]
+        assert cluster.status() == "Finished"
+    warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert "evaluator:0 alone: restart 1 of 1 because evaluator:0" in warnings[0]
+    assert "goes on without evaluator:0 (restarted 1 times already" in warnings[1]
+    assert len(warnings) == 2
+
+
+def test_feed_of_an_evaluator_that_dies_returns() -> None:
+    def train(args: Any, ctx: NodeContext) -> None:
+        for _ in ctx.batches(4):
+            if ctx.job_name == "evaluator":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    with launch(train, nodes=2, eval_node=True, max_restarts=1) as cluster:
+        report = cluster.feed(range(1000), to="evaluator")
+        assert report.rows_fed + report.rows_unused <= 1000
+        cluster.feed(range(8))
