@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
@@ -38,9 +38,11 @@ from sparkdl.control.messages import (
 from sparkdl.control.server import CoordinatorServer, ServerAddress
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import IllegalTransitionError
-from sparkdl.core.spec import ClusterSpec
+from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver import state as states
 from sparkdl.driver.outcome import generation_of
+from sparkdl.driver.roster import Roster
+from sparkdl.driver.transitions import begin, step
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -74,16 +76,22 @@ class Controller:
 
     Args:
         on_log: called on the controller's thread with lines of the children's output.
+        relaunch: called there to bring new agents for nodes; must not block.
     """
 
     def __init__(
-        self, spec: ClusterSpec, token: str, on_log: Callable[[LogLine], None] | None = None
+        self,
+        spec: ClusterSpec,
+        token: str,
+        on_log: Callable[[LogLine], None] | None = None,
+        relaunch: Callable[[Sequence[NodeSpec]], None] | None = None,
     ) -> None:
         self.spec = spec
         self.changed = threading.Condition()
-        self.view = View(states.begin(spec, time.monotonic()))
+        self.view = View(begin(spec, time.monotonic()))
         self.address: ServerAddress | None = None
         self._on_log = on_log
+        self._relaunch = relaunch
         self._loop = asyncio.new_event_loop()
         self._server = CoordinatorServer(token, self, spec.settings.lease_s)
         self._timer: asyncio.TimerHandle | None = None
@@ -202,7 +210,7 @@ class Controller:
 
     def _handle(self, event: states.Event) -> None:
         try:
-            state, actions = states.step(self.view.state, event, time.monotonic())
+            state, actions = step(self.view.state, event, time.monotonic())
         except IllegalTransitionError:
             _log.exception("Ignored an event that has no place here")
             return
@@ -213,11 +221,20 @@ class Controller:
             self.view.state = state
             self.changed.notify_all()
         for action in actions:
-            if isinstance(action, states.Send):
-                self._server.send(action.agent_id, action.message)
-            else:
-                _log.info("Cluster %s: %s", self.spec.cluster_id, action.text)
+            self._perform(action)
         self._arm_timer(state.deadline_s)
+
+    def _perform(self, action: states.Action) -> None:
+        match action:
+            case states.Send(agent_id, message):
+                self._server.send(agent_id, message)
+            case states.Report(text):
+                _log.info("Cluster %s: %s", self.spec.cluster_id, text)
+            case states.Warn(text):
+                _log.warning("Cluster %s: %s", self.spec.cluster_id, text)
+            case states.Relaunch(nodes):
+                if self._relaunch:
+                    self._relaunch(nodes)
 
     def _arm_timer(self, deadline_s: float) -> None:
         if self._timer:
@@ -227,7 +244,7 @@ class Controller:
             wait_s = max(0.0, deadline_s - time.monotonic())
             self._timer = self._loop.call_later(wait_s, self._handle, states.DeadlinePassed())
 
-    def _roster(self) -> states.Roster | None:
+    def _roster(self) -> Roster | None:
         return getattr(self.view.state, "roster", None)
 
     def _broadcast(self, message: ToAgent, node_ids: set[int], generation: int | None) -> None:

@@ -202,7 +202,7 @@ def _start(
 ) -> Cluster:
     payload = pickle_user_code(map_fun, args)
     token = new_token()
-    controller = Controller(spec, token, on_log)
+    controller = Controller(spec, token, on_log, where.relaunch)
     address = controller.start(
         environment.driver_host or where.driver_host(), environment.driver_ports
     )

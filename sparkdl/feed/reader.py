@@ -48,6 +48,11 @@ class FeedReader:
 
     # What the receiving thread calls.
 
+    @property
+    def steps(self) -> int:
+        """How many batches user code has been given, in all epochs."""
+        return self._backlog.counts.steps
+
     def add(self, item: Item) -> None:
         """Take a segment."""
         with self._changed:

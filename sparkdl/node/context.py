@@ -10,6 +10,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.core.checkpoint import FIRST_TIME, Resume
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.settings import visible_gpus
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
@@ -48,16 +49,23 @@ class NodeContext(Coordination, RemovedCalls):
             where nobody shares GPUs out, see docs/gpus.md.
         defaultFS: Hadoop's default file system.
         working_dir: the driver's working directory.
+        restarts: how often all nodes have begun anew after a failure.
     """
 
     def __init__(
-        self, world: World, member: Member, spec: ClusterSpec, link: AgentLink, port: socket.socket
+        self,
+        world: World,
+        member: Member,
+        spec: ClusterSpec,
+        link: AgentLink,
+        port: socket.socket,
+        resume: Resume = FIRST_TIME,
     ) -> None:
         self.world = world
         self.member = member
         self.executor_id = self.worker_num = member.node.node_id
         self.job_name = member.role.name
-        self.task_index = member.node.index
+        self.task_index = member.index
         self.cluster_spec = world.cluster_spec()
         self.num_workers = len(world.trainers)
         self.num_gpus = len(visible_gpus() or ())
@@ -65,6 +73,8 @@ class NodeContext(Coordination, RemovedCalls):
         self.working_dir = spec.working_dir
         self.mgr = NodeManager(self.get_data_feed)
         self.tmp_socket: socket.socket | None = port
+        self.restarts = resume.restarts
+        self._resume = resume
         self._spec = spec
         self._link = link
 
@@ -83,7 +93,7 @@ class NodeContext(Coordination, RemovedCalls):
 
     @property
     def generation(self) -> int:
-        """The number of the world, from 0."""
+        """The number of the world, from 0: one more after each restart."""
         return self.world.generation
 
     @property

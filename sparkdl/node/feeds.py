@@ -151,6 +151,11 @@ class NodeFeeds:
 
     # From the agent.
 
+    @property
+    def steps(self) -> int:
+        """How many batches the child has told that it has read, of the feed with the most."""
+        return max((read.steps for read in self._read.values()), default=0)
+
     def close(self, reason: str, has_failed: bool = False) -> None:
         """Take no more rows.
 
