@@ -61,6 +61,11 @@ class FeedReader:
         with self._changed:
             self._backlog.used.is_wanted = True
 
+    @property
+    def steps(self) -> int:
+        """How many batches user code has been given, in all epochs."""
+        return self._backlog.counts.steps
+
     def add(self, item: Item) -> None:
         """Take a segment."""
         with self._changed:
@@ -219,9 +224,7 @@ class FeedReader:
             self._wait(lambda: owner != self._owner or has_rows() or backlog.is_complete)
             return owner == self._owner and has_rows()
 
-    def give(
-        self, owner: int, rows: int, padded: int = 0, parts: list[Part] | None = None
-    ) -> bool:
+    def give(self, owner: int, rows: int, padded: int = 0, parts: list[Part] | None = None) -> bool:
         """Count a batch that is about to be handed to user code.
 
         Args:
