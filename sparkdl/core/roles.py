@@ -25,6 +25,7 @@ class Role:
             other nodes are stopped then.
         wants_gpu: is given a GPU where there are any.
         is_server: runs a server of the framework until it is stopped; `map_fun` is not called.
+        is_expendable: the cluster can go on with fewer such nodes, if `min_nodes` allows.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Role:
     finishes_job: bool = False
     wants_gpu: bool = False
     is_server: bool = False
+    is_expendable: bool = False
 
 
 CHIEF = Role(
@@ -47,10 +49,16 @@ CHIEF = Role(
     wants_gpu=True,
 )
 WORKER = Role(
-    "worker", is_trainer=True, is_fed=True, can_be_fed=True, finishes_job=True, wants_gpu=True
+    "worker",
+    is_trainer=True,
+    is_fed=True,
+    can_be_fed=True,
+    finishes_job=True,
+    wants_gpu=True,
+    is_expendable=True,
 )
 PS = Role("ps")
-EVALUATOR = Role("evaluator", can_be_fed=True)
+EVALUATOR = Role("evaluator", can_be_fed=True, is_expendable=True)
 
 
 def chief_named(name: str) -> Role:

@@ -23,7 +23,7 @@ from sparkdl.driver.ending import end_nodes, ends_if_interrupted
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds import Feeds
 from sparkdl.driver.notebook import LiveTable
-from sparkdl.driver.outcome import before_stop, failure_of, has_ended
+from sparkdl.driver.outcome import before_stop, failure_of, has_ended, status_of
 from sparkdl.driver.report import FeedReport
 from sparkdl.driver.streaming import StreamFeed, StreamOptions, trigger_options
 from sparkdl.driver.table import as_html
@@ -92,7 +92,7 @@ class Cluster:
 
     @property
     def world(self) -> World:
-        """The nodes with their addresses; they get new ports if one has lost its own."""
+        """The nodes that are there now, or were last, with their addresses."""
         now = self._controller.look(lambda view: getattr(before_stop(view.state), "world", None))
         return now or self._world
 
@@ -117,8 +117,11 @@ class Cluster:
         return f"http://{host_port(host, board.port)}"
 
     def status(self) -> str:
-        """Return the state in a word: Gathering, Running, Failed, Finished, Stopping or Stopped."""
-        return self._controller.look(lambda view: type(view.state).__name__)
+        """Return the state: Gathering, Running, Failed, Finished, Stopping or Stopped.
+
+        After a restart it says so: `Running (restart 1 because …)`.
+        """
+        return self._controller.look(lambda view: status_of(view.state))
 
     @ends_if_interrupted
     def feed(

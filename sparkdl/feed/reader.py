@@ -219,9 +219,7 @@ class FeedReader:
             self._wait(lambda: owner != self._owner or has_rows() or backlog.is_complete)
             return owner == self._owner and has_rows()
 
-    def give(
-        self, owner: int, rows: int, padded: int = 0, parts: list[Part] | None = None
-    ) -> bool:
+    def give(self, owner: int, rows: int, padded: int = 0, parts: list[Part] | None = None) -> bool:
         """Count a batch that is about to be handed to user code.
 
         Args:

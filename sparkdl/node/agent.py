@@ -28,10 +28,21 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkdl.control.channel import Commit, Local, Raised, Returned, Running, Start
+from sparkdl.control.channel import (
+    Checkpointed,
+    Commit,
+    Committed,
+    Local,
+    Raised,
+    Returned,
+    Running,
+    Start,
+)
 from sparkdl.control.messages import (
     Begin,
     CheckpointCommit,
+    CheckpointDone,
+    CheckpointPart,
     ChildFailed,
     ChildReturned,
     ChildRunning,
@@ -149,9 +160,9 @@ class Agent:
             match action:
                 case states.Spawn(generation):
                     self._spawn(generation)
-                case states.StartChild(world):
+                case states.StartChild(world, resume):
                     self._rank = world.member(self._order.node_id).rank
-                    self._send_to_child(Start(world, self._order.node_id, self._spec))
+                    self._send_to_child(Start(world, self._order.node_id, self._spec, resume))
                     self._news(AgentNews(world_began=True))
                     self._begin_board()
                 case states.Terminate():
@@ -240,8 +251,24 @@ class Agent:
             self.handle(states.ChildSaidHowItEnded(message))
         elif isinstance(message, Raised):
             self.handle(states.ChildSaidHowItEnded(message.failure))
+        elif isinstance(message, Checkpointed | Committed):
+            self._on_checkpoint(message)
         else:
             self._feeds.on_child_message(message, fd)
+
+    def _on_checkpoint(self, message: Checkpointed | Committed) -> None:
+        if self._begun is None:
+            return  # of a child that is being ended
+        if isinstance(message, Committed):
+            self._tell(CheckpointDone(self._begun, message.step, message.url))
+        else:
+            rows = self._feeds.coverage(message.feeds)
+            self._tell(CheckpointPart(self._begun, message.step, rows, message.problem))
+
+    @property
+    def _begun(self) -> int | None:
+        """The generation of the child that runs `map_fun`; `None` while none does."""
+        return self._state.generation if isinstance(self._state, states.Begun) else None
 
     def _on_child_exit(self, status: int) -> None:
         if self._pipe:
@@ -251,8 +278,8 @@ class Agent:
 
     def _on_driver_message(self, message: ToAgent) -> None:
         match message:
-            case Begin(world):
-                self.handle(states.WorldBegan(world))
+            case Begin(world, resume):
+                self.handle(states.WorldBegan(world, resume))
             case NewRound(generation):
                 self.handle(states.RoundAsked(generation))
             case StopChild(generation):
@@ -260,8 +287,9 @@ class Agent:
                 self.handle(states.ChildStopAsked(generation, grace_s))
             case Stop(grace_s):
                 self.handle(states.StopAsked(grace_s))
-            case CheckpointCommit(_, step, manifest):
-                self._send_to_child(Commit(step, manifest))
+            case CheckpointCommit(generation, step, manifest, missing, problem):
+                if self._begun == generation:
+                    self._send_to_child(Commit(step, manifest, missing, problem))
             case FetchLog(request, lines):
                 tail = self._child.log.tail(lines) if self._child else ()
                 self._tell(LogTail(request, tail))

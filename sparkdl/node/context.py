@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.core.checkpoint import FIRST_TIME, Resume
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.settings import visible_gpus
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
@@ -18,6 +20,7 @@ from sparkdl.feed.datafeed import DataFeed
 from sparkdl.feed.epoch import EpochBatches
 from sparkdl.feed.parquet_paths import ParquetPaths, Paths
 from sparkdl.feed.plan import Tail
+from sparkdl.node.checkpoint import Checkpointing
 from sparkdl.node.coordination import Coordination
 from sparkdl.node.legacy import NodeManager, RemovedCalls
 from sparkdl.node.link import AgentLink
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class NodeContext(Coordination, RemovedCalls):
+class NodeContext(Checkpointing, Coordination, RemovedCalls):
     """One node's view of the cluster.
 
     Attributes:
@@ -48,10 +51,18 @@ class NodeContext(Coordination, RemovedCalls):
             where nobody shares GPUs out, see docs/gpus.md.
         defaultFS: Hadoop's default file system.
         working_dir: the driver's working directory.
+        restarts: how often all nodes have begun anew after a failure.
     """
 
     def __init__(
-        self, world: World, member: Member, spec: ClusterSpec, link: AgentLink, port: socket.socket
+        self,
+        world: World,
+        member: Member,
+        spec: ClusterSpec,
+        link: AgentLink,
+        port: socket.socket,
+        resume: Resume = FIRST_TIME,
+        scratch: Path | None = None,
     ) -> None:
         self.world = world
         self.member = member
@@ -65,8 +76,11 @@ class NodeContext(Coordination, RemovedCalls):
         self.working_dir = spec.working_dir
         self.mgr = NodeManager(self.get_data_feed)
         self.tmp_socket: socket.socket | None = port
+        self.restarts = resume.restarts
+        self._resume = resume
         self._spec = spec
         self._link = link
+        self._scratch = scratch
 
     def __repr__(self) -> str:
         return f"NodeContext({self.member.node.name}, rank {self.rank} of {self.world.size})"
@@ -83,7 +97,7 @@ class NodeContext(Coordination, RemovedCalls):
 
     @property
     def generation(self) -> int:
-        """The number of the world, from 0."""
+        """The number of the world, from 0: one more after each restart."""
         return self.world.generation
 
     @property

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping
 
 from sparkdl.control.channel import (
+    Commit,
     EndMark,
     EpochMark,
     FeedStart,
@@ -46,6 +47,7 @@ class AgentLink:
         self._sock = sock
         self._send_lock = threading.Lock()
         self._starts: queue.Queue[Start | None] = queue.Queue()
+        self._commits: queue.Queue[Commit] = queue.Queue()
         self._lock = threading.Lock()
         self._readers: dict[str, FeedReader] = {}
         self._own: set[str] = set()
@@ -69,6 +71,16 @@ class AgentLink:
         if start is None:
             raise FeedClosedError("the agent of this node went away before the world began")
         return start
+
+    def wait_commit(self, step: int, deadline: Deadline) -> Commit | None:
+        """Wait for news of the checkpoint of `step`; `None` if there were none in time."""
+        while True:
+            try:
+                news = self._commits.get(timeout=deadline.wait_s)
+            except queue.Empty:
+                return None
+            if news.step == step:
+                return news
 
     def reader(self, feed: str) -> FeedReader:
         """Return the reader of the feed called `feed`; there is one for each name."""
@@ -166,6 +178,8 @@ class AgentLink:
             case Start():
                 self._track(message)
                 self._starts.put(message)
+            case Commit():
+                self._commits.put(message)
 
     def _track(self, start: Start) -> None:
         """Have all readers note which rows are used, if there are checkpoints."""

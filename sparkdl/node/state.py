@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sparkdl.control.channel import Returned
+from sparkdl.core.checkpoint import FIRST_TIME, Resume
 from sparkdl.core.errors import IllegalTransitionError
 from sparkdl.core.failure import Failure
 from sparkdl.core.world import World
@@ -85,9 +86,10 @@ State = Ready | Begun | Leaving | Ending | Idle | Gone
 
 @dataclass(frozen=True)
 class WorldBegan:
-    """The coordinator has begun a world."""
+    """The coordinator has begun a world, which goes on at `resume`."""
 
     world: World
+    resume: Resume = FIRST_TIME
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,7 @@ class StartChild:
     """Give the child its world."""
 
     world: World
+    resume: Resume = FIRST_TIME
 
 
 @dataclass(frozen=True)
@@ -256,7 +259,7 @@ def _stay(state: State, event: Event, now_s: float) -> Step:
 def _ready_world(state: Ready, event: WorldBegan, now_s: float) -> Step:
     if event.world.generation != state.generation:
         return state, []
-    return Begun(state.generation, event.world), [StartChild(event.world)]
+    return Begun(state.generation, event.world), [StartChild(event.world, event.resume)]
 
 
 def _entered(state: Begun, event: ChildEnteredMapFun, now_s: float) -> Step:

@@ -46,9 +46,11 @@ class LocalExecutor:
     """
 
     def __init__(self) -> None:
-        self._agents: list[subprocess.Popen[bytes]] = []
-        self._watchers: list[threading.Thread] = []
+        self._agents: dict[int, subprocess.Popen[bytes]] = {}
+        self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
+        self._is_closed = False
+        self._start: Callable[[NodeSpec], None] | None = None
         self._feeds: list[tuple[str, threading.Event, list[Feeder]]] = []
 
     def driver_host(self) -> str:
@@ -61,23 +63,59 @@ class LocalExecutor:
         Of a cluster on Spark it starts those that run on the driver's machine.
         """
         spec = launch.spec
-        for node, gpus in _with_gpus(spec, spec.nodes[: spec.driver_nodes or None]):
-            order = AgentOrder(launch.url, launch.token, node.node_id, spec, "process", gpus=gpus)
-            stderr = tempfile.TemporaryFile()  # noqa: SIM115 (the watcher closes it)
-            try:
-                agent = start_agent(order, launch.payload, sys.path, stderr.fileno())
-            except BaseException:
-                stderr.close()
-                raise
-            self._agents.append(agent)
-            watcher = threading.Thread(
-                target=self._watch,
-                args=(agent, stderr, node.name, on_broken),
-                name=f"sparkdl-local-{node.name}",
-                daemon=True,
-            )
-            watcher.start()
-            self._watchers.append(watcher)
+        nodes = spec.nodes[: spec.driver_nodes or None]
+        gpus = dict(_with_gpus(spec, nodes))
+
+        def start(node: NodeSpec) -> None:
+            self._start_agent(launch, node, gpus[node], on_broken)
+
+        self._start = start
+        for node in nodes:
+            start(node)
+
+    def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
+        """Start agents for those of these nodes whose agents have ended, in a thread.
+
+        Where one has lost its connection and is about to end, `on_broken` tells when it has.
+        """
+
+        def run() -> None:
+            with self._lock:
+                for node in nodes:
+                    agent = self._agents.get(node.node_id)
+                    if self._start and agent and agent.poll() is not None and not self._is_closed:
+                        self._start(node)
+
+        thread = threading.Thread(target=run, name="sparkdl-relaunch", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _start_agent(
+        self,
+        launch: Launch,
+        node: NodeSpec,
+        gpus: tuple[str, ...] | None,
+        on_broken: Callable[[SparkdlError], None],
+    ) -> None:
+        spec, node_id = launch.spec, node.node_id
+        order = AgentOrder(launch.url, launch.token, node_id, spec, "process", gpus=gpus)
+        stderr = tempfile.TemporaryFile()  # noqa: SIM115 (the watcher closes it)
+        try:
+            agent = start_agent(order, launch.payload, sys.path, stderr.fileno())
+        except BaseException:
+            stderr.close()
+            raise
+        if before := self._agents.get(node_id):
+            _let_go(before)
+        self._agents[node_id] = agent
+        watcher = threading.Thread(
+            target=self._watch,
+            args=(agent, stderr, node.name, on_broken),
+            name=f"sparkdl-local-{node.name}",
+            daemon=True,
+        )
+        watcher.start()
+        self._threads.append(watcher)
 
     def feed(self, data: Any, order: FeedOrder) -> list[FedPartition]:
         """Feed every partition, a few at a time."""
@@ -142,18 +180,19 @@ class LocalExecutor:
 
     def close(self, deadline: Deadline) -> None:
         """Let go of the agents, which ends them, and kill those that stay."""
-        for agent in self._agents:
-            if agent.stdin and not agent.stdin.closed:
-                agent.stdin.close()
-        for agent in self._agents:
+        with self._lock:
+            self._is_closed = True
+        for agent in self._agents.values():
+            _let_go(agent)
+        for agent in self._agents.values():
             try:
                 agent.wait(deadline.wait_s)
             except subprocess.TimeoutExpired:
                 _log.warning("Agent process %d did not end in time; killing it", agent.pid)
                 agent.kill()
                 agent.wait(_KILL_WAIT_S)
-        for watcher in self._watchers:
-            watcher.join(_KILL_WAIT_S)
+        for thread in self._threads:
+            thread.join(_KILL_WAIT_S)
 
     def _watch(
         self,
@@ -173,6 +212,12 @@ class LocalExecutor:
                 tail = tail_of(stderr)
                 text = f"the agent of {name} ended with status {status}: {tail or '(no word)'}"
                 on_broken(problem.at_driver() if problem else LaunchError(text))
+
+
+def _let_go(agent: subprocess.Popen[bytes]) -> None:
+    """Close the pipe that keeps an agent."""
+    if agent.stdin and not agent.stdin.closed:
+        agent.stdin.close()
 
 
 def _with_gpus(

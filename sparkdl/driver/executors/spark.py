@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, SparkdlError
-from sparkdl.core.spec import ClusterSpec, InputMode
+from sparkdl.core.spec import ClusterSpec, InputMode, NodeSpec
 from sparkdl.driver.advice import tell_costly_settings
 from sparkdl.driver.executors.executor import Launch
 from sparkdl.driver.executors.local import LocalExecutor
@@ -90,6 +90,9 @@ class SparkExecutor:
         name = f"sparkdl-nodes-{launch.spec.cluster_id}"
         self._thread = InheritableThread(target=run, name=name, daemon=True, session=self._spark)
         self._thread.start()
+
+    def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
+        """Start jobs for the nodes that no job brings back."""
 
     def feed(self, data: Any, order: FeedOrder) -> list[FedPartition]:
         """Run one Spark job in the calling thread, with its local properties."""

@@ -1,0 +1,119 @@
+"""A child dies, and all nodes begin anew in the agents that live; clusters without Spark."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkdl.core.errors import NodeFailedError
+from sparkdl.node.context import NodeContext
+from tests.doubles.map_funs import die, hang
+from tests.doubles.nodes import SOON_S, launch, processes
+
+
+def fail_first(args: str, ctx: NodeContext) -> list[int]:
+    """Fail on rank 1 of the first world, where the others hang until they are ended."""
+    if ctx.generation == 0:
+        if ctx.rank == 1 and args == "exception":
+            raise ValueError("a bad\nday")
+        if ctx.rank == 1:
+            die(args)
+        hang(args, ctx)
+    return [ctx.rank, ctx.generation, ctx.restarts, os.getppid()]
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("exception", "raised ValueError: a bad"),
+        ("os._exit", "ended with exit code 3"),
+        ("SIGKILL", "was killed by SIGKILL"),
+    ],
+)
+def test_child_that_dies_has_all_nodes_begin_anew_in_the_same_agents(
+    how: str, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with launch(fail_first, how, max_restarts=3) as cluster:
+        agents = sorted(node.agent.pid for node in processes().values())
+        results = cluster.results(3 * SOON_S)
+        assert "restart 1 because worker:1" in cluster.status()
+        assert words in cluster.status()
+    assert [result[:3] for result in results] == [[0, 1, 1], [1, 1, 1]]
+    assert sorted(result[3] for result in results) == agents
+    (warning,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert "restart 1 of 3 because worker:1" in warning
+    assert words in warning
+
+
+def test_node_that_had_returned_runs_again() -> None:
+    def first_returns(args: str, ctx: NodeContext) -> int:
+        mark = Path(args) / "returned"
+        if ctx.rank == 0:
+            mark.touch()
+        elif ctx.generation == 0:
+            while not mark.exists():
+                pass
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ctx.generation
+
+    folder = os.environ["TMPDIR"]
+    with launch(first_returns, folder, max_restarts=1) as cluster:
+        assert cluster.results(3 * SOON_S) == [1, 1]
+    (Path(folder) / "returned").unlink()
+
+
+def test_restarts_are_used_up(caplog: pytest.LogCaptureFixture) -> None:
+    def die_each_time(args: Any, ctx: NodeContext) -> None:
+        raise RuntimeError(f"in round {ctx.generation}")
+
+    with (
+        pytest.raises(NodeFailedError, match="in round 2") as caught,
+        launch(die_each_time, nodes=1, max_restarts=2) as cluster,
+    ):
+        cluster.wait(3 * SOON_S)
+    assert caught.value.note == "restarted 2 times already, and max_restarts=2"
+    assert str(caught.value).endswith(f"No restart: {caught.value.note}.")
+    warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert [f"restart {n} of 2" in text for n, text in enumerate(warnings, 1)] == [True, True]
+
+
+def test_what_fails_the_same_way_twice_is_not_started_a_third_time() -> None:
+    def die_alike(args: Any, ctx: NodeContext) -> None:
+        raise RuntimeError("always")
+
+    with (
+        pytest.raises(
+            NodeFailedError, match="failed the same way at the same step twice"
+        ) as caught,
+        launch(die_alike, max_restarts=9) as cluster,
+    ):
+        cluster.wait(3 * SOON_S)
+    assert caught.value.root_cause.generation == 1
+
+
+def test_what_cannot_work_is_not_started_again() -> None:
+    def lack(args: Any, ctx: NodeContext) -> None:
+        import there_is_no_such_module  # noqa: F401
+
+    with (
+        pytest.raises(NodeFailedError, match="another start would fail the same way") as caught,
+        launch(lack, max_restarts=9) as cluster,
+    ):
+        cluster.wait(SOON_S)
+    assert caught.value.root_cause.generation == 0
+
+
+def test_agent_that_is_killed_is_replaced_by_another() -> None:
+    with launch(fail_first, "agent", max_restarts=1) as cluster:
+        agents = {name: node.agent.pid for name, node in processes().items()}
+        results = cluster.results(3 * SOON_S)
+        assert "worker:1 (rank 1" in cluster.status()
+        assert "was lost" in cluster.status()
+    assert [result[:3] for result in results] == [[0, 1, 1], [1, 1, 1]]
+    assert results[0][3] == agents["worker:0"]
+    assert results[1][3] not in agents.values()
