@@ -40,6 +40,7 @@ class Roster:
 
     Attributes:
         history: of the rounds so far.
+        alone: of the nodes that have begun anew by themselves, by node id.
         checkpoint: the last one that is complete.
     """
 
@@ -47,6 +48,7 @@ class Roster:
     agents: Mapping[int, Agent] = field(default_factory=dict)
     standbys: tuple[Agent, ...] = ()
     history: History = field(default_factory=History)
+    alone: Mapping[int, History] = field(default_factory=dict)
     checkpoint: CheckpointRef | None = None
 
     @property
@@ -113,8 +115,8 @@ class Roster:
                 addresses[node] = address
             elif not (may_be_small and node.role.is_expendable):
                 return None
-        least = self.spec.settings.min_nodes or len(self.spec.nodes)
-        if len(addresses) < min(least, len(self.spec.nodes)):
+        needed = sum(node.role.is_needed for node in self.spec.nodes)
+        if len(addresses) < (self.spec.settings.min_nodes or needed):
             return None
         if not any(node.role.finishes_job for node in addresses):
             return None

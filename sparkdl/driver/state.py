@@ -51,12 +51,20 @@ class Gathering:
 
 @dataclass(frozen=True)
 class Running:
-    """The world has begun. `returned` holds the nodes whose `map_fun` has returned."""
+    """The world has begun.
+
+    Attributes:
+        returned: the nodes whose `map_fun` has returned.
+        alone: nodes whose child is replaced by another in this world.
+        left: nodes that have failed, and without which the training goes on.
+    """
 
     roster: Roster
     world: World
     in_map_fun: frozenset[int] = frozenset()
     returned: Mapping[int, ChildReturned] = field(default_factory=dict)
+    alone: frozenset[int] = frozenset()
+    left: frozenset[int] = frozenset()
     deadline_s: float = math.inf
 
 

@@ -61,6 +61,11 @@ class FeedReader:
         with self._changed:
             self._backlog.used.is_wanted = True
 
+    @property
+    def steps(self) -> int:
+        """How many batches user code has been given, in all epochs."""
+        return self._backlog.counts.steps
+
     def add(self, item: Item) -> None:
         """Take a segment."""
         with self._changed:

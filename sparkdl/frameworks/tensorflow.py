@@ -56,7 +56,7 @@ class TensorFlow(Framework):
             if role != EVALUATOR.name or member.role.name == role
         }
         job = CHIEF.name if member.role.is_chief else member.role.name
-        task = {"type": job, "index": member.node.index}
+        task = {"type": job, "index": member.index}
         return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
 
     def before_map_fun(self, world: World, member: Member) -> None:

@@ -57,6 +57,7 @@ from sparkdl.control.messages import (
     StopChild,
     ToAgent,
 )
+from sparkdl.core.checkpoint import FIRST_TIME
 from sparkdl.core.errors import ProtocolError, SparkdlError
 from sparkdl.core.failure import Failure
 from sparkdl.core.settings import Environment
@@ -96,7 +97,9 @@ class Agent:
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._end_reason = ""
+        self.was_cut_off = False
         self._rank = -1
+        self._resume = FIRST_TIME
         self._child: Child | None = None
         self._pipe: ChildPipe | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -162,6 +165,7 @@ class Agent:
                     self._spawn(generation)
                 case states.StartChild(world, resume):
                     self._rank = world.member(self._order.node_id).rank
+                    self._resume = resume
                     self._send_to_child(Start(world, self._order.node_id, self._spec, resume))
                     self._news(AgentNews(world_began=True))
                     self._begin_board()
@@ -229,9 +233,14 @@ class Agent:
             rank=self._rank,
             host=self._host,
             generation=generation,
+            step=self._step(failure),
             log_tail=self._child.log.tail(self._spec.settings.log_tail_lines),
         )
         self._tell(ChildFailed(generation, complete))
+
+    def _step(self, failure: Failure) -> int:
+        at = self._resume.checkpoint
+        return (at.step if at else 0) + max(failure.step, self._feeds.steps)
 
     def _failure(self, status: int) -> Failure:
         """Describe a child that ended without a word."""
@@ -348,8 +357,10 @@ class Agent:
         try:
             async for message in self._client.messages():
                 self._on_driver_message(message)
+            self.was_cut_off = not self._ended.is_set()
             self._orphan("the connection to the driver ended")
         except ProtocolError as error:
+            self.was_cut_off = True
             self._orphan(str(error))
         except Exception:
             _log.exception("The agent of %s failed", self._node.name)
@@ -393,17 +404,19 @@ def _allow_descriptors() -> None:
 
 
 def main() -> int:
-    """Run one agent; return its exit status."""
+    """Run one agent; return its exit status: not 0 if whoever started it is to start another."""
     order, payload = read_order(sys.stdin.buffer)
     _allow_descriptors()
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s agent {order.node_id} %(message)s")
     work_dir = Path(tempfile.mkdtemp(prefix="sparkdl-", dir=work_root()))
 
-    async def serve() -> str:
-        return await Agent(order, payload, work_dir).run()
+    async def serve() -> bool:
+        agent = Agent(order, payload, work_dir)
+        await agent.run()
+        return agent.was_cut_off and order.spec.settings.max_restarts > 0
 
     try:
-        asyncio.run(serve())
+        return int(asyncio.run(serve()))
     except Exception as error:  # noqa: BLE001 (whoever started this agent has to know)
         known = isinstance(error, SparkdlError)
         text = str(error) if known else "".join(traceback.format_exception(error))
@@ -412,7 +425,6 @@ def main() -> int:
         return 1
     finally:
         shutil.rmtree(work_dir, ignore_errors=True)
-    return 0
 
 
 if __name__ == "__main__":

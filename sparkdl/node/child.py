@@ -93,9 +93,9 @@ def _run(arguments: ChildArguments, link: AgentLink, port: socket.socket) -> Ret
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         if code == 0:
             return Returned(encode_value(None))
-        return _raised(framework, start, "exit", stop, code)
+        return _raised(framework, start, "exit", stop, code, link.steps)
     except BaseException as error:  # noqa: BLE001 (whatever user code raises goes to the driver)
-        return _raised(framework, start, kind, error, None)
+        return _raised(framework, start, kind, error, None, link.steps)
 
 
 def _prepare(
@@ -124,6 +124,7 @@ def _raised(
     kind: FailureKind,
     error: BaseException,
     exit_code: int | None,
+    steps: int,
 ) -> Raised:
     """Describe an exception; whoever reads its log sees it as well."""
     traceback.print_exception(error)
@@ -143,6 +144,7 @@ def _raised(
             exception_type=f"{type(error).__module__}.{type(error).__qualname__}",
             traceback="".join(traceback.format_exception(error))[-_MAX_TEXT_CHARS:],
             generation=start.world.generation if start else 0,
+            step=steps,
         )
     )
 

@@ -68,7 +68,7 @@ class NodeContext(Checkpointing, Coordination, RemovedCalls):
         self.member = member
         self.executor_id = self.worker_num = member.node.node_id
         self.job_name = member.role.name
-        self.task_index = member.node.index
+        self.task_index = member.index
         self.cluster_spec = world.cluster_spec()
         self.num_workers = len(world.trainers)
         self.num_gpus = len(visible_gpus() or ())

@@ -92,7 +92,7 @@ class TFCluster:
                 "executor_id": member.node.node_id,
                 "host": member.host,
                 "job_name": member.role.name,
-                "task_index": member.node.index,
+                "task_index": member.index,
                 "port": member.port,
                 "tb_pid": board.pid if board and member.rank == 0 else 0,
                 "tb_port": board.port if board and member.rank == 0 else 0,

@@ -49,6 +49,7 @@ from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, World, build_world
 from sparkdl.driver import state as states
+from sparkdl.driver import transitions
 from sparkdl.driver.controller import Controller, LogLine, View
 from sparkdl.driver.outcome import failure_of
 
@@ -151,7 +152,7 @@ def playing(
 
 @pytest.fixture(autouse=True)
 def _one_failure_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states, "SETTLE_S", 0.0)
+    monkeypatch.setattr(transitions, "SETTLE_S", 0.0)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ def test_what_fails_the_same_way_twice_is_not_started_a_third_time() -> None:
 
 def test_what_cannot_work_is_not_started_again() -> None:
     def lack(args: Any, ctx: NodeContext) -> None:
-        import there_is_no_such_module  # noqa: F401
+        import_module("there_is_no_such_module")
 
     with (
         pytest.raises(NodeFailedError, match="another start would fail the same way") as caught,
@@ -108,7 +109,10 @@ def test_what_cannot_work_is_not_started_again() -> None:
     assert caught.value.root_cause.generation == 0
 
 
-def test_agent_that_is_killed_is_replaced_by_another() -> None:
+def test_agent_that_is_killed_is_replaced_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # an agent that is killed leaves its files
     with launch(fail_first, "agent", max_restarts=1) as cluster:
         agents = {name: node.agent.pid for name, node in processes().items()}
         results = cluster.results(3 * SOON_S)
@@ -117,3 +121,18 @@ def test_agent_that_is_killed_is_replaced_by_another() -> None:
     assert [result[:3] for result in results] == [[0, 1, 1], [1, 1, 1]]
     assert results[0][3] == agents["worker:0"]
     assert results[1][3] not in agents.values()
+
+
+def test_what_fails_at_the_same_row_twice_is_not_started_a_third_time() -> None:
+    def trip(args: Any, ctx: NodeContext) -> None:
+        for batch in ctx.batches(4, ["value"]):
+            if 9 in batch["value"]:
+                raise RuntimeError("nine")
+
+    with (
+        pytest.raises(NodeFailedError, match="the same way at the same step twice") as caught,
+        launch(trip, nodes=1, max_restarts=9) as cluster,
+    ):
+        cluster.feed(range(100))
+    assert [failure.step for failure in caught.value.failures] == [3]
+    assert caught.value.root_cause.generation == 1

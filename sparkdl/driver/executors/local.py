@@ -73,6 +73,10 @@ class LocalExecutor:
         for node in nodes:
             start(node)
 
+    def has(self, node: NodeSpec) -> bool:
+        """Whether this node was started here."""
+        return node.node_id in self._agents
+
     def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
         """Start agents for those of these nodes whose agents have ended, in a thread.
 

@@ -109,3 +109,10 @@ RESULTS: dict[str, Any] = {
     "clash": lambda row: {"id": 1},
     "misfit": lambda row: "text" if row.id == 20 else 1.0,
 }
+
+
+def wait_in_the_first_world(args: Any, ctx: NodeContext) -> list[int]:
+    """Print where this is and wait; return after a restart."""
+    if ctx.generation == 0:
+        where_then_wait(args, ctx)
+    return [ctx.rank, ctx.generation, ctx.restarts]
