@@ -54,7 +54,9 @@ class EpochBatches:
     tail: Tail = "short"
     shuffle: bool | int = False
     seed: int = 0
-    _carried: list[tuple[Columns, int, Origin]] = field(default_factory=list, init=False, repr=False)
+    _carried: list[tuple[Columns, int, Origin]] = field(
+        default_factory=list, init=False, repr=False
+    )
     _carried_by_node: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-
 Span = tuple[int, int, int]
 """Rows of one partition: its number, and the half-open range of the rows."""
 

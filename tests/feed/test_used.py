@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -296,7 +297,9 @@ def test_epochs_that_need_not_be_told_any_more_are_forgotten() -> None:
             assert len(list(batches)) == (10 * epoch + 10) // 4 - 10 * epoch // 4
             it.reader.forget(epoch - 1)
         told = [row for row in it.position(None) if row[0] >= 2]
-        assert told == [(epoch, row) for epoch in (2, 3) for row in range(epoch * 10, epoch * 10 + 10)]
+        assert told == [
+            (epoch, row) for epoch in (2, 3) for row in range(epoch * 10, epoch * 10 + 10)
+        ]
         assert len(it.reader._backlog.used._segments) == 4
 
 
@@ -335,7 +338,7 @@ def test_batches_count_in_the_order_in_which_a_loader_puts_them_out() -> None:
             it.reader.read_ahead(None, turn)
             next(reading)
         found = [it.position(n) for n in range(6)]
-        came = [sorted(set(more) - set(less)) for less, more in zip(found, found[1:], strict=False)]
+        came = [sorted(set(more) - set(less)) for less, more in pairwise(found)]
         assert came == [[(0, 2 * i), (0, 2 * i + 1)] for i in (0, 2, 1, 3, 4)]
 
 
