@@ -29,7 +29,7 @@ from sparkdl.core.checkpoint import Resume
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
 from sparkdl.core.world import World
-from sparkdl.feed.coverage import EpochRows
+from sparkdl.feed.coverage import EpochRows, PartRows
 from sparkdl.feed.parquet_plan import Share
 
 MAX_MESSAGE_NBYTES = 16 * 1024 * 1024
@@ -249,11 +249,18 @@ class StopChild(Message, frozen=True):
 
 
 class FeedBegin(Message, frozen=True):
-    """Epochs `epoch` to `last_epoch` of a feed are to come, and none before them any more."""
+    """Epochs `epoch` to `last_epoch` of a feed are to come, and none before them any more.
+
+    Args:
+        run: of the job that fed the rows of `epoch` to the generation before, which may be here.
+        done: rows by partition that a checkpoint covers, and that are not used again.
+    """
 
     feed: str
     epoch: int
     last_epoch: int
+    run: str = ""
+    done: PartRows = {}
 
 
 class ReadShare(Message, frozen=True):

@@ -47,6 +47,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import IllegalTransitionError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver import state as states
+from sparkdl.driver.books import Books
 from sparkdl.driver.checkpoints import Checkpoints
 from sparkdl.driver.hang_watch import HangWatch
 from sparkdl.driver.inquiries import Inquiries, Question
@@ -106,7 +107,8 @@ class Controller:
         self.changed = threading.Condition()
         self._born_s = time.time() - time.monotonic()
         self.view = View(begin(spec, time.monotonic(), checkpoint))
-        self.checkpoints = Checkpoints(spec.cluster_id)
+        keeps = spec.settings.max_restarts > 0 or spec.checkpoint_dir is not None
+        self.checkpoints = Checkpoints(spec.cluster_id, Books(keeps))
         self.address: ServerAddress | None = None
         self._on_log = on_log
         self._relaunch = relaunch

@@ -12,6 +12,7 @@ import pyarrow.flight as flight
 
 from sparkdl.control.auth import bearer
 from sparkdl.core.errors import SparkdlError
+from sparkdl.feed.plan import Range
 
 
 class FeederError(SparkdlError):
@@ -37,6 +38,10 @@ class FeedOrder:
         last_epoch: the last one of the same `feed` call.
         keep: later epochs are to read the rows again.
         ahead: rows by node id that a stream has brought to a node beyond the poorest of them.
+        done: rows by partition that a checkpoint covers; they are not fed.
+        skipped: partitions of which all rows are `done`; they are not even read.
+        partitions: how many there were when rows were fed before; 0 where that is not known.
+        patience_s: how long inference waits for nodes that are between two generations.
     """
 
     feed: str
@@ -49,6 +54,10 @@ class FeedOrder:
     last_epoch: int = 0
     keep: bool = False
     ahead: Mapping[int, int] = field(default_factory=dict)
+    done: Mapping[int, tuple[Range, ...]] = field(default_factory=dict)
+    skipped: frozenset[int] = frozenset()
+    partitions: int = 0
+    patience_s: float = 10.0
 
     def options(self) -> flight.FlightCallOptions:
         """Return the call options that carry the token."""
@@ -57,11 +66,18 @@ class FeedOrder:
 
 @dataclass(frozen=True)
 class FedPartition:
-    """What became of one partition: rows by node id, and rows that no node wanted any more."""
+    """What became of one partition.
+
+    Attributes:
+        rows: by node id.
+        rows_refused: rows that no node wanted any more.
+        num_rows: of the partition, those `done` as well; -1 if it was not read to its end.
+    """
 
     partition: int
     rows: dict[int, int]
     rows_refused: int
+    num_rows: int = -1
 
 
 def flight_reason(error: BaseException) -> str:

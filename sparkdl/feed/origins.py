@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from sparkdl.feed.coverage import EpochRows, PartRows
 from sparkdl.feed.place import Span
-from sparkdl.feed.plan import Range, merge_ranges
+from sparkdl.feed.plan import Range, merge_ranges, uncovered
 
 
 class Origins:
@@ -88,8 +88,6 @@ def within(spans: Iterable[Span], ranges: Iterable[Range]) -> list[Span]:
 
 def rows_left(spans: Iterable[Span], done: PartRows) -> list[Range]:
     """Return which rows of `spans`, laid end to end, `done` does not name."""
-    from sparkdl.feed.plan import uncovered
-
     found: list[Range] = []
     offset = 0
     for partition, first, last in spans:

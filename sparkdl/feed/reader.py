@@ -56,15 +56,15 @@ class FeedReader:
 
     # What the receiving thread calls.
 
-    @property
-    def steps(self) -> int:
-        """How many batches user code has been given, in all epochs."""
-        return self._backlog.counts.steps
-
     def track(self) -> None:
         """Note from now on which rows user code is handed; before any."""
         with self._changed:
             self._backlog.used.is_wanted = True
+
+    @property
+    def steps(self) -> int:
+        """How many batches user code has been given, in all epochs."""
+        return self._backlog.counts.steps
 
     def add(self, item: Item) -> None:
         """Take a segment."""

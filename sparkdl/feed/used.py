@@ -257,6 +257,6 @@ def _merged(arrays: Sequence[Array]) -> Array:
 
 def _from(ranges: Array, place: int) -> Array:
     """Return what of `ranges` lies at `place` or behind it."""
-    behind = ranges[ranges[:, 1] > place].copy()
+    behind: Array = ranges[ranges[:, 1] > place]
     behind[:, 0] = np.maximum(behind[:, 0], place)
     return behind

@@ -78,6 +78,7 @@ class NodeFeeds:
         self._began: dict[str, int] = {}
         self._reclaimed: set[str] = set()
         self._ended: set[str] = set()
+        self._generation = 0
         self._readings: list[Reading] = []
         self._own: dict[str, OwnReading] = {}
         self._ends: dict[str, tuple[int, str]] = {}
@@ -94,7 +95,7 @@ class NodeFeeds:
     def on_driver_message(self, message: ToFeeds) -> None:
         """Take what the coordinator says of the feeds."""
         match message:
-            case FeedBegin(feed, epoch, last_epoch):
+            case FeedBegin(feed, epoch, last_epoch, _, _):
                 self._began[feed] = epoch
                 self._inbox.log(feed).expect(last_epoch)
                 self._send_to_child(FeedStart(feed, epoch), -1)
@@ -151,11 +152,6 @@ class NodeFeeds:
 
     # From the agent.
 
-    @property
-    def steps(self) -> int:
-        """How many batches the child has told that it has read, of the feed with the most."""
-        return max((read.steps for read in self._read.values()), default=0)
-
     def coverage(self, feeds: Mapping[str, EpochRows]) -> dict[str, EpochRows]:
         """Return which rows the child has used, by feed, epoch and partition.
 
@@ -167,6 +163,11 @@ class NodeFeeds:
             log = self._inbox.log(feed)
             found[feed] = log.origins.rows(used, log.terminated_to)
         return found
+
+    @property
+    def steps(self) -> int:
+        """How many batches the child has told that it has read, of the feed with the most."""
+        return max((read.steps for read in self._read.values()), default=0)
 
     def close(self, reason: str, has_failed: bool = False) -> None:
         """Take no more rows.
@@ -182,6 +183,9 @@ class NodeFeeds:
     def reopen(self, generation: int) -> None:
         """Begin anew for another child, which is told of the feeds that have ended already."""
         feeds = [log.feed for log in self._inbox.logs]
+        if generation != self._generation:
+            self._ended.clear()  # rows may be fed again; the coordinator tells of the ends anew
+        self._generation = generation
         self._inbox.reopen(generation)
         self._has_failed = False
         self._read.clear()

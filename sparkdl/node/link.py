@@ -108,12 +108,6 @@ class AgentLink:
             self._own.add(feed)
         return self.reader(feed)
 
-    @property
-    def steps(self) -> int:
-        """How many batches have been read, of the feed with the most."""
-        with self._lock:
-            return max((reader.steps for reader in self._readers.values()), default=0)
-
     def positions(self, batches: int | Mapping[str, int] | None) -> dict[str, EpochRows]:
         """Return which rows user code has used, by feed, epoch and segment.
 
@@ -134,6 +128,12 @@ class AgentLink:
         if unknown := sorted(set(batches) - set(readers)):
             raise ConfigError(f"batches= names {unknown}; this node reads {sorted(readers)}")
         return {feed: readers[feed].position(batches.get(feed)) for feed in read}
+
+    @property
+    def steps(self) -> int:
+        """How many batches have been read, of the feed with the most."""
+        with self._lock:
+            return max((reader.steps for reader in self._readers.values()), default=0)
 
     def send(self, message: Local, fd: int = -1) -> None:
         """Send a message; the caller keeps `fd`."""

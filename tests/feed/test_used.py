@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -337,7 +338,7 @@ def test_batches_count_in_the_order_in_which_a_loader_puts_them_out() -> None:
             it.reader.read_ahead(None, turn)
             next(reading)
         found = [it.position(n) for n in range(6)]
-        came = [sorted(set(more) - set(less)) for less, more in zip(found, found[1:], strict=False)]
+        came = [sorted(set(more) - set(less)) for less, more in pairwise(found)]
         assert came == [[(0, 2 * i), (0, 2 * i + 1)] for i in (0, 2, 1, 3, 4)]
 
 

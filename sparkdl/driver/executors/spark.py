@@ -134,7 +134,7 @@ class SparkExecutor:
             raise ConfigError("a streaming DataFrame is fed with cluster.train_stream")
         with self._tagged(*tags):
             rows = data.mapInArrow(FeedDataFrame(order), FED_SCHEMA).collect()
-        return [fed_partition(row.partition, row.rows, row.refused) for row in rows]
+        return [fed_partition(row.partition, row.rows, row.refused, row.num_rows) for row in rows]
 
     def start_stream(
         self, data: Any, open_stream: Callable[[], StreamFeed], options: StreamOptions
