@@ -5,50 +5,30 @@ Runs in: driver
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from sparkdl.control.messages import CheckpointCommit, CheckpointDone, CheckpointPart
 from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.world import World
-from sparkdl.feed.coverage import EpochRows, FeedCoverage
+from sparkdl.driver.books import Books
+from sparkdl.feed.coverage import FeedCoverage
 from sparkdl.node.manifest import Manifest, encode_manifest
-
-Parts = Mapping[int, Mapping[str, EpochRows]]
-"""What the nodes have used, by node id and feed."""
-Coverage = Callable[[int, Parts], dict[str, FeedCoverage]]
-"""What the parts of a generation make with what was covered before."""
-
-
-def _nothing(generation: int, parts: Parts) -> dict[str, FeedCoverage]:
-    return {}
-
-
-def _forget(feeds: Mapping[str, FeedCoverage]) -> None:
-    pass
 
 
 class Checkpoints:
-    """The checkpoints under way in one world. Nothing of an older world counts."""
+    """The checkpoints under way in one world. Nothing of an older world counts.
 
-    def __init__(self, cluster_id: str) -> None:
+    Attributes:
+        books: what was fed, and what a checkpoint covers.
+    """
+
+    def __init__(self, cluster_id: str, books: Books) -> None:
+        self.books = books
         self._cluster_id = cluster_id
-        self._coverage: Coverage = _nothing
-        self._covered: Callable[[Mapping[str, FeedCoverage]], None] = _forget
         self._generation = 0
         self._parts: dict[int, dict[int, CheckpointPart]] = {}
         self._last: dict[int, int] = {}
         self._committing: dict[int, dict[str, FeedCoverage]] = {}
-
-    def tie(
-        self, coverage: Coverage, covered: Callable[[Mapping[str, FeedCoverage]], None]
-    ) -> None:
-        """Record what feeds have given.
-
-        Args:
-            coverage: says what a checkpoint of such parts covers.
-            covered: is told what one that is complete covers.
-        """
-        self._coverage, self._covered = coverage, covered
 
     def part(
         self, world: World, node_id: int, part: CheckpointPart, time_s: float
@@ -76,7 +56,7 @@ class Checkpoints:
         missing = tuple(name for node, name in names.items() if node not in parts)
         if missing:
             return leader, CheckpointCommit(self._generation, step, missing=missing)
-        feeds = self._coverage(self._generation, {node: p.feeds for node, p in parts.items()})
+        feeds = self.books.coverage(self._generation, {node: p.feeds for node, p in parts.items()})
         self._parts = {s: p for s, p in self._parts.items() if s > step}
         self._committing[step] = feeds
         manifest = Manifest(
@@ -97,7 +77,7 @@ class Checkpoints:
         if feeds is None:
             return None
         self._committing.clear()
-        self._covered(feeds)
+        self.books.cover(feeds)
         return CheckpointRef(message.url, message.step, generation)
 
     def _renew(self, generation: int) -> None:

@@ -43,6 +43,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import IllegalTransitionError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver import state as states
+from sparkdl.driver.books import Books
 from sparkdl.driver.checkpoints import Checkpoints
 from sparkdl.driver.outcome import generation_of
 from sparkdl.driver.roster import Roster
@@ -95,7 +96,8 @@ class Controller:
         self.spec = spec
         self.changed = threading.Condition()
         self.view = View(begin(spec, time.monotonic(), checkpoint))
-        self.checkpoints = Checkpoints(spec.cluster_id)
+        keeps = spec.settings.max_restarts > 0 or spec.checkpoint_dir is not None
+        self.checkpoints = Checkpoints(spec.cluster_id, Books(keeps))
         self.address: ServerAddress | None = None
         self._on_log = on_log
         self._relaunch = relaunch

@@ -17,7 +17,6 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError
 from sparkdl.core.spec import InputMode
 from sparkdl.core.world import Member, World
-from sparkdl.driver.books import Books
 from sparkdl.driver.calls import Asked, Call, check_partitions
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
@@ -56,7 +55,7 @@ class Feeds:
         self._executor = executor
         self._token = token
         self._world = world
-        self.books = Books(keeps=spec.settings.max_restarts > 0 or spec.checkpoint_dir is not None)
+        self.books = controller.checkpoints.books
         self._lock = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
         self._streams: dict[str, StreamFeed] = {}

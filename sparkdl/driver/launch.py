@@ -207,6 +207,8 @@ def _start(
     token = new_token()
     checkpoint = resumed.ref if resumed else None
     controller = Controller(spec, token, on_log, where.relaunch, checkpoint)
+    if resumed:
+        controller.checkpoints.books.restore(resumed.manifest.feeds)
     address = controller.start(
         environment.driver_host or where.driver_host(), environment.driver_ports
     )

@@ -272,8 +272,8 @@ class Agent:
         if isinstance(message, Committed):
             self._tell(CheckpointDone(self._begun, message.step, message.url))
         else:
-            rows = self._feeds.coverage(message.feeds)
-            self._tell(CheckpointPart(self._begun, message.step, rows, message.problem))
+            feeds = self._feeds.coverage(message.feeds)
+            self._tell(CheckpointPart(self._begun, message.step, feeds, message.problem))
 
     @property
     def _begun(self) -> int | None:

@@ -118,6 +118,13 @@ class Checkpointing:
         with self._writer.write(step, batches) as folder:
             yield folder
 
+    def batches_given(self) -> dict[str, int]:
+        """Return how many batches of each feed were handed out since `map_fun` began.
+
+        What is read ahead of the training counts. At the end of an epoch it is what was used.
+        """
+        return self._link.batches_given()
+
     @cached_property
     def _writer(self) -> _Writer:
         url = self._spec.checkpoint_dir

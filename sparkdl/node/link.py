@@ -94,6 +94,13 @@ class AgentLink:
                     reader.lose()
             return reader
 
+    def batches_given(self) -> dict[str, int]:
+        """Return how many batches of each feed user code was handed, of those that were read."""
+        with self._lock:
+            readers = dict(self._readers)
+        given = {feed: reader.batches_given for feed, reader in readers.items()}
+        return {feed: count for feed, count in given.items() if count}
+
     def own_reader(self, kind: str) -> FeedReader:
         """Return the reader of a new feed that this node fills itself; no driver ends it."""
         with self._lock:
