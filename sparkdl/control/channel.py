@@ -205,17 +205,21 @@ class Checkpointed(LocalMessage, frozen=True):
 
     Args:
         feeds: what user code has used, by feed, epoch and segment.
+        problem: why the part could not be written instead; empty if it was.
     """
 
     step: int
     feeds: dict[str, EpochRows]
+    problem: str = ""
 
 
 class Commit(LocalMessage, frozen=True):
-    """All nodes' parts are written. See `CheckpointCommit`."""
+    """How far the nodes' parts are. See `CheckpointCommit`."""
 
     step: int
     manifest: str
+    missing: tuple[str, ...] = ()
+    problem: str = ""
 
 
 class Committed(LocalMessage, frozen=True):

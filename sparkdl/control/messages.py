@@ -160,11 +160,13 @@ class CheckpointPart(Message, frozen=True):
 
     Args:
         feeds: by feed, what was used since the child started, and what the agent knows of before.
+        problem: why the part could not be written instead; empty if it was.
     """
 
     generation: int
     step: int
     feeds: dict[str, EpochRows]
+    problem: str = ""
 
 
 class CheckpointDone(Message, frozen=True):
@@ -176,11 +178,19 @@ class CheckpointDone(Message, frozen=True):
 
 
 class CheckpointCommit(Message, frozen=True):
-    """All parts are written: make the checkpoint complete, with `manifest` (JSON) in it."""
+    """How far the parts are; once all are written, the checkpoint can be made complete.
+
+    Args:
+        manifest: JSON, to be written into it; empty until all parts are written.
+        missing: names of the nodes whose parts are awaited.
+        problem: why there will be no checkpoint of this step.
+    """
 
     generation: int
     step: int
-    manifest: str
+    manifest: str = ""
+    missing: tuple[str, ...] = ()
+    problem: str = ""
 
 
 class Begin(Message, frozen=True):

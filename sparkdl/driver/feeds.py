@@ -16,7 +16,6 @@ from typing import Any
 from sparkdl.core.errors import ConfigError, FeedClosedError
 from sparkdl.core.spec import InputMode
 from sparkdl.core.world import World
-from sparkdl.driver.books import Books
 from sparkdl.driver.bringing import Bringer, fed_members
 from sparkdl.driver.calls import Asked
 from sparkdl.driver.controller import Controller
@@ -52,7 +51,7 @@ class Feeds:
         self._controller = controller
         self._token = token
         self._world = world
-        self.books = Books(keeps=spec.settings.max_restarts > 0 or spec.checkpoint_dir is not None)
+        self.books = controller.checkpoints.books
         self._lock = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
         self._streams: dict[str, StreamFeed] = {}

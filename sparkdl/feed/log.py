@@ -25,6 +25,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.budget import Budget, Room
 from sparkdl.feed.ledger import Ledger
+from sparkdl.feed.origins import Origins
 from sparkdl.feed.place import Appended, Attempt, EpochCount, Place
 from sparkdl.feed.plan import Range, merge_ranges
 from sparkdl.feed.segment import StoredSegment, copy_segment, segment_nbytes, write_segment
@@ -46,6 +47,9 @@ class Log:
 
     Args:
         folder: where segments go for which there is no memory.
+
+    Attributes:
+        origins: which rows each segment holds or held.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class Log:
     ) -> None:
         self.feed = feed
         self.ledger = Ledger()
+        self.origins = Origins()
         self.rows_received = 0
         self.last_cut = EpochCount()
         self.closed_to = _FOR_EVER if is_closed else -1
@@ -204,8 +209,9 @@ class Log:
         self._budget.wake()
         return self.last_cut
 
-    def settle(self) -> None:
-        """No epoch reads again what was counted last; the next one may be whole."""
+    def settle(self, epoch: int) -> None:
+        """No epoch after `epoch` reads again what was counted last; the next one may be whole."""
+        self.origins.settle(epoch)
         with self._lock:
             self._is_pinned = False
             self._is_whole = True
@@ -254,6 +260,7 @@ class Log:
             self._next_number += 1
             self._segments[segment.number] = segment
             if not place.exchange:
+                self.origins.add(segment.number, place.epoch, place.spans_of(rows))
                 self.rows_received += rows
                 self._rows[place.epoch] += rows
             if place.attempt:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from sparkdl.control.channel import (
@@ -40,6 +40,7 @@ from sparkdl.control.messages import (
     ToFeeds,
 )
 from sparkdl.core.deadline import Deadline
+from sparkdl.feed.coverage import EpochRows
 from sparkdl.feed.inbox import Inbox, InboxListener, Store
 from sparkdl.feed.log import Log
 from sparkdl.feed.receiver import Receiver
@@ -110,7 +111,7 @@ class NodeFeeds:
             case EpochEnd(feed, epoch, rows, again, goes_on):
                 self._inbox.log(feed).cut(epoch)
                 if not again:
-                    self._inbox.log(feed).settle()
+                    self._inbox.log(feed).settle(epoch)
                 self._send_to_child(EpochMark(feed, epoch, rows, again, goes_on), -1)
             case FeedEnd():
                 self.feed_end(message)
@@ -150,6 +151,18 @@ class NodeFeeds:
             self._answer(message, fd)
 
     # From the agent.
+
+    def coverage(self, feeds: Mapping[str, EpochRows]) -> dict[str, EpochRows]:
+        """Return which rows the child has used, by feed, epoch and partition.
+
+        Args:
+            feeds: the same by segment.
+        """
+        found = {}
+        for feed, used in feeds.items():
+            log = self._inbox.log(feed)
+            found[feed] = log.origins.rows(used, log.terminated_to)
+        return found
 
     @property
     def steps(self) -> int:

@@ -171,7 +171,7 @@ class OwnReading(Reading):
             if log.cut(epoch).is_whole and not is_last:
                 self._read_again(epoch, rows)
                 return
-            log.settle()
+            log.settle(epoch)
             self._tell_child(self, EpochMark(log.feed, epoch, rows))
             if is_last:
                 self._tell_child(self, EndMark(log.feed))
@@ -186,7 +186,7 @@ class OwnReading(Reading):
             is_last = self._is_last(epoch)
             self._tell_child(self, EpochMark(log.feed, epoch, rows, again=not is_last))
             if is_last:
-                log.settle()
+                log.settle(epoch)
                 self._tell_child(self, EndMark(log.feed))
                 return
 
