@@ -263,6 +263,8 @@ class Controller:
             before, after = type(self.view.state).__name__, type(state).__name__
             _log.info("Cluster %s: %s, now %s", self.spec.cluster_id, before, after)
         with self.changed:
+            if generation_of(state) not in (None, generation_of(self.view.state)):
+                self.view.feeds.clear()  # a node that another agent takes begins at zero
             self.view.state = state
             self.changed.notify_all()
         for action in actions:

@@ -84,15 +84,8 @@ class FeedCall:
                     now = left[epoch - first]
                     # What is read from the logs again has to be there as a whole.
                     repeated = epoch + _whole_epochs(left[epoch - first :])
-                    order = replace(
-                        self.order,
-                        epoch=epoch,
-                        last_epoch=last,
-                        keep=epoch < repeated,
-                        run=_run(call, now),
-                        done=now.done,
-                        skipped=call.covered_partitions(now.done) if now.done else frozenset(),
-                    )
+                    order = replace(self.order, epoch=epoch, last_epoch=last, keep=epoch < repeated)
+                    order = replace(order, **_which_rows(call, now))
                     refused += self._deliver(call.asked.data, order, watch)
                     if watch.has_closed:
                         break
@@ -240,6 +233,12 @@ class FeedCall:
 def _run(call: Call, left: EpochLeft) -> str:
     """Name the job that feeds an epoch: the same in each generation that it is fed to."""
     return f"{call.run}.{left.epoch}"
+
+
+def _which_rows(call: Call, left: EpochLeft) -> dict[str, Any]:
+    """Return what an order says of the rows of an epoch."""
+    skipped = call.covered_partitions(left.done) if left.done else frozenset()
+    return {"run": _run(call, left), "done": left.done, "skipped": skipped}
 
 
 def _whole_epochs(left: Sequence[EpochLeft]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -10,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.driver.books import Books
-from sparkdl.driver.calls import Asked, Call, CallBook, EpochLeft, check_partitions
+from sparkdl.driver.books import Books, CallBook
+from sparkdl.driver.calls import Asked, Call, EpochLeft, check_partitions
 from sparkdl.feed.coverage import CallShape, EpochRows, FeedCoverage
 from sparkdl.feed.plan import merge_ranges
 
@@ -175,7 +176,7 @@ def test_feeds_that_nodes_read_themselves_are_covered_by_their_epochs() -> None:
     books = Books()
     book = books.book("input")
     book.open_epochs(book.add(Asked("data")), [0])
-    parts = {
+    parts: dict[int, Mapping[str, EpochRows]] = {
         0: {"own": {3: {0: ((0, 5),)}}, "input": {0: {1: ((0, 2),)}}},
         1: {"own": {3: {0: ((5, 7),)}}},
     }
