@@ -51,6 +51,7 @@ class AgentNews(msgspec.Struct, frozen=True):
     """A line that an agent prints for whoever started it: the world began, or why it ended.
 
     Attributes:
+        work_dir: where its files are, told first; an agent that is killed cannot remove them.
         error: why it ended, in words; empty if it has not.
         kind: the name of the class of the error.
     """
@@ -58,6 +59,7 @@ class AgentNews(msgspec.Struct, frozen=True):
     world_began: bool = False
     error: str = ""
     kind: str = ""
+    work_dir: str = ""
 
 
 def start_agent(
