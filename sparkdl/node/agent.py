@@ -177,7 +177,7 @@ class Agent:
                     self._rank = world.member(self._order.node_id).rank
                     self._resume = resume
                     self._send_to_child(Start(world, self._order.node_id, self._spec, resume))
-                    self._news(AgentNews(world_began=True))
+                    _news(AgentNews(world_began=True))
                     self._begin_board()
                 case states.Terminate():
                     self._signal_child(signal.SIGTERM)
@@ -417,13 +417,14 @@ class Agent:
             self._child.close()
         self._gpus.close()
 
-    def _news(self, news: AgentNews) -> None:
-        """Tell whoever started this agent; it may have stopped listening."""
-        try:
-            sys.stdout.buffer.write(msgspec.json.encode(news) + b"\n")
-            sys.stdout.buffer.flush()
-        except OSError:
-            _log.debug("Nobody listens to this agent's standard output")
+
+def _news(news: AgentNews) -> None:
+    """Tell whoever started this agent; it may have stopped listening."""
+    try:
+        sys.stdout.buffer.write(msgspec.json.encode(news) + b"\n")
+        sys.stdout.buffer.flush()
+    except OSError:
+        _log.debug("Nobody listens to this agent's standard output")
 
 
 def _allow_descriptors() -> None:
@@ -440,6 +441,8 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s agent {order.node_id} %(message)s")
     work_dir = Path(tempfile.mkdtemp(prefix="sparkdl-", dir=work_root()))
 
+    _news(AgentNews(work_dir=str(work_dir)))
+
     async def serve() -> bool:
         agent = Agent(order, payload, work_dir)
         await agent.run()
@@ -450,8 +453,7 @@ def main() -> int:
     except Exception as error:  # noqa: BLE001 (whoever started this agent has to know)
         known = isinstance(error, SparkdlError)
         text = str(error) if known else "".join(traceback.format_exception(error))
-        news = AgentNews(error=text, kind=type(error).__name__)
-        sys.stdout.buffer.write(msgspec.json.encode(news) + b"\n")
+        _news(AgentNews(error=text, kind=type(error).__name__))
         return 1
     finally:
         shutil.rmtree(work_dir, ignore_errors=True)

@@ -6,6 +6,7 @@ Runs in: feeder
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -88,13 +89,16 @@ class NodeTask:
         with tempfile.TemporaryFile() as stderr:
             process = start_agent(order, self.payload, sys.path, stderr.fileno())
             assert process.stdout is not None
-            problem: Problem | None = None
+            problem, work_dir = None, ""
             for line in process.stdout:
                 news = msgspec.json.decode(line, type=AgentNews)
                 problem = Problem(news.kind, news.error) if news.error else problem
+                work_dir = news.work_dir or work_dir
                 if news.world_began and not self.is_attached:
                     return ""
             status = process.wait()
+            if work_dir:
+                shutil.rmtree(work_dir, ignore_errors=True)
             if problem and status:
                 raise problem.error()
             name = self.spec.nodes[order.node_id].name

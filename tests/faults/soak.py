@@ -124,6 +124,8 @@ class Job:
                 start_new_session=True,
             ) as driver,
         ):
+            assert driver.stdout
+            driver.stdout.readline()  # once the nodes are there
             is_killed = False
             while driver.poll() is None and not is_killed and not end.has_passed:
                 if self._injected >= _MAX_FAULTS:

@@ -6,6 +6,7 @@ Runs in: driver
 from __future__ import annotations
 
 import logging
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -206,12 +207,15 @@ class LocalExecutor:
         on_broken: Callable[[SparkdlError], None],
     ) -> None:
         assert agent.stdout is not None
-        problem: Problem | None = None
+        problem, work_dir = None, ""
         with agent.stdout as stdout, stderr:
             for line in stdout:
                 news = msgspec.json.decode(line, type=AgentNews)
                 problem = Problem(news.kind, news.error) if news.error else problem
+                work_dir = news.work_dir or work_dir
             status = agent.wait()
+            if work_dir:
+                shutil.rmtree(work_dir, ignore_errors=True)
             if status:
                 tail = tail_of(stderr)
                 text = f"the agent of {name} ended with status {status}: {tail or '(no word)'}"

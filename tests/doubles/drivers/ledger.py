@@ -22,9 +22,8 @@ folder, rows, epochs, calls, pause_s = (
     *map(int, sys.argv[2:5]),
     float(sys.argv[5]),
 )
-launching.Settings = partial(  # type: ignore[assignment, misc]
-    Settings, restart_window_s=1.0, restart_backoff_s=0.05, lease_s=LEASE_S
-)
+settings = partial(Settings, restart_window_s=1.0, restart_backoff_s=0.05, lease_s=LEASE_S)
+setattr(launching, "Settings", settings)  # noqa: B010 (what launch has no arguments for)
 with start(
     train,
     args=Plan(every=5, pause_s=pause_s),
