@@ -27,6 +27,11 @@ class Origins:
         with self._lock:
             self._spans[segment] = epoch, spans
 
+    def spans(self, segment: int) -> tuple[Span, ...]:
+        """Return what a segment holds."""
+        with self._lock:
+            return self._spans[segment][1]
+
     def settle(self, epoch: int) -> None:
         """Segments that came up to `epoch` are not read after it."""
         with self._lock:

@@ -24,7 +24,11 @@ class Appended(Enum):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One of Spark's attempts at a partition of a feeding job. Later ones have higher numbers."""
+    """One of Spark's attempts at a partition of a feeding job. Later ones have higher numbers.
+
+    Attributes:
+        run: of the job: names the `feed` call, and after the last dot the epoch.
+    """
 
     run: str
     partition: int
@@ -66,3 +70,8 @@ class EpochCount:
     epoch: int = -1
     rows: int = 0
     is_whole: bool = False
+
+
+def call_of(run: str) -> str:
+    """Return which `feed` call a job belongs to: all its epochs have the same rows."""
+    return run.rpartition(".")[0] or run

@@ -119,6 +119,7 @@ class Agent:
             feed_memory(settings.feed_memory_nbytes),
             feed_disk(settings.feed_disk_nbytes, work_dir),
             work_dir,
+            keeps=settings.max_restarts > 0,
         )
         self._feeds = NodeFeeds(
             store,

@@ -95,10 +95,12 @@ class NodeFeeds:
     def on_driver_message(self, message: ToFeeds) -> None:
         """Take what the coordinator says of the feeds."""
         match message:
-            case FeedBegin(feed, epoch, last_epoch, _, _):
+            case FeedBegin(feed, epoch, last_epoch, run, done):
                 self._began[feed] = epoch
                 self._inbox.log(feed).expect(last_epoch)
                 self._send_to_child(FeedStart(feed, epoch), -1)
+                if run:
+                    self._inbox.resume(feed, epoch, run, done)
             case ReadShare(feed):
                 self._begin(ShareReading(message, self._sink(feed), self._on_share_end))
             case FeedCut(feed, epoch):
@@ -200,6 +202,7 @@ class NodeFeeds:
     def shut_down(self) -> None:
         """Stop receiving; a peer that stalls in the middle of a call is not waited for."""
         self._close("the node has ended")
+        self._inbox.clear()
         deadline = Deadline.after(_SHUTDOWN_S)
         for reading in self._readings:
             reading.join(deadline.remaining_s)

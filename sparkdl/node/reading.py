@@ -27,7 +27,7 @@ from sparkdl.control.messages import ReadShare
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.feed.log import Log
-from sparkdl.feed.parquet_plan import Share
+from sparkdl.feed.parquet_plan import RowNumbers, Share
 from sparkdl.feed.place import Appended, Place
 
 _log = logging.getLogger(__name__)
@@ -64,11 +64,12 @@ class Sink:
 
         batch_nbytes = max(_MIN_BATCH_NBYTES, min(BATCH_NBYTES, self.memory_nbytes // 16))
         prefetch_nbytes = max(batch_nbytes, min(PREFETCH_NBYTES, self.memory_nbytes // 4))
-        place = Place(epoch, keep=keep)
+        numbers = RowNumbers(share.ranges)
         batches = read_share(share, batch_nbytes=batch_nbytes, prefetch_nbytes=prefetch_nbytes)
         with closing(batches):
             for batch in batches:
                 outcome = Appended.FULL
+                place = Place(epoch, keep=keep, spans=numbers.take(batch.num_rows))
                 while outcome is Appended.FULL:
                     outcome = self.log.append(batch, Deadline.after(_FULL_WAIT_S), place)
                 if outcome is Appended.CLOSED:
