@@ -18,7 +18,7 @@ from sparkdl.driver.calls import Call, EpochLeft
 from sparkdl.driver.controller import Controller, View
 from sparkdl.driver.epoch_ends import EpochEnds
 from sparkdl.driver.executors.executor import Executor
-from sparkdl.driver.outcome import generation_of, is_decided
+from sparkdl.driver.outcome import away_of, generation_of, is_decided
 from sparkdl.driver.progress import FeedBar
 from sparkdl.driver.reading import read_at_nodes
 from sparkdl.driver.report import Fed, FeedReport, report
@@ -73,7 +73,7 @@ class FeedCall:
         covered = call.rows_covered
         before = self.controller.look(self.counts)
         # The epoch behind those of a stream's call ends the stream: see `StreamFeed.end`.
-        begin = FeedBegin(feed, first, last + self.goes_on, _run(call, left[0]), left[0].done)
+        begin = FeedBegin(feed, first, last + self.goes_on)
         self.broadcast(begin)
         expected = dict.fromkeys(before, 0)
         epoch, read_to, refused, passes = first, -1, 0, 0
@@ -167,9 +167,9 @@ class FeedCall:
         members = {member.node.node_id for member in self.members}
         if isinstance(view.state, states.Finished):
             return members  # those that have not returned are stopped
-        returned = getattr(view.state, "returned", {})
         closed = {node_id for node_id, count in self.counts(view).items() if count.closed}
-        return closed | (set(returned) & members)
+        over = set(getattr(view.state, "returned", {})) | away_of(view.state)
+        return closed | (over & members)
 
     def is_unwanted(self, view: View) -> bool:
         """Whether user code of a node has terminated this call, or all nodes are gone."""
