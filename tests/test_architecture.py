@@ -89,7 +89,7 @@ LONG_FILES = {  # longest each may become, and why it is one file
     "driver/handle.py": (420, "the user's handle: a method for each thing to ask, and its docs"),
     "driver/transitions.py": (500, "one table of transitions, read as a whole"),
     "node/state.py": (420, "one table of transitions, read as a whole"),
-    "node/agent.py": (460, "performs every action of one state machine"),
+    "node/agent.py": (470, "performs every action of one state machine"),
     "node/feeds.py": (360, "all that driver and child say of a node's feeds"),
     "feed/log.py": (380, "what feeders append and the child releases, behind one lock"),
     "feed/reader.py": (380, "what two threads call of one feed, behind one lock"),

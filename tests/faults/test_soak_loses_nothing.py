@@ -1,4 +1,4 @@
-"""A short soak: a random schedule of faults, and each row is in the model as often as it was fed."""
+"""A short soak: faults at random, and each row is in the model as often as it was fed."""
 
 from __future__ import annotations
 
