@@ -1,12 +1,13 @@
 # The verbs of this repository; `make` alone lists them. What they run, CI runs too.
 #   make test ARGS="-k feed -x"           arguments for pytest
+#   make soak MINUTES=10 SEED=1           how long; which random schedule
 #   make setup PYTHON=python3.12          instead of the first suitable one on the PATH
 #   make setup TENSORFLOW=tensorflow      the build for GPUs instead of tensorflow-cpu
 #   make setup TORCH_INDEX=               the build of PyTorch that PyPI has, instead of the one for CPUs
 #   make setup TORCH= JAX=                without PyTorch, without JAX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference peers clean
+.PHONY: help setup demo test soak check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery peers clean
 
 VENV := .venv
 PEERS := .venv-peers
@@ -16,6 +17,8 @@ TORCH ?= torch
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 JAX ?= jax
 ARGS ?=
+MINUTES ?= 1
+SEED ?=
 TF_CPP_MIN_LOG_LEVEL ?= 2
 
 bin = $(CURDIR)/$(VENV)/bin
@@ -56,6 +59,9 @@ demo: setup  ## train a small model on a small cluster, here
 test: setup  ## run every test that this machine can run
 	@$(with_java) $(bin)/python -m pytest $(ARGS)
 
+soak: setup  ## have random faults happen to trainings for MINUTES (1), by SEED; nothing may be lost
+	@PYTHONPATH="$(CURDIR)" MINUTES="$(MINUTES)" SEED="$(SEED)" $(bin)/python tests/faults/soak.py
+
 check: $(VENV)/.installed  ## lint, format, types, architecture, spelling
 	@$(bin)/ruff check .
 	@$(bin)/ruff format --check .
@@ -71,8 +77,8 @@ $(PEERS)/.installed: benchmarks/requirements-peers.txt
 	@$(PEERS)/bin/python -m pip install -q -r $<
 	@touch $@
 
-bench-launch bench-feed bench-overlap bench-inference: PYSPARK_PYTHON = $(peers_bin)/python
-bench-launch bench-feed bench-overlap bench-inference: PYSPARK_DRIVER_PYTHON = $(peers_bin)/python
+bench-launch bench-feed bench-overlap bench-inference bench-recovery: PYSPARK_PYTHON = $(peers_bin)/python
+bench-launch bench-feed bench-overlap bench-inference bench-recovery: PYSPARK_DRIVER_PYTHON = $(peers_bin)/python
 bench-launch: peers  ## measure the time to launch a cluster, sparkdl against its peers
 	@$(with_java) PYTHONPATH="$(CURDIR)" $(peers_bin)/python benchmarks/launch.py $(ARGS)
 
@@ -87,6 +93,9 @@ bench-tfrecords: setup  ## measure rows/s of reading TFRecord files, against Ten
 
 bench-inference: peers  ## measure rows/s of TFModel.transform, against its peers and its limit
 	@$(with_java) PYTHONPATH="$(CURDIR)" $(peers_bin)/python benchmarks/inference.py $(ARGS)
+
+bench-recovery: peers  ## measure the time from a kill until the training goes on, against its peers
+	@$(with_java) PYTHONPATH="$(CURDIR)" $(peers_bin)/python benchmarks/recovery.py $(ARGS)
 
 clean:  ## remove what the verbs made, the environments excepted
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage spark-warehouse
