@@ -1,11 +1,12 @@
 """How long from the kill of a process of a training until it trains again, and who says what when?
 
-Runs sparkdl, its peers and the floors, each in a process of its own, in turn, round after round, and
-prints a table of medians. `README.md` says what is measured and why so.
+Runs sparkdl, its peers and the floors, each in a process of its own, in turn, round after round,
+and prints a table of medians. `README.md` says what is measured and why so.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -139,7 +140,7 @@ def summarise(contestants: Sequence[Contestant], runs: Sequence[Run]) -> list[Ro
                 back,
                 Figure.of(one.step_s for one in kills),
                 back.median - floor.median if back and floor else None,
-                dict(Counter(one.said for one in kills if one.said)),
+                dict(Counter(re.sub(r"\d{3,}", "…", one.said) for one in kills if one.said)),
             )
         )
     return rows

@@ -101,7 +101,7 @@ class Said:
         try:
             self._call()
             self.text = "returned as if all were well"
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 (whatever a peer raises is what it says)
             first, *_ = str(error).strip().splitlines() or [""]
             self.text = f"{type(error).__name__}: {first}"[:200]
         self.at_s = time.time()

@@ -17,6 +17,7 @@ import socket
 import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,9 @@ def main(argv: list[str]) -> None:
     link = AgentLink(socket.socket(fileno=arguments.channel_fd))
     port = socket.socket(fileno=arguments.port_fd)
     link.send(_run(arguments, link, port))
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     link.close()
 
 
@@ -130,7 +132,8 @@ def _raised(
     steps: int,
 ) -> Raised:
     """Describe an exception; whoever reads its log sees it as well."""
-    traceback.print_exception(error)
+    with suppress(OSError):  # the disk of the log is full: what it says goes to the driver
+        traceback.print_exception(error)
     node = start.world.member(start.node_id) if start else None
     if kind == "exception" and framework.is_port_lost(error):
         kind = "port"

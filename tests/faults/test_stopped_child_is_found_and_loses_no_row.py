@@ -1,0 +1,32 @@
+"""A child is stopped (SIGSTOP) within an epoch: the watch finds it, and all begin anew."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkdl.core.deadline import Deadline
+from tests.doubles.ledger import Plan, lost_and_doubled, table, train
+from tests.doubles.nodes import SOON_S, launch, processes
+
+ROWS = 2 * 8 * 20
+
+
+def test_stopped_child_is_found_and_loses_no_row(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {"hang_timeout": 3.0, "hang_action": "restart", "max_restarts": 9}
+    with launch(train, Plan(pause_s=0.03), checkpoint_dir=str(tmp_path), **options) as cluster:
+        feeding = cluster.feed_async(table(ROWS, 3))
+        child = processes()["worker:1"].child
+        cluster._controller.wait_for(lambda view: view.progress > 3, Deadline.after(SOON_S))
+        child.suspend()
+        feeding.result(3 * SOON_S)
+        results = cluster.results(3 * SOON_S)
+    assert lost_and_doubled(results, ROWS) == (0, 0)
+    assert not child.is_running()
+    found = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert any(f"process {child.pid} is stopped (SIGSTOP)" in text for text in found)
