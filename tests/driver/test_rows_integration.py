@@ -30,7 +30,9 @@ def train(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
     step = last.step if last else 0
     model: list[int] = json.loads(Path(last, name).read_text()) if last else []
     restored = len(model)
-    batches = ctx.batches(9, even=True, **args["options"])
+    options = {"batch_size": 9, "even": True, **args["options"]}
+    own = args["own"]
+    batches = ctx.parquet(own, epochs=2, **options) if own else ctx.batches(**options)
     is_over = False
     while not is_over:
         is_over = True
@@ -54,8 +56,9 @@ def train(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
         ({"tail": "pad", "shuffle": 50}, "rows"),
         ({"tail": "carry"}, "rows"),
         ({"tail": "pad", "shuffle": True}, "files"),
+        ({"tail": "pad", "shuffle": 30}, "own files"),
     ],
-    ids=["in order", "mixed", "carried", "files"],
+    ids=["in order", "mixed", "carried", "files", "own files"],
 )
 def test_final_model_has_each_row_once_an_epoch_however_often_nodes_die(
     options: dict[str, Any], source: str, tmp_path: Path
@@ -63,18 +66,19 @@ def test_final_model_has_each_row_once_an_epoch_however_often_nodes_die(
     """A node dies in the first epoch, another one in the second, which reads its log again."""
     deaths = {"0": [1, 8], "1": [0, 32]}
     data: Any = list(range(ROWS))
-    if source == "files":
+    if "files" in source:
         (tmp_path / "data").mkdir()
         table = pa.table({"value": np.arange(ROWS)})
         pq.write_table(table, tmp_path / "data" / "all.parquet", row_group_size=64)
         data = sparkdl.parquet(str(tmp_path / "data"))
+    is_own = source == "own files"
+    args = {"options": options, "deaths": deaths, "own": str(tmp_path / "data") if is_own else ""}
     folder = str(tmp_path / "checkpoints")
-    with launch(
-        train, {"options": options, "deaths": deaths}, max_restarts=2, checkpoint_dir=folder
-    ) as cluster:
-        report = cluster.feed(data, epochs=2)
+    mode = "own" if is_own else "spark"
+    with launch(train, args, max_restarts=2, checkpoint_dir=folder, input_mode=mode) as cluster:
+        if not is_own:
+            assert cluster.feed(data, epochs=2).rows_fed == 2 * ROWS
         results = cluster.results(3 * SOON_S)
-    assert report.rows_fed == 2 * ROWS
     learnt = Counter(row for result in results for row in result["model"])
     if options["tail"] == "carry":  # the last rows fill no step
         assert sum(learnt.values()) == 2 * ROWS - 2 * ROWS % 18
