@@ -201,9 +201,14 @@ class Begin(Message, frozen=True):
 
 
 class NewRound(Message, frozen=True):
-    """End the child if there is one, and offer a new one for `generation`."""
+    """End the child if there is one, and offer a new one for `generation`.
+
+    Args:
+        is_again: the child of this very generation has ended, and the new one replaces it.
+    """
 
     generation: int
+    is_again: bool = False
 
 
 class StopChild(Message, frozen=True):

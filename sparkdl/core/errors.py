@@ -141,4 +141,4 @@ def _describe(failures: tuple[Failure, ...], note: str) -> str:
     if len(failures) > 1:
         others = "\n".join(f"  then {failure.headline()}" for failure in failures[1:])
         text += f"\nWhat followed:\n{others}"
-    return f"{text}\nNo restart: {note}." if note else text
+    return f"{text}\nNot recovered: {note}." if note else text

@@ -16,6 +16,7 @@ from sparkdl.feed.coverage import (
     PartRows,
     num_rows,
 )
+from sparkdl.feed.order import WHAT_TO_DO, other_data
 
 
 @dataclass(frozen=True)
@@ -114,32 +115,6 @@ class Call:
         self.covered = {epoch: part for epoch, part in rows.items() if part}
 
 
-_WHAT_TO_DO = (
-    "Which rows are left cannot be told: feed the same data, in the same partitions (cache a "
-    "DataFrame whose partitions vary, or write it to Parquet), or take another checkpoint_dir"
-)
-
-
-def check_partitions(feed: str, call: Call, partitions: int) -> None:
-    """Check that the data come in as many partitions as before.
-
-    Raises:
-        ConfigError: if they do not.
-    """
-    known = call.shape.partitions
-    named = max((part for rows in call.covered.values() for part in rows), default=-1) + 1
-    if known not in (0, partitions) or named > partitions:
-        raise _other_data(feed, known or named, partitions)
-
-
-def _other_data(feed: str, before: int, now: int) -> ConfigError:
-    """Return the error for data that come in other partitions than before."""
-    return ConfigError(
-        f"feed {feed!r}: the data have {now} partitions, and {before} when rows of them were fed "
-        f"before. {_WHAT_TO_DO}"
-    )
-
-
 def agreed(feed: str, before: CallShape, now: CallShape) -> CallShape:
     """Return what an earlier run and this one know of the data of a call.
 
@@ -147,10 +122,10 @@ def agreed(feed: str, before: CallShape, now: CallShape) -> CallShape:
         ConfigError: if they cannot be the same data.
     """
     if 0 < before.partitions != now.partitions > 0:
-        raise _other_data(feed, before.partitions, now.partitions)
+        raise other_data(feed, before.partitions, now.partitions)
     if any(before.rows.get(part, rows) != rows for part, rows in now.rows.items()):
         raise ConfigError(
             f"feed {feed!r}: the checkpoint was made with {sum(before.rows.values())} rows of "
-            f"files, and there are {sum(now.rows.values())} now. {_WHAT_TO_DO}"
+            f"files, and there are {sum(now.rows.values())} now. {WHAT_TO_DO}"
         )
     return CallShape(now.partitions or before.partitions, {**before.rows, **now.rows})

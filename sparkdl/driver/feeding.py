@@ -18,7 +18,7 @@ from sparkdl.driver.calls import Call, EpochLeft
 from sparkdl.driver.controller import Controller, View
 from sparkdl.driver.epoch_ends import EpochEnds
 from sparkdl.driver.executors.executor import Executor
-from sparkdl.driver.outcome import generation_of, is_decided
+from sparkdl.driver.outcome import away_of, generation_of, is_decided
 from sparkdl.driver.progress import FeedBar
 from sparkdl.driver.reading import read_at_nodes
 from sparkdl.driver.report import Fed, FeedReport, report
@@ -73,11 +73,11 @@ class FeedCall:
         covered = call.rows_covered
         before = self.controller.look(self.counts)
         # The epoch behind those of a stream's call ends the stream: see `StreamFeed.end`.
-        begin = FeedBegin(feed, first, last + self.goes_on, _run(call, left[0]), left[0].done)
+        begin = FeedBegin(feed, first, last + self.goes_on)
         self.broadcast(begin)
         expected = dict.fromkeys(before, 0)
         epoch, read_to, refused, passes = first, -1, 0, 0
-        ends = EpochEnds(self)
+        ends, ahead = EpochEnds(self), self.order.ahead
         with self.bar, FeedWatch(self) as watch:
             try:
                 while epoch <= last and not watch.has_closed:
@@ -85,7 +85,7 @@ class FeedCall:
                     # What is read from the logs again has to be there as a whole.
                     repeated = epoch + _whole_epochs(left[epoch - first :])
                     order = replace(self.order, epoch=epoch, last_epoch=last, keep=epoch < repeated)
-                    order = replace(order, **_which_rows(call, now))
+                    order = replace(order, **_which_rows(call, now), ahead=ahead)
                     refused += self._deliver(call.asked.data, order, watch)
                     if watch.has_closed:
                         break
@@ -97,8 +97,10 @@ class FeedCall:
                         if epoch <= last:  # nothing was left of it: nobody is to see it
                             self.broadcast(FeedBegin(feed, epoch, last + self.goes_on))
                         continue
+                    is_rest = bool(now.done)
+                    ahead = {n: count.cut_rows for n, count in cut.items() if is_rest}
                     stop = repeated if all(c.cut_whole for c in cut.values()) else epoch
-                    ends.end(epoch, stop, cut, is_rest=bool(now.done))
+                    ends.end(epoch, stop, cut, is_rest)
                     for node_id, count in cut.items():
                         expected[node_id] += count.cut_rows * (stop + 1 - epoch)
                     epoch, read_to = stop + 1, stop
@@ -130,6 +132,7 @@ class FeedCall:
             return read_at_nodes(self, data, order, watch)
         fed: list[FedPartition] = watch.guard(partial(self.executor.feed, data, order))
         if not watch.has_closed:
+            order.check_partitions(len(fed))
             self.measured(fed)
         refused = sum(partition.rows_refused for partition in fed)
         if refused:
@@ -164,9 +167,9 @@ class FeedCall:
         members = {member.node.node_id for member in self.members}
         if isinstance(view.state, states.Finished):
             return members  # those that have not returned are stopped
-        returned = getattr(view.state, "returned", {})
         closed = {node_id for node_id, count in self.counts(view).items() if count.closed}
-        return closed | (set(returned) & members)
+        over = set(getattr(view.state, "returned", {})) | away_of(view.state)
+        return closed | (over & members)
 
     def is_unwanted(self, view: View) -> bool:
         """Whether user code of a node has terminated this call, or all nodes are gone."""

@@ -25,6 +25,11 @@ def status_of(state: Any) -> str:
     return f"{type(state).__name__} (restart {number} because {cause})"
 
 
+def away_of(state: Any) -> frozenset[int]:
+    """Return the nodes that the others go on without, for now or for good."""
+    return state.alone | state.left if isinstance(state, Running) else frozenset()
+
+
 def has_ended(state: Any) -> bool:
     """Whether no `map_fun` is waited for any more."""
     return isinstance(state, (Finished, Failed, Stopping, Stopped))

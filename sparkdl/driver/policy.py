@@ -101,7 +101,7 @@ def decide(
         return Fail("failed the same way at the same step twice: not restarted again")
     recent = sum(now_s - at_s <= settings.restart_window_s for at_s in history.restarts_s)
     if recent >= settings.max_restarts:
-        return Fail(f"restarted {recent} times already, and max_restarts={settings.max_restarts}")
+        return Fail(f"max_restarts={settings.max_restarts} are used up")
     number = f"restart {recent + 1} of {settings.max_restarts}"
     backoff_s = (
         min(settings.restart_backoff_s * 2 ** (recent - 1), MAX_BACKOFF_S) if recent else 0.0

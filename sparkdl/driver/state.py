@@ -38,6 +38,7 @@ class Gathering:
             or more nodes.
         reason: why there is another round.
         world: the one before.
+        is_growth: whether it begins as soon as all who are there have offered.
     """
 
     roster: Roster
@@ -47,6 +48,7 @@ class Gathering:
     failures: tuple[Failure, ...] = ()
     reason: str = ""
     world: World | None = None
+    is_growth: bool = False
 
 
 @dataclass(frozen=True)

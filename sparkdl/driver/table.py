@@ -44,6 +44,8 @@ def node_state(view: View, node_id: int) -> str:
     state = before_stop(view.state)
     if any(failure.node_id == node_id for failure in getattr(state, "failures", ())):
         return "failed"
+    if node_id in getattr(state, "left", ()):
+        return "failed"
     if node_id in getattr(state, "returned", {}):
         return "returned"
     if isinstance(state, Running) and state is view.state:

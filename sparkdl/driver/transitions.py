@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeGuard
+from typing import Any
 
 from sparkdl.control.messages import Begin, NewRound, Stop, StopChild, ToAgent
 from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.errors import IllegalTransitionError, ReservationTimeoutError
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec
+from sparkdl.driver.alone import goes_on_without, may_fail_alone, offered_alone
 from sparkdl.driver.policy import Fail, Retry, decide
 from sparkdl.driver.roster import Agent, Roster
 from sparkdl.driver.state import (
@@ -91,6 +92,9 @@ def _to_all(roster: Roster, message: ToAgent, standbys: bool = False) -> list[Ac
 def _try_begin(state: Gathering, may_be_small: bool = False) -> Step:
     """Begin the world if every node has offered a child for this generation."""
     roster = state.roster
+    if state.is_growth:
+        there = [agent.address(state.generation) for agent in roster.agents.values()]
+        may_be_small = may_be_small or None not in there
     world = None if state.is_held else roster.world(state.generation, may_be_small)
     if world is None:
         return state, []
@@ -175,16 +179,17 @@ def _launch_broke(state: Gathering, event: LaunchBroke, now_s: float) -> Step:
 
 def _relaunch(state: State) -> list[Action]:
     """Have missing nodes brought back, if they were there before."""
-    if not _has_begun(state):
+    if not isinstance(state, (Gathering, Running)) or not _has_begun(state):
         return []
-    missing = state.roster.missing()
+    left = state.left if isinstance(state, Running) else ()
+    missing = tuple(node for node in state.roster.missing() if node.node_id not in left)
     return [Relaunch(missing)] if missing else []
 
 
-def _has_begun(state: State) -> TypeGuard[Gathering]:
-    if not isinstance(state, Gathering) or not state.roster.spec.settings.max_restarts:
-        return False
-    return bool(state.failures) or state.world is not None
+def _has_begun(state: Gathering | Running) -> bool:
+    """Whether nodes that are missing were there before, and are to come back."""
+    is_first = isinstance(state, Gathering) and not state.failures and state.world is None
+    return not is_first and state.roster.spec.settings.max_restarts > 0
 
 
 def _running_entered(state: Running, event: ChildEntered, now_s: float) -> Step:
@@ -216,24 +221,41 @@ def _running_broke(state: Running, event: ChildBroke, now_s: float) -> Step:
         return state, []
     if state.roster.node_of(event.agent_id) is None:
         return _standby_broke(state, event, now_s)
-    return _fails(state, (event.message.failure,), now_s)
+    return _fails(state, event.message.failure, now_s)
 
 
 def _running_left(state: Running, event: AgentLeft, now_s: float) -> Step:
-    failures = _lost(state, event)
+    failure = _lost(state, event)
     left = replace(state, roster=state.roster.without(event.agent_id))
-    return _fails(left, failures, now_s) if failures else (left, [])
+    return _fails(left, failure, now_s) if failure else (left, [])
 
 
 def _running_blamed(state: Running, event: NodesBlamed, now_s: float) -> Step:
     if event.generation != state.world.generation:
         return state, []
-    return _fails(state, event.failures, now_s)
+    return _failing(state, event.failures, now_s), []
 
 
-def _fails(state: Running, failures: tuple[Failure, ...], now_s: float) -> Step:
-    deadline_s = now_s + SETTLE_S
-    return Failing(state.roster, state.world, state.returned, failures, deadline_s), []
+def _running_offered(state: Running, event: AgentOffered, now_s: float) -> Step:
+    after = replace(state, roster=state.roster.offering(event.agent_id, event.offer))
+    return offered_alone(after, event.agent_id, event.offer, now_s) or (after, [])
+
+
+def _running_joined(state: Running, event: AgentJoined, now_s: float) -> Step:
+    """Seat the agent; one that others wait for is told of the round."""
+    after = replace(state, roster=state.roster.seated(Agent(event.hello)))
+    generation = state.world.generation
+    if generation == 0 or after.roster.node_of(event.hello.agent_id) not in state.alone:
+        return after, []
+    return after, [Send(event.hello.agent_id, NewRound(generation))]
+
+
+def _fails(state: Running, failure: Failure, now_s: float) -> Step:
+    return goes_on_without(state, failure, now_s) or (_failing(state, (failure,), now_s), [])
+
+
+def _failing(state: Running, failures: tuple[Failure, ...], now_s: float) -> Failing:
+    return Failing(state.roster, state.world, state.returned, failures, now_s + SETTLE_S)
 
 
 def _running_checkpoint(state: Running, event: CheckpointMade, now_s: float) -> Step:
@@ -243,12 +265,18 @@ def _running_checkpoint(state: Running, event: CheckpointMade, now_s: float) -> 
     roster = replace(state.roster, checkpoint=event.ref)
     members = {member.node.node_id for member in state.world.members}
     newcomers = [roster.spec.nodes[n].name for n in sorted(roster.agents.keys() - members)]
-    if not newcomers or state.returned:
+    if state.returned:
         return replace(state, roster=roster), []
+    if not newcomers:
+        return replace(state, roster=roster), _relaunch(replace(state, roster=roster))
     reason = f"{', '.join(newcomers)} came back: the world grows at step {event.ref.step}"
-    deadline_s = now_s + roster.spec.settings.elastic_timeout_s
     gathering = Gathering(
-        roster, state.world.generation + 1, deadline_s, reason=reason, world=state.world
+        roster,
+        state.world.generation + 1,
+        now_s + roster.spec.settings.elastic_timeout_s,
+        reason=reason,
+        world=state.world,
+        is_growth=True,
     )
     return gathering, [Report(reason), *_to_all(roster, NewRound(gathering.generation), True)]
 
@@ -258,14 +286,22 @@ def _failing_broke(state: Failing, event: ChildBroke, now_s: float) -> Step:
         return state, []
     if state.roster.node_of(event.agent_id) is None:
         return _standby_broke(state, event, now_s)
-    return replace(state, failures=(*state.failures, event.message.failure)), []
+    return _failed_as_well(state, event.message.failure), []
 
 
 def _failing_left(state: Failing, event: AgentLeft, now_s: float) -> Step:
-    known = {failure.node_id for failure in state.failures}
-    failures = tuple(failure for failure in _lost(state, event) if failure.node_id not in known)
-    roster = state.roster.without(event.agent_id)
-    return replace(state, roster=roster, failures=(*state.failures, *failures)), []
+    failure = _lost(state, event)
+    after = replace(state, roster=state.roster.without(event.agent_id))
+    if failure is None or any(known.node_id == failure.node_id for known in state.failures):
+        return after, []
+    return _failed_as_well(after, failure), []
+
+
+def _failed_as_well(state: Failing, failure: Failure) -> Failing:
+    """Note a failure, unless it is of a node whose failure none of the others minds."""
+    if may_fail_alone(state.roster, state.roster.spec.nodes[failure.node_id]):
+        return state
+    return replace(state, failures=(*state.failures, failure))
 
 
 def _failing_returned(state: Failing, event: ChildGaveResult, now_s: float) -> Step:
@@ -325,11 +361,11 @@ def _ending_joined(state: Failed | Finished, event: AgentJoined, now_s: float) -
     return state, [Send(event.hello.agent_id, Stop(0.0))]
 
 
-def _roster_joined(state: Running | Failing, event: AgentJoined, now_s: float) -> Step:
+def _failing_joined(state: Failing, event: AgentJoined, now_s: float) -> Step:
     return replace(state, roster=state.roster.seated(Agent(event.hello))), []
 
 
-def _roster_offered(state: Running | Failing, event: AgentOffered, now_s: float) -> Step:
+def _failing_offered(state: Failing, event: AgentOffered, now_s: float) -> Step:
     return replace(state, roster=state.roster.offering(event.agent_id, event.offer)), []
 
 
@@ -366,14 +402,14 @@ def _stop_children(roster: Roster, generation: int) -> list[Action]:
     return _to_all(roster, StopChild(generation), standbys=True)
 
 
-def _lost(state: Running | Failing, event: AgentLeft) -> tuple[Failure, ...]:
-    """Return the failure of a node whose agent has gone; none if it is not in the world."""
+def _lost(state: Running | Failing, event: AgentLeft) -> Failure | None:
+    """Return the failure of a node whose agent has gone; `None` if it is not in the world."""
     node_id = state.roster.node_of(event.agent_id)
     member = next((m for m in state.world.members if m.node.node_id == node_id), None)
     if member is None:
-        return ()
+        return None
     hello = state.roster.agents[member.node.node_id].hello
-    failure = Failure(
+    return Failure(
         node=member.node.name,
         kind="lost",
         message=event.reason,
@@ -384,7 +420,6 @@ def _lost(state: Running | Failing, event: AgentLeft) -> tuple[Failure, ...]:
         pid=hello.pid,
         generation=state.world.generation,
     )
-    return (failure,)
 
 
 TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
@@ -399,9 +434,9 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Gathering, DeadlinePassed): _gathering_expired,
     (Gathering, LaunchBroke): _launch_broke,
     (Gathering, StopAsked): _stop,
-    (Running, AgentJoined): _roster_joined,
+    (Running, AgentJoined): _running_joined,
     (Running, AgentLeft): _running_left,
-    (Running, AgentOffered): _roster_offered,
+    (Running, AgentOffered): _running_offered,
     (Running, ChildEntered): _running_entered,
     (Running, ChildGaveResult): _running_returned,
     (Running, ChildBroke): _running_broke,
@@ -409,9 +444,9 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Running, CheckpointMade): _running_checkpoint,
     (Running, LaunchBroke): _stay,
     (Running, StopAsked): _stop,
-    (Failing, AgentJoined): _roster_joined,
+    (Failing, AgentJoined): _failing_joined,
     (Failing, AgentLeft): _failing_left,
-    (Failing, AgentOffered): _roster_offered,
+    (Failing, AgentOffered): _failing_offered,
     (Failing, ChildEntered): _stay,
     (Failing, ChildGaveResult): _failing_returned,
     (Failing, ChildBroke): _failing_broke,

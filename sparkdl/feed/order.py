@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import pyarrow.flight as flight
 
 from sparkdl.control.auth import bearer
-from sparkdl.core.errors import SparkdlError
+from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.feed.plan import Range
 
 
@@ -59,9 +59,33 @@ class FeedOrder:
     partitions: int = 0
     patience_s: float = 10.0
 
+    def check_partitions(self, partitions: int) -> None:
+        """Check that the data come in as many partitions as before.
+
+        Raises:
+            ConfigError: if they do not.
+        """
+        named = max(self.done, default=-1) + 1
+        if self.partitions not in (0, partitions) or named > partitions:
+            raise other_data(self.feed, self.partitions or named, partitions)
+
     def options(self) -> flight.FlightCallOptions:
         """Return the call options that carry the token."""
         return flight.FlightCallOptions(headers=[(b"authorization", bearer(self.token).encode())])
+
+
+WHAT_TO_DO = (
+    "Which rows are left cannot be told: feed the same data, in the same partitions (cache a "
+    "DataFrame whose partitions vary, or write it to Parquet), or take another checkpoint_dir"
+)
+
+
+def other_data(feed: str, before: int, now: int) -> ConfigError:
+    """Return the error for data that come in other partitions than before."""
+    return ConfigError(
+        f"feed {feed!r}: the data have {now} partitions, and {before} when rows of them were fed "
+        f"before. {WHAT_TO_DO}"
+    )
 
 
 @dataclass(frozen=True)

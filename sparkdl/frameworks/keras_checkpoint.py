@@ -24,6 +24,7 @@ import msgspec
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.frameworks.keras import spans_workers
+from sparkdl.frameworks.keras_epochs import let_epochs_differ
 
 _log = logging.getLogger(__name__)
 _PROGRESS = "training.json"
@@ -82,9 +83,11 @@ def callback_for(
             raise ConfigError(f"{name}={every!r} must be a whole number, 1 or more")
     if every_steps is None and every_epochs is None:
         every_epochs = 1
+    bases = _bases()
+    let_epochs_differ()
     saver = _Saver(ctx, every_steps, every_epochs, feed)
 
-    class Checkpoint(*_bases()):  # type: ignore[misc]
+    class Checkpoint(*bases):  # type: ignore[misc]
         """Saves and restores; what it knows is in `_Saver`."""
 
         _chief_worker_only = None

@@ -101,11 +101,13 @@ class Agent:
         self._rank = -1
         self._resume = FIRST_TIME
         self._child: Child | None = None
+        self._num_children = 0
         self._pipe: ChildPipe | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._unsent: list[FromAgent] = []
         self._client: CoordinatorClient | None = None
         self._board: Board | None = None
+        self._old_board: asyncio.Task[None] | None = None
         self._state, actions = states.begin()
         self._perform(actions)  # before the heavy imports: the child's own are what takes long
 
@@ -162,8 +164,8 @@ class Agent:
     def _perform(self, actions: list[states.Action]) -> None:  # noqa: C901 (one case an action)
         for action in actions:
             match action:
-                case states.Spawn(generation):
-                    self._spawn(generation)
+                case states.Spawn(generation, is_again):
+                    self._spawn(generation, is_again)
                 case states.StartChild(world, resume):
                     self._rank = world.member(self._order.node_id).rank
                     self._resume = resume
@@ -187,18 +189,18 @@ class Agent:
                     self._end_reason = reason
                     self._ended.set()
 
-    def _spawn(self, generation: int) -> None:
-        if self._child:
-            self._child.close()
-        port = reserve_port(self._host, self._environment)
-        log = ChildLog(self._work_dir / f"child-{generation}.log")
+    def _spawn(self, generation: int, is_again: bool) -> None:
+        port = self._child.close(keeps_port=is_again) if self._child else None
+        port = port or reserve_port(self._host, self._environment)
+        self._num_children += 1
+        log = ChildLog(self._work_dir / f"child-{self._num_children}.log")
         if self._gpus.note:
             log.add(self._gpus.note)
         framework, environment = self._spec.framework, self._child_environment()
         child = Child.spawn(ChildOrder(framework, self._payload, log, port, environment))
         self._child = child
         self._pipe = ChildPipe(self._loop, child.sock, self._on_child_message)
-        if generation:
+        if generation or is_again:
             self._feeds.reopen(generation)
         self._tell(Offer(generation, child.port))
         if not framework_named(framework).shares_port:
@@ -290,8 +292,8 @@ class Agent:
         match message:
             case Begin(world, resume):
                 self.handle(states.WorldBegan(world, resume))
-            case NewRound(generation):
-                self.handle(states.RoundAsked(generation))
+            case NewRound(generation, is_again):
+                self.handle(states.RoundAsked(generation, is_again))
             case StopChild(generation):
                 grace_s = self._spec.settings.grace_s
                 self.handle(states.ChildStopAsked(generation, grace_s))
@@ -374,6 +376,9 @@ class Agent:
             log_dir = log_dir or f"tensorboard_{self._order.node_id}"
             self._board = Board(log_dir, self._host, self._environment.board_port)
             self._board.begin(self._tell)
+        elif self._rank != 0 and self._board is not None:  # another node is the first one now
+            self._old_board = self._loop.create_task(self._board.close())
+            self._board = None
 
     async def _clean_up(self) -> None:
         self._signal_child(signal.SIGKILL)

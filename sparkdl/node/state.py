@@ -113,9 +113,14 @@ class ChildExited:
 
 @dataclass(frozen=True)
 class RoundAsked:
-    """The coordinator wants a new child for `generation`."""
+    """The coordinator wants a new child for `generation`.
+
+    Attributes:
+        is_again: though there has been one already, which has ended.
+    """
 
     generation: int
+    is_again: bool = False
 
 
 @dataclass(frozen=True)
@@ -160,9 +165,10 @@ Event = (
 
 @dataclass(frozen=True)
 class Spawn:
-    """Start a child for `generation` and offer it."""
+    """Start a child for `generation` and offer it, at the same port if it is `is_again`."""
 
     generation: int
+    is_again: bool = False
 
 
 @dataclass(frozen=True)
@@ -307,6 +313,8 @@ def _round(state: Ready | Begun | Leaving, event: RoundAsked, now_s: float) -> S
 
 
 def _idle_round(state: Idle, event: RoundAsked, now_s: float) -> Step:
+    if event.is_again and event.generation == state.generation:
+        return Ready(event.generation), [Spawn(event.generation, is_again=True)]
     if event.generation <= state.generation:
         return state, []
     return Ready(event.generation), [Spawn(event.generation)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import pytest
@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.driver.books import Books, CallBook
-from sparkdl.driver.calls import Asked, Call, EpochLeft, check_partitions
+from sparkdl.driver.calls import Asked, Call, EpochLeft
 from sparkdl.feed.coverage import CallShape, EpochRows, FeedCoverage
+from sparkdl.feed.order import FeedOrder
 from sparkdl.feed.plan import merge_ranges
 
 Row = tuple[int, int, int, int]
@@ -163,13 +164,13 @@ def test_other_data_than_a_checkpoint_was_made_with_are_refused(
 
 
 def test_data_that_come_in_other_partitions_the_second_time_are_refused() -> None:
-    call = Call(0, Asked("data"), "run", CallShape(3))
-    check_partitions("input", call, 3)
+    order = FeedOrder("input", 0, "run", (), "token")
+    order.check_partitions(2)
+    replace(order, partitions=3).check_partitions(3)
     with pytest.raises(ConfigError, match="2 partitions, and 3"):
-        check_partitions("input", call, 2)
-    covered = Call(0, Asked("data"), "run", covered={0: {6: ((0, 1),)}})
+        replace(order, partitions=3).check_partitions(2)
     with pytest.raises(ConfigError, match="6 partitions, and 7"):
-        check_partitions("input", covered, 6)
+        replace(order, done={6: ((0, 1),)}).check_partitions(6)
 
 
 def test_feeds_that_nodes_read_themselves_are_covered_by_their_epochs() -> None:

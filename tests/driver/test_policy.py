@@ -72,7 +72,7 @@ TABLE: list[tuple[list[Failure], History, Decision]] = [
     ([ERROR], History(0, (990.0,)), restart(2, ERROR, 2.0)),
     ([ERROR], History(0, (980.0, 990.0)), restart(3, ERROR, 4.0)),
     ([ERROR], History(0, (900.0, 980.0, 990.0)),
-     Fail("restarted 3 times already, and max_restarts=3")),
+     Fail("max_restarts=3 are used up")),
     ([ERROR], History(0, (899.0, 980.0, 990.0)), restart(3, ERROR, 4.0)),
     ([ERROR], History(0, (100.0, 200.0, 300.0)), restart(1, ERROR)),
     # What says that the program is wrong.

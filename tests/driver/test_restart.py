@@ -5,16 +5,21 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sparkdl.core.checkpoint import CheckpointRef
+from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import NodeFailedError
+from sparkdl.driver.controller import View
+from sparkdl.driver.state import CheckpointMade, Running
 from sparkdl.node.context import NodeContext
 from tests.doubles.map_funs import die, hang
-from tests.doubles.nodes import SOON_S, launch, processes
+from tests.doubles.nodes import SOON_S, Lines, launch, processes
 
 
 def fail_first(args: str, ctx: NodeContext) -> list[int]:
@@ -77,8 +82,8 @@ def test_restarts_are_used_up(caplog: pytest.LogCaptureFixture) -> None:
         launch(die_each_time, nodes=1, max_restarts=2) as cluster,
     ):
         cluster.wait(3 * SOON_S)
-    assert caught.value.note == "restarted 2 times already, and max_restarts=2"
-    assert str(caught.value).endswith(f"No restart: {caught.value.note}.")
+    assert caught.value.note == "max_restarts=2 are used up"
+    assert str(caught.value).endswith(f"Not recovered: {caught.value.note}.")
     warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
     assert [f"restart {n} of 2" in text for n, text in enumerate(warnings, 1)] == [True, True]
 
@@ -136,3 +141,81 @@ def test_what_fails_at_the_same_row_twice_is_not_started_a_third_time() -> None:
         cluster.feed(range(100))
     assert [failure.step for failure in caught.value.failures] == [3]
     assert caught.value.root_cause.generation == 1
+
+
+def test_evaluator_that_dies_begins_anew_alone_and_a_last_time_is_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lines = Lines()
+
+    def train(args: Any, ctx: NodeContext) -> int:
+        if ctx.job_name == "evaluator":
+            print(f"evaluating in world {ctx.generation}", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        for _ in ctx.batches(4):
+            pass
+        return os.getpid()
+
+    with launch(
+        train, nodes=2, eval_node=True, max_restarts=1, on_log=lines, input_mode="spark"
+    ) as cluster:
+        lines.wait_for("evaluating in world 0", 2)
+        cluster.feed(range(8))
+        trainer = processes()["worker:0"].child.pid
+        assert cluster.results(SOON_S) == [trainer, None]
+        assert cluster.status() == "Finished"
+    warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert "evaluator:0 alone: restart 1 of 1 because evaluator:0" in warnings[0]
+    assert "goes on without evaluator:0 (max_restarts=1 are used up" in warnings[1]
+    assert len(warnings) == 2
+
+
+def test_feed_of_an_evaluator_that_dies_returns() -> None:
+    def train(args: Any, ctx: NodeContext) -> None:
+        for _ in ctx.batches(4):
+            if ctx.job_name == "evaluator":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    with launch(train, nodes=2, eval_node=True, max_restarts=1) as cluster:
+        report = cluster.feed(range(1000), to="evaluator")
+        assert 0 < report.rows_unused < 1000
+        cluster.feed(range(8))
+
+
+def test_world_shrinks_without_a_lost_node_and_grows_when_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # an agent that is killed leaves its files
+    no_room, lines = tmp_path / "no-room", Lines()
+    script = tmp_path / "python"
+    script.write_text(f'#!/bin/sh\ntest -e {no_room} && exit 1\nexec {sys.executable} "$@"\n')
+    script.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(script))
+
+    def train(args: Any, ctx: NodeContext) -> list[Any]:
+        print(f"world {ctx.generation} has {ctx.num_workers}", flush=True)
+        if ctx.generation < 2:
+            hang(args, ctx)
+        return [ctx.task_index, ctx.num_workers, ctx.restarts]
+
+    with launch(
+        train, nodes=3, max_restarts=1, min_nodes=2, elastic_timeout=1.0, on_log=lines
+    ) as cluster:
+        controller = cluster._controller
+        lines.wait_for("world 0 has 3", 3)
+        no_room.touch()
+        processes()["worker:1"].agent.kill()
+        lines.wait_for("world 1 has 2", 2)
+        assert [member.node.name for member in cluster.world.members] == ["worker:0", "worker:2"]
+        no_room.unlink()
+        controller.submit(CheckpointMade(CheckpointRef("/c/1", 1, 1)))
+        assert controller.wait_for(_all_offer, Deadline.after(SOON_S))
+        controller.submit(CheckpointMade(CheckpointRef("/c/2", 2, 1)))
+        assert cluster.results(3 * SOON_S) == [[index, 3, 1] for index in range(3)]
+        assert [member.node.index for member in cluster.world.members] == [0, 1, 2]
+
+
+def _all_offer(view: View) -> bool:
+    assert isinstance(view.state, Running)
+    agents = view.state.roster.agents
+    return len(agents) == 3 and all(agent.offer for agent in agents.values())

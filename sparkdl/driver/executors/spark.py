@@ -123,6 +123,7 @@ class SparkExecutor:
         """Run one Spark job in the calling thread, with its local properties."""
         tags = (self._feed_tag, self._tag_of(order.feed))
         if isinstance(data, RDD):
+            order.check_partitions(data.getNumPartitions())
             with self._tagged(*tags):
                 return data.mapPartitions(FeedRdd(order)).collect()
         if not _is_dataframe(data):
