@@ -171,6 +171,7 @@ class ReadParquet(LocalMessage, frozen=True):
         node: whose share is to be read.
         epochs: how many there are; `None` for as many as are wanted.
         seed: of the order of the row groups, which differs from epoch to epoch; `None` keeps it.
+        done: rows, by epoch, that a checkpoint covers and that are not read; all ask the same.
     """
 
     feed: str
@@ -181,6 +182,7 @@ class ReadParquet(LocalMessage, frozen=True):
     options: dict[str, Any] = {}
     epochs: int | None = None
     seed: int | None = None
+    done: EpochRows = {}
 
 
 class ReadFailed(LocalMessage, frozen=True):
@@ -205,17 +207,21 @@ class Checkpointed(LocalMessage, frozen=True):
 
     Args:
         feeds: what user code has used, by feed, epoch and segment.
+        problem: why the part could not be written instead; empty if it was.
     """
 
     step: int
     feeds: dict[str, EpochRows]
+    problem: str = ""
 
 
 class Commit(LocalMessage, frozen=True):
-    """All nodes' parts are written. See `CheckpointCommit`."""
+    """How far the nodes' parts are. See `CheckpointCommit`."""
 
     step: int
     manifest: str
+    missing: tuple[str, ...] = ()
+    problem: str = ""
 
 
 class Committed(LocalMessage, frozen=True):

@@ -27,7 +27,7 @@ from sparkdl.core.checkpoint import Resume
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
 from sparkdl.core.world import World
-from sparkdl.feed.coverage import EpochRows
+from sparkdl.feed.coverage import EpochRows, PartRows
 from sparkdl.feed.parquet_plan import Share
 
 MAX_MESSAGE_NBYTES = 16 * 1024 * 1024
@@ -160,11 +160,13 @@ class CheckpointPart(Message, frozen=True):
 
     Args:
         feeds: by feed, what was used since the child started, and what the agent knows of before.
+        problem: why the part could not be written instead; empty if it was.
     """
 
     generation: int
     step: int
     feeds: dict[str, EpochRows]
+    problem: str = ""
 
 
 class CheckpointDone(Message, frozen=True):
@@ -176,11 +178,19 @@ class CheckpointDone(Message, frozen=True):
 
 
 class CheckpointCommit(Message, frozen=True):
-    """All parts are written: make the checkpoint complete, with `manifest` (JSON) in it."""
+    """How far the parts are; once all are written, the checkpoint can be made complete.
+
+    Args:
+        manifest: JSON, to be written into it; empty until all parts are written.
+        missing: names of the nodes whose parts are awaited.
+        problem: why there will be no checkpoint of this step.
+    """
 
     generation: int
     step: int
-    manifest: str
+    manifest: str = ""
+    missing: tuple[str, ...] = ()
+    problem: str = ""
 
 
 class Begin(Message, frozen=True):
@@ -208,11 +218,18 @@ class StopChild(Message, frozen=True):
 
 
 class FeedBegin(Message, frozen=True):
-    """Epochs `epoch` to `last_epoch` of a feed are to come, and none before them any more."""
+    """Epochs `epoch` to `last_epoch` of a feed are to come, and none before them any more.
+
+    Args:
+        run: of the job that fed the rows of `epoch` to the generation before, which may be here.
+        done: rows by partition that a checkpoint covers, and that are not used again.
+    """
 
     feed: str
     epoch: int
     last_epoch: int
+    run: str = ""
+    done: PartRows = {}
 
 
 class ReadShare(Message, frozen=True):

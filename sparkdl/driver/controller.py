@@ -22,6 +22,8 @@ from typing import Any, TypeVar
 
 from sparkdl.control.messages import (
     BoardStarted,
+    CheckpointDone,
+    CheckpointPart,
     ChildFailed,
     ChildReturned,
     ChildRunning,
@@ -36,10 +38,13 @@ from sparkdl.control.messages import (
     ToAgent,
 )
 from sparkdl.control.server import CoordinatorServer, ServerAddress
+from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import IllegalTransitionError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver import state as states
+from sparkdl.driver.books import Books
+from sparkdl.driver.checkpoints import Checkpoints
 from sparkdl.driver.outcome import generation_of
 from sparkdl.driver.roster import Roster
 from sparkdl.driver.transitions import begin, step
@@ -77,6 +82,7 @@ class Controller:
     Args:
         on_log: called on the controller's thread with lines of the children's output.
         relaunch: called there to bring new agents for nodes; must not block.
+        checkpoint: what the first world goes on from.
     """
 
     def __init__(
@@ -85,10 +91,13 @@ class Controller:
         token: str,
         on_log: Callable[[LogLine], None] | None = None,
         relaunch: Callable[[Sequence[NodeSpec]], None] | None = None,
+        checkpoint: CheckpointRef | None = None,
     ) -> None:
         self.spec = spec
         self.changed = threading.Condition()
-        self.view = View(begin(spec, time.monotonic()))
+        self.view = View(begin(spec, time.monotonic(), checkpoint))
+        keeps = spec.settings.max_restarts > 0 or spec.checkpoint_dir is not None
+        self.checkpoints = Checkpoints(spec.cluster_id, Books(keeps))
         self.address: ServerAddress | None = None
         self._on_log = on_log
         self._relaunch = relaunch
@@ -177,7 +186,7 @@ class Controller:
         _log.debug("%s joined from %s", self._name(hello.node_id), hello.host)
         self._handle(states.AgentJoined(hello))
 
-    def said(self, agent_id: str, message: FromAgent) -> None:
+    def said(self, agent_id: str, message: FromAgent) -> None:  # noqa: C901 (one case a message)
         """An agent has sent a message."""
         match message:
             case Offer():
@@ -191,10 +200,10 @@ class Controller:
                 self._handle(states.ChildBroke(agent_id, message))
             case FeedProgress():
                 self._note_feeds(agent_id, message)
+            case CheckpointPart() | CheckpointDone():
+                self._note_checkpoint(agent_id, message)
             case BoardStarted():
-                with self.changed:
-                    self.view.board = message
-                    self.changed.notify_all()
+                self._note_board(message)
             case LogLines(lines):
                 self._hand_on_log(agent_id, lines)
             case LogTail(request, lines):
@@ -218,6 +227,8 @@ class Controller:
             before, after = type(self.view.state).__name__, type(state).__name__
             _log.info("Cluster %s: %s, now %s", self.spec.cluster_id, before, after)
         with self.changed:
+            if generation_of(state) not in (None, generation_of(self.view.state)):
+                self.view.feeds.clear()  # a node that another agent takes begins at zero
             self.view.state = state
             self.changed.notify_all()
         for action in actions:
@@ -273,6 +284,26 @@ class Controller:
                     self.view.feeds[node_id, now.feed] = now
                     self.view.progress += 1
             self.changed.notify_all()
+
+    def _note_board(self, message: BoardStarted) -> None:
+        with self.changed:
+            self.view.board = message
+            self.changed.notify_all()
+
+    def _note_checkpoint(self, agent_id: str, message: CheckpointPart | CheckpointDone) -> None:
+        roster, world = self._roster(), getattr(self.view.state, "world", None)
+        node_id = roster.node_of(agent_id) if roster else None
+        if roster is None or world is None or node_id is None:
+            return
+        if not isinstance(self.view.state, (states.Running, states.Failing)):
+            return  # another round begins, and it has been decided where
+        if isinstance(message, CheckpointPart):
+            word = self.checkpoints.part(world, node_id, message, time.time())
+            if word is not None and word[0] in roster.agents:
+                self._server.send(roster.agents[word[0]].hello.agent_id, word[1])
+        elif ref := self.checkpoints.done(world.generation, message):
+            _log.info("Cluster %s: checkpoint %s is complete", self.spec.cluster_id, ref.url)
+            self._handle(states.CheckpointMade(ref))
 
     def _hand_on_log(self, agent_id: str, lines: tuple[str, ...]) -> None:
         roster = self._roster()

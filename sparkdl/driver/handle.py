@@ -12,12 +12,13 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.control.messages import BoardStarted, FeedEnd
+from sparkdl.control.messages import BoardStarted
 from sparkdl.control.values import decode_value
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, ResultError, ShutdownTimeoutError
-from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec, InputMode
+from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
 from sparkdl.core.world import World, host_port
+from sparkdl.driver.calls import Asked
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.ending import end_nodes, ends_if_interrupted
 from sparkdl.driver.executors.executor import Executor
@@ -154,8 +155,7 @@ class Cluster:
             FeedClosedError: if the cluster has ended.
             KeyboardInterrupt: by Ctrl-C, which ends the cluster; in `wait`, `shutdown` as well.
         """
-        order = self._feeds.order(name, timeout_s, to)
-        return self._feeds.feed(data, epochs, order, self._show_progress)
+        return self._feeds.feed(name, Asked(data, epochs, timeout_s, to), self._show_progress)
 
     def train_stream(
         self,
@@ -222,7 +222,7 @@ class Cluster:
         show = bool(self._show_progress)  # by default none: it would cross the bar of another feed
 
         def feed() -> FeedReport:
-            return self._feeds.feed(data, epochs, self._feeds.order(name, timeout_s, to), show)
+            return self._feeds.feed(name, Asked(data, epochs, timeout_s, to), show)
 
         return begin(feed, f"sparkdl-feed-{name}", self._executor.thread)
 
@@ -307,12 +307,15 @@ class Cluster:
             raise ResultError(f"the cluster was stopped before {running} had returned")
 
     def end_feeds(self, name: str | None = None) -> None:
-        """Stop streams, and tell the nodes that no more rows will come: of one feed, or of all."""
-        self._feeds.stop_streams(name)
-        if self.spec.input_mode is InputMode.SPARK:
-            feeds = () if name is None else (name,)
-            everyone = {node.node_id for node in self.spec.nodes}
-            self._controller.broadcast(FeedEnd(feeds), everyone)
+        """Stop streams, and tell the nodes that no more rows will come: of one feed, or of all.
+
+        After a restart it waits until the rows that no checkpoint covers have been fed again.
+
+        Raises:
+            SparkdlError: if they could not be.
+        """
+        self._feeds.end(name)
+        self._feeds.raise_problem()
 
     def logs(self, rank: int, lines: int = 100) -> list[str]:
         """Return the last lines that a node's child has printed.
@@ -344,13 +347,13 @@ class Cluster:
                 return
             limits = [limit for limit in (grace_s, timeout_s) if limit is not None]
             limit_s = min(limits) if limits else None
-            self.end_feeds()
-            in_time = self._controller.wait_for(
-                lambda view: has_ended(view.state), Deadline.after(limit_s)
-            )
+            deadline = Deadline.after(limit_s)
+            self._feeds.end(timeout_s=limit_s)
+            in_time = self._controller.wait_for(lambda view: has_ended(view.state), deadline)
             running = "" if in_time else self._still_running()
             self._end(self.spec.settings.grace_s)
         self._raise_failure()
+        self._feeds.raise_problem()
         if not in_time:
             raise ShutdownTimeoutError(
                 f"{running} had not returned from map_fun after {limit_s:g} s and was stopped. "

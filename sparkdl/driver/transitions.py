@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from sparkdl.control.messages import Begin, NewRound, Stop, StopChild, ToAgent
+from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.errors import IllegalTransitionError, ReservationTimeoutError
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec
@@ -60,9 +61,11 @@ SETTLE_S = 0.3
 the one that happened first."""
 
 
-def begin(spec: ClusterSpec, now_s: float) -> Gathering:
-    """Return the first state."""
-    return Gathering(Roster(spec), 0, now_s + spec.settings.reservation_timeout_s)
+def begin(spec: ClusterSpec, now_s: float, checkpoint: CheckpointRef | None = None) -> Gathering:
+    """Return the first state; its world goes on at `checkpoint`."""
+    return Gathering(
+        Roster(spec, checkpoint=checkpoint), 0, now_s + spec.settings.reservation_timeout_s
+    )
 
 
 def step(state: State, event: Event, now_s: float) -> Step:

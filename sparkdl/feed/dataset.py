@@ -58,6 +58,7 @@ def tf_dataset(
 
     def epoch() -> Iterator[Any]:
         for columns in batches:
+            batches.reader.read_ahead(None)
             yield arrange(columns, x, y)
 
     dataset = tf.data.Dataset.from_generator(epoch, output_signature=signature)

@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+Span = tuple[int, int, int]
+"""Rows of one partition: its number, and the half-open range of the rows."""
+
 
 class Appended(Enum):
     """What became of a batch."""
@@ -21,7 +24,11 @@ class Appended(Enum):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One of Spark's attempts at a partition of a feeding job. Later ones have higher numbers."""
+    """One of Spark's attempts at a partition of a feeding job. Later ones have higher numbers.
+
+    Attributes:
+        run: of the job: names the `feed` call, and after the last dot the epoch.
+    """
 
     run: str
     partition: int
@@ -37,6 +44,8 @@ class Place:
             begun. A later attempt skips them.
         exchange: the inference partition that waits for results, or empty.
         keep: a later epoch is to read the rows again: rather go to disk than wait for memory.
+        spans: which rows these are, in their order: partition and half-open range; by default
+            those that the attempt brings.
     """
 
     epoch: int = 0
@@ -45,6 +54,13 @@ class Place:
     exchange: str = ""
     is_last: bool = False
     keep: bool = False
+    spans: tuple[Span, ...] = ()
+
+    def spans_of(self, rows: int) -> tuple[Span, ...]:
+        """Return which rows a batch of `rows` rows holds."""
+        if self.spans or self.attempt is None or not rows:
+            return self.spans
+        return ((self.attempt.partition, self.start_row, self.start_row + rows),)
 
 
 @dataclass(frozen=True)
@@ -54,3 +70,8 @@ class EpochCount:
     epoch: int = -1
     rows: int = 0
     is_whole: bool = False
+
+
+def call_of(run: str) -> str:
+    """Return which `feed` call a job belongs to: all its epochs have the same rows."""
+    return run.rpartition(".")[0] or run

@@ -63,8 +63,10 @@ class TensorFlow(Framework):
         """Make Keras 3 work with feeds and several workers, where it is TensorFlow's Keras."""
         if member.role.is_trainer and _uses_keras_3():
             from sparkdl.frameworks.keras import apply_shim, end_feeds_with_fit
+            from sparkdl.frameworks.keras_epochs import let_epochs_differ
 
             end_feeds_with_fit()
+            let_epochs_differ()
             if len(world.trainers) > 1:
                 apply_shim()
 

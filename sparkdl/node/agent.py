@@ -28,10 +28,21 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkdl.control.channel import Commit, Local, Raised, Returned, Running, Start
+from sparkdl.control.channel import (
+    Checkpointed,
+    Commit,
+    Committed,
+    Local,
+    Raised,
+    Returned,
+    Running,
+    Start,
+)
 from sparkdl.control.messages import (
     Begin,
     CheckpointCommit,
+    CheckpointDone,
+    CheckpointPart,
     ChildFailed,
     ChildReturned,
     ChildRunning,
@@ -110,6 +121,7 @@ class Agent:
             feed_memory(settings.feed_memory_nbytes),
             feed_disk(settings.feed_disk_nbytes, work_dir),
             work_dir,
+            keeps=settings.max_restarts > 0,
         )
         self._feeds = NodeFeeds(
             store,
@@ -251,8 +263,24 @@ class Agent:
             self.handle(states.ChildSaidHowItEnded(message))
         elif isinstance(message, Raised):
             self.handle(states.ChildSaidHowItEnded(message.failure))
+        elif isinstance(message, Checkpointed | Committed):
+            self._on_checkpoint(message)
         else:
             self._feeds.on_child_message(message, fd)
+
+    def _on_checkpoint(self, message: Checkpointed | Committed) -> None:
+        if self._begun is None:
+            return  # of a child that is being ended
+        if isinstance(message, Committed):
+            self._tell(CheckpointDone(self._begun, message.step, message.url))
+        else:
+            feeds = self._feeds.coverage(message.feeds)
+            self._tell(CheckpointPart(self._begun, message.step, feeds, message.problem))
+
+    @property
+    def _begun(self) -> int | None:
+        """The generation of the child that runs `map_fun`; `None` while none does."""
+        return self._state.generation if isinstance(self._state, states.Begun) else None
 
     def _on_child_exit(self, status: int) -> None:
         if self._pipe:
@@ -271,8 +299,9 @@ class Agent:
                 self.handle(states.ChildStopAsked(generation, grace_s))
             case Stop(grace_s):
                 self.handle(states.StopAsked(grace_s))
-            case CheckpointCommit(_, step, manifest):
-                self._send_to_child(Commit(step, manifest))
+            case CheckpointCommit(generation, step, manifest, missing, problem):
+                if self._begun == generation:
+                    self._send_to_child(Commit(step, manifest, missing, problem))
             case FetchLog(request, lines):
                 tail = self._child.log.tail(lines) if self._child else ()
                 self._tell(LogTail(request, tail))

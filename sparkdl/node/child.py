@@ -81,7 +81,7 @@ def _run(arguments: ChildArguments, link: AgentLink, port: socket.socket) -> Ret
         if jars:
             jars.finish()
         map_fun, args = cloudpickle.loads(arguments.payload.read_bytes())
-        ctx = _prepare(framework, start, link, port)
+        ctx = _prepare(framework, start, link, port, arguments.payload.parent)
         if isinstance(args, list):
             sys.argv = args
         kind = "exception"
@@ -99,12 +99,12 @@ def _run(arguments: ChildArguments, link: AgentLink, port: socket.socket) -> Ret
 
 
 def _prepare(
-    framework: Framework, start: Start, link: AgentLink, port: socket.socket
+    framework: Framework, start: Start, link: AgentLink, port: socket.socket, work_dir: Path
 ) -> NodeContext:
     """Set the environment, release the port, patch the framework."""
     member = start.world.member(start.node_id)
     os.environ.update(framework.environment(start.world, member, start.spec))
-    ctx = NodeContext(start.world, member, start.spec, link, port, start.resume)
+    ctx = NodeContext(start.world, member, start.spec, link, port, start.resume, work_dir)
     framework.before_map_fun(start.world, member)
     if start.spec.release_port or member.role.is_server:
         ctx.release_port()

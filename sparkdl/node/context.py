@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.checkpoint import FIRST_TIME, Resume
@@ -19,6 +20,7 @@ from sparkdl.feed.datafeed import DataFeed
 from sparkdl.feed.epoch import EpochBatches
 from sparkdl.feed.parquet_paths import ParquetPaths, Paths
 from sparkdl.feed.plan import Tail
+from sparkdl.node.checkpoint import Checkpointing
 from sparkdl.node.coordination import Coordination
 from sparkdl.node.legacy import NodeManager, RemovedCalls
 from sparkdl.node.link import AgentLink
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class NodeContext(Coordination, RemovedCalls):
+class NodeContext(Checkpointing, Coordination, RemovedCalls):
     """One node's view of the cluster.
 
     Attributes:
@@ -60,6 +62,7 @@ class NodeContext(Coordination, RemovedCalls):
         link: AgentLink,
         port: socket.socket,
         resume: Resume = FIRST_TIME,
+        scratch: Path | None = None,
     ) -> None:
         self.world = world
         self.member = member
@@ -77,6 +80,7 @@ class NodeContext(Coordination, RemovedCalls):
         self._resume = resume
         self._spec = spec
         self._link = link
+        self._scratch = scratch
 
     def __repr__(self) -> str:
         return f"NodeContext({self.member.node.name}, rank {self.rank} of {self.world.size})"
@@ -197,7 +201,8 @@ class NodeContext(Coordination, RemovedCalls):
         reader = self._link.own_reader("parquet")
         batches = EpochBatches(reader, batch_size, files.columns, is_even, tail, shuffle, seed)
         row_seed = seed if shuffle else None
-        read_own(self._link, reader.feed, self.world, self.member, files, epochs, row_seed)
+        done = self._covered(reader.feed)
+        read_own(self._link, reader.feed, self.world, self.member, files, epochs, row_seed, done)
         return batches
 
     def dataset(  # noqa: PLR0913 (what `batches` takes, and the columns)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from sparkdl.control.channel import (
@@ -40,6 +40,7 @@ from sparkdl.control.messages import (
     ToFeeds,
 )
 from sparkdl.core.deadline import Deadline
+from sparkdl.feed.coverage import EpochRows
 from sparkdl.feed.inbox import Inbox, InboxListener, Store
 from sparkdl.feed.log import Log
 from sparkdl.feed.receiver import Receiver
@@ -77,6 +78,7 @@ class NodeFeeds:
         self._began: dict[str, int] = {}
         self._reclaimed: set[str] = set()
         self._ended: set[str] = set()
+        self._generation = 0
         self._readings: list[Reading] = []
         self._own: dict[str, OwnReading] = {}
         self._ends: dict[str, tuple[int, str]] = {}
@@ -93,10 +95,12 @@ class NodeFeeds:
     def on_driver_message(self, message: ToFeeds) -> None:
         """Take what the coordinator says of the feeds."""
         match message:
-            case FeedBegin(feed, epoch, last_epoch):
+            case FeedBegin(feed, epoch, last_epoch, run, done):
                 self._began[feed] = epoch
                 self._inbox.log(feed).expect(last_epoch)
                 self._send_to_child(FeedStart(feed, epoch), -1)
+                if run:
+                    self._inbox.resume(feed, epoch, run, done)
             case ReadShare(feed):
                 self._begin(ShareReading(message, self._sink(feed), self._on_share_end))
             case FeedCut(feed, epoch):
@@ -109,7 +113,7 @@ class NodeFeeds:
             case EpochEnd(feed, epoch, rows, again, goes_on):
                 self._inbox.log(feed).cut(epoch)
                 if not again:
-                    self._inbox.log(feed).settle()
+                    self._inbox.log(feed).settle(epoch)
                 self._send_to_child(EpochMark(feed, epoch, rows, again, goes_on), -1)
             case FeedEnd():
                 self.feed_end(message)
@@ -150,6 +154,18 @@ class NodeFeeds:
 
     # From the agent.
 
+    def coverage(self, feeds: Mapping[str, EpochRows]) -> dict[str, EpochRows]:
+        """Return which rows the child has used, by feed, epoch and partition.
+
+        Args:
+            feeds: the same by segment.
+        """
+        found = {}
+        for feed, used in feeds.items():
+            log = self._inbox.log(feed)
+            found[feed] = log.origins.rows(used, log.terminated_to)
+        return found
+
     @property
     def steps(self) -> int:
         """How many batches the child has told that it has read, of the feed with the most."""
@@ -169,6 +185,9 @@ class NodeFeeds:
     def reopen(self, generation: int) -> None:
         """Begin anew for another child, which is told of the feeds that have ended already."""
         feeds = [log.feed for log in self._inbox.logs]
+        if generation != self._generation:
+            self._ended.clear()  # rows may be fed again; the coordinator tells of the ends anew
+        self._generation = generation
         self._inbox.reopen(generation)
         self._has_failed = False
         self._read.clear()
@@ -183,6 +202,7 @@ class NodeFeeds:
     def shut_down(self) -> None:
         """Stop receiving; a peer that stalls in the middle of a call is not waited for."""
         self._close("the node has ended")
+        self._inbox.clear()
         deadline = Deadline.after(_SHUTDOWN_S)
         for reading in self._readings:
             reading.join(deadline.remaining_s)

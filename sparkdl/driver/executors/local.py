@@ -133,6 +133,7 @@ class LocalExecutor:
     def feed(self, data: Any, order: FeedOrder) -> list[FedPartition]:
         """Feed every partition, a few at a time."""
         partitions = _partitions(data)
+        order.check_partitions(len(partitions))
         feeders = [Feeder(order, number) for number in range(len(partitions))]
         feed = (order.feed, threading.Event(), feeders)
         with self._lock:

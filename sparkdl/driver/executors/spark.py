@@ -124,6 +124,7 @@ class SparkExecutor:
         """Run one Spark job in the calling thread, with its local properties."""
         tags = (self._feed_tag, self._tag_of(order.feed))
         if isinstance(data, RDD):
+            order.check_partitions(data.getNumPartitions())
             with self._tagged(*tags):
                 return data.mapPartitions(FeedRdd(order)).collect()
         if not _is_dataframe(data):
@@ -135,7 +136,7 @@ class SparkExecutor:
             raise ConfigError("a streaming DataFrame is fed with cluster.train_stream")
         with self._tagged(*tags):
             rows = data.mapInArrow(FeedDataFrame(order), FED_SCHEMA).collect()
-        return [fed_partition(row.partition, row.rows, row.refused) for row in rows]
+        return [fed_partition(row.partition, row.rows, row.refused, row.num_rows) for row in rows]
 
     def start_stream(
         self, data: Any, open_stream: Callable[[], StreamFeed], options: StreamOptions
