@@ -25,6 +25,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Member, World
+from sparkdl.feed.coverage import EpochRows
 from sparkdl.node.checkpoint_places import open_store
 from sparkdl.node.checkpoint_store import CheckpointStore
 from sparkdl.node.link import AgentLink
@@ -72,6 +73,16 @@ class LastCheckpoint(os.PathLike[str]):
                 "share"
             )
         return folder
+
+    def covered(self, feed: str) -> EpochRows:
+        """Return which rows it covers of a feed that the nodes read themselves, by epoch.
+
+        Raises:
+            CheckpointError: if it cannot be read.
+        """
+        parent, _, name = self.url.rpartition("/")
+        feeds = open_store(parent, self._scratch).manifest(name).feeds
+        return feeds[feed].rows.get(0, {}) if feed in feeds else {}
 
 
 class Checkpointing:
@@ -124,6 +135,11 @@ class Checkpointing:
         What is read ahead of the training counts. At the end of an epoch it is what was used.
         """
         return self._link.batches_given()
+
+    def _covered(self, feed: str) -> EpochRows:
+        """Return the rows of a feed of the nodes' own that the last checkpoint covers, by epoch."""
+        last = self.last_checkpoint
+        return {} if last is None else last.covered(feed)
 
     @cached_property
     def _writer(self) -> _Writer:

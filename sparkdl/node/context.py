@@ -202,7 +202,8 @@ class NodeContext(Checkpointing, Coordination, RemovedCalls):
         reader = self._link.own_reader("parquet")
         batches = EpochBatches(reader, batch_size, files.columns, is_even, tail, shuffle, seed)
         row_seed = seed if shuffle else None
-        read_own(self._link, reader.feed, self.world, self.member, files, epochs, row_seed)
+        done = self._covered(reader.feed)
+        read_own(self._link, reader.feed, self.world, self.member, files, epochs, row_seed, done)
         return batches
 
     def dataset(  # noqa: PLR0913 (what `batches` takes, and the columns)

@@ -18,6 +18,7 @@ import msgspec
 from sparkdl.control.channel import (
     EndMark,
     EpochMark,
+    FeedStart,
     Local,
     ReadFailed,
     ReadParquet,
@@ -157,26 +158,36 @@ class OwnReading(Reading):
 
         order, log = self._order, self.sink.log
         source = list_files(order.paths, order.columns, order.options)
-        # All nodes plan the same, for all epochs: some may read again what others still have.
-        shares = dict(zip(order.nodes, source.shares(len(order.nodes), order.seed), strict=True))
-        rows = {node: share.num_rows for node, share in shares.items()}
-        for epoch in itertools.count():
-            if not self._wait_for(epoch - 1):
+        has_begun = False
+        for epoch in itertools.takewhile(lambda e: e != order.epochs, itertools.count()):
+            done = order.done.get(epoch, {}).get(0, ())
+            if done == ((0, source.num_rows),):
+                self._tell_child(self, FeedStart(log.feed, epoch + 1))
+                continue
+            if has_begun and not self._wait_for(epoch - 1):
                 return
+            has_begun = True
             is_last = self._is_last(epoch)
+            # All nodes plan the same, for all epochs: some may read again what others still have.
+            shares = source.shares(len(order.nodes), order.seed, done=done)
+            rows = {n: share.num_rows for n, share in zip(order.nodes, shares, strict=True)}
             if len(rows) > 1:
                 self._tell_child(self, StepsGranted(log.feed, epoch, min(rows.values())))
-            share = _shuffled(shares[order.node], order.seed, epoch)
-            if not self.sink.read(share, epoch, keep=not is_last):
+            share = _shuffled(shares[order.nodes.index(order.node)], order.seed, epoch)
+            if not self.sink.read(share, epoch, keep=not (is_last or done)):
                 return
-            if log.cut(epoch).is_whole and not is_last:
+            if log.cut(epoch).is_whole and not is_last and not self._has_done_from(epoch):
                 self._read_again(epoch, rows)
                 return
             log.settle(epoch)
-            self._tell_child(self, EpochMark(log.feed, epoch, rows))
-            if is_last:
-                self._tell_child(self, EndMark(log.feed))
-                return
+            # If fewer rows than nodes are left, they come first in the next epoch.
+            goes_on = bool(done) and not all(rows.values())
+            self._tell_child(self, EpochMark(log.feed, epoch, rows, goes_on=goes_on))
+        self._tell_child(self, EndMark(log.feed))
+
+    def _has_done_from(self, epoch: int) -> bool:
+        """Whether some rows of `epoch` or a later one are not to be read."""
+        return any(each >= epoch and rows for each, rows in self._order.done.items())
 
     def _read_again(self, first: int, rows: dict[int, int]) -> None:
         """Let all further epochs read what is in the log."""
