@@ -171,6 +171,7 @@ class ReadParquet(LocalMessage, frozen=True):
         node: whose share is to be read.
         epochs: how many there are; `None` for as many as are wanted.
         seed: of the order of the row groups, which differs from epoch to epoch; `None` keeps it.
+        done: rows by epoch that a checkpoint covers; they are not read.
     """
 
     feed: str
@@ -181,6 +182,7 @@ class ReadParquet(LocalMessage, frozen=True):
     options: dict[str, Any] = {}
     epochs: int | None = None
     seed: int | None = None
+    done: EpochRows = {}
 
 
 class ReadFailed(LocalMessage, frozen=True):

@@ -25,10 +25,11 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Member, World
+from sparkdl.feed.coverage import FeedCoverage
 from sparkdl.node.checkpoint_places import open_store
 from sparkdl.node.checkpoint_store import CheckpointStore
 from sparkdl.node.link import AgentLink
-from sparkdl.node.manifest import CheckpointName, Manifest
+from sparkdl.node.manifest import MANIFEST, CheckpointName, Manifest, decode_manifest
 
 _log = logging.getLogger(__name__)
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
@@ -53,6 +54,12 @@ class LastCheckpoint(os.PathLike[str]):
 
     def __fspath__(self) -> str:
         return str(self.folder)
+
+    @cached_property
+    def feeds(self) -> dict[str, FeedCoverage]:
+        """Which rows of each feed it covers."""
+        manifest = decode_manifest((self.folder / MANIFEST).read_bytes(), self.url)
+        return dict(manifest.feeds) if manifest else {}
 
     @cached_property
     def folder(self) -> Path:

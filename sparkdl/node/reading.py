@@ -12,12 +12,14 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain, groupby
 
 import msgspec
 
 from sparkdl.control.channel import (
     EndMark,
     EpochMark,
+    FeedStart,
     Local,
     ReadFailed,
     ReadParquet,
@@ -158,25 +160,37 @@ class OwnReading(Reading):
         order, log = self._order, self.sink.log
         source = list_files(order.paths, order.columns, order.options)
         # All nodes plan the same, for all epochs: some may read again what others still have.
-        shares = dict(zip(order.nodes, source.shares(len(order.nodes), order.seed), strict=True))
-        rows = {node: share.num_rows for node, share in shares.items()}
+        whole = source.shares(len(order.nodes), order.seed)
         for epoch in itertools.count():
-            if not self._wait_for(epoch - 1):
-                return
             is_last = self._is_last(epoch)
-            if len(rows) > 1:
-                self._tell_child(self, StepsGranted(log.feed, epoch, min(rows.values())))
-            share = _shuffled(shares[order.node], order.seed, epoch)
-            if not self.sink.read(share, epoch, keep=not is_last):
-                return
-            if log.cut(epoch).is_whole and not is_last:
-                self._read_again(epoch, rows)
-                return
-            log.settle(epoch)
-            self._tell_child(self, EpochMark(log.feed, epoch, rows))
+            done = order.done.get(epoch, {}).get(0, ())
+            left = source.shares(len(order.nodes), order.seed, done=done) if done else whole
+            shares = dict(zip(order.nodes, left, strict=True))
+            rows = {node: share.num_rows for node, share in shares.items()}
+            if done and not any(rows.values()):
+                self._tell_child(self, FeedStart(log.feed, epoch + 1))
+            else:
+                if not self._wait_for(epoch - 1):
+                    return
+                if len(rows) > 1:
+                    self._tell_child(self, StepsGranted(log.feed, epoch, min(rows.values())))
+                share = _shuffled(shares[order.node], order.seed, epoch)
+                if not self.sink.read(share, epoch, keep=not (is_last or done)):
+                    return
+                if log.cut(epoch).is_whole and not (is_last or self._is_part(epoch)):
+                    self._read_again(epoch, rows)
+                    return
+                log.settle(epoch)
+                # Too few rows for a step come first in the next epoch: see `EpochEnds.end`.
+                goes_on = bool(done) and not all(rows.values())
+                self._tell_child(self, EpochMark(log.feed, epoch, rows, goes_on=goes_on))
             if is_last:
                 self._tell_child(self, EndMark(log.feed))
                 return
+
+    def _is_part(self, epoch: int) -> bool:
+        """Whether rows of this epoch, or of one after it, are covered."""
+        return any(covered >= epoch for covered in self._order.done)
 
     def _read_again(self, first: int, rows: dict[int, int]) -> None:
         """Let all further epochs read what is in the log."""
@@ -203,10 +217,13 @@ class OwnReading(Reading):
 
 def _shuffled(share: Share, seed: int | None, epoch: int) -> Share:
     """Return the share with its row groups in random order, if there is a seed."""
-    ranges = list(share.ranges)
+    groups = [
+        tuple(ranges)
+        for _, ranges in groupby(share.ranges, lambda part: (part.file, part.row_group))
+    ]
     if seed is not None:
-        random.Random(f"{seed}/{epoch}").shuffle(ranges)
-    return msgspec.structs.replace(share, ranges=tuple(ranges))
+        random.Random(f"{seed}/{epoch}").shuffle(groups)
+    return msgspec.structs.replace(share, ranges=tuple(chain.from_iterable(groups)))
 
 
 def _told(error: Exception) -> str:
