@@ -132,6 +132,25 @@ def iterations(args: list[str], ctx: NodeContext) -> dict[str, list[list[int]]]:
     return read
 
 
+def test_micro_batches_since_the_checkpoint_are_told_of_and_the_one_under_way_comes_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = {"batch": 2, "how": {"even": True}, "every": 4, "dies_at": {0: 10}}
+    options: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "max_restarts": 1}
+    with launch(train, args, **options) as cluster:
+        stream = cluster.open_stream()
+        for start in range(0, 36, 12):
+            assert stream.feed(table(start, start + 12))
+        assert stream.feed(table(36, 48)), "the last is fed again"
+        stream.end()
+        rows = all_rows(cluster.results(3 * SOON_S))
+    lost = sorted(set(range(48)) - set(rows))
+    assert len(rows) == len(set(rows)), "none is doubled"
+    assert set(lost) <= set(range(24, 36)), "the checkpoint of step 8 covers two and a third"
+    (told,) = [r.message for r in caplog.records if "lost to the model" in r.message]
+    assert f"they have had {len(lost)} rows in 1 micro-batches" in told
+
+
 def test_a_later_run_feeds_what_the_checkpoint_does_not_cover(tmp_path: Path) -> None:
     """An epoch of which no row is left is not seen; one with too few rows for a step waits."""
     pq.write_table(table(0, 10), tmp_path / "a.parquet", row_group_size=3)
@@ -179,7 +198,7 @@ def train_on_files(args: dict[str, Any], ctx: NodeContext) -> list[int]:
     last = ctx.last_checkpoint
     rows = json.loads(Path(last, f"rows-{ctx.rank}").read_text()) if last else []
     step = last.step if last else 0
-    batches = ctx.parquet(args["path"], 4, epochs=3, even=True, shuffle=args["shuffle"])
+    batches = ctx.parquet(args["path"], 4, epochs=3, even=True, shuffle=True)
     while batches.reader.peek_batch() is not None:
         for batch in batches:
             rows += batch["value"].tolist()
@@ -197,13 +216,12 @@ def test_files_that_nodes_read_themselves_are_read_on_where_the_checkpoint_is(
 ) -> None:
     """After a restart in the same cluster, and in a run after it."""
     pq.write_table(table(0, 40), tmp_path / "a.parquet", row_group_size=7)
-    for shuffle, folder in ((False, "first"), (True, "second")):
-        args = {"path": str(tmp_path / "a.parquet"), "shuffle": shuffle, "dies_at": {0: 3, 1: 9}}
-        options = {"checkpoint_dir": str(tmp_path / folder), "input_mode": "own"}
-        with (
-            pytest.raises(NodeFailedError),
-            launch(train_on_files, args, max_restarts=1, **options) as cluster,
-        ):
-            cluster.wait(3 * SOON_S)
-        with launch(train_on_files, {**args, "dies_at": {}}, **options) as cluster:
-            assert all_rows(cluster.results(SOON_S)) == sorted(3 * list(range(40)))
+    args = {"path": str(tmp_path / "a.parquet"), "dies_at": {0: 3, 1: 9}}
+    options: dict[str, Any] = {"checkpoint_dir": str(tmp_path / "saved"), "input_mode": "own"}
+    with (
+        pytest.raises(NodeFailedError),
+        launch(train_on_files, args, max_restarts=1, **options) as cluster,
+    ):
+        cluster.wait(3 * SOON_S)
+    with launch(train_on_files, {**args, "dies_at": {}}, **options) as cluster:
+        assert all_rows(cluster.results(SOON_S)) == sorted(3 * list(range(40)))
