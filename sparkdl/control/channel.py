@@ -171,7 +171,7 @@ class ReadParquet(LocalMessage, frozen=True):
         node: whose share is to be read.
         epochs: how many there are; `None` for as many as are wanted.
         seed: of the order of the row groups, which differs from epoch to epoch; `None` keeps it.
-        done: rows by epoch that a checkpoint covers; they are not read.
+        done: rows, by epoch, that a checkpoint covers and that are not read; all ask the same.
     """
 
     feed: str

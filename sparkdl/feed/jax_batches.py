@@ -61,16 +61,15 @@ class JaxBatches:
 
     def __iter__(self) -> Iterator[Any]:
         ahead: deque[Any] = deque()
-        reader = self.batches.reader
         for columns in self.batches:
             arrays = {name: self._put(name, column) for name, column in columns.items()}
             ahead.append(arrange(arrays, self.x, self.y))
             del columns, arrays
             if len(ahead) > self.prefetch:
-                reader.read_ahead(self.prefetch)
+                self.batches.reader.read_ahead(self.prefetch)
                 yield ahead.popleft()
         while ahead:
-            reader.read_ahead(len(ahead) - 1)
+            self.batches.reader.read_ahead(len(ahead) - 1)
             yield ahead.popleft()
 
     def _put(self, name: str, column: np.ndarray) -> jax.Array:

@@ -25,11 +25,11 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Member, World
-from sparkdl.feed.coverage import FeedCoverage
+from sparkdl.feed.coverage import EpochRows
 from sparkdl.node.checkpoint_places import open_store
 from sparkdl.node.checkpoint_store import CheckpointStore
 from sparkdl.node.link import AgentLink
-from sparkdl.node.manifest import MANIFEST, CheckpointName, Manifest, decode_manifest
+from sparkdl.node.manifest import CheckpointName, Manifest
 
 _log = logging.getLogger(__name__)
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
@@ -56,12 +56,6 @@ class LastCheckpoint(os.PathLike[str]):
         return str(self.folder)
 
     @cached_property
-    def feeds(self) -> dict[str, FeedCoverage]:
-        """Which rows of each feed it covers."""
-        manifest = decode_manifest((self.folder / MANIFEST).read_bytes(), self.url)
-        return dict(manifest.feeds) if manifest else {}
-
-    @cached_property
     def folder(self) -> Path:
         """The local folder with its files; from HDFS or an object store they come here once.
 
@@ -79,6 +73,16 @@ class LastCheckpoint(os.PathLike[str]):
                 "share"
             )
         return folder
+
+    def covered(self, feed: str) -> EpochRows:
+        """Return which rows it covers of a feed that the nodes read themselves, by epoch.
+
+        Raises:
+            CheckpointError: if it cannot be read.
+        """
+        parent, _, name = self.url.rpartition("/")
+        feeds = open_store(parent, self._scratch).manifest(name).feeds
+        return feeds[feed].rows.get(0, {}) if feed in feeds else {}
 
 
 class Checkpointing:
@@ -131,6 +135,11 @@ class Checkpointing:
         What is read ahead of the training counts. At the end of an epoch it is what was used.
         """
         return self._link.batches_given()
+
+    def _covered(self, feed: str) -> EpochRows:
+        """Return the rows of a feed of the nodes' own that the last checkpoint covers, by epoch."""
+        last = self.last_checkpoint
+        return {} if last is None else last.covered(feed)
 
     @cached_property
     def _writer(self) -> _Writer:

@@ -106,6 +106,21 @@ class CheckpointStore:
         step, _, entry, manifest = max(found, key=lambda each: each[:2])
         return Found(CheckpointRef(f"{self._url}/{entry.name}", step, -1), manifest)
 
+    def manifest(self, name: str) -> Manifest:
+        """Return the manifest of the checkpoint called `name`.
+
+        Raises:
+            CheckpointError: if it cannot be read.
+        """
+        try:
+            with self._system.open_input_stream(f"{self._path}/{name}/{MANIFEST}") as file:
+                manifest = decode_manifest(file.read(), f"{self._url}/{name}")
+        except OSError as error:
+            raise CheckpointError(f"{self._url}/{name} cannot be read: {error}") from error
+        if manifest is None:
+            raise CheckpointError(f"{self._url}/{name} has a broken manifest")
+        return manifest
+
     def fetch(self, name: str) -> Path:
         """Return a local folder with the checkpoint called `name`, downloaded for this process."""
         folder = self._empty("last-checkpoint")

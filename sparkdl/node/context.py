@@ -182,8 +182,7 @@ class NodeContext(Checkpointing, Coordination, RemovedCalls):
 
         The nodes that train share the rows: call it on all of them, alike. Other nodes read all
         rows. A node reads ahead, and once only what fits into `feed_memory` and `feed_disk`. Each
-        call reads for itself: keep what it returns. After a restart the first call goes on with
-        the rows that the checkpoint does not cover of the first call before it, and so on.
+        call reads for itself: keep what it returns.
 
         Args:
             path: a folder, a file, a pattern, a list of these, or what `sparkdl.parquet` returns.
@@ -202,8 +201,8 @@ class NodeContext(Checkpointing, Coordination, RemovedCalls):
         reader = self._link.own_reader("parquet")
         batches = EpochBatches(reader, batch_size, files.columns, is_even, tail, shuffle, seed)
         row_seed = seed if shuffle else None
-        last = self.last_checkpoint
-        read_own(self._link, reader.feed, self.world, self.member, files, epochs, row_seed, last)
+        done = self._covered(reader.feed)
+        read_own(self._link, reader.feed, self.world, self.member, files, epochs, row_seed, done)
         return batches
 
     def dataset(  # noqa: PLR0913 (what `batches` takes, and the columns)

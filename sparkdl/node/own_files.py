@@ -12,8 +12,8 @@ from typing import Any
 from sparkdl.control.channel import ReadParquet
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.world import Member, World
+from sparkdl.feed.coverage import EpochRows
 from sparkdl.feed.parquet_paths import ParquetPaths, Paths, parquet
-from sparkdl.node.checkpoint import LastCheckpoint
 from sparkdl.node.link import AgentLink
 
 
@@ -51,23 +51,19 @@ def read_own(
     files: ParquetPaths,
     epochs: int | None,
     seed: int | None,
-    last: LastCheckpoint | None,
+    done: EpochRows,
 ) -> None:
     """Have the agent read `member`'s share of `files` into `feed`: all rows if it does not train.
-
-    Nodes that train read what the checkpoint does not cover at which they go on. For that, feeds
-    have to be opened in the same order as when it was made.
 
     Args:
         epochs: how many; `None` for as many as are asked for.
         seed: of the order of the row groups; `None` keeps it.
-        last: the checkpoint, if there is one.
+        done: rows, by epoch, that a checkpoint of the nodes that train covers.
     """
-    covered = last.feeds.get(feed) if last and member.role.is_trainer else None
-    done = covered.rows.get(0, {}) if covered else {}
     sharers = world.trainers if member.role.is_trainer else (member,)
     nodes = tuple(sharer.node.node_id for sharer in sharers)
     own, options = member.node.node_id, dict(files.options)
+    done = done if member.role.is_trainer else {}
     link.send(
         ReadParquet(feed, files.paths, nodes, own, files.columns, options, epochs, seed, done)
     )

@@ -159,38 +159,36 @@ class OwnReading(Reading):
 
         order, log = self._order, self.sink.log
         source = list_files(order.paths, order.columns, order.options)
-        # All nodes plan the same, for all epochs: some may read again what others still have.
-        whole = source.shares(len(order.nodes), order.seed)
-        for epoch in itertools.count():
-            is_last = self._is_last(epoch)
+        has_begun = False
+        for epoch in itertools.takewhile(lambda e: e != order.epochs, itertools.count()):
             done = order.done.get(epoch, {}).get(0, ())
-            left = source.shares(len(order.nodes), order.seed, done=done) if done else whole
-            shares = dict(zip(order.nodes, left, strict=True))
-            rows = {node: share.num_rows for node, share in shares.items()}
-            if done and not any(rows.values()):
+            if done == ((0, source.num_rows),):
                 self._tell_child(self, FeedStart(log.feed, epoch + 1))
-            else:
-                if not self._wait_for(epoch - 1):
-                    return
-                if len(rows) > 1:
-                    self._tell_child(self, StepsGranted(log.feed, epoch, min(rows.values())))
-                share = _shuffled(shares[order.node], order.seed, epoch)
-                if not self.sink.read(share, epoch, keep=not (is_last or done)):
-                    return
-                if log.cut(epoch).is_whole and not (is_last or self._is_part(epoch)):
-                    self._read_again(epoch, rows)
-                    return
-                log.settle(epoch)
-                # Too few rows for a step come first in the next epoch: see `EpochEnds.end`.
-                goes_on = bool(done) and not all(rows.values())
-                self._tell_child(self, EpochMark(log.feed, epoch, rows, goes_on=goes_on))
-            if is_last:
-                self._tell_child(self, EndMark(log.feed))
+                continue
+            if has_begun and not self._wait_for(epoch - 1):
                 return
+            has_begun = True
+            is_last = self._is_last(epoch)
+            # All nodes plan the same, for all epochs: some may read again what others still have.
+            shares = source.shares(len(order.nodes), order.seed, done=done)
+            rows = {n: share.num_rows for n, share in zip(order.nodes, shares, strict=True)}
+            if len(rows) > 1:
+                self._tell_child(self, StepsGranted(log.feed, epoch, min(rows.values())))
+            share = _shuffled(shares[order.nodes.index(order.node)], order.seed, epoch)
+            if not self.sink.read(share, epoch, keep=not (is_last or done)):
+                return
+            if log.cut(epoch).is_whole and not is_last and not self._has_done_from(epoch):
+                self._read_again(epoch, rows)
+                return
+            log.settle(epoch)
+            # If fewer rows than nodes are left, they come first in the next epoch.
+            goes_on = bool(done) and not all(rows.values())
+            self._tell_child(self, EpochMark(log.feed, epoch, rows, goes_on=goes_on))
+        self._tell_child(self, EndMark(log.feed))
 
-    def _is_part(self, epoch: int) -> bool:
-        """Whether rows of this epoch, or of one after it, are covered."""
-        return any(covered >= epoch for covered in self._order.done)
+    def _has_done_from(self, epoch: int) -> bool:
+        """Whether some rows of `epoch` or a later one are not to be read."""
+        return any(each >= epoch and rows for each, rows in self._order.done.items())
 
     def _read_again(self, first: int, rows: dict[int, int]) -> None:
         """Let all further epochs read what is in the log."""
@@ -217,12 +215,12 @@ class OwnReading(Reading):
 
 def _shuffled(share: Share, seed: int | None, epoch: int) -> Share:
     """Return the share with its row groups in random order, if there is a seed."""
-    groups = [
-        tuple(ranges)
-        for _, ranges in groupby(share.ranges, lambda part: (part.file, part.row_group))
-    ]
-    if seed is not None:
-        random.Random(f"{seed}/{epoch}").shuffle(groups)
+    if seed is None:
+        return share
+    # What is left of a row group may be many ranges, which are read in one go.
+    whole = groupby(share.ranges, lambda part: (part.file, part.row_group))
+    groups = [tuple(ranges) for _, ranges in whole]
+    random.Random(f"{seed}/{epoch}").shuffle(groups)
     return msgspec.structs.replace(share, ranges=tuple(chain.from_iterable(groups)))
 
 
