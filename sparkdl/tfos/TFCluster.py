@@ -270,7 +270,7 @@ def run(
         queues: names of the feeds.
         eval_node: whether one node is an evaluator; needs `InputMode.TENSORFLOW`.
         release_port: `False` to keep the port until `ctx.release_port()`.
-        options: whatever else `sparkdl.launch` takes.
+        options: whatever else `sparkdl.launch` takes: `max_restarts`, `checkpoint_dir` and so on.
 
     Raises:
         ConfigError: if it cannot work as asked; nothing was started.

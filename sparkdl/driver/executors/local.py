@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
@@ -36,6 +37,8 @@ _log = logging.getLogger(__name__)
 
 NUM_FEEDERS = 2
 _KILL_WAIT_S = 5.0
+_PAUSE_S = 0.05
+_MAX_PAUSE_S = 5.0
 
 
 class LocalExecutor:
@@ -49,7 +52,8 @@ class LocalExecutor:
         self._agents: dict[int, subprocess.Popen[bytes]] = {}
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
-        self._is_closed = False
+        self._closed = threading.Event()
+        self._relaunches: Counter[int] = Counter()
         self._start: Callable[[NodeSpec], None] | None = None
         self._feeds: list[tuple[str, threading.Event, list[Feeder]]] = []
 
@@ -80,14 +84,19 @@ class LocalExecutor:
     def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
         """Start agents for those of these nodes whose agents have ended, in a thread.
 
-        Where one has lost its connection and is about to end, `on_broken` tells when it has.
+        Where one has lost its connection and is about to end, `on_broken` tells when it has. Before
+        each start but the first there is a pause, for agents that end at once.
         """
 
         def run() -> None:
+            times = max((self._relaunches[node.node_id] for node in nodes), default=0)
+            self._closed.wait(min(_PAUSE_S * 2**times, _MAX_PAUSE_S) if times else 0.0)
             with self._lock:
                 for node in nodes:
                     agent = self._agents.get(node.node_id)
-                    if self._start and agent and agent.poll() is not None and not self._is_closed:
+                    has_ended = agent is not None and agent.poll() is not None
+                    if self._start and has_ended and not self._closed.is_set():
+                        self._relaunches[node.node_id] += 1
                         self._start(node)
 
         thread = threading.Thread(target=run, name="sparkdl-relaunch", daemon=True)
@@ -186,7 +195,7 @@ class LocalExecutor:
     def close(self, deadline: Deadline) -> None:
         """Let go of the agents, which ends them, and kill those that stay."""
         with self._lock:
-            self._is_closed = True
+            self._closed.set()
         for agent in self._agents.values():
             _let_go(agent)
         for agent in self._agents.values():

@@ -112,8 +112,9 @@ class SparkExecutor:
             except Exception as error:  # noqa: BLE001 (whatever it is, the cluster has to know)
                 _log.debug("The job of the nodes failed", exc_info=True)
                 on_broken(explain_job_failure(error))
-            else:  # a node may have been lost meanwhile
-                on_broken(LaunchError("the job of the nodes has ended"))
+            else:
+                if spec.settings.max_restarts:  # a node may have been lost meanwhile
+                    on_broken(LaunchError("the job of the nodes has ended"))
 
         job = self.thread(run, f"sparkdl-nodes-{spec.cluster_id}")
         self._jobs = {**self._jobs, job: frozenset(nodes)}
