@@ -137,6 +137,10 @@ class Reclaim(LocalMessage, frozen=True):
     feed: str
 
 
+class Beat(LocalMessage, frozen=True):
+    """The agent lives; see `control/lease.py`."""
+
+
 class Imported(LocalMessage, frozen=True):
     """The framework is imported; the child waits for `Start`."""
 
@@ -270,6 +274,7 @@ Local = (
     | Covered
     | EndMark
     | Reclaim
+    | Beat
     | Imported
     | Running
     | Consumed

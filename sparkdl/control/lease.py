@@ -8,6 +8,9 @@ cut began, and a moment. So neither end may give up before twice the lease. The 
 child; the driver gives the seat away later than the last moment at which that can be, so that
 never two children train for one node.
 
+An agent that is stopped (SIGSTOP) cannot end its child. So it lets the child hear from it all the
+time, and a child that hears nothing for as long ends itself.
+
     0 cut ─ lease_s mended ─ 2 lease_s all has arrived ─ agent ends its child ─ driver gives up
 """
 
@@ -49,3 +52,18 @@ def driver_keep_alive(lease_s: float) -> KeepAlive:
     """Return when the driver gives up an agent: always after the agent has given up the driver."""
     agent = agent_keep_alive(lease_s)
     return KeepAlive(lease_s / 4, agent.longest_s + lease_s / 4, agent.close_timeout)
+
+
+def beat_s(lease_s: float) -> float:
+    """Return how often an agent lets its child hear that it lives."""
+    return lease_s / 4
+
+
+SILENT_LOOKS = 8
+"""So often in a row a child has to find that nothing has come. If both were stopped and go on
+again, the child may look before its agent has had its turn; that is one of them."""
+
+
+def look_s(lease_s: float) -> float:
+    """Return how long each of a child's looks lasts."""
+    return agent_keep_alive(lease_s).longest_s / SILENT_LOOKS

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkdl.control.channel import (
+    Beat,
     Checkpointed,
     Commit,
     Committed,
@@ -38,6 +39,7 @@ from sparkdl.control.channel import (
     Running,
     Start,
 )
+from sparkdl.control.lease import beat_s
 from sparkdl.control.messages import (
     Begin,
     CheckpointCommit,
@@ -140,6 +142,7 @@ class Agent:
     async def run(self) -> str:
         """Serve until the end; return its reason."""
         self._watch_owner()
+        self._beat()
         listener: asyncio.Task[None] | None = None
         try:
             await self._join()
@@ -321,6 +324,10 @@ class Agent:
                 self._tell_stacks(request)
             case _:
                 self._feeds.on_driver_message(message)
+
+    def _beat(self) -> None:
+        self._send_to_child(Beat())
+        self._loop.call_later(beat_s(self._spec.settings.lease_s), self._beat)
 
     def _tell_stacks(self, request: int) -> None:
         def tell(text: str) -> None:

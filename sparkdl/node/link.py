@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import select
 import signal
 import socket
 import threading
@@ -31,6 +32,7 @@ from sparkdl.control.channel import (
     receive,
     send,
 )
+from sparkdl.control.lease import SILENT_LOOKS, look_s
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, ReadError, SparkdlError
 from sparkdl.core.spec import DEFAULT_FEED
@@ -55,6 +57,7 @@ class AgentLink:
         self._has_ended = False
         self._is_lost = False
         self._is_closing = False
+        self._look_s: float | None = None
         self._tracks = False
         self._thread = threading.Thread(target=self._receive, name="sparkdl-link", daemon=True)
         self._thread.start()
@@ -154,7 +157,7 @@ class AgentLink:
     def _receive(self) -> None:
         unframer = Unframer()
         try:
-            while (messages := receive(self._sock, unframer)) is not None:
+            while self._hears() and (messages := receive(self._sock, unframer)) is not None:
                 for message, fd in messages:
                     self._sort(message, fd)
         except (OSError, SparkdlError) as error:
@@ -168,6 +171,14 @@ class AgentLink:
         if not self._is_closing:
             # Without its agent nobody owns this process: it must not train on unseen.
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def _hears(self) -> bool:
+        """Wait for the agent; false if it has been silent until the driver may give it up."""
+        if self._look_s is None:
+            return True
+        ears = select.poll()
+        ears.register(self._sock, select.POLLIN)
+        return any(ears.poll(self._look_s * 1000) for _ in range(SILENT_LOOKS))
 
     def _sort(self, message: Local, fd: int) -> None:  # noqa: C901 (one case a message)
         match message:
@@ -192,6 +203,7 @@ class AgentLink:
             case EndMark(feed):
                 self._end(feed)
             case Start():
+                self._look_s = look_s(message.spec.settings.lease_s)
                 self._track(message)
                 self._starts.put(message)
             case Commit():

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.control.channel import (
+    Beat,
     Checkpointed,
     Commit,
     Committed,
@@ -76,6 +77,7 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     Reopened: st.builds(Reopened, TEXT, INT),
     EndMark: st.builds(EndMark, TEXT),
     Reclaim: st.builds(Reclaim, TEXT),
+    Beat: st.just(Beat()),
     Imported: st.just(Imported()),
     Running: st.just(Running()),
     Consumed: st.builds(Consumed, TEXT, INT, INT, INT, INT, INT, INT, INT),

@@ -87,6 +87,7 @@ FAULTS: dict[str, Strike] = {
     "child stopped": lambda node, driver: node.child.suspend(),
     "child paused": lambda node, driver: _pause(node.child),
     "agent killed": lambda node, driver: node.agent.kill(),
+    "agent stopped": lambda node, driver: node.agent.suspend(),
     "agent paused": lambda node, driver: _pause(node.agent),
     "driver paused": lambda node, driver: _pause(driver),
     "driver killed": lambda node, driver: driver.kill(),

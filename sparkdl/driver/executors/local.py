@@ -85,20 +85,29 @@ class LocalExecutor:
     def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
         """Start agents for those of these nodes whose agents have ended, in a thread.
 
-        Where one has lost its connection and is about to end, `on_broken` tells when it has. Before
+        Where one has lost its connection and is about to end, or is stopped and has to be killed,
+        `on_broken` tells when it has ended. Before
         each start but the first there is a pause, for agents that end at once.
         """
 
         def run() -> None:
             times = max((self._relaunches[node.node_id] for node in nodes), default=0)
             self._closed.wait(min(_PAUSE_S * 2**times, _MAX_PAUSE_S) if times else 0.0)
+            living: list[subprocess.Popen[bytes]] = []
             with self._lock:
                 for node in nodes:
                     agent = self._agents.get(node.node_id)
                     has_ended = agent is not None and agent.poll() is not None
+                    if agent is not None and not has_ended:
+                        living.append(agent)
                     if self._start and has_ended and not self._closed.is_set():
                         self._relaunches[node.node_id] += 1
                         self._start(node)
+            for agent in living:
+                try:
+                    agent.wait(_KILL_WAIT_S)
+                except subprocess.TimeoutExpired:  # it is stopped, and cannot end by itself
+                    agent.kill()
 
         thread = threading.Thread(target=run, name="sparkdl-relaunch", daemon=True)
         self._threads.append(thread)
