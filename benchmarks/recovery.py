@@ -173,7 +173,7 @@ def table(rows: Sequence[Row], runs: Sequence[Run]) -> str:
 
 def main() -> None:
     """Run the rounds, print the table and write the JSON."""
-    parser = runner.options(__doc__, "recovery", deadline_s=400)
+    parser = runner.options(__doc__, "recovery", deadline_s=500)
     parser.add_argument("--kills", type=int, default=2, help="kills in each session")
     parsed = parser.parse_args()
     contestants = [

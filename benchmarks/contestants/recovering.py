@@ -98,10 +98,15 @@ class Said:
         self._thread.join(deadline_s)
 
     def _run(self) -> None:
-        try:
-            self._call()
-            self.text = "returned as if all were well"
-        except BaseException as error:  # noqa: BLE001 (whatever a peer raises is what it says)
-            first, *_ = str(error).strip().splitlines() or [""]
-            self.text = f"{type(error).__name__}: {first}"[:200]
+        self.text = outcome(self._call)
         self.at_s = time.time()
+
+
+def outcome(call: Callable[[], Any]) -> str:
+    """Call, and say how that ended."""
+    try:
+        call()
+    except BaseException as error:  # noqa: BLE001 (whatever a peer raises is what it says)
+        first, *_ = str(error).strip().splitlines() or [""]
+        return f"{type(error).__name__}: {first}"[:200]
+    return "returned as if all were well"

@@ -8,7 +8,17 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from harness import claim_stdout, session, write
-from recovering import Said, arrive, kill, options_of_kills, prepare, return_s, step, victim
+from recovering import (
+    Said,
+    arrive,
+    kill,
+    options_of_kills,
+    outcome,
+    prepare,
+    return_s,
+    step,
+    victim,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,16 +60,15 @@ def recover(spark: SparkSession, parsed: argparse.Namespace) -> dict[str, Any]:
         at_s = kill(victim(folder))
         train.wait(parsed.deadline_s)
         known_s = (train.at_s or time.time()) - at_s
-        shutdown = Said(lambda: cluster.shutdown(timeout=int(parsed.deadline_s)))
-        shutdown.wait(parsed.deadline_s)
+        shutdown = outcome(lambda: cluster.shutdown(timeout=60))  # in the main thread: SIGALRM
         times = return_s(folder, at_s, 0)
-    said = f"train {train.text}; shutdown {shutdown.text}"
+    said = f"train {train.text}; shutdown {shutdown}"
     return {"known_s": known_s if train.at_s else None, "said": said, **times}
 
 
 if __name__ == "__main__":
     parser = options_of_kills(__doc__)
-    parser.set_defaults(slots=1)
+    parser.set_defaults(slots=1, deadline_s=300)
     parser.add_argument("--feed-timeout-s", type=int, default=60, help="600 by default")
     parsed = parser.parse_args()
     lines = claim_stdout()
