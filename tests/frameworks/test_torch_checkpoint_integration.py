@@ -31,7 +31,7 @@ def train(args: None, ctx: NodeContext) -> dict[str, Any]:
 
     def take_step(model: Any, optimizer: Any, x: Any, y: Any) -> None:
         optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(x)[:, 0], y).backward()
+        torch.nn.functional.mse_loss(model(x.float())[:, 0], y.float()).backward()
         optimizer.step()
 
     model, optimizer = begin()
@@ -47,7 +47,7 @@ def train(args: None, ctx: NodeContext) -> dict[str, Any]:
     data = ctx.torch_dataset(BATCH, x="x", y="y")
     while epoch < EPOCHS:
         for x, y in DataLoader(data, batch_size=None):
-            take_step(model, optimizer, x, y.float())
+            take_step(model, optimizer, x, y)
             step, batches = step + 1, batches + 1
             if step == BATCHES + 3 and not ctx.generation:
                 raise RuntimeError("interrupted")
@@ -60,7 +60,7 @@ def train(args: None, ctx: NodeContext) -> dict[str, Any]:
         epoch += 1
     undisturbed, optimizer = begin()
     for _ in range(EPOCHS * BATCHES):
-        take_step(undisturbed, optimizer, x, y.float())
+        take_step(undisturbed, optimizer, x, y)
     weights = [
         [float(v) for p in m.parameters() for v in p.flatten()] for m in (model, undisturbed)
     ]
