@@ -22,6 +22,7 @@ from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeding import FeedCall, feed_targets
 from sparkdl.driver.outcome import failure_of
+from sparkdl.driver.policy import MAX_BACKOFF_S
 from sparkdl.driver.reading import listed
 from sparkdl.driver.renewal import EVERY, Renewal
 from sparkdl.driver.report import FeedReport
@@ -88,7 +89,9 @@ class Feeds:
             timeout,
             world.generation,
         )
-        return replace(order, patience_s=timeout) if settings.max_restarts else order
+        if not settings.max_restarts:
+            return order
+        return replace(order, patience_s=settings.elastic_timeout_s + 2 * MAX_BACKOFF_S)
 
     def feed(self, name: str, asked: Asked, show: bool | None) -> FeedReport:
         """Feed data, see `Cluster.feed`.

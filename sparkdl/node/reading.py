@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain, groupby
 
 import msgspec
 
@@ -214,10 +215,13 @@ class OwnReading(Reading):
 
 def _shuffled(share: Share, seed: int | None, epoch: int) -> Share:
     """Return the share with its row groups in random order, if there is a seed."""
-    ranges = list(share.ranges)
-    if seed is not None:
-        random.Random(f"{seed}/{epoch}").shuffle(ranges)
-    return msgspec.structs.replace(share, ranges=tuple(ranges))
+    if seed is None:
+        return share
+    # What is left of a row group may be many ranges, which are read in one go.
+    whole = groupby(share.ranges, lambda part: (part.file, part.row_group))
+    groups = [tuple(ranges) for _, ranges in whole]
+    random.Random(f"{seed}/{epoch}").shuffle(groups)
+    return msgspec.structs.replace(share, ranges=tuple(chain.from_iterable(groups)))
 
 
 def _told(error: Exception) -> str:
