@@ -96,6 +96,7 @@ class FeedCount(msgspec.Struct, frozen=True):
         epochs_done: every epoch with a smaller number is over at the child.
         closed: the node takes no more rows, ever: its child has ended.
         closed_to: nor those of epochs up to this one: user code called `terminate`.
+        began: the epoch of the last `FeedBegin`.
         epoch: the epoch that is being received.
         epoch_rows: rows of it that are here.
         cut: epochs up to this one have been counted and take no more rows.
@@ -116,6 +117,7 @@ class FeedCount(msgspec.Struct, frozen=True):
     epochs_done: int = 0
     closed: bool = False
     closed_to: int = -1
+    began: int = -1
     epoch: int = 0
     epoch_rows: int = 0
     cut: int = -1
@@ -221,8 +223,10 @@ class FeedBegin(Message, frozen=True):
     """Epochs `epoch` to `last_epoch` of a feed are to come, and none before them any more.
 
     Args:
-        run: of the job that fed the rows of `epoch` to the generation before, which may be here.
-        done: rows by partition that a checkpoint covers, and that are not used again.
+        run: of the job that brought the rows of `epoch` to the generation before; those that are
+            still here come again.
+        done: rows by partition that a checkpoint covers, and that do not.
+        limit: so many rows come again at most, so that no node has more than its part.
     """
 
     feed: str
@@ -230,6 +234,7 @@ class FeedBegin(Message, frozen=True):
     last_epoch: int
     run: str = ""
     done: PartRows = {}
+    limit: int = 0
 
 
 class ReadShare(Message, frozen=True):

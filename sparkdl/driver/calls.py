@@ -51,12 +51,13 @@ class Call:
 
     Attributes:
         number: in the order of the calls; below zero for micro-batches.
-        run: names its Spark jobs, together with the epoch.
+        run: names its Spark jobs, together with generation and epoch.
         whole: epochs before this one are covered as a whole.
         covered: rows of others that are covered.
         fed_in: the generation that has had all rows that are to be fed.
         has_ended_early: the nodes wanted no more.
         has_begun: some generation has been fed rows of it.
+        jobs: what brought the rows of each epoch last.
         is_broken: feeding it failed; it is not tried again.
     """
 
@@ -69,6 +70,7 @@ class Call:
     fed_in: int = -1
     has_ended_early: bool = False
     has_begun: bool = False
+    jobs: dict[int, str] = field(default_factory=dict)
     is_broken: bool = False
 
     @property
@@ -102,6 +104,15 @@ class Call:
             for partition, rows in self.shape.rows.items()
             if done.get(partition, ()) == ((0, rows),) or not rows
         )
+
+    def part_of_each(self, done: PartRows, nodes: int) -> int:
+        """Return how many of the rows that are not `done` each node gets, or 0 if that is unknown.
+
+        A part is rounded down; a node that has so many can be brought one more.
+        """
+        if not 0 < self.shape.partitions == len(self.shape.rows):
+            return 0
+        return (sum(self.shape.rows.values()) - num_rows(done)) // nodes
 
     def _is_whole(self, done: PartRows) -> bool:
         partitions = self.shape.partitions

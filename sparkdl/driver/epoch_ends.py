@@ -35,6 +35,11 @@ class EpochEnds:
         self._repeated: tuple[int, Cut] | None = None
         """The epoch that is read from the logs more than once, and what the nodes have of it."""
 
+    def held(self, epoch: int, is_pointless: Callable[[], bool]) -> dict[int, int]:
+        """Wait until the nodes have begun `epoch`; return the rows of it that they still had."""
+        counts = self._answers(lambda count: count.began >= epoch, is_pointless)
+        return {node_id: count.epoch_rows for node_id, count in counts.items()}
+
     def cut(self, epoch: int, is_pointless: Callable[[], bool]) -> Cut:
         """Have the nodes take no more rows of `epoch`; return what those that go on have of it."""
         counts = self._counted(epoch, is_pointless)

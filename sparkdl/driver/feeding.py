@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from msgspec import structs
+
 from sparkdl.control.messages import FeedBegin, FeedCount, Granted, ToAgent
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.world import Member
@@ -73,19 +75,21 @@ class FeedCall:
         covered = call.rows_covered
         before = self.controller.look(self.counts)
         # The epoch behind those of a stream's call ends the stream: see `StreamFeed.end`.
-        begin = FeedBegin(feed, first, last + self.goes_on)
+        begin = self._beginning(call, left, last + self.goes_on)
         self.broadcast(begin)
         expected = dict.fromkeys(before, 0)
         epoch, read_to, refused, passes = first, -1, 0, 0
-        ends, ahead = EpochEnds(self), self.order.ahead
+        ends = EpochEnds(self)
+        ahead = ends.held(first, self._is_renewed) if begin.run else self.order.ahead
         with self.bar, FeedWatch(self) as watch:
             try:
                 while epoch <= last and not watch.has_closed:
                     now = left[epoch - first]
                     # What is read from the logs again has to be there as a whole.
                     repeated = epoch + _whole_epochs(left[epoch - first :])
-                    order = replace(self.order, epoch=epoch, last_epoch=last, keep=epoch < repeated)
-                    order = replace(order, **_which_rows(call, now), ahead=ahead)
+                    run = begin.run if epoch == first else ""
+                    order = self._order_of(call, left[epoch - first : repeated - first + 1], run)
+                    order = replace(order, epoch=epoch, last_epoch=last, ahead=ahead)
                     refused += self._deliver(call.asked.data, order, watch)
                     if watch.has_closed:
                         break
@@ -97,7 +101,7 @@ class FeedCall:
                         if epoch <= last:  # nothing was left of it: nobody is to see it
                             self.broadcast(FeedBegin(feed, epoch, last + self.goes_on))
                         continue
-                    is_rest = bool(now.done)
+                    is_rest = bool(now.done)  # and may wait for the next epoch, see `EpochEnds`
                     ahead = {n: count.cut_rows for n, count in cut.items() if is_rest}
                     stop = repeated if all(c.cut_whole for c in cut.values()) else epoch
                     ends.end(epoch, stop, cut, is_rest)
@@ -125,6 +129,34 @@ class FeedCall:
         names = {m.node.node_id: m.node.name for m in self.members}
         told = report(fed, names, before, self.controller.look(self.counts))
         return told, watch.has_closed
+
+    def _is_renewed(self) -> bool:
+        return self.is_out_of_date(self.controller.view.state)
+
+    def _beginning(self, call: Call, left: Sequence[EpochLeft], last: int) -> FeedBegin:
+        """Return what the nodes are told first: also which rows they may use that they still have.
+
+        Those that the generation before was brought, and no more than are to come to each, so that
+        all nodes end with equally many.
+        """
+        run, limit = call.jobs.get(left[0].epoch, ""), 0
+        if run and not isinstance(call.asked.data, ParquetSource):
+            limit = call.part_of_each(left[0].done, len(self.members))
+        begin = FeedBegin(self.order.feed, self.order.epoch, last)
+        return structs.replace(begin, run=run, done=left[0].done, limit=limit) if limit else begin
+
+    def _order_of(self, call: Call, left: Sequence[EpochLeft], run: str) -> FeedOrder:
+        """Return what feeders are told of a pass over the data, which all epochs of `left` read.
+
+        Args:
+            run: the job's name, if it brings what nodes do not have any more.
+        """
+        done = left[0].done
+        run = run or f"{call.run}.{self.order.generation}.{left[0].epoch}"
+        call.jobs.update(dict.fromkeys([each.epoch for each in left], run))
+        skipped = call.covered_partitions(done) if done else frozenset()
+        keep = len(left) > 1
+        return replace(self.order, run=run, keep=keep, done=done, skipped=skipped)
 
     def _deliver(self, data: Any, order: FeedOrder, watch: FeedWatch) -> int:
         """Bring the rows of one epoch to the nodes; return how many of them no node wanted."""
@@ -231,17 +263,6 @@ class FeedCall:
             f"{count.rows_received}. Raise feed_timeout if a step may take longer; otherwise see "
             f"what it waits for. Last log lines of {name}:{tail}"
         )
-
-
-def _run(call: Call, left: EpochLeft) -> str:
-    """Name the job that feeds an epoch: the same in each generation that it is fed to."""
-    return f"{call.run}.{left.epoch}"
-
-
-def _which_rows(call: Call, left: EpochLeft) -> dict[str, Any]:
-    """Return what an order says of the rows of an epoch."""
-    skipped = call.covered_partitions(left.done) if left.done else frozenset()
-    return {"run": _run(call, left), "done": left.done, "skipped": skipped}
 
 
 def _whole_epochs(left: Sequence[EpochLeft]) -> int:

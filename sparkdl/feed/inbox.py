@@ -87,14 +87,15 @@ class Inbox:
                 log = self._logs[feed] = self._new_log(feed, bool(self._closed))
             return log
 
-    def resume(self, feed: str, epoch: int, run: str, done: PartRows) -> None:
-        """Let rows that a child before had been brought come again, as rows of `epoch`.
+    def resume(self, feed: str, epoch: int, run: str, done: PartRows, limit: int) -> None:
+        """Let rows that the child before had been brought come again, as rows of `epoch`.
 
         Args:
-            run: names the call that brought them.
+            run: of the job that brought them.
             done: rows that are not to come again.
+            limit: how many come again at most.
         """
-        self.log(feed).resume(epoch, run, self._kept.take(feed, run), done)
+        self.log(feed).resume(epoch, run, self._kept.take(feed, run), done, limit)
 
     def forget(self, feed: str, epoch: int) -> None:
         """A checkpoint covers all rows of the epochs before `epoch`."""
@@ -149,6 +150,7 @@ class Inbox:
             self._logs.clear()
             self._closed = ""
             self._generation = generation
+        self._kept.begin()
 
     def press_again(self) -> None:
         """Tell the listener once more if an append waits for room."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from sparkdl.feed.budget import Budget
 from sparkdl.feed.origins import Origins
-from sparkdl.feed.place import Span, call_of
+from sparkdl.feed.place import Span
 from sparkdl.feed.segment import StoredSegment, read_segment, write_segment
 
 
@@ -41,7 +41,7 @@ class Kept:
         self._budget = budget
         self._lock = threading.Lock()
         self._segments: dict[int, KeptSegment] = {}
-        self._next = 0
+        self._next = self._old = 0
 
     def add(self, segments: list[KeptSegment]) -> None:
         """Take segments over, with their descriptors and their part of the budget."""
@@ -51,13 +51,24 @@ class Kept:
                 self._next += 1
         self._budget.wake()
 
+    def begin(self) -> None:
+        """Another child begins: free what the one before the last has left.
+
+        Other nodes may have been brought those rows since.
+        """
+        with self._lock:
+            old = [self._segments.pop(key) for key in list(self._segments) if key < self._old]
+            self._old = self._next
+        for kept in old:
+            free(kept.segment, self._budget)
+
     def take(self, feed: str, run: str) -> list[KeptSegment]:
-        """Give up and return the segments of `feed` that the same call has brought."""
+        """Give up and return the segments of `feed` that a job has brought."""
         with self._lock:
             found = {
                 key: kept
                 for key, kept in self._segments.items()
-                if kept.segment.feed == feed and call_of(kept.run) == call_of(run)
+                if kept.segment.feed == feed and kept.run == run
             }
             for key in found:
                 del self._segments[key]

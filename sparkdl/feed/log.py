@@ -29,7 +29,7 @@ from sparkdl.feed.kept import Kept, KeptSegment, cut, free
 from sparkdl.feed.ledger import Ledger
 from sparkdl.feed.origins import Origins, rows_left, within
 from sparkdl.feed.place import Appended, Attempt, EpochCount, Place, Span
-from sparkdl.feed.plan import Range, merge_ranges
+from sparkdl.feed.plan import Range, first_rows, merge_ranges
 from sparkdl.feed.segment import StoredSegment, copy_segment, segment_nbytes, write_segment
 
 _FOR_EVER = sys.maxsize
@@ -228,8 +228,12 @@ class Log:
             freed = [self._segments.pop(n) for n in numbers if n in self._segments]
         self._let_go(freed)
 
-    def resume(self, epoch: int, run: str, kept: list[KeptSegment], done: PartRows) -> None:
+    def resume(
+        self, epoch: int, run: str, kept: list[KeptSegment], done: PartRows, limit: int
+    ) -> None:
         """Take rows of an earlier generation as rows of `epoch`, but for those that are `done`.
+
+        Not more than `limit`: the others go where they are wanted.
 
         Of a partition that somebody brings already none are taken: he would bring them as well.
         """
@@ -242,6 +246,7 @@ class Log:
                 have = (*source.covered, *done.get(part, ()))
                 is_wanted = source.attempt < 0 and self.takes(epoch)
                 left = rows_left(old.spans, {part: have}) if is_wanted else []
+                left = first_rows(left, limit - self._rows[epoch])
                 segment = self._again(old.segment, epoch, left)
                 if segment is None:
                     gone.append(old.segment)

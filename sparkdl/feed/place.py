@@ -24,11 +24,7 @@ class Appended(Enum):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One of Spark's attempts at a partition of a feeding job. Later ones have higher numbers.
-
-    Attributes:
-        run: of the job: names the `feed` call, and after the last dot the epoch.
-    """
+    """One of Spark's attempts at a partition of a feeding job. Later ones have higher numbers."""
 
     run: str
     partition: int
@@ -70,8 +66,3 @@ class EpochCount:
     epoch: int = -1
     rows: int = 0
     is_whole: bool = False
-
-
-def call_of(run: str) -> str:
-    """Return which `feed` call a job belongs to: all its epochs have the same rows."""
-    return run.rpartition(".")[0] or run

@@ -97,12 +97,13 @@ class NodeFeeds:
     def on_driver_message(self, message: ToFeeds) -> None:  # noqa: C901 (one case a message)
         """Take what the coordinator says of the feeds."""
         match message:
-            case FeedBegin(feed, epoch, last_epoch, run, done):
+            case FeedBegin(feed, epoch, last_epoch, run, done, limit):
                 self._began[feed] = epoch
                 self._inbox.log(feed).expect(last_epoch)
                 self._send_to_child(FeedStart(feed, epoch), -1)
                 if run:
-                    self._inbox.resume(feed, epoch, run, done)
+                    self._inbox.resume(feed, epoch, run, done, limit)
+                    self._report()
             case ReadShare(feed):
                 self._begin(ShareReading(message, self._sink(feed), self._on_share_end))
             case FeedCut(feed, epoch):
@@ -318,6 +319,7 @@ class NodeFeeds:
             epochs_done=read.epochs,
             closed=log.is_closed and not self._has_failed,
             closed_to=log.terminated_to,
+            began=self._began.get(log.feed, -1),
             epoch=epoch,
             epoch_rows=log.rows_of(epoch),
             cut=cut.epoch,

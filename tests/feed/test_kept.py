@@ -98,7 +98,7 @@ def test_rows_that_are_not_covered_come_again_and_others_do_not(
                     it.inbox.log(FEED).release([it.segments[-1].number])
             done: PartRows = {part: tuple(merge_ranges(r)) for part, r in covered.items()}
             it.end_child(generation + 1)
-            it.inbox.resume(FEED, 3, f"call.{generation}", done)
+            it.inbox.resume(FEED, 3, "call.0", done, 1000)
             everything -= {
                 part * APART + row
                 for part, ranges in done.items()
@@ -110,7 +110,7 @@ def test_rows_that_are_not_covered_come_again_and_others_do_not(
             assert it.inbox.log(FEED).rows_of(3) == len(everything)
             assert it.budget.used_nbytes == sum(segment.nbytes for segment in it.segments)
             for part in range(3):
-                told = it.inbox.log(FEED).begin(Attempt(f"call.{generation}", part), 3)
+                told = it.inbox.log(FEED).begin(Attempt("call.0", part), 3)
                 rows_told = {
                     part * APART + row for start, stop in told for row in range(start, stop)
                 }
@@ -136,7 +136,7 @@ def test_what_was_read_makes_room_at_once_the_oldest_first() -> None:
         assert it.bring(1, 0, 50) is Appended.STORED
         assert it.budget.used_nbytes == 3 * nbytes
         it.end_child(1)
-        it.inbox.resume(FEED, 0, "call.0", {})
+        it.inbox.resume(FEED, 0, "call.0", {}, 1000)
         assert sorted(it.rows) == [*range(50, 150), *range(APART, APART + 50)]
         assert it.covered(0) == [(50, 150)]
 
@@ -173,11 +173,11 @@ def test_partition_that_is_being_brought_already_is_not_found_again() -> None:
         it.bring(1, 0, 10)
         it.end_child(1)
         assert it.inbox.log(FEED).begin(Attempt("call.0", 0), 0) == []
-        it.inbox.resume(FEED, 0, "call.0", {})
+        it.inbox.resume(FEED, 0, "call.0", {}, 1000)
         assert it.rows == list(range(APART, APART + 10))
 
 
-@pytest.mark.parametrize("by", ["another call", "terminate", "exchange"])
+@pytest.mark.parametrize("by", ["another job", "terminate", "exchange"])
 def test_rows_that_nobody_wants_again_are_not_found_again(by: str) -> None:
     with node() as it:
         log = it.inbox.log(FEED)
@@ -188,6 +188,26 @@ def test_rows_that_nobody_wants_again_are_not_found_again(by: str) -> None:
         if by == "terminate":
             log.close_call()
         it.end_child(1)
-        it.inbox.resume(FEED, 0, "other.0" if by == "another call" else "call.0", {})
+        it.inbox.resume(FEED, 0, "call.1" if by == "another job" else "call.0", {}, 1000)
         assert it.rows == []
         assert it.covered(0) == []
+
+
+def test_no_more_rows_are_found_again_than_are_the_nodes_part() -> None:
+    with node() as it:
+        it.bring(0, 0, 10)
+        it.bring(1, 0, 10)
+        it.end_child(1)
+        it.inbox.resume(FEED, 0, "call.0", {0: ((2, 4),)}, 13)
+        assert it.rows == [0, 1, *range(4, 10), *range(APART, APART + 5)]
+        assert it.covered(1) == [(0, 5)]
+
+
+def test_rows_of_the_child_before_the_last_may_be_elsewhere_by_now() -> None:
+    with node() as it:
+        it.bring(0, 0, 10)
+        it.end_child(1)
+        it.end_child(2)
+        it.inbox.resume(FEED, 0, "call.0", {}, 1000)
+        assert it.rows == []
+        assert it.budget.used_nbytes == 0
