@@ -6,7 +6,7 @@ Runs in: agent, child
       │  Start(world, …) ──────────────────────────▶│  imports done or not, sent once
       │  Segment(feed, number, …) + descriptor ────▶│  one received batch, for the child to map
       │  FeedStart, StepsGranted, EpochMark,        │
-      │  Hold, EndMark, Reopened, Reclaim ─────────▶│
+      │  Hold, EndMark, Reopened, Reclaim, Covered ▶│
       │◀─ ReadParquet ─────────────── ReadFailed ──▶│  files that the child asks its agent to read
       │◀────────────────────────── Imported, Running│  the framework is; map_fun is called
       │◀────────────────────────── Consumed, Release│  rows read; segments no longer needed
@@ -112,6 +112,13 @@ class Hold(LocalMessage, frozen=True):
 
 class Reopened(LocalMessage, frozen=True):
     """The agent knows of `Terminated`; what comes from now on is of a feeding from `epoch` on."""
+
+    feed: str
+    epoch: int
+
+
+class Covered(LocalMessage, frozen=True):
+    """A checkpoint covers the epochs before `epoch`: no `Checkpointed` need name rows of them."""
 
     feed: str
     epoch: int
@@ -252,6 +259,7 @@ Local = (
     | EpochMark
     | Hold
     | Reopened
+    | Covered
     | EndMark
     | Reclaim
     | Imported

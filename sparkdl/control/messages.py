@@ -9,7 +9,7 @@ Runs in: driver, agent
       │  ChildRunning ────────────────────────▶│   inside map_fun
       │  FeedProgress, LogLines ──────────────▶│
       │  BoardStarted ────────────────────────▶│   from the first node, where it was asked for
-      │◀── FeedBegin, ReadShare, FeedCut, FeedHold, Granted, EpochEnd, FeedEnd
+      │◀── FeedBegin, ReadShare, FeedCut, FeedHold, FeedCovered, Granted, EpochEnd, FeedEnd
       │  CheckpointPart ──────────────────────▶│   from each node that trains
       │◀──────────────────── CheckpointCommit ─│   to the first, once all parts are there
       │  CheckpointDone ──────────────────────▶│   from the first
@@ -257,6 +257,13 @@ class FeedCut(Message, frozen=True):
     epoch: int
 
 
+class FeedCovered(Message, frozen=True):
+    """A checkpoint covers all rows of the epochs before `epoch`: they need not be told again."""
+
+    feed: str
+    epoch: int
+
+
 class FeedHold(Message, frozen=True):
     """Tell which epoch is being read, and begin no later one before an `EpochEnd`.
 
@@ -324,7 +331,7 @@ FromAgent = (
     | CheckpointPart
     | CheckpointDone
 )
-ToFeeds = FeedBegin | ReadShare | FeedCut | FeedHold | Granted | EpochEnd | FeedEnd
+ToFeeds = FeedBegin | ReadShare | FeedCut | FeedCovered | FeedHold | Granted | EpochEnd | FeedEnd
 ToAgent = Begin | NewRound | StopChild | FetchLog | CheckpointCommit | Stop | ToFeeds
 
 _encoder = msgspec.json.Encoder()

@@ -179,6 +179,16 @@ class CallBook:
         return FeedCoverage(first, rows_by_call, shapes)
 
     @_locked
+    def covered_to(self, generation: int) -> int:
+        """Return the first epoch of a generation that the last checkpoint leaves rows of."""
+        if generation != self._generation:
+            return 0
+        for epoch, (number, own) in sorted(self._owners.items()):
+            if number in self._calls and own >= self._calls[number].whole:
+                return epoch
+        return self._next_epoch
+
+    @_locked
     def cover(self, coverage: FeedCoverage) -> None:
         """A checkpoint is complete that covers this."""
         for number, call in self._calls.items():
@@ -258,6 +268,10 @@ class Books:
                     structs.replace(before, rows={**before.rows, 0: rows}) if found else before
                 )
         return covered
+
+    def covered_to(self, generation: int) -> dict[str, int]:
+        """Return by feed the first epoch of `generation` that is not covered as a whole."""
+        return {feed: book.covered_to(generation) for feed, book in self.by_feed.items()}
 
     def cover(self, coverage: Mapping[str, FeedCoverage]) -> None:
         """A checkpoint is complete that covers this."""

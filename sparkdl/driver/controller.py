@@ -28,6 +28,7 @@ from sparkdl.control.messages import (
     ChildReturned,
     ChildRunning,
     FeedCount,
+    FeedCovered,
     FeedProgress,
     FetchLog,
     FromAgent,
@@ -303,6 +304,9 @@ class Controller:
                 self._server.send(roster.agents[word[0]].hello.agent_id, word[1])
         elif ref := self.checkpoints.done(world.generation, message):
             _log.info("Cluster %s: checkpoint %s is complete", self.spec.cluster_id, ref.url)
+            for feed, epoch in self.checkpoints.books.covered_to(world.generation).items():
+                if epoch:
+                    self._broadcast(FeedCovered(feed, epoch), set(roster.agents), None)
             self._handle(states.CheckpointMade(ref))
 
     def _hand_on_log(self, agent_id: str, lines: tuple[str, ...]) -> None:

@@ -385,9 +385,9 @@ class Cluster:
             lambda view: getattr(before_stop(view.state), "returned", {})
         )
         names = [
-            node.name
-            for node in self.spec.nodes
-            if node.role.finishes_job and node.node_id not in returned
+            member.node.name
+            for member in self.world.members
+            if member.role.finishes_job and member.node.node_id not in returned
         ]
         return ", ".join(names)
 

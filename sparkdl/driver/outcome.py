@@ -54,8 +54,10 @@ def failure_of(state: Any) -> SparkdlError | None:
     last = before_stop(state)
     if isinstance(last, Failed):
         return node_error(last.failures, last.note) if last.failures else last.problem
-    if isinstance(last, Failing) and last is not state:  # and nobody decides any more
+    if last is not state and isinstance(last, Failing):  # and nobody decides any more
         return node_error(last.failures)
+    if last is not state and isinstance(last, Gathering) and last.failures:
+        return node_error(last.failures, "the cluster was stopped before all had begun anew")
     return None
 
 

@@ -97,6 +97,12 @@ class Inbox:
         """
         self.log(feed).resume(epoch, run, self._kept.take(feed, run), done, limit)
 
+    def forget(self, feed: str, epoch: int) -> None:
+        """A checkpoint covers all rows of the epochs before `epoch`."""
+        origins = self.log(feed).origins
+        self._kept.forget(origins, epoch)
+        origins.forget(epoch)
+
     def clear(self) -> None:
         """Free what is kept for another child."""
         self._kept.clear()

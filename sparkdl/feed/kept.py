@@ -15,17 +15,23 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from sparkdl.feed.budget import Budget
+from sparkdl.feed.origins import Origins
 from sparkdl.feed.place import Span
 from sparkdl.feed.segment import StoredSegment, read_segment, write_segment
 
 
 @dataclass(frozen=True)
 class KeptSegment:
-    """A segment, which rows it holds, and what brought them (`Attempt.run`)."""
+    """A segment, which rows it holds, and what brought them (`Attempt.run`).
+
+    Attributes:
+        origins: of the log that it was in.
+    """
 
     segment: StoredSegment
     run: str
     spans: tuple[Span, ...]
+    origins: Origins
 
 
 class Kept:
@@ -67,6 +73,19 @@ class Kept:
             for key in found:
                 del self._segments[key]
         return list(found.values())
+
+    def forget(self, origins: Origins, epoch: int) -> None:
+        """Free the segments of a log that only epochs before `epoch` have read."""
+        with self._lock:
+            found = {
+                key: kept.segment
+                for key, kept in self._segments.items()
+                if kept.origins is origins and origins.last_epoch(kept.segment.epoch) < epoch
+            }
+            for key in found:
+                del self._segments[key]
+        for segment in found.values():
+            free(segment, self._budget)
 
     def evict(self) -> bool:
         """Free the oldest segment; false if there is none."""

@@ -359,7 +359,7 @@ class Log:
             run = self._runs.pop(segment.number, "")
             if run and self._kept is not None:
                 spans = self.origins.spans(segment.number)
-                kept.append(KeptSegment(segment, run, spans))
+                kept.append(KeptSegment(segment, run, spans, self.origins))
             else:
                 free(segment, self._budget)
         if kept and self._kept is not None:

@@ -44,7 +44,7 @@ class Origins:
             self._spans = {
                 segment: (came, spans)
                 for segment, (came, spans) in self._spans.items()
-                if not self._last_epoch(came) < epoch
+                if not self.last_epoch(came) < epoch
             }
             self._settled = [e for e in self._settled if e >= epoch]
 
@@ -70,7 +70,7 @@ class Origins:
             for epoch, rows in sorted(found.items())
         }
 
-    def _last_epoch(self, came: int) -> float:
+    def last_epoch(self, came: int) -> float:
         """Return the last epoch that reads what came in one, if it is known."""
         at = bisect_left(self._settled, came)
         return self._settled[at] if at < len(self._settled) else float("inf")

@@ -13,6 +13,7 @@ from contextlib import suppress
 
 from sparkdl.control.channel import (
     Consumed,
+    Covered,
     EndMark,
     EpochMark,
     FeedStart,
@@ -31,6 +32,7 @@ from sparkdl.control.messages import (
     EpochEnd,
     FeedBegin,
     FeedCount,
+    FeedCovered,
     FeedCut,
     FeedEnd,
     FeedHold,
@@ -92,7 +94,7 @@ class NodeFeeds:
 
     # From the coordinator.
 
-    def on_driver_message(self, message: ToFeeds) -> None:
+    def on_driver_message(self, message: ToFeeds) -> None:  # noqa: C901 (one case a message)
         """Take what the coordinator says of the feeds."""
         match message:
             case FeedBegin(feed, epoch, last_epoch, run, done, limit):
@@ -107,6 +109,9 @@ class NodeFeeds:
             case FeedCut(feed, epoch):
                 self._inbox.log(feed).cut(epoch)
                 self._report()
+            case FeedCovered(feed, epoch):
+                self._inbox.forget(feed, epoch)
+                self._send_to_child(Covered(feed, epoch), -1)
             case FeedHold(feed, epoch):
                 self._send_to_child(Hold(feed, epoch), -1)
             case Granted(feed, epoch, rows):

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 from sparkdl.control.channel import (
     Commit,
+    Covered,
     EndMark,
     EpochMark,
     FeedStart,
@@ -184,6 +185,8 @@ class AgentLink:
                 self.reader(feed).reopen(epoch)
             case ReadFailed(feed, problem, is_config):
                 self.reader(feed).fail((ConfigError if is_config else ReadError)(problem))
+            case Covered(feed, epoch):
+                self.reader(feed).forget(epoch)
             case Reclaim(feed):
                 self.reader(feed).reclaim()
             case EndMark(feed):

@@ -24,6 +24,7 @@ from sparkdl.control.messages import (
     EpochEnd,
     FeedBegin,
     FeedCount,
+    FeedCovered,
     FeedCut,
     FeedEnd,
     FeedHold,
@@ -133,6 +134,7 @@ TO_AGENT: dict[type, st.SearchStrategy[Any]] = {
     ReadShare: st.builds(ReadShare, TEXT, INT, SHARES, st.booleans()),
     FeedCut: st.builds(FeedCut, TEXT, INT),
     FeedHold: st.builds(FeedHold, TEXT, INT),
+    FeedCovered: st.builds(FeedCovered, TEXT, INT),
     Granted: st.builds(Granted, TEXT, INT, INT),
     EpochEnd: st.builds(
         EpochEnd, TEXT, INT, st.dictionaries(st.integers(0, 9), INT, max_size=4), st.booleans()

@@ -53,7 +53,9 @@ def test_a_call_goes_on_in_the_next_generation_with_the_rows_that_no_checkpoint_
     )
     assert book.next() is call
     assert len(call.left()) == 3, "the checkpoint is not complete yet"
+    assert book.covered_to(0) == 0
     book.cover(covered)
+    assert book.covered_to(0) == 1, "nodes need not tell of epoch 0 again"
     ended(book)
     assert call.left() == [EpochLeft(1, {0: ((0, 4), (7, 9))}), EpochLeft(2)]
     assert call.rows_covered == 15 + 6
@@ -76,9 +78,11 @@ def test_calls_before_the_one_under_way_are_fed_first_and_forgotten_once_covered
     assert book.next(second) is second
     fed(book, second)
     book.cover(book.coverage(1, [{0: {0: ((0, 10),)}}]))
+    assert (book.covered_to(1), book.covered_to(0)) == (1, 0)
     ended(book)
     assert book.next() is second, "the first is covered"
     book.cover(FeedCoverage(2))
+    assert book.covered_to(2) == book._next_epoch
     assert book.coverage(2, []) == FeedCoverage(2)
     assert not book._calls
     assert second.asked.data is None

@@ -11,7 +11,7 @@ from sparkdl.core.spec import plan_nodes
 from sparkdl.core.world import Address, World, build_world
 from sparkdl.driver.books import Books
 from sparkdl.driver.checkpoints import Checkpoints
-from sparkdl.feed.coverage import FeedCoverage
+from sparkdl.feed.coverage import EpochRows, FeedCoverage
 from sparkdl.node.manifest import Manifest
 
 AT_S = 1e9
@@ -100,9 +100,9 @@ def test_part_that_the_first_node_could_not_write_is_its_own_matter() -> None:
 def test_checkpoint_counts_when_it_is_done_and_the_feeds_hear_what_it_covers() -> None:
     books = Books()
     checkpoints = Checkpoints("c", books)
-    used = [{"parquet:0": {1: {0: ((5 * n, 5 * n + 3),)}}} for n in (0, 1)]
+    used: list[EpochRows] = [{1: {0: ((5 * n, 5 * n + 3),)}} for n in (0, 1)]
     covered = {"parquet:0": FeedCoverage(0, {0: {1: {0: ((0, 3), (5, 8))}}})}
-    calls = [(n, CheckpointPart(0, 5, used[n])) for n in (0, 1)]
+    calls = [(n, CheckpointPart(0, 5, {"parquet:0": used[n]})) for n in (0, 1)]
     assert manifest_of(told(checkpoints, *calls)[-1]).feeds == covered
     assert checkpoints.done(0, CheckpointDone(0, 6, "url")) is None, "nobody was told to"
     assert not books.coverage(0, {})

@@ -14,9 +14,9 @@ import pytest
 
 from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import NodeFailedError
+from sparkdl.core.errors import NodeFailedError, NodeLostError
 from sparkdl.driver.controller import View
-from sparkdl.driver.state import CheckpointMade, Running
+from sparkdl.driver.state import CheckpointMade, Gathering, Running
 from sparkdl.node.context import NodeContext
 from tests.doubles.map_funs import die, hang
 from tests.doubles.nodes import SOON_S, Lines, launch, processes
@@ -37,7 +37,6 @@ def fail_first(args: str, ctx: NodeContext) -> list[int]:
     ("how", "words"),
     [
         ("exception", "raised ValueError: a bad"),
-        ("os._exit", "ended with exit code 3"),
         ("SIGKILL", "was killed by SIGKILL"),
     ],
 )
@@ -86,20 +85,6 @@ def test_restarts_are_used_up(caplog: pytest.LogCaptureFixture) -> None:
     assert str(caught.value).endswith(f"Not recovered: {caught.value.note}.")
     warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
     assert [f"restart {n} of 2" in text for n, text in enumerate(warnings, 1)] == [True, True]
-
-
-def test_what_fails_the_same_way_twice_is_not_started_a_third_time() -> None:
-    def die_alike(args: Any, ctx: NodeContext) -> None:
-        raise RuntimeError("always")
-
-    with (
-        pytest.raises(
-            NodeFailedError, match="failed the same way at the same step twice"
-        ) as caught,
-        launch(die_alike, max_restarts=9) as cluster,
-    ):
-        cluster.wait(3 * SOON_S)
-    assert caught.value.root_cause.generation == 1
 
 
 def test_what_cannot_work_is_not_started_again() -> None:
@@ -182,15 +167,19 @@ def test_feed_of_an_evaluator_that_dies_returns() -> None:
         cluster.feed(range(8))
 
 
-def test_world_shrinks_without_a_lost_node_and_grows_when_it_is_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file; while it is there no agent can be started."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # an agent that is killed leaves its files
-    no_room, lines = tmp_path / "no-room", Lines()
-    script = tmp_path / "python"
-    script.write_text(f'#!/bin/sh\ntest -e {no_room} && exit 1\nexec {sys.executable} "$@"\n')
+    file, script = tmp_path / "no-room", tmp_path / "python"
+    script.write_text(f'#!/bin/sh\ntest -e {file} && exit 1\nexec {sys.executable} "$@"\n')
     script.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(script))
+    return file
+
+
+def test_world_shrinks_without_a_lost_node_and_grows_when_it_is_back(no_room: Path) -> None:
+    lines = Lines()
 
     def train(args: Any, ctx: NodeContext) -> list[Any]:
         print(f"world {ctx.generation} has {ctx.num_workers}", flush=True)
@@ -219,3 +208,21 @@ def _all_offer(view: View) -> bool:
     assert isinstance(view.state, Running)
     agents = view.state.roster.agents
     return len(agents) == 3 and all(agent.offer for agent in agents.values())
+
+
+def test_shutdown_during_a_restart_ends_it_and_tells_why_there_was_one(no_room: Path) -> None:
+    with (
+        pytest.raises(NodeLostError, match=r"worker:1 .* was lost") as caught,
+        launch(hang, max_restarts=1) as cluster,
+    ):
+        no_room.touch()
+        processes()["worker:1"].agent.kill()
+        assert cluster._controller.wait_for(_is_gathering, Deadline.after(SOON_S))
+        assert cluster.world.size == 2
+        cluster.shutdown(timeout_s=0.1)
+    assert caught.value.note == "the cluster was stopped before all had begun anew"
+    assert not processes()
+
+
+def _is_gathering(view: View) -> bool:
+    return isinstance(view.state, Gathering)

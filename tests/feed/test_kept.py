@@ -141,6 +141,23 @@ def test_what_was_read_makes_room_at_once_the_oldest_first() -> None:
         assert it.covered(0) == [(50, 150)]
 
 
+def test_what_a_checkpoint_covers_is_kept_no_longer() -> None:
+    with node() as it:
+        log = it.inbox.log(FEED)
+        it.bring(0, 0, 10)
+        log.settle(1)  # epochs 0 and 1 read it
+        it.bring(0, 10, 20, epoch=2, run="call.2")
+        log.release([0, 1])
+        it.inbox.forget(FEED, 1)
+        assert it.budget.num_segments == 2
+        it.inbox.forget(FEED, 2)
+        assert it.budget.num_segments == 1
+        it.end_child(1)
+        it.inbox.forget(FEED, 9)  # of the next generation's epochs
+        it.inbox.resume(FEED, 0, "call.0", {})
+        assert it.rows == list(range(10, 20))
+
+
 def test_what_was_read_holds_no_descriptors_that_are_wanted() -> None:
     with node(limit_segments=2) as it:
         for start in range(6):

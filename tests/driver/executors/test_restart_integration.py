@@ -42,7 +42,6 @@ def cancel_jobs(spark: SparkSession, agent: psutil.Process) -> None:
         ("attached", kill_agent),
         ("attached", cancel_jobs),
         ("attached", kill_executor),
-        ("detached", kill_agent),
         ("detached", kill_executor),
     ],
 )
