@@ -158,6 +158,20 @@ def test_what_a_checkpoint_covers_is_kept_no_longer() -> None:
         assert it.rows == list(range(10, 20))
 
 
+def test_what_a_checkpoint_covers_before_it_is_released_is_not_kept_at_all() -> None:
+    """The last batch of an epoch may be covered while the epoch is not over at the child."""
+    with node() as it:
+        it.bring(0, 0, 10)
+        it.bring(0, 10, 20, epoch=1)
+        it.inbox.log(FEED).settle(0)
+        it.inbox.forget(FEED, 1)
+        it.inbox.log(FEED).release([0, 1])
+        assert it.budget.num_segments == 1
+        it.end_child(1)
+        it.inbox.resume(FEED, 0, "call.0", {})
+        assert it.rows == list(range(10, 20))
+
+
 def test_what_was_read_holds_no_descriptors_that_are_wanted() -> None:
     with node(limit_segments=2) as it:
         for start in range(6):
