@@ -104,7 +104,6 @@ class FeedCount(msgspec.Struct, frozen=True):
         epochs_done: every epoch with a smaller number is over at the child.
         closed: the node takes no more rows, ever: its child has ended.
         closed_to: nor those of epochs up to this one: user code called `terminate`.
-        began: the epoch of the last `FeedBegin`.
         epoch: the epoch that is being received.
         epoch_rows: rows of it that are here.
         cut: epochs up to this one have been counted and take no more rows.
@@ -114,6 +113,7 @@ class FeedCount(msgspec.Struct, frozen=True):
         reading: the epoch that it was reading then, or had read.
         read_to: the epoch whose `ReadShare` has come to its end last.
         read_problem: why it ended before all rows were here, if a file could not be read.
+        began: the epoch of the last `FeedBegin`.
     """
 
     feed: str
@@ -125,7 +125,6 @@ class FeedCount(msgspec.Struct, frozen=True):
     epochs_done: int = 0
     closed: bool = False
     closed_to: int = -1
-    began: int = -1
     epoch: int = 0
     epoch_rows: int = 0
     cut: int = -1
@@ -135,6 +134,7 @@ class FeedCount(msgspec.Struct, frozen=True):
     reading: int = -1
     read_to: int = -1
     read_problem: str = ""
+    began: int = -1
 
 
 class FeedProgress(Message, frozen=True):

@@ -357,8 +357,8 @@ class Log:
         kept = []
         for segment in segments:
             run = self._runs.pop(segment.number, "")
-            if run and self._kept is not None:
-                spans = self.origins.spans(segment.number)
+            spans = self.origins.spans(segment.number)
+            if run and spans and self._kept is not None:
                 kept.append(KeptSegment(segment, run, spans, self.origins))
             else:
                 free(segment, self._budget)

@@ -28,9 +28,9 @@ class Origins:
             self._spans[segment] = epoch, spans
 
     def spans(self, segment: int) -> tuple[Span, ...]:
-        """Return what a segment holds."""
+        """Return what a segment holds; nothing if that has been forgotten."""
         with self._lock:
-            return self._spans[segment][1]
+            return self._spans.get(segment, (0, ()))[1]
 
     def settle(self, epoch: int) -> None:
         """Segments that came up to `epoch` are not read after it."""

@@ -154,7 +154,21 @@ def test_what_a_checkpoint_covers_is_kept_no_longer() -> None:
         assert it.budget.num_segments == 1
         it.end_child(1)
         it.inbox.forget(FEED, 9)  # of the next generation's epochs
-        it.inbox.resume(FEED, 0, "call.0", {})
+        it.inbox.resume(FEED, 0, "call.2", {}, 1000)
+        assert it.rows == list(range(10, 20))
+
+
+def test_what_a_checkpoint_covers_before_it_is_released_is_not_kept_at_all() -> None:
+    """The last batch of an epoch may be covered while the epoch is not over at the child."""
+    with node() as it:
+        it.bring(0, 0, 10)
+        it.bring(0, 10, 20, epoch=1)
+        it.inbox.log(FEED).settle(0)
+        it.inbox.forget(FEED, 1)
+        it.inbox.log(FEED).release([0, 1])
+        assert it.budget.num_segments == 1
+        it.end_child(1)
+        it.inbox.resume(FEED, 0, "call.0", {}, 1000)
         assert it.rows == list(range(10, 20))
 
 
