@@ -66,11 +66,14 @@ def progress_of(
     """
     may_be_fed = state.roster.spec.input_mode is InputMode.SPARK and not have_feeds_ended
     found = []
+    servers = {m.node.node_id for m in state.world.members if m.role.is_server}
     for member in state.world.members:
         node_id = member.node.node_id
         if not member.role.finishes_job or node_id in state.returned:
             continue
-        counts = [count for (node, _), count in feeds.items() if node == node_id]
+        its_own = {node_id, *(servers if member.role.is_chief else ())}  # a chief's steps are there
+        counts = [count for (node, _), count in feeds.items() if node in its_own]
+        can_be_fed = member.role.can_be_fed or (member.role.is_chief and bool(servers))
         active = activity.get(node_id)
         if active is None or active.generation != state.world.generation:
             active = NodeActive(state.world.generation)
@@ -84,18 +87,22 @@ def progress_of(
                 sum(count.rows_consumed for count in counts),
                 active.log_nbytes,
                 node_id in state.in_map_fun,
-                may_be_fed and member.role.can_be_fed and all(map(_has_read_all, counts)),
+                may_be_fed and can_be_fed and all(map(_has_read_all, counts)),
             )
         )
     return found
 
 
 def _has_read_all(count: FeedCount) -> bool:
-    """Whether a node waits for rows of a feed, or wants none: an epoch from its log counts too."""
+    """Whether a node waits for rows of a feed, or wants none.
+
+    Epochs from its log are to be read as well, and rows that wait for those of the next epoch, as
+    in a stream, cannot be.
+    """
     if count.closed or count.closed_to >= count.epoch:
         return True
     has_read = count.rows_consumed + count.rows_dropped >= count.rows_received
-    return has_read and count.epochs_done > count.cut
+    return count.epochs_done > count.cut and (has_read or not count.epoch_rows)
 
 
 def steps_of(nodes: Sequence[Progress]) -> tuple[str, dict[int, int]]:

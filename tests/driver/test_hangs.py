@@ -158,6 +158,18 @@ def test_stragglers_are_named_once_in_a_while() -> None:
 
 # What is known of the nodes.
 
+
+def test_rows_at_servers_are_progress_of_the_chief_that_steps_on_them() -> None:
+    nodes = plan_nodes(3, 1, "chief", is_coordinated=True)
+    world = build_world(0, {node: Address("h", 1, "") for node in nodes})
+    running = Running(Roster(ClusterSpec("c", nodes)), world, frozenset({0, 1, 2}))
+    feeds = {(2, "a"): FeedCount("a", 8, 4, steps=1, epoch_rows=8)}
+    (chief,) = progress_of(running, feeds, {}, False)
+    assert (chief.node, chief.batches, chief.rows, chief.is_idle) == ("chief:0", 1, 4, False)
+    (chief,) = progress_of(running, {(2, "a"): FeedCount("a", 8, 8)}, {}, False)
+    assert chief.is_idle
+
+
 NODES = plan_nodes(4, 1, "chief", eval_node=True)
 WORLD = build_world(3, {node: Address("h", 1, "") for node in NODES})
 SPEC = ClusterSpec("c", NODES, framework="plain")
@@ -184,7 +196,8 @@ def test_what_is_told_of_another_world_does_not_count() -> None:
     ("count", "is_idle"),
     [
         (FeedCount("a"), True),
-        (FeedCount("a", rows_received=2, rows_consumed=1), False),
+        (FeedCount("a", rows_received=2, rows_consumed=1, epoch_rows=2), False),
+        (FeedCount("a", 3, 2, cut=0, epochs_done=1, epoch=1), True),  # one waits for the next epoch
         (FeedCount("a", rows_received=2, rows_consumed=1, rows_dropped=1), True),
         (FeedCount("a", rows_received=2, rows_consumed=2, cut=0), False),  # its end is to be seen
         (FeedCount("a", rows_received=2, rows_consumed=2, cut=0, epochs_done=1, epoch=1), True),
