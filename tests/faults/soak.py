@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -74,6 +75,15 @@ Strike = Callable[[NodeProcesses, psutil.Process], None]
 _never = threading.Event()
 
 
+def _stop_child(node: NodeProcesses, driver: psutil.Process) -> None:
+    """Stop a child that has begun: before, it has not asked the kernel to die with its agent."""
+    status = Path(f"/proc/{node.child.pid}/status").read_text()
+    (caught,) = re.findall(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)
+    if not int(caught, 16) >> (signal.SIGUSR1 - 1) & 1:
+        raise psutil.NoSuchProcess(node.child.pid)
+    node.child.suspend()
+
+
 def _pause(process: psutil.Process) -> None:
     process.suspend()
     _never.wait(0.3)
@@ -84,7 +94,7 @@ FAULTS: dict[str, Strike] = {
     "child killed": lambda node, driver: node.child.kill(),
     "child terminated": lambda node, driver: node.child.terminate(),
     "child aborted": lambda node, driver: node.child.send_signal(signal.SIGABRT),
-    "child stopped": lambda node, driver: node.child.suspend(),
+    "child stopped": _stop_child,
     "child paused": lambda node, driver: _pause(node.child),
     "agent killed": lambda node, driver: node.agent.kill(),
     "agent stopped": lambda node, driver: node.agent.suspend(),
@@ -159,7 +169,7 @@ class Job:
                 return ""
             node = nodes[self._chance.choice(sorted(nodes))]
             FAULTS[kind](node, psutil.Process(driver.pid))
-        except psutil.Error:  # it ended meanwhile, by an earlier fault
+        except (OSError, psutil.Error):  # it ended meanwhile, by an earlier fault
             self._kinds.append(kind)
             return ""
         self._injected += 1
