@@ -141,4 +141,6 @@ def _describe(failures: tuple[Failure, ...], note: str) -> str:
     if len(failures) > 1:
         others = "\n".join(f"  then {failure.headline()}" for failure in failures[1:])
         text += f"\nWhat followed:\n{others}"
-    return f"{text}\nNot recovered: {note}." if note else text
+    if note:
+        text += f"\nNot recovered: {note.rstrip('.')}."
+    return text

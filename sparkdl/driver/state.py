@@ -39,6 +39,7 @@ class Gathering:
         reason: why there is another round.
         world: the one before.
         is_growth: whether it begins as soon as all who are there have offered.
+        problem: why the last attempt to bring nodes back has failed.
     """
 
     roster: Roster
@@ -49,6 +50,7 @@ class Gathering:
     reason: str = ""
     world: World | None = None
     is_growth: bool = False
+    problem: SparkdlError | None = None
 
 
 @dataclass(frozen=True)

@@ -153,10 +153,11 @@ def _gathering_expired(state: Gathering, event: DeadlinePassed, now_s: float) ->
     stops = _stop_children(roster, state.generation)
     missing = ", ".join(node.name for node in roster.missing())
     if state.failures:
+        why = f" The last attempt: {state.problem}" if state.problem else ""
         note = (
             f"{state.reason}; but {missing or 'not all children'} did not come back within "
             f"elastic_timeout={roster.spec.settings.elastic_timeout_s:g} s, and min_nodes="
-            f"{roster.spec.settings.min_nodes}. See the Spark UI for free slots and executors"
+            f"{roster.spec.settings.min_nodes}. See the Spark UI for free slots and executors.{why}"
         )
         return Failed(roster, state.failures, None, {}, state.world, note), stops
     total = len(roster.spec.nodes)
@@ -173,7 +174,7 @@ def _gathering_expired(state: Gathering, event: DeadlinePassed, now_s: float) ->
 def _launch_broke(state: Gathering, event: LaunchBroke, now_s: float) -> Step:
     """Before the first world nothing can work; later, others may carry what is missing."""
     if _has_begun(state):
-        return state, _relaunch(state)
+        return replace(state, problem=event.problem), _relaunch(state)
     return Failed(state.roster, (), event.problem), _stop_children(state.roster, state.generation)
 
 

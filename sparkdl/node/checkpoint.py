@@ -197,9 +197,11 @@ class _Writer:
         self._last_step, self._is_open = step, True
         folder: Path | None = None
         try:
-            with _named_errors(name, self._spec.checkpoint_dir or ""):
+            with self._named_errors(name):
                 folder = self._store.open(name)
+            with self._named_errors(name, is_users=True):
                 yield folder
+            with self._named_errors(name):
                 self._store.finish(name, folder, self._node)
         except BaseException as error:
             problem = f"{type(error).__name__}: {error}"[:_MAX_PROBLEM_CHARS]
@@ -234,7 +236,7 @@ class _Writer:
         """Wait for the other nodes' parts, and make one checkpoint of them."""
         try:
             manifest = self._await_parts(name.step)
-            with _named_errors(name, self._spec.checkpoint_dir or ""):
+            with self._named_errors(name):
                 url = self._store.commit(name, manifest)
         except BaseException:
             self._store.give_up(name, None, for_all=True)
@@ -262,17 +264,21 @@ class _Writer:
             "feed_timeout is how long the first node waits"
         )
 
+    @contextmanager
+    def _named_errors(self, name: CheckpointName, is_users: bool = False) -> Iterator[None]:
+        """Say of a disk's errors which checkpoint they hit, and that the others are well.
 
-@contextmanager
-def _named_errors(name: CheckpointName, url: str) -> Iterator[None]:
-    """Say of a disk's errors which checkpoint they hit, and that the others are well."""
-    try:
-        yield
-    except OSError as error:
-        of_ours = str(name) in str(error.filename or "")
-        if error.errno not in _DISK_ERRORS and not of_ours:
-            raise
-        raise CheckpointError(
-            f"the checkpoint of step {name.step} could not be written to {url}: {error}. Those "
-            "before it are as they were; make room, or choose another checkpoint_dir"
-        ) from error
+        Args:
+            is_users: the code is the user's, whose other errors are not ours.
+        """
+        try:
+            yield
+        except OSError as error:
+            is_ours = str(name) in str(error.filename or "") or error.errno in _DISK_ERRORS
+            if is_users and not is_ours:
+                raise
+            raise CheckpointError(
+                f"the checkpoint of step {name.step} could not be written to "
+                f"{self._spec.checkpoint_dir}: {error}. Those before it are as they were; make "
+                "room, or choose another checkpoint_dir"
+            ) from error

@@ -199,13 +199,14 @@ def test_node_that_does_not_come_back_is_the_end_with_the_first_failure_as_cause
     play = Play()
     play.say(play.left("b"))
     play.expire()
-    play.say(play.offered("a", 1), play.offered("c", 1))
+    play.say(play.offered("a", 1), play.offered("c", 1), LaunchBroke(LaunchError("no slot")))
     assert sent(play.expire(), StopChild) == ["a", "c"]
     assert isinstance(play.state, Failed)
     assert play.state.failures[0].node == "worker:1"
     text = str(failure_of(play.state))
     assert "worker:1 (rank 1, pid 1) on host-b was lost" in text
     assert "elastic_timeout=60 s" in text
+    assert text.endswith("The last attempt: no slot.")
 
 
 def test_world_goes_on_with_fewer_nodes_and_grows_at_a_checkpoint() -> None:

@@ -203,7 +203,7 @@ def distribute(num_workers: int, data: Any) -> list[str]:
     """Distribute `data` with a strategy of that many nodes; return what was done."""
     import tensorflow as tf
 
-    from sparkdl.feed.dataset import _let_strategies_keep_batches
+    from sparkdl.feed.dataset import let_strategies_keep_batches
 
     done: list[str] = []
 
@@ -221,7 +221,7 @@ def distribute(num_workers: int, data: Any) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tf.distribute.Strategy, "experimental_distribute_dataset", original)
         for _ in range(2):
-            _let_strategies_keep_batches()
+            let_strategies_keep_batches()
         tf.distribute.Strategy.experimental_distribute_dataset(Fake(), data)
     return done
 
