@@ -64,16 +64,18 @@ class Bringer:
         Returns:
             What became of the rows of `last`.
         """
-        told = FeedReport(last.asked.epochs, rows_covered=last.rows_covered) if last else None
+        covered = last.rows_covered if last else 0
+        epochs = last.asked.epochs if last else 0
+        told = FeedReport(epochs, rows_used=covered, rows_covered=covered)
         book = self._books.book(name)
         call: Call | None = None
         try:
             while True:
                 world = self._next_world()
-                _tell_lost(name, book.begin(world.generation))
+                self.begin(name, world.generation)
                 call = book.next(last)
                 if call is None:
-                    return told or FeedReport()
+                    return told
                 _check_can_be_fed(name, call)
                 left = call.left()
                 order = replace(
@@ -99,6 +101,10 @@ class Bringer:
                 if broken is not None:
                     book.broke(broken)
             raise
+
+    def begin(self, name: str, generation: int) -> None:
+        """Begin a generation if it is new, and say what is lost to it."""
+        _tell_lost(name, self._books.book(name).begin(generation))
 
     def call_in(
         self,

@@ -123,7 +123,7 @@ class Feeds:
             with self._turn(name):
                 order = self.order(name, timeout_s, to)
                 book = self.books.book(name)
-                book.begin(order.generation)
+                self._bringer.begin(name, order.generation)
                 order = replace(order, epoch=book.open_epochs(None, [0] if is_taken else []))
                 yield replace(self._bringer.call_in(self._world(), order, to), is_over=is_over)
 

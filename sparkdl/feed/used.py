@@ -12,10 +12,10 @@ A batch is a few ranges of places, or one place for each row where rows are mixe
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -205,20 +205,25 @@ class UsedRows:
         self._since_floor = _merged([self._since_floor, _ranges(since)])
 
     def _by_segment(self, ranges: Array) -> EpochRows:
-        found: dict[int, dict[int, list[tuple[int, int]]]] = {}
-        for start, stop in _from(ranges, self._starts[0] if self._starts else 0).tolist():
-            at = bisect_right(self._starts, start) - 1
-            while start < stop:
-                epoch, segment, rows = self._segments[at]
-                first = self._starts[at]
-                end = min(stop, first + rows)
-                here = found.setdefault(epoch, {}).setdefault(segment, [])
-                here.append((start - first, end - first))
-                start, at = end, at + 1
-        return {
-            epoch: {segment: tuple(here) for segment, here in segments.items()}
-            for epoch, segments in found.items()
-        }
+        starts = np.array(self._starts, np.int64)
+        ranges = _from(ranges, self._starts[0] if self._starts else 0)
+        ranges = ranges[ranges[:, 0] < ranges[:, 1]]
+        # A range that crosses the borders of segments is cut there.
+        first = np.searchsorted(starts, ranges[:, 0], "right") - 1
+        pieces = np.searchsorted(starts, ranges[:, 1], "left") - first
+        whole = np.repeat(np.arange(len(ranges)), pieces)
+        before = np.repeat(np.cumsum(pieces) - pieces, pieces)
+        at = first[whole] + np.arange(len(whole)) - before
+        stops = np.append(starts[1:], np.iinfo(np.int64).max)
+        low = np.maximum(ranges[whole, 0], starts[at]) - starts[at]
+        high = np.minimum(ranges[whole, 1], stops[at]) - starts[at]
+        found: EpochRows = {}
+        borders = np.flatnonzero(np.diff(at, prepend=-1)).tolist()
+        for start, stop in pairwise([*borders, len(at)]):
+            epoch, segment, _ = self._segments[at[start]]
+            here = zip(low[start:stop].tolist(), high[start:stop].tolist(), strict=True)
+            found.setdefault(epoch, {})[segment] = tuple(here)
+        return found
 
 
 def _ranges(parts: Iterable[Part]) -> Array:
