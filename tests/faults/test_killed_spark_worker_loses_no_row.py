@@ -5,7 +5,6 @@ Nothing can replace it: after `elastic_timeout` the world goes on with one node.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +12,9 @@ import sparkdl
 from sparkdl.core.deadline import Deadline
 from sparkdl.driver.controller import View
 from sparkdl.driver.state import Running
-from tests.doubles import sessions
 from tests.doubles.ledger import Plan, lost_and_doubled, train
 from tests.doubles.nodes import processes
+from tests.doubles.sessions import SparkSessions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,12 +28,11 @@ def has_checkpoint(view: View) -> bool:
 
 
 def test_killed_spark_worker_loses_no_row(
-    spark_session_on: Callable[[str], SparkSession], tmp_path: Path
+    spark_standalone: SparkSession, spark_sessions: SparkSessions, tmp_path: Path
 ) -> None:
-    spark = spark_session_on(sessions.STANDALONE)
-    rows = spark.range(ROWS, numPartitions=3).withColumnRenamed("id", "row")
+    rows = spark_standalone.range(ROWS, numPartitions=3).withColumnRenamed("id", "row")
     with sparkdl.launch(
-        spark,
+        spark_standalone,
         train,
         Plan(every=10, pause_s=0.05),
         2,
@@ -55,3 +53,4 @@ def test_killed_spark_worker_loses_no_row(
         results = cluster.results(BACK_S)
         assert [member.node.name for member in cluster.world.members] == ["worker:0"]
     assert lost_and_doubled(results, ROWS) == (0, 0)
+    spark_sessions.stop()  # with one worker it is of no use to other tests
