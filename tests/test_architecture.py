@@ -84,8 +84,8 @@ MAX_LINES = 300
 MAX_FUNCTION_LINES = 60
 LONG_FILES = {  # longest each may become, and why it is one file
     "control/channel.py": (360, "every message between agent and child, and their frames"),
-    "control/messages.py": (380, "every message between agent and coordinator"),
-    "driver/controller.py": (370, "performs every action of one state machine"),
+    "control/messages.py": (420, "every message between agent and coordinator"),
+    "driver/controller.py": (390, "performs every action of one state machine"),
     "driver/handle.py": (420, "the user's handle: a method for each thing to ask, and its docs"),
     "driver/transitions.py": (520, "one table of transitions, read as a whole"),
     "node/state.py": (420, "one table of transitions, read as a whole"),
