@@ -84,6 +84,15 @@ def _stop_child(node: NodeProcesses, driver: psutil.Process) -> None:
     node.child.suspend()
 
 
+def _kill_driver(node: NodeProcesses, driver: psutil.Process) -> None:
+    """Kill the driver; wake its agents, of which one that is stopped cannot see that it is gone."""
+    agents = driver.children()
+    driver.kill()
+    for agent in agents:
+        with suppress(psutil.Error):
+            agent.resume()
+
+
 def _pause(process: psutil.Process) -> None:
     process.suspend()
     _never.wait(0.3)
@@ -100,7 +109,7 @@ FAULTS: dict[str, Strike] = {
     "agent stopped": lambda node, driver: node.agent.suspend(),
     "agent paused": lambda node, driver: _pause(node.agent),
     "driver paused": lambda node, driver: _pause(driver),
-    "driver killed": lambda node, driver: driver.kill(),
+    "driver killed": _kill_driver,
 }
 
 
