@@ -23,7 +23,7 @@ from recovering import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROWS = 1 << 18
+ROWS = 1 << 14
 BATCH = 32
 
 
