@@ -1,5 +1,6 @@
 # The verbs of this repository; `make` alone lists them. What they run, CI runs too.
 #   make test ARGS="-k feed -x"           arguments for pytest
+#   make test JOBS=0                      in one process, for a debugger; 2 side by side by default
 #   make setup PYTHON=python3.12          instead of the first suitable one on the PATH
 #   make setup TENSORFLOW=tensorflow      the build for GPUs instead of tensorflow-cpu
 #   make setup TORCH_INDEX=               the build of PyTorch that PyPI has, instead of the one for CPUs
@@ -16,6 +17,7 @@ TORCH ?= torch
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 JAX ?= jax
 ARGS ?=
+JOBS ?= 2
 TF_CPP_MIN_LOG_LEVEL ?= 2
 
 bin = $(CURDIR)/$(VENV)/bin
@@ -54,7 +56,7 @@ demo: setup  ## train a small model on a small cluster, here
 	@$(with_java) $(bin)/sparkdl demo $(ARGS)
 
 test: setup  ## run every test that this machine can run
-	@$(with_java) $(bin)/python -m pytest $(ARGS)
+	@$(with_java) $(bin)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 check: $(VENV)/.installed  ## lint, format, types, architecture, spelling
 	@$(bin)/ruff check .
