@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.version import __version__
 
 if TYPE_CHECKING:
-    from sparkdl import data
+    from sparkdl import data, keras
     from sparkdl.core import errors
     from sparkdl.core.errors import SparkdlError
     from sparkdl.core.failure import Failure
@@ -43,6 +43,7 @@ _HOMES = {
     "TFParallel": "sparkdl.tfos",
     "data": "sparkdl",
     "errors": "sparkdl.core",
+    "keras": "sparkdl",
     "launch": "sparkdl.driver.launch",
     "parquet": "sparkdl.feed.parquet_paths",
     "run": "sparkdl.driver.launch",
@@ -64,6 +65,7 @@ __all__ = [
     "__version__",
     "data",
     "errors",
+    "keras",
     "launch",
     "parquet",
     "run",
@@ -74,7 +76,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'sparkdl' has no attribute {name!r}")
     home = import_module(_HOMES[name])
-    if name in ("TFCluster", "TFNode", "TFParallel", "data", "errors"):
+    if name in ("TFCluster", "TFNode", "TFParallel", "data", "errors", "keras"):
         return import_module(f"{_HOMES[name]}.{name}")
     return getattr(home, name)
 

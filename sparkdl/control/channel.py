@@ -6,7 +6,7 @@ Runs in: agent, child
       │  Start(world, …) ──────────────────────────▶│  imports done or not, sent once
       │  Segment(feed, number, …) + descriptor ────▶│  one received batch, for the child to map
       │  FeedStart, StepsGranted, EpochMark,        │
-      │  Hold, EndMark, Reopened, Reclaim ─────────▶│
+      │  Hold, EndMark, Reopened, Reclaim, Covered ▶│
       │◀─ ReadParquet ─────────────── ReadFailed ──▶│  files that the child asks its agent to read
       │◀────────────────────────── Imported, Running│  the framework is; map_fun is called
       │◀────────────────────────── Consumed, Release│  rows read; segments no longer needed
@@ -117,6 +117,13 @@ class Reopened(LocalMessage, frozen=True):
     epoch: int
 
 
+class Covered(LocalMessage, frozen=True):
+    """A checkpoint covers the epochs before `epoch`: no `Checkpointed` need name rows of them."""
+
+    feed: str
+    epoch: int
+
+
 class EndMark(LocalMessage, frozen=True):
     """The feed has ended."""
 
@@ -171,6 +178,7 @@ class ReadParquet(LocalMessage, frozen=True):
         node: whose share is to be read.
         epochs: how many there are; `None` for as many as are wanted.
         seed: of the order of the row groups, which differs from epoch to epoch; `None` keeps it.
+        done: rows, by epoch, that a checkpoint covers and that are not read; all ask the same.
     """
 
     feed: str
@@ -181,6 +189,7 @@ class ReadParquet(LocalMessage, frozen=True):
     options: dict[str, Any] = {}
     epochs: int | None = None
     seed: int | None = None
+    done: EpochRows = {}
 
 
 class ReadFailed(LocalMessage, frozen=True):
@@ -205,17 +214,21 @@ class Checkpointed(LocalMessage, frozen=True):
 
     Args:
         feeds: what user code has used, by feed, epoch and segment.
+        problem: why the part could not be written instead; empty if it was.
     """
 
     step: int
     feeds: dict[str, EpochRows]
+    problem: str = ""
 
 
 class Commit(LocalMessage, frozen=True):
-    """All nodes' parts are written. See `CheckpointCommit`."""
+    """How far the nodes' parts are. See `CheckpointCommit`."""
 
     step: int
     manifest: str
+    missing: tuple[str, ...] = ()
+    problem: str = ""
 
 
 class Committed(LocalMessage, frozen=True):
@@ -246,6 +259,7 @@ Local = (
     | EpochMark
     | Hold
     | Reopened
+    | Covered
     | EndMark
     | Reclaim
     | Imported

@@ -9,7 +9,7 @@ Runs in: driver, agent
       │  ChildRunning ────────────────────────▶│   inside map_fun
       │  FeedProgress, LogLines ──────────────▶│
       │  BoardStarted ────────────────────────▶│   from the first node, where it was asked for
-      │◀── FeedBegin, ReadShare, FeedCut, FeedHold, Granted, EpochEnd, FeedEnd
+      │◀── FeedBegin, ReadShare, FeedCut, FeedHold, FeedCovered, Granted, EpochEnd, FeedEnd
       │  CheckpointPart ──────────────────────▶│   from each node that trains
       │◀──────────────────── CheckpointCommit ─│   to the first, once all parts are there
       │  CheckpointDone ──────────────────────▶│   from the first
@@ -27,7 +27,7 @@ from sparkdl.core.checkpoint import Resume
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
 from sparkdl.core.world import World
-from sparkdl.feed.coverage import EpochRows
+from sparkdl.feed.coverage import EpochRows, PartRows
 from sparkdl.feed.parquet_plan import Share
 
 MAX_MESSAGE_NBYTES = 16 * 1024 * 1024
@@ -105,6 +105,7 @@ class FeedCount(msgspec.Struct, frozen=True):
         reading: the epoch that it was reading then, or had read.
         read_to: the epoch whose `ReadShare` has come to its end last.
         read_problem: why it ended before all rows were here, if a file could not be read.
+        began: the epoch of the last `FeedBegin`.
     """
 
     feed: str
@@ -125,6 +126,7 @@ class FeedCount(msgspec.Struct, frozen=True):
     reading: int = -1
     read_to: int = -1
     read_problem: str = ""
+    began: int = -1
 
 
 class FeedProgress(Message, frozen=True):
@@ -160,11 +162,13 @@ class CheckpointPart(Message, frozen=True):
 
     Args:
         feeds: by feed, what was used since the child started, and what the agent knows of before.
+        problem: why the part could not be written instead; empty if it was.
     """
 
     generation: int
     step: int
     feeds: dict[str, EpochRows]
+    problem: str = ""
 
 
 class CheckpointDone(Message, frozen=True):
@@ -176,11 +180,19 @@ class CheckpointDone(Message, frozen=True):
 
 
 class CheckpointCommit(Message, frozen=True):
-    """All parts are written: make the checkpoint complete, with `manifest` (JSON) in it."""
+    """How far the parts are; once all are written, the checkpoint can be made complete.
+
+    Args:
+        manifest: JSON, to be written into it; empty until all parts are written.
+        missing: names of the nodes whose parts are awaited.
+        problem: why there will be no checkpoint of this step.
+    """
 
     generation: int
     step: int
-    manifest: str
+    manifest: str = ""
+    missing: tuple[str, ...] = ()
+    problem: str = ""
 
 
 class Begin(Message, frozen=True):
@@ -191,9 +203,14 @@ class Begin(Message, frozen=True):
 
 
 class NewRound(Message, frozen=True):
-    """End the child if there is one, and offer a new one for `generation`."""
+    """End the child if there is one, and offer a new one for `generation`.
+
+    Args:
+        is_again: the child of this very generation has ended, and the new one replaces it.
+    """
 
     generation: int
+    is_again: bool = False
 
 
 class StopChild(Message, frozen=True):
@@ -203,11 +220,21 @@ class StopChild(Message, frozen=True):
 
 
 class FeedBegin(Message, frozen=True):
-    """Epochs `epoch` to `last_epoch` of a feed are to come, and none before them any more."""
+    """Epochs `epoch` to `last_epoch` of a feed are to come, and none before them any more.
+
+    Args:
+        run: of the job that brought the rows of `epoch` to the generation before; those that are
+            still here come again.
+        done: rows by partition that a checkpoint covers, and that do not.
+        limit: so many rows come again at most, so that no node has more than its part.
+    """
 
     feed: str
     epoch: int
     last_epoch: int
+    run: str = ""
+    done: PartRows = {}
+    limit: int = 0
 
 
 class ReadShare(Message, frozen=True):
@@ -225,6 +252,13 @@ class ReadShare(Message, frozen=True):
 
 class FeedCut(Message, frozen=True):
     """Take no more rows of `epoch` and those before it, and count them (`FeedProgress`)."""
+
+    feed: str
+    epoch: int
+
+
+class FeedCovered(Message, frozen=True):
+    """A checkpoint covers all rows of the epochs before `epoch`: they need not be told again."""
 
     feed: str
     epoch: int
@@ -297,7 +331,7 @@ FromAgent = (
     | CheckpointPart
     | CheckpointDone
 )
-ToFeeds = FeedBegin | ReadShare | FeedCut | FeedHold | Granted | EpochEnd | FeedEnd
+ToFeeds = FeedBegin | ReadShare | FeedCut | FeedCovered | FeedHold | Granted | EpochEnd | FeedEnd
 ToAgent = Begin | NewRound | StopChild | FetchLog | CheckpointCommit | Stop | ToFeeds
 
 _encoder = msgspec.json.Encoder()

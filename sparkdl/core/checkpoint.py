@@ -34,3 +34,7 @@ class Resume:
 
     restarts: int = 0
     checkpoint: CheckpointRef | None = None
+
+
+FIRST_TIME = Resume()
+"""Where a cluster begins that has no past."""

@@ -107,14 +107,16 @@ class NodeFailedError(SparkdlError):
 
     Args:
         failures: at least one failure; sorted here by the time at which each happened.
+        note: why they were not made good, in words.
     """
 
-    def __init__(self, failures: Sequence[Failure]) -> None:
+    def __init__(self, failures: Sequence[Failure], note: str = "") -> None:
         self.failures: tuple[Failure, ...] = tuple(sorted(failures, key=lambda f: f.time_s))
-        super().__init__(_describe(self.failures))
+        self.note = note
+        super().__init__(_describe(self.failures, note))
 
-    def __reduce__(self) -> tuple[type[NodeFailedError], tuple[tuple[Failure, ...]]]:
-        return type(self), (self.failures,)
+    def __reduce__(self) -> tuple[type[NodeFailedError], tuple[tuple[Failure, ...], str]]:
+        return type(self), (self.failures, self.note)
 
     @property
     def root_cause(self) -> Failure:
@@ -126,17 +128,19 @@ class NodeLostError(NodeFailedError):
     """The root cause is a node that vanished (executor, agent or connection), not user code."""
 
 
-def node_error(failures: Sequence[Failure]) -> NodeFailedError:
+def node_error(failures: Sequence[Failure], note: str = "") -> NodeFailedError:
     """Return the exception that fits the earliest of `failures`."""
     earliest = min(failures, key=lambda failure: failure.time_s)
-    return (NodeLostError if earliest.kind == "lost" else NodeFailedError)(failures)
+    return (NodeLostError if earliest.kind == "lost" else NodeFailedError)(failures, note)
 
 
-def _describe(failures: tuple[Failure, ...]) -> str:
+def _describe(failures: tuple[Failure, ...], note: str) -> str:
     if not failures:
         return "a node failed"
     text = failures[0].describe()
     if len(failures) > 1:
         others = "\n".join(f"  then {failure.headline()}" for failure in failures[1:])
         text += f"\nWhat followed:\n{others}"
+    if note:
+        text += f"\nNot recovered: {note.rstrip('.')}."
     return text

@@ -9,7 +9,7 @@ import signal
 from dataclasses import dataclass
 from typing import Literal
 
-FailureKind = Literal["exception", "exit", "signal", "oom", "lost", "port", "setup"]
+FailureKind = Literal["exception", "exit", "signal", "oom", "lost", "port", "setup", "hang"]
 
 _HINTS: dict[str, str] = {
     "oom": (
@@ -36,7 +36,9 @@ class Failure:
             `exit_code` and no exception. `signal`: killed by `signal_number`. `oom`: killed by
             the kernel for memory. `lost`: the agent vanished. `port`: another process took
             the framework's port. `setup`: the node could not prepare (an import failed).
+            `hang`: it has neither taken a step nor ended for too long.
         time_s: Unix time in seconds, from the clock of the node's host.
+        step: of the checkpoint that the round began with, and batches read from feeds since.
     """
 
     node: str
@@ -53,6 +55,7 @@ class Failure:
     traceback: str = ""
     log_tail: tuple[str, ...] = ()
     generation: int = 0
+    step: int = 0
 
     def headline(self) -> str:
         """Return the failure in one line: who, where, what."""

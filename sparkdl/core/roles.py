@@ -6,6 +6,7 @@ Runs in: anywhere
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from sparkdl.core.errors import ConfigError
 
@@ -25,6 +26,9 @@ class Role:
             other nodes are stopped then.
         wants_gpu: is given a GPU where there are any.
         is_server: runs a server of the framework until it is stopped; `map_fun` is not called.
+        is_expendable: the cluster can go on with fewer such nodes, if `min_nodes` allows.
+        failure: what follows if such a node fails. `fatal`: all nodes begin anew, or the cluster
+            fails. `alone`: it begins anew by itself, in the same world.
     """
 
     name: str
@@ -35,6 +39,13 @@ class Role:
     finishes_job: bool = False
     wants_gpu: bool = False
     is_server: bool = False
+    is_expendable: bool = False
+    failure: Literal["fatal", "alone"] = "fatal"
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the training cannot go on without such a node."""
+        return self.failure == "fatal" or self.is_server
 
 
 CHIEF = Role(
@@ -47,10 +58,16 @@ CHIEF = Role(
     wants_gpu=True,
 )
 WORKER = Role(
-    "worker", is_trainer=True, is_fed=True, can_be_fed=True, finishes_job=True, wants_gpu=True
+    "worker",
+    is_trainer=True,
+    is_fed=True,
+    can_be_fed=True,
+    finishes_job=True,
+    wants_gpu=True,
+    is_expendable=True,
 )
 PS = Role("ps")
-EVALUATOR = Role("evaluator", can_be_fed=True)
+EVALUATOR = Role("evaluator", can_be_fed=True, is_expendable=True, failure="alone")
 
 
 def chief_named(name: str) -> Role:
@@ -69,10 +86,13 @@ def chief_named(name: str) -> Role:
 def coordinated(role: Role) -> Role:
     """Return `role` where the chief alone trains, on servers that ps and workers run.
 
-    Rows go to the workers. The job is over when the chief has returned.
+    Rows go to the workers. The job is over when the chief has returned. The chief goes on while a
+    worker begins anew; the variables of a ps are gone with it.
     """
     if role.is_chief:
         return replace(role, is_fed=False)
-    if role.name in (PS.name, WORKER.name):
+    if role.name == PS.name:
         return replace(role, is_server=True, finishes_job=False)
+    if role.name == WORKER.name:
+        return replace(role, is_server=True, finishes_job=False, failure="alone")
     return role

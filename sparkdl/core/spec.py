@@ -79,6 +79,11 @@ class ClusterSpec:
     settings: Settings = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
+        least = self.settings.min_nodes
+        if least is not None and least > len(self.nodes):
+            raise ConfigError(
+                f"min_nodes={least} is more than the {len(self.nodes)} nodes there are"
+            )
         names = {node.role.name for node in self.nodes}
         by_role = self.num_gpus if isinstance(self.num_gpus, dict) else {"": self.num_gpus}
         for name, count in by_role.items():

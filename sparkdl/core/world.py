@@ -5,7 +5,7 @@ Runs in: anywhere
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparkdl.core.roles import Role
 from sparkdl.core.spec import NodeSpec
@@ -21,6 +21,8 @@ class Member:
         port: reserved for the framework's own traffic.
         data_address: where its agent receives rows, an Arrow Flight URI.
         local_rank: order among the members with the same host.
+        index: order among the members of the same role; in a world that lacks nodes it may be less
+            than the node's own.
     """
 
     rank: int
@@ -29,6 +31,7 @@ class Member:
     port: int
     data_address: str
     local_rank: int = 0
+    index: int = 0
 
     @property
     def address(self) -> str:
@@ -56,6 +59,16 @@ class World:
     def member(self, node_id: int) -> Member:
         """Return the member that is node `node_id`."""
         return next(member for member in self.members if member.node.node_id == node_id)
+
+    def moved(self, node_id: int, where: Address) -> World:
+        """Return this world with a member elsewhere."""
+        members = (
+            replace(m, host=where.host, port=where.port, data_address=where.data_address)
+            if m.node.node_id == node_id
+            else m
+            for m in self.members
+        )
+        return replace(self, members=tuple(members))
 
     def cluster_spec(self) -> dict[str, list[str]]:
         """Return TensorFlow's cluster spec: `{job: ["host:port", …]}`, by index."""
@@ -91,13 +104,15 @@ def build_world(generation: int, nodes: dict[NodeSpec, Address]) -> World:
     def order(node: NodeSpec) -> tuple[bool, bool, int]:
         return (not node.role.is_trainer, not node.role.is_chief, node.node_id)
 
-    members = []
-    per_host: dict[str, int] = {}
+    members: list[Member] = []
     for rank, node in enumerate(sorted(nodes, key=order)):
         where = nodes[node]
-        local_rank = per_host.get(where.host, 0)
-        per_host[where.host] = local_rank + 1
-        members.append(Member(rank, node, where.host, where.port, where.data_address, local_rank))
+        member = Member(
+            *(rank, node, where.host, where.port, where.data_address),
+            local_rank=sum(other.host == where.host for other in members),
+            index=sum(other.role.name == node.role.name for other in members),
+        )
+        members.append(member)
     return World(generation, tuple(members))
 
 

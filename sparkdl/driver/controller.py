@@ -13,7 +13,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
@@ -22,10 +22,13 @@ from typing import Any, TypeVar
 
 from sparkdl.control.messages import (
     BoardStarted,
+    CheckpointDone,
+    CheckpointPart,
     ChildFailed,
     ChildReturned,
     ChildRunning,
     FeedCount,
+    FeedCovered,
     FeedProgress,
     FetchLog,
     FromAgent,
@@ -36,11 +39,16 @@ from sparkdl.control.messages import (
     ToAgent,
 )
 from sparkdl.control.server import CoordinatorServer, ServerAddress
+from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import IllegalTransitionError
-from sparkdl.core.spec import ClusterSpec
+from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver import state as states
+from sparkdl.driver.books import Books
+from sparkdl.driver.checkpoints import Checkpoints
 from sparkdl.driver.outcome import generation_of
+from sparkdl.driver.roster import Roster
+from sparkdl.driver.transitions import begin, step
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -74,16 +82,26 @@ class Controller:
 
     Args:
         on_log: called on the controller's thread with lines of the children's output.
+        relaunch: called there to bring new agents for nodes; must not block.
+        checkpoint: what the first world goes on from.
     """
 
     def __init__(
-        self, spec: ClusterSpec, token: str, on_log: Callable[[LogLine], None] | None = None
+        self,
+        spec: ClusterSpec,
+        token: str,
+        on_log: Callable[[LogLine], None] | None = None,
+        relaunch: Callable[[Sequence[NodeSpec]], None] | None = None,
+        checkpoint: CheckpointRef | None = None,
     ) -> None:
         self.spec = spec
         self.changed = threading.Condition()
-        self.view = View(states.begin(spec, time.monotonic()))
+        self.view = View(begin(spec, time.monotonic(), checkpoint))
+        keeps = spec.settings.max_restarts > 0 or spec.checkpoint_dir is not None
+        self.checkpoints = Checkpoints(spec.cluster_id, Books(keeps))
         self.address: ServerAddress | None = None
         self._on_log = on_log
+        self._relaunch = relaunch
         self._loop = asyncio.new_event_loop()
         self._server = CoordinatorServer(token, self, spec.settings.lease_s)
         self._timer: asyncio.TimerHandle | None = None
@@ -169,7 +187,7 @@ class Controller:
         _log.debug("%s joined from %s", self._name(hello.node_id), hello.host)
         self._handle(states.AgentJoined(hello))
 
-    def said(self, agent_id: str, message: FromAgent) -> None:
+    def said(self, agent_id: str, message: FromAgent) -> None:  # noqa: C901 (one case a message)
         """An agent has sent a message."""
         match message:
             case Offer():
@@ -183,10 +201,10 @@ class Controller:
                 self._handle(states.ChildBroke(agent_id, message))
             case FeedProgress():
                 self._note_feeds(agent_id, message)
+            case CheckpointPart() | CheckpointDone():
+                self._note_checkpoint(agent_id, message)
             case BoardStarted():
-                with self.changed:
-                    self.view.board = message
-                    self.changed.notify_all()
+                self._note_board(message)
             case LogLines(lines):
                 self._hand_on_log(agent_id, lines)
             case LogTail(request, lines):
@@ -202,7 +220,7 @@ class Controller:
 
     def _handle(self, event: states.Event) -> None:
         try:
-            state, actions = states.step(self.view.state, event, time.monotonic())
+            state, actions = step(self.view.state, event, time.monotonic())
         except IllegalTransitionError:
             _log.exception("Ignored an event that has no place here")
             return
@@ -210,14 +228,25 @@ class Controller:
             before, after = type(self.view.state).__name__, type(state).__name__
             _log.info("Cluster %s: %s, now %s", self.spec.cluster_id, before, after)
         with self.changed:
+            if generation_of(state) not in (None, generation_of(self.view.state)):
+                self.view.feeds.clear()  # a node that another agent takes begins at zero
             self.view.state = state
             self.changed.notify_all()
         for action in actions:
-            if isinstance(action, states.Send):
-                self._server.send(action.agent_id, action.message)
-            else:
-                _log.info("Cluster %s: %s", self.spec.cluster_id, action.text)
+            self._perform(action)
         self._arm_timer(state.deadline_s)
+
+    def _perform(self, action: states.Action) -> None:
+        match action:
+            case states.Send(agent_id, message):
+                self._server.send(agent_id, message)
+            case states.Report(text):
+                _log.info("Cluster %s: %s", self.spec.cluster_id, text)
+            case states.Warn(text):
+                _log.warning("Cluster %s: %s", self.spec.cluster_id, text)
+            case states.Relaunch(nodes):
+                if self._relaunch:
+                    self._relaunch(nodes)
 
     def _arm_timer(self, deadline_s: float) -> None:
         if self._timer:
@@ -227,7 +256,7 @@ class Controller:
             wait_s = max(0.0, deadline_s - time.monotonic())
             self._timer = self._loop.call_later(wait_s, self._handle, states.DeadlinePassed())
 
-    def _roster(self) -> states.Roster | None:
+    def _roster(self) -> Roster | None:
         return getattr(self.view.state, "roster", None)
 
     def _broadcast(self, message: ToAgent, node_ids: set[int], generation: int | None) -> None:
@@ -256,6 +285,29 @@ class Controller:
                     self.view.feeds[node_id, now.feed] = now
                     self.view.progress += 1
             self.changed.notify_all()
+
+    def _note_board(self, message: BoardStarted) -> None:
+        with self.changed:
+            self.view.board = message
+            self.changed.notify_all()
+
+    def _note_checkpoint(self, agent_id: str, message: CheckpointPart | CheckpointDone) -> None:
+        roster, world = self._roster(), getattr(self.view.state, "world", None)
+        node_id = roster.node_of(agent_id) if roster else None
+        if roster is None or world is None or node_id is None:
+            return
+        if not isinstance(self.view.state, (states.Running, states.Failing)):
+            return  # another round begins, and it has been decided where
+        if isinstance(message, CheckpointPart):
+            word = self.checkpoints.part(world, node_id, message, time.time())
+            if word is not None and word[0] in roster.agents:
+                self._server.send(roster.agents[word[0]].hello.agent_id, word[1])
+        elif ref := self.checkpoints.done(world.generation, message):
+            _log.info("Cluster %s: checkpoint %s is complete", self.spec.cluster_id, ref.url)
+            for feed, epoch in self.checkpoints.books.covered_to(world.generation).items():
+                if epoch:
+                    self._broadcast(FeedCovered(feed, epoch), set(roster.agents), None)
+            self._handle(states.CheckpointMade(ref))
 
     def _hand_on_log(self, agent_id: str, lines: tuple[str, ...]) -> None:
         roster = self._roster()

@@ -35,6 +35,11 @@ class EpochEnds:
         self._repeated: tuple[int, Cut] | None = None
         """The epoch that is read from the logs more than once, and what the nodes have of it."""
 
+    def held(self, epoch: int, is_pointless: Callable[[], bool]) -> dict[int, int]:
+        """Wait until the nodes have begun `epoch`; return the rows of it that they still had."""
+        counts = self._answers(lambda count: count.began >= epoch, is_pointless)
+        return {node_id: count.epoch_rows for node_id, count in counts.items()}
+
     def cut(self, epoch: int, is_pointless: Callable[[], bool]) -> Cut:
         """Have the nodes take no more rows of `epoch`; return what those that go on have of it."""
         counts = self._counted(epoch, is_pointless)
@@ -47,11 +52,17 @@ class EpochEnds:
             )
         return counts
 
-    def end(self, epoch: int, last: int, cut: Cut) -> None:
-        """Tell the nodes how long `epoch` is, and that those up to `last` read the same again."""
+    def end(self, epoch: int, last: int, cut: Cut, is_rest: bool = False) -> None:
+        """Tell the nodes how long `epoch` is, and that those up to `last` read the same again.
+
+        Args:
+            is_rest: a checkpoint covers the other rows of `epoch`. If fewer than there are nodes
+                are left, they come first in the next epoch, as in a stream: a step needs one each.
+        """
         self._repeated = (epoch, cut) if last > epoch else None
+        goes_on = is_rest and not all(count.cut_rows for count in cut.values())
         for each in range(epoch, last + 1):
-            self._mark(each, cut, again=each < last)
+            self._mark(each, cut, again=each < last, goes_on=goes_on)
 
     def end_early(self, epoch: int, last: int) -> None:
         """End the call as it is.
@@ -77,9 +88,10 @@ class EpochEnds:
             reading = [c.reading for c in told.values() if c.held == last and c.closed_to < last]
             self._mark(min(last, max([first, *reading])), cut)
 
-    def _mark(self, epoch: int, cut: Cut, again: bool = False) -> None:
+    def _mark(self, epoch: int, cut: Cut, again: bool = False, goes_on: bool = False) -> None:
         rows = {node_id: count.cut_rows for node_id, count in cut.items()}
-        self._call.broadcast(EpochEnd(self._feed, epoch, rows, again, self._call.goes_on))
+        goes_on = goes_on or self._call.goes_on
+        self._call.broadcast(EpochEnd(self._feed, epoch, rows, again, goes_on))
 
     def _counted(self, epoch: int, is_pointless: Callable[[], bool] = lambda: False) -> Cut:
         self._call.broadcast(FeedCut(self._feed, epoch))

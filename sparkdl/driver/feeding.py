@@ -1,25 +1,26 @@
-"""One `feed` call: a Spark job per pass in the caller's thread, watched from another.
+"""What one call has left goes to a generation: a Spark job per pass, watched from another thread.
 
 Runs in: driver
 """
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from msgspec import structs
+
 from sparkdl.control.messages import FeedBegin, FeedCount, Granted, ToAgent
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError, FeedClosedError
 from sparkdl.core.world import Member
 from sparkdl.driver import state as states
+from sparkdl.driver.calls import Call, EpochLeft
 from sparkdl.driver.controller import Controller, View
 from sparkdl.driver.epoch_ends import EpochEnds
 from sparkdl.driver.executors.executor import Executor
-from sparkdl.driver.outcome import feed_problem_of, generation_of, is_decided
+from sparkdl.driver.outcome import away_of, generation_of, is_decided
 from sparkdl.driver.progress import FeedBar
 from sparkdl.driver.reading import read_at_nodes
 from sparkdl.driver.report import Fed, FeedReport, report
@@ -33,14 +34,12 @@ _BLAME_LINES = 10
 
 @dataclass(frozen=True)
 class FeedCall:
-    """The arguments of one `feed` call, and where to turn.
-
-    If a node loses its port while it is being fed, all nodes begin anew on new ports without the
-    rows that they had, and so does the call.
+    """Feeds one generation what a call has left, and where to turn for it.
 
     Attributes:
         members: the nodes that are fed.
-        reserve: told which epochs (of which generation) are taken, before they are fed.
+        order: of its first epoch.
+        measured: told what a pass over the data has brought.
         is_over: of a stream, whose micro-batch this call feeds: whether it is over.
         brought: rows by node id that the stream has brought before.
     """
@@ -50,7 +49,7 @@ class FeedCall:
     members: tuple[Member, ...]
     order: FeedOrder
     bar: FeedBar
-    reserve: Callable[[int, int], None]
+    measured: Callable[[list[FedPartition]], None] = lambda fed: None
     is_over: Callable[[View], bool] | None = None
     brought: Mapping[int, int] = field(default_factory=dict)
 
@@ -59,79 +58,58 @@ class FeedCall:
         """Whether the nodes read what this call feeds, and what the next one does, as one."""
         return self.is_over is not None
 
-    def run(self, data: Any, epochs: int) -> FeedReport:
-        """Feed `data` that many times; returns when the nodes have read it, or want no more.
+    def run(self, call: Call, left: Sequence[EpochLeft]) -> tuple[FeedReport, bool]:
+        """Feed the rows of `left` until the nodes have read them, or want no more.
+
+        Returns:
+            What became of the rows, and whether the nodes wanted no more.
 
         Raises:
+            NewWorldError: if another generation is to begin.
             NodeFailedError: if a node failed.
             FeedTimeoutError: if no row was received or read for the feed timeout.
             SparkdlError: if feeding failed otherwise.
         """
-        if epochs > 1 and isinstance(data, Iterator):
-            raise ConfigError(
-                f"a {type(data).__name__} can be read once, and epochs={epochs}; give a list"
-            )
-        call = self
-        while True:
-            try:
-                return call._run(data, epochs)
-            except NewWorldError:
-                if isinstance(data, Iterator):
-                    raise FeedClosedError(
-                        f"a node lost its port, and a {type(data).__name__} cannot be fed again"
-                    ) from None
-                call = call._in_new_world()
-
-    def _in_new_world(self) -> FeedCall:
-        """Return this call anew, once the next world has begun or there is not to be one."""
-        self.controller.wait_for(lambda view: is_decided(view.state), Deadline.after(None))
-        state = self.controller.look(lambda view: view.state)
-        problem = feed_problem_of(state)
-        if problem is not None:
-            raise problem
-        assert isinstance(state, (states.Running, states.Finished))
-        ids = {member.node.node_id for member in self.members}
-        members = tuple(m for m in state.world.members if m.node.node_id in ids)
-        order = replace(
-            self.order,
-            epoch=0,
-            targets=feed_targets(members),
-            generation=state.world.generation,
-        )
-        return replace(self, members=members, order=order)
-
-    def _run(self, data: Any, epochs: int) -> FeedReport:
         feed, first = self.order.feed, self.order.epoch
-        last = first + epochs - 1
-        self.reserve(self.order.generation, last + 1)
+        last = first + len(left) - 1
+        covered = call.rows_covered
         before = self.controller.look(self.counts)
         # The epoch behind those of a stream's call ends the stream: see `StreamFeed.end`.
-        self.broadcast(FeedBegin(feed, first, last + self.goes_on))
+        begin = self._beginning(call, left, last + self.goes_on)
+        self.broadcast(begin)
         expected = dict.fromkeys(before, 0)
-        epoch, refused, passes = first, 0, 0
+        epoch, read_to, refused, passes = first, -1, 0, 0
         ends = EpochEnds(self)
+        ahead = ends.held(first, self._is_renewed) if begin.run else self.order.ahead
         with self.bar, FeedWatch(self) as watch:
             try:
                 while epoch <= last and not watch.has_closed:
-                    order = replace(
-                        self.order,
-                        epoch=epoch,
-                        last_epoch=last,
-                        keep=epoch < last,
-                        run=uuid.uuid4().hex,
-                    )
-                    refused += self._deliver(data, order, watch)
+                    now = left[epoch - first]
+                    # What is read from the logs again has to be there as a whole.
+                    repeated = epoch + _whole_epochs(left[epoch - first :])
+                    run = begin.run if epoch == first else ""
+                    order = self._order_of(call, left[epoch - first : repeated - first + 1], run)
+                    order = replace(order, epoch=epoch, last_epoch=last, ahead=ahead)
+                    refused += self._deliver(call.asked.data, order, watch)
                     if watch.has_closed:
                         break
                     passes += 1
                     cut = ends.cut(epoch, watch.has_reason)
                     watch.raise_reason()
-                    stop = last if all(c.cut_whole for c in cut.values()) else epoch
-                    ends.end(epoch, stop, cut)
+                    if now.done and not any(count.cut_rows for count in cut.values()):
+                        epoch += 1
+                        if epoch <= last:  # nothing was left of it: nobody is to see it
+                            self.broadcast(FeedBegin(feed, epoch, last + self.goes_on))
+                        continue
+                    is_rest = bool(now.done)  # and may wait for the next epoch, see `EpochEnds`
+                    ahead = {n: count.cut_rows for n, count in cut.items() if is_rest}
+                    stop = repeated if all(c.cut_whole for c in cut.values()) else epoch
+                    ends.end(epoch, stop, cut, is_rest)
                     for node_id, count in cut.items():
                         expected[node_id] += count.cut_rows * (stop + 1 - epoch)
-                    epoch = stop + 1
-                watch.wait_read(lambda view: self._has_read(view, last, before, expected))
+                    epoch, read_to = stop + 1, stop
+                if read_to >= 0:
+                    watch.wait_read(lambda view: self._has_read(view, read_to, before, expected))
             except NewWorldError:
                 raise
             except BaseException:
@@ -139,17 +117,55 @@ class FeedCall:
                 raise
             if watch.has_closed:
                 ends.end_early(epoch, last)
+        fed = Fed(
+            feed,
+            epochs=call.asked.epochs - len(left) + min(epoch, last + 1) - first,
+            passes=passes,
+            rows_refused=refused,
+            delivered={} if watch.has_closed else expected,
+            rows_covered=covered,
+            goes_on=self.goes_on and not watch.has_closed,
+        )
         names = {m.node.node_id: m.node.name for m in self.members}
-        delivered = {} if watch.has_closed else expected
-        goes_on = self.goes_on and not watch.has_closed
-        fed = Fed(feed, min(epoch, last + 1) - first, passes, refused, delivered, goes_on)
-        return report(fed, names, before, self.controller.look(self.counts))
+        told = report(fed, names, before, self.controller.look(self.counts))
+        return told, watch.has_closed
+
+    def _is_renewed(self) -> bool:
+        return self.is_out_of_date(self.controller.view.state)
+
+    def _beginning(self, call: Call, left: Sequence[EpochLeft], last: int) -> FeedBegin:
+        """Return what the nodes are told first: also which rows they may use that they still have.
+
+        Those that the generation before was brought, and no more than are to come to each, so that
+        all nodes end with equally many.
+        """
+        run, limit = call.jobs.get(left[0].epoch, ""), 0
+        if run and not isinstance(call.asked.data, ParquetSource):
+            limit = call.part_of_each(left[0].done, len(self.members))
+        begin = FeedBegin(self.order.feed, self.order.epoch, last)
+        return structs.replace(begin, run=run, done=left[0].done, limit=limit) if limit else begin
+
+    def _order_of(self, call: Call, left: Sequence[EpochLeft], run: str) -> FeedOrder:
+        """Return what feeders are told of a pass over the data, which all epochs of `left` read.
+
+        Args:
+            run: the job's name, if it brings what nodes do not have any more.
+        """
+        done = left[0].done
+        run = run or f"{call.run}.{self.order.generation}.{left[0].epoch}"
+        call.jobs.update(dict.fromkeys([each.epoch for each in left], run))
+        skipped = call.covered_partitions(done) if done else frozenset()
+        keep = len(left) > 1
+        return replace(self.order, run=run, keep=keep, done=done, skipped=skipped)
 
     def _deliver(self, data: Any, order: FeedOrder, watch: FeedWatch) -> int:
         """Bring the rows of one epoch to the nodes; return how many of them no node wanted."""
         if isinstance(data, ParquetSource):
             return read_at_nodes(self, data, order, watch)
         fed: list[FedPartition] = watch.guard(partial(self.executor.feed, data, order))
+        if not watch.has_closed:
+            order.check_partitions(len(fed))
+            self.measured(fed)
         refused = sum(partition.rows_refused for partition in fed)
         if refused:
             watch.wait_for_reason()  # which the nodes are about to tell
@@ -183,9 +199,9 @@ class FeedCall:
         members = {member.node.node_id for member in self.members}
         if isinstance(view.state, states.Finished):
             return members  # those that have not returned are stopped
-        returned = getattr(view.state, "returned", {})
         closed = {node_id for node_id, count in self.counts(view).items() if count.closed}
-        return closed | (set(returned) & members)
+        over = set(getattr(view.state, "returned", {})) | away_of(view.state)
+        return closed | (over & members)
 
     def is_unwanted(self, view: View) -> bool:
         """Whether user code of a node has terminated this call, or all nodes are gone."""
@@ -247,6 +263,12 @@ class FeedCall:
             f"{count.rows_received}. Raise feed_timeout if a step may take longer; otherwise see "
             f"what it waits for. Last log lines of {name}:{tail}"
         )
+
+
+def _whole_epochs(left: Sequence[EpochLeft]) -> int:
+    """Return how many epochs behind the first read the same rows: all of them."""
+    part = next((i for i, each in enumerate(left) if each.done), len(left))
+    return max(0, part - 1)
 
 
 def feed_targets(members: Iterable[Member]) -> tuple[Target, ...]:

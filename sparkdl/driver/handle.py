@@ -12,18 +12,19 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.control.messages import BoardStarted, FeedEnd
+from sparkdl.control.messages import BoardStarted
 from sparkdl.control.values import decode_value
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, ResultError, ShutdownTimeoutError
-from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec, InputMode
+from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
 from sparkdl.core.world import World, host_port
+from sparkdl.driver.calls import Asked
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.ending import end_nodes, ends_if_interrupted
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds import Feeds
 from sparkdl.driver.notebook import LiveTable
-from sparkdl.driver.outcome import before_stop, failure_of, has_ended
+from sparkdl.driver.outcome import before_stop, failure_of, has_ended, status_of
 from sparkdl.driver.report import FeedReport
 from sparkdl.driver.streaming import StreamFeed, StreamOptions, trigger_options
 from sparkdl.driver.table import as_html
@@ -92,7 +93,7 @@ class Cluster:
 
     @property
     def world(self) -> World:
-        """The nodes with their addresses; they get new ports if one has lost its own."""
+        """The nodes that are there now, or were last, with their addresses."""
         now = self._controller.look(lambda view: getattr(before_stop(view.state), "world", None))
         return now or self._world
 
@@ -117,8 +118,11 @@ class Cluster:
         return f"http://{host_port(host, board.port)}"
 
     def status(self) -> str:
-        """Return the state in a word: Gathering, Running, Failed, Finished, Stopping or Stopped."""
-        return self._controller.look(lambda view: type(view.state).__name__)
+        """Return the state: Gathering, Running, Failed, Finished, Stopping or Stopped.
+
+        After a restart it says so: `Running (restart 1 because …)`.
+        """
+        return self._controller.look(lambda view: status_of(view.state))
 
     @ends_if_interrupted
     def feed(
@@ -151,8 +155,7 @@ class Cluster:
             FeedClosedError: if the cluster has ended.
             KeyboardInterrupt: by Ctrl-C, which ends the cluster; in `wait`, `shutdown` as well.
         """
-        order = self._feeds.order(name, timeout_s, to)
-        return self._feeds.feed(data, epochs, order, self._show_progress)
+        return self._feeds.feed(name, Asked(data, epochs, timeout_s, to), self._show_progress)
 
     def train_stream(
         self,
@@ -219,7 +222,7 @@ class Cluster:
         show = bool(self._show_progress)  # by default none: it would cross the bar of another feed
 
         def feed() -> FeedReport:
-            return self._feeds.feed(data, epochs, self._feeds.order(name, timeout_s, to), show)
+            return self._feeds.feed(name, Asked(data, epochs, timeout_s, to), show)
 
         return begin(feed, f"sparkdl-feed-{name}", self._executor.thread)
 
@@ -304,12 +307,15 @@ class Cluster:
             raise ResultError(f"the cluster was stopped before {running} had returned")
 
     def end_feeds(self, name: str | None = None) -> None:
-        """Stop streams, and tell the nodes that no more rows will come: of one feed, or of all."""
-        self._feeds.stop_streams(name)
-        if self.spec.input_mode is InputMode.SPARK:
-            feeds = () if name is None else (name,)
-            everyone = {node.node_id for node in self.spec.nodes}
-            self._controller.broadcast(FeedEnd(feeds), everyone)
+        """Stop streams, and tell the nodes that no more rows will come: of one feed, or of all.
+
+        After a restart it waits until the rows that no checkpoint covers have been fed again.
+
+        Raises:
+            SparkdlError: if they could not be.
+        """
+        self._feeds.end(name)
+        self._feeds.raise_problem()
 
     def logs(self, rank: int, lines: int = 100) -> list[str]:
         """Return the last lines that a node's child has printed.
@@ -341,13 +347,13 @@ class Cluster:
                 return
             limits = [limit for limit in (grace_s, timeout_s) if limit is not None]
             limit_s = min(limits) if limits else None
-            self.end_feeds()
-            in_time = self._controller.wait_for(
-                lambda view: has_ended(view.state), Deadline.after(limit_s)
-            )
+            deadline = Deadline.after(limit_s)
+            self._feeds.end(timeout_s=limit_s)
+            in_time = self._controller.wait_for(lambda view: has_ended(view.state), deadline)
             running = "" if in_time else self._still_running()
             self._end(self.spec.settings.grace_s)
         self._raise_failure()
+        self._feeds.raise_problem()
         if not in_time:
             raise ShutdownTimeoutError(
                 f"{running} had not returned from map_fun after {limit_s:g} s and was stopped. "
@@ -379,9 +385,9 @@ class Cluster:
             lambda view: getattr(before_stop(view.state), "returned", {})
         )
         names = [
-            node.name
-            for node in self.spec.nodes
-            if node.role.finishes_job and node.node_id not in returned
+            member.node.name
+            for member in self.world.members
+            if member.role.finishes_job and member.node.node_id not in returned
         ]
         return ", ".join(names)
 

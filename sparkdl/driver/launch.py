@@ -24,6 +24,7 @@ from sparkdl.driver.executors.executor import Executor, Launch
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.outcome import failure_of, has_ended
 from sparkdl.driver.payload import pickle_user_code
+from sparkdl.driver.resume import at_newest_checkpoint
 from sparkdl.frameworks.registry import framework_named
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
         FrameworkMissingError: if the executors lack the framework, or TensorBoard if asked for.
         ReservationTimeoutError: if not all nodes came up in time.
         NodeFailedError: if a node failed before all had come up.
+        CheckpointError: if the checkpoints in `checkpoint_dir` cannot be read.
         LaunchError: if Spark could not run the nodes, or TensorBoard does not answer.
     """
     if placement not in ("auto", "attached", "detached"):
@@ -201,8 +203,12 @@ def _start(
     show_progress: bool | None,
 ) -> Cluster:
     payload = pickle_user_code(map_fun, args)
+    spec, resumed = at_newest_checkpoint(spec)
     token = new_token()
-    controller = Controller(spec, token, on_log)
+    checkpoint = resumed.ref if resumed else None
+    controller = Controller(spec, token, on_log, where.relaunch, checkpoint)
+    if resumed:
+        controller.checkpoints.books.restore(resumed.manifest.feeds)
     address = controller.start(
         environment.driver_host or where.driver_host(), environment.driver_ports
     )

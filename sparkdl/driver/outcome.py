@@ -16,6 +16,20 @@ def is_decided(state: Any) -> bool:
     return not isinstance(state, (Gathering, Failing))
 
 
+def status_of(state: Any) -> str:
+    """Return the state in a word, with the restarts so far and the reason of the last one."""
+    history = getattr(getattr(before_stop(state), "roster", None), "history", None)
+    if history is None or history.cause is None:
+        return type(state).__name__
+    number, cause = len(history.restarts_s), history.cause.headline().splitlines()[0]
+    return f"{type(state).__name__} (restart {number} because {cause})"
+
+
+def away_of(state: Any) -> frozenset[int]:
+    """Return the nodes that the others go on without, for now or for good."""
+    return state.alone | state.left if isinstance(state, Running) else frozenset()
+
+
 def has_ended(state: Any) -> bool:
     """Whether no `map_fun` is waited for any more."""
     return isinstance(state, (Finished, Failed, Stopping, Stopped))
@@ -39,9 +53,11 @@ def failure_of(state: Any) -> SparkdlError | None:
     """Return the error of a cluster that has failed, whether it has been stopped since or not."""
     last = before_stop(state)
     if isinstance(last, Failed):
-        return node_error(last.failures) if last.failures else last.problem
-    if isinstance(last, Failing) and last is not state:  # and nobody decides any more
+        return node_error(last.failures, last.note) if last.failures else last.problem
+    if last is not state and isinstance(last, Failing):  # and nobody decides any more
         return node_error(last.failures)
+    if last is not state and isinstance(last, Gathering) and last.failures:
+        return node_error(last.failures, "the cluster was stopped before all had begun anew")
     return None
 
 

@@ -5,18 +5,57 @@ Runs in: driver
 
 from __future__ import annotations
 
+import re
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparkdl.core.failure import Failure
 from sparkdl.core.settings import Settings
 
+MAX_BACKOFF_S = 30.0
+
+HOPELESS = frozenset(
+    {
+        *("ConfigError", "FrameworkMissingError", "FeedTypeError", "RemovedError"),
+        *("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError"),
+    }
+)
+"""Errors that say that the program is wrong: another start meets them again."""
+
+FROM_OUTSIDE = frozenset(
+    {
+        *("ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "TimeoutError"),
+        *("ConnectionAbortedError", "BrokenPipeError", "UnavailableError", "AbortedError"),
+        *("DeadlineExceededError", "DistNetworkError", "DistBackendError", "DistStoreError"),
+    }
+)
+"""Errors that a lost peer or the network causes, of Python, TensorFlow and PyTorch."""
+
+_ENDED_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+
+
+@dataclass(frozen=True)
+class History:
+    """What earlier rounds of a cluster have cost.
+
+    Attributes:
+        port_retries: rounds that were started because a port was lost.
+        restarts_s: when each restart was, by a monotonic clock.
+        cause: the failure that led to the last restart.
+    """
+
+    port_retries: int = 0
+    restarts_s: tuple[float, ...] = ()
+    cause: Failure | None = None
+
 
 @dataclass(frozen=True)
 class Fail:
     """End the cluster with these failures."""
 
-    reason: str
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -26,21 +65,73 @@ class Retry:
     reason: str
 
 
-Decision = Fail | Retry
+@dataclass(frozen=True)
+class Restart:
+    """Start another round of children, at the last checkpoint, which begins after `backoff_s`."""
+
+    reason: str
+    backoff_s: float = 0.0
 
 
-def decide(failures: Sequence[Failure], port_retries: int, settings: Settings) -> Decision:
+Decision = Fail | Retry | Restart
+
+
+def decide(
+    failures: Sequence[Failure], history: History, settings: Settings, now_s: float = 0.0
+) -> Decision:
     """Return what to do about `failures` of one round.
 
     Args:
-        port_retries: rounds that were started before because a port was lost.
+        now_s: of the clock of `history`.
     """
     lost_ports = [failure for failure in failures if failure.kind == "port"]
-    if not lost_ports:
-        return Fail("user code or a node failed")
-    if port_retries >= settings.max_port_retries:
-        return Fail(f"ports were lost to other processes {port_retries + 1} times in a row")
-    return Retry(
-        f"{lost_ports[0].node} lost its port to another process; "
-        f"retry {port_retries + 1} of {settings.max_port_retries} on new ports"
+    if lost_ports and history.port_retries < settings.max_port_retries:
+        return Retry(
+            f"{lost_ports[0].node} lost its port to another process; retry "
+            f"{history.port_retries + 1} of {settings.max_port_retries} on new ports"
+        )
+    if lost_ports:
+        return Fail(f"ports were lost to other processes {history.port_retries + 1} times in a row")
+    if not settings.max_restarts:
+        return Fail()
+    cause = min(failures, key=lambda failure: failure.time_s)
+    if is_hopeless(cause):
+        return Fail("another start would fail the same way: not restarted")
+    if history.cause is not None and is_same(cause, history.cause):
+        return Fail("failed the same way at the same step twice: not restarted again")
+    recent = sum(now_s - at_s <= settings.restart_window_s for at_s in history.restarts_s)
+    if recent >= settings.max_restarts:
+        return Fail(f"max_restarts={settings.max_restarts} are used up")
+    number = f"restart {recent + 1} of {settings.max_restarts}"
+    backoff_s = (
+        min(settings.restart_backoff_s * 2 ** (recent - 1), MAX_BACKOFF_S) if recent else 0.0
+    )
+    return Restart(f"{number} because {cause.headline().splitlines()[0]}", backoff_s)
+
+
+def is_hopeless(failure: Failure) -> bool:
+    """Whether the program cannot work, whenever it is started."""
+    return failure.kind == "setup" or _error_name(failure) in HOPELESS
+
+
+def is_same(failure: Failure, before: Failure) -> bool:
+    """Whether two failures in a row have one cause in the program, which will come again."""
+    return not _is_from_outside(failure) and _cause(failure) == _cause(before)
+
+
+def _is_from_outside(failure: Failure) -> bool:
+    if failure.kind == "signal":
+        return failure.signal_number in _ENDED_FROM_OUTSIDE
+    return failure.kind in ("lost", "oom", "hang") or _error_name(failure) in FROM_OUTSIDE
+
+
+def _error_name(failure: Failure) -> str:
+    return failure.exception_type.rpartition(".")[2]
+
+
+def _cause(failure: Failure) -> tuple[object, ...]:
+    places = [line for line in failure.traceback.splitlines() if line.startswith("  File ")]
+    return (
+        *(failure.kind, failure.exception_type, failure.exit_code, failure.signal_number),
+        *(_ADDRESS.sub("", failure.message), places[-1:], failure.step),
     )

@@ -51,9 +51,10 @@ def read_at_nodes(call: FeedCall, source: ParquetSource, order: FeedOrder, watch
     if not targets:
         watch.wait_for_reason()
         return 0
+    shares = source.shares(len(targets), done=order.done.get(0, ()))
     orders = {
         target.node_id: ReadShare(order.feed, order.epoch, share, order.keep)
-        for target, share in zip(targets, source.shares(len(targets)), strict=True)
+        for target, share in zip(targets, shares, strict=True)
     }
     for message in orders.values():
         _check_size(message)

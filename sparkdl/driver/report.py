@@ -20,14 +20,17 @@ class FeedReport:
 
     Attributes:
         epochs: epochs that were fed whole.
-        rows: rows delivered, by node name.
-        steps: batches that user code was given, by node name; 0 where it reads row by row.
-        rows_used: rows that user code was given.
+        rows: rows delivered, by node name; after a restart those since.
+        steps: batches that user code was given, by node name; 0 where it reads row by row. Like
+            `rows_padded`, `rows_dropped` and `passes` it counts from the last restart on.
+        rows_used: rows that user code was given, `rows_covered` among them.
         rows_padded: rows that it was given again to fill a step, see `tail` of `ctx.batches`.
         rows_dropped: rows that it was not given because they did not fill a step.
         rows_unused: rows that no node wanted, that a node received and did not read, or that it
             carries to an epoch to come.
         passes: how many times the data has been read; further epochs came from the nodes' logs.
+        rows_covered: rows that were fed before a restart, or in an earlier run, and that the
+            checkpoint covers at which the training went on.
     """
 
     epochs: int = 0
@@ -38,11 +41,12 @@ class FeedReport:
     rows_dropped: int = 0
     rows_unused: int = 0
     passes: int = 0
+    rows_covered: int = 0
 
     @property
     def rows_fed(self) -> int:
-        """Rows delivered to all nodes."""
-        return sum(self.rows.values())
+        """Rows delivered to all nodes, each once: `rows_covered`, and `rows` of all nodes."""
+        return self.rows_covered + sum(self.rows.values())
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Fed:
     passes: int
     rows_refused: int
     delivered: Mapping[int, int]
+    rows_covered: int = 0
     goes_on: bool = False
 
 
@@ -99,9 +104,10 @@ def report(
         fed.epochs,
         rows,
         {name: since("steps", node_id) for node_id, name in names.items()},
-        total("rows_consumed"),
+        fed.rows_covered + total("rows_consumed"),
         total("rows_padded"),
         total("rows_dropped"),
         unused,
         fed.passes,
+        fed.rows_covered,
     )

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.driver.controller import Controller, View
 from sparkdl.driver.feeding import FeedCall
 from sparkdl.driver.outcome import failure_of, generation_of, has_ended, is_decided
+from sparkdl.driver.report import FeedReport
 
 _log = logging.getLogger(__name__)
 
@@ -35,8 +35,9 @@ _JOIN_S = 5.0
 _TRIGGERS = ("processingTime", "once", "availableNow")
 
 IsOver = Callable[[View], bool]
-OpenCall = Callable[[IsOver, Mapping[str, int]], AbstractContextManager[FeedCall]]
-"""Waits for other calls of the feed to end; given the rows fed so far by node name."""
+OpenCall = Callable[[IsOver, bool], AbstractContextManager[FeedCall]]
+"""Waits for other calls of the feed to end; whether the number of its epoch is to be taken."""
+FeedMicroBatch = Callable[[Any, IsOver], FeedReport]
 
 
 class Query(Protocol):
@@ -92,6 +93,7 @@ class StreamFeed:
         name: str,
         controller: Controller,
         open_call: OpenCall,
+        feed: FeedMicroBatch,
         fed_batches: dict[str, int],
         on_end: Callable[[], None],
     ) -> None:
@@ -99,15 +101,15 @@ class StreamFeed:
         self.error: Exception | None = None
         self._controller = controller
         self._open_call = open_call
+        self._feed = feed
         self._fed_batches = fed_batches
         self._on_end = on_end
-        self._rows: Counter[str] = Counter()
         self._stopped = threading.Event()
         self._end_lock = threading.Lock()
         self._has_ended = False
         self._query: Query | None = None
         self._thread: threading.Thread | None = None
-        with open_call(self._is_over, self._rows) as call:
+        with open_call(self._is_over, False) as call:
             epoch = call.order.epoch
             self._first_epochs = {call.order.generation: epoch}
             call.broadcast(FeedBegin(name, epoch, epoch))  # which a `terminate()` refuses
@@ -124,13 +126,11 @@ class StreamFeed:
         if not self.is_wanted():
             return False
         try:
-            with self._open_call(self._is_over, self._rows) as call:
-                report = call.run(data, 1)
+            report = self._feed(data, self._is_over)
         except Exception as error:
             self.error = error
             self._stopped.set()
             raise
-        self._rows.update(report.rows)
         if self._controller.look(self._is_over):
             return False
         _log.info("Feed %r: a micro-batch of %d rows", self.name, report.rows_fed)
@@ -192,15 +192,14 @@ class StreamFeed:
             self._has_ended = True
             with (
                 suppress(SparkdlError),  # of a cluster that has ended: nobody reads
-                self._open_call(self._is_over, self._rows) as call,
+                self._open_call(self._is_over, True) as call,
             ):
                 self._end_iteration(call)
             self._on_end()
 
     def _end_iteration(self, call: FeedCall) -> None:
         """Send an epoch of no rows that ends the iteration. Who has terminated does not see it."""
-        epoch, generation = call.order.epoch, call.order.generation
-        call.reserve(generation, epoch + 1)
+        epoch = call.order.epoch
 
         def is_complete(view: View) -> bool:
             return not call.gone_nodes(view) and not self._is_terminated(view)

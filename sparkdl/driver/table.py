@@ -12,7 +12,7 @@ from sparkdl.control.messages import FeedCount
 from sparkdl.core.spec import ClusterSpec, InputMode
 from sparkdl.core.world import Member, World
 from sparkdl.driver.controller import View
-from sparkdl.driver.outcome import before_stop, failure_of
+from sparkdl.driver.outcome import before_stop, failure_of, status_of
 from sparkdl.driver.state import Failed, Finished, Gathering, Running, Stopped
 
 _LEFT = ' style="text-align:left"'
@@ -30,7 +30,7 @@ def as_html(spec: ClusterSpec, world: World, view: View, board_url: str | None =
     lines = [_line(head, "th"), *(_line(_cells(m, view, feeds), "td") for m in world.members)]
     return "".join(
         [
-            f"<b>Cluster {escape(spec.cluster_id)}: {type(view.state).__name__}</b>",
+            f"<b>Cluster {escape(spec.cluster_id)}: {escape(status_of(view.state))}</b>",
             f" ({escape(_what(spec))})",
             f' <a href="{escape(board_url)}">TensorBoard</a>' if board_url else "",
             f"<table>{''.join(lines)}</table>",
@@ -43,6 +43,8 @@ def node_state(view: View, node_id: int) -> str:
     """Return what a node does, in a word or two."""
     state = before_stop(view.state)
     if any(failure.node_id == node_id for failure in getattr(state, "failures", ())):
+        return "failed"
+    if node_id in getattr(state, "left", ()):
         return "failed"
     if node_id in getattr(state, "returned", {}):
         return "returned"

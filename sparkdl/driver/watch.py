@@ -15,6 +15,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedTimeoutError, FeedTypeError, SparkdlError
 from sparkdl.driver.outcome import feed_problem_of
 from sparkdl.driver.threads import begin
+from sparkdl.feed.order import FeederError
 
 if TYPE_CHECKING:
     from sparkdl.driver.controller import View
@@ -70,8 +71,11 @@ class FeedWatch:
             fed = begin(job, name, self._call.executor.thread).result()
         except (ConfigError, FeedTypeError):  # no node has to do with it
             raise
-        except Exception:
-            self.wait_for_reason()
+        except Exception as error:
+            settings = self._call.controller.spec.settings
+            # A node that cannot be reached is known to be lost after its lease at the latest.
+            is_cut_off = settings.max_restarts and FeederError.__name__ in f"{error!r} {error}"
+            self.wait_for_reason(settings.lease_s + _SETTLE_S if is_cut_off else _SETTLE_S)
             if self.has_closed:
                 return []  # nobody wants more rows, and so the job was cancelled
             raise
@@ -97,10 +101,10 @@ class FeedWatch:
         if self._is_renewed:
             raise NewWorldError
 
-    def wait_for_reason(self) -> None:
+    def wait_for_reason(self, timeout_s: float = _SETTLE_S) -> None:
         """Give what is behind a failed job, or refused rows, time to be known; raise a failure."""
         self._call.controller.wait_for(
-            lambda view: self.has_reason() or self.has_closed, Deadline.after(_SETTLE_S)
+            lambda view: self.has_reason() or self.has_closed, Deadline.after(timeout_s)
         )
         self.raise_reason()
 

@@ -22,6 +22,7 @@ from msgspec import structs
 
 from sparkdl.control.channel import EpochMark
 from sparkdl.feed.item import Item
+from sparkdl.feed.used import Origin, UsedRows, part_of
 
 HEAD_STEPS = 8
 """Batches at the start of an iteration that are given back in any case."""
@@ -46,15 +47,17 @@ class Backlog:
         has_ended: nothing more will arrive.
         granted: rows of the epoch, by its number, that every node has at least.
         reading: at the last `hold`, the epoch that was read, or had been.
+        used: which rows were in the batches that user code has been given.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, feed: str = "") -> None:
         self.epoch = 0
         self.counts = Counts()
         self.asked: deque[Item] = deque()
         self.has_ended = False
         self.granted: dict[int, int] = {}
         self.reading = -1
+        self.used = UsedRows(feed)
         self._is_held = False
         self._passes: dict[int, list[Item]] = {}
         self._marks: dict[int, EpochMark] = {}
@@ -160,6 +163,10 @@ class Backlog:
         item = self._items[self._position]
         item.batch()  # here, where nobody lets go of it meanwhile
         self._position += 1
+        if item.epoch != self.epoch:
+            segment = item.segment
+            item.origin = self.used.lay(self.epoch, segment.number, segment.rows)
+        item.epoch = self.epoch
         return item
 
     def reorder(self, random: np.random.Generator) -> None:
@@ -182,12 +189,15 @@ class Backlog:
         if for_good:
             self.raise_floor()
 
-    def drop(self, rows: int) -> None:
+    def drop(self, dropped: Iterable[tuple[int, Origin]]) -> None:
         """Count rows that user code is not given."""
-        self.counts = self.counts._replace(dropped=self.counts.dropped + rows)
+        for rows, origin in dropped:
+            self.counts = self.counts._replace(dropped=self.counts.dropped + rows)
+            self.used.drop(part_of(origin, 0, rows))
 
     def rewind(self) -> None:
         """Go back to the floor."""
+        self.used.rewind()
         self.counts = self._counts_at_floor
         self._position = self._given_items = self._floor_items
         self._given_rows = self._floor_rows
@@ -198,6 +208,7 @@ class Backlog:
         """Make what user code is given next the place to go back to."""
         self._floor_items, self._floor_rows = self._given_items, self._given_rows
         self._counts_at_floor = self.counts
+        self.used.raise_floor()
 
     @property
     def rows_since_floor(self) -> int:

@@ -43,6 +43,9 @@ class Budget:
     A feed of which nothing is here may always have one segment, however large and however full the
     others keep the budget: whoever waits for its rows would wait for ever otherwise. Each segment
     has a descriptor, here and in the child, so that their number is limited as well.
+
+    Args:
+        evict: frees something that need not be here, and gives it back; false if there is nothing.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Budget:
         on_pressure: Callable[[], None],
         limit_segments: int | None = None,
         disk_nbytes: int = 0,
+        evict: Callable[[], bool] = lambda: False,
     ) -> None:
         self.limit_nbytes = limit_nbytes
         self.disk_nbytes = disk_nbytes
@@ -59,6 +63,7 @@ class Budget:
         self.used_disk_nbytes = 0
         self._segments: Counter[str] = Counter()
         self._on_pressure = on_pressure
+        self._evict = evict
         self._changed = threading.Condition()
 
     @property
@@ -84,7 +89,11 @@ class Budget:
             while True:
                 if not is_wanted():
                     return Room.UNWANTED
-                room = self._room(feed, nbytes, may_spill)
+                room = self._room(feed, nbytes, lambda: False)
+                while room is Room.FULL and self._evict():
+                    room = self._room(feed, nbytes, lambda: False)
+                if room is Room.FULL:
+                    room = self._room(feed, nbytes, may_spill)
                 if room is not Room.FULL:
                     self._segments[feed] += 1
                     if room is Room.DISK:
@@ -96,6 +105,16 @@ class Budget:
                     return Room.FULL
                 self._on_pressure()
                 self._changed.wait(deadline.wait_s)
+
+    def resize(self, nbytes: int, to_nbytes: int, was_on_disk: bool) -> None:
+        """What took `nbytes` takes `to_nbytes` of memory instead."""
+        with self._changed:
+            if was_on_disk:
+                self.used_disk_nbytes -= nbytes
+            else:
+                self.used_nbytes -= nbytes
+            self.used_nbytes += to_nbytes
+            self._changed.notify_all()
 
     def give_back(self, feed: str, nbytes: int, is_on_disk: bool = False) -> None:
         """Return a segment's bytes and wake whoever waits for them."""

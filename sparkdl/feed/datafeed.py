@@ -18,6 +18,7 @@ from sparkdl.feed.batch import RowEncoder, rows
 from sparkdl.feed.item import Item
 from sparkdl.feed.reader import FeedReader
 from sparkdl.feed.segment import write_segment
+from sparkdl.feed.used import Part, part_of
 
 SendLocal = Callable[[Local, int], None]
 
@@ -55,6 +56,7 @@ class DataFeed:
         self._rows: list[Any] = []
         self._next = 0
         self._item: Item | None = None
+        self._parts: list[Part] = []
         self._exchange = ""
         self._unanswered: deque[tuple[str, int]] = deque()
 
@@ -69,6 +71,7 @@ class DataFeed:
                 those of another are due: their results would go to the wrong rows.
         """
         batch: list[Any] = []
+        self._parts = []
         while len(batch) < batch_size and not self.done_feeding:
             if self._next < len(self._rows):
                 self._move_rows(batch, batch_size - len(batch))
@@ -87,7 +90,10 @@ class DataFeed:
                 self._reader.finish_epoch(self._owner)
             else:
                 self.done_feeding = True
-        return self._by_tensor(batch) if self.input_tensors is not None else batch
+        made = self._by_tensor(batch) if self.input_tensors is not None else batch
+        if self._parts:
+            self._reader.note_batch(self._parts)
+        return made
 
     def should_stop(self) -> bool:
         """Whether the end of the feed has been read."""
@@ -137,7 +143,9 @@ class DataFeed:
             if stop == len(self._rows) and self._item:
                 self._reader.answer_taken(self._item)
         else:
-            self._reader.give(self._owner, moved, steps=0, for_good=True)
+            self._reader.give_for_good(self._owner, moved)
+            if self._item:
+                self._parts += part_of(self._item.origin, stop - moved, stop)
 
     def _answer(self, exchange: str, results: Sequence[Any]) -> None:
         for encoded in RowEncoder().batches(results):

@@ -58,6 +58,7 @@ def tf_dataset(
 
     def epoch() -> Iterator[Any]:
         for columns in batches:
+            batches.reader.read_ahead(None)
             yield arrange(columns, x, y)
 
     dataset = tf.data.Dataset.from_generator(epoch, output_signature=signature)
@@ -72,7 +73,7 @@ def tf_dataset(
     warnings.filterwarnings("ignore", "Your input ran out of data", UserWarning)
     setattr(dataset, _MARK, True)
     setattr(dataset, _READER, batches.reader)
-    _let_strategies_keep_batches()
+    let_strategies_keep_batches()
     return dataset
 
 
@@ -102,8 +103,8 @@ def spec_of(column: np.ndarray, rows: int | None) -> tf.TensorSpec:
     return tf.TensorSpec((rows,), tf.string)
 
 
-def _let_strategies_keep_batches() -> None:
-    """Make strategies that span several nodes take our batches as they are.
+def let_strategies_keep_batches() -> None:
+    """Make strategies that span several nodes take our batches as they are. Imports TensorFlow.
 
     `experimental_distribute_dataset` cuts each batch into one part per replica of the whole
     cluster, assuming that every node reads the same global batches. A node's feed holds that node's

@@ -18,6 +18,7 @@ from sparkdl.feed.item import Item
 from sparkdl.feed.plan import Tail, agreed_steps, next_share
 from sparkdl.feed.reader import FeedReader
 from sparkdl.feed.rows import Columns, GatheredRows
+from sparkdl.feed.used import Origin, Part
 
 SAMPLE_WEIGHT = "sample_weight"
 """The column of `tail="pad"`: float32 `[rows]`, 1 for rows of the feed, 0 for those that fill."""
@@ -53,7 +54,9 @@ class EpochBatches:
     tail: Tail = "short"
     shuffle: bool | int = False
     seed: int = 0
-    _carried: list[tuple[Columns, int]] = field(default_factory=list, init=False, repr=False)
+    _carried: list[tuple[Columns, int, Origin]] = field(
+        default_factory=list, init=False, repr=False
+    )
     _carried_by_node: dict[int, int] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -89,8 +92,8 @@ class _Epoch:
         self._reader = of.reader
         self._owner = owner
         self._rows = GatheredRows()
-        for columns, rows in of._carried:
-            self._rows.add(columns, rows)
+        for columns, rows, origin in of._carried:
+            self._rows.add(columns, rows, origin)
         self._is_over = False
         self._mark: EpochMark | None = None
         self._steps = 0
@@ -121,7 +124,7 @@ class _Epoch:
         if of.is_even and of.tail == "carry":
             # Grants count the rows of this epoch alone. So whoever waits for one has these, and
             # whoever has not takes what there is, which makes room for more.
-            return sum(rows for _, rows in of._carried)
+            return sum(rows for _, rows, _ in of._carried)
         return 0
 
     def _fill(self, rows: int | None) -> bool:
@@ -151,7 +154,8 @@ class _Epoch:
         columns = to_columns(item.batch(), self._of.columns)
         if item.skip:
             columns = slice_columns(columns, item.skip, item.segment.rows)
-        self._rows.add(columns, item.segment.rows - item.skip)
+        origin = None if item.origin is None else item.origin + item.skip
+        self._rows.add(columns, item.segment.rows - item.skip, origin)
 
     def _may_step(self) -> bool:
         """Wait until it is known whether every node can take the next step."""
@@ -199,11 +203,12 @@ class _Epoch:
 
     def _hand_out(self, rows: int, repeated: int = 0) -> Generator[Columns, None, bool]:
         """Yield a batch of `rows` rows and `repeated` more; return false if nobody wants it."""
-        if not self._reader.give(self._owner, rows, repeated):
+        parts: list[Part] = []
+        if rows:
+            self._last, parts = self._rows.cut(rows)
+        if not self._reader.give(self._owner, rows, repeated, parts=parts):
             return False
         self._steps += 1
-        if rows:
-            self._last = self._rows.cut(rows)
         assert self._last is not None
         yield self._filled(self._last, rows, repeated)
         return True
@@ -236,8 +241,10 @@ class _Epoch:
                 return
         mark = self._mark
         carries = mark is not None and self._carries(mark)
-        dropped = 0 if carries else self._rows.count
+        rest = self._rows.rest()
+        dropped = [] if carries else [(rows, origin) for _, rows, origin in rest]
         if self._reader.finish_epoch(self._owner, dropped):
+            self._of._carried = rest if carries else []
             self._carry(mark if carries else None, steps * size)
             self.goes_on = mark is not None and mark.goes_on
 
@@ -251,10 +258,8 @@ class _Epoch:
         return waits and self._is_short_of_rows(mark, self._rows_by_node(mark))
 
     def _carry(self, mark: EpochMark | None, used: int) -> None:
-        of = self._of
-        of._carried = self._rows.rest() if mark else []
-        carried = of._carried_by_node
-        of._carried_by_node = (
+        carried = self._of._carried_by_node
+        self._of._carried_by_node = (
             {node: count + carried.get(node, 0) - used for node, count in mark.rows.items()}
             if mark
             else {}

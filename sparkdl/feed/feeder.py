@@ -81,7 +81,9 @@ class Feeder:
             FeederError: if a connection broke.
             FeedTimeoutError: if no node stored anything for the feed timeout.
         """
-        refused = 0
+        refused, num_rows = 0, -1
+        if self._partition in self._order.skipped:
+            return FedPartition(self._partition, {}, 0)
         num_nodes = len(self._order.targets)
         least = min(MIN_PIECE_NBYTES * num_nodes, MAX_JOINED_NBYTES)
         try:
@@ -95,6 +97,8 @@ class Feeder:
                 self._send_waiting()
                 if self._all_closed():
                     break
+            else:
+                num_rows = row
             refused = self._settle()
         except BaseException:
             for lane in self._lanes:
@@ -103,7 +107,7 @@ class Feeder:
         for lane in self._lanes:
             lane.close()
         self._raise_errors()
-        return FedPartition(self._partition, self._rows(), refused)
+        return FedPartition(self._partition, self._rows(), refused, num_rows)
 
     def _rows(self) -> dict[int, int]:
         return {
@@ -122,7 +126,8 @@ class Feeder:
         for lane in self._lanes:
             lane.wait_open()
         self._raise_errors()
-        self._done = merge_ranges(part for lane in self._lanes for part in lane.covered)
+        here = [part for lane in self._lanes for part in lane.covered]
+        self._done = merge_ranges([*self._order.done.get(self._partition, ()), *here])
 
     def _send_waiting(self) -> None:
         """Send every piece that waits, and those that came back, unless all nodes have closed."""

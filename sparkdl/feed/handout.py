@@ -16,6 +16,7 @@ process ends, the other sees the end of that socket.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import socket
@@ -23,6 +24,7 @@ import struct
 import threading
 import weakref
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing import parent_process
@@ -81,11 +83,13 @@ class Handout:
 class _Epoch:
     """One iteration of one loader: who takes part, and the batches that they share."""
 
-    def __init__(self, hello: Hello, batches: Iterator[Columns]) -> None:
+    def __init__(self, hello: Hello, batches: EpochBatches, number: int) -> None:
         self.hello = hello
         self.joined = {hello.worker}
         self.is_broken = False
-        self._batches = batches
+        self._reader, self._batches = batches.reader, iter(batches)
+        self._number = number
+        self._rounds: Counter[int] = Counter()
         self._lock = threading.Lock()
 
     def takes(self, hello: Hello) -> bool:
@@ -99,8 +103,11 @@ class _Epoch:
         is_same = (ours.loader, ours.workers) == (theirs.loader, theirs.workers)
         return is_same and ours.number > theirs.number
 
-    def take(self) -> Columns | None:
+    def take(self, worker: int) -> Columns | None:
+        """Return the next batch. A loader puts out one of each worker in turn, in their order."""
         with self._lock:
+            self._reader.read_ahead(None, (self._number, self._rounds[worker], worker))
+            self._rounds[worker] += 1
             return next(self._batches, None)
 
 
@@ -114,6 +121,7 @@ class _Desk:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._epoch: _Epoch | None = None
+        self._epochs = itertools.count()
         self._workers: set[socket.socket] = set()
         self._is_closed = False
 
@@ -154,7 +162,7 @@ class _Desk:
         has_ended = epoch is None
         try:
             while worker.recv(1):
-                kind = _END if epoch is None else self._answer(worker, epoch)
+                kind = _END if epoch is None else self._answer(worker, hello.worker, epoch)
                 if kind == _END:
                     worker.sendall(_REPLY.pack(_END, 0))
                 has_ended |= kind != _BATCH
@@ -176,13 +184,13 @@ class _Desk:
             if epoch is not None and epoch.takes(hello):
                 epoch.joined.add(hello.worker)
                 return epoch
-            self._epoch = _Epoch(hello, iter(self._batches))
+            self._epoch = _Epoch(hello, self._batches, next(self._epochs))
             return self._epoch
 
-    def _answer(self, worker: socket.socket, epoch: _Epoch) -> bytes:
+    def _answer(self, worker: socket.socket, number: int, epoch: _Epoch) -> bytes:
         """Send the next batch, or why there is none; return what it was."""
         try:
-            columns = epoch.take() if epoch is self._epoch else None
+            columns = epoch.take(number) if epoch is self._epoch else None
             if columns is None:
                 return _END
             kind, (fd, at) = _BATCH, pack(self._prepare(columns))

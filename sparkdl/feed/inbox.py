@@ -12,6 +12,8 @@ from pathlib import Path
 
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.budget import Budget
+from sparkdl.feed.coverage import PartRows
+from sparkdl.feed.kept import Kept
 from sparkdl.feed.log import Log
 from sparkdl.feed.results import Exchange
 from sparkdl.feed.segment import StoredSegment
@@ -34,11 +36,13 @@ class Store:
         memory_nbytes: of all feeds together.
         disk_nbytes: of rows that later epochs read again and for which there is no memory.
         folder: on whose disk.
+        keeps: rows that were read stay while there is room: another child may want them again.
     """
 
     memory_nbytes: int
     disk_nbytes: int = 0
     folder: Path | None = None
+    keeps: bool = False
 
 
 class Inbox:
@@ -49,7 +53,14 @@ class Inbox:
         self._listener = listener
         self._folder = store.folder
         disk_nbytes = store.disk_nbytes if store.folder else 0
-        self._budget = Budget(store.memory_nbytes, self._press, disk_nbytes=disk_nbytes)
+        self._budget = Budget(
+            store.memory_nbytes,
+            self._press,
+            disk_nbytes=disk_nbytes,
+            evict=lambda: self._kept.evict(),
+        )
+        self._kept = Kept(self._budget)
+        self._keeps = store.keeps
         self._lock = threading.Lock()
         self._logs: dict[str, Log] = {}
         self._exchanges: dict[str, Exchange] = {}
@@ -75,6 +86,26 @@ class Inbox:
             if log is None:
                 log = self._logs[feed] = self._new_log(feed, bool(self._closed))
             return log
+
+    def resume(self, feed: str, epoch: int, run: str, done: PartRows, limit: int) -> None:
+        """Let rows that the child before had been brought come again, as rows of `epoch`.
+
+        Args:
+            run: of the job that brought them.
+            done: rows that are not to come again.
+            limit: how many come again at most.
+        """
+        self.log(feed).resume(epoch, run, self._kept.take(feed, run), done, limit)
+
+    def forget(self, feed: str, epoch: int) -> None:
+        """A checkpoint covers all rows of the epochs before `epoch`."""
+        origins = self.log(feed).origins
+        self._kept.forget(origins, epoch)
+        origins.forget(epoch)
+
+    def clear(self) -> None:
+        """Free what is kept for another child."""
+        self._kept.clear()
 
     def received(self, feed: str) -> None:
         """Tell the listener that rows of `feed` have come."""
@@ -119,13 +150,15 @@ class Inbox:
             self._logs.clear()
             self._closed = ""
             self._generation = generation
+        self._kept.begin()
 
     def press_again(self) -> None:
         """Tell the listener once more if an append waits for room."""
         self._budget.wake()
 
     def _new_log(self, feed: str, is_closed: bool) -> Log:
-        return Log(feed, self._budget, self._listener.on_segment, is_closed, self._folder)
+        kept = self._kept if self._keeps else None
+        return Log(feed, self._budget, self._listener.on_segment, is_closed, self._folder, kept)
 
     def _press(self) -> None:
         for log in self.logs:

@@ -5,13 +5,16 @@ Runs in: feeder
     batches ─▶ _Partition ─▶ pump (a thread) ─▶ node
     results ◀─────────────────────────────────────┘
 
-A node that is lost before a result has been passed on: another takes all from the start.
+A node that is lost: another takes the rows whose results have not been passed on. None takes rows
+while all are on their way to the next generation, for which they are given time.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 
 import msgspec
@@ -24,7 +27,7 @@ from sparkdl.feed.receiver import ExchangeHeader
 from sparkdl.feed.results import WRONG_ANSWER
 
 REOPEN_WAIT_S = 10.0
-"""How long nodes that take no rows are asked again: they may be on their way to another round."""
+"""How long nodes that cannot be reached are asked again."""
 _ASK_AGAIN_S = 0.5
 _SILENCE_FACTOR = 2.0
 _SILENCE_MARGIN_S = 10.0
@@ -32,16 +35,12 @@ _SILENCE_MARGIN_S = 10.0
 
 
 def exchange(
-    order: FeedOrder,
-    name: str,
-    target: Target,
-    batches: Iterator[pa.RecordBatch],
-    reopen_wait_s: float = REOPEN_WAIT_S,
+    order: FeedOrder, name: str, target: Target, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[bytes]:
     """Send one inference partition to a node; yield Arrow IPC streams of encoded result rows.
 
-    A node that is lost is replaced by another as long as no result has been passed on; the
-    partition begins anew there. After that, it is for Spark to repeat the task.
+    A node that is lost is replaced by another, or by its next generation: that answers the rows
+    whose results have not been passed on.
 
     Args:
         target: the node that is asked first.
@@ -50,46 +49,53 @@ def exchange(
         FeederError: if the node failed or answered wrongly; the message is the node's.
     """
     partition = _Partition(batches)
-    if partition.get(0) is None:
+    if partition.at(0) is None:
         return
     nodes = [target, *(node for node in order.targets if node != target)]
-    deadline = Deadline.after(min(reopen_wait_s, order.timeout_s))
-    tries = 0
-    while True:
+    answered = -1
+    for tries in itertools.count():
+        if partition.answered > answered:  # so far the nodes have got
+            answered = partition.answered
+            patience = Deadline.after(min(order.patience_s, order.timeout_s))
+            unreachable = Deadline.after(min(REOPEN_WAIT_S, order.patience_s, order.timeout_s))
+        if tries % len(nodes) == 0:
+            is_there = False  # some node, though it may take no rows
         node = nodes[tries % len(nodes)]
         call = _Call(order, name if tries == 0 else f"{name}.{tries}", node, partition)
         try:
             yield from call.results()
             return
         except FeederError as error:
-            tries += 1
-            is_round_over = tries % len(nodes) == 0
-            if partition.is_answered or WRONG_ANSWER in str(error):
+            is_there = is_there or not isinstance(error.__cause__, flight.FlightUnavailableError)
+            if WRONG_ANSWER in str(error):
                 raise
-            if is_round_over and deadline.has_passed:
-                raise
-            if is_round_over:
+            if partition.at(partition.answered) is None:
+                return  # it was lost with nothing left to answer
+            deadline = patience if is_there else unreachable
+            if (tries + 1) % len(nodes) == 0:
+                if deadline.has_passed:
+                    raise
                 threading.Event().wait(min(_ASK_AGAIN_S, deadline.remaining_s))
 
 
 class _Partition:
-    """The batches of a partition: kept for another node until the first result is passed on."""
+    """The rows of a partition: kept for another node until their results are passed on."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
-        self.is_answered = False
+        self.answered = 0
         self.error: BaseException | None = None
         self._batches = batches
         self._lock = threading.Lock()  # a lost node's pump may still wait for Spark's next batch
-        self._held: list[pa.RecordBatch] = []
-        self._start = 0
+        self._held: deque[pa.RecordBatch] = deque()
+        self._start = self._stop = 0
 
-    def get(self, index: int) -> pa.RecordBatch | None:
-        """Return a batch, None after the last; what lies before `index` is not asked for again.
+    def at(self, row: int) -> pa.RecordBatch | None:
+        """Return the rest of the batch that holds a row; `None` after the last, or if answered.
 
         Raises whatever Spark's side raised, each time.
         """
         with self._lock:
-            while self._start + len(self._held) <= index:
+            while self._stop <= row:
                 if self.error is not None:
                     raise self.error
                 try:
@@ -100,11 +106,24 @@ class _Partition:
                 if batch is None:
                     return None
                 self._held.append(batch)
-            place = index - self._start
-            if self.is_answered:
-                del self._held[:place]
-                self._start, place = index, 0
-            return self._held[place]
+                self._stop += batch.num_rows
+            start = self._start
+            for batch in self._held:
+                if start <= row < start + batch.num_rows:
+                    return batch.slice(row - start)
+                start += batch.num_rows
+            return None
+
+    def pass_on(self, rows: int) -> None:
+        """Note that the results of the next `rows` rows are passed on."""
+        self.answered += rows
+        # Whoever holds the lock may wait for Spark; what is held is let go of another time.
+        if self._lock.acquire(blocking=False):
+            try:
+                while self._held and self._start + self._held[0].num_rows <= self.answered:
+                    self._start += self._held.popleft().num_rows
+            finally:
+                self._lock.release()
 
 
 class _Call:
@@ -130,14 +149,15 @@ class _Call:
                     flight.FlightDescriptor.for_command(self._command), self._order.options()
                 )
             except (pa.ArrowException, OSError) as error:
-                raise self._error(error) from None
+                raise self._error(error) from error
             pump = self._start(self._pump, writer, reader)
             self._start(self._watch, reader)
             try:
                 for chunk in reader:
                     data = chunk.data.column(0)[0].as_py()
-                    self._count(answered=_rows_of(data))
-                    self._partition.is_answered = True
+                    rows = _rows_of(data)
+                    self._count(answered=rows)
+                    self._partition.pass_on(rows)
                     yield data
                 pump.join(self._order.timeout_s)
                 writer.close()
@@ -148,7 +168,7 @@ class _Call:
                 cause = self._problems[0] if is_ours else error
                 if not isinstance(cause, (pa.ArrowException, OSError)):
                     raise cause from None
-                raise self._error(cause) from None
+                raise self._error(cause) from cause
             finally:
                 with self._changed:
                     self._is_over = True
@@ -166,14 +186,14 @@ class _Call:
         return thread
 
     def _pump(self, writer: flight.FlightStreamWriter, reader: flight.FlightStreamReader) -> None:
-        index = 0
+        first = row = self._partition.answered
         try:
-            while (batch := self._partition.get(index)) is not None and not self._is_over:
-                if index == 0:
+            while (batch := self._partition.at(row)) is not None and not self._is_over:
+                if row == first:
                     writer.begin(batch.schema)
                 self._count(sent=batch.num_rows)
                 writer.write_batch(batch)
-                index += 1
+                row += batch.num_rows
             writer.done_writing()
         except BaseException as error:  # noqa: BLE001 (raised by the other thread)
             self._give_up(error, reader)

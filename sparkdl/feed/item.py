@@ -21,11 +21,15 @@ class Item:
     Attributes:
         fd: open until the batch is first wanted; on disk, until the segment is released.
         skip: rows at its start that were used before an iteration was abandoned.
+        epoch: in which it was taken last; several may read it.
+        origin: where its rows lie among those of `UsedRows`, if these are wanted.
     """
 
     segment: Segment
     fd: int
     skip: int = 0
+    epoch: int = -1
+    origin: int | None = None
     is_released: bool = False
     _batch: pa.RecordBatch | None = None
 

@@ -66,8 +66,10 @@ class JaxBatches:
             ahead.append(arrange(arrays, self.x, self.y))
             del columns, arrays
             if len(ahead) > self.prefetch:
+                self.batches.reader.read_ahead(self.prefetch)
                 yield ahead.popleft()
         while ahead:
+            self.batches.reader.read_ahead(len(ahead) - 1)
             yield ahead.popleft()
 
     def _put(self, name: str, column: np.ndarray) -> jax.Array:

@@ -24,9 +24,12 @@ import pyarrow as pa
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.budget import Budget, Room
+from sparkdl.feed.coverage import PartRows
+from sparkdl.feed.kept import Kept, KeptSegment, cut, free
 from sparkdl.feed.ledger import Ledger
-from sparkdl.feed.place import Appended, Attempt, EpochCount, Place
-from sparkdl.feed.plan import Range, merge_ranges
+from sparkdl.feed.origins import Origins, rows_left, within
+from sparkdl.feed.place import Appended, Attempt, EpochCount, Place, Span
+from sparkdl.feed.plan import Range, first_rows, merge_ranges
 from sparkdl.feed.segment import StoredSegment, copy_segment, segment_nbytes, write_segment
 
 _FOR_EVER = sys.maxsize
@@ -46,6 +49,10 @@ class Log:
 
     Args:
         folder: where segments go for which there is no memory.
+        kept: where segments go that were read.
+
+    Attributes:
+        origins: which rows each segment holds or held.
     """
 
     def __init__(
@@ -55,9 +62,11 @@ class Log:
         on_segment: Callable[[StoredSegment], None],
         is_closed: bool = False,
         folder: Path | None = None,
+        kept: Kept | None = None,
     ) -> None:
         self.feed = feed
         self.ledger = Ledger()
+        self.origins = Origins()
         self.rows_received = 0
         self.last_cut = EpochCount()
         self.closed_to = _FOR_EVER if is_closed else -1
@@ -65,6 +74,8 @@ class Log:
         self._budget = budget
         self._on_segment = on_segment
         self._folder = folder
+        self._kept = kept
+        self._runs: dict[int, str] = {}
         self._lock = threading.Lock()
         self._segments: dict[int, StoredSegment] = {}
         self._next_number = 0
@@ -204,28 +215,91 @@ class Log:
         self._budget.wake()
         return self.last_cut
 
-    def settle(self) -> None:
-        """No epoch reads again what was counted last; the next one may be whole."""
+    def settle(self, epoch: int) -> None:
+        """No epoch after `epoch` reads again what was counted last; the next one may be whole."""
+        self.origins.settle(epoch)
         with self._lock:
             self._is_pinned = False
             self._is_whole = True
 
     def release(self, numbers: Iterable[int]) -> None:
-        """Free segments."""
+        """The child needs segments no more: free them, or keep them for another one."""
         with self._lock:
             freed = [self._segments.pop(n) for n in numbers if n in self._segments]
-        self._free(freed)
+        self._let_go(freed)
+
+    def resume(
+        self, epoch: int, run: str, kept: list[KeptSegment], done: PartRows, limit: int
+    ) -> None:
+        """Take rows of an earlier generation as rows of `epoch`, but for those that are `done`.
+
+        Not more than `limit`: the others go where they are wanted.
+
+        Of a partition that somebody brings already none are taken: he would bring them as well.
+        """
+        gone: list[StoredSegment] = []
+        cut_short: list[tuple[StoredSegment, int]] = []
+        with self._lock:
+            for old in kept:
+                part = old.spans[0][0]
+                source = self._sources.setdefault((run, part), _Source(epoch, -1))
+                have = (*source.covered, *done.get(part, ()))
+                is_wanted = source.attempt < 0 and self.takes(epoch)
+                left = rows_left(old.spans, {part: have}) if is_wanted else []
+                left = first_rows(left, limit - self._rows[epoch])
+                segment = self._again(old.segment, epoch, left)
+                if segment is None:
+                    gone.append(old.segment)
+                    continue
+                if segment.fd != old.segment.fd:
+                    cut_short.append((old.segment, segment.nbytes))
+                spans = tuple(within(old.spans, left))
+                ranges = [(start, stop) for _, start, stop in spans]
+                source.covered = merge_ranges([*source.covered, *ranges])
+                self._enter(segment, run, spans)
+        for segment in gone:  # without the lock: who holds the budget's may want it
+            free(segment, self._budget)
+        for segment, nbytes in cut_short:
+            os.close(segment.fd)
+            self._budget.resize(segment.nbytes, nbytes, segment.is_on_disk)
+
+    def _again(self, old: StoredSegment, epoch: int, rows: list[Range]) -> StoredSegment | None:
+        """Return a segment of these rows of another, which is the other's own if it is all."""
+        if not rows:
+            return None
+        count = sum(stop - start for start, stop in rows)
+        fd, nbytes, is_on_disk = old.fd, old.nbytes, old.is_on_disk
+        if count < old.rows:
+            try:
+                fd = cut(old, rows)
+            except OSError:
+                return None  # a feeder brings them
+            nbytes, is_on_disk = os.fstat(fd).st_size, False
+        number = self._next_number
+        return StoredSegment(self.feed, number, epoch, count, nbytes, fd, is_on_disk=is_on_disk)
+
+    def _enter(self, segment: StoredSegment, run: str, spans: tuple[Span, ...]) -> None:
+        """Note a segment of rows that belong to an epoch, and tell of it."""
+        self._next_number += 1
+        self._segments[segment.number] = segment
+        if not segment.exchange:
+            if run and self._kept is not None:
+                self._runs[segment.number] = run
+            self.origins.add(segment.number, segment.epoch, spans)
+            self.rows_received += segment.rows
+            self._rows[segment.epoch] += segment.rows
+        self._on_segment(segment)
 
     def close_call(self) -> None:
         """Take no more rows of the feeding that is under way, and free what is here of it."""
         self.terminated_to = self._last_epoch
-        self._close(self._last_epoch)
+        self._close(self._last_epoch, keeps=False)
 
     def close(self) -> None:
-        """Take no more rows, free what is here, and let waiting appends return."""
-        self._close(_FOR_EVER)
+        """Take no more rows, let go of what is here, and let waiting appends return."""
+        self._close(_FOR_EVER, keeps=True)
 
-    def _close(self, epoch: int) -> None:
+    def _close(self, epoch: int, keeps: bool) -> None:
         with self._lock:
             self.closed_to = max(self.closed_to, epoch)
             self._is_pinned = False
@@ -233,7 +307,9 @@ class Log:
             freed = [s for s in self._segments.values() if self.is_closed or not s.exchange]
             for segment in freed:
                 del self._segments[segment.number]
-        self._free(freed)
+                if not keeps:
+                    self._runs.pop(segment.number, None)
+        self._let_go(freed)
         self._budget.wake()
 
     def _add(self, rows: int, nbytes: int, fd: int, is_on_disk: bool, place: Place) -> bool:
@@ -251,16 +327,12 @@ class Log:
                 place.is_last,
                 is_on_disk,
             )
-            self._next_number += 1
-            self._segments[segment.number] = segment
-            if not place.exchange:
-                self.rows_received += rows
-                self._rows[place.epoch] += rows
             if place.attempt:
                 source = self._sources[place.attempt.run, place.attempt.partition]
                 here = (place.start_row, place.start_row + rows)
                 source.covered = merge_ranges([*source.covered, here])
-            self._on_segment(segment)
+            run = place.attempt.run if place.attempt else ""
+            self._enter(segment, run, place.spans_of(rows))
             return True
 
     def _wants(self, place: Place) -> bool:
@@ -280,7 +352,15 @@ class Log:
                 "is out of date: a later one has begun"
             )
 
-    def _free(self, segments: list[StoredSegment]) -> None:
+    def _let_go(self, segments: list[StoredSegment]) -> None:
+        """Keep segments that a call has brought, if any are kept; free the others."""
+        kept = []
         for segment in segments:
-            os.close(segment.fd)
-            self._budget.give_back(self.feed, segment.nbytes, segment.is_on_disk)
+            run = self._runs.pop(segment.number, "")
+            spans = self.origins.spans(segment.number)
+            if run and spans and self._kept is not None:
+                kept.append(KeptSegment(segment, run, spans, self.origins))
+            else:
+                free(segment, self._budget)
+        if kept and self._kept is not None:
+            self._kept.add(kept)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import pyarrow.flight as flight
 
 from sparkdl.control.auth import bearer
-from sparkdl.core.errors import SparkdlError
+from sparkdl.core.errors import ConfigError, SparkdlError
+from sparkdl.feed.plan import Range
 
 
 class FeederError(SparkdlError):
@@ -37,6 +38,10 @@ class FeedOrder:
         last_epoch: the last one of the same `feed` call.
         keep: later epochs are to read the rows again.
         ahead: rows by node id that a stream has brought to a node beyond the poorest of them.
+        done: rows by partition that a checkpoint covers; they are not fed.
+        skipped: partitions of which all rows are `done`; they are not even read.
+        partitions: how many there were when rows were fed before; 0 where that is not known.
+        patience_s: how long inference waits for nodes that are between two generations.
     """
 
     feed: str
@@ -49,19 +54,54 @@ class FeedOrder:
     last_epoch: int = 0
     keep: bool = False
     ahead: Mapping[int, int] = field(default_factory=dict)
+    done: Mapping[int, tuple[Range, ...]] = field(default_factory=dict)
+    skipped: frozenset[int] = frozenset()
+    partitions: int = 0
+    patience_s: float = 10.0
+
+    def check_partitions(self, partitions: int) -> None:
+        """Check that the data come in as many partitions as before.
+
+        Raises:
+            ConfigError: if they do not.
+        """
+        named = max(self.done, default=-1) + 1
+        if self.partitions not in (0, partitions) or named > partitions:
+            raise other_data(self.feed, self.partitions or named, partitions)
 
     def options(self) -> flight.FlightCallOptions:
         """Return the call options that carry the token."""
         return flight.FlightCallOptions(headers=[(b"authorization", bearer(self.token).encode())])
 
 
+WHAT_TO_DO = (
+    "Which rows are left cannot be told: feed the same data, in the same partitions (cache a "
+    "DataFrame whose partitions vary, or write it to Parquet), or take another checkpoint_dir"
+)
+
+
+def other_data(feed: str, before: int, now: int) -> ConfigError:
+    """Return the error for data that come in other partitions than before."""
+    return ConfigError(
+        f"feed {feed!r}: the data have {now} partitions, and {before} when rows of them were fed "
+        f"before. {WHAT_TO_DO}"
+    )
+
+
 @dataclass(frozen=True)
 class FedPartition:
-    """What became of one partition: rows by node id, and rows that no node wanted any more."""
+    """What became of one partition.
+
+    Attributes:
+        rows: by node id.
+        rows_refused: rows that no node wanted any more.
+        num_rows: of the partition, those `done` as well; -1 if it was not read to its end.
+    """
 
     partition: int
     rows: dict[int, int]
     rows_refused: int
+    num_rows: int = -1
 
 
 def flight_reason(error: BaseException) -> str:

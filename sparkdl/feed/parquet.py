@@ -25,6 +25,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.feed.parquet_plan import DataFile, Share, Storage, own_files, plan
 from sparkdl.feed.parquet_storage import find_files, locate, open_storage
 from sparkdl.feed.parquet_types import INT96_UNIT, spark_schema
+from sparkdl.feed.plan import Range
 
 _FOOTER_THREADS = 16
 _VARIABLE_NBYTES = 4
@@ -55,12 +56,18 @@ class ParquetSource:
         """How many rows all files have."""
         return sum(map(sum, self.row_groups))
 
-    def shares(self, num_nodes: int, seed: int | None = None, epoch: int = 0) -> list[Share]:
+    def shares(
+        self,
+        num_nodes: int,
+        seed: int | None = None,
+        epoch: int = 0,
+        done: Sequence[Range] = (),
+    ) -> list[Share]:
         """Return what each node reads, see `parquet_plan.plan`."""
         schema = self.schema.serialize().to_pybytes()
         return [
             Share(self.storage, schema, self.partitions, *own_files(self.files, ranges))
-            for ranges in plan(self.row_groups, num_nodes, seed, epoch)
+            for ranges in plan(self.row_groups, num_nodes, seed, epoch, done)
         ]
 
 

@@ -71,19 +71,29 @@ def read_share(
 
 
 def _pieces(share: Share) -> Iterator[_Piece]:
-    piece: _Piece | None = None
+    ranges: list[FileRange] = []
+    nbytes = 0
     for part in share.ranges:
-        file = share.files[part.file]
-        if piece and piece.file is file and part.row_group > piece.ranges[-1].row_group:
-            longer = _Piece(file, (*piece.ranges, part))
-            if longer.nbytes <= _JOINED_NBYTES:
-                piece = longer
-                continue
-        if piece:
-            yield piece
-        piece = _Piece(file, (part,))
-    if piece:
-        yield piece
+        more = share.files[part.file].row_nbytes * (part.stop - part.start)
+        if ranges and not _is_read_with(part, ranges[-1], nbytes + more):
+            yield _Piece(share.files[ranges[0].file], tuple(ranges))
+            ranges, nbytes = [], 0
+        ranges.append(part)
+        nbytes += more
+    if ranges:
+        yield _Piece(share.files[ranges[0].file], tuple(ranges))
+
+
+def _is_read_with(part: FileRange, last: FileRange, nbytes: int) -> bool:
+    """Whether a range is read in one go with those up to `last`, which are `nbytes` with it.
+
+    What is left of a row group of which rows are done may be many ranges; it is decoded once.
+    """
+    if part.file != last.file:
+        return False
+    if part.row_group == last.row_group:
+        return part.start >= last.stop
+    return part.row_group > last.row_group and nbytes <= _JOINED_NBYTES
 
 
 class _Reader:
@@ -131,7 +141,7 @@ class _Reader:
         rows = max(1, self._batch_nbytes * 15 // 16 // piece.file.row_nbytes)
         if self._has_text:
             rows = min(rows, _MAX_TEXT_ROWS)
-        groups = [part.row_group for part in piece.ranges]
+        groups = list(dict.fromkeys(part.row_group for part in piece.ranges))
         batches: Iterator[pa.RecordBatch] = file.iter_batches(
             rows, groups, self._own, use_threads=piece.nbytes > READ_NBYTES
         )
@@ -151,17 +161,18 @@ class _Reader:
 
 def _wanted_rows(piece: _Piece, footer: pq.FileMetaData) -> list[tuple[int, int]]:
     """Return which rows of the piece's row groups, laid end to end, are wanted."""
-    wanted, offset = [], 0
+    wanted, offset, rows, last = [], 0, 0, -1
     for part in piece.ranges:
         groups = footer.num_row_groups
-        rows = footer.row_group(part.row_group).num_rows if part.row_group < groups else 0
+        if part.row_group != last:
+            offset, last = offset + rows, part.row_group
+            rows = footer.row_group(last).num_rows if last < groups else 0
         if part.stop > rows:
             raise ReadError(
                 f"{piece.file.path} has {rows} rows in row group {part.row_group}, not "
                 f"{part.stop} as planned: it has been replaced since the feed began"
             )
         wanted.append((offset + part.start, offset + part.stop))
-        offset += rows
     return merge_ranges(wanted)
 
 

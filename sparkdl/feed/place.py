@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+Span = tuple[int, int, int]
+"""Rows of one partition: its number, and the half-open range of the rows."""
+
 
 class Appended(Enum):
     """What became of a batch."""
@@ -37,6 +40,8 @@ class Place:
             begun. A later attempt skips them.
         exchange: the inference partition that waits for results, or empty.
         keep: a later epoch is to read the rows again: rather go to disk than wait for memory.
+        spans: which rows these are, in their order: partition and half-open range; by default
+            those that the attempt brings.
     """
 
     epoch: int = 0
@@ -45,6 +50,13 @@ class Place:
     exchange: str = ""
     is_last: bool = False
     keep: bool = False
+    spans: tuple[Span, ...] = ()
+
+    def spans_of(self, rows: int) -> tuple[Span, ...]:
+        """Return which rows a batch of `rows` rows holds."""
+        if self.spans or self.attempt is None or not rows:
+            return self.spans
+        return ((self.attempt.partition, self.start_row, self.start_row + rows),)
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,17 @@ def merge_ranges(ranges: Iterable[Range]) -> list[Range]:
     return merged
 
 
+def first_rows(ranges: Iterable[Range], rows: int) -> list[Range]:
+    """Return the first `rows` rows of half-open ranges; all if they have fewer."""
+    found: list[Range] = []
+    for start, stop in ranges:
+        if rows <= 0:
+            break
+        found.append((start, min(stop, start + rows)))
+        rows -= stop - start
+    return found
+
+
 def uncovered(start: int, stop: int, ranges: Sequence[Range]) -> list[Range]:
     """Return the parts of [`start`, `stop`) that no range covers, in order.
 

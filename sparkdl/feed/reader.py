@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,9 @@ import pyarrow as pa
 from sparkdl.control.channel import Consumed, EndMark, EpochMark, Local, Release, Terminated
 from sparkdl.core.errors import FeedClosedError, FeedTimeoutError, SparkdlError
 from sparkdl.feed.backlog import Backlog, let_go
+from sparkdl.feed.coverage import EpochRows
 from sparkdl.feed.item import Item
+from sparkdl.feed.used import Origin, Part, Turn
 
 _log = logging.getLogger(__name__)
 
@@ -27,7 +29,11 @@ TELL_PERIOD_S = 0.02
 
 
 class FeedReader:
-    """One feed. The receiving thread adds, user code reads; all methods may be called by either."""
+    """One feed. The receiving thread adds, user code reads; all methods may be called by either.
+
+    Args:
+        tracks: whether it is known which rows user code was handed, see `position`.
+    """
 
     def __init__(
         self,
@@ -35,11 +41,13 @@ class FeedReader:
         send: Callable[[Local], None],
         timeout_s: float | None = None,
         tell_period_s: float = TELL_PERIOD_S,
+        tracks: bool = False,
     ) -> None:
         self.feed, self._send = feed, send
         self._timeout_s, self._tell_period_s = timeout_s, tell_period_s
         self._changed = threading.Condition()
-        self._backlog = Backlog()
+        self._backlog = Backlog(feed)
+        self._backlog.used.is_wanted = tracks
         self._owner = 0
         self._told_at_s, self._is_told = 0.0, True
         self._pressed_epoch = self._held = -1
@@ -47,6 +55,16 @@ class FeedReader:
         self._problem: SparkdlError | None = None
 
     # What the receiving thread calls.
+
+    def track(self) -> None:
+        """Note from now on which rows user code is handed; before any."""
+        with self._changed:
+            self._backlog.used.is_wanted = True
+
+    @property
+    def steps(self) -> int:
+        """How many batches user code has been given, in all epochs."""
+        return self._backlog.counts.steps
 
     def add(self, item: Item) -> None:
         """Take a segment."""
@@ -206,14 +224,12 @@ class FeedReader:
             self._wait(lambda: owner != self._owner or has_rows() or backlog.is_complete)
             return owner == self._owner and has_rows()
 
-    def give(
-        self, owner: int, rows: int, padded: int = 0, steps: int = 1, for_good: bool = False
-    ) -> bool:
-        """Count rows that are about to be handed to user code.
+    def give(self, owner: int, rows: int, padded: int = 0, parts: list[Part] | None = None) -> bool:
+        """Count a batch that is about to be handed to user code.
 
         Args:
             padded: rows that are given beyond these, again.
-            for_good: they are not given back if the iteration is abandoned.
+            parts: where the rows come from.
 
         Returns:
             False once somebody else has claimed: then nothing may be handed out.
@@ -221,17 +237,29 @@ class FeedReader:
         with self._changed:
             if owner != self._owner:
                 return False
-            self._backlog.give(rows, padded, steps, for_good)
-            self._is_told = False
-            if time.monotonic() - self._told_at_s >= self._tell_period_s:
-                self._tell()
+            self._backlog.give(rows, padded, steps=1, for_good=False)
+            self._backlog.used.add(parts or [])
+            self._tell_if_due()
             return True
 
-    def finish_epoch(self, owner: int, dropped: int = 0) -> bool:
+    def give_for_good(self, owner: int, rows: int) -> None:
+        """Count rows that are not given back if others claim; `note_batch` says in which batch."""
+        with self._changed:
+            if owner == self._owner:
+                self._backlog.give(rows, padded=0, steps=0, for_good=True)
+                self._tell_if_due()
+
+    def note_batch(self, parts: list[Part]) -> None:
+        """User code is handed a batch of rows that were given for good."""
+        with self._changed:
+            self._backlog.used.add(parts)
+            self._backlog.used.raise_floor()
+
+    def finish_epoch(self, owner: int, dropped: Sequence[tuple[int, Origin]] = ()) -> bool:
         """Move past the epoch's end: what no later epoch reads is released.
 
         Args:
-            dropped: rows of the epoch that user code is not given.
+            dropped: rows of the epoch that user code is not given: how many, and where from.
 
         Returns:
             False once somebody else has claimed.
@@ -244,6 +272,42 @@ class FeedReader:
                 self._release(self._backlog.finish_epoch())
             self._tell()
             return True
+
+    def read_ahead(self, batches: int | None, turn: Turn = ()) -> None:
+        """Say how many of the batches that are handed out the training has not been given yet.
+
+        Args:
+            batches: `None` if nobody knows, from now on.
+            turn: where in its order the next batch comes out, see `UsedRows.add`.
+        """
+        with self._changed:
+            used = self._backlog.used
+            used.ahead = None if used.ahead is None else batches
+            used.turn = turn
+
+    @property
+    def batches_given(self) -> int:
+        """How many batches user code was handed and has not given back; 0 if nobody counts."""
+        return self._backlog.used.count
+
+    def position(self, batches: int | None) -> EpochRows:
+        """Return the rows of the first batches handed out, by epoch and segment.
+
+        Args:
+            batches: how many, of all iterations together, but for what an abandoned one gave
+                back; `None` for all that the training was given.
+
+        Raises:
+            ConfigError: if there are not so many; if what reads ahead of the training hides how
+                many it was given; or if nobody has noted which rows they are.
+        """
+        with self._changed:
+            return self._backlog.used.position(batches)
+
+    def forget(self, epoch: int) -> None:
+        """No position need name rows of the epochs before `epoch` any more."""
+        with self._changed:
+            self._backlog.used.forget(epoch)
 
     def answer_taken(self, item: Item) -> None:
         """Rows of inference have been handed to user code: the segment is free."""
@@ -276,6 +340,11 @@ class FeedReader:
         here, now = self._backlog, self._backlog.counts
         counts = (now.rows, here.epoch, now.steps, now.padded, now.dropped)
         self._send(Consumed(self.feed, *counts, self._held, here.reading))
+
+    def _tell_if_due(self) -> None:
+        self._is_told = False
+        if time.monotonic() - self._told_at_s >= self._tell_period_s:
+            self._tell()
 
     def _wait(self, is_ready: Callable[[], bool]) -> None:
         def is_over() -> bool:

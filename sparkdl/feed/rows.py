@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl.feed.columns import concat, slice_columns
+from sparkdl.feed.used import Origin, Part, part_of, places_of
 
 Columns = dict[str, np.ndarray[Any, Any]]
 """Arrays by column name, all with the same first dimension: `[rows, …]`."""
@@ -28,25 +29,27 @@ class GatheredRows:
 
     def __init__(self) -> None:
         self.count = 0
-        self._parts: deque[tuple[Columns, int, int]] = deque()
+        self._parts: deque[tuple[Columns, int, int, Origin]] = deque()
         self._random: np.random.Generator | None = None
         self._window: int | bool = False
         self._unmixed: list[Columns] = []
+        self._unmixed_origins: list[tuple[Origin, int]] = []
         self._unmixed_rows = self._unmixed_nbytes = 0
 
     def shuffle(self, random: np.random.Generator, window: int | bool) -> None:
         """Mix what is added from now on, within `window` rows, or `MIX_NBYTES` if it is `True`."""
         self._random, self._window = random, window
 
-    def add(self, columns: Columns, rows: int) -> None:
-        """Take the columns of `rows` rows."""
+    def add(self, columns: Columns, rows: int, origin: Origin = None) -> None:
+        """Take the columns of `rows` rows, all of them with an origin, or none."""
         if not rows:
             return
         if self._random is None:
-            self._parts.append((columns, 0, rows))
+            self._parts.append((columns, 0, rows, origin))
             self.count += rows
             return
         self._unmixed.append(columns)
+        self._unmixed_origins.append((origin, rows))
         self._unmixed_rows += rows
         self._unmixed_nbytes += sum(array.nbytes for array in columns.values())
         is_enough = (
@@ -64,26 +67,44 @@ class GatheredRows:
         assert self._random is not None
         order = self._random.permutation(self._unmixed_rows)
         columns = {name: array[order] for name, array in concat(self._unmixed).items()}
-        self._parts.append((columns, 0, self._unmixed_rows))
+        origin: Origin = None
+        if self._unmixed_origins[0][0] is not None:
+            places = [places_of(origin, rows) for origin, rows in self._unmixed_origins]
+            origin = np.concatenate(places)[order]
+        self._parts.append((columns, 0, self._unmixed_rows, origin))
         self.count += self._unmixed_rows
         self._unmixed, self._unmixed_rows, self._unmixed_nbytes = [], 0, 0
+        self._unmixed_origins = []
 
-    def cut(self, rows: int) -> Columns:
-        """Remove and return the first `rows` rows; views where they lie in one segment."""
-        pieces = []
+    def cut(self, rows: int) -> tuple[Columns, list[Part]]:
+        """Remove and return the first `rows` rows, and where they come from.
+
+        The columns are views where they lie in one segment.
+        """
+        pieces, origins = [], []
         self.count -= rows
         while rows:
-            columns, start, stop = self._parts.popleft()
+            columns, start, stop, origin = self._parts.popleft()
             if stop - start > rows:
-                self._parts.appendleft((columns, start + rows, stop))
+                self._parts.appendleft((columns, start + rows, stop, origin))
                 stop = start + rows
             rows -= stop - start
             pieces.append(slice_columns(columns, start, stop))
-        return pieces[0] if len(pieces) == 1 else concat(pieces)
+            origins += part_of(origin, start, stop)
+        return (pieces[0] if len(pieces) == 1 else concat(pieces)), origins
 
-    def rest(self) -> list[tuple[Columns, int]]:
-        """Remove and return all rows, with their number, in parts."""
-        parts = [(slice_columns(c, start, stop), stop - start) for c, start, stop in self._parts]
+    def rest(self) -> list[tuple[Columns, int, Origin]]:
+        """Remove and return all rows in parts: columns, how many rows, and their origin."""
+        parts = [
+            (slice_columns(columns, start, stop), stop - start, _from(origin, start, stop))
+            for columns, start, stop, origin in self._parts
+        ]
         self._parts.clear()
         self.count = 0
         return parts
+
+
+def _from(origin: Origin, start: int, stop: int) -> Origin:
+    if origin is None:
+        return None
+    return origin + start if isinstance(origin, int) else origin[start:stop]

@@ -16,7 +16,7 @@ from sparkdl.feed.batch import RowEncoder
 from sparkdl.feed.feeder import Feeder
 from sparkdl.feed.order import FedPartition, FeedOrder
 
-FED_SCHEMA = "partition long, rows string, refused long"
+FED_SCHEMA = "partition long, rows string, refused long, num_rows long"
 """Spark schema of what `FeedDataFrame` returns: one row a partition, `rows` as JSON."""
 
 
@@ -34,6 +34,7 @@ class FeedDataFrame:
                 "partition": [fed.partition],
                 "rows": [json.dumps(fed.rows)],
                 "refused": [fed.rows_refused],
+                "num_rows": [fed.num_rows],
             }
         )
 
@@ -49,9 +50,10 @@ class FeedRdd:
         yield _feed(self.order, RowEncoder().batches(values))
 
 
-def fed_partition(partition: int, rows_json: str, refused: int) -> FedPartition:
+def fed_partition(partition: int, rows_json: str, refused: int, num_rows: int) -> FedPartition:
     """Return the `FedPartition` that a row of `FeedDataFrame` stands for."""
-    return FedPartition(partition, {int(k): v for k, v in json.loads(rows_json).items()}, refused)
+    rows = {int(node_id): count for node_id, count in json.loads(rows_json).items()}
+    return FedPartition(partition, rows, refused, num_rows)
 
 
 def _feed(order: FeedOrder, batches: Iterator[pa.RecordBatch]) -> FedPartition:

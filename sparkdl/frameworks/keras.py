@@ -80,7 +80,8 @@ def _fit(stock: Function, model: Any, *args: Any, **kwargs: Any) -> Any:
     return history
 
 
-def _spans_workers(strategy: Any) -> bool:
+def spans_workers(strategy: Any) -> bool:
+    """Whether `strategy` trains on several workers."""
     import tensorflow as tf
 
     spanning = tf.distribute.MultiWorkerMirroredStrategy
@@ -90,7 +91,7 @@ def _spans_workers(strategy: Any) -> bool:
 def _strategy(model: Any) -> Any:
     """Return the strategy of several workers that `model` was created under, or `None`."""
     strategy = getattr(model, "_distribute_strategy", None)
-    return strategy if _spans_workers(strategy) else None
+    return strategy if spans_workers(strategy) else None
 
 
 def _writes(model: Any) -> bool:
@@ -120,7 +121,7 @@ def _compile(stock: Function, model: Any, *args: Any, **kwargs: Any) -> None:
 
 def _reduce(stock: Function, values: Any, strategy: Any, reduction: str) -> Any:
     operation = {"auto": "MEAN", "mean": "MEAN", "sum": "SUM"}.get(reduction)
-    if operation is None or not _spans_workers(strategy):
+    if operation is None or not spans_workers(strategy):
         return stock(values, strategy, reduction)
     reduce = functools.partial(strategy.reduce, operation, axis=None)
     return import_module("keras").tree.map_structure(reduce, values)

@@ -56,15 +56,21 @@ class TensorFlow(Framework):
             if role != EVALUATOR.name or member.role.name == role
         }
         job = CHIEF.name if member.role.is_chief else member.role.name
-        task = {"type": job, "index": member.node.index}
+        task = {"type": job, "index": member.index}
         return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
 
     def before_map_fun(self, world: World, member: Member) -> None:
-        """Make Keras 3 work with feeds and several workers, where it is TensorFlow's Keras."""
+        """Make strategies and Keras 3 work with feeds and several workers."""
+        if member.role.is_trainer and len(world.trainers) > 1:
+            from sparkdl.feed.dataset import let_strategies_keep_batches
+
+            let_strategies_keep_batches()  # before anyone looks up a strategy's method
         if member.role.is_trainer and _uses_keras_3():
             from sparkdl.frameworks.keras import apply_shim, end_feeds_with_fit
+            from sparkdl.frameworks.keras_epochs import let_epochs_differ
 
             end_feeds_with_fit()
+            let_epochs_differ()
             if len(world.trainers) > 1:
                 apply_shim()
 

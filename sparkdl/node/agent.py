@@ -28,10 +28,21 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkdl.control.channel import Commit, Local, Raised, Returned, Running, Start
+from sparkdl.control.channel import (
+    Checkpointed,
+    Commit,
+    Committed,
+    Local,
+    Raised,
+    Returned,
+    Running,
+    Start,
+)
 from sparkdl.control.messages import (
     Begin,
     CheckpointCommit,
+    CheckpointDone,
+    CheckpointPart,
     ChildFailed,
     ChildReturned,
     ChildRunning,
@@ -46,6 +57,7 @@ from sparkdl.control.messages import (
     StopChild,
     ToAgent,
 )
+from sparkdl.core.checkpoint import FIRST_TIME
 from sparkdl.core.errors import ProtocolError, SparkdlError
 from sparkdl.core.failure import Failure
 from sparkdl.core.settings import Environment
@@ -85,13 +97,17 @@ class Agent:
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._end_reason = ""
+        self.was_cut_off = False
         self._rank = -1
+        self._resume = FIRST_TIME
         self._child: Child | None = None
+        self._num_children = 0
         self._pipe: ChildPipe | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._unsent: list[FromAgent] = []
         self._client: CoordinatorClient | None = None
         self._board: Board | None = None
+        self._old_board: asyncio.Task[None] | None = None
         self._state, actions = states.begin()
         self._perform(actions)  # before the heavy imports: the child's own are what takes long
 
@@ -105,6 +121,7 @@ class Agent:
             feed_memory(settings.feed_memory_nbytes),
             feed_disk(settings.feed_disk_nbytes, work_dir),
             work_dir,
+            keeps=settings.max_restarts > 0,
         )
         self._feeds = NodeFeeds(
             store,
@@ -147,11 +164,12 @@ class Agent:
     def _perform(self, actions: list[states.Action]) -> None:  # noqa: C901 (one case an action)
         for action in actions:
             match action:
-                case states.Spawn(generation):
-                    self._spawn(generation)
-                case states.StartChild(world):
+                case states.Spawn(generation, is_again):
+                    self._spawn(generation, is_again)
+                case states.StartChild(world, resume):
                     self._rank = world.member(self._order.node_id).rank
-                    self._send_to_child(Start(world, self._order.node_id, self._spec))
+                    self._resume = resume
+                    self._send_to_child(Start(world, self._order.node_id, self._spec, resume))
                     self._news(AgentNews(world_began=True))
                     self._begin_board()
                 case states.Terminate():
@@ -171,18 +189,18 @@ class Agent:
                     self._end_reason = reason
                     self._ended.set()
 
-    def _spawn(self, generation: int) -> None:
-        if self._child:
-            self._child.close()
-        port = reserve_port(self._host, self._environment)
-        log = ChildLog(self._work_dir / f"child-{generation}.log")
+    def _spawn(self, generation: int, is_again: bool) -> None:
+        port = self._child.close(keeps_port=is_again) if self._child else None
+        port = port or reserve_port(self._host, self._environment)
+        self._num_children += 1
+        log = ChildLog(self._work_dir / f"child-{self._num_children}.log")
         if self._gpus.note:
             log.add(self._gpus.note)
         framework, environment = self._spec.framework, self._child_environment()
         child = Child.spawn(ChildOrder(framework, self._payload, log, port, environment))
         self._child = child
         self._pipe = ChildPipe(self._loop, child.sock, self._on_child_message)
-        if generation:
+        if generation or is_again:
             self._feeds.reopen(generation)
         self._tell(Offer(generation, child.port))
         if not framework_named(framework).shares_port:
@@ -218,9 +236,14 @@ class Agent:
             rank=self._rank,
             host=self._host,
             generation=generation,
+            step=self._step(failure),
             log_tail=self._child.log.tail(self._spec.settings.log_tail_lines),
         )
         self._tell(ChildFailed(generation, complete))
+
+    def _step(self, failure: Failure) -> int:
+        at = self._resume.checkpoint
+        return (at.step if at else 0) + max(failure.step, self._feeds.steps)
 
     def _failure(self, status: int) -> Failure:
         """Describe a child that ended without a word."""
@@ -240,8 +263,24 @@ class Agent:
             self.handle(states.ChildSaidHowItEnded(message))
         elif isinstance(message, Raised):
             self.handle(states.ChildSaidHowItEnded(message.failure))
+        elif isinstance(message, Checkpointed | Committed):
+            self._on_checkpoint(message)
         else:
             self._feeds.on_child_message(message, fd)
+
+    def _on_checkpoint(self, message: Checkpointed | Committed) -> None:
+        if self._begun is None:
+            return  # of a child that is being ended
+        if isinstance(message, Committed):
+            self._tell(CheckpointDone(self._begun, message.step, message.url))
+        else:
+            feeds = self._feeds.coverage(message.feeds)
+            self._tell(CheckpointPart(self._begun, message.step, feeds, message.problem))
+
+    @property
+    def _begun(self) -> int | None:
+        """The generation of the child that runs `map_fun`; `None` while none does."""
+        return self._state.generation if isinstance(self._state, states.Begun) else None
 
     def _on_child_exit(self, status: int) -> None:
         if self._pipe:
@@ -251,17 +290,18 @@ class Agent:
 
     def _on_driver_message(self, message: ToAgent) -> None:
         match message:
-            case Begin(world):
-                self.handle(states.WorldBegan(world))
-            case NewRound(generation):
-                self.handle(states.RoundAsked(generation))
+            case Begin(world, resume):
+                self.handle(states.WorldBegan(world, resume))
+            case NewRound(generation, is_again):
+                self.handle(states.RoundAsked(generation, is_again))
             case StopChild(generation):
                 grace_s = self._spec.settings.grace_s
                 self.handle(states.ChildStopAsked(generation, grace_s))
             case Stop(grace_s):
                 self.handle(states.StopAsked(grace_s))
-            case CheckpointCommit(_, step, manifest):
-                self._send_to_child(Commit(step, manifest))
+            case CheckpointCommit(generation, step, manifest, missing, problem):
+                if self._begun == generation:
+                    self._send_to_child(Commit(step, manifest, missing, problem))
             case FetchLog(request, lines):
                 tail = self._child.log.tail(lines) if self._child else ()
                 self._tell(LogTail(request, tail))
@@ -320,8 +360,10 @@ class Agent:
         try:
             async for message in self._client.messages():
                 self._on_driver_message(message)
+            self.was_cut_off = not self._ended.is_set()
             self._orphan("the connection to the driver ended")
         except ProtocolError as error:
+            self.was_cut_off = True
             self._orphan(str(error))
         except Exception:
             _log.exception("The agent of %s failed", self._node.name)
@@ -334,6 +376,9 @@ class Agent:
             log_dir = log_dir or f"tensorboard_{self._order.node_id}"
             self._board = Board(log_dir, self._host, self._environment.board_port)
             self._board.begin(self._tell)
+        elif self._rank != 0 and self._board is not None:  # another node is the first one now
+            self._old_board = self._loop.create_task(self._board.close())
+            self._board = None
 
     async def _clean_up(self) -> None:
         self._signal_child(signal.SIGKILL)
@@ -365,17 +410,19 @@ def _allow_descriptors() -> None:
 
 
 def main() -> int:
-    """Run one agent; return its exit status."""
+    """Run one agent; return its exit status: not 0 if whoever started it is to start another."""
     order, payload = read_order(sys.stdin.buffer)
     _allow_descriptors()
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s agent {order.node_id} %(message)s")
     work_dir = Path(tempfile.mkdtemp(prefix="sparkdl-", dir=work_root()))
 
-    async def serve() -> str:
-        return await Agent(order, payload, work_dir).run()
+    async def serve() -> bool:
+        agent = Agent(order, payload, work_dir)
+        await agent.run()
+        return agent.was_cut_off and order.spec.settings.max_restarts > 0
 
     try:
-        asyncio.run(serve())
+        return int(asyncio.run(serve()))
     except Exception as error:  # noqa: BLE001 (whoever started this agent has to know)
         known = isinstance(error, SparkdlError)
         text = str(error) if known else "".join(traceback.format_exception(error))
@@ -384,7 +431,6 @@ def main() -> int:
         return 1
     finally:
         shutil.rmtree(work_dir, ignore_errors=True)
-    return 0
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def _run(arguments: ChildArguments, link: AgentLink, port: socket.socket) -> Ret
         if jars:
             jars.finish()
         map_fun, args = cloudpickle.loads(arguments.payload.read_bytes())
-        ctx = _prepare(framework, start, link, port)
+        ctx = _prepare(framework, start, link, port, arguments.payload.parent)
         if isinstance(args, list):
             sys.argv = args
         kind = "exception"
@@ -93,18 +93,18 @@ def _run(arguments: ChildArguments, link: AgentLink, port: socket.socket) -> Ret
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         if code == 0:
             return Returned(encode_value(None))
-        return _raised(framework, start, "exit", stop, code)
+        return _raised(framework, start, "exit", stop, code, link.steps)
     except BaseException as error:  # noqa: BLE001 (whatever user code raises goes to the driver)
-        return _raised(framework, start, kind, error, None)
+        return _raised(framework, start, kind, error, None, link.steps)
 
 
 def _prepare(
-    framework: Framework, start: Start, link: AgentLink, port: socket.socket
+    framework: Framework, start: Start, link: AgentLink, port: socket.socket, work_dir: Path
 ) -> NodeContext:
     """Set the environment, release the port, patch the framework."""
     member = start.world.member(start.node_id)
     os.environ.update(framework.environment(start.world, member, start.spec))
-    ctx = NodeContext(start.world, member, start.spec, link, port)
+    ctx = NodeContext(start.world, member, start.spec, link, port, start.resume, work_dir)
     framework.before_map_fun(start.world, member)
     if start.spec.release_port or member.role.is_server:
         ctx.release_port()
@@ -124,6 +124,7 @@ def _raised(
     kind: FailureKind,
     error: BaseException,
     exit_code: int | None,
+    steps: int,
 ) -> Raised:
     """Describe an exception; whoever reads its log sees it as well."""
     traceback.print_exception(error)
@@ -143,6 +144,7 @@ def _raised(
             exception_type=f"{type(error).__module__}.{type(error).__qualname__}",
             traceback="".join(traceback.format_exception(error))[-_MAX_TEXT_CHARS:],
             generation=start.world.generation if start else 0,
+            step=steps,
         )
     )
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.core.checkpoint import FIRST_TIME, Resume
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.settings import visible_gpus
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
@@ -18,6 +20,7 @@ from sparkdl.feed.datafeed import DataFeed
 from sparkdl.feed.epoch import EpochBatches
 from sparkdl.feed.parquet_paths import ParquetPaths, Paths
 from sparkdl.feed.plan import Tail
+from sparkdl.node.checkpoint import Checkpointing
 from sparkdl.node.coordination import Coordination
 from sparkdl.node.legacy import NodeManager, RemovedCalls
 from sparkdl.node.link import AgentLink
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class NodeContext(Coordination, RemovedCalls):
+class NodeContext(Checkpointing, Coordination, RemovedCalls):
     """One node's view of the cluster.
 
     Attributes:
@@ -48,16 +51,24 @@ class NodeContext(Coordination, RemovedCalls):
             where nobody shares GPUs out, see docs/gpus.md.
         defaultFS: Hadoop's default file system.
         working_dir: the driver's working directory.
+        restarts: how often all nodes have begun anew after a failure.
     """
 
     def __init__(
-        self, world: World, member: Member, spec: ClusterSpec, link: AgentLink, port: socket.socket
+        self,
+        world: World,
+        member: Member,
+        spec: ClusterSpec,
+        link: AgentLink,
+        port: socket.socket,
+        resume: Resume = FIRST_TIME,
+        scratch: Path | None = None,
     ) -> None:
         self.world = world
         self.member = member
         self.executor_id = self.worker_num = member.node.node_id
         self.job_name = member.role.name
-        self.task_index = member.node.index
+        self.task_index = member.index
         self.cluster_spec = world.cluster_spec()
         self.num_workers = len(world.trainers)
         self.num_gpus = len(visible_gpus() or ())
@@ -65,8 +76,11 @@ class NodeContext(Coordination, RemovedCalls):
         self.working_dir = spec.working_dir
         self.mgr = NodeManager(self.get_data_feed)
         self.tmp_socket: socket.socket | None = port
+        self.restarts = resume.restarts
+        self._resume = resume
         self._spec = spec
         self._link = link
+        self._scratch = scratch
 
     def __repr__(self) -> str:
         return f"NodeContext({self.member.node.name}, rank {self.rank} of {self.world.size})"
@@ -83,7 +97,7 @@ class NodeContext(Coordination, RemovedCalls):
 
     @property
     def generation(self) -> int:
-        """The number of the world, from 0."""
+        """The number of the world, from 0: one more after each restart."""
         return self.world.generation
 
     @property
@@ -187,7 +201,8 @@ class NodeContext(Coordination, RemovedCalls):
         reader = self._link.own_reader("parquet")
         batches = EpochBatches(reader, batch_size, files.columns, is_even, tail, shuffle, seed)
         row_seed = seed if shuffle else None
-        read_own(self._link, reader.feed, self.world, self.member, files, epochs, row_seed)
+        done = self._covered(reader.feed)
+        read_own(self._link, reader.feed, self.world, self.member, files, epochs, row_seed, done)
         return batches
 
     def dataset(  # noqa: PLR0913 (what `batches` takes, and the columns)

@@ -50,7 +50,7 @@ class Coordination:
         from sparkdl.frameworks.tensorflow_ps import FedWorkers, strategy
 
         connected = strategy(variable_partitioner)
-        self._fed_workers = FedWorkers([m.node.index for m in servers if m.role.is_fed])
+        self._fed_workers = FedWorkers([m.index for m in servers if m.role.is_fed])
         return connected
 
     def fed_dataset_fn(

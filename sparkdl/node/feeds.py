@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from sparkdl.control.channel import (
     Consumed,
+    Covered,
     EndMark,
     EpochMark,
     FeedStart,
@@ -31,6 +32,7 @@ from sparkdl.control.messages import (
     EpochEnd,
     FeedBegin,
     FeedCount,
+    FeedCovered,
     FeedCut,
     FeedEnd,
     FeedHold,
@@ -40,6 +42,7 @@ from sparkdl.control.messages import (
     ToFeeds,
 )
 from sparkdl.core.deadline import Deadline
+from sparkdl.feed.coverage import EpochRows
 from sparkdl.feed.inbox import Inbox, InboxListener, Store
 from sparkdl.feed.log import Log
 from sparkdl.feed.receiver import Receiver
@@ -77,6 +80,7 @@ class NodeFeeds:
         self._began: dict[str, int] = {}
         self._reclaimed: set[str] = set()
         self._ended: set[str] = set()
+        self._generation = 0
         self._readings: list[Reading] = []
         self._own: dict[str, OwnReading] = {}
         self._ends: dict[str, tuple[int, str]] = {}
@@ -90,18 +94,24 @@ class NodeFeeds:
 
     # From the coordinator.
 
-    def on_driver_message(self, message: ToFeeds) -> None:
+    def on_driver_message(self, message: ToFeeds) -> None:  # noqa: C901 (one case a message)
         """Take what the coordinator says of the feeds."""
         match message:
-            case FeedBegin(feed, epoch, last_epoch):
+            case FeedBegin(feed, epoch, last_epoch, run, done, limit):
                 self._began[feed] = epoch
                 self._inbox.log(feed).expect(last_epoch)
                 self._send_to_child(FeedStart(feed, epoch), -1)
+                if run:
+                    self._inbox.resume(feed, epoch, run, done, limit)
+                    self._report()
             case ReadShare(feed):
                 self._begin(ShareReading(message, self._sink(feed), self._on_share_end))
             case FeedCut(feed, epoch):
                 self._inbox.log(feed).cut(epoch)
                 self._report()
+            case FeedCovered(feed, epoch):
+                self._inbox.forget(feed, epoch)
+                self._send_to_child(Covered(feed, epoch), -1)
             case FeedHold(feed, epoch):
                 self._send_to_child(Hold(feed, epoch), -1)
             case Granted(feed, epoch, rows):
@@ -109,7 +119,7 @@ class NodeFeeds:
             case EpochEnd(feed, epoch, rows, again, goes_on):
                 self._inbox.log(feed).cut(epoch)
                 if not again:
-                    self._inbox.log(feed).settle()
+                    self._inbox.log(feed).settle(epoch)
                 self._send_to_child(EpochMark(feed, epoch, rows, again, goes_on), -1)
             case FeedEnd():
                 self.feed_end(message)
@@ -150,6 +160,23 @@ class NodeFeeds:
 
     # From the agent.
 
+    def coverage(self, feeds: Mapping[str, EpochRows]) -> dict[str, EpochRows]:
+        """Return which rows the child has used, by feed, epoch and partition.
+
+        Args:
+            feeds: the same by segment.
+        """
+        found = {}
+        for feed, used in feeds.items():
+            log = self._inbox.log(feed)
+            found[feed] = log.origins.rows(used, log.terminated_to)
+        return found
+
+    @property
+    def steps(self) -> int:
+        """How many batches the child has told that it has read, of the feed with the most."""
+        return max((read.steps for read in self._read.values()), default=0)
+
     def close(self, reason: str, has_failed: bool = False) -> None:
         """Take no more rows.
 
@@ -164,6 +191,9 @@ class NodeFeeds:
     def reopen(self, generation: int) -> None:
         """Begin anew for another child, which is told of the feeds that have ended already."""
         feeds = [log.feed for log in self._inbox.logs]
+        if generation != self._generation:
+            self._ended.clear()  # rows may be fed again; the coordinator tells of the ends anew
+        self._generation = generation
         self._inbox.reopen(generation)
         self._has_failed = False
         self._read.clear()
@@ -178,6 +208,7 @@ class NodeFeeds:
     def shut_down(self) -> None:
         """Stop receiving; a peer that stalls in the middle of a call is not waited for."""
         self._close("the node has ended")
+        self._inbox.clear()
         deadline = Deadline.after(_SHUTDOWN_S)
         for reading in self._readings:
             reading.join(deadline.remaining_s)
@@ -288,6 +319,7 @@ class NodeFeeds:
             epochs_done=read.epochs,
             closed=log.is_closed and not self._has_failed,
             closed_to=log.terminated_to,
+            began=self._began.get(log.feed, -1),
             epoch=epoch,
             epoch_rows=log.rows_of(epoch),
             cut=cut.epoch,

@@ -11,8 +11,11 @@ import queue
 import signal
 import socket
 import threading
+from collections.abc import Mapping
 
 from sparkdl.control.channel import (
+    Commit,
+    Covered,
     EndMark,
     EpochMark,
     FeedStart,
@@ -30,6 +33,8 @@ from sparkdl.control.channel import (
 )
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, ReadError, SparkdlError
+from sparkdl.core.spec import DEFAULT_FEED
+from sparkdl.feed.coverage import EpochRows
 from sparkdl.feed.item import Item
 from sparkdl.feed.reader import FeedReader
 
@@ -43,13 +48,14 @@ class AgentLink:
         self._sock = sock
         self._send_lock = threading.Lock()
         self._starts: queue.Queue[Start | None] = queue.Queue()
+        self._commits: queue.Queue[Commit] = queue.Queue()
         self._lock = threading.Lock()
         self._readers: dict[str, FeedReader] = {}
         self._own: set[str] = set()
         self._has_ended = False
         self._is_lost = False
         self._is_closing = False
-        self._timeout_s: float | None = None
+        self._tracks = False
         self._thread = threading.Thread(target=self._receive, name="sparkdl-link", daemon=True)
         self._thread.start()
 
@@ -67,17 +73,34 @@ class AgentLink:
             raise FeedClosedError("the agent of this node went away before the world began")
         return start
 
+    def wait_commit(self, step: int, deadline: Deadline) -> Commit | None:
+        """Wait for news of the checkpoint of `step`; `None` if there were none in time."""
+        while True:
+            try:
+                news = self._commits.get(timeout=deadline.wait_s)
+            except queue.Empty:
+                return None
+            if news.step == step:
+                return news
+
     def reader(self, feed: str) -> FeedReader:
         """Return the reader of the feed called `feed`; there is one for each name."""
         with self._lock:
             reader = self._readers.get(feed)
             if reader is None:
-                reader = self._readers[feed] = FeedReader(feed, self.send)
+                reader = self._readers[feed] = FeedReader(feed, self.send, tracks=self._tracks)
                 if self._has_ended and feed not in self._own:
                     reader.end()
                 if self._is_lost:
                     reader.lose()
             return reader
+
+    def batches_given(self) -> dict[str, int]:
+        """Return how many batches of each feed user code was handed, of those that were read."""
+        with self._lock:
+            readers = dict(self._readers)
+        given = {feed: reader.batches_given for feed, reader in readers.items()}
+        return {feed: count for feed, count in given.items() if count}
 
     def own_reader(self, kind: str) -> FeedReader:
         """Return the reader of a new feed that this node fills itself; no driver ends it."""
@@ -85,6 +108,33 @@ class AgentLink:
             feed = f"{kind}:{len(self._own)}"
             self._own.add(feed)
         return self.reader(feed)
+
+    def positions(self, batches: int | Mapping[str, int] | None) -> dict[str, EpochRows]:
+        """Return which rows user code has used, by feed, epoch and segment.
+
+        Args:
+            batches: how many batches of the default feed, or of the only one that was read; by
+                feed, of others as well; `None` for all that were handed out.
+
+        Raises:
+            ConfigError: see `FeedReader.position`, or if it is unclear which feed is meant.
+        """
+        with self._lock:
+            readers = dict(self._readers)
+        read = [feed for feed, reader in readers.items() if reader.batches_given]
+        if batches is None:
+            batches = {}
+        elif isinstance(batches, int):
+            batches = {_meant(read, batches): batches} if read or batches else {}
+        if unknown := sorted(set(batches) - set(readers)):
+            raise ConfigError(f"batches= names {unknown}; this node reads {sorted(readers)}")
+        return {feed: readers[feed].position(batches.get(feed)) for feed in read}
+
+    @property
+    def steps(self) -> int:
+        """How many batches have been read, of the feed with the most."""
+        with self._lock:
+            return max((reader.steps for reader in self._readers.values()), default=0)
 
     def send(self, message: Local, fd: int = -1) -> None:
         """Send a message; the caller keeps `fd`."""
@@ -135,12 +185,25 @@ class AgentLink:
                 self.reader(feed).reopen(epoch)
             case ReadFailed(feed, problem, is_config):
                 self.reader(feed).fail((ConfigError if is_config else ReadError)(problem))
+            case Covered(feed, epoch):
+                self.reader(feed).forget(epoch)
             case Reclaim(feed):
                 self.reader(feed).reclaim()
             case EndMark(feed):
                 self._end(feed)
             case Start():
+                self._track(message)
                 self._starts.put(message)
+            case Commit():
+                self._commits.put(message)
+
+    def _track(self, start: Start) -> None:
+        """Have all readers note which rows are used, if there are checkpoints."""
+        with self._lock:
+            self._tracks = start.spec.checkpoint_dir is not None
+            for reader in self._readers.values():
+                if self._tracks:
+                    reader.track()
 
     def _end(self, feed: str) -> None:
         if feed:
@@ -151,3 +214,16 @@ class AgentLink:
             readers = [r for feed, r in self._readers.items() if feed not in self._own]
         for reader in readers:
             reader.end()
+
+
+def _meant(read: list[str], batches: int) -> str:
+    """Return which of the feeds that were read a single number of batches is of."""
+    if DEFAULT_FEED in read:
+        return DEFAULT_FEED
+    if len(read) != 1:
+        names = ", ".join(map(repr, sorted(read))) or "none"
+        raise ConfigError(
+            f"batches={batches} could be of several feeds, or of none: read were {names}. Name "
+            "the feeds: batches={'input': …}"
+        )
+    return read[0]

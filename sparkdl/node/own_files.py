@@ -12,6 +12,7 @@ from typing import Any
 from sparkdl.control.channel import ReadParquet
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.world import Member, World
+from sparkdl.feed.coverage import EpochRows
 from sparkdl.feed.parquet_paths import ParquetPaths, Paths, parquet
 from sparkdl.node.link import AgentLink
 
@@ -50,14 +51,19 @@ def read_own(
     files: ParquetPaths,
     epochs: int | None,
     seed: int | None,
+    done: EpochRows,
 ) -> None:
     """Have the agent read `member`'s share of `files` into `feed`: all rows if it does not train.
 
     Args:
         epochs: how many; `None` for as many as are asked for.
         seed: of the order of the row groups; `None` keeps it.
+        done: rows, by epoch, that a checkpoint of the nodes that train covers.
     """
     sharers = world.trainers if member.role.is_trainer else (member,)
     nodes = tuple(sharer.node.node_id for sharer in sharers)
     own, options = member.node.node_id, dict(files.options)
-    link.send(ReadParquet(feed, files.paths, nodes, own, files.columns, options, epochs, seed))
+    done = done if member.role.is_trainer else {}
+    link.send(
+        ReadParquet(feed, files.paths, nodes, own, files.columns, options, epochs, seed, done)
+    )

@@ -12,12 +12,14 @@ import threading
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain, groupby
 
 import msgspec
 
 from sparkdl.control.channel import (
     EndMark,
     EpochMark,
+    FeedStart,
     Local,
     ReadFailed,
     ReadParquet,
@@ -27,7 +29,7 @@ from sparkdl.control.messages import ReadShare
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.feed.log import Log
-from sparkdl.feed.parquet_plan import Share
+from sparkdl.feed.parquet_plan import RowNumbers, Share
 from sparkdl.feed.place import Appended, Place
 
 _log = logging.getLogger(__name__)
@@ -64,11 +66,12 @@ class Sink:
 
         batch_nbytes = max(_MIN_BATCH_NBYTES, min(BATCH_NBYTES, self.memory_nbytes // 16))
         prefetch_nbytes = max(batch_nbytes, min(PREFETCH_NBYTES, self.memory_nbytes // 4))
-        place = Place(epoch, keep=keep)
+        numbers = RowNumbers(share.ranges)
         batches = read_share(share, batch_nbytes=batch_nbytes, prefetch_nbytes=prefetch_nbytes)
         with closing(batches):
             for batch in batches:
                 outcome = Appended.FULL
+                place = Place(epoch, keep=keep, spans=numbers.take(batch.num_rows))
                 while outcome is Appended.FULL:
                     outcome = self.log.append(batch, Deadline.after(_FULL_WAIT_S), place)
                 if outcome is Appended.CLOSED:
@@ -156,26 +159,36 @@ class OwnReading(Reading):
 
         order, log = self._order, self.sink.log
         source = list_files(order.paths, order.columns, order.options)
-        # All nodes plan the same, for all epochs: some may read again what others still have.
-        shares = dict(zip(order.nodes, source.shares(len(order.nodes), order.seed), strict=True))
-        rows = {node: share.num_rows for node, share in shares.items()}
-        for epoch in itertools.count():
-            if not self._wait_for(epoch - 1):
+        has_begun = False
+        for epoch in itertools.takewhile(lambda e: e != order.epochs, itertools.count()):
+            done = order.done.get(epoch, {}).get(0, ())
+            if done == ((0, source.num_rows),):
+                self._tell_child(self, FeedStart(log.feed, epoch + 1))
+                continue
+            if has_begun and not self._wait_for(epoch - 1):
                 return
+            has_begun = True
             is_last = self._is_last(epoch)
+            # All nodes plan the same, for all epochs: some may read again what others still have.
+            shares = source.shares(len(order.nodes), order.seed, done=done)
+            rows = {n: share.num_rows for n, share in zip(order.nodes, shares, strict=True)}
             if len(rows) > 1:
                 self._tell_child(self, StepsGranted(log.feed, epoch, min(rows.values())))
-            share = _shuffled(shares[order.node], order.seed, epoch)
-            if not self.sink.read(share, epoch, keep=not is_last):
+            share = _shuffled(shares[order.nodes.index(order.node)], order.seed, epoch)
+            if not self.sink.read(share, epoch, keep=not (is_last or done)):
                 return
-            if log.cut(epoch).is_whole and not is_last:
+            if log.cut(epoch).is_whole and not is_last and not self._has_done_from(epoch):
                 self._read_again(epoch, rows)
                 return
-            log.settle()
-            self._tell_child(self, EpochMark(log.feed, epoch, rows))
-            if is_last:
-                self._tell_child(self, EndMark(log.feed))
-                return
+            log.settle(epoch)
+            # If fewer rows than nodes are left, they come first in the next epoch.
+            goes_on = bool(done) and not all(rows.values())
+            self._tell_child(self, EpochMark(log.feed, epoch, rows, goes_on=goes_on))
+        self._tell_child(self, EndMark(log.feed))
+
+    def _has_done_from(self, epoch: int) -> bool:
+        """Whether some rows of `epoch` or a later one are not to be read."""
+        return any(each >= epoch and rows for each, rows in self._order.done.items())
 
     def _read_again(self, first: int, rows: dict[int, int]) -> None:
         """Let all further epochs read what is in the log."""
@@ -186,7 +199,7 @@ class OwnReading(Reading):
             is_last = self._is_last(epoch)
             self._tell_child(self, EpochMark(log.feed, epoch, rows, again=not is_last))
             if is_last:
-                log.settle()
+                log.settle(epoch)
                 self._tell_child(self, EndMark(log.feed))
                 return
 
@@ -202,10 +215,13 @@ class OwnReading(Reading):
 
 def _shuffled(share: Share, seed: int | None, epoch: int) -> Share:
     """Return the share with its row groups in random order, if there is a seed."""
-    ranges = list(share.ranges)
-    if seed is not None:
-        random.Random(f"{seed}/{epoch}").shuffle(ranges)
-    return msgspec.structs.replace(share, ranges=tuple(ranges))
+    if seed is None:
+        return share
+    # What is left of a row group may be many ranges, which are read in one go.
+    whole = groupby(share.ranges, lambda part: (part.file, part.row_group))
+    groups = [tuple(ranges) for _, ranges in whole]
+    random.Random(f"{seed}/{epoch}").shuffle(groups)
+    return msgspec.structs.replace(share, ranges=tuple(chain.from_iterable(groups)))
 
 
 def _told(error: Exception) -> str:

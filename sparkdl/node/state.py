@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sparkdl.control.channel import Returned
+from sparkdl.core.checkpoint import FIRST_TIME, Resume
 from sparkdl.core.errors import IllegalTransitionError
 from sparkdl.core.failure import Failure
 from sparkdl.core.world import World
@@ -85,9 +86,10 @@ State = Ready | Begun | Leaving | Ending | Idle | Gone
 
 @dataclass(frozen=True)
 class WorldBegan:
-    """The coordinator has begun a world."""
+    """The coordinator has begun a world, which goes on at `resume`."""
 
     world: World
+    resume: Resume = FIRST_TIME
 
 
 @dataclass(frozen=True)
@@ -111,9 +113,14 @@ class ChildExited:
 
 @dataclass(frozen=True)
 class RoundAsked:
-    """The coordinator wants a new child for `generation`."""
+    """The coordinator wants a new child for `generation`.
+
+    Attributes:
+        is_again: though there has been one already, which has ended.
+    """
 
     generation: int
+    is_again: bool = False
 
 
 @dataclass(frozen=True)
@@ -158,9 +165,10 @@ Event = (
 
 @dataclass(frozen=True)
 class Spawn:
-    """Start a child for `generation` and offer it."""
+    """Start a child for `generation` and offer it, at the same port if it is `is_again`."""
 
     generation: int
+    is_again: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,6 +176,7 @@ class StartChild:
     """Give the child its world."""
 
     world: World
+    resume: Resume = FIRST_TIME
 
 
 @dataclass(frozen=True)
@@ -256,7 +265,7 @@ def _stay(state: State, event: Event, now_s: float) -> Step:
 def _ready_world(state: Ready, event: WorldBegan, now_s: float) -> Step:
     if event.world.generation != state.generation:
         return state, []
-    return Begun(state.generation, event.world), [StartChild(event.world)]
+    return Begun(state.generation, event.world), [StartChild(event.world, event.resume)]
 
 
 def _entered(state: Begun, event: ChildEnteredMapFun, now_s: float) -> Step:
@@ -304,6 +313,8 @@ def _round(state: Ready | Begun | Leaving, event: RoundAsked, now_s: float) -> S
 
 
 def _idle_round(state: Idle, event: RoundAsked, now_s: float) -> Step:
+    if event.is_again and event.generation == state.generation:
+        return Ready(event.generation), [Spawn(event.generation, is_again=True)]
     if event.generation <= state.generation:
         return state, []
     return Ready(event.generation), [Spawn(event.generation)]

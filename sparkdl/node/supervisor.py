@@ -115,10 +115,17 @@ class Child:
         """Whether the kernel killed a process of this cgroup for memory while the child ran."""
         return status == -signal.SIGKILL and oom_kills() > self._oom_kills_before
 
-    def close(self) -> None:
-        """Release what is left of a child that has ended."""
+    def close(self, keeps_port: bool = False) -> socket.socket | None:
+        """Release what is left of a child that has ended.
+
+        Returns:
+            The socket that holds the port, if it is to be kept and is still held.
+        """
         self.sock.close()
+        if keeps_port and self._port_socket.fileno() >= 0:
+            return self._port_socket
         self._port_socket.close()
+        return None
 
 
 def watch_pid(

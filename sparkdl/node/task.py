@@ -5,6 +5,7 @@ Runs in: feeder
 
 from __future__ import annotations
 
+import logging
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from sparkdl.node.resources import assigned_gpus, executor_jvm_pid
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_log = logging.getLogger(__name__)
+
 NODE_SCHEMA = "node_id long"
 """Spark schema of what a node's task returns."""
 
@@ -34,6 +37,7 @@ class NodeTask:
         payload: the pickled `(map_fun, args)`.
         is_attached: stay as long as the agent. Otherwise return once the world has begun, so
             that every slot has got its one node; the agent then watches the executor's JVM.
+        node_ids: by partition.
     """
 
     url: str
@@ -41,6 +45,7 @@ class NodeTask:
     spec: ClusterSpec
     payload: bytes = field(repr=False)
     is_attached: bool
+    node_ids: tuple[int, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run one node; `batches` only carries the partition."""
@@ -49,7 +54,7 @@ class NodeTask:
 
         context = TaskContext.get()
         assert context is not None
-        node_id = context.partitionId() + self.spec.driver_nodes
+        node_id = self.node_ids[context.partitionId()]
         self._run(node_id, context.attemptNumber())
         yield pa.RecordBatch.from_pydict({"node_id": [node_id]})
 
@@ -65,6 +70,21 @@ class NodeTask:
             owner_pid=None if self.is_attached else _jvm_pid(),
             gpus=assigned_gpus(),
         )
+        # Spark may not repeat a task often, and would end the other nodes' tasks with this one.
+        for tries_left in reversed(range(self.spec.settings.max_restarts + 1)):
+            ending = self._run_agent(order)
+            if not ending:
+                return
+            if not tries_left:
+                raise LaunchError(ending)
+            _log.warning("%s. Starting another one", ending)
+
+    def _run_agent(self, order: AgentOrder) -> str:
+        """Start an agent and stay with it; return how it ended, empty if in order.
+
+        Raises:
+            LaunchError: with the `Problem` that it had.
+        """
         with tempfile.TemporaryFile() as stderr:
             process = start_agent(order, self.payload, sys.path, stderr.fileno())
             assert process.stdout is not None
@@ -73,12 +93,14 @@ class NodeTask:
                 news = msgspec.json.decode(line, type=AgentNews)
                 problem = Problem(news.kind, news.error) if news.error else problem
                 if news.world_began and not self.is_attached:
-                    return
+                    return ""
             status = process.wait()
-            if status:
-                name = self.spec.nodes[node_id].name
-                text = f"the agent of {name} ended with status {status}: {tail_of(stderr)}"
-                raise problem.error() if problem else LaunchError(text)
+            if problem and status:
+                raise problem.error()
+            name = self.spec.nodes[order.node_id].name
+            if not status:
+                return ""
+            return f"the agent of {name} ended with status {status}: {tail_of(stderr)}"
 
 
 def _jvm_pid() -> int:

@@ -92,7 +92,7 @@ class TFCluster:
                 "executor_id": member.node.node_id,
                 "host": member.host,
                 "job_name": member.role.name,
-                "task_index": member.node.index,
+                "task_index": member.index,
                 "port": member.port,
                 "tb_pid": board.pid if board and member.rank == 0 else 0,
                 "tb_port": board.port if board and member.rank == 0 else 0,
@@ -270,7 +270,7 @@ def run(
         queues: names of the feeds.
         eval_node: whether one node is an evaluator; needs `InputMode.TENSORFLOW`.
         release_port: `False` to keep the port until `ctx.release_port()`.
-        options: whatever else `sparkdl.launch` takes.
+        options: whatever else `sparkdl.launch` takes: `max_restarts`, `checkpoint_dir` and so on.
 
     Raises:
         ConfigError: if it cannot work as asked; nothing was started.

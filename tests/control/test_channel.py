@@ -19,6 +19,7 @@ from sparkdl.control.channel import (
     Commit,
     Committed,
     Consumed,
+    Covered,
     EndMark,
     EpochMark,
     FeedStart,
@@ -69,6 +70,7 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
         EpochMark, TEXT, INT, st.dictionaries(st.integers(0, 9), INT, max_size=3), st.booleans()
     ),
     Hold: st.builds(Hold, TEXT, INT),
+    Covered: st.builds(Covered, TEXT, INT),
     Reopened: st.builds(Reopened, TEXT, INT),
     EndMark: st.builds(EndMark, TEXT),
     Reclaim: st.builds(Reclaim, TEXT),

@@ -24,6 +24,7 @@ from sparkdl.control.messages import (
     EpochEnd,
     FeedBegin,
     FeedCount,
+    FeedCovered,
     FeedCut,
     FeedEnd,
     FeedHold,
@@ -113,6 +114,7 @@ FROM_AGENT: dict[type, st.SearchStrategy[Any]] = {
             INT,
             INT,
             TEXT,
+            INT,
         ),
         max_size=3,
     ).map(lambda counts: FeedProgress(tuple(counts))),
@@ -129,10 +131,11 @@ TO_AGENT: dict[type, st.SearchStrategy[Any]] = {
     CheckpointCommit: st.builds(CheckpointCommit, INT, INT, TEXT),
     NewRound: st.builds(NewRound, INT),
     StopChild: st.builds(StopChild, INT),
-    FeedBegin: st.builds(FeedBegin, TEXT, INT, INT),
+    FeedBegin: st.builds(FeedBegin, TEXT, INT, INT, TEXT, st.just({1: ((0, 2),)}), INT),
     ReadShare: st.builds(ReadShare, TEXT, INT, SHARES, st.booleans()),
     FeedCut: st.builds(FeedCut, TEXT, INT),
     FeedHold: st.builds(FeedHold, TEXT, INT),
+    FeedCovered: st.builds(FeedCovered, TEXT, INT),
     Granted: st.builds(Granted, TEXT, INT, INT),
     EpochEnd: st.builds(
         EpochEnd, TEXT, INT, st.dictionaries(st.integers(0, 9), INT, max_size=4), st.booleans()

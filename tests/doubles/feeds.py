@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,9 @@ from sparkdl.feed.segment import write_segment
 from sparkdl.node.feeds import NodeFeeds
 from sparkdl.node.link import AgentLink
 from sparkdl.node.pipe import ChildPipe
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 T = TypeVar("T")
 
@@ -84,15 +87,15 @@ class Arrivals:
         waits: where user code waits for the next item.
     """
 
-    def __init__(self, timeout_s: float = SOON_S) -> None:
+    def __init__(self, timeout_s: float = SOON_S, tracks: bool = False) -> None:
         self.sent: list[Local] = []
         self._changed = threading.Condition()
-        self.reader = FeedReader(FEED, self._send, timeout_s, tell_period_s=0)
+        self.reader = FeedReader(FEED, self._send, timeout_s, tell_period_s=0, tracks=tracks)
         self.waits = self.reader._changed = NoticingCondition()
         self._number = 0
         self._row = 0
 
-    def __enter__(self) -> Arrivals:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -167,11 +170,12 @@ class LocalNode:
         node_id: int = 0,
         limit_nbytes: int = 1 << 28,
         timeout_s: float = SOON_S,
+        tracks: bool = False,
     ) -> None:
         self.node_id = node_id
         self.told: list[FeedProgress] = []
         self.sent: list[Local] = []
-        self._limit_nbytes, self._timeout_s = limit_nbytes, timeout_s
+        self._limit_nbytes, self._timeout_s, self._tracks = limit_nbytes, timeout_s, tracks
         self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="local-node")
@@ -182,6 +186,8 @@ class LocalNode:
         self._sock = agents
         self.call(self._begin)
         self.link = AgentLink(child_end)
+        if self._tracks:
+            self.reader().track()
         return self
 
     def __exit__(
@@ -214,9 +220,11 @@ class LocalNode:
         """Return the child's reader of a feed."""
         return self.link.reader(feed)
 
-    def end_epoch(self, epoch: int, rows: dict[int, int], feed: str = FEED) -> None:
+    def end_epoch(
+        self, epoch: int, rows: dict[int, int], feed: str = FEED, again: bool = False
+    ) -> None:
         """Do what the driver does after an epoch."""
-        self.call(lambda: self.feeds.on_driver_message(EpochEnd(feed, epoch, rows)))
+        self.call(lambda: self.feeds.on_driver_message(EpochEnd(feed, epoch, rows, again)))
 
     def grant(self, rows: int = 1, epoch: int = 0) -> None:
         """Do what the driver does once every node has so many rows."""

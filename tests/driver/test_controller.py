@@ -49,6 +49,7 @@ from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, World, build_world
 from sparkdl.driver import state as states
+from sparkdl.driver import transitions
 from sparkdl.driver.controller import Controller, LogLine, View
 from sparkdl.driver.outcome import failure_of
 
@@ -151,7 +152,7 @@ def playing(
 
 @pytest.fixture(autouse=True)
 def _one_failure_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states, "SETTLE_S", 0.0)
+    monkeypatch.setattr(transitions, "SETTLE_S", 0.0)
 
 
 @pytest.fixture
@@ -260,7 +261,7 @@ def test_an_agent_that_says_no_message_is_a_lost_node_with_the_reason(play: Play
 def test_the_earliest_failure_is_the_root_cause_whoever_is_heard_first(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(states, "SETTLE_S", SOON_S)
+    monkeypatch.setattr(transitions, "SETTLE_S", SOON_S)
     agents = play.world()
     agents[0].say(child_failed(0, "exit", 8.0))
     agents[1].say(child_failed(1, "exception", 7.0))

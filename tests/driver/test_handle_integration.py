@@ -22,7 +22,7 @@ from sparkdl.core.errors import (
     ResultError,
     ShutdownTimeoutError,
 )
-from sparkdl.driver import state as states
+from sparkdl.driver import transitions
 from sparkdl.node.context import NodeContext
 from tests.doubles.frameworks import IS_MISSING
 from tests.doubles.gates import Gate
@@ -99,7 +99,7 @@ def test_root_cause_comes_first_with_all_that_is_known_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rank 1 fails by itself, rank 0 only when rank 1 has gone."""
-    monkeypatch.setattr(states, "SETTLE_S", 2.0)  # rank 0 is heard on a slow machine as well
+    monkeypatch.setattr(transitions, "SETTLE_S", 2.0)  # rank 0 is heard on a slow machine as well
     start, alive = Gate.at(tmp_path / "start"), Gate.at(tmp_path / "alive")
 
     def fail(args: None, ctx: NodeContext) -> None:

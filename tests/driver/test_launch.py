@@ -37,6 +37,7 @@ LOCAL: dict[str, Any] = {"framework": "plain", "executor": "local"}
         ({"reservation_timeout": 0}, "reservation_timeout_s=0"),
         ({"feed_timeout": -1}, "feed_timeout_s=-1"),
         ({"feed_memory": 0}, "feed_memory=0"),
+        ({"min_nodes": 3}, "min_nodes=3 is more than the 2 nodes"),
         ({"args": threading.Lock()}, "pickle.*'args'"),
         ({"map_fun": "train"}, "map_fun must be a function"),
     ],

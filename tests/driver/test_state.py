@@ -24,19 +24,20 @@ from sparkdl.control.messages import (
     StopChild,
     ToAgent,
 )
+from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.errors import IllegalTransitionError, LaunchError, ReservationTimeoutError
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, World, build_world
+from sparkdl.driver.policy import History
+from sparkdl.driver.roster import Agent, Roster
 from sparkdl.driver.state import (
-    SETTLE_S,
-    TRANSITIONS,
     Action,
-    Agent,
     AgentJoined,
     AgentLeft,
     AgentOffered,
+    CheckpointMade,
     ChildBroke,
     ChildEntered,
     ChildGaveResult,
@@ -47,17 +48,16 @@ from sparkdl.driver.state import (
     Finished,
     Gathering,
     LaunchBroke,
+    NodesBlamed,
     Report,
-    Roster,
     Running,
     Send,
     State,
     StopAsked,
     Stopped,
     Stopping,
-    begin,
-    step,
 )
+from sparkdl.driver.transitions import SETTLE_S, TRANSITIONS, begin, step
 
 SPEC = ClusterSpec("c", plan_nodes(3, num_ps=1), settings=Settings(600.0, max_port_retries=2))
 """ps:0 is node 0 and agent "a", worker:0 is 1 and "b", worker:1 is 2 and "c"."""
@@ -65,6 +65,7 @@ SPEC = ClusterSpec("c", plan_nodes(3, num_ps=1), settings=Settings(600.0, max_po
 EXPIRED = DeadlinePassed()
 STOP = StopAsked(grace_s=5.0, timeout_s=15.0)
 PROBLEM = LaunchError("the job has failed")
+MADE = CheckpointMade(CheckpointRef("/c/step-7", 7))
 
 
 # Words for what happens: agents a, b, c belong to nodes 0, 1, 2; "b2" is a twin of "b".
@@ -81,7 +82,7 @@ def agent(agent_id: str, generation: int | None = 0) -> Agent:
 
 
 def roster(*seated: Agent, standbys: tuple[Agent, ...] = (), port_retries: int = 0) -> Roster:
-    return Roster(SPEC, {a.hello.node_id: a for a in seated}, standbys, port_retries)
+    return Roster(SPEC, {a.hello.node_id: a for a in seated}, standbys, History(port_retries))
 
 
 def world_of(agents: Mapping[int, Agent], generation: int = 0) -> World:
@@ -122,6 +123,10 @@ def broke(agent_id: str, kind: FailureKind = "exception", generation: int = 0) -
     return ChildBroke(agent_id, ChildFailed(generation, failure(agent_id, kind, generation)))
 
 
+def blamed(agent_id: str, generation: int = 0) -> NodesBlamed:
+    return NodesBlamed(generation, (failure(agent_id),))
+
+
 def to(message: ToAgent, *agent_ids: str) -> list[Action]:
     return [Send(agent_id, message) for agent_id in agent_ids]
 
@@ -147,7 +152,7 @@ BEGINS = Report("World 0 begins: 3 nodes on 3 hosts")
 
 
 def with_agents(state: Any, *seated: Agent, standbys: tuple[Agent, ...] = ()) -> Any:
-    retries = state.roster.port_retries
+    retries = state.roster.history.port_retries
     return replace(state, roster=roster(*seated, standbys=standbys, port_retries=retries))
 
 
@@ -178,6 +183,8 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (ALMOST, returned("a"), ALMOST, []),
     (ALMOST, LaunchBroke(PROBLEM),
      Failed(ALMOST.roster, (), PROBLEM), to(StopChild(0), "a", "b", "c")),
+    (ALMOST, blamed("b"), ALMOST, []),
+    (ALMOST, MADE, ALMOST, []),
     (ALMOST, STOP, Stopping(ALMOST.roster, ALMOST, 25.0), to(Stop(5.0), "a", "b", "c")),
     (START, STOP, Stopped(START), []),
     # Running: results are collected, the first failure ends it.
@@ -202,6 +209,10 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (RUNNING, left("b"), Failing(roster(A, C), WORLD, {}, (LOST_B,), 10.0 + SETTLE_S), []),
     (RUNNING, left("stranger"), RUNNING, []),
     (RUNNING, LaunchBroke(PROBLEM), RUNNING, []),
+    (RUNNING, blamed("b"), FAILING, []),
+    (RUNNING, blamed("b", 1), RUNNING, []),
+    (RUNNING, MADE, replace(RUNNING, roster=replace(ALL, checkpoint=MADE.ref)), []),
+    (RUNNING, CheckpointMade(CheckpointRef("/c", 7, 1)), RUNNING, []),
     (RUNNING, STOP, Stopping(ALL, RUNNING, 25.0), to(Stop(5.0), "a", "b", "c")),
     # Failing: what else failed is awaited, then it is decided.
     (FAILING, joined("b2"), FAILING_BARE, []),
@@ -219,6 +230,9 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (FAILING, left("stranger"), FAILING, []),
     (FAILING, LaunchBroke(PROBLEM), FAILING, []),
     (FAILING, EXPIRED, FAILED, to(StopChild(0), "a", "b", "c")),
+    (FAILING, blamed("c"), FAILING, []),
+    (FAILING, MADE, replace(FAILING, roster=replace(ALL, checkpoint=MADE.ref)), []),
+    (FAILING, CheckpointMade(CheckpointRef("/c", 7, 1)), FAILING, []),
     (FAILING, STOP, Stopping(ALL, FAILING, 25.0), to(Stop(5.0), "a", "b", "c")),
     # Finished and Failed: agents stay for their logs; who comes late is sent away.
     (FINISHED, joined("b2"), FINISHED, to(Stop(0.0), "b2")),
@@ -227,6 +241,8 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (FINISHED, entered("a"), FINISHED, []),
     (FINISHED, returned("a"), FINISHED, []),
     (FINISHED, broke("a", "signal"), FINISHED, []),
+    (FINISHED, blamed("c"), FINISHED, []),
+    (FINISHED, MADE, FINISHED, []),
     (FINISHED, LaunchBroke(PROBLEM), FINISHED, []),
     (FINISHED, STOP, STOPPING, to(Stop(5.0), "a", "b", "c")),
     (FAILED, joined("b2"), FAILED, to(Stop(0.0), "b2")),
@@ -235,6 +251,8 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (FAILED, entered("a"), FAILED, []),
     (FAILED, returned("c"), FAILED, []),
     (FAILED, broke("c"), FAILED, []),
+    (FAILED, blamed("c"), FAILED, []),
+    (FAILED, MADE, FAILED, []),
     (FAILED, LaunchBroke(PROBLEM), FAILED, []),
     (FAILED, STOP, Stopping(ALL, FAILED, 25.0), to(Stop(5.0), "a", "b", "c")),
     # Stopping: until the last agent has gone, or time is up.
@@ -248,6 +266,8 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (STOPPING, entered("b"), STOPPING, []),
     (STOPPING, returned("b"), STOPPING, []),
     (STOPPING, broke("b"), STOPPING, []),
+    (STOPPING, blamed("c"), STOPPING, []),
+    (STOPPING, MADE, STOPPING, []),
     (STOPPING, LaunchBroke(PROBLEM), STOPPING, []),
     (STOPPING, STOP, STOPPING, []),
     (with_agents(STOPPING, A, C), EXPIRED, Stopped(FINISHED, ("ps:0", "worker:1")), []),
@@ -258,6 +278,8 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (STOPPED, entered("b"), STOPPED, []),
     (STOPPED, returned("b"), STOPPED, []),
     (STOPPED, broke("b"), STOPPED, []),
+    (STOPPED, blamed("c"), STOPPED, []),
+    (STOPPED, MADE, STOPPED, []),
     (STOPPED, LaunchBroke(PROBLEM), STOPPED, []),
     (STOPPED, STOP, STOPPED, []),
     # Standbys: a twin of a living agent.
@@ -334,6 +356,7 @@ ONE_OF_EACH: dict[type, Any] = {
     for one in (
         *(START, RUNNING, FAILING, FINISHED, FAILED, STOPPING, STOPPED),
         *(joined("a"), left("a"), offered("a"), entered("a"), returned("a"), broke("a")),
+        *(blamed("a"), MADE),
         *(LaunchBroke(PROBLEM), EXPIRED, STOP),
     )
 }
@@ -433,7 +456,7 @@ def hello_of(agent_id: str, node_id: int) -> Hello:
 
 LOST_PORT = replace(FAILING, failures=(failure("b", "port"),))
 RETRY = Report("worker:0 lost its port to another process; retry 1 of 2 on new ports")
-SECOND = Gathering(replace(ALL, port_retries=1), 1, 610.0)
+SECOND = Gathering(replace(ALL, history=History(1)), 1, 610.0, reason=RETRY.text, world=WORLD)
 
 
 def test_a_lost_port_starts_another_round_for_everyone() -> None:
@@ -476,9 +499,10 @@ def test_news_of_the_round_before_means_nothing_in_the_next() -> None:
 
 def test_ports_may_be_lost_only_so_often() -> None:
     retries = SPEC.settings.max_port_retries
-    before = replace(LOST_PORT, roster=replace(ALL, port_retries=retries))
+    before = replace(LOST_PORT, roster=replace(ALL, history=History(retries)))
     state, actions = step(before, EXPIRED, 10.0)
-    assert state == Failed(before.roster, before.failures, None, {}, WORLD)
+    note = "ports were lost to other processes 3 times in a row"
+    assert state == Failed(before.roster, before.failures, None, {}, WORLD, note)
     assert actions == to(StopChild(0), "a", "b", "c")
 
 
@@ -560,9 +584,9 @@ def validate(state: State) -> None:
     for standby in standbys:
         node_id = standby.hello.node_id
         assert node_id in seats or node_id == 7, "nobody stands by an empty seat"
-    assert state.roster.port_retries <= SPEC.settings.max_port_retries
+    assert state.roster.history.port_retries <= SPEC.settings.max_port_retries
     if isinstance(state, Gathering):
-        assert state.generation == state.roster.port_retries, "each round cost a port"
+        assert state.generation == state.roster.history.port_retries, "each round cost a port"
         ready = [seats.get(node.node_id) for node in SPEC.nodes]
         assert not all(a and a.offer and a.offer.generation == state.generation for a in ready), (
             "a complete world has begun"

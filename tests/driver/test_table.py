@@ -13,7 +13,8 @@ from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
 from sparkdl.driver.controller import View
-from sparkdl.driver.state import Failed, Finished, Roster, Running, Stopped, Stopping
+from sparkdl.driver.roster import Roster
+from sparkdl.driver.state import Failed, Finished, Running, Stopped, Stopping
 from sparkdl.driver.table import as_html, node_state
 
 SPEC = ClusterSpec("c0ffee", plan_nodes(3, 1), framework="plain")

@@ -101,3 +101,11 @@ def test_pytorch(tmp_path: Path) -> None:
 def test_streaming(tmp_path: Path) -> None:
     assert said(tmp_path, submit("streaming.py", "--once"), "accuracy over the stream") > 0.6
     assert (tmp_path / "out" / "stream.keras").exists()
+
+
+@pytest.mark.tensorflow
+def test_checkpoints(tmp_path: Path) -> None:
+    program = [sys.executable, str(EXAMPLES / "checkpoints.py"), "--die-at=130"]
+    assert said(tmp_path, program, "goes on at step") == 120
+    kept = sorted((tmp_path / "out" / "checkpoints").iterdir())
+    assert [path.name.split("-")[1] for path in kept] == ["0000000300", "0000000320"]

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import FeedClosedError, FeedTypeError
+from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTypeError
 from sparkdl.feed.epoch import EpochBatches
 from sparkdl.feed.place import Appended, Place
 from tests.doubles.feeds import SOON_S, Arrivals, LocalNode, Running, numbers
@@ -203,7 +203,7 @@ def distribute(num_workers: int, data: Any) -> list[str]:
     """Distribute `data` with a strategy of that many nodes; return what was done."""
     import tensorflow as tf
 
-    from sparkdl.feed.dataset import _let_strategies_keep_batches
+    from sparkdl.feed.dataset import let_strategies_keep_batches
 
     done: list[str] = []
 
@@ -221,7 +221,7 @@ def distribute(num_workers: int, data: Any) -> list[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tf.distribute.Strategy, "experimental_distribute_dataset", original)
         for _ in range(2):
-            _let_strategies_keep_batches()
+            let_strategies_keep_batches()
         tf.distribute.Strategy.experimental_distribute_dataset(Fake(), data)
     return done
 
@@ -251,3 +251,23 @@ def test_other_datasets_and_strategies_of_one_node_are_left_alone(ours: Any) -> 
     assert distribute(2, others) == ["cut"]
     assert distribute(2, tf.data.Dataset.zip((ours, others))) == ["cut"]
     assert distribute(1, ours) == ["cut"]
+
+
+def test_position_is_what_was_used_of_what_is_made_ready_in_advance() -> None:
+    with Arrivals(tracks=True) as it:
+        for epoch in range(2):
+            it.batch(rows(epoch * 10, epoch * 10 + 10), epoch)
+            it.end_epoch(epoch)
+        count = 0
+        batches = dataset(it, "y").prefetch(2)
+        for epoch in range(2):
+            used: list[int] = []
+            for batch in batches:
+                used += batch.numpy().tolist()
+                count += 1
+                assert used == list(range(epoch * 10, epoch * 10 + len(used)))
+                position = it.reader.position(count)
+                assert position[epoch] == {epoch: ((0, len(used)),)}
+                with pytest.raises(ConfigError, match="Pass batches="):
+                    it.reader.position(None)
+        assert it.reader.position(count) == {epoch: {epoch: ((0, 10),)} for epoch in range(2)}

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -190,8 +191,8 @@ def infer(
 ) -> list[Any]:
     """Do what a Spark task does for inference."""
     sent = RowEncoder(max_rows=10).batches(rows)
-    asked = order([node.target], timeout_s=timeout_s)
-    answers = exchange(asked, name, node.target, sent, reopen_wait_s=0.0)
+    asked = replace(order([node.target], timeout_s=timeout_s), patience_s=0.0)
+    answers = exchange(asked, name, node.target, sent)
     return [row for data in answers for row in decode_results(data)]
 
 

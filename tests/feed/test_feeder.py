@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -80,7 +81,7 @@ def test_rows_are_spread_level_and_come_once_each(
         nodes = [a, b, c]
         feed = Feeder(order([node.target for node in nodes]), 4)
         fed = feed.feed(batches(1001, 100))
-        assert fed == FedPartition(4, {0: 334, 1: 334, 2: 333}, 0)
+        assert fed == FedPartition(4, {0: 334, 1: 334, 2: 333}, 0, 1001)
         assert [node.rows_received for node in nodes] == [334, 334, 333]
         assert flat(read(nodes)) == list(range(1001))
 
@@ -95,10 +96,33 @@ def test_nodes_that_have_fewer_rows_get_more() -> None:
 
 def test_partition_without_rows_reaches_nobody() -> None:
     with LocalNode(0) as node:
-        assert Feeder(order([node.target]), 0).feed(iter([])) == FedPartition(0, {}, 0)
+        assert Feeder(order([node.target]), 0).feed(iter([])) == FedPartition(0, {}, 0, 0)
         empty = numbers(0, 0)
-        assert Feeder(order([node.target]), 0).feed(iter([empty])) == FedPartition(0, {}, 0)
+        assert Feeder(order([node.target]), 0).feed(iter([empty])) == FedPartition(0, {}, 0, 0)
         assert node.feeds._inbox.logs == ()
+
+
+def test_rows_that_a_checkpoint_covers_are_not_fed_again() -> None:
+    with LocalNode(0) as a, LocalNode(1) as b:
+        done = {4: ((0, 150), (990, 1001)), 5: ((0, 7),)}
+        again = replace(order([a.target, b.target]), done=done, skipped=frozenset({5}))
+        fed = Feeder(again, 4).feed(batches(1001, 100))
+        assert fed == FedPartition(4, {0: 420, 1: 420}, 0, 1001)
+        assert Feeder(again, 5).feed(iter([None])) == FedPartition(5, {}, 0), "not even read"
+        assert flat(read([a, b])) == list(range(150, 990))
+
+
+def test_a_speculative_twin_of_an_attempt_that_has_ended_brings_nothing() -> None:
+    with LocalNode(0) as a, LocalNode(1) as b:
+        again = order([a.target, b.target])
+        assert Feeder(again, 4, attempt=7).feed(batches(100, 10)).rows == {0: 50, 1: 50}
+        for attempt in (9, 8):  # one that began later, and one that was slower
+            if attempt == 8:
+                with pytest.raises(FeederError, match="a later one has begun"):
+                    Feeder(again, 4, attempt=8).feed(batches(100, 10))
+            else:
+                assert Feeder(again, 4, attempt).feed(batches(100, 10)).rows == {0: 50, 1: 50}
+        assert flat(read([a, b])) == list(range(100))
 
 
 def test_partition_of_several_schemas_comes_whole() -> None:
@@ -149,7 +173,7 @@ def test_node_closed_from_the_start_gets_nothing() -> None:
     with LocalNode(0) as a, LocalNode(1) as b:
         a.call(lambda: a.feeds.close("over"))
         fed = Feeder(order([a.target, b.target]), 0).feed(batches(100, 10))
-        assert fed == FedPartition(0, {0: 0, 1: 100}, 0)
+        assert fed == FedPartition(0, {0: 0, 1: 100}, 0, 100)
 
 
 def test_rows_that_nobody_wants_are_counted_and_the_rest_is_not_read() -> None:

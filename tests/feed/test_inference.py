@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -33,7 +34,7 @@ def serve(node: LocalNode) -> Running[None]:
 def infer(first: LocalNode, *others: LocalNode, wait_s: float = 0.0) -> list[Any]:
     asked = order([node.target for node in (first, *others)])
     sent = RowEncoder(max_rows=10).batches(ROWS)
-    answers = exchange(asked, "0.a", first.target, sent, reopen_wait_s=wait_s)
+    answers = exchange(replace(asked, patience_s=wait_s), "0.a", first.target, sent)
     return [row for data in answers for row in decode_results(data)]
 
 
@@ -61,24 +62,34 @@ def test_another_node_answers_from_the_start_for_one_lost_with_rows() -> None:
         serving.result()
 
 
-def test_node_lost_after_results_were_passed_on_is_an_error() -> None:
+def test_another_node_answers_the_rest_for_one_lost_after_results_were_passed_on() -> None:
     with LocalNode(0) as lost, LocalNode(1) as living:
         is_passed_on = threading.Event()
 
         def answer_some_and_die() -> None:
             feed = DataFeed(lost.reader(), lost.link.send, train_mode=False)
-            feed.batch_results(feed.next_batch(7))
+            feed.batch_results([-row for row in feed.next_batch(7)])
             assert is_passed_on.wait(SOON_S)
             lost.call(lambda: lost.feeds.close("the child has died"))
 
-        dying = Running(answer_some_and_die)
+        dying, serving = Running(answer_some_and_die), serve(living)
         asked = order([lost.target, living.target])
         answers = exchange(asked, "0.a", lost.target, RowEncoder(max_rows=10).batches(ROWS))
-        assert decode_results(next(answers)) == ROWS[:7]
+        assert decode_results(next(answers)) == [-row for row in ROWS[:7]]
         is_passed_on.set()
-        with pytest.raises(FeederError, match=r"worker:0 failed: .*the child has died"):
-            next(answers)
+        assert [row for data in answers for row in decode_results(data)] == [
+            -row for row in ROWS[7:]
+        ]
         dying.result()
+        living.end_feed()
+        serving.result()
+
+
+def test_partition_that_no_node_takes_in_time_is_an_error() -> None:
+    with LocalNode() as node:
+        node.call(lambda: node.feeds.close("the child has died"))
+        with pytest.raises(FeederError, match=r"worker:0 failed: .*the child has died"):
+            infer(node)
 
 
 def test_node_on_its_way_to_another_round_is_asked_again() -> None:
@@ -93,14 +104,15 @@ def test_node_on_its_way_to_another_round_is_asked_again() -> None:
         serving.result()
 
 
-def test_partition_gives_its_batches_again_until_it_is_answered() -> None:
+def test_partition_gives_its_rows_again_until_their_results_are_passed_on() -> None:
     sent = list(RowEncoder(max_rows=10).batches(ROWS))
     partition = _Partition(iter(sent))
-    assert [partition.get(i) for i in range(6)] == [*sent, None]
-    assert [partition.get(i) for i in range(6)] == [*sent, None]
-    partition.is_answered = True
-    assert partition.get(3) is sent[3]
-    assert partition._held == sent[3:]
+    for _ in range(2):
+        assert [partition.at(row) for row in range(0, 60, 10)] == [*sent, None]
+    partition.pass_on(27)
+    assert partition.at(27) == sent[2].slice(7)
+    assert list(partition._held) == sent[2:]
+    assert partition.at(7) is None, "somebody asks who was lost long ago"
 
 
 def test_error_in_the_partition_is_not_taken_for_its_end() -> None:
@@ -109,7 +121,7 @@ def test_error_in_the_partition_is_not_taken_for_its_end() -> None:
         raise ArithmeticError("from the user's own code")
 
     partition = _Partition(broken())
-    assert partition.get(0) is not None
+    assert partition.at(0) is not None
     for _ in range(2):
         with pytest.raises(ArithmeticError):
-            partition.get(1)
+            partition.at(1)

@@ -190,12 +190,12 @@ def test_epoch_is_whole_until_something_had_to_go() -> None:
             assert it.append(place=KEPT) is STORED
         assert it.log.cut(0) == EpochCount(0, 200, is_whole=True)
         assert not it.log.press()  # what is counted as whole stays, whoever else wants room
-        it.log.settle()
+        it.log.settle(0)
         assert it.log.press()
         it.log.release([0, 1])
         assert it.append(place=Place(1)) is STORED
         assert it.log.cut(1) == EpochCount(1, 100, is_whole=False)
-        it.log.settle()
+        it.log.settle(1)
         it.log.release([2])
         assert it.append(place=Place(2)) is STORED
         assert it.log.cut(2) == EpochCount(2, 100, is_whole=True)

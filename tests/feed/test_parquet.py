@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import threading
 from collections.abc import Generator, Iterator
 from decimal import Decimal
@@ -21,9 +22,10 @@ from hypothesis import strategies as st
 from sparkdl.core.errors import ConfigError, ReadError
 from sparkdl.feed.parquet import ParquetSource, list_files
 from sparkdl.feed.parquet_ahead import in_order
-from sparkdl.feed.parquet_plan import FileRange, Share, Storage, plan
-from sparkdl.feed.parquet_read import BATCH_NBYTES, _Piece, read_share
+from sparkdl.feed.parquet_plan import FileRange, RowNumbers, Share, Storage, plan
+from sparkdl.feed.parquet_read import BATCH_NBYTES, _Piece, _pieces, read_share
 from sparkdl.feed.parquet_storage import locate, open_storage
+from sparkdl.feed.plan import uncovered
 
 GROUPS = st.lists(st.lists(st.integers(0, 50), max_size=6), max_size=6)
 NODES = st.integers(1, 9)
@@ -68,6 +70,40 @@ def test_each_row_goes_to_one_node_and_totals_differ_by_one_at_most(
     assert len(shares) == num_nodes
     assert max(totals) - min(totals) <= 1
     assert all(part.start < part.stop for share in shares for part in share)
+
+
+@given(GROUPS, NODES, SEEDS, st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60))))
+def test_rows_that_are_done_are_shared_out_to_nobody_and_all_others_to_somebody(
+    groups: list[list[int]], num_nodes: int, seed: int | None, done: list[tuple[int, int]]
+) -> None:
+    shares = plan(groups, num_nodes, seed, done=done)
+    starts = dict(zip(there(groups), itertools.count(), strict=False))
+    numbers = []
+    for share in shares:
+        counted = RowNumbers(share)
+        spans = [span for part in share for span in counted.take(part.stop - part.start)]
+        assert sum(stop - start for _, start, stop in spans) == sum(p.stop - p.start for p in share)
+        numbers += [number for _, start, stop in spans for number in range(start, stop)]
+        for part in share:
+            assert part.first == starts[part.file, part.row_group, part.start]
+    left = uncovered(0, len(starts), done)
+    assert sorted(numbers) == [number for start, stop in left for number in range(start, stop)]
+    totals = [sum(part.stop - part.start for part in share) for share in shares]
+    assert max(totals) - min(totals) <= 1
+
+
+def there(groups: list[list[int]]) -> list[tuple[int, int, int]]:
+    """All rows of all row groups of all files, in their order."""
+    return [(f, g, r) for f, c in enumerate(groups) for g, n in enumerate(c) for r in range(n)]
+
+
+def test_what_is_left_of_a_row_group_is_read_in_one_go(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", {"x": range(100)}, row_group_size=40)
+    done = tuple((i, i + 1) for i in range(0, 90, 2))
+    [share] = list_files(str(tmp_path)).shares(1, done=done)
+    assert len(list(_pieces(share))) == 1
+    rows = [x for batch in read_share(share) for x in batch.column("x").to_pylist()]
+    assert rows == [*range(1, 90, 2), *range(90, 100)]
 
 
 @given(GROUPS, NODES, SEEDS)

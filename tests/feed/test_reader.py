@@ -62,12 +62,12 @@ def test_rows_that_were_given_for_good_are_not_given_back() -> None:
         it.rows(3, 2)
         owner = it.reader.claim()
         it.reader.take(owner)
-        it.reader.give(owner, 2, for_good=True)
+        it.reader.give_for_good(owner, 2)
         owner = it.reader.claim()
         rest = it.reader.take(owner)
         assert isinstance(rest, Item)
         assert (first_row(rest), rest.skip) == (0, 2)
-        it.reader.give(owner, 1, for_good=True)
+        it.reader.give_for_good(owner, 1)
         owner = it.reader.claim()
         assert first_row(it.reader.take(owner)) == 3
 
@@ -447,7 +447,7 @@ def test_room_that_a_terminated_feeding_was_asked_for_is_not_made_in_the_next_on
         owner = reader.claim()
         for _ in range(2):
             assert isinstance(reader.take(owner), Item)
-            assert reader.give(owner, 10, for_good=True)
+            reader.give_for_good(owner, 10)
         arrivals.end_epoch(5, again=True)
         assert isinstance(reader.take(owner), EpochMark)
         assert arrivals.released == 0

@@ -264,3 +264,32 @@ def test_process_that_is_no_worker_of_a_loader_is_refused() -> None:
         data._pid += 1  # as if forked
         with pytest.raises(ConfigError, match="DataLoader"):
             iter(data)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_position_is_what_the_loader_has_put_out(workers: int) -> None:
+    """Workers ask in any order, and ahead of the training."""
+    with Arrivals(tracks=True) as it:
+        feed(it, 2, 50)
+
+        def position(batches: int | None) -> list[int]:
+            used = it.reader.position(batches).values()
+            found = [
+                (s, rows) for segments in used for s, ranges in segments.items() for rows in ranges
+            ]
+            return sorted(s * 10 + row for s, (start, stop) in found for row in range(start, stop))
+
+        came: list[int] = []
+        count = 0
+        batches = loader(it, workers)
+        for _ in range(2):
+            for batch in batches:
+                came += batch.tolist()
+                count += 1
+                assert position(count) == sorted(came)
+                if workers:
+                    with pytest.raises(ConfigError, match="Pass batches="):
+                        position(None)
+                else:
+                    assert position(None) == sorted(came)
+        assert len(came) == 100

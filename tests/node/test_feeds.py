@@ -17,10 +17,11 @@ from sparkdl.control.messages import (
     FeedProgress,
 )
 from sparkdl.core.deadline import Deadline
+from sparkdl.feed.coverage import PartRows
 from sparkdl.feed.epoch import EpochBatches
 from sparkdl.feed.feeder import Feeder
 from sparkdl.feed.item import Item
-from sparkdl.feed.place import Appended, Place
+from sparkdl.feed.place import Appended, Attempt, Place
 from sparkdl.feed.segment import write_segment
 from tests.doubles.feeds import FEED, SOON_S, LocalNode, Running, numbers, order, values
 
@@ -267,3 +268,41 @@ def test_end_of_an_epoch_nobody_fed_is_passed_on() -> None:
     with LocalNode() as node:
         node.call(lambda: node.feeds.on_driver_message(EpochEnd(FEED, 0, {0: 0})))
         assert values(node.reader()) == []
+
+
+def test_rows_that_were_used_are_told_by_partition() -> None:
+    """Two attempts at a partition, one segment read in part, one epoch again, one terminated."""
+    with LocalNode(tracks=True) as node:
+        log = node.feeds._inbox.log(FEED)
+
+        def bring(partition: int, start: int, epoch: int = 0) -> None:
+            attempt = Attempt("run", partition)
+            log.begin(attempt, epoch)
+            place = Place(epoch, attempt, start)
+            assert log.append(BATCH, Deadline.after(SOON_S), place) is Appended.STORED
+
+        bring(3, 0)
+        bring(5, 100)
+        bring(3, 100)
+        node.end_epoch(0, {0: 300}, again=True)
+        node.end_epoch(1, {0: 300})
+        assert len(values(node.reader())) == 300
+        batches = iter(EpochBatches(node.reader(), 50))
+        for _ in range(3):
+            next(batches)
+
+        def told(batches: int | None) -> dict[int, PartRows]:
+            used = node.link.positions(batches)
+            return node.call(lambda: node.feeds.coverage(used)).get(FEED, {})
+
+        assert told(None) == {
+            0: {3: ((0, 200),), 5: ((100, 200),)},
+            1: {3: ((0, 100),), 5: ((100, 150),)},
+        }
+        assert told(1) == {0: {3: ((0, 200),), 5: ((100, 200),)}}
+        assert len(list(batches)) == 3
+        node.call(lambda: node.feeds.on_driver_message(FeedBegin(FEED, 2, 4)))
+        bring(0, 0, epoch=2)
+        node.reader().terminate()
+        node.wait_told(lambda all_told: last_told(all_told).closed_to == 4)
+        assert told(None)[2] == {0: ((0, 100),)}, "dropped on purpose"

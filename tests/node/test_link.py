@@ -27,9 +27,10 @@ from sparkdl.control.channel import (
     send,
 )
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import FeedClosedError
+from sparkdl.core.errors import ConfigError, FeedClosedError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
+from sparkdl.feed.epoch import EpochBatches
 from sparkdl.feed.item import Item
 from sparkdl.feed.segment import write_segment
 from sparkdl.node.link import AgentLink
@@ -206,3 +207,24 @@ def test_process_does_not_outlive_its_agent(last: bytes) -> None:
             agents.sendall(last)
             agents.close()
             assert child.wait(SOON_S) == -signal.SIGKILL
+
+
+def test_number_of_batches_is_of_the_default_feed_or_of_the_only_one() -> None:
+    with linked() as ends:
+        for feed in ("input", "more"):
+            for number in range(3):
+                ends.send_segment(number, feed)
+            ends.link.reader(feed).track()
+        assert ends.link.positions(None) == ends.link.positions(0) == {}
+        with pytest.raises(ConfigError, match="read were none"):
+            ends.link.positions(1)
+        reading = {f: iter(EpochBatches(ends.link.reader(f), 1)) for f in ("input", "more")}
+        next(reading["more"])
+        assert ends.link.positions(1) == {"more": {0: {0: ((0, 1),)}}}
+        for _ in range(2):
+            next(reading["input"])
+        one, two = {0: {0: ((0, 1),)}}, {0: {0: ((0, 1),), 1: ((0, 1),)}}
+        assert ends.link.positions(1) == {"input": one, "more": one}
+        assert ends.link.positions({"input": 2, "more": 0}) == {"input": two, "more": {}}
+        with pytest.raises(ConfigError, match=r"names \['other'\]"):
+            ends.link.positions({"other": 2})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import SparkdlError
-from sparkdl.core.spec import ClusterSpec
+from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.feed.order import FedPartition, FeedOrder
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ class Executor(Protocol):
 
     def start(self, launch: Launch, on_broken: Callable[[SparkdlError], None]) -> None:
         """Start all nodes and return; `on_broken` is called once no more nodes will come."""
+
+    def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
+        """Have new agents started for lost nodes, unless they are about to come; returns soon."""
 
     def feed(self, data: Any, order: FeedOrder) -> list[FedPartition]:
         """Feed every partition of `data`; blocks until each is delivered or refused.

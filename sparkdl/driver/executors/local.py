@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
@@ -36,6 +37,8 @@ _log = logging.getLogger(__name__)
 
 NUM_FEEDERS = 2
 _KILL_WAIT_S = 5.0
+_PAUSE_S = 0.05
+_MAX_PAUSE_S = 5.0
 
 
 class LocalExecutor:
@@ -46,9 +49,12 @@ class LocalExecutor:
     """
 
     def __init__(self) -> None:
-        self._agents: list[subprocess.Popen[bytes]] = []
-        self._watchers: list[threading.Thread] = []
+        self._agents: dict[int, subprocess.Popen[bytes]] = {}
+        self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._relaunches: Counter[int] = Counter()
+        self._start: Callable[[NodeSpec], None] | None = None
         self._feeds: list[tuple[str, threading.Event, list[Feeder]]] = []
 
     def driver_host(self) -> str:
@@ -61,27 +67,73 @@ class LocalExecutor:
         Of a cluster on Spark it starts those that run on the driver's machine.
         """
         spec = launch.spec
-        for node, gpus in _with_gpus(spec, spec.nodes[: spec.driver_nodes or None]):
-            order = AgentOrder(launch.url, launch.token, node.node_id, spec, "process", gpus=gpus)
-            stderr = tempfile.TemporaryFile()  # noqa: SIM115 (the watcher closes it)
-            try:
-                agent = start_agent(order, launch.payload, sys.path, stderr.fileno())
-            except BaseException:
-                stderr.close()
-                raise
-            self._agents.append(agent)
-            watcher = threading.Thread(
-                target=self._watch,
-                args=(agent, stderr, node.name, on_broken),
-                name=f"sparkdl-local-{node.name}",
-                daemon=True,
-            )
-            watcher.start()
-            self._watchers.append(watcher)
+        nodes = spec.nodes[: spec.driver_nodes or None]
+        gpus = dict(_with_gpus(spec, nodes))
+
+        def start(node: NodeSpec) -> None:
+            self._start_agent(launch, node, gpus[node], on_broken)
+
+        self._start = start
+        for node in nodes:
+            start(node)
+
+    def has(self, node: NodeSpec) -> bool:
+        """Whether this node was started here."""
+        return node.node_id in self._agents
+
+    def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
+        """Start agents for those of these nodes whose agents have ended, in a thread.
+
+        Where one has lost its connection and is about to end, `on_broken` tells when it has. Before
+        each start but the first there is a pause, for agents that end at once.
+        """
+
+        def run() -> None:
+            times = max((self._relaunches[node.node_id] for node in nodes), default=0)
+            self._closed.wait(min(_PAUSE_S * 2**times, _MAX_PAUSE_S) if times else 0.0)
+            with self._lock:
+                for node in nodes:
+                    agent = self._agents.get(node.node_id)
+                    has_ended = agent is not None and agent.poll() is not None
+                    if self._start and has_ended and not self._closed.is_set():
+                        self._relaunches[node.node_id] += 1
+                        self._start(node)
+
+        thread = threading.Thread(target=run, name="sparkdl-relaunch", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _start_agent(
+        self,
+        launch: Launch,
+        node: NodeSpec,
+        gpus: tuple[str, ...] | None,
+        on_broken: Callable[[SparkdlError], None],
+    ) -> None:
+        spec, node_id = launch.spec, node.node_id
+        order = AgentOrder(launch.url, launch.token, node_id, spec, "process", gpus=gpus)
+        stderr = tempfile.TemporaryFile()  # noqa: SIM115 (the watcher closes it)
+        try:
+            agent = start_agent(order, launch.payload, sys.path, stderr.fileno())
+        except BaseException:
+            stderr.close()
+            raise
+        if before := self._agents.get(node_id):
+            _let_go(before)
+        self._agents[node_id] = agent
+        watcher = threading.Thread(
+            target=self._watch,
+            args=(agent, stderr, node.name, on_broken),
+            name=f"sparkdl-local-{node.name}",
+            daemon=True,
+        )
+        watcher.start()
+        self._threads.append(watcher)
 
     def feed(self, data: Any, order: FeedOrder) -> list[FedPartition]:
         """Feed every partition, a few at a time."""
         partitions = _partitions(data)
+        order.check_partitions(len(partitions))
         feeders = [Feeder(order, number) for number in range(len(partitions))]
         feed = (order.feed, threading.Event(), feeders)
         with self._lock:
@@ -142,18 +194,19 @@ class LocalExecutor:
 
     def close(self, deadline: Deadline) -> None:
         """Let go of the agents, which ends them, and kill those that stay."""
-        for agent in self._agents:
-            if agent.stdin and not agent.stdin.closed:
-                agent.stdin.close()
-        for agent in self._agents:
+        with self._lock:
+            self._closed.set()
+        for agent in self._agents.values():
+            _let_go(agent)
+        for agent in self._agents.values():
             try:
                 agent.wait(deadline.wait_s)
             except subprocess.TimeoutExpired:
                 _log.warning("Agent process %d did not end in time; killing it", agent.pid)
                 agent.kill()
                 agent.wait(_KILL_WAIT_S)
-        for watcher in self._watchers:
-            watcher.join(_KILL_WAIT_S)
+        for thread in self._threads:
+            thread.join(_KILL_WAIT_S)
 
     def _watch(
         self,
@@ -173,6 +226,12 @@ class LocalExecutor:
                 tail = tail_of(stderr)
                 text = f"the agent of {name} ended with status {status}: {tail or '(no word)'}"
                 on_broken(problem.at_driver() if problem else LaunchError(text))
+
+
+def _let_go(agent: subprocess.Popen[bytes]) -> None:
+    """Close the pipe that keeps an agent."""
+    if agent.stdin and not agent.stdin.closed:
+        agent.stdin.close()
 
 
 def _with_gpus(

@@ -6,8 +6,9 @@ Runs in: driver
 from __future__ import annotations
 
 import logging
+import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -17,8 +18,8 @@ from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError, SparkdlError
-from sparkdl.core.spec import ClusterSpec, InputMode
+from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
+from sparkdl.core.spec import ClusterSpec, InputMode, NodeSpec
 from sparkdl.driver.advice import tell_costly_settings
 from sparkdl.driver.executors.executor import Launch
 from sparkdl.driver.executors.local import LocalExecutor
@@ -63,7 +64,9 @@ class SparkExecutor:
         self._profile = profile
         self._nodes_tag = f"sparkdl-nodes-{cluster_id}"
         self._feed_tag = f"sparkdl-feed-{cluster_id}"
-        self._thread: threading.Thread | None = None
+        self._jobs: dict[threading.Thread, frozenset[NodeSpec]] = {}
+        self._wanted: queue.SimpleQueue[Sequence[NodeSpec]] = queue.SimpleQueue()
+        self._keeper: threading.Thread | None = None
         self._context = _context(spark)
         self._here = LocalExecutor()
 
@@ -73,28 +76,55 @@ class SparkExecutor:
 
     def start(self, launch: Launch, on_broken: Callable[[SparkdlError], None]) -> None:
         """Submit the job whose tasks are the nodes."""
-        task = NodeTask(launch.url, launch.token, launch.spec, launch.payload, self._is_attached)
-        num_tasks = launch.spec.num_tasks
         if launch.spec.driver_nodes:
             self._here.start(launch, on_broken)
+        self._submit(launch, launch.spec.nodes[launch.spec.driver_nodes :], on_broken)
+
+        def keep() -> None:
+            while wanted := self._wanted.get():
+                carried = [nodes for job, nodes in self._jobs.items() if job.is_alive()]
+                lost = [node for node in wanted if not any(node in nodes for nodes in carried)]
+                if lost:
+                    self._submit(launch, lost, on_broken)
+
+        self._keeper = self.thread(keep, f"sparkdl-keeper-{launch.spec.cluster_id}")
+        self._keeper.start()
+
+    def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
+        """Submit a job for those of these nodes that no job brings back: Spark repeats tasks."""
+        self._here.relaunch([node for node in nodes if self._here.has(node)])
+        if there := [node for node in nodes if not self._here.has(node)]:
+            self._wanted.put(there)
+
+    def _submit(
+        self, launch: Launch, nodes: Sequence[NodeSpec], on_broken: Callable[[SparkdlError], None]
+    ) -> None:
+        """Submit a job of one task for each of `nodes`, with this thread's local properties."""
+        spec = launch.spec
+        node_ids = tuple(node.node_id for node in nodes)
+        task = NodeTask(launch.url, launch.token, spec, launch.payload, self._is_attached, node_ids)
 
         def run() -> None:
             try:
                 with self._tagged(self._nodes_tag):
-                    nodes = self._spark.range(num_tasks, numPartitions=num_tasks)
-                    nodes.mapInArrow(task, NODE_SCHEMA, profile=self._profile).collect()
+                    tasks = self._spark.range(len(nodes), numPartitions=len(nodes))
+                    tasks.mapInArrow(task, NODE_SCHEMA, profile=self._profile).collect()
             except Exception as error:  # noqa: BLE001 (whatever it is, the cluster has to know)
                 _log.debug("The job of the nodes failed", exc_info=True)
                 on_broken(explain_job_failure(error))
+            else:
+                if spec.settings.max_restarts:  # a node may have been lost meanwhile
+                    on_broken(LaunchError("the job of the nodes has ended"))
 
-        name = f"sparkdl-nodes-{launch.spec.cluster_id}"
-        self._thread = InheritableThread(target=run, name=name, daemon=True, session=self._spark)
-        self._thread.start()
+        job = self.thread(run, f"sparkdl-nodes-{spec.cluster_id}")
+        self._jobs = {**self._jobs, job: frozenset(nodes)}
+        job.start()
 
     def feed(self, data: Any, order: FeedOrder) -> list[FedPartition]:
         """Run one Spark job in the calling thread, with its local properties."""
         tags = (self._feed_tag, self._tag_of(order.feed))
         if isinstance(data, RDD):
+            order.check_partitions(data.getNumPartitions())
             with self._tagged(*tags):
                 return data.mapPartitions(FeedRdd(order)).collect()
         if not _is_dataframe(data):
@@ -106,7 +136,7 @@ class SparkExecutor:
             raise ConfigError("a streaming DataFrame is fed with cluster.train_stream")
         with self._tagged(*tags):
             rows = data.mapInArrow(FeedDataFrame(order), FED_SCHEMA).collect()
-        return [fed_partition(row.partition, row.rows, row.refused) for row in rows]
+        return [fed_partition(row.partition, row.rows, row.refused, row.num_rows) for row in rows]
 
     def start_stream(
         self, data: Any, open_stream: Callable[[], StreamFeed], options: StreamOptions
@@ -171,13 +201,17 @@ class SparkExecutor:
     def close(self, deadline: Deadline) -> None:
         """Wait for the nodes' job, which ends with its agents; cancel it if it stays."""
         self._here.close(deadline)
-        if self._thread is None:
+        if self._keeper is None:
             return
-        self._thread.join(deadline.wait_s)
-        if self._thread.is_alive():
+        self._wanted.put(())
+        self._keeper.join(deadline.wait_s)
+        for job in self._jobs:
+            job.join(deadline.wait_s)
+        if any(job.is_alive() for job in self._jobs):
             _log.warning("The job of the nodes did not end in time; cancelling it")
             self._cancel(self._nodes_tag)
-            self._thread.join(_JOIN_S)
+            for job in self._jobs:
+                job.join(_JOIN_S)
 
 
 def _context(session: SparkSession) -> SparkContext | None:

@@ -5,8 +5,10 @@ Runs in: child
 
 from __future__ import annotations
 
+import json
 import os
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -109,3 +111,29 @@ RESULTS: dict[str, Any] = {
     "clash": lambda row: {"id": 1},
     "misfit": lambda row: "text" if row.id == 20 else 1.0,
 }
+
+
+def wait_in_the_first_world(args: Any, ctx: NodeContext) -> list[int]:
+    """Print where this is and wait; return after a restart."""
+    if ctx.generation == 0:
+        where_then_wait(args, ctx)
+    return [ctx.rank, ctx.generation, ctx.restarts]
+
+
+def use_rows(args: dict[str, Any], ctx: NodeContext) -> list[int]:
+    """Use rows, save them after every third step; in the first world wait for an end by force."""
+    print("child", os.getpid(), "agent", os.getppid(), flush=True)
+    last = ctx.last_checkpoint
+    rows = json.loads(Path(last, f"rows-{ctx.rank}").read_text()) if last else []
+    step = last.step if last else 0
+    batches = ctx.batches(8, ["id"], even=True, tail="pad")
+    while batches.reader.peek_batch() is not None:
+        for batch in batches:
+            rows += batch["id"][batch["sample_weight"] > 0].tolist()
+            step += 1
+            if step % 3 == 0:
+                with ctx.checkpoint(step) as folder:
+                    (folder / f"rows-{ctx.rank}").write_text(json.dumps(rows))
+            if ctx.restarts == 0 and step == args["stops_at"]:
+                threading.Event().wait()
+    return rows

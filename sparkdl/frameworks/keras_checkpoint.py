@@ -1,0 +1,272 @@
+"""A callback that makes checkpoints while `fit` trains, and goes on with the last one.
+
+Runs in: child
+
+Keras 3 with each of its backends, and tf_keras. Model and optimizer are written by Keras itself:
+`save_weights` in Keras 3, whose files hold the optimizer as well, and `tf.train.Checkpoint` for
+tf_keras.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from sparkdl.core.errors import CheckpointError, ConfigError
+from sparkdl.core.spec import DEFAULT_FEED
+from sparkdl.frameworks.keras import spans_workers
+from sparkdl.frameworks.keras_epochs import let_epochs_differ
+
+_log = logging.getLogger(__name__)
+_PROGRESS = "training.json"
+
+
+class Last(Protocol):
+    """What is gone on with."""
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are."""
+
+
+class Context(Protocol):
+    """What is used of a node's context."""
+
+    @property
+    def rank(self) -> int:
+        """The node's order among all."""
+
+    @property
+    def num_workers(self) -> int:
+        """How many nodes train."""
+
+    @property
+    def last_checkpoint(self) -> Last | None:
+        """What to go on with."""
+
+    def checkpoint(
+        self, step: int, batches: int | Mapping[str, int] | None = None
+    ) -> AbstractContextManager[Path]:
+        """Make a checkpoint."""
+
+    def batches_given(self) -> dict[str, int]:
+        """How many batches were handed out, by feed."""
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a training is.
+
+    Args:
+        step: batches that the model was trained on, of all epochs.
+        epoch: the one to go on with; part of its batches may have been used.
+    """
+
+    step: int = 0
+    epoch: int = 0
+
+
+def callback_for(
+    ctx: Context, every_steps: int | None, every_epochs: int | None, feed: str | None
+) -> Any:
+    """Return the callback, see `sparkdl.keras.Checkpoint`."""
+    for name, every in (("every_steps", every_steps), ("every_epochs", every_epochs)):
+        if every is not None and (type(every) is not int or every < 1):
+            raise ConfigError(f"{name}={every!r} must be a whole number, 1 or more")
+    if every_steps is None and every_epochs is None:
+        every_epochs = 1
+    bases = _bases()
+    let_epochs_differ()
+    saver = _Saver(ctx, every_steps, every_epochs, feed)
+
+    class Checkpoint(*bases):  # type: ignore[misc]
+        """Saves and restores; what it knows is in `_Saver`."""
+
+        _chief_worker_only = None
+        _supports_tf_logs = False
+
+        @property
+        def initial_epoch(self) -> int:
+            return saver.begun.epoch
+
+        def on_train_begin(self, logs: Any = None) -> None:
+            saver.train_begin(self.model)
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            saver.epoch_begin(epoch, (self.params or {}).get("steps") is not None)
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            saver.batch_end(self.model, batch)
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            saver.epoch_end(self.model, epoch)
+
+    return Checkpoint()
+
+
+def _bases() -> tuple[type, ...]:
+    """Return the base classes that Keras 3 and tf_keras want, whichever have been imported."""
+    names = [name for name in ("keras", "tf_keras") if name in sys.modules]
+    if os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
+        names = [*dict.fromkeys((*names, "tf_keras"))]
+    return tuple(import_module(name).callbacks.Callback for name in names or ["keras"])
+
+
+class _Saver:
+    """Counts steps, and knows when to save."""
+
+    def __init__(
+        self, ctx: Context, every_steps: int | None, every_epochs: int | None, feed: str | None
+    ) -> None:
+        self._ctx = ctx
+        self._every_steps = every_steps
+        self._every_epochs = every_epochs
+        self._feed = feed
+        last = ctx.last_checkpoint
+        self._folder = last.folder if last else None
+        self.begun = _read_progress(self._folder) if self._folder else Progress()
+        self._step = self._saved = self.begun.step
+        """Before the epoch that is under way; at the last checkpoint."""
+        self._given = ctx.batches_given()
+        """Of each feed, before the epoch that is under way."""
+        self._in_epoch = 0
+        self._epoch: int | None = None
+        self._has_length = False
+
+    def train_begin(self, model: Any) -> None:
+        if self._folder is not None:
+            _restore(model, _files(self._folder, model, self._ctx))
+            _log.info("Training goes on at step %d, epoch %d", self.begun.step, self.begun.epoch)
+            self._folder = None
+
+    def epoch_begin(self, epoch: int, has_length: bool) -> None:
+        if self._epoch is None and epoch != self.begun.epoch:
+            raise ConfigError(
+                f"fit begins at epoch {epoch}, and the checkpoint goes on at epoch "
+                f"{self.begun.epoch}: call model.fit(..., initial_epoch=checkpoint.initial_epoch)"
+            )
+        if has_length and self._every_steps:
+            raise ConfigError(
+                f"every_steps={self._every_steps}: an epoch that has a number of steps begins anew "
+                "after a failure, and steps would be taken twice. Save with every_epochs=1, or "
+                "train on ctx.dataset(...) without steps_per_epoch"
+            )
+        self._epoch, self._in_epoch, self._has_length = epoch, 0, has_length
+
+    def batch_end(self, model: Any, batch: int) -> None:
+        self._in_epoch = batch + 1
+        used = self._used()
+        every, step = self._every_steps, self._step + used
+        if every and step // every > self._saved // every:
+            self._save(model, Progress(step, self._epoch or 0), used)
+
+    def epoch_end(self, model: Any, epoch: int) -> None:
+        feed = self._feed_read()
+        given = self._ctx.batches_given()
+        if feed is not None and not self._has_length:
+            self._in_epoch = given[feed] - self._given.get(feed, 0)  # all of the epoch
+        used = self._used()
+        step = self._step + used
+        every = self._every_epochs
+        if every and (epoch + 1) % every == 0 and step > self._saved:
+            self._save(model, Progress(step, epoch + 1), used)
+        self._step, self._in_epoch = step, 0
+        if feed is not None:
+            self._given = {**given, feed: self._given.get(feed, 0) + used}
+
+    def _feed_read(self) -> str | None:
+        """Return the feed that is trained on; `None` if the data come from elsewhere."""
+        given = self._ctx.batches_given()
+        feed = self._feed or (DEFAULT_FEED if DEFAULT_FEED in given or not given else min(given))
+        return feed if given.get(feed) else None
+
+    def _used(self) -> int:
+        """Return how many batches of the epoch the model was trained on.
+
+        Keras counts whole executions, and the last of an epoch may have had fewer steps.
+        """
+        feed = self._feed_read()
+        if feed is None:
+            return self._in_epoch
+        there = self._ctx.batches_given()[feed] - self._given.get(feed, 0)
+        return min(self._in_epoch, there)
+
+    def _save(self, model: Any, progress: Progress, used: int) -> None:
+        feed = self._feed_read()
+        batches = None if feed is None else {feed: self._given.get(feed, 0) + used}
+        with self._ctx.checkpoint(progress.step, batches) as folder:
+            if self._ctx.rank == 0:
+                (folder / _PROGRESS).write_bytes(msgspec.json.encode(progress))
+            # Those that do not write take part: reading some variables needs all workers.
+            with tempfile.TemporaryDirectory(prefix="sparkdl-") as private:
+                _write(model, _files(folder, model, self._ctx, Path(private)))
+        self._saved = progress.step
+
+
+def _read_progress(folder: Path) -> Progress:
+    try:
+        return msgspec.json.decode((folder / _PROGRESS).read_bytes(), type=Progress)
+    except (OSError, msgspec.DecodeError) as error:
+        raise CheckpointError(
+            f"{folder} was not made by sparkdl.keras.Checkpoint: {error}. Load "
+            "ctx.last_checkpoint yourself, or choose another checkpoint_dir"
+        ) from error
+
+
+def _files(folder: Path, model: Any, ctx: Context, private: Path | None = None) -> Path:
+    """Return where the model's files are, without their ending.
+
+    Args:
+        private: where to write what another node writes as well.
+    """
+    if ctx.num_workers == 1:
+        return folder / "model"
+    if not spans_workers(_strategy(model)):
+        return folder / f"model-{ctx.rank}"
+    return (folder if ctx.rank == 0 or private is None else private) / "model"
+
+
+def _strategy(model: Any) -> Any:
+    return getattr(model, "_distribute_strategy", None)
+
+
+def _is_legacy(model: Any) -> bool:
+    return "tf_keras" in sys.modules and isinstance(model, import_module("tf_keras").Model)
+
+
+def _write(model: Any, path: Path) -> None:
+    if _is_legacy(model):
+        _objects(model).write(str(path))
+    else:
+        model.save_weights(f"{path}.weights.h5")
+
+
+def _restore(model: Any, path: Path) -> None:
+    """Load model and optimizer, whose variables must be there before."""
+    strategy = _strategy(model)
+    try:
+        with nullcontext() if strategy is None else strategy.scope():
+            model.optimizer.build(model.trainable_variables)
+        if _is_legacy(model):
+            _objects(model).read(str(path)).assert_existing_objects_matched()
+        else:
+            model.load_weights(f"{path}.weights.h5")
+    except (OSError, ValueError, AssertionError) as error:
+        raise CheckpointError(
+            f"{path} does not fit the model: {error}. Build and compile the same model as before, "
+            "or choose another checkpoint_dir"
+        ) from error
+
+
+def _objects(model: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.train.Checkpoint(model=model, optimizer=model.optimizer)

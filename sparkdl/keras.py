@@ -1,0 +1,50 @@
+"""Checkpoints of Keras trainings. See docs/checkpoints.md.
+
+Runs in: child
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sparkdl.node.context import NodeContext
+
+
+def Checkpoint(  # noqa: N802 (what Keras calls a callback)
+    ctx: NodeContext,
+    every_steps: int | None = None,
+    every_epochs: int | None = None,
+    feed: str | None = None,
+) -> Any:
+    """Return a callback of `fit` that makes checkpoints, and goes on with the last one.
+
+    Call it on all nodes that train, with a cluster that has a `checkpoint_dir`:
+
+        checkpoint = sparkdl.keras.Checkpoint(ctx, every_steps=100)
+        model.fit(ctx.dataset(64, x="image", y="label"), epochs=5, callbacks=[checkpoint],
+                  initial_epoch=checkpoint.initial_epoch)
+
+    As `fit` begins, model and optimizer become those of `ctx.last_checkpoint`, if there is one.
+    With data of `ctx.dataset` an interrupted epoch goes on with the rows that the model has not
+    seen.
+    Works in Keras 3 with TensorFlow, PyTorch or JAX and in tf_keras; under a strategy of several
+    workers the first node writes, and without one each node writes its own model.
+
+    Args:
+        every_steps: how many batches to train on between two checkpoints. Not for data whose epochs
+            have a number of steps: arrays, or `steps_per_epoch`.
+        every_epochs: how many epochs; 1 if neither is given.
+        feed: which feed is trained on, if there are several. Its batches go to `fit` as they are:
+            may be mapped, not batched anew.
+
+    Returns:
+        A callback with `initial_epoch`, which `fit` has to be given.
+
+    Raises:
+        ConfigError: if an argument cannot be; in `fit`, if it begins at another epoch.
+        CheckpointError: if the checkpoint was made by other means, or in `fit` of another model.
+    """
+    from sparkdl.frameworks.keras_checkpoint import callback_for
+
+    return callback_for(ctx, every_steps, every_epochs, feed)

@@ -1,0 +1,185 @@
+"""Checkpoints of whole clusters: made, kept, gone on from; what fails leaves those before it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkdl.core.errors import CheckpointError, ConfigError, NodeFailedError
+from sparkdl.node.checkpoint_places import open_store
+from sparkdl.node.context import NodeContext
+from tests.doubles.nodes import SOON_S, launch
+
+
+def steps_in(folder: Path) -> list[int]:
+    """The steps of all that is in the folder, unfinished ones below zero."""
+    names = sorted(os.listdir(folder), key=lambda name: name.lstrip("."))
+    return [int(name.split("-")[1]) * (-1 if name.startswith(".") else 1) for name in names]
+
+
+def test_job_that_is_launched_again_goes_on_at_the_newest_checkpoint(tmp_path: Path) -> None:
+    def train(args: None, ctx: NodeContext) -> Any:
+        last = ctx.last_checkpoint
+        first = last.step + 1 if last else 1
+        read = Path(last, f"part-{ctx.rank}").read_text() if last else ""
+        for step in range(first, first + 3):
+            with ctx.checkpoint(step) as folder:
+                (folder / f"part-{ctx.rank}").write_text(f"{step}")
+                (folder / "deep").mkdir(exist_ok=True)
+        return last and (last.step, str(last.folder)), read
+
+    folder = tmp_path / "checkpoints"
+    options: dict[str, Any] = {"input_mode": "own", "keep_checkpoints": 2}
+    with launch(train, checkpoint_dir=str(folder), **options) as cluster:
+        assert cluster.results(SOON_S) == [(None, "")] * 2
+        recorded = cluster._controller.view.state.roster.checkpoint  # type: ignore[union-attr]
+        assert recorded is not None
+    assert steps_in(folder) == [2, 3]
+    newest = folder / f"step-0000000003-{cluster.spec.cluster_id}-0"
+    assert recorded.url == f"file://{newest}"
+    assert sorted(os.listdir(newest)) == ["deep", "manifest.json", "part-0", "part-1"]
+
+    half, torn = folder / ".step-0000000009-dead-0", folder / "step-0000000008-dead-0"
+    for unfinished in (half, torn):
+        unfinished.mkdir()
+        (unfinished / "weights").write_text("half")
+    (torn / "manifest.json").write_text('{"step": 8, "clus')
+    with launch(train, checkpoint_dir=f"file:{folder}", **options) as cluster:
+        assert cluster.results(SOON_S) == [((3, str(newest)), "3")] * 2
+    assert steps_in(folder) == [5, 6], "what was unfinished is gone"
+
+
+def test_full_disk_leaves_the_checkpoints_before_it(tmp_path: Path) -> None:
+    def train(args: None, ctx: NodeContext) -> Any:
+        with ctx.checkpoint(1) as folder:
+            (folder / f"part-{ctx.rank}").write_bytes(b"1")
+        problems: list[Any] = []
+        if ctx.rank == 1:  # what it says has to reach the first node
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        try:
+            with ctx.checkpoint(2) as folder:
+                (folder / f"part-{ctx.rank}").write_bytes(b"2" * (10_000 * ctx.rank))
+        except CheckpointError as error:
+            problems += [str(error), type(error.__cause__).__name__]
+        if ctx.rank == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        left = sorted(os.listdir(args))
+        with ctx.checkpoint(3) as folder:
+            (folder / f"part-{ctx.rank}").write_bytes(b"3")
+        return problems, left
+
+    with launch(train, str(tmp_path), checkpoint_dir=str(tmp_path), input_mode="own") as cluster:
+        (first, left), (second, _) = cluster.results(SOON_S)
+    name = f"step-000000000{{}}-{cluster.spec.cluster_id}-0".format
+    assert "worker:1 could not write its part: CheckpointError" in first[0]
+    assert "File too large" in first[0]
+    assert "the checkpoint of step 2 could not be written to file://" in second[0]
+    assert second[1] == "OSError"
+    assert name(1) in left
+    assert f".{name(2)}" not in left, "its room is free again"
+    assert steps_in(tmp_path) == [1, 3]
+    found = open_store(str(tmp_path)).newest()
+    assert found is not None
+    assert found.manifest.files == {"part-0": 1, "part-1": 1}
+
+
+def test_what_nodes_do_wrong_is_said_at_once_and_leaves_no_checkpoint(tmp_path: Path) -> None:
+    def train(args: None, ctx: NodeContext) -> list[str]:
+        said = []
+
+        def attempt(step: int, inner: Any = lambda: None, **options: Any) -> None:
+            try:
+                with ctx.checkpoint(step, **options) as folder:
+                    (folder / f"part-{ctx.rank}").write_text("x")
+                    inner()
+            except (CheckpointError, ConfigError, ZeroDivisionError) as error:
+                said.append(f"{type(error).__name__}: {error}")
+            else:
+                said.append("fine")
+
+        attempt(2)
+        attempt(2)
+        attempt(-1)
+        attempt(3, lambda: attempt(4))
+        attempt(5, lambda: 1 / 0)
+        attempt(6 if ctx.rank else 7)
+        if not ctx.rank:
+            attempt(8)
+        return said
+
+    options: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "feed_timeout": 1.0}
+    with launch(train, input_mode="own", **options) as cluster:
+        zero, one = cluster.results(SOON_S)
+    for said in (zero, one):
+        assert said[0] == "fine"
+        assert "ctx.checkpoint(2) after ctx.checkpoint(2): steps must grow" in said[1]
+        assert "step=-1 must be a whole number" in said[2]
+        assert "ctx.checkpoint(4) inside ctx.checkpoint(3)" in said[3]
+        assert said[4] == "fine"
+        assert said[5] == "ZeroDivisionError: division by zero"
+    assert "worker:0 has called ctx.checkpoint(7) without ctx.checkpoint(6)" in zero[6]
+    assert "there is no checkpoint of step 8: within 1 s nothing came from worker:1" in zero[7]
+    assert one[6] == "fine", "it does not wait for the first node"
+    assert [step for step in steps_in(tmp_path) if step > 0] == [2, 3]
+
+
+def test_chief_that_dies_after_the_rename_has_made_a_checkpoint_for_the_next_job(
+    tmp_path: Path,
+) -> None:
+    def train(args: bool, ctx: NodeContext) -> Any:
+        if not args:
+            return ctx.last_checkpoint and ctx.last_checkpoint.step
+        with ctx.checkpoint(1):
+            pass
+        # The end comes in place of the message that the checkpoint is complete.
+        ctx._writer._store.commit = dying(ctx._writer._store.commit)  # type: ignore[method-assign]
+        with ctx.checkpoint(2):
+            return None
+
+    def dying(commit: Any) -> Any:
+        def commit_and_die(*args: Any) -> None:
+            commit(*args)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        return commit_and_die
+
+    options: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "input_mode": "own", "nodes": 1}
+    with pytest.raises(NodeFailedError), launch(train, True, **options) as cluster:
+        with pytest.raises(NodeFailedError):
+            cluster.wait(SOON_S)
+        roster = cluster._controller.view.state.roster  # type: ignore[union-attr]
+        assert roster.checkpoint is not None
+        assert roster.checkpoint.step == 1, "a restart of this job would go on from there"
+        cluster.wait(SOON_S)
+    assert steps_in(tmp_path) == [1, 2]
+    with launch(train, False, **options) as cluster:
+        assert cluster.results(SOON_S) == [2]
+
+
+def test_place_that_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for url, problem in [
+        (f"{tmp_path}/file/inside", "cannot be written"),
+        ("", "checkpoint_dir=''"),
+        ("ftp://host/checkpoints", "agents cannot read ftp://"),
+    ]:
+        with pytest.raises(ConfigError, match=problem):
+            launch(lambda args, ctx: None, checkpoint_dir=url)
+
+
+def test_checkpoint_without_a_place_or_on_a_node_that_does_not_train(tmp_path: Path) -> None:
+    def train(args: Any, ctx: NodeContext) -> str:
+        with pytest.raises(ConfigError, match="checkpoint") as caught, ctx.checkpoint(1):
+            pass
+        Path(args, ctx.member.node.name).write_text(str(caught.value))
+        return str(caught.value)
+
+    with launch(train, str(tmp_path), nodes=1, input_mode="own") as cluster:
+        assert "launch the cluster with checkpoint_dir=" in cluster.results(SOON_S)[0]

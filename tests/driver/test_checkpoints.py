@@ -1,0 +1,122 @@
+"""Which parts make a checkpoint, what the first node is told meanwhile, and what counts no more."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from sparkdl.control.messages import CheckpointCommit, CheckpointDone, CheckpointPart
+from sparkdl.core.checkpoint import CheckpointRef
+from sparkdl.core.spec import plan_nodes
+from sparkdl.core.world import Address, World, build_world
+from sparkdl.driver.books import Books
+from sparkdl.driver.checkpoints import Checkpoints
+from sparkdl.feed.coverage import EpochRows, FeedCoverage
+from sparkdl.node.manifest import Manifest
+
+AT_S = 1e9
+
+
+def world_of(generation: int = 0, num_nodes: int = 2, **plan: object) -> World:
+    nodes = plan_nodes(num_nodes, **plan)  # type: ignore[arg-type]
+    return build_world(generation, {node: Address("h", node.node_id, "") for node in nodes})
+
+
+WORLD = world_of()
+
+
+def part(step: int, generation: int = 0, problem: str = "") -> CheckpointPart:
+    return CheckpointPart(generation, step, {}, problem)
+
+
+def told(
+    checkpoints: Checkpoints, *calls: tuple[int, CheckpointPart], world: World = WORLD
+) -> list[CheckpointCommit | None]:
+    """Hand in parts by node id; return what the first node was told after each."""
+    words = [checkpoints.part(world, node_id, said, AT_S) for node_id, said in calls]
+    assert {word[0] for word in words if word} <= {world.members[0].node.node_id}
+    return [word[1] if word else None for word in words]
+
+
+def manifest_of(word: CheckpointCommit | None) -> Manifest:
+    assert word is not None
+    return msgspec.json.decode(word.manifest, type=Manifest)
+
+
+def test_parts_of_all_make_a_manifest_and_the_first_hears_who_is_awaited() -> None:
+    waiting, complete = told(Checkpoints("c", Books()), (0, part(5)), (1, part(5)))
+    assert waiting == CheckpointCommit(0, 5, missing=("worker:1",))
+    assert manifest_of(complete) == Manifest(5, "c", 0, AT_S, ("worker:0", "worker:1"), {})
+
+
+def test_others_may_be_ahead_of_the_first() -> None:
+    calls = [(1, part(5)), (1, part(6)), (0, part(5)), (0, part(6))]
+    *early, five, six = told(Checkpoints("c", Books()), *calls)
+    assert early == [None, None]
+    assert [manifest_of(five).step, manifest_of(six).step] == [5, 6]
+
+
+def test_only_nodes_that_run_map_fun_and_train_are_awaited() -> None:
+    coordinated = world_of(
+        num_nodes=4, num_ps=1, master_node="chief", eval_node=True, is_coordinated=True
+    )
+    chief, *others = [member.node.node_id for member in coordinated.members]
+    checkpoints = Checkpoints("c", Books())
+    (word,) = told(checkpoints, (chief, part(1)), world=coordinated)
+    assert manifest_of(word).nodes == ("chief:0",)
+    for other in others:
+        assert told(checkpoints, (other, part(1)), world=coordinated) == [None]
+
+
+@pytest.mark.parametrize(
+    ("calls", "problem"),
+    [
+        ([(0, part(5)), (1, part(6))], "worker:1 has called ctx.checkpoint(6) without"),
+        ([(1, part(6)), (0, part(5))], "worker:1 has called ctx.checkpoint(6) without"),
+        ([(1, part(5)), (0, part(6))], "worker:0 has called ctx.checkpoint(6) without"),
+        ([(0, part(5)), (1, part(5, problem="OSError: full"))], "worker:1 could not write its"),
+        ([(1, part(5, problem="OSError: full")), (0, part(5))], "its part: OSError: full"),
+    ],
+)
+def test_first_node_hears_why_it_waits_in_vain(
+    calls: list[tuple[int, CheckpointPart]], problem: str
+) -> None:
+    word = told(Checkpoints("c", Books()), *calls)[-1]
+    assert word is not None
+    assert problem in word.problem
+    assert not word.manifest
+
+
+def test_part_that_the_first_node_could_not_write_is_its_own_matter() -> None:
+    checkpoints = Checkpoints("c", Books())
+    calls = [(0, part(5, problem="full")), (1, part(5)), (0, part(6)), (1, part(6))]
+    *before, waiting, complete = told(checkpoints, *calls)
+    assert before == [None, None]
+    assert waiting is not None
+    assert waiting.missing == ("worker:1",)
+    assert manifest_of(complete).step == 6
+
+
+def test_checkpoint_counts_when_it_is_done_and_the_feeds_hear_what_it_covers() -> None:
+    books = Books()
+    checkpoints = Checkpoints("c", books)
+    used: list[EpochRows] = [{1: {0: ((5 * n, 5 * n + 3),)}} for n in (0, 1)]
+    covered = {"parquet:0": FeedCoverage(0, {0: {1: {0: ((0, 3), (5, 8))}}})}
+    calls = [(n, CheckpointPart(0, 5, {"parquet:0": used[n]})) for n in (0, 1)]
+    assert manifest_of(told(checkpoints, *calls)[-1]).feeds == covered
+    assert checkpoints.done(0, CheckpointDone(0, 6, "url")) is None, "nobody was told to"
+    assert not books.coverage(0, {})
+    assert checkpoints.done(0, CheckpointDone(0, 5, "url")) == CheckpointRef("url", 5, 0)
+    assert books.coverage(0, {}) == covered
+    assert checkpoints.done(0, CheckpointDone(0, 5, "url")) is None, "once is enough"
+
+
+def test_nothing_of_an_older_world_counts() -> None:
+    checkpoints, second = Checkpoints("c", Books()), world_of(1)
+    told(checkpoints, (0, part(5)), (1, part(5)), (1, part(7)))
+    assert told(checkpoints, (1, part(5, generation=0)), world=second) == [None]
+    assert checkpoints.done(1, CheckpointDone(0, 5, "url")) is None
+    words = told(checkpoints, (0, part(5, 1)), (1, part(5, 1)), world=second)
+    assert manifest_of(words[-1]).generation == 1
+    assert checkpoints.done(1, CheckpointDone(0, 5, "url")) is None
+    assert checkpoints.done(1, CheckpointDone(1, 5, "url")) == CheckpointRef("url", 5, 1)

@@ -1,0 +1,446 @@
+"""Restarts, worlds that shrink and grow, nodes that begin anew alone: the stories, step by step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdl.control.messages import (
+    Begin,
+    ChildFailed,
+    ChildReturned,
+    ChildRunning,
+    Hello,
+    NewRound,
+    Offer,
+    StopChild,
+)
+from sparkdl.core.checkpoint import CheckpointRef, Resume
+from sparkdl.core.errors import LaunchError
+from sparkdl.core.failure import Failure, FailureKind
+from sparkdl.core.settings import Settings
+from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
+from sparkdl.driver.outcome import failure_of
+from sparkdl.driver.policy import MAX_BACKOFF_S
+from sparkdl.driver.state import (
+    Action,
+    AgentJoined,
+    AgentLeft,
+    AgentOffered,
+    CheckpointMade,
+    ChildBroke,
+    ChildEntered,
+    ChildGaveResult,
+    DeadlinePassed,
+    Event,
+    Failed,
+    Failing,
+    Finished,
+    Gathering,
+    LaunchBroke,
+    NodesBlamed,
+    Relaunch,
+    Running,
+    Send,
+    State,
+    StopAsked,
+    Stopped,
+    Warn,
+)
+from sparkdl.driver.transitions import begin, step
+
+EXPIRED = DeadlinePassed()
+KILLED = ("signal", 9)
+
+
+class Play:
+    """A cluster to which things happen; agents are "a", "b", "c" … of nodes 0, 1, 2 …"""
+
+    def __init__(self, nodes: int = 3, options: Any = None, **settings: Any) -> None:
+        plan = {"num_ps": 0, "eval_node": False, **(options or {})}
+        mode = plan.pop("mode", InputMode.SPARK)
+        settings = {"max_restarts": 3, "elastic_timeout_s": 60.0, **settings}
+        self.spec = ClusterSpec(
+            "c", plan_nodes(nodes, **plan), input_mode=mode, settings=Settings(**settings)
+        )
+        self.state: State = begin(self.spec, 0.0)
+        self.now_s = 0.0
+        self.actions: list[Action] = []
+        ids = [chr(ord("a") + node.node_id) for node in self.spec.nodes]
+        self.say(*(self.joined(i) for i in ids), *(self.offered(i) for i in ids))
+        assert isinstance(self.state, Running)
+
+    def say(self, *events: Event) -> list[Action]:
+        """Let things happen, a second apart; return what follows from the last one."""
+        for event in events:
+            self.now_s += 1.0
+            self.state, self.actions = step(self.state, event, self.now_s)
+        return self.actions
+
+    def expire(self) -> list[Action]:
+        self.now_s = self.state.deadline_s
+        self.state, self.actions = step(self.state, EXPIRED, self.now_s)
+        return self.actions
+
+    def node_id(self, agent_id: str) -> int:
+        return ord(agent_id[0]) - ord("a")
+
+    def joined(self, agent_id: str) -> AgentJoined:
+        node_id = self.node_id(agent_id)
+        return AgentJoined(Hello(node_id, 0, agent_id, f"host-{agent_id}", 1, "x", "3", "task"))
+
+    def offered(self, agent_id: str, generation: int = 0, port: int = 80) -> AgentOffered:
+        return AgentOffered(agent_id, Offer(generation, port))
+
+    def left(self, agent_id: str) -> AgentLeft:
+        return AgentLeft(agent_id, "its connection closed", self.now_s)
+
+    def failure(self, agent_id: str, generation: int, kind: FailureKind = "signal") -> Failure:
+        node = self.spec.nodes[self.node_id(agent_id)]
+        number = 9 if kind == "signal" else None
+        return Failure(
+            *(node.name, kind, "", self.now_s, node.node_id),
+            signal_number=number,
+            generation=generation,
+        )
+
+    def broke(self, agent_id: str, generation: int = 0, kind: FailureKind = "signal") -> ChildBroke:
+        return ChildBroke(
+            agent_id, ChildFailed(generation, self.failure(agent_id, generation, kind))
+        )
+
+    @property
+    def names(self) -> list[str]:
+        assert isinstance(self.state, Running)
+        return [member.node.name for member in self.state.world.members]
+
+
+def sent(actions: list[Action], kind: type) -> list[str]:
+    return [a.agent_id for a in actions if isinstance(a, Send) and isinstance(a.message, kind)]
+
+
+def resumes(actions: list[Action]) -> set[Resume]:
+    messages = [action.message for action in actions if isinstance(action, Send)]
+    return {message.resume for message in messages if isinstance(message, Begin)}
+
+
+def said(actions: list[Action]) -> str:
+    return "\n".join(action.text for action in actions if isinstance(action, Warn))
+
+
+def test_restart_goes_on_at_the_last_checkpoint_in_the_same_agents() -> None:
+    play = Play()
+    ref = CheckpointRef("/c/7", 7, 0)
+    play.say(CheckpointMade(ref), play.broke("b"))
+    actions = play.expire()
+    assert isinstance(play.state, Gathering)
+    assert sent(actions, NewRound) == ["a", "b", "c"]
+    assert "restart 1 of 3 because worker:1" in said(actions)
+    assert not [action for action in actions if isinstance(action, Relaunch)]
+    actions = play.say(*(play.offered(i, 1) for i in "abc"))
+    assert sent(actions, Begin) == ["a", "b", "c"]
+    assert resumes(actions) == {Resume(1, ref)}
+
+
+def test_second_restart_in_a_row_is_held_back_and_children_come_up_meanwhile() -> None:
+    play = Play(restart_backoff_s=5.0)
+    play.say(play.broke("b"))
+    play.expire()
+    play.say(*(play.offered(i, 1) for i in "abc"), play.broke("c", 1))
+    play.expire()
+    assert play.say(*(play.offered(i, 2) for i in "abc")) == []
+    assert isinstance(play.state, Gathering)
+    assert sent(play.expire(), Begin) == ["a", "b", "c"]
+
+
+def test_child_that_dies_before_the_world_began_is_another_restart() -> None:
+    play = Play()
+    play.say(play.broke("b"))
+    play.expire()
+    actions = play.say(play.broke("c", 1))
+    assert isinstance(play.state, Gathering)
+    assert (play.state.generation, play.state.is_held) == (2, True)
+    assert sent(actions, NewRound) == ["a", "b", "c"]
+    play.say(*(play.offered(i, 2) for i in "abc"))
+    assert resumes(play.expire()) == {Resume(2)}
+
+
+def test_lost_node_is_brought_back_and_told_of_the_round() -> None:
+    play = Play()
+    play.say(play.left("b"))
+    actions = play.expire()
+    assert Relaunch((play.spec.nodes[1],)) in actions
+    play.say(play.offered("a", 1), play.offered("c", 1))
+    assert sent(play.say(play.joined("b2")), NewRound) == ["b2"]
+    assert sent(play.say(play.offered("b2", 1)), Begin) == ["a", "c", "b2"]
+
+
+def test_nodes_that_are_lost_during_a_restart_are_brought_back_as_well() -> None:
+    play = Play()
+    play.say(play.left("b"))
+    play.expire()
+    assert play.say(play.left("c")) == [Relaunch(play.spec.nodes[1:])]
+    assert play.say(LaunchBroke(LaunchError("no"))) == [Relaunch(play.spec.nodes[1:])]
+
+
+def test_without_restarts_nobody_is_brought_back() -> None:
+    play = Play(max_restarts=0)
+    play.say(play.left("b"))
+    assert sent(play.expire(), StopChild) == ["a", "c"]
+    assert isinstance(play.state, Failed)
+    assert play.state.note == ""
+
+
+def test_node_that_does_not_come_back_is_the_end_with_the_first_failure_as_cause() -> None:
+    play = Play()
+    play.say(play.left("b"))
+    play.expire()
+    play.say(play.offered("a", 1), play.offered("c", 1), LaunchBroke(LaunchError("no slot")))
+    assert sent(play.expire(), StopChild) == ["a", "c"]
+    assert isinstance(play.state, Failed)
+    assert play.state.failures[0].node == "worker:1"
+    text = str(failure_of(play.state))
+    assert "worker:1 (rank 1, pid 1) on host-b was lost" in text
+    assert "elastic_timeout=60 s" in text
+    assert text.endswith("The last attempt: no slot.")
+
+
+def test_world_goes_on_with_fewer_nodes_and_grows_at_a_checkpoint() -> None:
+    play = Play(min_nodes=2)
+    play.say(play.left("b"))
+    play.expire()
+    play.say(play.offered("a", 1), play.offered("c", 1))
+    actions = play.expire()
+    assert sent(actions, Begin) == ["a", "c"]
+    assert "without worker:1" in said(actions)
+    assert isinstance(play.state, Running)
+    assert play.names == ["worker:0", "worker:2"]
+    assert [member.index for member in play.state.world.members] == [0, 1]
+    assert [len(jobs) for jobs in play.state.world.cluster_spec().values()] == [2]
+    # It is asked for again, comes, and takes part at the next checkpoint.
+    one, two = CheckpointRef("/c/1", 1, 1), CheckpointRef("/c/2", 2, 1)
+    assert play.say(CheckpointMade(one)) == [Relaunch((play.spec.nodes[1],))]
+    assert play.say(play.joined("b2"), play.offered("b2")) == []
+    assert sent(play.say(CheckpointMade(two)), NewRound) == ["a", "c", "b2"]
+    actions = play.say(*(play.offered(i, 2) for i in ("a", "c", "b2")))
+    assert sent(actions, Begin) == ["a", "c", "b2"]
+    assert resumes(actions) == {Resume(1, two)}, "growing is no restart"
+
+
+def test_newcomer_that_goes_again_neither_fails_nor_delays_the_others() -> None:
+    play = Play(min_nodes=2)
+    play.say(play.left("b"))
+    play.expire()
+    play.say(play.offered("a", 1), play.offered("c", 1))
+    play.expire()
+    play.say(play.joined("b2"), play.left("b2"))
+    assert isinstance(play.state, Running)
+    play.say(play.joined("b3"), CheckpointMade(CheckpointRef("/c/1", 1, 1)))
+    play.say(play.offered("a", 2), play.left("b3"))
+    assert sent(play.say(play.offered("c", 2)), Begin) == ["a", "c"]
+
+
+@pytest.mark.parametrize(
+    ("options", "victims"),
+    [
+        ({}, "bc"),
+        ({"master_node": "chief"}, "a"),
+        ({"num_ps": 1, "coordinator": False}, "a"),
+    ],
+)
+def test_world_without_enough_nodes_or_a_role_does_not_begin(
+    options: dict[str, Any], victims: str
+) -> None:
+    options.pop("coordinator", None)
+    play = Play(3, options, min_nodes=2)
+    play.say(*(play.left(victim) for victim in victims))
+    play.expire()
+    play.say(*(play.offered(i, 1) for i in "abc" if i not in victims))
+    play.expire()
+    assert isinstance(play.state, Failed)
+
+
+def test_all_run_again_whoever_had_returned() -> None:
+    play = Play()
+    play.say(ChildGaveResult("a", ChildReturned(0, b"1")), play.broke("b"))
+    play.expire()
+    play.say(*(play.offered(i, 1) for i in "abc"))
+    assert isinstance(play.state, Running)
+    assert play.state.returned == {}
+    play.say(*(ChildGaveResult(i, ChildReturned(1, b"2")) for i in "abc"))
+    assert isinstance(play.state, Finished)
+
+
+def test_who_watches_the_nodes_may_blame_one_of_this_world() -> None:
+    play = Play()
+    hang = play.failure("b", 0, "hang")
+    play.say(NodesBlamed(1, (hang,)))
+    assert isinstance(play.state, Running)
+    play.say(NodesBlamed(0, (hang,)))
+    assert "restart 1 of 3" in said(play.expire())
+
+
+def test_stop_during_a_restart_ends_it() -> None:
+    play = Play()
+    play.say(play.broke("b"))
+    play.expire()
+    play.say(StopAsked(1.0, 1.0), *(play.left(i) for i in "abc"))
+    assert isinstance(play.state, Stopped)
+    assert "stopped before all had begun anew" in str(failure_of(play.state))
+
+
+# Nodes that begin anew alone. Node 0, "a", is the evaluator.
+
+EVALUATED = {"eval_node": True}
+SERVED = {"num_ps": 1, "master_node": "chief", "is_coordinated": True}
+"""ps:0 is "a", the chief "b", worker:0 and worker:1 "c" and "d"."""
+
+
+def test_evaluator_begins_anew_alone_and_the_others_do_not_notice() -> None:
+    play = Play(3, EVALUATED)
+    actions = play.say(ChildEntered("a", ChildRunning(0, 7)), play.broke("a"))
+    assert "evaluator:0 alone: restart 1 of 3" in said(actions)
+    assert actions[1:] == [Send("a", NewRound(0, is_again=True))]
+    assert isinstance(play.state, Running)
+    assert play.state.in_map_fun == frozenset()
+    actions = play.say(play.offered("a", 0, 81))
+    assert sent(actions, Begin) == ["a"]
+    assert isinstance(play.state, Running)
+    assert play.state.world.generation == 0
+    assert play.state.world.member(0).port == 81
+    assert play.state.alone == frozenset()
+
+
+def test_evaluator_whose_agent_is_lost_comes_back_into_the_world() -> None:
+    play = Play(3, EVALUATED)
+    play.say(play.broke("b"))
+    play.expire()
+    play.say(*(play.offered(i, 1) for i in "abc"))
+    actions = play.say(play.left("a"))
+    assert actions[1:] == [Relaunch((play.spec.nodes[0],))]
+    assert play.say(play.joined("a2")) == [Send("a2", NewRound(1))]
+    assert play.say(play.offered("a2")) == []
+    assert sent(play.say(play.offered("a2", 1)), Begin) == ["a2"]
+    assert isinstance(play.state, Running)
+    assert play.state.world.member(0).host == "host-a2"
+
+
+@pytest.mark.parametrize("happens", ["broke", "left"])
+def test_evaluator_without_restarts_left_is_left_behind(happens: str) -> None:
+    play = Play(3, EVALUATED, max_restarts=0)
+    actions = play.say(getattr(play, happens)("a"))
+    assert said(actions).startswith("The training goes on without evaluator:0: evaluator:0 (rank")
+    assert len(actions) == 1
+    assert isinstance(play.state, Running)
+    assert play.state.left == {0}
+    play.say(*(ChildGaveResult(i, ChildReturned(0, b"1")) for i in "bc"))
+    assert isinstance(play.state, Finished)
+
+
+def test_restart_of_all_does_not_need_the_evaluator() -> None:
+    play = Play(3, EVALUATED)
+    play.say(play.broke("b"), play.left("a"))
+    assert isinstance(play.state, Failing)
+    assert [failure.node for failure in play.state.failures] == ["worker:0"]
+    play.expire()
+    play.say(play.offered("b", 1), play.offered("c", 1))
+    assert sent(play.expire(), Begin) == ["b", "c"]
+
+
+def test_worker_of_parameter_servers_begins_anew_alone_at_its_address() -> None:
+    play = Play(4, {**SERVED, "mode": InputMode.TENSORFLOW})
+    assert play.say(play.broke("c"))[1:] == [Send("c", NewRound(0, is_again=True))]
+    assert sent(play.say(play.offered("c", 0, 80)), Begin) == ["c"]
+
+
+@pytest.mark.parametrize("happens", ["moved", "lost", "fed", "ps", "hopeless"])
+def test_what_the_chief_cannot_go_on_after_is_a_restart_of_all(happens: str) -> None:
+    mode = InputMode.SPARK if happens == "fed" else InputMode.TENSORFLOW
+    play = Play(4, {**SERVED, "mode": mode})
+    kind: FailureKind = "setup" if happens == "hopeless" else "signal"
+    victim = "a" if happens == "ps" else "c"
+    play.say(play.left("c") if happens == "lost" else play.broke(victim, 0, kind))
+    if happens == "moved":
+        assert isinstance(play.state, Running)
+        play.say(play.offered("c", 0, 81))
+    assert isinstance(play.state, Failing)
+
+
+# Whatever happens.
+
+SPECS: list[dict[str, Any]] = [
+    {"nodes": 3, "min_nodes": 2},
+    {"nodes": 4, "options": {"eval_node": True, "num_ps": 1}, "min_nodes": 3, "max_restarts": 2},
+    {"nodes": 4, "options": {**SERVED, "mode": InputMode.TENSORFLOW}, "restart_backoff_s": 0.0},
+]
+
+
+class Chance:
+    """Draws what happens next to a cluster, and keeps who is there."""
+
+    def __init__(self, data: st.DataObject, play: Play) -> None:
+        self.data, self.play = data, play
+        self.letters = [chr(ord("a") + node.node_id) for node in play.spec.nodes]
+        self.here = set(self.letters)
+        self.count = 0
+
+    def next(self, generation: int) -> Event:
+        kinds = ["offer"] * 6 + ["join"] * 3 + ["break", "leave", "made", "return", "expire"]
+        kind = self.data.draw(st.sampled_from(kinds)) if self.here else "join"
+        self.count += 1
+        if kind == "join":
+            agent = f"{self.data.draw(st.sampled_from(self.letters))}{self.count}"
+            self.here.add(agent)
+            return self.play.joined(agent)
+        agent = self.data.draw(st.sampled_from(sorted(self.here)))
+        if kind == "leave":
+            self.here.discard(agent)
+        if kind == "expire" and self.play.state.deadline_s < math.inf:
+            self.play.now_s = self.play.state.deadline_s
+            return EXPIRED
+        mostly = self.data.draw(st.sampled_from([generation] * 4 + [0]))
+        events: dict[str, Event] = {
+            "offer": self.play.offered(agent, mostly),
+            "break": self.play.broke(agent, generation),
+            "leave": self.play.left(agent),
+            "return": ChildGaveResult(agent, ChildReturned(generation, b"")),
+            "made": CheckpointMade(CheckpointRef("/c", self.count, generation)),
+        }
+        return events.get(kind, events["made"])
+
+
+def generation_of(state: State, before: int) -> int:
+    if isinstance(state, Gathering):
+        return state.generation
+    return state.world.generation if isinstance(state, (Running, Failing)) else before
+
+
+def validate(play: Play) -> None:
+    state, spec = play.state, play.spec
+    assert not isinstance(state, Stopped)
+    if isinstance(state, Running):
+        assert {n.name for n in spec.nodes if not n.role.is_expendable} <= set(play.names)
+        assert len(play.names) >= (spec.settings.min_nodes or len(spec.nodes) - 1)
+        for member in state.world.members:
+            assert not member.role.is_needed or member.node.node_id in state.roster.agents
+    if isinstance(state, Gathering) and state.is_held:
+        assert state.deadline_s - play.now_s <= MAX_BACKOFF_S
+
+
+@given(st.data())
+def test_whatever_happens_rounds_count_up_and_only_who_is_there_is_spoken_to(
+    data: st.DataObject,
+) -> None:
+    play = Play(**data.draw(st.sampled_from(SPECS)))
+    chance, generation = Chance(data, play), 0
+    for _ in range(data.draw(st.sampled_from([80, 40]))):
+        play.say(chance.next(generation))
+        assert {a.agent_id for a in play.actions if isinstance(a, Send)} <= chance.here
+        before, generation = generation, generation_of(play.state, generation)
+        assert before <= generation
+        assert len(play.state.roster.history.restarts_s) <= generation  # type: ignore[union-attr]
+        validate(play)

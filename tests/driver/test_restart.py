@@ -1,0 +1,228 @@
+"""A child dies, and all nodes begin anew in the agents that live; clusters without Spark."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkdl.core.checkpoint import CheckpointRef
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import NodeFailedError, NodeLostError
+from sparkdl.driver.controller import View
+from sparkdl.driver.state import CheckpointMade, Gathering, Running
+from sparkdl.node.context import NodeContext
+from tests.doubles.map_funs import die, hang
+from tests.doubles.nodes import SOON_S, Lines, launch, processes
+
+
+def fail_first(args: str, ctx: NodeContext) -> list[int]:
+    """Fail on rank 1 of the first world, where the others hang until they are ended."""
+    if ctx.generation == 0:
+        if ctx.rank == 1 and args == "exception":
+            raise ValueError("a bad\nday")
+        if ctx.rank == 1:
+            die(args)
+        hang(args, ctx)
+    return [ctx.rank, ctx.generation, ctx.restarts, os.getppid()]
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("exception", "raised ValueError: a bad"),
+        ("SIGKILL", "was killed by SIGKILL"),
+    ],
+)
+def test_child_that_dies_has_all_nodes_begin_anew_in_the_same_agents(
+    how: str, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with launch(fail_first, how, max_restarts=3) as cluster:
+        agents = sorted(node.agent.pid for node in processes().values())
+        results = cluster.results(3 * SOON_S)
+        assert "restart 1 because worker:1" in cluster.status()
+        assert words in cluster.status()
+    assert [result[:3] for result in results] == [[0, 1, 1], [1, 1, 1]]
+    assert sorted(result[3] for result in results) == agents
+    (warning,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert "restart 1 of 3 because worker:1" in warning
+    assert words in warning
+
+
+def test_node_that_had_returned_runs_again() -> None:
+    def first_returns(args: str, ctx: NodeContext) -> int:
+        mark = Path(args) / "returned"
+        if ctx.rank == 0:
+            mark.touch()
+        elif ctx.generation == 0:
+            while not mark.exists():
+                pass
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ctx.generation
+
+    folder = os.environ["TMPDIR"]
+    with launch(first_returns, folder, max_restarts=1) as cluster:
+        assert cluster.results(3 * SOON_S) == [1, 1]
+    (Path(folder) / "returned").unlink()
+
+
+def test_restarts_are_used_up(caplog: pytest.LogCaptureFixture) -> None:
+    def die_each_time(args: Any, ctx: NodeContext) -> None:
+        raise RuntimeError(f"in round {ctx.generation}")
+
+    with (
+        pytest.raises(NodeFailedError, match="in round 2") as caught,
+        launch(die_each_time, nodes=1, max_restarts=2) as cluster,
+    ):
+        cluster.wait(3 * SOON_S)
+    assert caught.value.note == "max_restarts=2 are used up"
+    assert str(caught.value).endswith(f"Not recovered: {caught.value.note}.")
+    warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert [f"restart {n} of 2" in text for n, text in enumerate(warnings, 1)] == [True, True]
+
+
+def test_what_cannot_work_is_not_started_again() -> None:
+    def lack(args: Any, ctx: NodeContext) -> None:
+        import_module("there_is_no_such_module")
+
+    with (
+        pytest.raises(NodeFailedError, match="another start would fail the same way") as caught,
+        launch(lack, max_restarts=9) as cluster,
+    ):
+        cluster.wait(SOON_S)
+    assert caught.value.root_cause.generation == 0
+
+
+def test_agent_that_is_killed_is_replaced_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # an agent that is killed leaves its files
+    with launch(fail_first, "agent", max_restarts=1) as cluster:
+        agents = {name: node.agent.pid for name, node in processes().items()}
+        results = cluster.results(3 * SOON_S)
+        assert "worker:1 (rank 1" in cluster.status()
+        assert "was lost" in cluster.status()
+    assert [result[:3] for result in results] == [[0, 1, 1], [1, 1, 1]]
+    assert results[0][3] == agents["worker:0"]
+    assert results[1][3] not in agents.values()
+
+
+def test_what_fails_at_the_same_row_twice_is_not_started_a_third_time() -> None:
+    def trip(args: Any, ctx: NodeContext) -> None:
+        for batch in ctx.batches(4, ["value"]):
+            if 9 in batch["value"]:
+                raise RuntimeError("nine")
+
+    with (
+        pytest.raises(NodeFailedError, match="the same way at the same step twice") as caught,
+        launch(trip, nodes=1, max_restarts=9) as cluster,
+    ):
+        cluster.feed(range(100))
+    assert [failure.step for failure in caught.value.failures] == [3]
+    assert caught.value.root_cause.generation == 1
+
+
+def test_evaluator_that_dies_begins_anew_alone_and_a_last_time_is_left(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lines = Lines()
+
+    def train(args: Any, ctx: NodeContext) -> int:
+        if ctx.job_name == "evaluator":
+            print(f"evaluating in world {ctx.generation}", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        for _ in ctx.batches(4):
+            pass
+        return os.getpid()
+
+    with launch(
+        train, nodes=2, eval_node=True, max_restarts=1, on_log=lines, input_mode="spark"
+    ) as cluster:
+        lines.wait_for("evaluating in world 0", 2)
+        cluster.feed(range(8))
+        trainer = processes()["worker:0"].child.pid
+        assert cluster.results(SOON_S) == [trainer, None]
+        assert cluster.status() == "Finished"
+    warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+    assert "evaluator:0 alone: restart 1 of 1 because evaluator:0" in warnings[0]
+    assert "goes on without evaluator:0 (max_restarts=1 are used up" in warnings[1]
+    assert len(warnings) == 2
+
+
+def test_feed_of_an_evaluator_that_dies_returns() -> None:
+    def train(args: Any, ctx: NodeContext) -> None:
+        for _ in ctx.batches(4):
+            if ctx.job_name == "evaluator":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    with launch(train, nodes=2, eval_node=True, max_restarts=1) as cluster:
+        report = cluster.feed(range(1000), to="evaluator")
+        assert 0 < report.rows_unused < 1000
+        cluster.feed(range(8))
+
+
+@pytest.fixture
+def no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file; while it is there no agent can be started."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # an agent that is killed leaves its files
+    file, script = tmp_path / "no-room", tmp_path / "python"
+    script.write_text(f'#!/bin/sh\ntest -e {file} && exit 1\nexec {sys.executable} "$@"\n')
+    script.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(script))
+    return file
+
+
+def test_world_shrinks_without_a_lost_node_and_grows_when_it_is_back(no_room: Path) -> None:
+    lines = Lines()
+
+    def train(args: Any, ctx: NodeContext) -> list[Any]:
+        print(f"world {ctx.generation} has {ctx.num_workers}", flush=True)
+        if ctx.generation < 2:
+            hang(args, ctx)
+        return [ctx.task_index, ctx.num_workers, ctx.restarts]
+
+    with launch(
+        train, nodes=3, max_restarts=1, min_nodes=2, elastic_timeout=1.0, on_log=lines
+    ) as cluster:
+        controller = cluster._controller
+        lines.wait_for("world 0 has 3", 3)
+        no_room.touch()
+        processes()["worker:1"].agent.kill()
+        lines.wait_for("world 1 has 2", 2)
+        assert [member.node.name for member in cluster.world.members] == ["worker:0", "worker:2"]
+        no_room.unlink()
+        controller.submit(CheckpointMade(CheckpointRef("/c/1", 1, 1)))
+        assert controller.wait_for(_all_offer, Deadline.after(SOON_S))
+        controller.submit(CheckpointMade(CheckpointRef("/c/2", 2, 1)))
+        assert cluster.results(3 * SOON_S) == [[index, 3, 1] for index in range(3)]
+        assert [member.node.index for member in cluster.world.members] == [0, 1, 2]
+
+
+def _all_offer(view: View) -> bool:
+    assert isinstance(view.state, Running)
+    agents = view.state.roster.agents
+    return len(agents) == 3 and all(agent.offer for agent in agents.values())
+
+
+def test_shutdown_during_a_restart_ends_it_and_tells_why_there_was_one(no_room: Path) -> None:
+    with (
+        pytest.raises(NodeLostError, match=r"worker:1 .* was lost") as caught,
+        launch(hang, max_restarts=1) as cluster,
+    ):
+        no_room.touch()
+        processes()["worker:1"].agent.kill()
+        assert cluster._controller.wait_for(_is_gathering, Deadline.after(SOON_S))
+        assert cluster.world.size == 2
+        cluster.shutdown(timeout_s=0.1)
+    assert caught.value.note == "the cluster was stopped before all had begun anew"
+    assert not processes()
+
+
+def _is_gathering(view: View) -> bool:
+    return isinstance(view.state, Gathering)

@@ -1,0 +1,138 @@
+"""A training with Keras that was interrupted ends with the weights of one that was not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkdl.node.context import NodeContext
+from tests.doubles.nodes import launch
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
+
+_SOON_S = 120.0
+_NOISE = 1e-5
+EPOCHS, BATCH, BATCHES = 3, 4, 5
+
+
+def rows_of(nodes: int) -> list[dict[str, Any]]:
+    """Rows that several nodes may share out in any way: then all are the same."""
+    return [
+        {"x": [0.1 * (i % 7), 1.0] if nodes == 1 else [0.3, 1.0], "y": float(i % 3 == 0)}
+        for i in range(nodes * BATCH * BATCHES)
+    ]
+
+
+def fed(library: str, ctx: NodeContext) -> dict[str, Any]:
+    """Train on the feed, failing once in the middle of the second epoch; and on another, never."""
+    import importlib
+
+    import tensorflow as tf
+
+    import sparkdl
+
+    keras = importlib.import_module(library)
+
+    class Fails(keras.callbacks.Callback):  # type: ignore[misc, name-defined]
+        steps = 0
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            self.steps += 1
+            if self.steps == BATCHES + 3 and not ctx.generation:
+                raise RuntimeError("interrupted")
+
+    several = tf.distribute.MultiWorkerMirroredStrategy if ctx.num_workers > 1 else None
+    strategy = several() if several else tf.distribute.get_strategy()
+
+    def fit(feed: str, **options: Any) -> tuple[Any, Any]:
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            layers = [keras.layers.Input((2,)), keras.layers.Dense(4, activation="tanh")]
+            model = keras.Sequential([*layers, keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
+        data = ctx.dataset(BATCH, x="x", y="y", feed=feed)
+        history = model.fit(data, epochs=EPOCHS, verbose=0, **options)
+        return history.epoch, [value.tolist() for value in model.get_weights()]
+
+    checkpoint = sparkdl.keras.Checkpoint(ctx, every_steps=3)
+    options = {"initial_epoch": checkpoint.initial_epoch, "callbacks": [Fails(), checkpoint]}
+    epochs, weights = fit("input", **options)
+    batches = ctx.batches_given()["input"]
+    return {
+        "weights": weights,
+        "expected": fit("again")[1],
+        "epochs": epochs,
+        "resumed": ctx.last_checkpoint and ctx.last_checkpoint.step,
+        "batches": batches,
+    }
+
+
+@pytest.mark.parametrize(("library", "nodes"), [("keras", 2), ("tf_keras", 1)])
+def test_interrupted_training_on_a_feed_equals_an_undisturbed_one(
+    library: str, nodes: int, tmp_path: Path
+) -> None:
+    pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+    pytest.importorskip(library, reason=f"{library} is not installed")
+    with launch(
+        fed,
+        library,
+        nodes,
+        framework="tensorflow",
+        checkpoint_dir=str(tmp_path),
+        max_restarts=1,
+    ) as cluster:
+        report = cluster.feed(rows_of(nodes), epochs=EPOCHS, timeout_s=_SOON_S)
+        cluster.feed(rows_of(nodes), epochs=EPOCHS, name="again", timeout_s=_SOON_S)
+        results = cluster.results(_SOON_S)
+    assert report.rows_unused == 0
+    for found in results:
+        assert found["resumed"] == 6, "the failure was at the eighth step"
+        assert found["epochs"] == [1, 2]
+        assert found["batches"] == EPOCHS * BATCHES - 6
+        assert _flat(found["weights"]) == pytest.approx(_flat(found["expected"]), abs=_NOISE)
+
+
+def alone(args: None, ctx: NodeContext) -> dict[str, Any]:
+    """Train on arrays, failing once after the second epoch; and without failing."""
+    import os
+
+    os.environ["KERAS_BACKEND"] = ("torch", "jax")[ctx.rank]
+    import keras
+    import numpy as np
+
+    import sparkdl
+
+    x = np.linspace(ctx.rank, 1, 40, dtype=np.float32).reshape(20, 2)
+
+    def fit(epochs: int, **options: Any) -> Any:
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.05), "mse")
+        model.fit(x, x[:, :1], batch_size=4, epochs=epochs, shuffle=False, verbose=0, **options)
+        return [value.tolist() for value in model.get_weights()]
+
+    checkpoint = sparkdl.keras.Checkpoint(ctx)
+    options = {"initial_epoch": checkpoint.initial_epoch, "callbacks": [checkpoint]}
+    weights = fit(4 if ctx.generation else 2, **options)
+    if not ctx.generation:
+        raise RuntimeError("interrupted")
+    expected, resumed = fit(4), checkpoint.initial_epoch
+    return {"weights": weights, "expected": expected, "resumed": resumed}
+
+
+def test_interrupted_training_equals_an_undisturbed_one_with_each_backend(tmp_path: Path) -> None:
+    for library in ("keras", "torch", "jax"):
+        pytest.importorskip(library, reason=f"{library} is not installed")
+    options: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "max_restarts": 1}
+    with launch(alone, nodes=2, input_mode="own", **options) as cluster:
+        results = cluster.results(_SOON_S)
+    assert results[0]["weights"] != results[1]["weights"], "each node has its own model"
+    for found in results:
+        assert found["resumed"] == 2
+        assert _flat(found["weights"]) == pytest.approx(_flat(found["expected"]), abs=_NOISE)
+
+
+def _flat(values: Any) -> list[float]:
+    return [v for part in values for v in _flat(part)] if isinstance(values, list) else [values]
