@@ -1,6 +1,7 @@
 # The verbs of this repository; `make` alone lists them. What they run, CI runs too.
 #   make test ARGS="-k feed -x"           arguments for pytest
 #   make soak MINUTES=10 SEED=1           how long; which random schedule
+#   make test JOBS=0                      in one process, for a debugger; 2 side by side by default
 #   make setup PYTHON=python3.12          instead of the first suitable one on the PATH
 #   make setup TENSORFLOW=tensorflow      the build for GPUs instead of tensorflow-cpu
 #   make setup TORCH_INDEX=               the build of PyTorch that PyPI has, instead of the one for CPUs
@@ -19,6 +20,7 @@ JAX ?= jax
 ARGS ?=
 MINUTES ?= 1
 SEED ?=
+JOBS ?= 2
 TF_CPP_MIN_LOG_LEVEL ?= 2
 
 bin = $(CURDIR)/$(VENV)/bin
@@ -57,7 +59,7 @@ demo: setup  ## train a small model on a small cluster, here
 	@$(with_java) $(bin)/sparkdl demo $(ARGS)
 
 test: setup  ## run every test that this machine can run
-	@$(with_java) $(bin)/python -m pytest $(ARGS)
+	@$(with_java) $(bin)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 soak: setup  ## have random faults happen to trainings for MINUTES (1), by SEED; nothing may be lost
 	@PYTHONPATH="$(CURDIR)" MINUTES="$(MINUTES)" SEED="$(SEED)" $(bin)/python tests/faults/soak.py

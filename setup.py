@@ -64,6 +64,7 @@ setup(
             "pytest",
             "pytest-cov",
             "pytest-timeout",
+            "pytest-xdist",
             "ruff",
             "tensorboard",
         ],

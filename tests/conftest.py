@@ -57,6 +57,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(_SLOW_TIMEOUT_S))
         for name in names & missing.keys():
             item.add_marker(pytest.mark.skip(reason=missing[name]))
+        # Workers of pytest-xdist take a file's tests of one turn as a whole, in this order.
+        item.add_marker(pytest.mark.xdist_group(f"{_turn(item):03}-{item.path.name}"))
     items.sort(key=_turn)
 
 

@@ -152,7 +152,10 @@ def launch_options(args: Any) -> dict[str, Any]:
     Args:
         args: with the parameters of `HasTraining` as attributes.
     """
-    names = ("reservation_timeout", "feed_timeout", "num_gpus", "log_to_driver", "placement")
+    names = (
+        *("reservation_timeout", "feed_timeout", "num_gpus", "log_to_driver", "placement"),
+        *("max_restarts", "checkpoint_dir"),
+    )
     return {name: _value(args, name) for name in names}
 
 

@@ -161,6 +161,7 @@ class KerasEstimator(
             min_delta=self.getEarlyStoppingMinDelta(),
             log_dir=self.getLogDir(),
             model_dir=self.getModelDir(),
+            saves=self.getCheckpointDir() is not None,
             name=self.uid,
         )
 

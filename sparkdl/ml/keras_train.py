@@ -17,6 +17,8 @@ import msgspec
 
 from sparkdl.control.values import MAX_VALUE_NBYTES
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.spec import DEFAULT_FEED
+from sparkdl.frameworks.keras_checkpoint import callback_for
 from sparkdl.ml.predict import keras_predictor
 from sparkdl.ml.source import local_path
 
@@ -37,6 +39,7 @@ class KerasTask:
         optimizer, loss, metrics: names, or what `as_config` made of Keras' objects.
         patience: of the early stopping; None for none.
         model_dir: folder for the model's file, where it is too large to travel.
+        saves: after each epoch, to go on there after a failure.
     """
 
     model: Made
@@ -57,6 +60,7 @@ class KerasTask:
     min_delta: float
     log_dir: str | None
     model_dir: str | None
+    saves: bool
     name: str
 
 
@@ -88,12 +92,14 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     # without optimizer, which is twice the size of the weights, and without strategy.
     copy = keras.models.model_from_json(model.to_json())
     _check_size(model, task)
+    checkpoint = callback_for(ctx, None, 1, DEFAULT_FEED) if task.saves else None
     history = model.fit(
         _data(task, ctx, model),
         validation_data=_data(task, ctx, model, _VALIDATION) if task.validates else None,
         epochs=task.epochs,
         shuffle=False,
-        callbacks=_callbacks(task, ctx),
+        callbacks=[*_callbacks(task, ctx), *([checkpoint] if checkpoint else [])],
+        initial_epoch=checkpoint.initial_epoch if checkpoint else 0,
         verbose=2 if ctx.is_chief else 0,
     ).history
     found = {"history": {name: [float(v) for v in values] for name, values in history.items()}}

@@ -133,7 +133,7 @@ class HasTraining(
         "feed_timeout", "reservation_timeout", "shutdown_timeout", "validation_indicator_col",
         "weight_col", "early_stopping_patience", "early_stopping_monitor",
         "early_stopping_min_delta", "seed", "cache", "num_gpus", "log_dir", "log_to_driver",
-        "placement",
+        "placement", "max_restarts", "checkpoint_dir",
     ],
 ):  # fmt: skip
     """Has what training needs beside TensorFlowOnSpark's parameters."""

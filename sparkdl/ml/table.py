@@ -140,6 +140,10 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("log_to_driver", False, _bool, "Print the nodes' output on the driver"),
     ("placement", "auto", _one_of("auto", "attached", "detached"), "Whether nodes keep their task "
      "slots, see sparkdl.launch"),
+    ("max_restarts", 0, _whole(0), "How often all nodes begin anew after a failure; at the last "
+     "checkpoint, if there is a checkpoint_dir"),
+    ("checkpoint_dir", None, _text, "Folder that all nodes reach. Each fit has a folder of its own "
+     "in it for its checkpoints, which is deleted when it has succeeded"),
     ("framework", "tensorflow", _text, "What the nodes import: tensorflow, torch, plain"),
     # for transform
     ("output_types", {}, _dict, "DataFrame column to its type: 'vector', or a type of Spark like "

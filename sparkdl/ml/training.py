@@ -6,6 +6,8 @@ Runs in: driver
 from __future__ import annotations
 
 import logging
+import os
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,10 +19,13 @@ from pyspark.sql import DataFrame, functions
 from pyspark.sql.types import BooleanType
 
 from sparkdl.core.errors import ConfigError, ResultError, ShutdownTimeoutError
+from sparkdl.core.paths import absolute_url
 from sparkdl.core.spec import DEFAULT_FEED
+from sparkdl.driver.executors.spark import default_fs
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
 from sparkdl.driver.report import FeedReport
+from sparkdl.feed.parquet_storage import locate, open_storage
 from sparkdl.ml.summary import TrainingSummary, history_of
 
 VALIDATION = "validation"
@@ -61,9 +66,8 @@ class Training:
         start_s = time.monotonic()
         with (
             self._rows(dataset) as (training, validation),
-            launch(
-                dataset.sparkSession, self.map_fun, self.args, self.nodes, **self.options
-            ) as cluster,
+            _own_checkpoints(dataset, self.options) as options,
+            launch(dataset.sparkSession, self.map_fun, self.args, self.nodes, **options) as cluster,
         ):
             if url := cluster.tensorboard_url():
                 _log.info("TensorBoard answers at %s", url)
@@ -128,6 +132,23 @@ class Training:
 
 
 _MARK = "sparkdl_is_validation"
+
+
+@contextmanager
+def _own_checkpoints(dataset: DataFrame, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Give a fit a folder of its own: it must not go on with what another one has made."""
+    parent = options.get("checkpoint_dir")
+    if parent is None:
+        yield dict(options)
+        return
+    parent = absolute_url(parent, default_fs(dataset.sparkSession), os.getcwd())
+    url = f"{parent.rstrip('/')}/fit-{secrets.token_hex(4)}"
+    yield {**options, "checkpoint_dir": url}
+    storage, path = locate(url)
+    try:
+        open_storage(storage).delete_dir(path)
+    except (OSError, ConfigError) as error:
+        _log.warning("The checkpoints of the fit in %s were not deleted: %s", url, error)
 
 
 def check_columns(dataset: DataFrame, names: Sequence[str]) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 import pytest
 from pyspark.ml import Pipeline
 from pyspark.ml.evaluation import (
@@ -21,6 +23,7 @@ from pyspark.ml.feature import StandardScaler, VectorAssembler
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from pyspark.sql import functions as f
 
+from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.keras_estimator import KerasEstimator
 from sparkdl.ml.model import KerasModel
@@ -174,6 +177,46 @@ def test_estimators_are_saved_and_loaded(spark_local: SparkSession, tmp_path: Pa
     by_function: Any = KerasEstimator(classifier, loss="mse")
     by_function.save(str(tmp_path / "function"))
     assert KerasEstimator.load(str(tmp_path / "function"))._made().input_shape == (None, FEATURES)
+
+
+def test_fit_goes_on_at_its_last_checkpoint_when_a_worker_is_killed(
+    patients: DataFrame, tmp_path: Path
+) -> None:
+    epochs = 15
+    estimator: Any = KerasEstimator(
+        classifier,
+        loss="binary_crossentropy",
+        num_workers=2,
+        epochs=epochs,
+        max_restarts=1,
+        checkpoint_dir=str(tmp_path),
+    )
+    data = Pipeline(stages=stages(estimator)[:2]).fit(patients).transform(patients)
+    killed: list[int] = []
+
+    def kill() -> None:
+        deadline = Deadline.after(120)
+        while not killed and not deadline.has_passed:
+            if list(tmp_path.glob("fit-*/step-*/manifest.json")):
+                child = next(c for c in psutil.Process().children(True) if _is_child(c))
+                child.kill()
+                killed.append(child.pid)
+            threading.Event().wait(0.05)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    model: Any = estimator.fit(data)
+    killer.join()
+    assert killed
+    assert 0 < len(model.summary.history["loss"]) < epochs  # those after the restart
+    assert not list(tmp_path.iterdir())
+
+
+def _is_child(process: psutil.Process) -> bool:
+    try:
+        return "sparkdl.node.child" in process.cmdline()
+    except psutil.Error:
+        return False
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_what_concerns_the_launch_reaches_it() -> None:
     found = launch_options(stage.merge_args_params())
     assert found == {
         "reservation_timeout": 600.0, "feed_timeout": 5.0, "num_gpus": 3, "log_to_driver": False,
-        "placement": "detached",
+        "placement": "detached", "max_restarts": 0, "checkpoint_dir": None,
     }  # fmt: skip
     assert found.keys() <= inspect.signature(launch).parameters.keys()
 
