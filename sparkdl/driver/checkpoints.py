@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from sparkdl.control.messages import CheckpointCommit, CheckpointDone, CheckpointPart
 from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.world import World
-from sparkdl.driver.books import Books
+from sparkdl.driver.feeds.books import Books
 from sparkdl.feed.coverage import FeedCoverage
 from sparkdl.node.manifest import Manifest, encode_manifest
 

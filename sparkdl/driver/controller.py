@@ -48,8 +48,8 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import IllegalTransitionError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver import state as states
-from sparkdl.driver.books import Books
 from sparkdl.driver.checkpoints import Checkpoints
+from sparkdl.driver.feeds.books import Books
 from sparkdl.driver.hang_watch import HangWatch
 from sparkdl.driver.inquiries import Inquiries, Question
 from sparkdl.driver.outcome import generation_of

@@ -18,15 +18,15 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, ResultError, ShutdownTimeoutError
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
 from sparkdl.core.world import World, host_port
-from sparkdl.driver.calls import Asked
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.ending import end_nodes, ends_if_interrupted
 from sparkdl.driver.executors.executor import Executor
-from sparkdl.driver.feeds import Feeds
+from sparkdl.driver.feeds.calls import Asked
+from sparkdl.driver.feeds.feeds import Feeds
+from sparkdl.driver.feeds.report import FeedReport
+from sparkdl.driver.feeds.streaming import StreamFeed, StreamOptions, trigger_options
 from sparkdl.driver.notebook import LiveTable
 from sparkdl.driver.outcome import before_stop, failure_of, has_ended, status_of
-from sparkdl.driver.report import FeedReport
-from sparkdl.driver.streaming import StreamFeed, StreamOptions, trigger_options
 from sparkdl.driver.table import as_html
 from sparkdl.driver.threads import begin
 from sparkdl.feed.order import FeedOrder

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
-from sparkdl.driver.report import FeedReport
+from sparkdl.driver.feeds.report import FeedReport
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from sparkdl.core.errors import ConfigError, ResultError, ShutdownTimeoutError
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.driver.executors.spark import default_fs
+from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
-from sparkdl.driver.report import FeedReport
 from sparkdl.feed.parquet_storage import locate, open_storage
 from sparkdl.ml.summary import TrainingSummary, history_of
 

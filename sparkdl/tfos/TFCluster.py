@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import DEFAULT_FEED, InputMode
+from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
-from sparkdl.driver.report import FeedReport
 from sparkdl.tfos.arguments import num_gpus
 from sparkdl.tfos.reservation import Server
 from sparkdl.tfos.streaming import DStreamFeed, await_end

@@ -9,8 +9,8 @@ from sparkdl.control.messages import CheckpointCommit, CheckpointDone, Checkpoin
 from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.spec import plan_nodes
 from sparkdl.core.world import Address, World, build_world
-from sparkdl.driver.books import Books
 from sparkdl.driver.checkpoints import Checkpoints
+from sparkdl.driver.feeds.books import Books
 from sparkdl.feed.coverage import EpochRows, FeedCoverage
 from sparkdl.node.manifest import Manifest
 

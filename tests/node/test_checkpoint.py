@@ -19,8 +19,8 @@ from sparkdl.core.checkpoint import CheckpointRef, Resume
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
-from sparkdl.driver.books import Books
 from sparkdl.driver.checkpoints import Checkpoints
+from sparkdl.driver.feeds.books import Books
 from sparkdl.node import checkpoint
 from sparkdl.node.checkpoint_store import CheckpointStore
 from sparkdl.node.context import NodeContext

@@ -17,7 +17,7 @@ from sparkdl.feed.order import FedPartition, FeedOrder
 
 if TYPE_CHECKING:
     from sparkdl.driver.executors.stream_query import FeedQuery
-    from sparkdl.driver.streaming import StreamFeed, StreamOptions
+    from sparkdl.driver.feeds.streaming import StreamFeed, StreamOptions
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ from sparkdl.driver.executors.scored import (
     scored,
 )
 from sparkdl.driver.executors.stream_query import FeedQuery, start_query
+from sparkdl.driver.feeds.streaming import StreamFeed, StreamOptions
 from sparkdl.driver.placement import choose_placing
 from sparkdl.driver.preflight import explain_job_failure, node_profile, read_topology
-from sparkdl.driver.streaming import StreamFeed, StreamOptions
 from sparkdl.feed.infer_task import InferRdd, decode_results
 from sparkdl.feed.order import FedPartition, FeedOrder
 from sparkdl.feed.task import FED_SCHEMA, FeedDataFrame, FeedRdd, fed_partition

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.driver.books import Books, CallBook
-from sparkdl.driver.calls import Asked, Call, EpochLeft
+from sparkdl.driver.feeds.books import Books, CallBook
+from sparkdl.driver.feeds.calls import Asked, Call, EpochLeft
 from sparkdl.feed.coverage import CallShape, EpochRows, FeedCoverage
 from sparkdl.feed.order import FeedOrder
 from sparkdl.feed.plan import merge_ranges

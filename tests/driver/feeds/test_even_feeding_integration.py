@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import FeedTimeoutError, NodeFailedError
-from sparkdl.driver.report import FeedReport
+from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.feed.plan import Tail
 from sparkdl.node.context import NodeContext
 from tests.doubles.map_funs import count_rows

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.core.errors import ConfigError, FeedClosedError
-from sparkdl.driver.report import FeedReport
+from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.feed.coverage import CallShape, EpochRows, FeedCoverage
 from sparkdl.node.context import NodeContext
 from tests.doubles.gates import Gate

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from msgspec import structs
 
-from sparkdl.driver.calls import Asked, Call, agreed
+from sparkdl.driver.feeds.calls import Asked, Call, agreed
 from sparkdl.feed.coverage import UNKNOWN, CallShape, EpochRows, FeedCoverage, merge_epochs
 
 M = TypeVar("M", bound=Callable[..., Any])

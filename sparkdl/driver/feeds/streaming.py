@@ -23,9 +23,9 @@ from sparkdl.control.messages import EpochEnd, FeedBegin
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.driver.controller import Controller, View
-from sparkdl.driver.feeding import FeedCall
+from sparkdl.driver.feeds.feeding import FeedCall
+from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.outcome import failure_of, generation_of, has_ended, is_decided
-from sparkdl.driver.report import FeedReport
 
 _log = logging.getLogger(__name__)
 

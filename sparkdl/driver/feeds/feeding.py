@@ -16,15 +16,15 @@ from sparkdl.control.messages import FeedBegin, FeedCount, Granted, ToAgent
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.world import Member
 from sparkdl.driver import state as states
-from sparkdl.driver.calls import Call, EpochLeft
 from sparkdl.driver.controller import Controller, View
-from sparkdl.driver.epoch_ends import EpochEnds
 from sparkdl.driver.executors.executor import Executor
+from sparkdl.driver.feeds.calls import Call, EpochLeft
+from sparkdl.driver.feeds.epoch_ends import EpochEnds
+from sparkdl.driver.feeds.progress import FeedBar
+from sparkdl.driver.feeds.reading import read_at_nodes
+from sparkdl.driver.feeds.report import Fed, FeedReport, report
+from sparkdl.driver.feeds.watch import FeedWatch, NewWorldError
 from sparkdl.driver.outcome import away_of, generation_of, is_decided
-from sparkdl.driver.progress import FeedBar
-from sparkdl.driver.reading import read_at_nodes
-from sparkdl.driver.report import Fed, FeedReport, report
-from sparkdl.driver.watch import FeedWatch, NewWorldError
 from sparkdl.feed.order import FedPartition, FeedOrder, Target
 from sparkdl.feed.parquet import ParquetSource
 

@@ -13,17 +13,17 @@ from dataclasses import replace
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError
 from sparkdl.core.world import Member, World
-from sparkdl.driver.books import Books
-from sparkdl.driver.calls import Call
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
-from sparkdl.driver.feeding import FeedCall, feed_targets
+from sparkdl.driver.feeds.books import Books
+from sparkdl.driver.feeds.calls import Call
+from sparkdl.driver.feeds.feeding import FeedCall, feed_targets
+from sparkdl.driver.feeds.progress import FeedBar
+from sparkdl.driver.feeds.report import FeedReport
+from sparkdl.driver.feeds.streaming import IsOver
+from sparkdl.driver.feeds.watch import NewWorldError
 from sparkdl.driver.outcome import feed_problem_of, is_decided
-from sparkdl.driver.progress import FeedBar
-from sparkdl.driver.report import FeedReport
 from sparkdl.driver.state import Finished, Running
-from sparkdl.driver.streaming import IsOver
-from sparkdl.driver.watch import NewWorldError
 from sparkdl.feed.order import FedPartition, FeedOrder
 
 _log = logging.getLogger(__name__)

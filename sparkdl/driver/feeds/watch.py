@@ -19,7 +19,7 @@ from sparkdl.feed.order import FeederError
 
 if TYPE_CHECKING:
     from sparkdl.driver.controller import View
-    from sparkdl.driver.feeding import FeedCall
+    from sparkdl.driver.feeds.feeding import FeedCall
 
 _SETTLE_S = 5.0
 """How long to wait for a node's failure that may explain a failed Spark job."""

@@ -18,8 +18,8 @@ from sparkdl.feed.parquet_paths import parquet_paths
 
 if TYPE_CHECKING:
     from sparkdl.driver.controller import View
-    from sparkdl.driver.feeding import FeedCall
-    from sparkdl.driver.watch import FeedWatch
+    from sparkdl.driver.feeds.feeding import FeedCall
+    from sparkdl.driver.feeds.watch import FeedWatch
 
 
 def listed(data: Any, spec: ClusterSpec) -> Any:

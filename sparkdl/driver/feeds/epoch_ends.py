@@ -17,7 +17,7 @@ from sparkdl.driver.outcome import feed_problem_of
 
 if TYPE_CHECKING:
     from sparkdl.driver.controller import View
-    from sparkdl.driver.feeding import FeedCall
+    from sparkdl.driver.feeds.feeding import FeedCall
 
 _ANSWER_S = 30.0
 """How long the nodes may take to say what they have of an epoch, or which one they read."""

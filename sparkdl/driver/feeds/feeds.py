@@ -16,17 +16,17 @@ from typing import Any
 from sparkdl.core.errors import ConfigError, FeedClosedError
 from sparkdl.core.spec import InputMode
 from sparkdl.core.world import World
-from sparkdl.driver.bringing import Bringer, fed_members
-from sparkdl.driver.calls import Asked
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
-from sparkdl.driver.feeding import FeedCall, feed_targets
+from sparkdl.driver.feeds.bringing import Bringer, fed_members
+from sparkdl.driver.feeds.calls import Asked
+from sparkdl.driver.feeds.feeding import FeedCall, feed_targets
+from sparkdl.driver.feeds.reading import listed
+from sparkdl.driver.feeds.renewal import EVERY, Renewal
+from sparkdl.driver.feeds.report import FeedReport
+from sparkdl.driver.feeds.streaming import IsOver, StreamFeed
 from sparkdl.driver.outcome import failure_of
 from sparkdl.driver.policy import MAX_BACKOFF_S
-from sparkdl.driver.reading import listed
-from sparkdl.driver.renewal import EVERY, Renewal
-from sparkdl.driver.report import FeedReport
-from sparkdl.driver.streaming import IsOver, StreamFeed
 from sparkdl.feed.coverage import UNKNOWN, CallShape
 from sparkdl.feed.order import FeedOrder
 from sparkdl.feed.parquet import ParquetSource
