@@ -96,8 +96,8 @@ class Bringer:
                     told = report
                     if brought is not None:
                         brought.setdefault(world.generation, Counter()).update(report.rows)
-                elif not has_ended_early:
-                    _tell_unused(name, report.rows_unused)
+                else:
+                    _tell_unused(name, 0 if has_ended_early else report.rows_unused)
         except BaseException:
             for broken in (call, last):
                 if broken is not None:
