@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def test_exception_after_the_loop_is_no_success() -> None:
 
 def test_with_restarts_the_rows_behind_the_checkpoint_come_again(tmp_path: Path) -> None:
     """Also those of an epoch that all calls of `feed` had said was over."""
-    options = {"checkpoint_dir": str(tmp_path), "max_restarts": 1}
+    options: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "max_restarts": 1}
     with launch(raise_after, Plan(), **options) as cluster:
         assert cluster.feed(table(ROWS, 2), epochs=2).rows_used == 2 * ROWS
         results = cluster.results(3 * SOON_S)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.feed.coverage import FeedCoverage
+from sparkdl.feed.coverage import EpochRows, FeedCoverage
 from sparkdl.node.context import NodeContext
 from tests.doubles.ledger import Plan, lost_and_doubled, table, train
 from tests.doubles.nodes import SOON_S, launch
@@ -70,7 +70,9 @@ def test_rest_comes_first_in_the_next_epoch_with_every_tail() -> None:
         rest = left[feed.split()[0]]
         cuts = [-1, *rest, rows]
         ranges = tuple((a + 1, b) for a, b in pairwise(cuts) if a + 1 < b)
-        epochs = {0: {0: ranges}} if "first" in feed else {0: {0: ((0, rows),)}, 1: {0: ranges}}
+        epochs: EpochRows = {0: {0: ranges}}
+        if "last" in feed:
+            epochs = {0: {0: ((0, rows),)}, 1: {0: ranges}}
         coverage[feed] = FeedCoverage(0, {0: epochs})
         wanted[feed] = rest
     with launch(iterations, feeds, NODES) as cluster:
