@@ -12,10 +12,16 @@ from types import TracebackType
 
 
 class Proxy:
-    """Forwards connections to `host:port` while the network is whole. A context manager."""
+    """Forwards connections to `host:port` while the network is whole. A context manager.
 
-    def __init__(self, host: str, port: int) -> None:
+    Args:
+        break_at: the connections break when so many bytes have been sent to the target; once.
+    """
+
+    def __init__(self, host: str, port: int, break_at: int | None = None) -> None:
         self._target = (host, port)
+        self._left_nbytes = break_at
+        self.has_broken = False
         self._is_whole = threading.Event()
         self._is_whole.set()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -55,19 +61,28 @@ class Proxy:
                 self._is_whole.wait()
                 theirs = socket.create_connection(self._target)
                 self._sockets += [ours, theirs]
-                for pair in ((ours, theirs), (theirs, ours)):
+                for pair in ((ours, theirs, True), (theirs, ours, False)):
                     thread = threading.Thread(target=self._forward, args=pair, daemon=True)
                     self._threads.append(thread)
                     thread.start()
 
-    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+    def _forward(self, source: socket.socket, sink: socket.socket, is_to_target: bool) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 16):
                 self._is_whole.wait()
                 sink.sendall(data)
+                if is_to_target and self._left_nbytes is not None:
+                    self._left_nbytes -= len(data)
+                    if self._left_nbytes < 0:
+                        self._break()
         self._is_whole.wait()
         with suppress(OSError):
             sink.shutdown(socket.SHUT_WR)
+
+    def _break(self) -> None:
+        self._left_nbytes, self.has_broken = None, True
+        for sock in list(self._sockets):
+            self._close(sock)
 
     def _close(self, sock: socket.socket) -> None:
         with suppress(OSError):

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
 from sparkdl.core.settings import Settings
@@ -36,6 +37,35 @@ class Network:
     def mend(self) -> None:
         for proxy in self.proxies:
             proxy.mend()
+
+
+@dataclass(frozen=True)
+class SparkProcesses:
+    """What Spark runs on the machine of a node, by the node's agent.
+
+    Attributes:
+        task: the Python worker in which the agent's task runs.
+        executor: a JVM.
+        worker: of the standalone cluster, a JVM.
+    """
+
+    task: psutil.Process
+    executor: psutil.Process
+    worker: psutil.Process
+
+    @classmethod
+    def of(cls, agent: psutil.Process) -> SparkProcesses:
+        task, *parents = agent.parents()
+        executor, worker = (
+            next(p for p in parents if f".{name}" in " ".join(p.cmdline()))
+            for name in ("CoarseGrainedExecutorBackend", "worker.Worker")
+        )
+        return cls(task, executor, worker)
+
+    def feeders(self) -> list[psutil.Process]:
+        """Return the other Python workers: those of feeds, and idle ones."""
+        workers = [w for daemon in self.executor.children() for w in daemon.children()]
+        return [process for process in workers if process != self.task]
 
 
 @pytest.fixture

@@ -96,6 +96,8 @@ class Bringer:
                     told = report
                     if brought is not None:
                         brought.setdefault(world.generation, Counter()).update(report.rows)
+                else:
+                    _tell_unused(name, 0 if has_ended_early else report.rows_unused)
         except BaseException:
             for broken in (call, last):
                 if broken is not None:
@@ -178,6 +180,16 @@ def _check_can_be_fed(name: str, call: Call) -> None:
             "as a whole, cannot be fed again; give a list, a table, or a DataFrame"
         )
     call.has_begun = True
+
+
+def _tell_unused(name: str, rows: int) -> None:
+    if rows:
+        _log.warning(
+            "Feed %r: %d rows of an earlier call, which were fed again after a restart, have not "
+            "been used yet; they come first in the next epoch, if there is one",
+            name,
+            rows,
+        )
 
 
 def _tell_lost(name: str, calls: list[Call]) -> None:

@@ -52,17 +52,21 @@ class EpochEnds:
             )
         return counts
 
-    def end(self, epoch: int, last: int, cut: Cut, is_rest: bool = False) -> None:
+    def end(self, epoch: int, last: int, cut: Cut, is_rest: bool = False) -> bool:
         """Tell the nodes how long `epoch` is, and that those up to `last` read the same again.
 
         Args:
             is_rest: a checkpoint covers the other rows of `epoch`. If fewer than there are nodes
                 are left, they come first in the next epoch, as in a stream: a step needs one each.
+
+        Returns:
+            Whether they do: then no node is sure to read them before there is a next epoch.
         """
         self._repeated = (epoch, cut) if last > epoch else None
         goes_on = is_rest and not all(count.cut_rows for count in cut.values())
         for each in range(epoch, last + 1):
             self._mark(each, cut, again=each < last, goes_on=goes_on)
+        return goes_on
 
     def end_early(self, epoch: int, last: int) -> None:
         """End the call as it is.

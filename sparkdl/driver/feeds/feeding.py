@@ -104,10 +104,10 @@ class FeedCall:
                     is_rest = bool(now.done)  # and may wait for the next epoch, see `EpochEnds`
                     ahead = {n: count.cut_rows for n, count in cut.items() if is_rest}
                     stop = repeated if all(c.cut_whole for c in cut.values()) else epoch
-                    ends.end(epoch, stop, cut, is_rest)
+                    waits = ends.end(epoch, stop, cut, is_rest)
                     for node_id, count in cut.items():
                         expected[node_id] += count.cut_rows * (stop + 1 - epoch)
-                    epoch, read_to = stop + 1, stop
+                    epoch, read_to = stop + 1, read_to if waits else stop
                 if read_to >= 0:
                     watch.wait_read(lambda view: self._has_read(view, read_to, before, expected))
             except NewWorldError:
