@@ -59,7 +59,7 @@ demo: setup  ## train a small model on a small cluster, here
 	@$(with_java) $(bin)/sparkdl demo $(ARGS)
 
 test: setup  ## run every test that this machine can run
-	@$(with_java) $(bin)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+	@$(with_java) $(bin)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 soak: setup  ## have random faults happen to trainings for MINUTES (1), by SEED; nothing may be lost
 	@PYTHONPATH="$(CURDIR)" MINUTES="$(MINUTES)" SEED="$(SEED)" $(bin)/python tests/faults/soak.py

@@ -114,7 +114,7 @@ def test_unknown_keras_is_refused_when_a_model_of_several_workers_is_compiled(
     assert keras.Model.predict is stock_predict
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    monkeypatch.setattr(shim, "_spans_workers", lambda strategy: True)
+    monkeypatch.setattr(shim, "spans_workers", lambda strategy: True)
     model._distribute_strategy = object()
     with pytest.raises(FrameworkMissingError, match="TF_USE_LEGACY_KERAS=1") as caught:
         model.compile("sgd", "mse")
