@@ -276,7 +276,7 @@ def test_all_run_again_whoever_had_returned() -> None:
 
 
 def test_who_watches_the_nodes_may_blame_one_of_this_world() -> None:
-    play = Play()
+    play = Play(hang_action="restart")
     hang = play.failure("b", 0, "hang")
     play.say(NodesBlamed(1, (hang,)))
     assert isinstance(play.state, Running)

@@ -319,8 +319,8 @@ def test_what_reads_ahead_must_be_told_how_much_was_used() -> None:
         assert it.position(1) == [(0, 0), (0, 1)]
 
 
+@pytest.mark.jax
 def test_jax_batches_count_what_they_have_put_out() -> None:
-    pytest.importorskip("jax")
     with Numbered() as it:
         it.rows(10)
         it.end_epoch(0)
