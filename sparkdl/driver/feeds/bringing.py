@@ -64,9 +64,7 @@ class Bringer:
         Returns:
             What became of the rows of `last`.
         """
-        covered = last.rows_covered if last else 0
-        epochs = last.asked.epochs if last else 0
-        told = FeedReport(epochs, rows_used=covered, rows_covered=covered)
+        told: FeedReport | None = None
         book = self._books.book(name)
         call: Call | None = None
         try:
@@ -75,7 +73,7 @@ class Bringer:
                 self.begin(name, world.generation)
                 call = book.next(last)
                 if call is None:
-                    return told
+                    return told or _covered(last)
                 _check_can_be_fed(name, call)
                 left = call.left()
                 order = replace(
@@ -190,6 +188,14 @@ def _tell_unused(name: str, rows: int) -> None:
             name,
             rows,
         )
+
+
+def _covered(call: Call | None) -> FeedReport:
+    """Return the report of a call of which a checkpoint covers all rows, perhaps since a moment."""
+    if call is None:
+        return FeedReport()
+    covered = call.rows_covered
+    return FeedReport(call.asked.epochs, rows_used=covered, rows_covered=covered)
 
 
 def _tell_lost(name: str, calls: list[Call]) -> None:
