@@ -74,11 +74,6 @@ class Call:
     is_broken: bool = False
 
     @property
-    def is_covered(self) -> bool:
-        """Whether a checkpoint covers all rows."""
-        return not self.left()
-
-    @property
     def is_empty(self) -> bool:
         """Whether the data are known to have no rows."""
         return 0 < self.shape.partitions == len(self.covered_partitions({}))
