@@ -106,6 +106,10 @@ class LaunchError(SparkdlError):
     """The nodes could not be started: Spark's own job that carries them failed."""
 
 
+class JobFailedError(SparkdlError):
+    """A Spark job of a training without nodes failed; the message has what its task raised."""
+
+
 class NodeFailedError(SparkdlError):
     """One or more nodes failed. `failures` holds them all, the root cause first.
 

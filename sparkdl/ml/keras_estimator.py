@@ -16,6 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.core.errors import ConfigError, ResultError
 from sparkdl.ml.estimator import launch_options
+from sparkdl.ml.jobs_fit import check_mode, fit_keras
+from sparkdl.ml.jobs_loop import Plan
 from sparkdl.ml.keras_train import KerasTask, as_config, as_content, train
 from sparkdl.ml.model import SCORE_ROWS, HasColumns, KerasModel
 from sparkdl.ml.params import (
@@ -29,11 +31,13 @@ from sparkdl.ml.params import (
 )
 from sparkdl.ml.persistence import Saved, Storage, load_code, save_code
 from sparkdl.ml.source import Signature
+from sparkdl.ml.summary import TrainingSummary
 from sparkdl.ml.training import Training
 
 _KERAS = ("optimizer", "loss", "metrics")
 _BATCH_ROWS = 32
 _MODEL = "model.keras"
+Trained = tuple[bytes, Signature, TrainingSummary]
 
 
 class KerasEstimator(
@@ -49,14 +53,18 @@ class KerasEstimator(
     Saved,
     MLWritable,
     MLReadable[Any],
-    params=["num_workers", "label_col", *_KERAS, "learning_rate", "shuffle"],
+    params=[
+        *("num_workers", "label_col", *_KERAS, "learning_rate", "shuffle"),
+        *("mode", "sync_every", "aggregation"),
+    ],
 ):
     """Fits a Keras 3 model on `num_workers` nodes, under a strategy that keeps them in step.
 
     `KerasEstimator(model, loss="mse", num_workers=2, epochs=5).fit(df)` returns a `KerasModel`.
     Every row is used once an epoch. `batch_size` is what one node sees in a step. Parameters are
     those of the table in docs/spark-ml.md; `weight_col`, `validation_indicator_col` and the early
-    stopping do as they say without further ado.
+    stopping do as they say without further ado. With `mode="jobs"` there are no nodes: see
+    docs/jobs.md.
 
     Args:
         model: a Keras model that tells its inputs, or a function without arguments that makes one.
@@ -113,6 +121,7 @@ class KerasEstimator(
         return self
 
     def _fit(self, dataset: DataFrame) -> KerasModel:
+        check_mode(self)
         task = self._task()
         weight = [task.weight] if task.weight else []
         columns = dict.fromkeys([*task.features, task.label, *weight])
@@ -127,17 +136,35 @@ class KerasEstimator(
             cache=self.getCache(),
             options=launch_options(_Values(self)),
         )
-        summary = training.run(dataset)
-        if not summary.results:
-            raise ResultError("the chief's model did not reach the driver; see the log above")
-        chief: dict[str, Any] = summary.results[0]
-        content = chief.get("content") or _read(dataset.sparkSession, chief["path"])
-        signature = msgspec.json.decode(chief["signature"], type=Signature)
+        train_it = self._fit_in_jobs if self.getMode() == "jobs" else self._fit_on_nodes
+        content, signature, summary = train_it(dataset, task, training)
         model = self._copyValues(KerasModel(content, signature))
         model.clear(model.batch_size)  # what trains well need not score well
         model._setDefault(batch_size=SCORE_ROWS)
         model._summary = replace(summary, results=())
         return model
+
+    def _fit_on_nodes(self, dataset: DataFrame, _task: KerasTask, training: Training) -> Trained:
+        summary = training.run(dataset)
+        if not summary.results:
+            raise ResultError("the chief's model did not reach the driver; see the log above")
+        chief: dict[str, Any] = summary.results[0]
+        content = chief.get("content") or _read(dataset.sparkSession, chief["path"])
+        return content, msgspec.json.decode(chief["signature"], type=Signature), summary
+
+    def _fit_in_jobs(self, dataset: DataFrame, task: KerasTask, training: Training) -> Trained:
+        plan = Plan(
+            partitions=self.getNumWorkers(),
+            batch_size=task.batch_size,
+            epochs=task.epochs,
+            sync_every=self.getSyncEvery(),
+            aggregation=self.getAggregation(),
+            shuffle=task.shuffle,
+            seed=task.seed or 0,
+            retries=self.getMaxRestarts(),
+            checkpoint_dir=self.getCheckpointDir(),
+        )
+        return fit_keras(task, training, plan, dataset)
 
     def _task(self) -> KerasTask:
         if self._made is None:

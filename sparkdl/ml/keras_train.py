@@ -87,7 +87,7 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     several = ctx.num_workers > 1
     strategy = tf.distribute.MultiWorkerMirroredStrategy() if several else None
     with strategy.scope() if strategy else contextlib.nullcontext():
-        model = _model(task)
+        model = make_model(task)
     # Made before the training, so that a model that cannot be copied costs no epochs: a copy
     # without optimizer, which is twice the size of the weights, and without strategy.
     copy = keras.models.model_from_json(model.to_json())
@@ -98,7 +98,7 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
         validation_data=_data(task, ctx, model, _VALIDATION) if task.validates else None,
         epochs=task.epochs,
         shuffle=False,
-        callbacks=[*_callbacks(task, ctx), *([checkpoint] if checkpoint else [])],
+        callbacks=[*callbacks_of(task, ctx.is_chief), *([checkpoint] if checkpoint else [])],
         initial_epoch=checkpoint.initial_epoch if checkpoint else 0,
         verbose=2 if ctx.is_chief else 0,
     ).history
@@ -136,7 +136,12 @@ def _from_config(value: Any) -> Any:
     return keras.saving.deserialize_keras_object(value)
 
 
-def _model(task: KerasTask) -> Any:
+def make_model(task: KerasTask) -> Any:
+    """Return the task's model, compiled.
+
+    Raises:
+        ConfigError: if it has no loss, or does not tell its inputs.
+    """
     import keras
 
     if isinstance(task.model, bytes):
@@ -217,7 +222,8 @@ def _fitted(values: Any, tensor: Any) -> Any:
     return values if None in dims else tf.reshape(values, (-1, *dims))
 
 
-def _callbacks(task: KerasTask, ctx: NodeContext) -> list[Any]:
+def callbacks_of(task: KerasTask, is_chief: bool) -> list[Any]:
+    """Return the callbacks that the task's parameters ask for."""
     import keras
 
     found: list[Any] = []
@@ -230,7 +236,7 @@ def _callbacks(task: KerasTask, ctx: NodeContext) -> list[Any]:
                 restore_best_weights=True,
             )
         )
-    if task.log_dir and ctx.is_chief:
+    if task.log_dir and is_chief:
         found.append(keras.callbacks.TensorBoard(task.log_dir, write_graph=False))
     return found
 

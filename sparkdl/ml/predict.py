@@ -54,7 +54,7 @@ def predictor(source: ModelSource) -> Predictor:
         if _held:
             _held.clear()
             gc.unfreeze()
-        _prepare_worker()
+        prepare_worker()
         _held[source.key] = load(source)
         # Spark's workers collect garbage after each task: half a second for TensorFlow's objects,
         # unless these are frozen. What another model has left is collected here.
@@ -193,7 +193,7 @@ def _as_file(source: ModelSource) -> Iterator[str]:
         yield str(path)
 
 
-def _prepare_worker() -> None:
+def prepare_worker() -> None:
     """In a Spark task: as many threads as it has cores, its own GPUs, no more memory than needed.
 
     TensorFlow takes all cores and all memory of all GPUs otherwise, in each of Spark's workers.

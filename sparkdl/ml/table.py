@@ -171,6 +171,11 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("metrics", None, _any, "Names or Keras metrics"),
     ("learning_rate", None, _float, "The optimizer's; its own default if it is not set"),
     ("shuffle", True, _bool, "Whether rows come in random order"),
+    ("mode", "nodes", _one_of("nodes", "jobs"), "How to train: on a cluster of nodes, or as Spark "
+     "jobs without nodes, see docs/jobs.md"),
+    ("sync_every", 1, _whole(1), "mode='jobs': steps of the tasks between two averages; 1 averages "
+     "gradients"),
+    ("aggregation", "tree", _one_of("tree", "slices"), "mode='jobs': how gradients are added up"),
 )  # fmt: skip
 
 

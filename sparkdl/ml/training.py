@@ -65,7 +65,7 @@ class Training:
         """
         start_s = time.monotonic()
         with (
-            self._rows(dataset) as (training, validation),
+            self.rows(dataset) as (training, validation),
             _own_checkpoints(dataset, self.options) as options,
             launch(dataset.sparkSession, self.map_fun, self.args, self.nodes, **options) as cluster,
         ):
@@ -78,8 +78,12 @@ class Training:
         return TrainingSummary(history, report, seconds, tuple(results))
 
     @contextmanager
-    def _rows(self, dataset: DataFrame) -> Iterator[tuple[DataFrame, DataFrame | None]]:
-        """Give the rows to train on, and those to validate with."""
+    def rows(self, dataset: DataFrame) -> Iterator[tuple[DataFrame, DataFrame | None]]:
+        """Give the rows to train on, and those to validate with.
+
+        Raises:
+            ConfigError: if a column is missing or of the wrong type.
+        """
         marker = self.validation_col
         names = self.columns or tuple(name for name in dataset.columns if name != marker)
         check_columns(dataset, (*names, *([marker] if marker else [])))

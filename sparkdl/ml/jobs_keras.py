@@ -1,0 +1,320 @@
+"""Keras models in a training as Spark jobs: the driver's, and the workers'. Any backend.
+
+Runs in: driver, feeder
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.feed.tensors import Array
+from sparkdl.ml.jobs_rows import Column
+from sparkdl.ml.jobs_sums import Sum, unpack
+from sparkdl.ml.keras_train import KerasTask, callbacks_of, make_model
+from sparkdl.ml.source import Signature, Tensor
+
+if TYPE_CHECKING:
+    from pyspark import Broadcast
+
+_AVERAGES = ("sum_over_batch_size", "mean")
+
+
+@dataclass(frozen=True)
+class KerasSpec:
+    """Makes a worker's model.
+
+    Attributes:
+        task: without the model where `content` has it.
+        is_local: workers take steps themselves, with the optimizer.
+        backend: Keras' on the driver.
+    """
+
+    task: KerasTask
+    content: Broadcast[bytes] | None
+    is_local: bool
+    backend: str
+
+    def learner(self) -> KerasLearner:
+        """Return the worker's model.
+
+        Raises:
+            ConfigError: if the worker's Keras has another backend.
+        """
+        import keras
+
+        if keras.backend.backend() != self.backend:
+            raise ConfigError(
+                f"Keras runs on {self.backend} at the driver and on {keras.backend.backend()} at "
+                "the executors: set spark.executorEnv.KERAS_BACKEND to the driver's"
+            )
+        _share_threads(self.backend)
+        task = self.task if self.content is None else replace(self.task, model=self.content.value)
+        return KerasLearner(task, make_model(task), self.is_local)
+
+
+class KerasLearner:
+    """A worker's model: computes gradients by the model's own `train_on_batch`.
+
+    So loss, metrics, regularisation, weights of rows and the model's own `train_step` are Keras'.
+    In the place of the optimizer is one that keeps the gradients, if steps are not local.
+    """
+
+    def __init__(self, task: KerasTask, model: Any, is_local: bool) -> None:
+        self._task, self._model, self._is_local = task, model, is_local
+        if not is_local:
+            model.optimizer = _keeper(model.optimizer.name)
+        model.optimizer.build(model.trainable_variables)
+        self._seeds = [v for v in model.variables if str(v.dtype) == "uint32"]
+
+    def load(self, state: Sequence[Array]) -> None:
+        """Take over weights, and the optimizer's variables where steps are local."""
+        _assign(self._state(), state)
+
+    def learn(self, batch: dict[str, Array], seed: int) -> tuple[Array, ...]:
+        """Compute a gradient, or take a step."""
+        for place, variable in enumerate(self._seeds):
+            state = np.random.SeedSequence([seed, place]).generate_state(2)
+            variable.assign(state.reshape(variable.shape).astype(np.uint32))
+        self._model.reset_metrics()
+        self._model.train_on_batch(*arranged(self._task, self._model, batch))
+        return _numpy(self._model.metrics_variables)
+
+    def learned(self) -> Sequence[Array]:
+        """Return the gradients and the weights that are not trained; or all."""
+        if self._is_local:
+            return _numpy(self._state())
+        gradients = self._model.optimizer.gradients
+        return _numpy([*gradients, *self._model.non_trainable_weights])
+
+    def evaluate(self, batch: dict[str, Array]) -> tuple[Array, ...]:
+        """Evaluate some rows."""
+        self._model.reset_metrics()
+        self._model.test_on_batch(*arranged(self._task, self._model, batch))
+        return _numpy(self._model.metrics_variables)
+
+    def _state(self) -> list[Any]:
+        own = self._model.optimizer.variables if self._is_local else []
+        return [*self._model.weights, *own]
+
+
+class KerasMaster:
+    """The driver's model: the weights, and the optimizer with all that it remembers.
+
+    Raises:
+        ConfigError: if the model cannot be trained so; it says why.
+    """
+
+    def __init__(self, task: KerasTask, is_local: bool) -> None:
+        import keras
+
+        if task.seed is not None:
+            keras.utils.set_random_seed(task.seed)
+        self.task, self.model, self._is_local = task, make_model(task), is_local
+        _check(task, self.model)
+        self._callbacks = callbacks_of(task, is_chief=True)
+        self._list = keras.callbacks.CallbackList(
+            self._callbacks, add_history=True, model=self.model, epochs=task.epochs
+        )
+
+    def columns(self) -> tuple[Column, ...]:
+        """Return which columns are kept, and as what."""
+        inputs = {tensor.name: _tensor(tensor) for tensor in self.model.inputs}
+        only = next(iter(inputs.values()))
+        features = self.task.features
+        found = [Column(c, inputs[i] if len(features) > 1 else only) for c, i in features.items()]
+        found.append(Column(self.task.label))
+        if self.task.weight:
+            found.append(Column(self.task.weight, dtype="float32"))
+        return tuple({column.name: column for column in reversed(found)}.values())
+
+    def begin(self, sample: dict[str, Array]) -> None:
+        """Build all, from one row."""
+        self.model.test_on_batch(*arranged(self.task, self.model, sample))
+        self.model.optimizer.build(self.model.trainable_variables)
+        self._list.on_train_begin()
+
+    def state(self) -> list[Array]:
+        """Return what workers need."""
+        own = self.model.optimizer.variables if self._is_local else []
+        return list(_numpy([*self.model.weights, *own]))
+
+    def apply(self, found: Sum) -> None:
+        """Take a step by the averaged gradients; or take over the averaged weights."""
+        import keras
+
+        assert found.vector is not None
+        if self._is_local:
+            variables = [*self.model.weights, *self.model.optimizer.variables]
+            _assign(variables, unpack(found.vector, found.exact, self.state()))
+            return
+        like = _numpy([*self.model.trainable_weights, *self.model.non_trainable_weights])
+        learned = unpack(found.vector, found.exact, like)
+        count = len(self.model.trainable_weights)
+        gradients = [keras.ops.convert_to_tensor(each) for each in learned[:count]]
+        self.model.optimizer.apply(gradients, self.model.trainable_variables)
+        _assign(self.model.non_trainable_weights, learned[count:])
+
+    def metrics(self, states: Sequence[Array]) -> dict[str, float]:
+        """Return the values that metrics have by the sum of their states."""
+        self.model.reset_metrics()
+        _assign(self.model.metrics_variables, states)
+        return {name: float(value) for name, value in self.model.get_metrics_result().items()}
+
+    def epoch_ended(self, epoch: int, logs: Mapping[str, float]) -> bool:
+        """Tell the callbacks; return whether to stop."""
+        self._list.on_epoch_end(epoch, dict(logs))
+        return bool(self.model.stop_training)
+
+    def end(self) -> None:
+        """Tell the callbacks that the training has ended."""
+        self._list.on_train_end()
+
+    def config(self) -> str:
+        """Return what the model is made of, as JSON; without its weights."""
+        return str(self.model.to_json())
+
+    def save(self) -> list[Array]:
+        """Return all that a checkpoint needs, of the early stopping too."""
+        found = list(_numpy([*self.model.weights, *self.model.optimizer.variables]))
+        for stopping in self._stopping():
+            has_best = stopping.best is not None and stopping.best_weights is not None
+            numbers = [stopping.best if has_best else np.nan, stopping.wait, stopping.best_epoch]
+            found += [np.array(numbers, np.float64), *(stopping.best_weights or ())]
+        return found
+
+    def restore(self, saved: Sequence[Array]) -> None:
+        """Go on from what `save` returned."""
+        variables = [*self.model.weights, *self.model.optimizer.variables]
+        _assign(variables, saved[: len(variables)])
+        rest = list(saved[len(variables) :])
+        for stopping in self._stopping():
+            best, wait, best_epoch = rest.pop(0)
+            stopping.wait, stopping.best_epoch = int(wait), int(best_epoch)
+            if not np.isnan(best):
+                stopping.best, stopping.best_weights = float(best), rest
+            stopping._set_monitor_op()
+
+    def _stopping(self) -> list[Any]:
+        return [each for each in self._callbacks if hasattr(each, "best_weights")]
+
+
+def arranged(task: KerasTask, model: Any, batch: Mapping[str, Array]) -> tuple[Any, ...]:
+    """Return `(x, y)` or `(x, y, weight)`, as the model's methods take them."""
+    if len(task.features) == 1:
+        (column,) = task.features
+        x: Any = batch[column]
+    else:
+        x = {name: batch[column] for column, name in task.features.items()}
+    weight = () if task.weight is None else (batch[task.weight],)
+    return (x, batch[task.label], *weight)
+
+
+def backend() -> str:
+    """Return the name of Keras' backend."""
+    import keras
+
+    return str(keras.backend.backend())
+
+
+def final_copy(model: Any) -> Any:
+    """Return a copy without optimizer, which may be twice the size of the weights."""
+    import keras
+
+    copy = keras.models.model_from_json(model.to_json())
+    copy.set_weights(model.get_weights())
+    return copy
+
+
+def signature_of(model: Any) -> Signature:
+    """Return what a Keras model takes and gives, as `predict.keras_predictor` finds by TensorFlow.
+
+    Raises:
+        ConfigError: if it does not tell its outputs.
+    """
+    if not getattr(model, "outputs", None):
+        raise ConfigError(f"the model {model.name!r} does not tell its outputs")
+    names = [tensor._keras_history.operation.name for tensor in model.outputs]
+    if isinstance(model.output, dict):
+        names = list(model.output)
+    if len(set(names)) != len(names):
+        names = [f"output_{place}" for place in range(len(names))]
+    return Signature(
+        tuple(_tensor(tensor) for tensor in model.inputs),
+        tuple(_tensor(t, name) for t, name in zip(model.outputs, names, strict=True)),
+    )
+
+
+def _check(task: KerasTask, model: Any) -> None:
+    import keras
+
+    inputs = {tensor.name for tensor in model.inputs}
+    if len(task.features) > 1 and inputs != set(task.features.values()):
+        raise ConfigError(
+            f"input_mapping={task.features} must give each input of the model one column: its "
+            f"inputs are {', '.join(sorted(inputs))}"
+        )
+    if len(task.features) == 1 and len(inputs) > 1:
+        raise ConfigError(
+            f"the model has the inputs {', '.join(sorted(inputs))}: input_mapping={{column: input}}"
+        )
+    for loss in keras.tree.flatten(model.loss):
+        reduction = getattr(loss, "reduction", _AVERAGES[0])
+        if reduction not in _AVERAGES:
+            raise ConfigError(
+                f"the loss {loss.name!r} has reduction={reduction!r}: the gradients of partitions "
+                f"are averaged by rows, so it must be {_AVERAGES[0]!r}"
+            )
+
+
+def _tensor(tensor: Any, name: str | None = None) -> Tensor:
+    import keras
+
+    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    dtype = "float32" if dtype == "bfloat16" else dtype
+    return Tensor(name or tensor.name, dtype, (None, *tensor.shape[1:]))
+
+
+def _numpy(variables: Sequence[Any]) -> tuple[Array, ...]:
+    import keras
+
+    # A copy: on the CPU some backends share the memory, which the next step changes.
+    return tuple(np.array(keras.ops.convert_to_numpy(variable)) for variable in variables)
+
+
+def _assign(variables: Sequence[Any], values: Sequence[Array]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _keeper(name: str) -> Any:
+    """Return an optimizer that changes nothing and keeps the gradients it is given."""
+    import keras
+
+    class Keeper(keras.optimizers.Optimizer):  # type: ignore[misc]
+        def build(self, variables: Any) -> None:
+            if not self.built:
+                super().build(variables)
+                self.gradients = self.add_optimizer_variables(variables, "gradient")
+
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            place = self._get_variable_index(variable)
+            self.assign(self.gradients[place], keras.ops.convert_to_tensor(gradient))
+
+    return Keeper(learning_rate=0.0, name=name)
+
+
+def _share_threads(backend: str) -> None:
+    """In a Spark task: as many threads as it has cores; frameworks take all cores otherwise."""
+    if backend == "tensorflow":
+        from sparkdl.ml.predict import prepare_worker
+
+        prepare_worker()
+    elif backend == "torch":
+        from sparkdl.ml.jobs_torch import share_threads
+
+        share_threads()
