@@ -108,7 +108,9 @@ def launch(  # noqa: PLR0913 (one option, one name)
             runs. With it the launch returns when it answers, and `map_fun` runs meanwhile.
         log_to_driver: print the nodes' output here, each line behind `[worker:1]`.
         show_progress: progress bars; by default where the error stream is a terminal.
-        reservation_timeout: seconds until all nodes must be there.
+        reservation_timeout: seconds until all nodes must be there, from when it is the cluster's
+            turn: clusters of one program wait for one another's slots, in the order of their
+            launches.
         feed_timeout: seconds without any row received or read until feeding is an error.
         feed_memory: bytes of received rows that a node holds before feeders wait; by default
             an eighth of the memory.
@@ -164,10 +166,11 @@ def launch(  # noqa: PLR0913 (one option, one name)
             hang_action=hang_action,
         ),
     )
+    payload = pickle_user_code(map_fun, args)
     where, spec = _executor(executor, spark, spec)
     # Nobody else has to reach the driver of a local cluster.
     environment = Environment() if executor == "local" else Environment.read()
-    return _start(spec, where, environment, map_fun, args, on_log or _print_line, show_progress)
+    return _start(spec, where, environment, payload, on_log or _print_line, show_progress)
 
 
 def run(
@@ -197,21 +200,23 @@ def _start(
     spec: ClusterSpec,
     where: Executor,
     environment: Environment,
-    map_fun: MapFun,
-    args: Any,
+    payload: bytes,
     on_log: Callable[[LogLine], None],
     show_progress: bool | None,
 ) -> Cluster:
-    payload = pickle_user_code(map_fun, args)
-    spec, resumed = at_newest_checkpoint(spec)
     token = new_token()
-    checkpoint = resumed.ref if resumed else None
-    controller = Controller(spec, token, on_log, where.relaunch, checkpoint)
-    if resumed:
-        controller.checkpoints.books.restore(resumed.manifest.feeds)
-    address = controller.start(
-        environment.driver_host or where.driver_host(), environment.driver_ports
-    )
+    try:
+        spec, resumed = at_newest_checkpoint(spec)
+        checkpoint = resumed.ref if resumed else None
+        controller = Controller(spec, token, on_log, where.relaunch, checkpoint)
+        if resumed:
+            controller.checkpoints.books.restore(resumed.manifest.feeds)
+        address = controller.start(
+            environment.driver_host or where.driver_host(), environment.driver_ports
+        )
+    except BaseException:
+        where.close(Deadline.after(0.0))  # nothing has been started, but slots are held
+        raise
     try:
         where.start(
             Launch(address.url, token, spec, payload),

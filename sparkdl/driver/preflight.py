@@ -9,6 +9,7 @@ import math
 import re
 import threading
 import time
+from collections.abc import Callable
 
 from pyspark import SparkContext
 from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
@@ -16,6 +17,8 @@ from pyspark.sql import SparkSession
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
+from sparkdl.core.spec import ClusterSpec, InputMode
+from sparkdl.driver.admission import Need, gate_of
 from sparkdl.driver.placement import Placing, Topology
 from sparkdl.node.check import parse_problem
 
@@ -52,6 +55,31 @@ def read_topology(spark: SparkSession, num_nodes: int, is_fed: bool) -> Topology
         if topology.slots > num_nodes or (topology.slots == num_nodes and for_spare.has_passed):
             return topology
         pause.wait(_POLL_S)
+
+
+def admitted(
+    session: SparkSession, spec: ClusterSpec, topology: Topology | None, placing: Placing
+) -> Callable[[], None]:
+    """Wait for the cluster's turn; return what ends its stay.
+
+    Where slots cannot be counted, or come as they are asked for, nobody waits.
+    """
+    if topology is None or topology.is_dynamic:
+        return lambda: None
+    cpus = placing.node_cpus or topology.task_cpus
+    gpus = topology.task_gpus if placing.node_cpus is None else placing.node_gpus
+    need = Need(
+        spec.cluster_id,
+        spec.num_tasks,
+        spec.num_tasks * topology.slots_of(cpus, gpus),
+        spec.input_mode is InputMode.SPARK and placing.is_attached,
+        topology.room(cpus, gpus),
+    )
+    gate = gate_of(str(session.sparkContext.applicationId))
+    gate.enter(
+        need, lambda: _topology(session.sparkContext).slots, spec.settings.reservation_timeout_s
+    )
+    return lambda: gate.leave(spec.cluster_id)
 
 
 def node_profile(placing: Placing) -> ResourceProfile | None:

@@ -34,7 +34,7 @@ from sparkdl.driver.executors.scored import (
 from sparkdl.driver.executors.stream_query import FeedQuery, start_query
 from sparkdl.driver.feeds.streaming import StreamFeed, StreamOptions
 from sparkdl.driver.placement import choose_placing
-from sparkdl.driver.preflight import explain_job_failure, node_profile, read_topology
+from sparkdl.driver.preflight import admitted, explain_job_failure, node_profile, read_topology
 from sparkdl.feed.infer_task import InferRdd, decode_results
 from sparkdl.feed.order import FedPartition, FeedOrder
 from sparkdl.feed.task import FED_SCHEMA, FeedDataFrame, FeedRdd, fed_partition
@@ -50,6 +50,7 @@ class SparkExecutor:
     Args:
         is_attached: whether the nodes' tasks stay as long as the nodes.
         profile: resources of a node's task; `None` for the session's defaults.
+        on_closed: gives the nodes' slots to other clusters.
     """
 
     def __init__(
@@ -58,10 +59,12 @@ class SparkExecutor:
         cluster_id: str,
         is_attached: bool,
         profile: ResourceProfile | None,
+        on_closed: Callable[[], None] = lambda: None,
     ) -> None:
         self._spark = spark
         self._is_attached = is_attached
         self._profile = profile
+        self._on_closed = on_closed
         self._nodes_tag = f"sparkdl-nodes-{cluster_id}"
         self._feed_tag = f"sparkdl-feed-{cluster_id}"
         self._jobs: dict[threading.Thread, frozenset[NodeSpec]] = {}
@@ -200,6 +203,12 @@ class SparkExecutor:
 
     def close(self, deadline: Deadline) -> None:
         """Wait for the nodes' job, which ends with its agents; cancel it if it stays."""
+        try:
+            self._close(deadline)
+        finally:
+            self._on_closed()
+
+    def _close(self, deadline: Deadline) -> None:
         self._here.close(deadline)
         if self._keeper is None:
             return
@@ -241,7 +250,8 @@ def place(
     """
     session = _session(spark)
     is_fed = spec.input_mode is InputMode.SPARK
-    placing = choose_placing(spec, read_topology(session, spec.num_tasks, is_fed))
+    topology = read_topology(session, spec.num_tasks, is_fed)
+    placing = choose_placing(spec, topology)
     _log.info(
         "Placement of %s: %s (%s)",
         spec.cluster_id,
@@ -251,8 +261,9 @@ def place(
     if is_fed:
         tell_costly_settings(session)
     profile = node_profile(placing)
-    executor = SparkExecutor(session, spec.cluster_id, placing.is_attached, profile)
-    return executor, replace(spec, default_fs=default_fs(session))
+    fs, leave = default_fs(session), admitted(session, spec, topology, placing)
+    executor = SparkExecutor(session, spec.cluster_id, placing.is_attached, profile, leave)
+    return executor, replace(spec, default_fs=fs)
 
 
 def _session(spark: SparkSession | SparkContext | None) -> SparkSession:
