@@ -328,6 +328,7 @@ class Controller:
         with self.changed:
             if isinstance(message, NodeActive):
                 self.view.activity[node_id] = message
+                self.changed.notify_all()
                 return
             for now in message.counts:
                 if self.view.feeds.get((node_id, now.feed)) != now:

@@ -12,7 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.control.messages import BoardStarted
+from sparkdl.control.messages import BoardStarted, NodeActive
 from sparkdl.control.values import decode_value
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, ResultError, ShutdownTimeoutError
@@ -316,6 +316,20 @@ class Cluster:
         """
         self._feeds.end(name)
         self._feeds.raise_problem()
+
+    def reported(self, after: int = -1, timeout_s: float = 0.0) -> tuple[int, dict[str, float]]:
+        """Return step and metrics that rank 0 has told of last (`ctx.report`); step -1 for none.
+
+        Waits for a step beyond `after`: for `timeout_s`, or until `map_fun` has returned.
+        """
+        node_id = self._world.members[0].node.node_id
+        none = NodeActive(0)
+        self._controller.wait_for(
+            lambda view: view.activity.get(node_id, none).step > after or has_ended(view.state),
+            Deadline.after(timeout_s),
+        )
+        last = self._controller.look(lambda view: view.activity.get(node_id, none))
+        return last.step, dict(last.metrics)
 
     def logs(self, rank: int, lines: int = 100) -> list[str]:
         """Return the last lines that a node's child has printed.

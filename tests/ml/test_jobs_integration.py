@@ -117,27 +117,25 @@ def test_it_equals_one_process_also_when_a_worker_and_an_executor_are_killed(
     data: DataFrame, tmp_path: Path
 ) -> None:
     options: Any = {"batch_size": BATCH, "shuffle": False, "validation": data}
-    killed = fit_in_jobs(data, model_fn, dying(str(tmp_path)), adam, epochs=4, **options)
+    killed = fit_in_jobs(data, model_fn, dying(str(tmp_path)), adam, epochs=3, **options)
     assert len(list(tmp_path.iterdir())) > 41  # both have been killed, and more was done after
-    assert same(killed.model, alone(adam, 4))
+    assert same(killed.model, alone(adam, 3))
     assert killed.history["loss"][-1] < killed.history["loss"][0] / 2
     assert killed.history["val_loss"][0] < killed.history["loss"][0]
-    assert killed.iterations == 4 * num_steps(SIZES, BATCH * len(SIZES))
+    assert killed.iterations == 3 * num_steps(SIZES, BATCH * len(SIZES))
     sliced = fit_in_jobs(
-        data, model_fn, loss_fn, momentum, epochs=2, aggregation="slices", **options
+        data, model_fn, loss_fn, momentum, epochs=1, aggregation="slices", **options
     )
-    assert same(sliced.model, alone(momentum, 2))
+    assert same(sliced.model, alone(momentum, 1))
 
 
 def test_local_steps_of_one_partition_are_those_of_one_process(data: DataFrame) -> None:
     one = data.coalesce(1)
     options: Any = {"batch_size": BATCH, "shuffle": False, "epochs": 2, "num_partitions": 1}
-    for optimizer in (adam, momentum):
-        found = fit_in_jobs(one, model_fn, loss_fn, optimizer, sync_every=4, **options)
-        assert same(found.model, alone(optimizer, 2, (sum(SIZES),)))
-    averaged = fit_in_jobs(
-        data, model_fn, loss_fn, adam, batch_size=BATCH, epochs=6, sync_every=3
-    ).history["loss"]
+    found = fit_in_jobs(one, model_fn, loss_fn, adam, sync_every=7, **options)
+    assert same(found.model, alone(adam, 2, (sum(SIZES),)))
+    options = {"batch_size": 2, "epochs": 3, "sync_every": 5}
+    averaged = fit_in_jobs(data, model_fn, loss_fn, adam, **options).history["loss"]
     assert averaged[-1] < averaged[0] / 2
 
 
@@ -180,7 +178,7 @@ def test_what_cannot_work_is_refused(data: DataFrame) -> None:
         ({"columns": ["z"]}, "no column 'z'"),
     ):
         with pytest.raises(ConfigError, match=match):
-            fit_in_jobs(data, model_fn, loss_fn, adam, **options)  # type: ignore[arg-type]
+            fit_in_jobs(data, model_fn, loss_fn, adam, **options)
     with pytest.raises(ConfigError, match="no training rows"):
         fit_in_jobs(data.where("y > 100"), model_fn, loss_fn, adam)
     text = data.withColumn("y", f.col("y").cast("string"))
