@@ -239,8 +239,8 @@ def signature_of(model: Any) -> Signature:
     if not getattr(model, "outputs", None):
         raise ConfigError(f"the model {model.name!r} does not tell its outputs")
     names = [tensor._keras_history.operation.name for tensor in model.outputs]
-    if isinstance(model.output, dict):
-        names = list(model.output)
+    if isinstance(output := getattr(model, "output", None), dict):  # a Sequential may have none
+        names = list(output)
     if len(set(names)) != len(names):
         names = [f"output_{place}" for place in range(len(names))]
     return Signature(

@@ -92,6 +92,18 @@ def test_hyperparameters(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.torch
+def test_jobs(tmp_path: Path) -> None:
+    assert said(tmp_path, submit("jobs/digits.py", "--epochs=3"), "test accuracy") > 0.9
+
+
+@pytest.mark.spark
+@pytest.mark.torch
+def test_tuning(tmp_path: Path) -> None:
+    assert said(tmp_path, submit("tuning/optuna_digits.py", "--trials=3"), "best accuracy") > 0.7
+
+
+@pytest.mark.spark
+@pytest.mark.torch
 def test_pytorch(tmp_path: Path) -> None:
     assert said(tmp_path, submit("pytorch/train.py", "--epochs=5"), "at last") < 1
 
