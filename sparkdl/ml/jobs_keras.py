@@ -69,7 +69,7 @@ class KerasLearner:
         if not is_local:
             model.optimizer = _keeper(model.optimizer.name)
         model.optimizer.build(model.trainable_variables)
-        self._seeds = [v for v in model.variables if str(v.dtype) == "uint32"]
+        self._seeds = [v for v in model.variables if "seed_generator_state" in v.name]
 
     def load(self, state: Sequence[Array]) -> None:
         """Take over weights, and the optimizer's variables where steps are local."""
@@ -78,8 +78,8 @@ class KerasLearner:
     def learn(self, batch: dict[str, Array], seed: int) -> tuple[Array, ...]:
         """Compute a gradient, or take a step."""
         for place, variable in enumerate(self._seeds):
-            state = np.random.SeedSequence([seed, place]).generate_state(2)
-            variable.assign(state.reshape(variable.shape).astype(np.uint32))
+            state = np.random.SeedSequence([seed, place]).generate_state(2) >> 1
+            variable.assign(state.astype(str(variable.dtype)))  # its type differs by backend
         self._model.reset_metrics()
         self._model.train_on_batch(*arranged(self._task, self._model, batch))
         return _numpy(self._model.metrics_variables)

@@ -40,13 +40,13 @@ def model(dropout: float = 0.0) -> Any:
 
 
 def task(made: Any) -> KerasTask:
-    names = {"optimizer": None, "loss": None, "metrics": None, "learning_rate": None}
-    return KerasTask(
-        **{"model": as_content(made), "features": {"f": ""}, "label": "l", "weight": "w"},
-        **{"validates": False, "batch_size": 8, "epochs": 1, **names, "shuffle": False},
-        **{"seed": 1, "patience": None, "monitor": None, "min_delta": 0.0, "log_dir": None},
-        **{"model_dir": None, "saves": False, "name": "n"},
-    )
+    options: Any = {
+        **{"features": {"f": ""}, "label": "l", "weight": "w", "validates": False},
+        **{"batch_size": 8, "epochs": 1, "optimizer": None, "loss": None, "metrics": None},
+        **{"learning_rate": None, "shuffle": False, "seed": 1, "patience": None, "monitor": None},
+        **{"min_delta": 0.0, "log_dir": None, "model_dir": None, "saves": False, "name": "n"},
+    }
+    return KerasTask(as_content(made), **options)
 
 
 def rows(*places: int) -> dict[str, Any]:
@@ -72,7 +72,10 @@ def gradients_of_two_partitions_are_those_of_all() -> None:
         sliced = [pair for each in found for pair in parts(each, "slices", 2)]
         groups = [[pair for pair in sliced if pair[0] == number] for number in range(2)]
         whole = joined([pair for group in groups for pair in added(group)], "slices")
-        assert np.allclose(whole.vector, total(found).vector)
+        plain = total(found).vector
+        assert whole.vector is not None
+        assert plain is not None
+        assert np.allclose(whole.vector, plain)
         master.apply(replace(whole, vector=whole.vector / whole.weight))
         logs = alone.train_on_batch(
             *arranged(asked, alone, rows(start, start + 12)), return_dict=True

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
-SIZES = (40, 1, 75, 0, 20, 33)  # rows of the partitions
+SIZES = (40, 0, 33)  # rows of the partitions
 BATCH = 7
 RNG = np.random.default_rng(3)
 X = RNG.normal(size=(sum(SIZES), 4)).astype(np.float32)
@@ -26,14 +26,16 @@ Y = np.sin(X @ np.arange(4, dtype=np.float32)) + X[:, 0]
 
 
 @pytest.fixture
-def data(spark_cluster: SparkSession) -> DataFrame:
+def data(spark_cluster_one_slot: SparkSession) -> DataFrame:
     ends = np.cumsum((0, *SIZES))
     parts = [
         [([float(v) for v in X[row]], float(Y[row])) for row in range(ends[n], ends[n + 1])]
         for n in range(len(SIZES))
     ]
-    rows = spark_cluster.sparkContext.parallelize(parts, len(parts)).flatMap(lambda part: part)
-    return spark_cluster.createDataFrame(rows, "x array<float>, y float")
+    rows = spark_cluster_one_slot.sparkContext.parallelize(parts, len(parts)).flatMap(
+        lambda part: part
+    )
+    return spark_cluster_one_slot.createDataFrame(rows, "x array<float>, y float")
 
 
 def model_fn() -> Any:
@@ -104,9 +106,9 @@ def dying(folder: str) -> Any:
                 break
             except FileExistsError:
                 continue
-        if number == 12:
+        if number == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        if number == 40:
+        if number == 8:
             next(p for p in psutil.Process().parents() if p.name() == "java").kill()
         return loss_fn(model, batch)
 
@@ -117,12 +119,12 @@ def test_it_equals_one_process_also_when_a_worker_and_an_executor_are_killed(
     data: DataFrame, tmp_path: Path
 ) -> None:
     options: Any = {"batch_size": BATCH, "shuffle": False, "validation": data}
-    killed = fit_in_jobs(data, model_fn, dying(str(tmp_path)), adam, epochs=3, **options)
-    assert len(list(tmp_path.iterdir())) > 41  # both have been killed, and more was done after
-    assert same(killed.model, alone(adam, 3))
-    assert killed.history["loss"][-1] < killed.history["loss"][0] / 2
+    killed = fit_in_jobs(data, model_fn, dying(str(tmp_path)), adam, epochs=2, **options)
+    assert len(list(tmp_path.iterdir())) > 9  # both have been killed, and more was done after
+    assert same(killed.model, alone(adam, 2))
+    assert killed.history["loss"][-1] < killed.history["loss"][0]
     assert killed.history["val_loss"][0] < killed.history["loss"][0]
-    assert killed.iterations == 3 * num_steps(SIZES, BATCH * len(SIZES))
+    assert killed.iterations == 2 * num_steps(SIZES, BATCH * len(SIZES))
     sliced = fit_in_jobs(
         data, model_fn, loss_fn, momentum, epochs=1, aggregation="slices", **options
     )
@@ -134,9 +136,9 @@ def test_local_steps_of_one_partition_are_those_of_one_process(data: DataFrame) 
     options: Any = {"batch_size": BATCH, "shuffle": False, "epochs": 2, "num_partitions": 1}
     found = fit_in_jobs(one, model_fn, loss_fn, adam, sync_every=7, **options)
     assert same(found.model, alone(adam, 2, (sum(SIZES),)))
-    options = {"batch_size": 2, "epochs": 3, "sync_every": 5}
+    options = {"batch_size": 4, "epochs": 3, "sync_every": 4}
     averaged = fit_in_jobs(data, model_fn, loss_fn, adam, **options).history["loss"]
-    assert averaged[-1] < averaged[0] / 2
+    assert averaged[-1] < averaged[0]
 
 
 def test_the_same_call_goes_on_at_its_checkpoint_and_another_does_not(
@@ -159,8 +161,8 @@ def test_the_same_call_goes_on_at_its_checkpoint_and_another_does_not(
             fit_in_jobs(data, model_fn, loss_fn, adam, **options)
     (folder,) = tmp_path.iterdir()
     steps = num_steps(SIZES, BATCH * len(SIZES))
-    other = fit_in_jobs(data.limit(60), model_fn, loss_fn, adam, num_partitions=1, **options)
-    assert other.iterations == 3 * num_steps([60], BATCH)
+    other = fit_in_jobs(data.limit(20), model_fn, loss_fn, adam, num_partitions=1, **options)
+    assert other.iterations == 2 * num_steps([20], BATCH)
     assert list(tmp_path.iterdir()) == [folder]  # its own is gone, and that of the first is not
     second = fit_in_jobs(data, model_fn, loss_fn, adam, **options)
     assert second.iterations == steps

@@ -12,6 +12,7 @@ from sparkdl.core.errors import ConfigError, FrameworkMissingError, ResultError
 from sparkdl.ml.tuning import search
 
 pytestmark = pytest.mark.timeout(200)
+LOCAL: Any = {"executor": "local", "show_progress": False}
 SPACE: dict[str, Any] = {
     "x": optuna.distributions.FloatDistribution(-3, 3),
     "n": (1, 4),
@@ -47,12 +48,9 @@ def test_trials_run_in_parallel_are_pruned_and_fail_each_for_itself() -> None:
     kinds = ["endless", "fails", "a", "a"]
     for number, kind in enumerate(kinds):
         study.enqueue_trial({"x": 0.5 * number, "n": number + 1, "kind": kind})
-    found = search(
-        *(None, curve, {**SPACE, "kind": ["a", "fails", "endless"]}),
-        **{"trials": 4, "parallelism": 2, "nodes": 2, "metric": "loss", "study": study},
-        executor="local",
-        show_progress=False,
-    )
+    space = {**SPACE, "kind": ["a", "fails", "endless"]}
+    options: Any = {"parallelism": 2, "nodes": 2, "metric": "loss", "study": study}
+    found = search(None, curve, space, trials=4, **options, **LOCAL)
     assert [t.state for t in found.trials] == ["pruned", "fail", "complete", "complete"]
     assert found.best.number == 2
     assert found.best.value == 1.0 + 3
@@ -69,15 +67,11 @@ def test_trials_run_in_parallel_are_pruned_and_fail_each_for_itself() -> None:
 
 
 def test_the_same_seed_gives_the_same_trials() -> None:
-    runs = [
-        search(
-            *(None, lambda params, _ctx: params["x"], SPACE),
-            **{"trials": 2, "seed": 5, "direction": "maximize"},
-            executor="local",
-            show_progress=False,
-        )
-        for _ in range(2)
-    ]
+    def objective(params: dict[str, Any], _ctx: Any) -> float:
+        return float(params["x"])
+
+    options: Any = {"trials": 2, "seed": 5, "direction": "maximize", **LOCAL}
+    runs = [search(None, objective, SPACE, **options) for _ in range(2)]
     assert [t.params for t in runs[0].trials] == [t.params for t in runs[1].trials]
     assert runs[0].best.value == max(t.params["x"] for t in runs[0].trials)
 
@@ -94,13 +88,12 @@ def test_what_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"study": several}, SPACE, "several objectives"),
         ({"direction": "up"}, SPACE, "choose 'minimize'"),
     ):
+        asked: Any = {"trials": 1, **options}
         with pytest.raises(ConfigError, match=match):
-            search(None, curve, space, **{"trials": 1, **options})
+            search(None, curve, space, **asked)
+    text = search(None, lambda _params, _ctx: "good", SPACE, trials=1, **LOCAL)
     with pytest.raises(ResultError, match=r"none of 1 trials is complete.*a number is needed"):
-        _ = search(
-            *(None, lambda _params, _ctx: "good", SPACE),
-            **{"trials": 1, "executor": "local", "show_progress": False},
-        ).best
+        _ = text.best
     monkeypatch.setitem(__import__("sys").modules, "optuna", None)
     with pytest.raises(FrameworkMissingError, match="pip install optuna"):
         search(None, curve, SPACE, trials=1)
