@@ -75,7 +75,7 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
     "collectives/*": "reduces a framework's tensors",
     "ml/predict.py": "loads a saved model",
     "ml/keras_train.py": "trains a Keras model",
-    "ml/jobs_keras.py": "a Keras model in Spark jobs",
+    "ml/jobs_keras*.py": "a Keras model in Spark jobs",
     "ml/jobs_torch.py": "a PyTorch model in Spark jobs",
     "tfos/*": "TensorFlowOnSpark's signatures name TensorFlow's types",
     "horovod/*": "Horovod's signatures name the frameworks' types",

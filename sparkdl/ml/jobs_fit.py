@@ -13,7 +13,8 @@ import msgspec
 from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.jobs_keras import KerasMaster, KerasSpec, backend, final_copy, signature_of
+from sparkdl.ml.jobs_keras import KerasSpec, backend, signature_of
+from sparkdl.ml.jobs_keras_master import KerasMaster, final_copy
 from sparkdl.ml.jobs_loop import Loop, Plan
 from sparkdl.ml.jobs_spark import Jobs
 from sparkdl.ml.keras_train import KerasTask, as_content

@@ -1,6 +1,6 @@
-"""Keras models in a training as Spark jobs: the driver's, and the workers'. Any backend.
+"""Keras models in a training as Spark jobs: the workers'. Any backend.
 
-Runs in: driver, feeder
+Runs in: feeder. What it shares with the driver's model in the driver.
 """
 
 from __future__ import annotations
@@ -13,15 +13,11 @@ import numpy as np
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.tensors import Array
-from sparkdl.ml.jobs_rows import Column
-from sparkdl.ml.jobs_sums import Sum, unpack
-from sparkdl.ml.keras_train import KerasTask, callbacks_of, make_model
+from sparkdl.ml.keras_train import KerasTask, make_model
 from sparkdl.ml.source import Signature, Tensor
 
 if TYPE_CHECKING:
     from pyspark import Broadcast
-
-_AVERAGES = ("sum_over_batch_size", "mean")
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ class KerasLearner:
 
     def load(self, state: Sequence[Array]) -> None:
         """Take over weights, and the optimizer's variables where steps are local."""
-        _assign(self._state(), state)
+        assign(self._state(), state)
 
     def learn(self, batch: dict[str, Array], seed: int) -> tuple[Array, ...]:
         """Compute a gradient, or take a step."""
@@ -82,125 +78,24 @@ class KerasLearner:
             variable.assign(state.astype(str(variable.dtype)))  # its type differs by backend
         self._model.reset_metrics()
         self._model.train_on_batch(*arranged(self._task, self._model, batch))
-        return _numpy(self._model.metrics_variables)
+        return as_arrays(self._model.metrics_variables)
 
     def learned(self) -> Sequence[Array]:
         """Return the gradients and the weights that are not trained; or all."""
         if self._is_local:
-            return _numpy(self._state())
+            return as_arrays(self._state())
         gradients = self._model.optimizer.gradients
-        return _numpy([*gradients, *self._model.non_trainable_weights])
+        return as_arrays([*gradients, *self._model.non_trainable_weights])
 
     def evaluate(self, batch: dict[str, Array]) -> tuple[Array, ...]:
         """Evaluate some rows."""
         self._model.reset_metrics()
         self._model.test_on_batch(*arranged(self._task, self._model, batch))
-        return _numpy(self._model.metrics_variables)
+        return as_arrays(self._model.metrics_variables)
 
     def _state(self) -> list[Any]:
         own = self._model.optimizer.variables if self._is_local else []
         return [*self._model.weights, *own]
-
-
-class KerasMaster:
-    """The driver's model: the weights, and the optimizer with all that it remembers.
-
-    Raises:
-        ConfigError: if the model cannot be trained so; it says why.
-    """
-
-    def __init__(self, task: KerasTask, is_local: bool) -> None:
-        import keras
-
-        if task.seed is not None:
-            keras.utils.set_random_seed(task.seed)
-        self.task, self.model, self._is_local = task, make_model(task), is_local
-        _check(task, self.model)
-        self._callbacks = callbacks_of(task, is_chief=True)
-        self._list = keras.callbacks.CallbackList(
-            self._callbacks, add_history=True, model=self.model, epochs=task.epochs
-        )
-
-    def columns(self) -> tuple[Column, ...]:
-        """Return which columns are kept, and as what."""
-        inputs = {tensor.name: _tensor(tensor) for tensor in self.model.inputs}
-        only = next(iter(inputs.values()))
-        features = self.task.features
-        found = [Column(c, inputs[i] if len(features) > 1 else only) for c, i in features.items()]
-        found.append(Column(self.task.label))
-        if self.task.weight:
-            found.append(Column(self.task.weight, dtype="float32"))
-        return tuple({column.name: column for column in reversed(found)}.values())
-
-    def begin(self, sample: dict[str, Array]) -> None:
-        """Build all, from one row."""
-        self.model.test_on_batch(*arranged(self.task, self.model, sample))
-        self.model.optimizer.build(self.model.trainable_variables)
-        self._list.on_train_begin()
-
-    def state(self) -> list[Array]:
-        """Return what workers need."""
-        own = self.model.optimizer.variables if self._is_local else []
-        return list(_numpy([*self.model.weights, *own]))
-
-    def apply(self, found: Sum) -> None:
-        """Take a step by the averaged gradients; or take over the averaged weights."""
-        import keras
-
-        assert found.vector is not None
-        if self._is_local:
-            variables = [*self.model.weights, *self.model.optimizer.variables]
-            _assign(variables, unpack(found.vector, found.exact, self.state()))
-            return
-        like = _numpy([*self.model.trainable_weights, *self.model.non_trainable_weights])
-        learned = unpack(found.vector, found.exact, like)
-        count = len(self.model.trainable_weights)
-        gradients = [keras.ops.convert_to_tensor(each) for each in learned[:count]]
-        self.model.optimizer.apply(gradients, self.model.trainable_variables)
-        _assign(self.model.non_trainable_weights, learned[count:])
-
-    def metrics(self, states: Sequence[Array]) -> dict[str, float]:
-        """Return the values that metrics have by the sum of their states."""
-        self.model.reset_metrics()
-        _assign(self.model.metrics_variables, states)
-        return {name: float(value) for name, value in self.model.get_metrics_result().items()}
-
-    def epoch_ended(self, epoch: int, logs: Mapping[str, float]) -> bool:
-        """Tell the callbacks; return whether to stop."""
-        self._list.on_epoch_end(epoch, dict(logs))
-        return bool(self.model.stop_training)
-
-    def end(self) -> None:
-        """Tell the callbacks that the training has ended."""
-        self._list.on_train_end()
-
-    def config(self) -> str:
-        """Return what the model is made of, as JSON; without its weights."""
-        return str(self.model.to_json())
-
-    def save(self) -> list[Array]:
-        """Return all that a checkpoint needs, of the early stopping too."""
-        found = list(_numpy([*self.model.weights, *self.model.optimizer.variables]))
-        for stopping in self._stopping():
-            has_best = stopping.best is not None and stopping.best_weights is not None
-            numbers = [stopping.best if has_best else np.nan, stopping.wait, stopping.best_epoch]
-            found += [np.array(numbers, np.float64), *(stopping.best_weights or ())]
-        return found
-
-    def restore(self, saved: Sequence[Array]) -> None:
-        """Go on from what `save` returned."""
-        variables = [*self.model.weights, *self.model.optimizer.variables]
-        _assign(variables, saved[: len(variables)])
-        rest = list(saved[len(variables) :])
-        for stopping in self._stopping():
-            best, wait, best_epoch = rest.pop(0)
-            stopping.wait, stopping.best_epoch = int(wait), int(best_epoch)
-            if not np.isnan(best):
-                stopping.best, stopping.best_weights = float(best), rest
-            stopping._set_monitor_op()
-
-    def _stopping(self) -> list[Any]:
-        return [each for each in self._callbacks if hasattr(each, "best_weights")]
 
 
 def arranged(task: KerasTask, model: Any, batch: Mapping[str, Array]) -> tuple[Any, ...]:
@@ -221,15 +116,6 @@ def backend() -> str:
     return str(keras.backend.backend())
 
 
-def final_copy(model: Any) -> Any:
-    """Return a copy without optimizer, which may be twice the size of the weights."""
-    import keras
-
-    copy = keras.models.model_from_json(model.to_json())
-    copy.set_weights(model.get_weights())
-    return copy
-
-
 def signature_of(model: Any) -> Signature:
     """Return what a Keras model takes and gives, as `predict.keras_predictor` finds by TensorFlow.
 
@@ -244,34 +130,13 @@ def signature_of(model: Any) -> Signature:
     if len(set(names)) != len(names):
         names = [f"output_{place}" for place in range(len(names))]
     return Signature(
-        tuple(_tensor(tensor) for tensor in model.inputs),
-        tuple(_tensor(t, name) for t, name in zip(model.outputs, names, strict=True)),
+        tuple(tensor_of(tensor) for tensor in model.inputs),
+        tuple(tensor_of(t, name) for t, name in zip(model.outputs, names, strict=True)),
     )
 
 
-def _check(task: KerasTask, model: Any) -> None:
-    import keras
-
-    inputs = {tensor.name for tensor in model.inputs}
-    if len(task.features) > 1 and inputs != set(task.features.values()):
-        raise ConfigError(
-            f"input_mapping={task.features} must give each input of the model one column: its "
-            f"inputs are {', '.join(sorted(inputs))}"
-        )
-    if len(task.features) == 1 and len(inputs) > 1:
-        raise ConfigError(
-            f"the model has the inputs {', '.join(sorted(inputs))}: input_mapping={{column: input}}"
-        )
-    for loss in keras.tree.flatten(model.loss):
-        reduction = getattr(loss, "reduction", _AVERAGES[0])
-        if reduction not in _AVERAGES:
-            raise ConfigError(
-                f"the loss {loss.name!r} has reduction={reduction!r}: the gradients of partitions "
-                f"are averaged by rows, so it must be {_AVERAGES[0]!r}"
-            )
-
-
-def _tensor(tensor: Any, name: str | None = None) -> Tensor:
+def tensor_of(tensor: Any, name: str | None = None) -> Tensor:
+    """Return an input or output of a Keras model."""
     import keras
 
     dtype = keras.backend.standardize_dtype(tensor.dtype)
@@ -279,14 +144,16 @@ def _tensor(tensor: Any, name: str | None = None) -> Tensor:
     return Tensor(name or tensor.name, dtype, (None, *tensor.shape[1:]))
 
 
-def _numpy(variables: Sequence[Any]) -> tuple[Array, ...]:
+def as_arrays(variables: Sequence[Any]) -> tuple[Array, ...]:
+    """Return the values of Keras' variables."""
     import keras
 
     # A copy: on the CPU some backends share the memory, which the next step changes.
     return tuple(np.array(keras.ops.convert_to_numpy(variable)) for variable in variables)
 
 
-def _assign(variables: Sequence[Any], values: Sequence[Array]) -> None:
+def assign(variables: Sequence[Any], values: Sequence[Array]) -> None:
+    """Set Keras' variables."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 

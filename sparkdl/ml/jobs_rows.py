@@ -71,11 +71,15 @@ class Rows:
 
     Args:
         folder: where `store` has put them; mapped into memory, which all processes share.
+
+    Attributes:
+        digest: see `Stored`.
     """
 
     def __init__(self, folder: Path) -> None:
         about = json.loads((folder / _ABOUT).read_text())
         self.num_rows: int = about["rows"]
+        self.digest: int = about["digest"]
         self._arrays = {
             name: np.memmap(folder / file, dtype, "r", shape=(self.num_rows, *shape))
             for name, (file, dtype, shape) in about["columns"].items()
@@ -130,7 +134,9 @@ def store(folder: Path, columns: Sequence[Column], batches: Sequence[pa.RecordBa
     draft = Path(tempfile.mkdtemp(prefix="draft-", dir=folder.parent))
     try:
         stored = _write(draft, columns, batches)
-        with suppress(OSError):  # it is there already: from another attempt, or this job's before
+        if folder.is_dir() and Rows(folder).digest != stored.digest:
+            shutil.rmtree(folder)  # of an attempt that failed, which was given other rows
+        with suppress(OSError):  # it is there already, from another attempt
             os.rename(draft, folder)
         return stored
     finally:
@@ -165,7 +171,7 @@ def _write(draft: Path, columns: Sequence[Column], batches: Sequence[pa.RecordBa
         for number, column in enumerate(columns)
         if column.name in kinds
     }
-    (draft / _ABOUT).write_text(json.dumps({"rows": rows, "columns": found}))
+    (draft / _ABOUT).write_text(json.dumps({"rows": rows, "digest": digest, "columns": found}))
     return Stored(rows, digest, sample)
 
 

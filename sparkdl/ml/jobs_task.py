@@ -119,20 +119,23 @@ class Work:
     def __call__(self, number: int, records: Iterable[Any]) -> Iterator[tuple[int, Sum]]:
         """Yield what this partition adds, by group; or that its rows are not here."""
         for record in records:  # all are to be read, or Spark gives this worker up
-            if record.digest != self.digests[number]:
-                raise ReadError(
-                    f"Spark computed partition {number} of the {self.role} rows again, and they "
-                    "are not those of before: make the DataFrame deterministic, or write it to "
-                    "Parquet and read that"
-                )
+            self._check(number, record.digest)
         folder = folder_of(work_root(), self.job, f"{self.role}-{number}")
         if not folder.is_dir():
             found = Sum(number, missing=(number,))
-        elif self.steps:
-            found = self._learn(number, _rows(folder))
         else:
-            found = self._evaluate(number, _rows(folder))
+            rows = _rows(folder)
+            self._check(number, rows.digest)
+            found = self._learn(number, rows) if self.steps else self._evaluate(number, rows)
         yield from parts(found, self.aggregation, self.groups)
+
+    def _check(self, number: int, digest: int) -> None:
+        if digest != self.digests[number]:
+            raise ReadError(
+                f"Spark computed partition {number} of the {self.role} rows again, and they are "
+                "not those of before: make the DataFrame deterministic, or write it to Parquet "
+                "and read that"
+            )
 
     def _learn(self, number: int, rows: Rows) -> Sum:
         learner = _learner(self)

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.ml.jobs_keras import KerasMaster, KerasSpec, arranged, backend, signature_of
+from sparkdl.ml.jobs_keras import KerasSpec, arranged, backend, signature_of
+from sparkdl.ml.jobs_keras_master import KerasMaster
 from sparkdl.ml.jobs_sums import Sum, added, joined, pack, parts, total
 from sparkdl.ml.keras_train import KerasTask, as_content
 

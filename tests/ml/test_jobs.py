@@ -34,6 +34,8 @@ def test_every_row_is_in_one_batch_of_an_epoch_and_a_task_that_comes_again_finds
     other = store(tmp_path / "other", columns, [batch(values, labels[::-1])])
     assert stored.rows == 11
     assert other.digest != stored.digest
+    assert store(tmp_path / "other", columns, batches).digest == stored.digest
+    assert Rows(tmp_path / "other").digest == stored.digest  # what failed attempts left is replaced
     assert read_sample(stored.sample)["x"].tolist() == read_sample(again.sample)["x"].tolist()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "rows"]
     steps = num_steps([11, 3, 0], 6)
