@@ -92,8 +92,8 @@ def fit_in_jobs(  # noqa: PLR0913 (one option, one name)
 
     Raises:
         ConfigError: if it cannot work as asked, or over Spark Connect.
-        FeedTypeError: within JobFailedError's text, for columns that are no numbers.
-        JobFailedError: if a task failed more often than Spark repeats it.
+        JobFailedError: if a task failed more often than Spark repeats it; by arrays of different
+            lengths for example, or by nulls.
         CheckpointError: if a checkpoint cannot be read or written.
     """
     names = tuple(columns or df.columns)

@@ -20,7 +20,10 @@ from typing import Any, TypeVar
 
 from py4j.protocol import Py4JJavaError
 from pyspark import RDD, SparkContext, StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.ml.linalg import MatrixUDT, VectorUDT
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, JobFailedError, SparkdlError
 from sparkdl.ml.jobs_rows import Column
@@ -99,6 +102,8 @@ class Jobs:
         Args:
             partitions: into how many the rows are shared out; None for as many as there are.
         """
+        for column in columns:
+            _check_type(column.name, data.schema[column.name].dataType)
         names = [f"`{column.name.replace('`', '``')}`" for column in columns]
         data, store = data.select(*names), Store(self.name, role, tuple(columns))
         again = data.mapInArrow(store, STORED_SCHEMA).rdd
@@ -170,18 +175,30 @@ class Jobs:
         while True:
             try:
                 return run()
-            except Py4JJavaError as error:
+            except (Py4JJavaError, PySparkException) as error:
                 if "SparkContext was shut down" in str(error) or not self._retries:
                     raise _explained(error) from None
                 self._retries -= 1
                 _log.warning("A job of the training failed and is run again: %s", _explained(error))
 
 
+def _check_type(name: str, kind: t.DataType) -> None:
+    element = kind
+    while isinstance(element, t.ArrayType):
+        element = element.elementType
+    if not isinstance(element, t.NumericType | t.BooleanType | VectorUDT | MatrixUDT):
+        raise ConfigError(
+            f"column {name!r} is of type {kind.simpleString()}: training as Spark jobs takes "
+            "numbers, arrays of them and ML vectors. Encode it as numbers, leave it out, or train "
+            "on nodes (mode='nodes')"
+        )
+
+
 def _same(records: Iterable[Any]) -> Iterable[Any]:
     return records
 
 
-def _explained(error: Py4JJavaError) -> SparkdlError:
+def _explained(error: Exception) -> SparkdlError:
     """Return what the Python of a task raised, as far as Spark's text tells it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     raised = [line for line in lines if "Error: " in line and not line.startswith(("at ", "py4j"))]

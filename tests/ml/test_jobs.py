@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkdl.core.errors import FeedTypeError
+from sparkdl.core.errors import ConfigError, FeedTypeError, JobFailedError
 from sparkdl.ml.jobs_rows import Column, Rows, num_steps, read_sample, store
+from sparkdl.ml.jobs_spark import _explained
 from sparkdl.ml.jobs_sums import Sum, added, joined, num_groups, pack, parts, total, unpack
 
 
@@ -101,6 +102,19 @@ def test_arrays_come_back_of_their_shapes_and_types() -> None:
     for found, given in zip(unpack(vector, exact, arrays), arrays, strict=True):
         assert found.dtype == given.dtype
         assert np.array_equal(found, given)
+
+
+def test_what_a_task_raised_is_told_without_sparks_trace() -> None:
+    text = (
+        "An error occurred: org.apache.spark.SparkException: Job aborted\n"
+        '  File "x.py", line 3, in f\n{}\n\n\tat org.apache.spark.api.Error: no'
+    )
+    failed = _explained(Exception(text.format("sparkdl.core.errors.FeedTypeError: it holds nulls")))
+    assert isinstance(failed, JobFailedError)
+    assert str(failed).endswith("failed: sparkdl.core.errors.FeedTypeError: it holds nulls")
+    wrong = _explained(Exception(text.format("sparkdl.core.errors.ConfigError: set it")))
+    assert isinstance(wrong, ConfigError)
+    assert str(wrong) == "set it"
 
 
 @pytest.mark.timeout(300)
