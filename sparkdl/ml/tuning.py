@@ -197,7 +197,7 @@ class _Search:
             if error:
                 trial.set_user_attr("error", error)
             is_done = state is optuna.trial.TrialState.COMPLETE
-            self._study.tell(trial, value if is_done else None, state)
+            self._tell(trial, value if is_done else None, state)
             self._records.append(
                 TrialRecord(
                     trial.number, state.name.lower(), params, value, tuple(reports), error, seconds
@@ -205,6 +205,14 @@ class _Search:
             )
         if value is not None:
             _log.info("Trial %d with %s: %s %g", trial.number, params, state.name.lower(), value)
+
+    def _tell(self, trial: optuna.Trial, value: float | None, state: Any) -> None:
+        try:
+            self._study.tell(trial, value, state)
+        except RuntimeError as error:
+            if "Study.stop" not in str(error):
+                raise
+            self._left = 0  # the sampler, of a grid for example, has nothing more to ask for
 
 
 def _study(

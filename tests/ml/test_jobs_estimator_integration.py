@@ -79,7 +79,7 @@ def test_fit_in_jobs_trains_as_one_process_and_scores(
             best = alone.get_weights()  # to which the early stopping goes back
     loss = alone.evaluate(X[:8].astype(np.float32), Y[:8] + 0.1, verbose=0)[0]
     assert model.history["val_loss"][-1] == pytest.approx(loss, rel=1e-4)
-    scored = [row.prediction[0] for row in model.transform(data).collect()]
+    scored = [row.prediction for row in model.transform(data).collect()]
     order = [*range(ROWS), *range(8)]
     expected = X[order] @ best[0][:, 0] + best[1][0]
     assert np.allclose(scored, expected, atol=1e-4)

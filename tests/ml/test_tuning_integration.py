@@ -62,7 +62,8 @@ def test_a_pipeline_is_searched_over_parameters_of_its_stages(spark_local: Spark
     pipeline = Pipeline(stages=stages)
     space = {"1.regParam": [0.0, 100.0]}
     sampler = optuna.samplers.GridSampler(space)
-    found = search_estimator(pipeline, evaluator, data, data, space, trials=2, sampler=sampler)
+    found = search_estimator(pipeline, evaluator, data, data, space, trials=9, sampler=sampler)
+    assert len(found.trials) == 2  # the grid has no more
     assert found.best.params == {"1.regParam": 0.0}
     assert found.best.value == pytest.approx(0.0, abs=1e-6)
     with pytest.raises(ConfigError, match=r"'2\.regParam', which is no parameter of Pipeline"):
