@@ -12,7 +12,7 @@ import pytest
 import sparkdl.lightning
 from sparkdl.core.errors import ConfigError
 from sparkdl.node.context import NodeContext
-from tests.doubles.nodes import launch
+from tests.doubles.nodes import Lines, launch
 
 pytestmark = [
     *(pytest.mark.torch, pytest.mark.timeout(300)),
@@ -25,7 +25,6 @@ pytestmark = [
 _SOON_S = 200.0
 EPOCHS, BATCH, BATCHES, NODES = 3, 4, 5, 2
 QUIET: dict[str, Any] = {
-    "accelerator": "cpu",
     "logger": False,
     "enable_checkpointing": False,
     "enable_progress_bar": False,
@@ -68,19 +67,22 @@ def _module(package: Any) -> Any:
 
 
 def train(folder: str, ctx: NodeContext) -> dict[str, Any]:
-    """Fit on the feeds, failing once in the middle of the second epoch."""
+    """Fit on the feeds, failing in the middle of the second epoch, and of the third."""
     import lightning.pytorch as pl
     import torch
 
     torch.set_num_threads(1)
     model = _module(pl)
-    model.fail_at = None if ctx.generation else BATCHES + 2
+    model.fail_at = (BATCHES + 2, 2 * BATCHES + 1, None)[ctx.generation]
     data = sparkdl.lightning.FeedDataModule(
         BATCH, x="x", y="y", validation="validation", rows=NODES * BATCH * BATCHES
     )
-    checkpoint = sparkdl.lightning.Checkpoint(every_steps=3)
+    when: dict[str, Any] = {"every_steps": 3} if ctx.generation else {"every_epochs": 1}
+    checkpoint = sparkdl.lightning.Checkpoint(**when)
+    print(f"goes on with {checkpoint.path.parent.name[:15] if checkpoint.path else None}")
     trainer = pl.Trainer(
         max_epochs=EPOCHS,
+        accelerator="cpu",
         devices=1,
         num_nodes=ctx.num_workers,
         strategy="ddp",
@@ -93,15 +95,14 @@ def train(folder: str, ctx: NodeContext) -> dict[str, Any]:
         "steps": model.steps,
         "losses": model.losses,
         "weights": [p.detach().numpy() for p in model.parameters()],
-        "expected": _undisturbed(model),
+        "expected": _undisturbed(),
         "epochs": trainer.current_epoch,
-        "sampler": type(trainer.train_dataloader.sampler).__name__,
         "per_epoch": data.steps_per_epoch,
         "global_step": trainer.global_step,
     }
 
 
-def _undisturbed(trained: Any) -> list[Any]:
+def _undisturbed() -> list[Any]:
     import torch
 
     torch.manual_seed(1)
@@ -117,25 +118,27 @@ def _undisturbed(trained: Any) -> list[Any]:
 
 def test_trainer_is_fed_and_goes_on_after_a_failure(tmp_path: Path) -> None:
     rows = [{"x": [0.3, 1.0], "y": 1.0}] * (NODES * BATCH * BATCHES)
-    options: dict[str, Any] = {"framework": "torch", "max_restarts": 1}
+    lines = Lines()
+    options: dict[str, Any] = {"framework": "torch", "max_restarts": 2, "on_log": lines}
     with launch(train, "", NODES, checkpoint_dir=str(tmp_path), **options) as cluster:
         validation = cluster.feed_async(rows[:16], epochs=EPOCHS, name="validation")
         report = cluster.feed(rows, epochs=EPOCHS, timeout_s=_SOON_S)
         validation.result(_SOON_S)
         results = cluster.results(_SOON_S)
     assert report.rows_unused == 0
+    begun = [text for text in lines.of("worker:0") if text.startswith("goes on")]
+    assert [text[-4:] for text in begun] == ["None", "0005", "0009"]
     for found in results:
-        print(found["losses"])
-        assert found["sampler"] != "DistributedSampler"
+        assert len(found["losses"]) == 1 * 16 // (NODES * BATCH)
         assert found["per_epoch"] == BATCHES
-        assert found["steps"] == list(range(6, EPOCHS * BATCHES)), "the failure was at step 7"
+        assert found["steps"] == list(range(9, EPOCHS * BATCHES))
         assert found["epochs"] == EPOCHS
         for one, other in zip(found["weights"], found["expected"], strict=True):
             np.testing.assert_allclose(one, other, atol=1e-6)
 
 
 def share(folder: str, ctx: NodeContext) -> dict[str, Any]:
-    """Train by Fabric, by the old package and by FSDP2; and be refused."""
+    """Train by Fabric, by the old package and on too few epochs; be refused."""
     import lightning.pytorch as pl
     import pytorch_lightning
     import torch
@@ -145,58 +148,65 @@ def share(folder: str, ctx: NodeContext) -> dict[str, Any]:
     from torch.utils.data import DataLoader, TensorDataset
 
     torch.set_num_threads(1)
-    where: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "num_nodes": ctx.num_workers}
-    ours: dict[str, Any] = {"plugins": [sparkdl.lightning.Environment()]}
-    refused = []
+    one: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "num_nodes": ctx.num_workers}
+    one["plugins"] = [sparkdl.lightning.Environment()]
     for wrong in ({"devices": 2}, {"num_nodes": 1}):
         for kind in (Fabric, pl.Trainer, pytorch_lightning.Trainer):
-            with pytest.raises(ConfigError, match=r"devices=1, num_nodes=2") as raised:
-                options = QUIET if "Trainer" in kind.__name__ else {}
-                kind(**{**where, **options, **wrong}, strategy="ddp", **ours).strategy.world_size
-            refused.append(str(raised.value))
-    x, y = torch.tensor([[0.3, 1.0]] * BATCH), torch.ones(BATCH)
+            with pytest.raises(ConfigError, match=r"devices=1, num_nodes=2"):
+                kind(**{**one, **wrong}, strategy="ddp")
 
-    def loop(fabric: Any, model: Any, optimizer: Any) -> list[Any]:
-        model, optimizer = fabric.setup(model, optimizer)
-        for _ in range(EPOCHS * BATCHES):
-            optimizer.zero_grad()
-            fabric.backward(torch.nn.functional.mse_loss(model(x)[:, 0], y))
-            optimizer.step()
-        return [_whole(p) for p in model.parameters()]
-
-    found: dict[str, Any] = {"refused": refused}
-    fabric = Fabric(**where, strategy="ddp", **ours)
-    fabric.launch()
-    net = _module(pl).net
-    found["fabric"] = loop(fabric, net, torch.optim.SGD(net.parameters(), 0.05, momentum=0.9))
+    found: dict[str, Any] = {"expected": _undisturbed()}
+    fabric = Fabric(**one, strategy="ddp")
+    found["fabric"] = _loop(fabric, _module(pl).net)
     found["place"] = [fabric.global_rank, fabric.world_size, fabric.local_rank, fabric.node_rank]
+    detected = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    found["detected"] = [detected.global_rank, detected.world_size, detected.local_rank]
+    fsdp = ModelParallelStrategy(
+        lambda net, mesh: fully_shard(net, mesh=mesh["data_parallel"]), NODES, 1
+    )
+    found["fsdp"] = _loop(Fabric(**one, strategy=fsdp), _module(pl).net)
 
     model = _module(pytorch_lightning)
-    rows = TensorDataset(*[torch.cat([part] * NODES * BATCHES) for part in (x, y)])
-    trainer = pytorch_lightning.Trainer(
-        **{**QUIET, **where, **ours}, strategy="ddp", max_epochs=EPOCHS
-    )
+    rows = TensorDataset(torch.tensor([[0.3, 1.0]] * NODES * BATCHES * BATCH), torch.ones(40))
+    trainer = pytorch_lightning.Trainer(**QUIET, **one, strategy="ddp", max_epochs=EPOCHS)
     trainer.fit(model, DataLoader(rows, BATCH))
-    found["trainer"] = [p.detach().numpy() for p in model.parameters()]
+    found["old"] = [p.detach().numpy() for p in model.parameters()]
     found["sampler"] = type(trainer.train_dataloader.sampler).__name__
-    found["expected"] = _undisturbed(model)
+
+    model = _module(pl)
+    trainer = pl.Trainer(**QUIET, **one, strategy="ddp", max_epochs=EPOCHS + 5)
+    trainer.fit(model, sparkdl.lightning.FeedDataModule(BATCH, x="x", y="y"))
+    found["fed"] = [p.detach().numpy() for p in model.parameters()]
     return found
 
 
-def _whole(parameter: Any) -> Any:
+def _loop(fabric: Any, net: Any) -> list[Any]:
+    import torch
     from torch.distributed.tensor import DTensor
 
-    whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-    return whole.detach().numpy()
+    fabric.launch()
+    model = fabric.setup(net)
+    optimizer = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), 0.05, momentum=0.9))
+    for _ in range(EPOCHS * BATCHES):
+        optimizer.zero_grad()
+        x, y = torch.tensor([[0.3, 1.0]] * BATCH), torch.ones(BATCH)
+        fabric.backward(torch.nn.functional.mse_loss(model(x)[:, 0], y))
+        optimizer.step()
+    whole = (p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters())
+    return [p.detach().numpy() for p in whole]
 
 
-def test_fabric_and_the_old_package_train_on_nodes_and_wrong_numbers_are_refused() -> None:
-    with launch(share, "", NODES, framework="torch", input_mode="own") as cluster:
+def test_every_strategy_trains_as_one_process_does_and_wrong_numbers_are_refused() -> None:
+    lines = Lines()
+    rows = [{"x": [0.3, 1.0], "y": 1.0}] * (NODES * BATCH * BATCHES)
+    with launch(share, "", NODES, framework="torch", on_log=lines) as cluster:
+        cluster.feed(rows, epochs=EPOCHS, timeout_s=_SOON_S)
         results = cluster.results(_SOON_S)
     for rank, found in enumerate(results):
-        print(found["refused"])
         assert found["place"] == [rank, NODES, 0, rank]
+        assert found["detected"] == [rank, NODES, rank]
         assert found["sampler"] == "DistributedSampler"
-        for way in ("fabric", "trainer"):
+        for way in ("fabric", "fsdp", "old", "fed"):
             for one, other in zip(found[way], found["expected"], strict=True):
                 np.testing.assert_allclose(one, other, atol=1e-6)
+    assert [line for line in lines.of("worker:0") if "The feed has ended" in line]

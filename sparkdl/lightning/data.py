@@ -5,13 +5,18 @@ Runs in: child
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.lightning.adopted import TRAINERS, Adopted
 from sparkdl.node.context import NodeContext, current
+
+_log = logging.getLogger(__name__)
 
 Names: TypeAlias = "str | Sequence[str] | None"
 
@@ -64,8 +69,9 @@ class FeedDataModule(Adopted):
         self.batch_size, self._rows = batch_size, rows
         self._feeds = {"train": {"feed": DEFAULT_FEED, **options}}
         for stage, feed in (("val", validation), ("test", test)):
-            if feed is not None:
+            if feed is not None:  # what is not there is no loader to Lightning
                 self._feeds[stage] = {"feed": feed}
+                setattr(self, f"{stage}_dataloader", partial(self._loader, stage))
 
     @property
     def steps_per_epoch(self) -> int:
@@ -79,22 +85,33 @@ class FeedDataModule(Adopted):
         return -(-self._rows // (self.batch_size * self._ctx.num_workers))
 
     def train_dataloader(self) -> Any:
-        """Return a `DataLoader` over the feed of the training."""
-        return self._loader("train")
-
-    def val_dataloader(self) -> Any:
-        """Return a `DataLoader` over the feed of the validation; nothing without one."""
-        return self._loader("val")
-
-    def test_dataloader(self) -> Any:
-        """Return a `DataLoader` over the feed of the test; nothing without one."""
-        return self._loader("test")
+        """Return what loads the feed of the training."""
+        return _UntilFeedEnds(self._loader("train"), self)
 
     def _loader(self, stage: str) -> Any:
         from torch.utils.data import DataLoader
 
-        if stage not in self._feeds:
-            return []
         x, y = self._names
         data = self._ctx.torch_dataset(self.batch_size, x, y, **self._feeds[stage])
         return DataLoader(data, batch_size=None, num_workers=self._workers)
+
+
+@dataclass(frozen=True)
+class _UntilFeedEnds:
+    """A loader that stops the trainer when the feed has no further epoch."""
+
+    loader: Any
+    data: Any
+
+    def __iter__(self) -> Iterator[Any]:
+        has_rows = False
+        for batch in self.loader:
+            has_rows = True
+            yield batch
+        if not has_rows:
+            trainer = self.data.trainer
+            _log.warning(
+                "The feed has ended, and with it the training: epoch %d of %s has no rows",
+                *(trainer.current_epoch + 1, trainer.max_epochs),
+            )
+            trainer.should_stop = True

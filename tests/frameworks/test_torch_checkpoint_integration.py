@@ -120,9 +120,7 @@ def train_sharded(until: int, ctx: NodeContext) -> dict[str, Any]:
     if last:
         found = get_state_dict(model, optimizer)
         dcp.load({"model": found[0], "optimizer": found[1]}, checkpoint_id=last.folder)
-        set_state_dict(
-            model, optimizer, model_state_dict=found[0], optim_state_dict=found[1]
-        )
+        set_state_dict(model, optimizer, model_state_dict=found[0], optim_state_dict=found[1])
     for step in range(last.step if last else 0, until):
         _sharded_step(model, optimizer, step, ctx.rank, ctx.num_workers)
         if step == 4 and not ctx.generation:
@@ -145,8 +143,11 @@ def test_sharded_training_goes_on_after_a_failure_and_on_another_number_of_nodes
 ) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     options: dict[str, Any] = {"framework": "torch", "input_mode": "own", "max_restarts": 1}
+    options["checkpoint_dir"] = str(tmp_path)
     for until, nodes, resumed in ((6, 2, 4), (10, 3, 6)):
-        with launch(train_sharded, until, nodes, checkpoint_dir=str(tmp_path), **options) as cluster:
+        with launch(
+            train_sharded, until, nodes, checkpoint_dir=str(tmp_path), **options
+        ) as cluster:
             results = cluster.results(_SOON_S)
         for found in results:
             assert found["resumed"] == resumed

@@ -83,7 +83,7 @@ def by_tensor_parallel(rank: int) -> list[Any]:
 
 
 def by_pipeline(rank: int) -> list[Any]:
-    """Give each rank one stage; each batch goes through in micro-batches. Returns own parameters."""
+    """Give each rank one stage; batches go through in parts. Returns own parameters."""
     import torch
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
