@@ -1,9 +1,10 @@
-"""PyTorch Lightning: a Trainer on several nodes, fed from DataFrames, with checkpoints; digits.
+"""PyTorch Lightning: a Trainer on several nodes, fed, with checkpoints; handwritten digits.
 
-    spark-submit examples/lightning/train.py
+    python examples/lightning/train.py
 
-The module is what it would be anywhere. The trainer gets to know the cluster by a plugin; an epoch
-of the trainer is one of the feed. After a failure it goes on with the rows that it has not seen.
+Runs on this machine, without Spark: pass a SparkSession to `launch` and DataFrames to `feed`, and
+leave `executor` out, to run it on a cluster. The module is what it would be anywhere; an epoch of
+the trainer is one of the feed. After a failure it goes on with the rows that it has not seen.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> float:
 
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             images, labels = batch
-            return cross_entropy(self.net(images), labels)
+            return cross_entropy(self.net(images.float()), labels)
 
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             images, labels = batch
-            right = (self.net(images).argmax(1) == labels).float().mean()
+            right = (self.net(images.float()).argmax(1) == labels).float().mean()
             self.log("accuracy", right, sync_dist=True, batch_size=len(labels))
 
         def configure_optimizers(self) -> Any:
@@ -61,8 +62,7 @@ def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> float:
 
 
 def main() -> None:
-    """Feed the nodes on the session that spark-submit set up."""
-    from pyspark.sql import SparkSession
+    """Feed the digits to nodes on this machine."""
     from sklearn.datasets import load_digits
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -71,26 +71,22 @@ def main() -> None:
     parser.add_argument("--checkpoints", default="out/lightning", help="folder that all reach")
     args = parser.parse_args()
 
-    spark = SparkSession.builder.appName("sparkdl Lightning").getOrCreate()
-    try:
-        images, labels = load_digits(return_X_y=True)
-        rows = zip((images / 16).tolist(), labels.tolist(), strict=True)
-        frame = spark.createDataFrame(rows, "image array<float>, label long")
-        training, validation = frame.repartition(4).randomSplit([0.8, 0.2], seed=1)
-        with sparkdl.launch(
-            spark,
-            train,
-            args,
-            args.nodes,
-            framework="torch",
-            checkpoint_dir=args.checkpoints,
-            max_restarts=1,
-        ) as cluster:
-            cluster.feed_async(validation, epochs=args.epochs, name="validation")
-            cluster.feed(training, epochs=args.epochs)
-            print(f"Lightning: validation accuracy {cluster.results()[0]:.2f}")
-    finally:
-        spark.stop()
+    images, labels = load_digits(return_X_y=True)
+    pairs = zip((images / 16).tolist(), labels.tolist(), strict=True)
+    rows = [{"image": image, "label": label} for image, label in pairs]
+    with sparkdl.launch(
+        None,
+        train,
+        args,
+        args.nodes,
+        framework="torch",
+        executor="local",
+        checkpoint_dir=args.checkpoints,
+        max_restarts=1,
+    ) as cluster:
+        cluster.feed_async(rows[1400:], epochs=args.epochs, name="validation")
+        cluster.feed(rows[:1400], epochs=args.epochs)
+        print(f"Lightning: validation accuracy {cluster.results()[0]:.2f}")
 
 
 if __name__ == "__main__":

@@ -62,13 +62,13 @@ def work() -> None:
     from torch.distributed import rpc
 
     torch.set_num_threads(1)
-    rank, workers = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]) - 1
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if rank == 0:
         servers.append(Server())
-    rpc.init_rpc(f"process{rank}")  # where the others are is in the environment already
+    rpc.init_rpc(f"process{rank}", rank=rank, world_size=size)  # at MASTER_ADDR, MASTER_PORT
     if rank > 0:
         images, labels = load_digits(return_X_y=True)
-        shard = slice(rank - 1, None, workers)
+        shard = slice(rank - 1, None, size - 1)
         x, y = torch.tensor(images[shard] / 16).float(), torch.tensor(labels[shard])
         net, newest = build(), rpc.rpc_sync("process0", step)
         for _ in range(STEPS):
