@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import tempfile
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -98,7 +99,8 @@ class TorchDistributor:
                 this machine, which runs as `__main__` with `args` as its command line.
 
         Returns:
-            The value of rank 0, anything that can be pickled into some 12 MB; `None` of a program.
+            The value of rank 0, anything that can be pickled, without `local_mode` into some 12 MB;
+            `None` of a program.
 
         Raises:
             ValueError: if a program is given keyword arguments, or something cannot be pickled.
@@ -134,7 +136,10 @@ class TorchDistributor:
         self, returned: Returned, train_object: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
         mode = "own" if self._feed is None else "spark"
-        with self._launch(returned, train_object, args, kwargs, input_mode=mode) as cluster:
+        with (
+            tempfile.TemporaryDirectory(prefix="sparkdl-") as folder,
+            self._launch(returned, train_object, args, kwargs, mode, folder) as cluster,
+        ):
             if self._feed is not None:
                 cluster.feed(self._feed, epochs=self._epochs)
             return [value_of(value) for value in cluster.results()]
@@ -146,17 +151,20 @@ class TorchDistributor:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         input_mode: str,
+        folder: str | None = None,
     ) -> Cluster:
+        is_away = not self.local_mode
+        folder = None if is_away else folder
         if isinstance(train_object, str):
             if kwargs:
                 raise ConfigError(
                     "Running pytorch file does not support key-word type arguments: "
                     f"{', '.join(kwargs)}. Give them as '--name=value'"
                 )
-            program = Program(script_of(train_object), args, {}, "none", not self.local_mode)
+            program = Program(script_of(train_object), args, {}, "none", None, is_away)
         elif callable(train_object):
             pickle_user_code(partial(train_object, *args, **kwargs), None)  # names what cannot be
-            program = Program(train_object, args, kwargs, returned, not self.local_mode)
+            program = Program(train_object, args, kwargs, returned, folder, is_away)
         else:
             raise ConfigError(
                 f"train_object must be a function or a path, not {type(train_object).__name__}"

@@ -66,6 +66,7 @@ class Program:
 
     Attributes:
         what: to run.
+        folder: on this machine, for values of any size; `None` where nodes are elsewhere.
         is_own_group: set the variables of pyspark's processes on executors, each of which is the
             only one of its host to torchrun, whichever hosts they are on.
     """
@@ -74,6 +75,7 @@ class Program:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     returned: Returned
+    folder: str | None
     is_own_group: bool
 
     def __call__(self, args: None, ctx: NodeContext) -> Any:
@@ -88,7 +90,7 @@ class Program:
         value = self.what(*self.args, **self.kwargs)
         if self.returned == "plain":
             return value
-        return _packed(value) if self.returned == "all" or ctx.is_chief else None
+        return _packed(value, self.folder) if self.returned == "all" or ctx.is_chief else None
 
 
 def script_of(path: str) -> Script:
@@ -106,12 +108,13 @@ def script_of(path: str) -> Script:
 def value_of(packed: Any) -> Any:
     """Return the value that a program returned, out of what came to the driver."""
     if isinstance(packed, dict):
-        return cloudpickle.loads(packed[_PICKLED])
+        data = packed[_PICKLED]
+        return cloudpickle.loads(data if isinstance(data, bytes) else Path(data).read_bytes())
     return packed[0] if packed else None
 
 
-def _packed(value: Any) -> Any:
-    """Return `value` in a list if it travels as it is, or pickled in a dict.
+def _packed(value: Any, folder: str | None) -> Any:
+    """Return `value` in a list if it travels as it is, or pickled in a dict: bytes, or their file.
 
     What cannot be pickled is returned as it is, and refused by name where results are.
     """
@@ -119,6 +122,12 @@ def _packed(value: Any) -> Any:
         encode_value(value)
         return [value]
     try:
-        return {_PICKLED: bytes(cloudpickle.dumps(value))}
+        data = bytes(cloudpickle.dumps(value))
     except Exception:  # noqa: BLE001 (whatever pickle raises)
         return value
+    if folder is None:
+        return {_PICKLED: data}
+    file, name = tempfile.mkstemp(dir=folder)
+    with open(file, "wb") as out:
+        out.write(data)
+    return {_PICKLED: name}

@@ -113,7 +113,7 @@ def fail_once(folder: str) -> list[Any]:
     return [last.step, sorted(path.name for path in last.folder.iterdir()), os.getpid()]
 
 
-def hold(value: int) -> Any:
+def hold(value: Any) -> Any:
     return lambda: value  # which can be pickled, and is no plain value
 
 
@@ -165,7 +165,8 @@ def places_of() -> list[str]:
 
 def test_any_picklable_value_comes_back_and_others_are_named() -> None:
     alone = sparkdl.TorchDistributor(use_gpu=False)
-    assert alone.run(hold, 7)() == 7
+    (held,) = alone.run_all(hold, "s" * 20_000_000)
+    assert held() == "s" * 20_000_000
     with pytest.raises(ResultError, match=r"_thread\.lock"):
         alone.run(lock)
 

@@ -26,7 +26,7 @@ class Checkpoint(Adopted):
     Args:
         every_steps: save each time that `trainer.global_step` is a multiple of it.
         every_epochs: save at the end of each epoch whose number, from 1, is one.
-        feed: name of the feed of the training; `None` if it does not come from a feed.
+        feed: name of the feed of the training, if there are several; `None` if it comes from none.
         ctx: of this node, by default the one whose process this is.
 
     Raises:
@@ -59,6 +59,10 @@ class Checkpoint(Adopted):
         last = self._ctx.last_checkpoint
         return last.folder / _FILE if last else None
 
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Note which step is saved already."""
+        self._saved = trainer.global_step
+
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -74,9 +78,12 @@ class Checkpoint(Adopted):
 
     def _save(self, trainer: Any) -> None:
         step = trainer.global_step
-        if step == self._saved:  # several batches make a step
+        if step == self._saved:  # not every batch makes a step
             return
-        batches = {self._feed: self._batches} if self._feed else None
+        batches: int | dict[str, int] | None = None
+        if self._feed and self._ctx.batches_given():
+            is_only = self._feed == DEFAULT_FEED  # or the only one, whatever its name
+            batches = self._batches if is_only else {self._feed: self._batches}
         with self._ctx.checkpoint(step, batches=batches) as folder:
             trainer.save_checkpoint(folder / _FILE)
         self._saved = step
