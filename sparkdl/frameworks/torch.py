@@ -79,7 +79,14 @@ class Torch(Framework):
         return found | {name: os.environ.get(name, value) for name, value in chosen.items()}
 
     def before_map_fun(self, world: World, member: Member) -> None:
-        """Have the process group destroyed at this process's end, if the user has not done it."""
+        """Share the host's cores with the other nodes on it; have process groups destroyed.
+
+        A number of threads that the environment sets (OMP_NUM_THREADS) is left alone: Spark sets
+        `spark.task.cpus`. A process group is destroyed at this process's end if it is there still.
+        """
+        on_host = sum(other.host == member.host for other in world.members)
+        if on_host > 1 and "OMP_NUM_THREADS" not in os.environ:
+            import_module("torch").set_num_threads(max(1, _cores() // on_host))
         atexit.register(_destroy_process_group)
 
     def is_port_lost(self, error: BaseException) -> bool:
@@ -123,6 +130,11 @@ def interface_of(host: str) -> str | None:
         if any(address.address == host for address in addresses):
             return str(name)
     return None
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    return len(psutil.Process().cpu_affinity()) if psutil.LINUX else psutil.cpu_count() or 1
 
 
 def _destroy_process_group() -> None:

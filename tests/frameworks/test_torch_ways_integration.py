@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -146,12 +147,17 @@ def train(args: None, ctx: NodeContext) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = ctx.rank
     ways = (by_ddp, by_fsdp, by_tensor_parallel, by_pipeline, by_rpc)
     found: dict[str, Any] = {way.__name__: way(rank) for way in ways}
-    return {**found, "alone": _train(_net())}  # and leave the process group to the node
+    return {
+        **found,
+        "alone": _train(_net()),
+        "threads": threads,
+    }  # and leave the process group to the node
 
 
 def test_each_way_trains_as_one_process_does() -> None:
@@ -161,6 +167,8 @@ def test_each_way_trains_as_one_process_does() -> None:
         first, second = cluster.results(_SOON_S)
     assert not [line.text for line in lines.heard if "destroy" in line.text]
     expected = first["alone"]
+    cores = len(os.sched_getaffinity(0))
+    assert first["threads"] == int(os.environ.get("OMP_NUM_THREADS", max(1, cores // SIZE)))
     for way in ("by_ddp", "by_fsdp", "by_tensor_parallel"):
         _same(first[way], expected)
         _same(second[way], expected)
