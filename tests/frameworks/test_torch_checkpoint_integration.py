@@ -143,7 +143,6 @@ def test_sharded_training_goes_on_after_a_failure_and_on_another_number_of_nodes
 ) -> None:
     pytest.importorskip("torch", reason="PyTorch is not installed")
     options: dict[str, Any] = {"framework": "torch", "input_mode": "own", "max_restarts": 1}
-    options["checkpoint_dir"] = str(tmp_path)
     for until, nodes, resumed in ((6, 2, 4), (10, 3, 6)):
         with launch(
             train_sharded, until, nodes, checkpoint_dir=str(tmp_path), **options
