@@ -8,9 +8,10 @@ import the framework at the driver; `import_modules` and what follows it run in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, NoReturn, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
 
+from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Member, World
 
@@ -49,6 +50,20 @@ class Framework:
 
     def before_map_fun(self, world: World, member: Member) -> None:
         """Prepare the imported framework; the environment is set and the port released."""
+
+    def after_map_fun(self, has_failed: bool) -> None:
+        """Take leave of the other nodes; if this one has failed, without waiting for anybody."""
+
+    def mesh(self, axes: Mapping[str, int], world: World) -> Any:
+        """Return the framework's own mesh over all nodes that train; see `ctx.mesh`.
+
+        Raises:
+            ConfigError: if it has none, or the axes do not fit.
+        """
+        raise ConfigError(
+            f"framework={self.name!r} has no mesh over several nodes: launch the cluster with "
+            "framework='torch' or framework='jax'"
+        )
 
     def serve(self, open_feed: OpenFeed) -> NoReturn:
         """Run a server for the chief until this process is ended.
