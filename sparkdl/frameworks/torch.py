@@ -5,13 +5,19 @@ Runs in: child
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from sparkdl.core.errors import FrameworkMissingError
+from sparkdl.core.settings import visible_gpus
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Member, World
 from sparkdl.frameworks.framework import Framework
+from sparkdl.frameworks.mesh import axis_sizes
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class Torch(Framework):
@@ -52,6 +58,22 @@ class Torch(Framework):
             "LOCAL_RANK": str(member.local_rank),
             "LOCAL_WORLD_SIZE": str(on_host),
         }
+
+    def mesh(self, axes: Mapping[str, int], world: World) -> DeviceMesh:
+        """Return a mesh of all nodes that train; make the default process group if there is none.
+
+        It is of GPUs where this node has one, unless the process group that is there is gloo's.
+        """
+        import torch
+        from torch import distributed
+        from torch.distributed.device_mesh import init_device_mesh
+
+        sizes = axis_sizes(axes, len(world.trainers), "nodes that train")
+        is_gloo = distributed.is_initialized() and distributed.get_backend() == "gloo"
+        device = "cuda" if torch.cuda.is_available() and not is_gloo else "cpu"
+        if device == "cuda" and visible_gpus():
+            torch.cuda.set_device(0)  # of those that are this node's alone
+        return init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
     def is_port_lost(self, error: BaseException) -> bool:
         """Whether the store of rank 0 could not listen (`DistNetworkError`, a RuntimeError)."""
