@@ -301,11 +301,16 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
         Args:
             x, y, columns: see `torch_dataset`.
             sharding: of all columns over the devices of all nodes; the local device by default.
+                `batch_size` is how many rows one node's devices hold. See docs/jax.md.
             prefetch: batches put onto the device in advance.
             options: `feed`, `even`, `tail`, `shuffle`, `seed`, see `batches`.
         """
         from sparkdl.feed.jax_batches import JaxBatches
 
+        if sharding is not None:
+            from sparkdl.feed.jax_mesh import GlobalRows
+
+            batch_size = GlobalRows.of(sharding).share_of(batch_size)
         options = {"tail": "pad", "even": self.num_workers > 1 or None, **options}
         batches = self.batches(batch_size, _wanted(x, y) or columns, **options)
         return JaxBatches(batches, x, y, sharding, prefetch)
