@@ -112,8 +112,8 @@ class Jax(Framework):
         return jax.sharding.Mesh(grid, tuple(sizes))
 
     def is_port_lost(self, error: BaseException) -> bool:
-        """Whether JAX's coordinator could not listen on rank 0's port."""
-        return isinstance(error, RuntimeError) and "address already in use" in str(error).lower()
+        """Whether JAX's coordinator could not listen on rank 0's port (a `JaxRuntimeError`)."""
+        return isinstance(error, RuntimeError) and "Failed to start RPC server" in str(error)
 
 
 def _leave_without_goodbye() -> None:
