@@ -54,7 +54,7 @@ class Framework:
     def after_map_fun(self, has_failed: bool) -> None:
         """Take leave of the other nodes; if this one has failed, without waiting for anybody."""
 
-    def mesh(self, axes: Mapping[str, int], world: World) -> Any:
+    def mesh(self, axes: Mapping[str, int], world: World, member: Member) -> Any:
         """Return the framework's own mesh over all nodes that train; see `ctx.mesh`.
 
         Raises:

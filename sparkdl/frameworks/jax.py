@@ -99,7 +99,7 @@ class Jax(Framework):
         else:
             jax.distributed.shutdown()
 
-    def mesh(self, axes: Mapping[str, int], world: World) -> jax.sharding.Mesh:
+    def mesh(self, axes: Mapping[str, int], world: World, member: Member) -> jax.sharding.Mesh:
         """Return a mesh of all nodes' devices, those of one node beside each other."""
         import jax
         import numpy as np

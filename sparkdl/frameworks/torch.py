@@ -59,7 +59,7 @@ class Torch(Framework):
             "LOCAL_WORLD_SIZE": str(on_host),
         }
 
-    def mesh(self, axes: Mapping[str, int], world: World) -> DeviceMesh:
+    def mesh(self, axes: Mapping[str, int], world: World, member: Member) -> DeviceMesh:
         """Return a mesh of all nodes that train; make the default process group if there is none.
 
         It is of GPUs where this node has one, unless the process group that is there is gloo's.

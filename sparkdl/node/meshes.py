@@ -33,6 +33,7 @@ class Meshes:
         Returns:
             With PyTorch a `torch.distributed.device_mesh.DeviceMesh`; the default process group is
             made if there is none. With JAX a `jax.sharding.Mesh` over the devices of all nodes.
+            With TensorFlow a `tf.experimental.dtensor.Mesh`; call it before any other operation.
 
         Raises:
             ConfigError: if the axes do not fit the nodes, this node does not train, or the
@@ -42,4 +43,4 @@ class Meshes:
             raise ConfigError(
                 f"{self.member.node.name} does not train: call ctx.mesh on chief and workers"
             )
-        return framework_named(self._spec.framework).mesh(axes, self.world)
+        return framework_named(self._spec.framework).mesh(axes, self.world, self.member)

@@ -48,13 +48,11 @@ def train(args: None, ctx: NodeContext) -> dict[str, Any]:
             ]
         )
         model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
-        given = ctx.batches_given()
         history = model.fit(x() if y is None else x, y, epochs=3, verbose=0, **options).history
-        steps = ctx.batches_given().get("input", 0) - given.get("input", 0)
         kernel = model.layers[0].kernel.value
         return {
             "history": history,
-            "steps": steps,
+            "steps": int(np.asarray(model.optimizer.iterations.value)),
             "held": list(kernel.addressable_shards[0].data.shape),
             "kernel": np.asarray(multihost_utils.process_allgather(kernel, tiled=chosen is not None)),
         }
