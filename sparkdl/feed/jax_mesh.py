@@ -51,7 +51,12 @@ class GlobalRows:
         groups = Counter(frozenset(held) for held in parts.values())
         own = frozenset(parts.get(jax.process_index(), ()))
         is_apart = sum(map(len, groups)) == len(frozenset().union(*groups))
-        if not own or not is_apart or len(set(groups.values())) > 1 or len(set(map(len, groups))) > 1:
+        if (
+            not own
+            or not is_apart
+            or len(set(groups.values())) > 1
+            or len(set(map(len, groups))) > 1
+        ):
             raise ConfigError(
                 f"the devices of {len(parts)} nodes hold rows that overlap, or not equally many, "
                 f"by {sharding}. Order them as ctx.mesh does: a node's devices beside each other"

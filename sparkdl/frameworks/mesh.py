@@ -49,9 +49,7 @@ def axis_sizes(axes: Mapping[str, int], there: int, what: str) -> dict[str, int]
     return {name: there // known if size == -1 else size for name, size in axes.items()}
 
 
-def same_rows(
-    ranks: np.ndarray, names: Sequence[str], data_axes: Sequence[str]
-) -> list[list[int]]:
+def same_rows(ranks: np.ndarray, names: Sequence[str], data_axes: Sequence[str]) -> list[list[int]]:
     """Return the groups of ranks that hold the same rows: they differ in no axis of the data.
 
     Args:

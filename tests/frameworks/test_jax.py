@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import pytest
 
 from sparkdl.core.errors import FrameworkMissingError
@@ -34,7 +33,7 @@ def test_missing_jax_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> No
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr("sparkdl.frameworks.jax.import_module", missing)
-    with pytest.raises(FrameworkMissingError, match="No module named 'jax'.*pip install jax"):
+    with pytest.raises(FrameworkMissingError, match=r"No module named 'jax'.*pip install jax"):
         Jax().import_modules()
 
 

@@ -69,9 +69,11 @@ def test_training_that_lost_the_coordinator_equals_an_undisturbed_one(
     with launch(train, checkpoint_dir=str(tmp_path), **options) as cluster:
         report = cluster.feed([row] * (2 * BATCH * BATCHES), epochs=EPOCHS, timeout_s=_SOON_S)
         results = cluster.results(_SOON_S)
-    assert "worker:0" in caplog.text and "was killed by SIGKILL" in caplog.text
+    assert "worker:0" in caplog.text
+    assert "was killed by SIGKILL" in caplog.text
     assert report.rows_unused == 0
-    weights, losses = np.zeros(2), []
+    weights = np.zeros(2)
+    losses: list[float] = []
     for _ in range(EPOCHS * BATCHES):
         loss, slope = linear(weights, np.array([row["x"]]), np.array([row["y"]]))
         weights, losses = weights - RATE * slope, [*losses, loss]

@@ -54,7 +54,9 @@ def train(args: None, ctx: NodeContext) -> dict[str, Any]:
             "history": history,
             "steps": int(np.asarray(model.optimizer.iterations.value)),
             "held": list(kernel.addressable_shards[0].data.shape),
-            "kernel": np.asarray(multihost_utils.process_allgather(kernel, tiled=chosen is not None)),
+            "kernel": np.asarray(
+                multihost_utils.process_allgather(kernel, tiled=chosen is not None)
+            ),
         }
 
     x, y = data()

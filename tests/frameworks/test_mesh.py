@@ -56,5 +56,5 @@ def test_nodes_that_differ_in_no_data_axis_hold_the_same_rows() -> None:
 
 
 def test_framework_without_meshes_says_which_have_them() -> None:
-    with pytest.raises(ConfigError, match="framework='plain' has no mesh.*framework='torch'"):
+    with pytest.raises(ConfigError, match=r"framework='plain' has no mesh.*framework='torch'"):
         Framework().mesh({"data": 2}, world=None, member=None)  # type: ignore[arg-type]

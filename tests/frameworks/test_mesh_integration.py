@@ -1,4 +1,4 @@
-"""Four nodes train one model, data × model parallel, and it is what one process would train."""
+"""Four nodes train one model, data and model parallel, and it is what one process would train."""
 
 from __future__ import annotations
 
@@ -107,19 +107,20 @@ def train_jax(args: None, ctx: NodeContext) -> dict[str, Any]:
         first, bias, last = parts
         return jnp.mean(((jnp.tanh(x @ first + bias) @ last)[:, 0] - y) ** 2)
 
-    @jax.jit
     def step(parts: Any, x: Any, y: Any) -> Any:
         loss, slopes = jax.value_and_grad(loss_of)(parts, x, y)
         return loss, [p - RATE / 10 * slope for p, slope in zip(parts, slopes, strict=True)]
 
+    compiled = jax.jit(step)
     losses = []
     by_data = NamedSharding(mesh, P("data"))
     batches = ctx.jax_batches(ROWS // 2, x="x", y="y", sharding=by_data)
     for _ in range(EPOCHS):
         for x, y, _weight in batches:
-            loss, parts = step(parts, x, y)
+            loss, parts = compiled(parts, x, y)
             losses.append(float(loss))
-    rows, steps = {}, {}
+    rows: dict[str, list[int]] = {}
+    steps: dict[str, list[list[int]]] = {}
     for name, spec in {"data": P("data"), "all": P(("data", "model")), "none": P()}.items():
         for n, weight in ctx.jax_batches(8, x="n", feed=name, sharding=NamedSharding(mesh, spec)):
             steps.setdefault(name, []).append([len(n), int((n * weight).sum())])
@@ -144,7 +145,9 @@ def train_tensorflow(args: None, ctx: NodeContext) -> dict[str, Any]:
 
     def shared(part: Any) -> Any:
         more = [free] * (part.ndim - 1)
-        return dtensor.pack([tf.constant(part[None])], dtensor.Layout(["model", "data", *more], mesh))
+        return dtensor.pack(
+            [tf.constant(part[None])], dtensor.Layout(["model", "data", *more], mesh)
+        )
 
     def gathered(rows: Any) -> Any:
         more = [free] * (len(rows.shape) - 2)
@@ -155,7 +158,6 @@ def train_tensorflow(args: None, ctx: NodeContext) -> dict[str, Any]:
     specs = [[free, "model"], ["model"], ["model", free]]
     first, bias, last = parts = [whole(*pair) for pair in zip(weights(), specs, strict=True)]
 
-    @tf.function
     def step(x: Any, y: Any) -> Any:
         x, y = gathered(x), gathered(y)
         with tf.GradientTape() as tape:
@@ -165,13 +167,18 @@ def train_tensorflow(args: None, ctx: NodeContext) -> dict[str, Any]:
             part.assign_sub(RATE / 10 * slope)
         return loss
 
+    compiled = tf.function(step)
     losses = []
     for _ in range(EPOCHS):
         for batch in ctx.batches(ROWS // NODES):
             x, y = (batch[name].astype("float32") for name in ("x", "y"))
-            losses.append(float(dtensor.unpack(step(shared(x), shared(y)))[0]))
+            losses.append(float(dtensor.unpack(compiled(shared(x), shared(y)))[0]))
     place = [mesh.local_device_locations()[0][axis] for axis in ("data", "model")]
-    return {"losses": losses, "place": place, "held": list(dtensor.unpack(first.read_value())[0].shape)}
+    return {
+        "losses": losses,
+        "place": place,
+        "held": list(dtensor.unpack(first.read_value())[0].shape),
+    }
 
 
 def fed(train: Any, framework: str, *feeds: str) -> list[dict[str, Any]]:
@@ -194,8 +201,14 @@ def test_torch_splits_rows_over_one_axis_and_weights_over_the_other() -> None:
     results = fed(train_torch, "torch", "uneven")
     assert all(found["held"] == [HIDDEN // 4, FEATURES] for found in results)
     first, second, third, fourth = (found["rows"] for found in results)
-    assert first == second and third == fourth
-    got = [pair for batches in (first, third) for n, text in batches for pair in zip(n, text)]
+    assert first == second
+    assert third == fourth
+    got = [
+        pair
+        for batches in (first, third)
+        for n, text in batches
+        for pair in zip(n, text, strict=False)
+    ]
     assert sorted(n for n, _ in got) == list(range(UNEVEN)), "each row is in one group's batches"
     assert all(text == (f"row {n}" if n % 5 else None) for n, text in got)
     assert [len(n) for n, _ in first] == [8, 8, 3]
@@ -207,10 +220,12 @@ def test_jax_splits_rows_over_one_axis_and_weights_over_the_other() -> None:
     assert all(found["held"] == [FEATURES, HIDDEN // 2] for found in results)
     every = list(range(UNEVEN))
     first, second, third, fourth = (found["rows"] for found in results)
-    assert first["data"] == second["data"] and third["data"] == fourth["data"]
+    assert first["data"] == second["data"]
+    assert third["data"] == fourth["data"]
     assert sorted(first["data"] + third["data"]) == every
     assert sorted(n for found in results for n in found["rows"]["all"]) == every
-    assert sorted(first["none"]) == every and first["none"] == third["none"]
+    assert sorted(first["none"]) == every
+    assert first["none"] == third["none"]
     for found in results:  # the arrays are global: batch_size for each group of equal rows
         assert {name: {rows for rows, _ in steps} for name, steps in found["steps"].items()} == {
             "data": {16},
