@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,7 @@ from sparkdl.core.errors import NodeFailedError
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import launch
 
-pytestmark = [
-    pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed"),
-    pytest.mark.timeout(300),
-]
+pytestmark = [pytest.mark.jax, pytest.mark.timeout(300)]
 
 _SOON_S = 120.0
 EPOCHS, BATCH, BATCHES = 3, 4, 5

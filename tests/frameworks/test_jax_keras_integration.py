@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -12,12 +11,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import launch
 
-pytestmark = [
-    pytest.mark.skipif(
-        find_spec("jax") is None or find_spec("keras") is None, reason="JAX or Keras is missing"
-    ),
-    pytest.mark.timeout(300),
-]
+pytestmark = [pytest.mark.jax, pytest.mark.timeout(300)]
 
 _SOON_S = 150.0
 ROWS = 32

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -196,7 +195,7 @@ def fed(train: Any, framework: str, *feeds: str) -> list[dict[str, Any]]:
     return results
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
+@pytest.mark.torch
 def test_torch_splits_rows_over_one_axis_and_weights_over_the_other() -> None:
     results = fed(train_torch, "torch", "uneven")
     assert all(found["held"] == [HIDDEN // 4, FEATURES] for found in results)
@@ -214,7 +213,7 @@ def test_torch_splits_rows_over_one_axis_and_weights_over_the_other() -> None:
     assert [len(n) for n, _ in first] == [8, 8, 3]
 
 
-@pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not installed")
+@pytest.mark.jax
 def test_jax_splits_rows_over_one_axis_and_weights_over_the_other() -> None:
     results = fed(train_jax, "jax", "data", "all", "none")
     assert all(found["held"] == [FEATURES, HIDDEN // 2] for found in results)
@@ -235,7 +234,7 @@ def test_jax_splits_rows_over_one_axis_and_weights_over_the_other() -> None:
         assert all(sum(s for _, s in steps) == sum(every) for steps in found["steps"].values())
 
 
-@pytest.mark.skipif(find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+@pytest.mark.tensorflow
 def test_tensorflow_splits_rows_over_one_axis_and_weights_over_the_other() -> None:
     results = fed(train_tensorflow, "tensorflow")
     assert all(found["held"] == [FEATURES, HIDDEN // 2] for found in results)
