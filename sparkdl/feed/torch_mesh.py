@@ -5,7 +5,7 @@ Runs in: child
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -65,6 +65,19 @@ class SharedRows:
                 "compute on the same rows: each of them reads an equal share"
             )
         return batch_size // self.members
+
+    def in_step(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of `ctx.batches` with `even=True`.
+
+        Raises:
+            ConfigError: if they say otherwise.
+        """
+        if options.get("even") is False:
+            raise ConfigError(
+                "even=False: with mesh=... the nodes exchange rows in each step, so all of them "
+                "take the same number of steps. Leave it out"
+            )
+        return {**options, "even": True}
 
     def exchange(self, columns: Plain) -> Plain:
         """Return the rows that all members have read, in their order, on each of them."""

@@ -279,6 +279,7 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
 
             shared = SharedRows(mesh, data_axis)
             batch_size = shared.share_of(batch_size)
+            options = shared.in_step(options)
         batches = self.batches(batch_size, _wanted(x, y) or columns, **options)
         return torch_dataset(batches, x, y, shared)
 

@@ -57,6 +57,7 @@ def train_torch(args: None, ctx: NodeContext) -> dict[str, Any]:
         RowwiseParallel,
         parallelize_module,
     )
+    from torch.utils.data import DataLoader
 
     torch.set_num_threads(1)
     mesh = ctx.mesh(data=2, model=-1)
@@ -80,6 +81,15 @@ def train_torch(args: None, ctx: NodeContext) -> dict[str, Any]:
             total = loss.detach().clone()
             torch.distributed.all_reduce(total, group=mesh["data"].get_group())
             losses.append(float(total) / 2)
+    for wrong, says in (
+        ({"batch_size": 9}, "batch_size=9 cannot be divided among the 2 nodes"),
+        ({"batch_size": 8, "even": False}, "leave it out"),
+        ({"batch_size": 8, "data_axis": "rows"}, "no axis 'rows'; it has data, model"),
+    ):
+        with pytest.raises(ConfigError, match=f"(?i){says}"):
+            ctx.torch_dataset(mesh=mesh, **wrong)
+    with pytest.raises(ConfigError, match="num_workers=0"):
+        next(iter(DataLoader(dataset, batch_size=None, num_workers=1)))
     uneven = ctx.torch_dataset(8, columns=["n", "text"], mesh=mesh, feed="uneven")
     rows = [(batch["n"].tolist(), batch["text"]) for batch in uneven]
     held = list(model[0].weight.to_local().shape)
