@@ -106,16 +106,4 @@ class JaxBatches:
         array = numbers(name, column)
         if self._global is None:
             return jax.device_put(array)
-        if self._global.processes > 1 and len(array) != self.batches.batch_size:
-            raise ConfigError(
-                f"a batch has {len(array)} rows instead of {self.batches.batch_size}, and the "
-                "other nodes cannot know that. Use tail='pad'"
-            )
-        try:
-            return self._global.assemble(array)
-        except ValueError as error:
-            raise ConfigError(
-                f"column {name!r} {list(array.shape)} of {self._global.processes} nodes cannot be "
-                f"sharded by {self.sharding}: it must split the first dimension, and it alone, and "
-                f"the batch size must be a multiple of a node's devices: {error}"
-            ) from error
+        return self._global.assemble(name, array, self.batches.batch_size)

@@ -76,24 +76,45 @@ class GlobalRows:
             )
         return batch_size // self.members
 
-    def assemble(self, column: np.ndarray) -> jax.Array:
+    def assemble(self, name: str, column: np.ndarray, share: int) -> jax.Array:
         """Return the global array `[rows, …]` of which this process has read `column`.
 
+        Args:
+            name: of the column.
+            share: how many rows each process reads for a batch.
+
         Raises:
-            ValueError: if the sharding does not fit the column.
+            ConfigError: if the sharding does not fit, or there are other than `share` rows.
         """
         import jax
 
+        if self.processes > 1 and len(column) != share:
+            raise ConfigError(
+                f"a batch has {len(column)} rows instead of {share}, and the other nodes cannot "
+                "know that. Use tail='pad'"
+            )
         shape = (len(column) * self.processes, *column.shape[1:])
         spread = self.sharding if self.members == 1 else _spread(self.sharding)
-        array = jax.make_array_from_process_local_data(spread, column, shape)
+        try:
+            array = jax.make_array_from_process_local_data(spread, column, shape)
+        except ValueError as error:
+            raise ConfigError(
+                f"column {name!r} {list(column.shape)} of {self.processes} nodes cannot be sharded "
+                f"by {self.sharding}: it must split the first dimension, and it alone, and the "
+                f"batch size must be a multiple of a node's devices: {error}"
+            ) from error
         return array if self.members == 1 else jax.jit(_same, out_shardings=self.sharding)(array)
 
-    def held(self, column: np.ndarray) -> np.ndarray:
-        """Return the rows `[batch_size, …]` that this process holds of the global array."""
-        if self.members == 1:
+    def held(self, name: str, column: np.ndarray, share: int) -> np.ndarray:
+        """Return the rows `[batch_size, …]` that this process holds of the global array.
+
+        Raises:
+            ConfigError: if there are other than `share` rows.
+        """
+        if self.members == 1 and len(column) == share:
             return column
-        shards = {s.index[0].start or 0: s.data for s in self.assemble(column).addressable_shards}
+        array = self.assemble(name, column, share)
+        shards = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
         return np.concatenate([np.asarray(shards[start]) for start in sorted(shards)])
 
 

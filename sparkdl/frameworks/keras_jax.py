@@ -36,7 +36,8 @@ def keras_data(batches: EpochBatches, x: Names | None, y: Names | None) -> Any:
             batches.reader.read_ahead(None)
             arrays = {name: numbers(name, column) for name, column in columns.items()}
             if rows is not None:
-                arrays = {name: rows.held(array) for name, array in arrays.items()}
+                share = batches.batch_size
+                arrays = {name: rows.held(name, array, share) for name, array in arrays.items()}
             yield arrange(arrays, x, y)
 
     class FeedAdapter(_adapter()):  # type: ignore[misc]
