@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 from sparkdl.core.errors import FrameworkMissingError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Member, World
-from sparkdl.frameworks.framework import Framework
+from sparkdl.frameworks.framework import Framework, shared_cores
 from sparkdl.frameworks.mesh import axis_sizes
 
 if TYPE_CHECKING:
@@ -60,8 +60,14 @@ class Jax(Framework):
             ) from error
 
     def environment(self, world: World, member: Member, spec: ClusterSpec) -> dict[str, str]:
-        """Return which backend Keras takes, unless the user has said so."""
-        return {} if "KERAS_BACKEND" in os.environ else {"KERAS_BACKEND": "jax"}
+        """Return Keras's backend, and this node's share of the host's cores; the user's go first.
+
+        XLA takes `PJRT_NPROC` for the number of cores.
+        """
+        found = {"KERAS_BACKEND": "jax"}
+        if cores := shared_cores(world, member):
+            found["PJRT_NPROC"] = str(cores)
+        return {name: value for name, value in found.items() if name not in os.environ}
 
     def before_map_fun(self, world: World, member: Member) -> None:
         """Connect the nodes that train, so that `jax.devices()` are those of all of them.

@@ -19,7 +19,7 @@ from sparkdl.core.errors import FrameworkMissingError
 from sparkdl.core.settings import visible_gpus
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Member, World
-from sparkdl.frameworks.framework import Framework
+from sparkdl.frameworks.framework import Framework, shared_cores
 from sparkdl.frameworks.mesh import axis_sizes
 
 if TYPE_CHECKING:
@@ -89,9 +89,9 @@ class Torch(Framework):
         A number of threads that the environment sets (OMP_NUM_THREADS) is left alone: Spark sets
         `spark.task.cpus`. A process group is destroyed at this process's end if it is there still.
         """
-        on_host = sum(other.host == member.host for other in world.members)
-        if on_host > 1 and "OMP_NUM_THREADS" not in os.environ:
-            import_module("torch").set_num_threads(max(1, _cores() // on_host))
+        cores = shared_cores(world, member)
+        if cores and "OMP_NUM_THREADS" not in os.environ:
+            import_module("torch").set_num_threads(cores)
         atexit.register(_destroy_process_group)
 
     def mesh(self, axes: Mapping[str, int], world: World, member: Member) -> DeviceMesh:
@@ -150,11 +150,6 @@ def interface_of(host: str) -> str | None:
         if any(address.address == host for address in addresses):
             return str(name)
     return None
-
-
-def _cores() -> int:
-    """Return how many cores this process may use."""
-    return len(psutil.Process().cpu_affinity()) if psutil.LINUX else psutil.cpu_count() or 1
 
 
 def _destroy_process_group() -> None:

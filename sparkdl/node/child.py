@@ -165,6 +165,7 @@ def _raised(
             traceback="".join(traceback.format_exception(error))[-_MAX_TEXT_CHARS:],
             generation=start.world.generation if start else 0,
             step=steps,
+            is_consequence=kind == "exception" and framework.is_peer_lost(error),
         )
     )
 

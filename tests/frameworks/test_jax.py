@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import pytest
 
 from sparkdl.core.errors import FrameworkMissingError
@@ -26,6 +27,19 @@ def test_keras_takes_jax_unless_the_user_has_said_otherwise(
     assert Jax().environment(world, world.members[0], spec) == {"KERAS_BACKEND": "jax"}
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     assert Jax().environment(world, world.members[0], spec) == {}
+
+
+def test_nodes_of_one_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = ("a", "a", "b")
+    nodes = {NodeSpec(i, WORKER, i): Address(h, 7000 + i, "") for i, h in enumerate(hosts)}
+    world = build_world(0, nodes)
+    spec = ClusterSpec("c", tuple(member.node for member in world.members))
+    monkeypatch.delenv("PJRT_NPROC", raising=False)
+    monkeypatch.setattr(psutil.Process, "cpu_affinity", lambda process: list(range(8)))
+    assert Jax().environment(world, world.members[0], spec)["PJRT_NPROC"] == "4"
+    assert "PJRT_NPROC" not in Jax().environment(world, world.members[2], spec)
+    monkeypatch.setenv("PJRT_NPROC", "6")
+    assert "PJRT_NPROC" not in Jax().environment(world, world.members[0], spec)
 
 
 def test_missing_jax_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

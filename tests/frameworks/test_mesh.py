@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.frameworks.framework import Framework
 from sparkdl.frameworks.mesh import axis_sizes, same_rows
 
 NODES = "nodes that train"
@@ -53,8 +52,3 @@ def test_nodes_that_differ_in_no_data_axis_hold_the_same_rows() -> None:
     assert same_rows(ranks, names, []) == [list(range(8))]
     with pytest.raises(ConfigError, match="no axis 'data'; it has replica, shard, model"):
         same_rows(ranks, names, ["data"])
-
-
-def test_framework_without_meshes_says_which_have_them() -> None:
-    with pytest.raises(ConfigError, match=r"framework='plain' has no mesh.*framework='torch'"):
-        Framework().mesh({"data": 2}, world=None, member=None)  # type: ignore[arg-type]
