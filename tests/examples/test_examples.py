@@ -143,7 +143,7 @@ def test_keras_on_jax(tmp_path: Path) -> None:
     ],
 )
 def test_meshes(tmp_path: Path, script: str) -> None:
-    program = [sys.executable, str(EXAMPLES / "meshes" / script)]
+    program = [sys.executable, str(EXAMPLES / "meshes" / script), "--data=1", "--model=2"]
     assert said(tmp_path, program, "at last") < 0.5
 
 
