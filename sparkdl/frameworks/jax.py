@@ -14,6 +14,7 @@ import ctypes
 import os
 from collections.abc import Mapping
 from importlib import import_module
+from inspect import signature
 from typing import TYPE_CHECKING, ClassVar
 
 from sparkdl.core.errors import FrameworkMissingError
@@ -49,15 +50,20 @@ class Jax(Framework):
         """Import JAX.
 
         Raises:
-            FrameworkMissingError: if it cannot be imported.
+            FrameworkMissingError: if it cannot be imported, or is too old.
         """
         try:
-            import_module("jax")
+            jax = import_module("jax")
         except ImportError as error:
             raise FrameworkMissingError(
                 f"JAX cannot be imported on this executor: {error}. Install it in the Python "
                 "environment of the executors: pip install jax (or 'jax[cuda13]')"
             ) from error
+        if "heartbeat_timeout_seconds" not in signature(jax.distributed.initialize).parameters:
+            raise FrameworkMissingError(
+                f"JAX {jax.__version__} on this executor cannot be told how long to wait for a "
+                "node: install 0.8 or newer"
+            )
 
     def environment(self, world: World, member: Member, spec: ClusterSpec) -> dict[str, str]:
         """Return Keras's backend, and this node's share of the host's cores; the user's go first.

@@ -154,7 +154,8 @@ def _raised(
     if kind in ("setup", "exception") and framework.is_port_lost(error):
         kind = "port"
     if node:
-        framework.after_map_fun(has_failed=True)
+        with suppress(Exception):  # what has failed is worth more
+            framework.after_map_fun(has_failed=True)
     return Raised(
         Failure(
             node=node.node.name if node else "",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import psutil
 import pytest
 
@@ -48,6 +50,16 @@ def test_missing_jax_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr("sparkdl.frameworks.jax.import_module", missing)
     with pytest.raises(FrameworkMissingError, match=r"No module named 'jax'.*pip install jax"):
+        Jax().import_modules()
+
+
+def test_jax_that_is_too_old_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def initialize(coordinator_address: str, initialization_timeout: int = 300) -> None:
+        """As in JAX 0.4."""
+
+    old = SimpleNamespace(__version__="0.4.30", distributed=SimpleNamespace(initialize=initialize))
+    monkeypatch.setattr("sparkdl.frameworks.jax.import_module", lambda name: old)
+    with pytest.raises(FrameworkMissingError, match=r"JAX 0\.4\.30 on this executor.*0\.8"):
         Jax().import_modules()
 
 
