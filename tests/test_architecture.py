@@ -37,6 +37,9 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
     "horovod": FACES,
     "demo": FACES,
     "keras": FACES,
+    "lightning": FACES,
+    "torch_distributor": FACES,
+    "torch_program": FACES,
     "cli": FACES,
     "__main__": FACES,
     "": FACES,  # sparkdl/__init__.py
@@ -61,8 +64,12 @@ PYSPARK = {  # who may import pyspark
     "horovod/*": "a face",
     "demo*": "a face",
     "cli.py": "a face",
+    "torch_distributor.py": "a face",
 }
-PYSPARK_LAZILY = ("feed/*", "cli.py", "demo*", "node/resources.py", "*task.py")
+PYSPARK_LAZILY = (
+    *("feed/*", "cli.py", "demo*", "node/resources.py", "*task.py"),
+    "torch_distributor.py",
+)
 """Of these, those that import it inside functions only: they load where there may be no pyspark."""
 
 FRAMEWORKS = ("tensorflow", "keras", "tf_keras", "torch", "jax")
@@ -70,7 +77,9 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
     "frameworks/*": "one file a framework",
     "feed/dataset.py": "batches become tensors",
     "feed/torch_dataset.py": "batches become tensors",
+    "feed/torch_mesh.py": "nodes exchange rows by torch.distributed",
     "feed/jax_batches.py": "batches become arrays on devices",
+    "feed/jax_mesh.py": "batches become arrays on the devices of several nodes",
     "feed/tensors.py": "batches become tensors",
     "collectives/*": "reduces a framework's tensors",
     "ml/predict.py": "loads a saved model",
@@ -80,6 +89,7 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
     "tfos/*": "TensorFlowOnSpark's signatures name TensorFlow's types",
     "horovod/*": "Horovod's signatures name the frameworks' types",
     "demo*": "trains a model",
+    "lightning/*": "a data module gives loaders of PyTorch",
 }
 
 MAX_LINES = 300
@@ -118,6 +128,7 @@ FORBIDDEN_BUT = {
     ("demo*", "print"): "speaks to a person in a terminal",
     ("driver/launch.py", "print"): "log_to_driver: the nodes' own lines, in a notebook as well",
     ("node/child.py", "cloudpickle.loads"): "the user's function, from the Spark task's payload",
+    ("torch_program.py", "cloudpickle.loads"): "what the user's function returned, as pyspark's",
     ("ml/persistence.py", "cloudpickle.loads"): "the user's function, from where it was saved",
 }
 

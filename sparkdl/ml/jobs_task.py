@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from sparkdl.core.errors import ReadError
+from sparkdl.core.garbage import uncollected
 from sparkdl.feed.tensors import Array
 from sparkdl.ml.jobs_rows import Column, Rows, folder_of, store
 from sparkdl.ml.jobs_sums import Aggregation, Sum, pack, parts, total
@@ -208,7 +209,8 @@ def _learner(work: Work) -> Learner:
     global _has_settled
     if work.job not in _learners:
         gc.unfreeze()
-        _learners[work.job] = work.spec.learner()
+        with uncollected():
+            _learners[work.job] = work.spec.learner()
         _has_settled = False
         while len(_learners) > _MAX_LEARNERS:
             _learners.popitem(last=False)
