@@ -76,6 +76,10 @@ class KerasLearner:
         for place, variable in enumerate(self._seeds):
             state = np.random.SeedSequence([seed, place]).generate_state(2) >> 1
             variable.assign(state.astype(str(variable.dtype)))  # its type differs by backend
+        if backend() == "torch":
+            import torch
+
+            torch.manual_seed(seed)  # which Keras' dropout draws from there
         self._model.reset_metrics()
         self._model.train_on_batch(*arranged(self._task, self._model, batch))
         return as_arrays(self._model.metrics_variables)
