@@ -21,13 +21,15 @@ class Contestant:
     """A program to run, and the floor that it is compared with.
 
     Attributes:
-        max_kills: As many in one run at most; one that only a long timeout ends has fewer.
+        warm_up: Kills in each run that do not count.
+        max_kills: As many that count; one that only a long timeout ends has fewer.
     """
 
     name: str
     program: str
     arguments: tuple[str, ...]
     floor: str
+    warm_up: int = 1
     max_kills: int = 100
 
 
@@ -36,7 +38,6 @@ EXECUTOR = "floor: Spark replaces an executor"
 CONTESTANTS = (
     Contestant(IMPORT_TENSORFLOW, "recovery_floor.py", ("--of", "import"), IMPORT_TENSORFLOW),
     Contestant("sparkdl, tensorflow: child", "recovery_sparkdl.py", (), IMPORT_TENSORFLOW),
-    Contestant("TensorFlowOnSpark: child", "recovery_tfos.py", (), IMPORT_TENSORFLOW, 1),
     Contestant(
         IMPORT_TORCH, "recovery_floor.py", ("--of", "import", "--framework", "torch"), IMPORT_TORCH
     ),
@@ -48,6 +49,7 @@ CONTESTANTS = (
     Contestant(
         "sparkdl, tensorflow: executor", "recovery_sparkdl.py", ("--victim", "executor"), EXECUTOR
     ),
+    Contestant("TensorFlowOnSpark: child", "recovery_tfos.py", (), IMPORT_TENSORFLOW, 0, 1),
 )
 
 
@@ -82,7 +84,8 @@ class Run:
 
 def run(contestant: Contestant, number: int, python: str, kills: int, deadline_s: float) -> Run:
     """Run one contestant once."""
-    arguments = [*contestant.arguments, "--kills", str(min(kills, contestant.max_kills))]
+    kills = contestant.warm_up + min(kills, contestant.max_kills)
+    arguments = [*contestant.arguments, "--kills", str(kills)]
     outcome = runner.run(python, contestant.program, arguments, deadline_s)
     recoveries = [
         Recovery(
@@ -93,9 +96,8 @@ def run(contestant: Contestant, number: int, python: str, kills: int, deadline_s
         )
         for record in outcome.events("recovery")
     ]
-    return Run(
-        contestant.name, number, outcome.load, recoveries, outcome.error, outcome.left_behind
-    )
+    counted = recoveries[contestant.warm_up :]
+    return Run(contestant.name, number, outcome.load, counted, outcome.error, outcome.left_behind)
 
 
 @dataclass(frozen=True)
@@ -123,9 +125,7 @@ def summarise(contestants: Sequence[Contestant], runs: Sequence[Run]) -> list[Ro
     """Return a row for each contestant; one that never ran to an end has a row too."""
 
     def kills_of(name: str) -> list[Recovery]:
-        return [
-            one for run in runs if run.contestant == name and run.round for one in run.recoveries
-        ]
+        return [one for run in runs if run.contestant == name for one in run.recoveries]
 
     rows = []
     for contestant in contestants:
@@ -173,14 +173,20 @@ def table(rows: Sequence[Row], runs: Sequence[Run]) -> str:
 
 def main() -> None:
     """Run the rounds, print the table and write the JSON."""
-    parser = runner.options(__doc__, "recovery", deadline_s=500)
-    parser.add_argument("--kills", type=int, default=2, help="kills in each session")
+    parser = runner.options(__doc__, "recovery", deadline_s=600)
+    parser.set_defaults(repeats=2)
+    parser.add_argument(
+        "--kills",
+        type=int,
+        default=5,
+        help="kills in each session, after one to warm up",
+    )
     parsed = parser.parse_args()
-    contestants = [
-        contestant for contestant in CONTESTANTS if parsed.only.lower() in contestant.name.lower()
-    ]
+    wanted = [one for one in CONTESTANTS if parsed.only.lower() in one.name.lower()]
+    floors = {one.floor for one in wanted}
+    contestants = [one for one in CONTESTANTS if one in wanted or one.name in floors]
     runs = []
-    for number in range(parsed.repeats + 1):
+    for number in range(parsed.repeats):
         for contestant in contestants:
             done = run(contestant, number, parsed.python, parsed.kills, parsed.deadline_s)
             runs.append(done)

@@ -190,9 +190,7 @@ def options(description: str | None, name: str, deadline_s: float) -> argparse.A
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     peers = ROOT / ".venv-peers" / "bin" / "python"
-    parser.add_argument(
-        "--repeats", type=int, default=5, help="rounds that count, after one that does not"
-    )
+    parser.add_argument("--repeats", type=int, default=5, help="rounds that count")
     parser.add_argument(
         "--deadline-s",
         type=float,

@@ -13,6 +13,7 @@ Runs in: agent, child
       │◀───────── Results + descriptor, Terminated  │
       │◀─────────────────────────────────── Reported│  the step that user code is at
       │◀─ Checkpointed ─── Commit ──▶  Committed ─▶│  the parts of a checkpoint, and the whole
+      │◀─ Given ───────────────────────── Gathered ▶│  a value of each node for all nodes
       │◀────────────────────────── Returned, Raised │  last message
 
 A frame is a four-byte length and one JSON object. Descriptors travel beside the stream in the
@@ -250,6 +251,21 @@ class Committed(LocalMessage, frozen=True):
     url: str
 
 
+class Given(LocalMessage, frozen=True):
+    """This node's value for the gathering `number`. See `Gather`."""
+
+    number: int
+    value: bytes
+
+
+class Gathered(LocalMessage, frozen=True):
+    """The values of all nodes that train, by rank. See `AllGathered`."""
+
+    number: int
+    values: tuple[bytes, ...]
+    problem: str = ""
+
+
 class Returned(LocalMessage, frozen=True):
     """`map_fun` returned; `problem` says why its value could not be encoded."""
 
@@ -287,6 +303,8 @@ Local = (
     | Checkpointed
     | Commit
     | Committed
+    | Given
+    | Gathered
     | Returned
     | Raised
 )

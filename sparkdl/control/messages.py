@@ -13,6 +13,8 @@ Runs in: driver, agent
       │  CheckpointPart ──────────────────────▶│   from each node that trains
       │◀──────────────────── CheckpointCommit ─│   to the first, once all parts are there
       │  CheckpointDone ──────────────────────▶│   from the first
+      │  Gather ──────────────────────────────▶│   from each node that trains
+      │◀───────────────────────── AllGathered ─│   to all of them, once all have
       │◀─────────────── FetchLog, FetchStacks  │   at any time
       │  LogTail, Stacks ─────────────────────▶│
       │  ChildReturned | ChildFailed ─────────▶│
@@ -226,6 +228,23 @@ class CheckpointCommit(Message, frozen=True):
     problem: str = ""
 
 
+class Gather(Message, frozen=True):
+    """A node's value for the gathering `number`, which counts its calls of `ctx.all_gather`."""
+
+    generation: int
+    number: int
+    value: bytes
+
+
+class AllGathered(Message, frozen=True):
+    """The values of all nodes that train, by rank; or `problem`, why they will not all be there."""
+
+    generation: int
+    number: int
+    values: tuple[bytes, ...]
+    problem: str = ""
+
+
 class Begin(Message, frozen=True):
     """The world is complete: run `map_fun`, from `resume` on."""
 
@@ -369,9 +388,11 @@ FromAgent = (
     | BoardStarted
     | CheckpointPart
     | CheckpointDone
+    | Gather
 )
 ToFeeds = FeedBegin | ReadShare | FeedCut | FeedCovered | FeedHold | Granted | EpochEnd | FeedEnd
-ToAgent = Begin | NewRound | StopChild | FetchLog | FetchStacks | CheckpointCommit | Stop | ToFeeds
+ToNode = CheckpointCommit | AllGathered
+ToAgent = Begin | NewRound | StopChild | FetchLog | FetchStacks | Stop | ToNode | ToFeeds
 
 _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)

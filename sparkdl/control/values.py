@@ -83,8 +83,9 @@ def _lower(value: Any, path: str) -> Any:  # noqa: C901 (one branch a type)
         kind = next((kind for kind in kinds if isinstance(value, kind)), str.__str__)
         return _lower(kind(value), path)
     raise ResultError(
-        f"{path} is a {type(value).__module__}.{type(value).__qualname__}; map_fun can return "
-        "None, numbers, strings, bytes, numpy arrays, and lists, tuples, sets and dicts of them. "
+        f"{path} is a {type(value).__module__}.{type(value).__qualname__}; what can "
+        "travel is None, numbers, strings, bytes, numpy arrays, and lists, tuples, sets and dicts "
+        "of them. "
         "Return history.history, model.get_weights() or the path of a saved file instead"
     )
 

@@ -74,6 +74,10 @@ class CheckpointError(SparkdlError):
     """A checkpoint could not be made or read; those made before still are."""
 
 
+class CoordinationError(SparkdlError):
+    """Nodes that were to do something together did not all do it: one returned, or is late."""
+
+
 class InferenceError(SparkdlError):
     """A node answered an inference partition with too few or too many results."""
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from sparkdl.control.messages import (
+    AllGathered,
     BoardStarted,
     CheckpointDone,
     CheckpointPart,
@@ -34,6 +35,7 @@ from sparkdl.control.messages import (
     FetchLog,
     FetchStacks,
     FromAgent,
+    Gather,
     Hello,
     LogLines,
     LogTail,
@@ -50,6 +52,7 @@ from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver import state as states
 from sparkdl.driver.checkpoints import Checkpoints
 from sparkdl.driver.feeds.books import Books
+from sparkdl.driver.gatherings import Gatherings
 from sparkdl.driver.hang_watch import HangWatch
 from sparkdl.driver.inquiries import Inquiries, Question
 from sparkdl.driver.outcome import generation_of
@@ -110,6 +113,7 @@ class Controller:
         self.view = View(begin(spec, time.monotonic(), checkpoint))
         keeps = spec.settings.max_restarts > 0 or spec.checkpoint_dir is not None
         self.checkpoints = Checkpoints(spec.cluster_id, Books(keeps))
+        self._gatherings = Gatherings()
         self.address: ServerAddress | None = None
         self._on_log = on_log
         self._relaunch = relaunch
@@ -218,7 +222,7 @@ class Controller:
         _log.debug("%s joined from %s", self._name(hello.node_id), hello.host)
         self._handle(states.AgentJoined(hello))
 
-    def said(self, agent_id: str, message: FromAgent) -> None:
+    def said(self, agent_id: str, message: FromAgent) -> None:  # noqa: C901 (one case a message)
         """An agent has sent a message."""
         match message:
             case Offer():
@@ -228,12 +232,15 @@ class Controller:
                 self._handle(states.ChildEntered(agent_id, message))
             case ChildReturned():
                 self._handle(states.ChildGaveResult(agent_id, message))
+                self._note_gathering(agent_id, message)
             case ChildFailed():
                 self._handle(states.ChildBroke(agent_id, self._dated(message)))
             case FeedProgress() | NodeActive():
                 self._note_progress(agent_id, message)
             case CheckpointPart() | CheckpointDone():
                 self._note_checkpoint(agent_id, message)
+            case Gather():
+                self._note_gathering(agent_id, message)
             case BoardStarted():
                 self._note_board(message)
             case LogLines(lines):
@@ -350,6 +357,20 @@ class Controller:
                 if epoch:
                     self._broadcast(FeedCovered(feed, epoch), set(roster.agents), None)
             self._handle(states.CheckpointMade(ref))
+
+    def _note_gathering(self, agent_id: str, message: Gather | ChildReturned) -> None:
+        roster, world = self._roster(), getattr(self.view.state, "world", None)
+        node_id = roster.node_of(agent_id) if roster else None
+        if world is None or node_id is None:
+            return
+        answers: list[AllGathered]
+        if isinstance(message, Gather):
+            answers = self._gatherings.give(world, node_id, message)
+        else:
+            answers = self._gatherings.leave(world, node_id, message.generation)
+        nodes = {member.node.node_id for member in world.trainers}
+        for answer in answers:
+            self._broadcast(answer, nodes, None)
 
     def _hand_on_log(self, agent_id: str, lines: tuple[str, ...]) -> None:
         roster = self._roster()

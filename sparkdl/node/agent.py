@@ -33,6 +33,8 @@ from sparkdl.control.channel import (
     Checkpointed,
     Commit,
     Committed,
+    Gathered,
+    Given,
     Local,
     Raised,
     Returned,
@@ -41,6 +43,7 @@ from sparkdl.control.channel import (
 )
 from sparkdl.control.lease import beat_s
 from sparkdl.control.messages import (
+    AllGathered,
     Begin,
     CheckpointCommit,
     CheckpointDone,
@@ -51,6 +54,7 @@ from sparkdl.control.messages import (
     FetchLog,
     FetchStacks,
     FromAgent,
+    Gather,
     Hello,
     LogLines,
     LogTail,
@@ -279,6 +283,9 @@ class Agent:
             self.handle(states.ChildSaidHowItEnded(message.failure))
         elif isinstance(message, Checkpointed | Committed):
             self._on_checkpoint(message)
+        elif isinstance(message, Given):
+            if self._begun is not None:
+                self._tell(Gather(self._begun, message.number, message.value))
         else:
             self._activity.note(message)
             self._feeds.on_child_message(message, fd)
@@ -303,7 +310,7 @@ class Agent:
         self._stream_log(is_last=True)
         self.handle(states.ChildExited(status))
 
-    def _on_driver_message(self, message: ToAgent) -> None:
+    def _on_driver_message(self, message: ToAgent) -> None:  # noqa: C901 (one case a message)
         match message:
             case Begin(world, resume):
                 self.handle(states.WorldBegan(world, resume))
@@ -317,6 +324,9 @@ class Agent:
             case CheckpointCommit(generation, step, manifest, missing, problem):
                 if self._begun == generation:
                     self._send_to_child(Commit(step, manifest, missing, problem))
+            case AllGathered(generation, number, values, problem):
+                if self._begun == generation:
+                    self._send_to_child(Gathered(number, values, problem))
             case FetchLog(request, lines):
                 tail = self._child.log.tail(lines) if self._child else ()
                 self._tell(LogTail(request, tail))

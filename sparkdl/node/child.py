@@ -31,7 +31,7 @@ from sparkdl.core.errors import ResultError
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.frameworks.framework import Framework
 from sparkdl.frameworks.registry import framework_named
-from sparkdl.node.context import NodeContext
+from sparkdl.node.context import NodeContext, enter
 from sparkdl.node.hadoop import HadoopClasspath
 from sparkdl.node.link import AgentLink
 
@@ -110,6 +110,7 @@ def _prepare(
     member = start.world.member(start.node_id)
     os.environ.update(framework.environment(start.world, member, start.spec))
     ctx = NodeContext(start.world, member, start.spec, link, port, start.resume, work_dir)
+    enter(ctx)
     framework.before_map_fun(start.world, member)
     if start.spec.release_port or member.role.is_server:
         ctx.release_port()

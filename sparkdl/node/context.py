@@ -22,6 +22,7 @@ from sparkdl.feed.parquet_paths import ParquetPaths, Paths
 from sparkdl.feed.plan import Tail
 from sparkdl.node.checkpoint import Checkpointing
 from sparkdl.node.coordination import Coordination
+from sparkdl.node.gathering import Gathering
 from sparkdl.node.legacy import NodeManager, RemovedCalls
 from sparkdl.node.link import AgentLink
 from sparkdl.node.own_files import read_own, wanted_files
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class NodeContext(Checkpointing, Coordination, RemovedCalls):
+class NodeContext(Checkpointing, Coordination, Gathering, RemovedCalls):
     """One node's view of the cluster.
 
     Attributes:
@@ -65,6 +66,7 @@ class NodeContext(Checkpointing, Coordination, RemovedCalls):
         resume: Resume = FIRST_TIME,
         scratch: Path | None = None,
     ) -> None:
+        super().__init__()
         self.world = world
         self.member = member
         self.executor_id = self.worker_num = member.node.node_id
@@ -327,6 +329,20 @@ class NodeContext(Checkpointing, Coordination, RemovedCalls):
     def _trains_in_step(self) -> bool:
         is_trainer = self.member.role.is_trainer
         return is_trainer and self._spec.framework != "plain" and self.num_workers > 1
+
+
+_current: NodeContext | None = None
+
+
+def current() -> NodeContext | None:
+    """Return the context of the node that this process is; `None` elsewhere, as in the driver."""
+    return _current
+
+
+def enter(ctx: NodeContext) -> None:
+    """Let `current` return `ctx` from now on."""
+    global _current
+    _current = ctx
 
 
 def _wanted(*parts: str | Sequence[str] | None) -> list[str]:

@@ -20,6 +20,7 @@ from sparkdl.control.channel import (
     EndMark,
     EpochMark,
     FeedStart,
+    Gathered,
     Hold,
     Local,
     ReadFailed,
@@ -51,6 +52,7 @@ class AgentLink:
         self._send_lock = threading.Lock()
         self._starts: queue.Queue[Start | None] = queue.Queue()
         self._commits: queue.Queue[Commit] = queue.Queue()
+        self._gathered: queue.Queue[Gathered] = queue.Queue()
         self._lock = threading.Lock()
         self._readers: dict[str, FeedReader] = {}
         self._own: set[str] = set()
@@ -84,6 +86,16 @@ class AgentLink:
             except queue.Empty:
                 return None
             if news.step == step:
+                return news
+
+    def wait_gathered(self, number: int, deadline: Deadline) -> Gathered | None:
+        """Wait for the end of the gathering `number`; `None` if it did not come in time."""
+        while True:
+            try:
+                news = self._gathered.get(timeout=deadline.wait_s)
+            except queue.Empty:
+                return None
+            if news.number == number:
                 return news
 
     def reader(self, feed: str) -> FeedReader:
@@ -180,7 +192,7 @@ class AgentLink:
         ears.register(self._sock, select.POLLIN)
         return any(ears.poll(self._look_s * 1000) for _ in range(SILENT_LOOKS))
 
-    def _sort(self, message: Local, fd: int) -> None:  # noqa: C901 (one case a message)
+    def _sort(self, message: Local, fd: int) -> None:  # noqa: C901, PLR0912 (one case a message)
         match message:
             case Segment(feed):
                 self.reader(feed).add(Item(message, fd))
@@ -208,6 +220,8 @@ class AgentLink:
                 self._starts.put(message)
             case Commit():
                 self._commits.put(message)
+            case Gathered():
+                self._gathered.put(message)
 
     def _track(self, start: Start) -> None:
         """Have all readers note which rows are used, if there are checkpoints."""

@@ -24,6 +24,8 @@ from sparkdl.control.channel import (
     EndMark,
     EpochMark,
     FeedStart,
+    Gathered,
+    Given,
     Hold,
     Imported,
     Local,
@@ -100,6 +102,8 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     Checkpointed: st.builds(Checkpointed, INT, st.dictionaries(TEXT, EPOCH_ROWS, max_size=2)),
     Commit: st.builds(Commit, INT, TEXT),
     Committed: st.builds(Committed, INT, TEXT),
+    Given: st.builds(Given, INT, st.binary(max_size=30)),
+    Gathered: st.builds(Gathered, INT, st.lists(st.binary(max_size=9)).map(tuple), TEXT),
     Returned: st.builds(Returned, st.binary(max_size=30), TEXT),
     Raised: st.builds(Raised, st.builds(Failure, TEXT, st.just("exception"), TEXT, st.just(1.5))),
 }

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
+    AllGathered,
     Begin,
     BoardStarted,
     CheckpointCommit,
@@ -32,6 +33,7 @@ from sparkdl.control.messages import (
     FetchLog,
     FetchStacks,
     FromAgent,
+    Gather,
     Granted,
     Hello,
     LogLines,
@@ -130,10 +132,12 @@ FROM_AGENT: dict[type, st.SearchStrategy[Any]] = {
         CheckpointPart, INT, INT, st.dictionaries(TEXT, EPOCH_ROWS, max_size=2)
     ),
     CheckpointDone: st.builds(CheckpointDone, INT, INT, TEXT),
+    Gather: st.builds(Gather, INT, INT, st.binary(max_size=40)),
 }
 TO_AGENT: dict[type, st.SearchStrategy[Any]] = {
     Begin: st.builds(Begin, worlds(), RESUMES),
     CheckpointCommit: st.builds(CheckpointCommit, INT, INT, TEXT),
+    AllGathered: st.builds(AllGathered, INT, INT, st.lists(st.binary(max_size=9)).map(tuple), TEXT),
     NewRound: st.builds(NewRound, INT),
     StopChild: st.builds(StopChild, INT),
     FeedBegin: st.builds(FeedBegin, TEXT, INT, INT, TEXT, st.just({1: ((0, 2),)}), INT),

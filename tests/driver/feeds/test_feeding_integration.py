@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -228,8 +229,15 @@ def test_what_cannot_be_fed_is_refused_before_a_row_is_sent() -> None:
 
 
 def test_shutdown_ends_a_running_feed_and_later_ones() -> None:
+    has_begun = threading.Event()
+
+    def rows() -> Iterator[int]:
+        has_begun.set()
+        yield from itertools.repeat(1)
+
     with launch(count_rows, nodes=1) as cluster, ThreadPoolExecutor(1) as pool:
-        feeding = pool.submit(cluster.feed, itertools.repeat(1))
+        feeding = pool.submit(cluster.feed, rows())
+        assert has_begun.wait(SOON_S)
         cluster.abort()
         with pytest.raises(FeedClosedError, match="shut down while it was being fed"):
             feeding.result(SOON_S)

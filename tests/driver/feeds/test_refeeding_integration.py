@@ -94,7 +94,7 @@ def train(args: dict[str, Any], ctx: NodeContext) -> list[int]:
             if step % args["every"] == 0:
                 with ctx.checkpoint(step) as folder:
                     (folder / f"rows-{ctx.rank}").write_text(json.dumps(rows))
-            if ctx.rank == 1 and step == args["dies_at"].get(ctx.generation):
+            if ctx.rank == ctx.num_workers - 1 and step == args["dies_at"].get(ctx.generation):
                 os.kill(os.getpid(), signal.SIGKILL)
     return rows
 
@@ -112,6 +112,18 @@ def test_after_restarts_nodes_that_are_not_in_step_have_had_each_row_once_an_epo
     assert first.rows_fed == 3 * 131
     assert second.rows_fed == 176
     assert all_rows(results) == sorted([*(3 * list(range(131))), *range(131, 307)])
+
+
+def test_call_that_a_checkpoint_covers_as_nodes_begin_anew_tells_of_its_rows(
+    tmp_path: Path,
+) -> None:
+    args = {"batch": 8, "how": {}, "every": 4, "dies_at": {0: 4}}
+    options: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "max_restarts": 1, "nodes": 1}
+    with launch(train, args, **options) as cluster:
+        report = cluster.feed(range(32))
+        assert cluster.feed(range(32, 40)).rows_used == 8
+        assert cluster.results(3 * SOON_S) == [list(range(40))]
+    assert (report.rows_fed, report.rows_used, report.rows_covered) == (32, 32, 32)
 
 
 def iterations(args: list[str], ctx: NodeContext) -> dict[str, list[list[int]]]:
