@@ -265,7 +265,7 @@ class Reducer:
 
     def _agree(self) -> Layout:
         """Plan the buckets, by what all have met in their first backward pass."""
-        mine = {
+        mine: dict[str, Any] = {
             "params": [
                 f"{name} {list(param.shape)} {param.dtype}"
                 for name, param in zip(self._names, self._params, strict=True)
@@ -277,7 +277,7 @@ class Reducer:
                 if param.grad is not None and param.grad.is_sparse
             ],
         }
-        heard: list[dict[str, Any]] = self._group.all_gather_object(mine)
+        heard = self._group.all_gather_object(mine)
         for rank, other in enumerate(heard):
             different = set(other["params"]).symmetric_difference(mine["params"])
             if other["params"] != mine["params"]:
@@ -285,7 +285,7 @@ class Reducer:
                     f"rank {self._group.ranks[rank]} does not train the same parameters, or not in "
                     f"the same order: {sorted(different)[:4] or 'the order differs'}"
                 )
-        order = next((other["order"] for other in heard if other["order"]), [])
+        order: list[int] = next((other["order"] for other in heard if other["order"]), [])
         sparse = {number for other in heard for number in other["sparse"]}
         if self._options.sparse_as_dense:
             sparse = set()
