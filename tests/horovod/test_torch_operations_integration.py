@@ -35,7 +35,9 @@ def operate(args: None, ctx: NodeContext) -> dict[str, Any]:
     place = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.local_size())
     assert place == (ctx.rank, SIZE, ctx.rank, SIZE)
     assert (hvd.cross_rank(), hvd.cross_size(), hvd.is_homogeneous()) == (0, 1, True)
-    assert hvd.is_initialized() and hvd.gloo_enabled() and not hvd.mpi_built()
+    assert hvd.is_initialized()
+    assert hvd.gloo_enabled()
+    assert not hvd.mpi_built()
     found = reductions(hvd, torch.from_numpy(array(ctx.rank)))
     found |= exchanges(hvd, ctx.rank)
     found |= gradients(hvd, torch.from_numpy(array(ctx.rank)).requires_grad_())
@@ -74,7 +76,9 @@ def reductions(hvd: Any, mine: Any) -> dict[str, Any]:
     own = mine.clone()
     fourth = hvd.allreduce_async_(own, op=hvd.Sum)
     found["later"] = [hvd.synchronize(handle) for handle in (fourth, first)]
-    assert found["later"][0] is own and hvd.poll(first) and hvd.poll(second)
+    assert found["later"][0] is own
+    assert hvd.poll(first)
+    assert hvd.poll(second)
     found["later"] += hvd.synchronize(third)
     found["share"] = hvd.reducescatter(mine, op=hvd.Sum)
     found["shares"] = hvd.grouped_reducescatter([mine, mine[:3]], op=hvd.Sum)
@@ -127,7 +131,8 @@ def gradients(hvd: Any, mine: Any) -> dict[str, Any]:
 
 def sets(hvd: Any, evens: Any, mine: Any) -> dict[str, Any]:
     found = {}
-    assert evens.size() == 2 and evens.included() == (hvd.rank() != 1)
+    assert evens.size() == 2
+    assert evens.included() == (hvd.rank() != 1)
     assert evens.rank() == {0: 0, 1: -1, 2: 1}[hvd.rank()]
     assert hvd.global_process_set.size() == SIZE
     odds = hvd.add_process_set([1])
@@ -141,7 +146,8 @@ def sets(hvd: Any, evens: Any, mine: Any) -> dict[str, Any]:
         found["odds"] = hvd.allreduce(mine, op=hvd.Sum, process_set=odds)
         with pytest.raises(ValueError, match="rank 1 is not in"):
             hvd.allreduce(mine, process_set=evens)
-    assert hvd.remove_process_set(odds) and not hvd.remove_process_set(hvd.global_process_set)
+    assert hvd.remove_process_set(odds)
+    assert not hvd.remove_process_set(hvd.global_process_set)
     with pytest.raises(ValueError, match="is not known"):
         hvd.barrier(odds)
     return plain(found)

@@ -1,4 +1,4 @@
-"""A training over three nodes equals one in a single process with batches of three times the size."""
+"""A training over three nodes equals one in a single process with larger batches."""
 
 from __future__ import annotations
 
