@@ -18,6 +18,7 @@ import numpy as np
 
 from sparkdl.collectives.arithmetic import dtypes
 from sparkdl.collectives.base import Array, Group, Op
+from sparkdl.collectives.memory import Reused
 from sparkdl.collectives.tensors import TensorGroup
 from sparkdl.core.errors import CollectiveError, ConfigError
 
@@ -83,6 +84,7 @@ class GlooGroup(Group):
 
         super().__init__(rank, ranks, key, timeout_s)
         self._store, self._prefix, self._host = store, prefix, host
+        self._memory = Reused()
         self._subgroups: list[GlooGroup | None] = []
         own = PrefixStore(prefix, store)
         self.tensors = TensorGroup(rank, len(self.ranks), own, host, timeout_s)
@@ -94,7 +96,7 @@ class GlooGroup(Group):
         results: dict[int, Array] = {}
         for dtype in dict.fromkeys(array.dtype for array in arrays):
             numbers = [i for i, array in enumerate(arrays) if array.dtype == dtype]
-            flat = np.empty(sum(arrays[i].size for i in numbers), dtype)
+            flat = self._memory.empty(sum(arrays[i].size for i in numbers), dtype)
             start = 0
             for i in numbers:
                 stop = start + arrays[i].size

@@ -68,11 +68,9 @@ class TensorGroup:
         self, flat: torch.Tensor, op: Op, prescale: float = 1.0, postscale: float = 1.0
     ) -> torch.Tensor:
         """Do what `all_reduce_` does, when the members have agreed on it already."""
-        if op is Op.AVERAGE:
-            postscale = postscale / self.size
         scale_(flat, prescale)
         with self._wire.named_errors("all_reduce"):
-            return self._wire.reduce_(flat, op, postscale)
+            return self._wire.reduce_(flat, op, postscale, self._divisor(op))
 
     def all_gather(self, tensor: torch.Tensor, what: str = "") -> tuple[torch.Tensor, list[int]]:
         """Return the rows of all members by rank, and how many came from each."""
@@ -141,7 +139,10 @@ class TensorGroup:
             self._wire.exchange(tensor, parts, sent, [mine] * self.size)
         scale_(parts, prescale)
         out = reduced(parts, op)
-        return scale_(out, postscale / self.size if op is Op.AVERAGE else postscale)
+        return scale_(out, postscale, self._divisor(op))
+
+    def _divisor(self, op: Op) -> int:
+        return self.size if op is Op.AVERAGE else 1
 
     def barrier(self) -> None:
         """Wait until all members have called this."""
@@ -151,8 +152,8 @@ class TensorGroup:
         """Return the number of an operation of several reductions, for `step`.
 
         Args:
-            join_step: a method that takes part in the reductions for a member that has joined; called after
-                the members have agreed on the step.
+            join_step: a method that takes part in the reductions for a member that has joined;
+                called after the members have agreed on the step.
         """
         self._steps.append(join_step)
         return len(self._steps) - 1
