@@ -119,6 +119,15 @@ def enter() -> Place:
     return place
 
 
+def report_step(step: int) -> None:
+    """Tell the driver how far the training is, as `ctx.report` does; nothing outside of nodes."""
+    from sparkdl.node.context import current
+
+    ctx = current()
+    if ctx is not None:
+        ctx.report(step)
+
+
 def leave() -> None:
     """Close all groups."""
     place, _PROCESS.place = _PROCESS.place, None
