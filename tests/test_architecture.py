@@ -130,6 +130,9 @@ FORBIDDEN_BUT = {
     ("node/child.py", "cloudpickle.loads"): "the user's function, from the Spark task's payload",
     ("torch_program.py", "cloudpickle.loads"): "what the user's function returned, as pyspark's",
     ("ml/persistence.py", "cloudpickle.loads"): "the user's function, from where it was saved",
+    ("collectives/objects.py", "cloudpickle.loads"): "sealed with the group's secret",
+    ("horovod/spark/task.py", "cloudpickle.loads"): "what the user's function returned, in Horovod",
+    ("horovod/common/elastic.py", "cloudpickle.loads"): "the user's state, from its checkpoint",
 }
 
 PLACES = {"driver", "agent", "child", "feeder", "anywhere"}

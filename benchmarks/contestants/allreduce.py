@@ -59,6 +59,7 @@ def ring(ctx: Any, elements: int) -> tuple[Callable[[], Any], Callable[[Any], fl
 def group(ctx: Any, elements: int) -> tuple[Callable[[], Any], Callable[[Any], float]]:
     """sparkdl's group, numpy arrays."""
     import numpy as np
+
     import sparkdl.horovod.torch as hvd
     from sparkdl.collectives.group import Op
     from sparkdl.horovod.common import group_of
@@ -70,8 +71,9 @@ def group(ctx: Any, elements: int) -> tuple[Callable[[], Any], Callable[[Any], f
 
 def hvd_torch(ctx: Any, elements: int) -> tuple[Callable[[], Any], Callable[[Any], float]]:
     """sparkdl.horovod.torch, in place."""
-    import sparkdl.horovod.torch as hvd
     import torch
+
+    import sparkdl.horovod.torch as hvd
 
     torch.set_num_threads(1)
     hvd.init()

@@ -101,8 +101,9 @@ def fully_sharded(args: argparse.Namespace, ctx: Any) -> Trained:
 
 def horovod_torch(args: argparse.Namespace, ctx: Any) -> Trained:
     """PyTorch with Horovod's optimizer."""
-    import sparkdl.horovod.torch as hvd
     import torch
+
+    import sparkdl.horovod.torch as hvd
 
     hvd.init()
     model = cnn.torch_model()

@@ -1,0 +1,243 @@
+"""Collectives on tensors of PyTorch, in process groups of their own.
+
+Runs in: child
+
+PyTorch's default process group stays the user's. Before each operation the members tell each other
+in 64 bytes what they are about to do: so a mismatch is an error that says what each of them
+called, and those that have joined take part with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+from weakref import WeakMethod
+
+from sparkdl.collectives.announcements import HEAD_WORDS, Call, Kind
+from sparkdl.collectives.arithmetic import dtypes, reduced, scale_
+from sparkdl.collectives.base import Op, even_splits, shares
+from sparkdl.collectives.wire import Wire, bytes_of, row_nbytes
+from sparkdl.core.errors import CollectiveError, ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import Store
+
+
+class TensorGroup:
+    """Members of one process set, of which each call blocks; see `Group` for what they share.
+
+    Args:
+        rank: of this member, within the group.
+        size: of the group.
+        store: reaches the members, and no other group.
+        host: this member's own address; any by default.
+        timeout_s: of each operation.
+    """
+
+    def __init__(self, rank: int, size: int, store: Store, host: str, timeout_s: float) -> None:
+        self.rank = rank
+        self.size = size
+        self._wire = Wire(rank, size, store, host, timeout_s)
+        self._steps: list[WeakMethod[Callable[[], None]]] = []
+
+    def all_reduce_(
+        self,
+        flat: torch.Tensor,
+        op: Op,
+        what: str = "",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> torch.Tensor:
+        """Reduce a contiguous tensor in place, and return it.
+
+        Args:
+            what: for the comparison with the other members: names and shapes.
+            prescale, postscale: factors before and after the reduction.
+
+        Raises:
+            CollectiveError: see `Group.all_reduce`.
+        """
+        numel, dtype = flat.numel(), dtypes().index(flat.dtype)
+        what = f"all_reduce({op.value}, {what}, {flat.dtype}, x {prescale:g}, x {postscale:g})"
+        is_sum = op in (Op.SUM, Op.AVERAGE)
+        self.agree(Call(Kind.ALL_REDUCE, what, numel, dtype, 0, flat.is_cuda, is_sum))
+        return self.reduce_now_(flat, op, prescale, postscale)
+
+    def reduce_now_(
+        self, flat: torch.Tensor, op: Op, prescale: float = 1.0, postscale: float = 1.0
+    ) -> torch.Tensor:
+        """Do what `all_reduce_` does, when the members have agreed on it already."""
+        scale_(flat, prescale)
+        with self._wire.named_errors("all_reduce"):
+            return self._wire.reduce_(flat, op, postscale, self._divisor(op))
+
+    def all_gather(self, tensor: torch.Tensor, what: str = "") -> tuple[torch.Tensor, list[int]]:
+        """Return the rows of all members by rank, and how many came from each."""
+        import torch
+
+        tensor = _rows(tensor)
+        shape = list(tensor.shape[1:])
+        heads = self.agree(
+            _call(Kind.ALL_GATHER, f"{what}, {tensor.dtype} [rows, {shape}]", tensor, len(tensor))
+        )
+        counts = [head[4] for head in heads]
+        out = torch.empty((sum(counts), *shape), dtype=tensor.dtype, device=tensor.device)
+        size = row_nbytes(tensor)
+        if out.numel():
+            nbytes = [count * size for count in counts]
+            with self._wire.named_errors("all_gather"):
+                self._wire.gather(bytes_of(tensor), bytes_of(out), nbytes)
+        return out, counts
+
+    def broadcast_(self, tensor: torch.Tensor, root: int, what: str = "") -> torch.Tensor:
+        """Fill a contiguous tensor with that of member `root`, and return it."""
+        if not 0 <= root < self.size:
+            raise ConfigError(f"root={root}: the group has the ranks 0 to {self.size - 1}")
+        said = f"{what}, {tensor.dtype} {list(tensor.shape)}, from rank {root}"
+        self.agree(_call(Kind.BROADCAST, said, tensor))
+        if tensor.numel():
+            with self._wire.named_errors("broadcast"):
+                self._wire.broadcast(bytes_of(tensor), root)
+        return tensor
+
+    def all_to_all(
+        self, tensor: torch.Tensor, splits: Sequence[int] | None = None, what: str = ""
+    ) -> tuple[torch.Tensor, list[int]]:
+        """Return the rows sent to this member by rank, and how many came from each."""
+        import torch
+
+        tensor = _rows(tensor)
+        sent = even_splits(len(tensor), self.size, splits)
+        shape = list(tensor.shape[1:])
+        self.agree(_call(Kind.ALL_TO_ALL, f"{what}, {tensor.dtype} [rows, {shape}]", tensor))
+        all_sent = torch.empty(self.size * self.size, dtype=torch.int64)
+        with self._wire.named_errors("all_to_all"):
+            self._wire.gather_even(torch.tensor(sent, dtype=torch.int64), all_sent)
+        got = all_sent.view(self.size, self.size)[:, self.rank].tolist()
+        out = torch.empty((sum(got), *shape), dtype=tensor.dtype, device=tensor.device)
+        with self._wire.named_errors("all_to_all"):
+            self._wire.exchange(tensor, out, sent, got)
+        return out, got
+
+    def reduce_scatter(
+        self,
+        tensor: torch.Tensor,
+        op: Op,
+        what: str = "",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> torch.Tensor:
+        """Return this member's share of the rows, reduced; the first members get one more."""
+        tensor = _rows(tensor)
+        said = f"{what}, {op.value}, {tensor.dtype} {list(tensor.shape)}"
+        self.agree(_call(Kind.REDUCE_SCATTER, said, tensor))
+        sent = shares(len(tensor), self.size)
+        mine = sent[self.rank]
+        parts = tensor.new_empty((self.size, mine, *tensor.shape[1:]))
+        with self._wire.named_errors("reduce_scatter"):
+            self._wire.exchange(tensor, parts, sent, [mine] * self.size)
+        scale_(parts, prescale)
+        out = reduced(parts, op)
+        return scale_(out, postscale, self._divisor(op))
+
+    def _divisor(self, op: Op) -> int:
+        return self.size if op is Op.AVERAGE else 1
+
+    def barrier(self) -> None:
+        """Wait until all members have called this."""
+        self.agree(Call(Kind.BARRIER, ""))
+
+    def register_step(self, join_step: WeakMethod[Callable[[], None]]) -> int:
+        """Return the number of an operation of several reductions, for `step`.
+
+        Args:
+            join_step: a method that takes part in the reductions for a member that has joined;
+                called after the members have agreed on the step.
+        """
+        self._steps.append(join_step)
+        return len(self._steps) - 1
+
+    def step(self, number: int, what: str, is_sum: bool = True) -> None:
+        """Agree on the reductions that belong to a registered step; `reduce_now_` does them.
+
+        Args:
+            is_sum: whether zeros of a member that has joined do no harm.
+        """
+        self.agree(Call(Kind.STEP, f"step {number}: {what}", extra=number, is_sum=is_sum))
+
+    def join(self) -> int:
+        """See `Group.join`."""
+        was_joined: set[int] = set()
+        while True:
+            heads = self.agree(Call(Kind.JOIN, "join()"))
+            active = [head for head in heads if head[0] != Kind.JOIN]
+            joined = {rank for rank, head in enumerate(heads) if head[0] == Kind.JOIN}
+            if not active:
+                return max(joined - was_joined, default=max(joined))
+            was_joined = joined
+            self._join_in(active[0])
+
+    def _join_in(self, head: list[int]) -> None:
+        import torch
+
+        if head[0] == Kind.STEP:
+            join_step = self._steps[head[4]]()
+            if join_step is None:
+                raise CollectiveError("the others step an optimizer that is no longer here")
+            join_step()
+        else:
+            device = "cuda" if head[5] else "cpu"
+            self.reduce_now_(torch.zeros(head[2], dtype=dtypes()[head[3]], device=device), Op.SUM)
+
+    def agree(self, call: Call) -> list[list[int]]:
+        """Compare with what the other members are about to do; return their words, by rank.
+
+        Raises:
+            CollectiveError: on all members, if it is not the same; it tells what each called.
+        """
+        import torch
+
+        heads = torch.empty(self.size * HEAD_WORDS, dtype=torch.int64)
+        with self._wire.named_errors(call.kind.name.lower()):
+            self._wire.gather_even(torch.tensor(call.words(), dtype=torch.int64), heads)
+        words: list[list[int]] = heads.view(self.size, HEAD_WORDS).tolist()
+        kinds = {head[0] for head in words}
+        same = {tuple(head[:4]) for head in words if head[0] != Kind.JOIN}
+        is_joinable = kinds <= {Kind.JOIN, Kind.ALL_REDUCE, Kind.STEP} and all(
+            head[6] for head in words
+        )
+        if len(same) > 1 or (Kind.JOIN in kinds and not is_joinable):
+            self._refuse(call, is_join=len(same) <= 1)
+        return words
+
+    def _refuse(self, call: Call, is_join: bool) -> None:
+        import torch
+
+        mine = torch.zeros(256, dtype=torch.uint8)
+        text = f"{call.kind.name.lower()} {call.what}".encode()[:256]
+        mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        all_texts = torch.empty(256 * self.size, dtype=torch.uint8)
+        self._wire.gather_even(mine, all_texts)
+        lines = [
+            f"  rank {rank}: {bytes(row.tolist()).rstrip(bytes(1)).decode(errors='replace')}"
+            for rank, row in enumerate(all_texts.view(self.size, 256))
+        ]
+        why = (
+            "only sums and averages can be reduced while a member has joined"
+            if is_join
+            else "all must call the same, in the same order, with the same shapes and dtypes"
+        )
+        raise CollectiveError("\n".join([f"the members called different things; {why}:", *lines]))
+
+    def close(self) -> None:
+        """Let the connections go."""
+        self._wire.close()
+
+
+def _call(kind: Kind, what: str, tensor: torch.Tensor, extra: int = 0) -> Call:
+    return Call(kind, what, extra=extra, on_device=tensor.is_cuda)
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(1) if tensor.dim() == 0 else tensor.contiguous()
