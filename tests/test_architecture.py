@@ -117,6 +117,7 @@ FORBIDDEN_BUT = {
     ("driver/launch.py", "print"): "log_to_driver: the nodes' own lines, in a notebook as well",
     ("node/child.py", "cloudpickle.loads"): "the user's function, from the Spark task's payload",
     ("ml/persistence.py", "cloudpickle.loads"): "the user's function, from where it was saved",
+    ("collectives/objects.py", "cloudpickle.loads"): "sealed with the group's secret",
 }
 
 PLACES = {"driver", "agent", "child", "feeder", "anywhere"}

@@ -82,6 +82,13 @@ class InferenceError(SparkdlError):
     """A node answered an inference partition with too few or too many results."""
 
 
+class CollectiveError(SparkdlError, RuntimeError):
+    """The nodes could not reduce or exchange values together.
+
+    Example: one of them was lost, or called another operation than the others.
+    """
+
+
 class ResultError(SparkdlError):
     """The value that `map_fun` returned cannot travel to the driver."""
 

@@ -1,0 +1,220 @@
+"""`hvd.init`, `hvd.rank`, and what else Horovod answers of the world.
+
+Runs in: child
+
+https://github.com/horovod/horovod/blob/v0.28.1/horovod/common/basics.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any, Literal
+
+from sparkdl.collectives.group import Op
+from sparkdl.core.errors import ConfigError, RemovedError
+from sparkdl.horovod.common import process_sets as sets
+from sparkdl.horovod.common.world import enter, has_place, leave, place
+
+Average = Op.AVERAGE
+Sum = Op.SUM
+Min = Op.MIN
+Max = Op.MAX
+Product = Op.PRODUCT
+Adasum = "Adasum"
+"""Refused where it is given: the learning rate is not adapted to the gradients' angles."""
+
+
+def init(
+    comm: Any = None,
+    process_sets: Sequence[sets.ProcessSet] | Literal["dynamic"] | None = None,
+) -> None:
+    """Find the other processes, and connect with them. All call it; a second call does nothing.
+
+    Inside a node of sparkdl these are the nodes that train; elsewhere the process is alone.
+
+    Args:
+        comm: ranks of all processes, or nothing. There is no MPI, and so no communicator.
+        process_sets: to make at once; `"dynamic"` is accepted, since sets can always be added.
+
+    Raises:
+        ConfigError: for a communicator, a part of the ranks, or on a node that does not train.
+        CollectiveError: if the processes do not reach each other.
+    """
+    if has_place():
+        return
+    if comm is not None and not isinstance(comm, (list, tuple)):
+        raise ConfigError(
+            f"hvd.init(comm={comm!r}): sparkdl uses no MPI. Leave comm out; for a part of the "
+            "processes use process_sets"
+        )
+    here = enter()
+    if comm and sorted(comm) != list(range(here.size)):
+        leave()
+        raise ConfigError(
+            f"hvd.init(comm={list(comm)}): give all of the ranks or none; for a part of the "
+            "processes use process_sets"
+        )
+    sets.begin(here)
+    for process_set in [] if process_sets in (None, "dynamic") else process_sets or ():
+        sets.add_process_set(process_set)  # type: ignore[arg-type]
+
+
+def shutdown() -> None:
+    """Leave the other processes; `init` may be called again, by all."""
+    leave()
+    sets.end()
+
+
+def is_initialized() -> bool:
+    """Whether `init` has been called, and `shutdown` has not."""
+    return has_place()
+
+
+def rank() -> int:
+    """Return the order of this process among all, from 0."""
+    return place().rank
+
+
+def size() -> int:
+    """Return how many processes there are."""
+    return place().size
+
+
+def local_rank() -> int:
+    """Return the order of this process among those on its host, from 0."""
+    return place().local_rank
+
+
+def local_size() -> int:
+    """Return how many processes there are on this one's host."""
+    return len(place().on_host)
+
+
+def cross_rank() -> int:
+    """Return the order of this process among those with its local rank on all hosts."""
+    here = place()
+    return here.across.index(here.rank)
+
+
+def cross_size() -> int:
+    """Return how many hosts have a process with this one's local rank."""
+    return len(place().across)
+
+
+def is_homogeneous() -> bool:
+    """Whether each host has the same number of processes."""
+    hosts = place().hosts
+    return len({hosts.count(host) for host in hosts}) == 1
+
+
+def op_of(op: Any = None, average: bool | None = None) -> Op:
+    """Return the operation that a call of Horovod's asks for.
+
+    Args:
+        op: one of the names above; `Average` by default.
+        average: Horovod's older way of saying `Average` or `Sum`.
+
+    Raises:
+        ConfigError: if both are given, or for something else.
+        RemovedError: for `Adasum`.
+    """
+    if op is not None and average is not None:
+        raise ConfigError("average and op cannot both be given; op=hvd.Average or hvd.Sum says it")
+    if op is None:
+        return Op.SUM if average is False else Op.AVERAGE
+    if op == Adasum:
+        raise RemovedError(
+            "op=hvd.Adasum: sparkdl does not adapt gradients by their angles. Use hvd.Average, "
+            "with a learning rate that warms up"
+        )
+    if not isinstance(op, Op):
+        raise ConfigError(f"op={op!r}: choose hvd.Average, Sum, Min, Max or Product")
+    return op
+
+
+def gloo_built(verbose: bool = False) -> bool:
+    """Whether gloo can carry the collectives: PyTorch, which brings it, is installed."""
+    return find_spec("torch") is not None
+
+
+def gloo_enabled() -> bool:
+    """Whether gloo carries the collectives."""
+    return place().world.transport == "gloo" if has_place() else gloo_built()
+
+
+def nccl_built(verbose: bool = False) -> int:
+    """Return 1 if tensors on GPUs are reduced by NCCL, which PyTorch brings; else 0."""
+    if not gloo_built():
+        return 0
+    from torch import distributed
+
+    return int(distributed.is_nccl_available())
+
+
+def cuda_built(verbose: bool = False) -> bool:
+    """Whether PyTorch is one for CUDA."""
+    return _torch_version("cuda")
+
+
+def rocm_built(verbose: bool = False) -> bool:
+    """Whether PyTorch is one for ROCm."""
+    return _torch_version("hip")
+
+
+def _torch_version(of: str) -> bool:
+    if not gloo_built():
+        return False
+    from torch import version
+
+    return getattr(version, of, None) is not None
+
+
+def mpi_built(verbose: bool = False) -> bool:
+    """Return False: there is no MPI."""
+    return False
+
+
+def mpi_enabled() -> bool:
+    """Return False: there is no MPI."""
+    return False
+
+
+def mpi_threads_supported() -> bool:
+    """Raise as Horovod does without MPI.
+
+    Raises:
+        ConfigError: always; a ValueError, as in Horovod.
+    """
+    raise ConfigError("Horovod MPI is not enabled: sparkdl needs none. Remove the question")
+
+
+def ddl_built(verbose: bool = False) -> bool:
+    """Return False: there is no DDL."""
+    return False
+
+
+def ccl_built(verbose: bool = False) -> bool:
+    """Return False: there is no oneCCL."""
+    return False
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Refuse Horovod's timeline.
+
+    Raises:
+        RemovedError: always; it says what to use.
+    """
+    raise RemovedError(
+        "hvd.start_timeline: sparkdl writes no timeline of its own. Use torch.profiler or "
+        "tf.profiler, which show collectives beside the training"
+    )
+
+
+def stop_timeline() -> None:
+    """Refuse Horovod's timeline.
+
+    Raises:
+        RemovedError: always.
+    """
+    raise RemovedError("hvd.stop_timeline: there is no timeline, see hvd.start_timeline")
