@@ -115,9 +115,7 @@ def exchange_of(group: Group) -> Exchange:
     return own if own is not None else ArrayExchange(group)
 
 
-def in_turn(
-    work: Function, tensors: Sequence[Any], like: Sequence[tuple[Any, Any]]
-) -> list[Any]:
+def in_turn(work: Function, tensors: Sequence[Any], like: Sequence[tuple[Any, Any]]) -> list[Any]:
     """Call `work` with the tensors as arrays, after every earlier exchange of this process.
 
     Args:

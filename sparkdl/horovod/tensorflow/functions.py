@@ -8,8 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sparkdl.core.errors import RemovedError
-from sparkdl.horovod.common import ProcessSet, global_process_set, group_of, rank
+from sparkdl.core.errors import ConfigError, RemovedError
+from sparkdl.horovod.common import (
+    ProcessSet,
+    global_process_set,
+    group_of,
+    local_rank,
+    local_size,
+    process_set_by_id,
+    rank,
+)
 from sparkdl.horovod.tensorflow.exchange import exchange_of
 from sparkdl.horovod.tensorflow.ops import root_in
 
@@ -113,9 +121,62 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """Return the number of members of a process set as a tensor, int32."""
     import tensorflow as tf
 
-    from sparkdl.horovod.common import process_set_of
+    return tf.constant(process_set_by_id(process_set_id).size(), tf.int32)
 
-    return tf.constant(group_of(process_set_of(process_set_id)).size, tf.int32)
+
+def local_rank_op(name: str | None = None) -> Any:
+    """Return `local_rank()` as a tensor, int32."""
+    import tensorflow as tf
+
+    return tf.constant(local_rank(), tf.int32)
+
+
+def local_size_op(name: str | None = None) -> Any:
+    """Return `local_size()` as a tensor, int32."""
+    import tensorflow as tf
+
+    return tf.constant(local_size(), tf.int32)
+
+
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
+    """Return whether this process is in a process set as a tensor, int32, 1 or 0."""
+    import tensorflow as tf
+
+    return tf.constant(int(process_set_by_id(process_set_id).included()), tf.int32)
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Wait until all members have called this. Not for graphs.
+
+    Raises:
+        ConfigError: inside `tf.function`.
+        CollectiveError: if members are lost or late.
+    """
+    _not_in_graph("barrier")
+    group_of(process_set).barrier()
+
+
+def join() -> int:
+    """Take part with zeros in what the others reduce, until all have called this.
+
+    Returns:
+        The rank that called it last.
+
+    Raises:
+        ConfigError: inside `tf.function`.
+        CollectiveError: if members are lost or late, or do what cannot be done without the rest.
+    """
+    _not_in_graph("join")
+    return group_of(global_process_set).join()
+
+
+def _not_in_graph(what: str) -> None:
+    import tensorflow as tf
+
+    if not tf.executing_eagerly():
+        raise ConfigError(
+            f"hvd.{what}() waits when it is called, and tf.function only traces it: call it outside"
+        )
 
 
 def _no_session(session: Any) -> None:

@@ -12,8 +12,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sparkdl.collectives.base import Op
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.common import Average, ProcessSet, ReduceOp, global_process_set, reduction
+from sparkdl.horovod.common import Average, ProcessSet, global_process_set, op_of
 from sparkdl.horovod.tensorflow.compression import Compression, Compressor
 from sparkdl.horovod.tensorflow.ops import grouped_allreduce
 
@@ -40,15 +41,15 @@ class Reduction:
 
     compression: type[Compressor] = Compression.none
     sparse_as_dense: bool = False
-    op: ReduceOp = Average
+    op: Op | str = Average
     predivide_factor: float = 1.0
     groups: Groups | None = None
     process_set: ProcessSet = global_process_set
     scale_local: bool = True
 
     def __post_init__(self) -> None:
-        how = reduction(self.op)
-        if self.predivide_factor != 1.0 and how is not reduction(Average):
+        how = op_of(self.op)
+        if self.predivide_factor != 1.0 and how is not op_of(Average):
             raise ConfigError("gradient_predivide_factor divides averages: use op=hvd.Average")
         if self.groups is not None and isinstance(self.groups, int) and self.groups <= 0:
             raise ConfigError(

@@ -15,24 +15,18 @@ from typing import Any
 
 from sparkdl.collectives.base import Op
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.common import (
-    ProcessSet,
-    ReduceOp,
-    global_process_set,
-    group_of,
-    reduction,
-)
+from sparkdl.horovod.common import ProcessSet, global_process_set, group_of, op_of
 from sparkdl.horovod.tensorflow.compression import Compression, Compressor
 from sparkdl.horovod.tensorflow.exchange import Exchange, exchange_of
 
 
-def allreduce(
+def allreduce(  # noqa: PLR0913 (Horovod's arguments)
     tensor: Any,
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
     compression: type[Compressor] = Compression.none,
-    op: ReduceOp | None = None,
+    op: Op | str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     name: str | None = None,
@@ -64,13 +58,13 @@ def allreduce(
     )[0]
 
 
-def grouped_allreduce(
+def grouped_allreduce(  # noqa: PLR0913 (Horovod's arguments)
     tensors: Sequence[Any],
     average: bool | None = None,
     device_dense: str = "",
     device_sparse: str = "",
     compression: type[Compressor] = Compression.none,
-    op: ReduceOp | None = None,
+    op: Op | str | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
@@ -80,7 +74,7 @@ def grouped_allreduce(
     """Return the tensors reduced in one exchange; see `allreduce`."""
     import tensorflow as tf
 
-    how = reduction(op, average)
+    how = op_of(op, average)
     exchange = _exchange(process_set)
     factors = (prescale_factor, postscale_factor)
     results = [
@@ -96,11 +90,11 @@ def grouped_allreduce(
     return results
 
 
-def reducescatter(
+def reducescatter(  # noqa: PLR0913 (Horovod's arguments)
     tensor: Any,
     device_dense: str = "",
     compression: type[Compressor] = Compression.none,
-    op: ReduceOp | None = None,
+    op: Op | str | None = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
@@ -128,7 +122,7 @@ def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",
     compression: type[Compressor] = Compression.none,
-    op: ReduceOp | None = None,
+    op: Op | str | None = None,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -139,7 +133,7 @@ def grouped_reducescatter(
 
     if not tensors:
         return []
-    exchange, how = _exchange(process_set), reduction(op)
+    exchange, how = _exchange(process_set), op_of(op)
 
     def scatter(*inputs: Any) -> list[Any]:
         scaled = [_scaled(_checked(tensor, how), prescale_factor) for tensor in inputs]

@@ -8,19 +8,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from sparkdl.collectives.base import Op
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.common import Average, ProcessSet, ReduceOp, global_process_set
+from sparkdl.horovod.common import Average, ProcessSet, global_process_set
 from sparkdl.horovod.tensorflow.compression import Compression, Compressor
 from sparkdl.horovod.tensorflow.gradients import Groups, Reduction, key_of
 
 
-def DistributedGradientTape(  # noqa: N802 (Horovod's name)
+def DistributedGradientTape(  # noqa: N802, PLR0913 (Horovod's name and arguments)
     gradtape: Any,
     device_dense: str = "",
     device_sparse: str = "",
     compression: type[Compressor] = Compression.none,
     sparse_as_dense: bool = False,
-    op: ReduceOp = Average,
+    op: Op | str = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Groups | None = None,
