@@ -155,7 +155,7 @@ def _apply(
         import keras
         import tensorflow as tf
 
-        with tf.init_scope(), keras.backend.name_scope(self.name, caller=self):
+        with tf.init_scope(), keras.name_scope(self.name):
             self.build(variables)
     _reduce_and(self, gradients, variables, lambda reduced: stock(self, reduced, variables))
     return None
