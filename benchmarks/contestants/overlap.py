@@ -28,7 +28,7 @@ def train(args: argparse.Namespace, ctx: Any) -> dict[str, Any]:
                 touch(batch)
         return {"start": None, **touch.record()}
     fit = compiled(args.hidden)
-    if args.mode == "fed":
+    if args.mode in ("fed", "ready"):
         mark(args.folder)
         rows = fit(ctx.dataset(BATCH_ROWS, x="x", y="y"), args.epochs)
         return {"start": None, "at": time.time(), "rows": rows, "cpu_s": cpu_s()}
@@ -95,7 +95,7 @@ def in_memory(path: str) -> Any:
 def main() -> None:
     """Run one way, and write a line with what all epochs took."""
     parser = options(__doc__)
-    parser.add_argument("--mode", choices=["fed", "memory", "feed"], required=True)
+    parser.add_argument("--mode", choices=["fed", "ready", "memory", "feed"], required=True)
     parser.add_argument("--hidden", type=int, default=256)
     parsed = parser.parse_args()
     lines = claim_stdout()
@@ -108,6 +108,7 @@ def main() -> None:
         data = spark.read.parquet(parsed.path)
         drain(data)
         args = argparse.Namespace(**vars(parsed), folder=folder)
+        ready = {"max_restarts": 1, "checkpoint_dir": f"{folder}/checkpoints"}
         with sparkdl.launch(
             spark,
             train,
@@ -115,6 +116,7 @@ def main() -> None:
             nodes=1,
             framework="plain" if parsed.mode == "feed" else "tensorflow",
             input_mode="own" if parsed.mode == "memory" else "spark",
+            **(ready if parsed.mode == "ready" else {}),
         ) as cluster:
             start = None
             if parsed.mode != "memory":
