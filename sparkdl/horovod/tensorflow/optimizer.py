@@ -125,6 +125,22 @@ def is_distributed(optimizer: Any) -> bool:
     return hasattr(optimizer, "_sparkdl") or (inner is not None and is_distributed(inner))
 
 
+def build(optimizer: Any, variables: list[Any]) -> None:
+    """Make an optimizer's variables now, if there are none yet."""
+    import tensorflow as tf
+
+    with tf.init_scope():
+        if not hasattr(optimizer, "build"):  # of tf_keras.optimizers.legacy
+            optimizer._create_all_weights(variables)
+        elif _library_of(optimizer) == "tf_keras":
+            optimizer.build(variables)
+        elif not optimizer.built:
+            import keras
+
+            with keras.name_scope(optimizer.name):
+                optimizer.build(variables)
+
+
 class _Settings:
     """What a distributed optimizer knows beside its base class. Keras does not look into it."""
 
@@ -151,12 +167,8 @@ def _apply(
     if trainable_variables is None:
         trainable_variables = self._trainable_variables
     variables = list(trainable_variables)
-    if self._sparkdl.passes.count > 1 and not self.built:
-        import keras
-        import tensorflow as tf
-
-        with tf.init_scope(), keras.name_scope(self.name):
-            self.build(variables)
+    if self._sparkdl.passes.count > 1:
+        build(self, variables)
     _reduce_and(self, gradients, variables, lambda reduced: stock(self, reduced, variables))
     return None
 
@@ -172,7 +184,7 @@ def _apply_gradients(
         return stock(self, pairs, *args, **kwargs)
     gradients, variables = (list(part) for part in zip(*pairs, strict=True))
     if self._sparkdl.passes.count > 1:
-        _build_tf_keras(self, variables)
+        build(self, variables)
 
     def step(reduced: list[Any]) -> None:
         stock(self, list(zip(reduced, variables, strict=True)), *args, **kwargs)
@@ -193,17 +205,6 @@ def _reduce_and(
         last(gradients)
     else:
         settings.passes.add(gradients, last)
-
-
-def _build_tf_keras(optimizer: Any, variables: list[Any]) -> None:
-    """Make the optimizer's variables outside of the branch in which it steps."""
-    import tensorflow as tf
-
-    with tf.init_scope():
-        if hasattr(optimizer, "build"):
-            optimizer.build(variables)
-        else:
-            optimizer._create_all_weights(variables)
 
 
 def _register_local_var(self: Any, var: Any) -> None:
