@@ -26,7 +26,7 @@ class _Cast(Compressor):
     dtype = ""
 
     @classmethod
-    def compress(cls, tensor: Any) -> tuple[Any, Any]:  # type: ignore[override]
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
         """Return floating-point tensors in the smaller type, others as they are."""
         import tensorflow as tf
 

@@ -107,9 +107,9 @@ def distributed(optimizer: Any, how: Reduction, passes: Passes) -> Any:
         "__qualname__": base.__qualname__,
         "__doc__": base.__doc__,
     }
-    kind = type(base.__name__, (base,), members)
+    kind: Any = type(base.__name__, (base,), members)
     if any(getattr(optimizer, name, None) for name in ("built", "_built", "_slots")):
-        result = object.__new__(kind)
+        result: Any = object.__new__(kind)
         vars(result).update(vars(optimizer))
     else:
         result = kind.from_config(optimizer.get_config())
@@ -163,14 +163,14 @@ def _apply(
 ) -> None:
     gradients = list(grads)
     if not gradients or (trainable_variables is None and not self.built):
-        return stock(self, gradients, trainable_variables)  # nothing to do, or an error
+        stock(self, gradients, trainable_variables)  # nothing to do, or an error
+        return
     if trainable_variables is None:
         trainable_variables = self._trainable_variables
     variables = list(trainable_variables)
     if self._sparkdl.passes.count > 1:
         build(self, variables)
     _reduce_and(self, gradients, variables, lambda reduced: stock(self, reduced, variables))
-    return None
 
 
 def _apply_gradients(

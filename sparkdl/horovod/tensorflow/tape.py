@@ -61,7 +61,7 @@ def DistributedGradientTape(  # noqa: N802, PLR0913 (Horovod's name and argument
     )
     kind = type(gradtape)
     members = {"gradient": _gradient, "register_local_source": _register_local_source}
-    tape = object.__new__(type(kind.__name__, (kind,), members))
+    tape: Any = object.__new__(type(kind.__name__, (kind,), members))
     vars(tape).update(vars(gradtape))
     tape._sparkdl_stock, tape._sparkdl_reduction, tape._sparkdl_local = kind.gradient, how, set()
     return tape
