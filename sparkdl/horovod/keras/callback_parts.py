@@ -158,6 +158,8 @@ class Schedule:
                     f"{type(self).__name__} does not know how many steps an epoch has: give it "
                     "steps_per_epoch, or give that to fit"
                 )
+        if hasattr(self.model.optimizer, "_create_hypers"):
+            self.model.optimizer._create_hypers()
         if self.momentum_correction and self._momentum_variable() is None:
             self.momentum_correction = False
             if getattr(self.model.optimizer, "momentum", 0.0):
