@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,7 +82,7 @@ class GlooGroup(Group):
 
         super().__init__(rank, ranks, key, timeout_s)
         self._store, self._prefix, self._host = store, prefix, host
-        self._subgroups = 0
+        self._subgroups: list[GlooGroup | None] = []
         own = PrefixStore(prefix, store)
         self.tensors = TensorGroup(rank, len(self.ranks), own, host, timeout_s)
 
@@ -101,7 +102,7 @@ class GlooGroup(Group):
                 start = stop
             tensor = _reducible(flat)
             what = f"{name or ''} {[list(arrays[i].shape) for i in numbers]}"
-            self.run(lambda t=tensor, w=what: self.tensors.all_reduce_(t, op, w))
+            self.run(partial(self.tensors.all_reduce_, tensor, op, what))
         return [results[i] for i in range(len(arrays))]
 
     def all_gather(self, array: Array, name: str | None = None) -> Array:
@@ -143,17 +144,22 @@ class GlooGroup(Group):
     def subgroup(self, ranks: Sequence[int]) -> Group | None:
         """See `Group.subgroup`."""
         wanted = self.members(ranks)
-        self._subgroups += 1
+        prefix = f"{self._prefix}/{len(self._subgroups)}"
         if self.rank not in wanted:
+            self._subgroups.append(None)
             return None
-        prefix = f"{self._prefix}/{self._subgroups}"
         in_world = [self.ranks[rank] for rank in wanted]
         place = (self._store, prefix, self._host, self.timeout_s)
-        return GlooGroup(wanted.index(self.rank), in_world, self._key, *place)
+        group = GlooGroup(wanted.index(self.rank), in_world, self._key, *place)
+        self._subgroups.append(group)
+        return group
 
     def close(self) -> None:
         """See `Group.close`."""
         super().close()
+        for group in self._subgroups:
+            if group is not None:
+                group.close()
         with suppress(RuntimeError):
             self.tensors.close()
 

@@ -22,7 +22,7 @@ _SEAL_NBYTES = hashlib.sha256().digest_size
 
 def sealed(value: Any, key: bytes) -> bytes:
     """Return the seal and the pickled value."""
-    data = cloudpickle.dumps(value)
+    data: bytes = cloudpickle.dumps(value)
     return hmac.digest(key, data, "sha256") + data
 
 

@@ -116,11 +116,11 @@ class TensorGroup:
         """Do what `all_reduce_` does, when the members have agreed on it already."""
         if op is Op.AVERAGE:
             postscale = postscale / self.size
-        _scale_(flat, prescale)
+        scale_(flat, prescale)
         wide = flat.to(_wider().get(flat.dtype, flat.dtype))  # itself, if gloo knows the dtype
         with self._named_errors("all_reduce"):
             self._wait(self._of(flat).allreduce([wide], _options(op, self._timeout_s)))
-        _scale_(wide, postscale)
+        scale_(wide, postscale)
         return flat if wide is flat else flat.copy_(wide)
 
     def all_gather(self, tensor: torch.Tensor, what: str = "") -> tuple[torch.Tensor, list[int]]:
@@ -186,9 +186,9 @@ class TensorGroup:
         mine = sent[self.rank]
         parts = tensor.new_empty((self.size, mine, *tensor.shape[1:]))
         self._exchange(tensor, parts, sent, [mine] * self.size)
-        _scale_(parts, prescale)
+        scale_(parts, prescale)
         out = _reduced(parts, op)
-        return _scale_(out, postscale / self.size if op is Op.AVERAGE else postscale)
+        return scale_(out, postscale / self.size if op is Op.AVERAGE else postscale)
 
     def barrier(self) -> None:
         """Wait until all members have called this."""
@@ -370,7 +370,7 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _row_nbytes(tensor: torch.Tensor) -> int:
-    count = tensor.element_size()
+    count: int = tensor.element_size()
     for length in tensor.shape[1:]:
         count *= length
     return count
@@ -383,7 +383,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1).view(torch.uint8)
 
 
-def _scale_(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+def scale_(tensor: torch.Tensor, factor: float) -> torch.Tensor:
     """Multiply in place; whole numbers are rounded towards zero."""
     import torch
 

@@ -95,6 +95,11 @@ class Checkpointing:
     _resume: Resume
     _scratch: Path | None
 
+    @property
+    def checkpoint_dir(self) -> str | None:
+        """The path or URL of the folder of the checkpoints; `None` if the launch named none."""
+        return self._spec.checkpoint_dir
+
     @cached_property
     def last_checkpoint(self) -> LastCheckpoint | None:
         """The checkpoint that this world goes on from: its `step`, `folder` and `url`.

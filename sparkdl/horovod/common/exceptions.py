@@ -26,3 +26,7 @@ class HostsUpdatedInterrupt(SparkdlError, RuntimeError):  # noqa: N818 (Horovod'
     def __init__(self, skip_sync: bool = False) -> None:
         self.skip_sync = skip_sync
         super().__init__("the hosts of this training have changed")
+
+
+class OrderOfCallsError(ConfigError, AssertionError):
+    """An optimizer's methods were called in an order that loses gradients."""

@@ -1,0 +1,207 @@
+"""Horovod's elastic training over sparkdl's restarts: `run`, `State`, `ObjectState`.
+
+Runs in: child
+
+`state.commit()` is a checkpoint. When a node is lost, all begin anew, fewer if `min_nodes` allows
+it: the training function runs again from its top, and `run` puts the last commit into the state
+before it calls what it decorates. https://horovod.readthedocs.io/en/v0.28.1/elastic_include.html
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import cloudpickle
+
+from sparkdl.core.errors import CheckpointError, ConfigError
+from sparkdl.horovod.common.process_sets import group_of
+from sparkdl.horovod.common.world import place
+
+if TYPE_CHECKING:
+    from sparkdl.node.context import NodeContext
+
+_log = logging.getLogger(__name__)
+_FILE = "horovod-state.pkl"
+
+T = TypeVar("T")
+
+
+def run(func: Callable[..., T]) -> Callable[..., T]:
+    """Decorate the training function, whose first argument is the state.
+
+    Before the function is called, the state becomes that of the last commit, if there is one; its
+    reset callbacks are called if the nodes have begun anew; and all get the state of rank 0.
+    A `HorovodInternalError` inside fails the node, and so leads to a restart, as
+    `launch(…, max_restarts=…)` and `run_elastic(…, reset_limit=…)` allow.
+
+    Raises:
+        CheckpointError: if the last commit cannot be read, or was not one of `state.commit()`.
+    """
+
+    @functools.wraps(func)
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> T:
+        from sparkdl.node.context import current
+
+        ctx = current()
+        place()  # which raises before hvd.init()
+        if ctx is not None:
+            state._resume(ctx)
+            if ctx.restarts:
+                state.on_reset()
+        state.sync()
+        return func(state, *args, **kwargs)
+
+    return wrapper
+
+
+class State:
+    """What a training must have again after a restart. Subclasses say how it is kept.
+
+    Args:
+        bcast_object: accepted for Horovod's sake; objects go through the world's group.
+        get_rank: likewise.
+    """
+
+    def __init__(
+        self,
+        bcast_object: Callable[..., Any] | None = None,
+        get_rank: Callable[[], int] | None = None,
+    ) -> None:
+        self._reset_callbacks: list[Callable[[], Any]] = []
+        self._commits = 0
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
+        """Have functions called after a restart, before the state is synchronized.
+
+        For what depends on the number of processes, such as the learning rate.
+        """
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """Call the reset callbacks."""
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def reset(self) -> None:
+        """Do what a subclass needs after a restart, before the callbacks."""
+
+    def commit(self) -> None:
+        """Keep the state as it is now, in a checkpoint; all processes call it, at the same step.
+
+        A restart goes on here. Without `checkpoint_dir` it is kept in memory alone, for `restore`.
+
+        Raises:
+            CheckpointError: if it could not be written, or a process has not called this in time.
+        """
+        from sparkdl.node.context import current
+
+        self.save()
+        ctx = current()
+        if ctx is None or ctx.checkpoint_dir is None:
+            if not self._commits:
+                _log.warning(
+                    "state.commit() keeps the state in memory alone, where a restart does not find "
+                    "it: launch with checkpoint_dir, and max_restarts"
+                )
+            self._commits += 1
+            return
+        self._commits = max(self._commits, ctx.last_checkpoint.step if ctx.last_checkpoint else 0)
+        self._commits += 1
+        with ctx.checkpoint(self._commits) as folder:
+            if place().rank == 0:
+                (folder / _FILE).write_bytes(cloudpickle.dumps(self.snapshot()))
+
+    def check_host_updates(self) -> None:
+        """Do nothing: nodes that come are taken in by sparkdl, right after a commit."""
+
+    def on_hosts_updated(self, timestamp: float, update_res: Any = None) -> None:
+        """Do nothing: see `check_host_updates`."""
+
+    def save(self) -> None:
+        """Keep the state in memory."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Make the state what `save` has kept."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Make the state of all processes that of rank 0."""
+        raise NotImplementedError
+
+    def snapshot(self) -> Any:
+        """Return what `save` has kept: anything that can be pickled, without the GPU's tensors.
+
+        Raises:
+            ConfigError: if a subclass does not say it.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} must define snapshot() and load_snapshot(), so that commit() "
+            "can write it to a checkpoint; sparkdl restarts processes, whose memory is lost"
+        )
+
+    def load_snapshot(self, snapshot: Any) -> None:
+        """Make the state, and what `save` has kept, what `snapshot` had returned."""
+        raise ConfigError(f"{type(self).__name__} must define load_snapshot(), see snapshot()")
+
+    def _resume(self, ctx: NodeContext) -> None:
+        """Load the last commit, if there is one."""
+        last = ctx.last_checkpoint
+        if last is None:
+            return
+        path = last.folder / _FILE
+        if not path.is_file():
+            raise CheckpointError(
+                f"{last.url} is no commit of hvd.elastic: {_FILE} is not in it. Choose a "
+                "checkpoint_dir of its own for this training"
+            )
+        self._commits = last.step
+        self.load_snapshot(cloudpickle.loads(path.read_bytes()))
+
+
+class ObjectState(State):
+    """A state of plain objects, which are its attributes.
+
+    Args:
+        bcast_object, get_rank: accepted for Horovod's sake, see `State`.
+        kwargs: names and first values; anything that can be pickled.
+    """
+
+    def __init__(
+        self,
+        bcast_object: Callable[..., Any] | None = None,
+        get_rank: Callable[[], int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(bcast_object, get_rank)
+        self._saved_state = kwargs
+        self.restore()
+
+    def save(self) -> None:
+        """Keep copies of the objects in memory."""
+        self._saved_state = {name: copy.deepcopy(getattr(self, name)) for name in self._saved_state}
+
+    def restore(self) -> None:
+        """Make the attributes what `save` has kept."""
+        for name, value in self._saved_state.items():
+            setattr(self, name, copy.deepcopy(value))
+
+    def sync(self) -> None:
+        """Make the attributes of all processes those of rank 0, and keep them."""
+        self.save()
+        self._saved_state = group_of().broadcast_object(self._saved_state)
+        self.restore()
+
+    def snapshot(self) -> Any:
+        """Return the objects that `save` has kept."""
+        return self._saved_state
+
+    def load_snapshot(self, snapshot: Any) -> None:
+        """Take the objects over."""
+        self._saved_state = snapshot
+        self.restore()

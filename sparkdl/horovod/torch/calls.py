@@ -1,0 +1,40 @@
+"""What each of Horovod's operations does first: find its group, and understand its arguments.
+
+Runs in: child
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sparkdl.collectives.group import Group
+from sparkdl.core.errors import ConfigError
+from sparkdl.horovod.common import ProcessSet, group_of, op_of
+from sparkdl.horovod.torch.handles import Handle, started
+from sparkdl.horovod.torch.kernels import Reduction
+
+
+def reduction(
+    op: Any, average: bool | None, name: str | None, prescale: float, postscale: float
+) -> Reduction:
+    """Return how to reduce.
+
+    Raises:
+        ConfigError: for an operation that there is not, or factors that are no numbers.
+    """
+    if not all(isinstance(factor, (int, float)) for factor in (prescale, postscale)):
+        raise ConfigError(f"prescale_factor={prescale!r}, postscale_factor={postscale!r}: numbers")
+    return Reduction(op_of(op, average), name or "", float(prescale), float(postscale))
+
+
+def done(process_set: ProcessSet, work: Callable[[Group], Any]) -> Any:
+    """Do `work` in the group of a process set."""
+    group = group_of(process_set)
+    return group.run(lambda: work(group))
+
+
+def start(process_set: ProcessSet, work: Callable[[Group], Any]) -> Handle:
+    """Start `work` in the group of a process set, beside the caller."""
+    group = group_of(process_set)
+    return started(group, lambda: work(group))

@@ -1,0 +1,207 @@
+"""Objects, parameters and optimizers' states: the same on all processes.
+
+Runs in: child
+
+https://github.com/horovod/horovod/blob/v0.28.1/horovod/torch/functions.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.horovod.common import ProcessSet, global_process_set, group_of
+from sparkdl.horovod.torch import kernels
+
+if TYPE_CHECKING:
+    import torch
+
+    from sparkdl.collectives.group import Group
+
+_FUSED_NBYTES = 32 << 20
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return the object of process `root_rank`: anything that can be pickled.
+
+    Args:
+        obj: of the root; that of the others is ignored.
+        root_rank: in the world.
+        name: if given, it must be the same on all processes.
+
+    Raises:
+        ConfigError: if `root_rank` is not in the process set.
+        CollectiveError: if a process was lost, or did not call this in time.
+    """
+    group = group_of(process_set)
+    return group.broadcast_object(obj, _member(group, root_rank), name)
+
+
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """Return the objects of all processes by rank: anything that can be pickled.
+
+    Raises:
+        CollectiveError: if a process was lost, or did not call this in time.
+    """
+    return group_of(process_set).all_gather_object(obj, name)
+
+
+def broadcast_parameters(
+    params: Mapping[str, Any] | Iterable[Any],
+    root_rank: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Fill tensors with those of process `root_rank`.
+
+    Args:
+        params: like `model.state_dict()`, `model.named_parameters()` or `model.parameters()`.
+        root_rank: in the world.
+
+    Raises:
+        ConfigError: if these are no tensors, or `root_rank` is not in the process set.
+        CollectiveError: if a process was lost, did not come in time, or has other tensors.
+    """
+    import torch
+
+    if isinstance(params, Mapping):
+        pairs = sorted(params.items())
+    elif isinstance(params, Iterable):
+        pairs = [param if isinstance(param, tuple) else ("", param) for param in params]
+    else:
+        raise ConfigError(f"invalid params of type: {type(params)}; see model.state_dict()")
+    tensors = [value for _, value in pairs if value is not None]
+    for name, value in pairs:
+        if value is not None and not isinstance(value, torch.Tensor):
+            raise ConfigError(
+                f"params[{name!r}] is a {type(value).__name__}, not a tensor: use broadcast_object"
+            )
+    _fill(group_of(process_set), [tensor.detach() for tensor in tensors], root_rank)
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Give an optimizer the state and the options of that of process `root_rank`.
+
+    Works for all optimizers of PyTorch, LBFGS included, and without a step before.
+
+    Args:
+        root_rank: in the world.
+
+    Raises:
+        ConfigError: if `root_rank` is not in the process set.
+        CollectiveError: if a process was lost, or did not come in time.
+    """
+    import torch
+
+    group = group_of(process_set)
+    is_root = group.ranks[group.rank] == root_rank
+    tensors: list[torch.Tensor] = []
+    outline = _outlined(optimizer.state_dict(), tensors) if is_root else None
+    outline = broadcast_object(outline, root_rank, None, process_set)
+    if not is_root:
+        tensors = [torch.empty(place.shape, dtype=place.dtype) for place in _places(outline)]
+        param = next((p for g in optimizer.param_groups for p in g["params"]), None)
+        if param is not None:
+            places = _places(outline)
+            tensors = [
+                tensor.to(param.device) if place.is_on_gpu else tensor
+                for tensor, place in zip(tensors, places, strict=True)
+            ]
+    _fill(group, tensors, root_rank)
+    if not is_root:
+        optimizer.load_state_dict(_filled(outline, iter(tensors)))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor was."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    is_on_gpu: bool
+
+
+def _outlined(value: Any, tensors: list[torch.Tensor]) -> Any:
+    """Return `value` with places where it has tensors, and append these to `tensors`."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        tensors.append(value.detach())
+        return _Place(tuple(value.shape), value.dtype, value.is_cuda)
+    if isinstance(value, dict):
+        return {key: _outlined(item, tensors) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_outlined(item, tensors) for item in value)
+    return value
+
+
+def _filled(outline: Any, tensors: Iterator[torch.Tensor]) -> Any:
+    if isinstance(outline, _Place):
+        return next(tensors)
+    if isinstance(outline, dict):
+        return {key: _filled(item, tensors) for key, item in outline.items()}
+    if type(outline) in (list, tuple):
+        return type(outline)(_filled(item, tensors) for item in outline)
+    return outline
+
+
+def _places(outline: Any) -> list[_Place]:
+    if isinstance(outline, _Place):
+        return [outline]
+    items = outline.values() if isinstance(outline, dict) else outline
+    is_nest = isinstance(outline, dict) or type(outline) in (list, tuple)
+    return [place for item in items for place in _places(item)] if is_nest else []
+
+
+def _fill(group: Group, tensors: Sequence[torch.Tensor], root_rank: int) -> None:
+    """Fill tensors with the root's; small ones of one dtype and device travel together."""
+    import torch
+
+    _member(group, root_rank)
+    for part in _parts(tensors):
+        if len(part) == 1:
+            work = _broadcast(group, part[0], root_rank)
+        else:
+            flat = torch.cat([tensor.reshape(-1) for tensor in part])
+            work = _broadcast(group, flat, root_rank)
+        filled = group.run(work)
+        if len(part) > 1:
+            for tensor, row in zip(part, filled.split([t.numel() for t in part]), strict=True):
+                tensor.copy_(row.view(tensor.shape))
+
+
+def _broadcast(group: Group, tensor: torch.Tensor, root_rank: int) -> Any:
+    return lambda: kernels.broadcast(group, tensor, root_rank, in_place=True)
+
+
+def _parts(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    for kind in dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors):
+        part: list[torch.Tensor] = []
+        nbytes = 0
+        for tensor in tensors:
+            if (tensor.dtype, tensor.device) != kind:
+                continue
+            if part and nbytes + tensor.nbytes > _FUSED_NBYTES:
+                yield part
+                part, nbytes = [], 0
+            part.append(tensor)
+            nbytes += tensor.nbytes
+        yield part
+
+
+def _member(group: Group, root_rank: int) -> int:
+    if root_rank not in group.ranks:
+        raise ConfigError(f"root_rank={root_rank} is not in this process set: {list(group.ranks)}")
+    return group.ranks.index(root_rank)

@@ -1,0 +1,213 @@
+"""`hvd.DistributedOptimizer`: an optimizer that steps by the gradients of all processes.
+
+Runs in: child
+
+https://github.com/horovod/horovod/blob/v0.28.1/horovod/torch/optimizer.py
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.collectives.group import Op
+from sparkdl.core.errors import ConfigError
+from sparkdl.horovod.common import Average, ProcessSet, global_process_set, group_of, op_of
+from sparkdl.horovod.common.exceptions import OrderOfCallsError
+from sparkdl.horovod.torch.compression import Compression, Compressor
+from sparkdl.horovod.torch.joining import remember
+from sparkdl.horovod.torch.kernels import Reduction
+from sparkdl.horovod.torch.reducer import Options, Reducer
+
+if TYPE_CHECKING:
+    import torch
+
+_log = logging.getLogger(__name__)
+
+
+class Distributed:
+    """What a distributed optimizer does otherwise than its base class, the user's own one."""
+
+    _reducer: Reducer | None
+    _has_synchronized: bool
+    _should_synchronize: bool
+
+    def synchronize(self) -> None:
+        """Wait for the reduced gradients, and put them into the parameters' `grad`.
+
+        For what changes gradients before `step`, like clipping. Then call `step` inside
+        `skip_synchronize`.
+
+        Raises:
+            CollectiveError: if a process was lost, or did not come in time.
+        """
+        if self._reducer is not None:
+            self._reducer.synchronize()
+        self._has_synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Inside, `step` does not synchronize: `synchronize` has been called already."""
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Synchronize the gradients, unless inside `skip_synchronize`, and step by them."""
+        if self._should_synchronize:
+            if self._has_synchronized:
+                _log.warning(
+                    "optimizer.step() after optimizer.synchronize() reduces the gradients twice; "
+                    "call it inside optimizer.skip_synchronize()"
+                )
+            self.synchronize()
+        self._has_synchronized = False
+        return super().step(closure)  # type: ignore[misc]
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Forget the gradients.
+
+        Raises:
+            OrderOfCallsError: between `loss.backward()` and `step` or `synchronize`.
+        """
+        if self._reducer is not None and self._reducer.is_busy:
+            raise OrderOfCallsError(
+                "optimizer.zero_grad() after loss.backward() and before optimizer.step() or "
+                "optimizer.synchronize(): the gradients are being reduced"
+            )
+        super().zero_grad(*args, **kwargs)  # type: ignore[misc]
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        """Take over a saved state; gradients that were not used are forgotten."""
+        if self._reducer is not None:
+            self._reducer.reset()
+        self._has_synchronized, self._should_synchronize = False, True
+        super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Change how many backward passes there are before each step."""
+        if self._reducer is not None:
+            self._reducer.reset(_checked_passes(passes))
+
+
+def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and options)
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: Any = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.nn.Parameter]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return an optimizer of the same class whose `step` uses the gradients of all processes.
+
+    Gradients are reduced in buckets while the backward pass goes on. It shares state and parameter
+    groups with `optimizer`, which is not to be used beside it. All processes of the set call this.
+
+    Args:
+        optimizer: any of PyTorch's.
+        named_parameters: like `model.named_parameters()`; names are for messages alone.
+        compression: of what travels.
+        backward_passes_per_step: gradients of so many backward passes are added up locally, and
+            reduced once.
+        op: `hvd.Average` or `Sum`; `Min`, `Max` and `Product` too.
+        gradient_predivide_factor: gradients are divided by it before they are summed, and by the
+            rest of the number of processes afterwards; with `hvd.Average` alone.
+        num_groups: how many buckets; by default by size.
+        groups: lists of parameters that travel together, or how many buckets.
+        sparse_as_dense: whether sparse gradients are made dense, rather than gathered.
+        process_set: which processes; on others the optimizer is as it was.
+
+    Raises:
+        ConfigError: for names that are there twice, parameters without a name, or options that do
+            not fit.
+        RemovedError: for `op=hvd.Adasum`.
+        NotInitializedError: before `hvd.init()`.
+    """
+    operation = op_of(op)
+    if gradient_predivide_factor != 1.0 and operation is not Op.AVERAGE:
+        raise ConfigError("gradient_predivide_factor needs op=hvd.Average")
+    named = _named(optimizer, named_parameters)
+    if groups is not None and num_groups:
+        raise ConfigError("num_groups and groups cannot both be given; groups alone says it")
+    how = Reduction(operation, "", 1 / gradient_predivide_factor, gradient_predivide_factor)
+    trained = [(name, param) for name, param in named if param.requires_grad]
+    options = Options(
+        how,
+        compression,
+        _checked_passes(backward_passes_per_step),
+        _numbered(num_groups if groups is None else groups, [param for _, param in trained]),
+        sparse_as_dense,
+    )
+    reducer = None
+    if process_set.included() and process_set.size() > 1:
+        group = group_of(process_set).subgroup(range(process_set.size()))
+        assert group is not None
+        reducer = Reducer(trained, group, options)
+        remember(process_set, group, reducer)
+    base = type(optimizer)
+    distributed: Any = object.__new__(type(base.__name__, (Distributed, base), {}))
+    own = {name: value for name, value in vars(optimizer).items() if name != "step"}
+    vars(distributed).update(own)  # but for a scheduler's wrapper, which steps the old one
+    distributed._reducer = reducer
+    distributed._has_synchronized, distributed._should_synchronize = False, True
+    return distributed
+
+
+def _named(
+    optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.nn.Parameter]] | None
+) -> list[tuple[str, torch.nn.Parameter]]:
+    """Return the optimizer's parameters with their names, in the optimizer's order."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    if named is None:
+        return [(f"parameter {number}", param) for number, param in enumerate(params)]
+    pairs = list(named)
+    if any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
+        raise ConfigError(
+            "named_parameters must be pairs of name and parameter, like model.named_parameters()"
+        )
+    names = [name for name, _ in pairs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"named_parameters has these names more than once: {twice}")
+    by_id = {id(param): name for name, param in pairs}
+    missing = sum(id(param) not in by_id for param in params)
+    if missing:
+        raise ConfigError(
+            f"named_parameters has no name for {missing} of the optimizer's {len(params)} "
+            "parameters: give the named parameters of all models that it trains"
+        )
+    return [(by_id[id(param)], param) for param in params]
+
+
+def _numbered(
+    groups: int | Sequence[Sequence[torch.nn.Parameter]], params: Sequence[torch.nn.Parameter]
+) -> int | list[list[int]]:
+    if isinstance(groups, int):
+        if groups < 0:
+            raise ConfigError(f"{groups} groups: 0 or more")
+        return groups
+    place = {id(param): number for number, param in enumerate(params)}
+    try:
+        numbered = [[place[id(param)] for param in group] for group in groups]
+    except (KeyError, TypeError):
+        raise ConfigError(
+            "groups must be lists of parameters that the optimizer trains, or a number"
+        ) from None
+    all_numbers = [number for group in numbered for number in group]
+    if len(set(all_numbers)) < len(all_numbers):
+        raise ConfigError("groups: a parameter is in two of them")
+    return numbered
+
+
+def _checked_passes(passes: int) -> int:
+    if type(passes) is not int or passes < 1:
+        raise ConfigError(f"backward_passes_per_step={passes!r} must be a whole number, 1 or more")
+    return passes

@@ -1,0 +1,305 @@
+"""Gradients of one optimizer on their way over all processes, while the backward pass goes on.
+
+Runs in: child
+
+Buckets are reduced in an order that all processes share, each as soon as it and those before it
+are complete, in a group of the optimizer's own: it does not matter what else is reduced meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.collectives.group import Group, Op
+from sparkdl.core.errors import CollectiveError, ConfigError
+from sparkdl.horovod.common.exceptions import OrderOfCallsError
+from sparkdl.horovod.torch import kernels
+from sparkdl.horovod.torch.buckets import Layout, Slot, plan
+from sparkdl.horovod.torch.compression import Compressor
+from sparkdl.horovod.torch.kernels import Reduction
+from sparkdl.horovod.torch.streams import handed_over
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Options:
+    """How gradients are reduced.
+
+    Attributes:
+        how: operation and factors.
+        passes: backward passes before a step.
+        groups: see `buckets.plan`, parameters by their numbers.
+        sparse_as_dense: whether sparse gradients are made dense.
+    """
+
+    how: Reduction
+    compression: type[Compressor]
+    passes: int = 1
+    groups: Sequence[Sequence[int]] | int = 0
+    sparse_as_dense: bool = False
+
+
+class _Bucket:
+    """Gradients in a row, and behind them a 1 for each that this process has.
+
+    Args:
+        params: whose gradients they are.
+    """
+
+    def __init__(self, params: Sequence[torch.nn.Parameter]) -> None:
+        import torch
+
+        self.params = list(params)
+        sizes = [param.numel() for param in self.params]
+        like = self.params[0]
+        self.flat = torch.zeros(sum(sizes) + len(sizes), dtype=like.dtype, device=like.device)
+        self.waits_for = len(sizes)
+        self._sizes = [*sizes, len(sizes)]
+
+    def fill(self, place: int, grad: torch.Tensor | None) -> None:
+        """Put a gradient in."""
+        *rows, presence = self.flat.split(self._sizes)
+        if grad is None:
+            rows[place].zero_()
+        else:
+            rows[place].view(grad.shape).copy_(grad.to_dense() if grad.is_sparse else grad)
+        presence[place] = 0.0 if grad is None else 1.0
+        self.waits_for -= 1
+
+    def spread(self, reduced: torch.Tensor, can_be_absent: bool) -> None:
+        """Put reduced gradients where they are from; where no process has one, none."""
+        import torch
+
+        *rows, presence = reduced.split(self._sizes)
+        is_there = [True] * len(rows)
+        if can_be_absent and any(param.grad is None for param in self.params):
+            is_there = (presence > 0).tolist()
+        grads, results = [], []
+        for param, row, there in zip(self.params, rows, is_there, strict=True):
+            if param.grad is None:
+                param.grad = row.view(param.shape).to(param.dtype, copy=True) if there else None
+            elif param.grad.is_sparse:
+                param.grad = row.view(param.shape).clone()
+            else:
+                grads.append(param.grad)
+                results.append(row.view(param.shape))
+        if grads:
+            torch._foreach_copy_(grads, results)
+        self.waits_for = len(rows)
+
+
+class Reducer:
+    """Reduces the gradients of some parameters, once a step.
+
+    Args:
+        named: names and parameters, alike on all processes.
+        group: of the processes; nobody else uses it.
+    """
+
+    def __init__(
+        self, named: Sequence[tuple[str, torch.nn.Parameter]], group: Group, options: Options
+    ) -> None:
+        self._names = [name for name, _ in named]
+        self._params = [param for _, param in named]
+        self._group = group
+        self._options = options
+        tensors = kernels.tensors_of(group)
+        assert tensors is not None, "a process that is alone reduces nothing"
+        self._tensors = tensors
+        self._tensors.register_step(self._join_step)
+        self._layout: Layout | None = None
+        self._buckets: list[_Bucket] = []
+        self._places: dict[int, tuple[int, int]] = {}
+        self._order: list[int] = []
+        self._passes = options.passes
+        self.reset()
+        for number, param in enumerate(self._params):
+            param.register_post_accumulate_grad_hook(self._hook(number))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there are gradients of a backward pass that no step has used."""
+        return self._has_begun
+
+    def reset(self, passes: int | None = None) -> None:
+        """Begin a step anew.
+
+        Args:
+            passes: backward passes before each step from now on.
+        """
+        self._passes = self._passes if passes is None else passes
+        self._left = [self._passes] * len(self._params)
+        self._filled: set[int] = set()
+        self._futures: list[Future[Any]] = []
+        self._next = 0
+        self._has_begun = False
+
+    def synchronize(self) -> None:
+        """Reduce what has not been reduced yet, wait, and put the results into the gradients.
+
+        Raises:
+            CollectiveError: if a process was lost, or did not come in time.
+            ConfigError: if the processes have different parameters.
+        """
+        import torch
+
+        with torch.no_grad():
+            layout = self._layout or self._agree()
+            for number in range(len(self._params)):
+                if number in self._places and number not in self._filled:
+                    self._fill(number)
+            sparse = [self._group.submit(self._sparse(number)) for number in layout.sparse]
+            for bucket, future in zip(self._buckets, self._futures, strict=True):
+                bucket.spread(future.result(), self._options.how.op in (Op.SUM, Op.AVERAGE))
+            for number, future in zip(layout.sparse, sparse, strict=True):
+                self._params[number].grad = future.result()
+        self.reset()
+
+    def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
+        def hook(param: torch.Tensor) -> None:
+            import torch
+
+            if self._left[number] <= 0:
+                raise OrderOfCallsError(
+                    f"the gradient of {self._names[number]} came more than "
+                    f"{self._passes} times before optimizer.step(): set backward_passes_per_step "
+                    "to the number of backward passes in a step"
+                )
+            self._has_begun = True
+            self._left[number] -= 1
+            if self._left[number] == 0:
+                with torch.no_grad():
+                    self._ready(number)
+
+        return hook
+
+    def _ready(self, number: int) -> None:
+        param = self._params[number]
+        if self._options.sparse_as_dense and param.grad is not None and param.grad.is_sparse:
+            param.grad = param.grad.to_dense()
+        if self._layout is None:
+            self._order.append(number)
+        elif number in self._places:
+            self._fill(number)
+
+    def _fill(self, number: int) -> None:
+        """Put a gradient into its bucket; start buckets that are complete, in their order."""
+        which, place = self._places[number]
+        self._buckets[which].fill(place, self._params[number].grad)
+        self._filled.add(number)
+        while self._next < len(self._buckets) and not self._buckets[self._next].waits_for:
+            work = self._reduction(self._buckets[self._next].flat, is_first=self._next == 0)
+            self._futures.append(self._group.submit(work))
+            self._next += 1
+
+    def _reduction(self, flat: torch.Tensor, is_first: bool) -> Callable[[], torch.Tensor]:
+        how, compression = self._options.how, self._options.compression
+
+        def work() -> torch.Tensor:
+            if is_first:
+                self._begin_step()
+            narrow, ctx = compression.compress(flat)
+            self._tensors.reduce_now_(narrow, how.op, how.prescale, how.postscale)
+            return compression.decompress(narrow, ctx)
+
+        return handed_over(flat, work)
+
+    def _sparse(self, number: int) -> Callable[[], torch.Tensor]:
+        """Return what reduces a sparse gradient, which has no entries where there is none."""
+        import torch
+
+        param = self._params[number]
+        grad = param.grad
+        if grad is None:
+            none = torch.empty((1, 0), dtype=torch.int64, device=param.device)
+            values = param.new_empty((0, *param.shape[1:]))
+            grad = torch.sparse_coo_tensor(none, values, param.shape)
+        elif not grad.is_sparse:
+            grad = grad.to_sparse(1)
+        if grad.sparse_dim() != 1:
+            raise ConfigError(
+                f"the gradient of {self._names[number]} is sparse in {grad.sparse_dim()} "
+                "dimensions; only rows can be: use sparse_as_dense=True"
+            )
+        assert self._layout is not None
+        first = not self._buckets and number == self._layout.sparse[0]
+        how = self._options.how
+
+        def work() -> torch.Tensor:
+            if first:
+                self._begin_step()
+            return kernels.reduce_sparse(self._group, grad, how)
+
+        return handed_over(grad, work)
+
+    def _begin_step(self) -> None:
+        how = self._options.how
+        self._tensors.step(0, f"by {how.op.value} x {how.prescale:g} x {how.postscale:g}")
+
+    def _join_step(self) -> None:
+        """Take part in a step with zeros, in the group's thread."""
+        import torch
+
+        if self._layout is None or self._layout.sparse:
+            raise CollectiveError(
+                "this process has joined before its first step, or its gradients are sparse; then "
+                "hvd.join() cannot stand in for it. Use sparse_as_dense=True"
+            )
+        for bucket in self._buckets:
+            narrow, _ = self._options.compression.compress(torch.zeros_like(bucket.flat))
+            self._tensors.reduce_now_(narrow, self._options.how.op)
+
+    def prepare_to_join(self) -> None:
+        """Agree with the others on the buckets, if there was no step yet."""
+        if self._layout is None:
+            self._agree()
+
+    def join(self) -> int:
+        """Take part with zeros in the others' steps, until all have called this."""
+        return self._tensors.join()
+
+    def _agree(self) -> Layout:
+        """Plan the buckets, by what all have met in their first backward pass."""
+        mine: dict[str, Any] = {
+            "params": [
+                f"{name} {list(param.shape)} {param.dtype}"
+                for name, param in zip(self._names, self._params, strict=True)
+            ],
+            "order": self._order,
+            "sparse": [
+                number
+                for number, param in enumerate(self._params)
+                if param.grad is not None and param.grad.is_sparse
+            ],
+        }
+        heard = self._group.all_gather_object(mine)
+        for rank, other in enumerate(heard):
+            different = set(other["params"]).symmetric_difference(mine["params"])
+            if other["params"] != mine["params"]:
+                raise ConfigError(
+                    f"rank {self._group.ranks[rank]} does not train the same parameters, or not in "
+                    f"the same order: {sorted(different)[:4] or 'the order differs'}"
+                )
+        order: list[int] = next((other["order"] for other in heard if other["order"]), [])
+        sparse = {number for other in heard for number in other["sparse"]}
+        if self._options.sparse_as_dense:
+            sparse = set()
+        slots = [
+            Slot(param.numel() * param.element_size(), f"{param.dtype} {param.device}")
+            for param in self._params
+        ]
+        self._layout = plan(slots, order, sparse, self._options.groups)
+        self._buckets = [
+            _Bucket([self._params[number] for number in bucket]) for bucket in self._layout.buckets
+        ]
+        self._places = {
+            number: (which, place)
+            for which, bucket in enumerate(self._layout.buckets)
+            for place, number in enumerate(bucket)
+        }
+        return self._layout

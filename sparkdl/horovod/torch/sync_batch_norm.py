@@ -1,0 +1,67 @@
+"""`hvd.SyncBatchNorm`: batch normalization over the batches of all processes.
+
+Runs in: child
+
+Ioffe and Szegedy, https://arxiv.org/abs/1502.03167, with mean and variance of the global batch.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+@cache
+def sync_batch_norm() -> Any:
+    """Return the class, which needs PyTorch."""
+    import torch
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    from sparkdl.horovod.common import Sum, size
+    from sparkdl.horovod.torch.reductions import allreduce
+
+    class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
+        """Applies batch normalization to `[N, C, …]`, with statistics over all processes.
+
+        PyTorch's own, in the arguments as well, but on CPUs too, and without a process group.
+        Processes may have batches of different sizes.
+        """
+
+        def _check_input_dim(self, input: torch.Tensor) -> None:
+            if input.dim() < 2:
+                raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            """Return the normalized input."""
+            uses_own = not self.training and self.running_mean is not None
+            if uses_own or size() == 1:
+                return super().forward(input)
+            self._check_input_dim(input)
+            over = [dim for dim in range(input.dim()) if dim != 1]
+            wide = input.float() if input.dtype.itemsize < 4 else input
+            count = wide.new_full((1,), input.numel() // input.shape[1])
+            sums = torch.cat([wide.sum(over), count])
+            total = allreduce(sums, op=Sum)
+            mean, count = total[:-1] / total[-1], total[-1].detach()
+            shape = [1, -1] + [1] * (input.dim() - 2)
+            centred = wide - mean.view(shape)
+            variance = allreduce(centred.square().sum(over), op=Sum) / count
+            if self.training and self.track_running_stats:
+                self._track(mean.detach(), (variance * count / (count - 1)).detach())
+            result = centred * torch.rsqrt(variance + self.eps).view(shape)
+            if self.affine:
+                result = result * self.weight.view(shape) + self.bias.view(shape)
+            return result.to(input.dtype)
+
+        def _track(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
+            self.num_batches_tracked.add_(1)
+            factor = self.momentum
+            if factor is None:  # the average of all batches
+                factor = 1.0 / float(self.num_batches_tracked)
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), factor)
+            self.running_var.lerp_(variance.to(self.running_var.dtype), factor)
+
+    return SyncBatchNorm

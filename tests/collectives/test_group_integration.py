@@ -1,0 +1,181 @@
+"""Three nodes that reduce and exchange arrays, compared with numpy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkdl.node.context import NodeContext
+from tests.doubles.nodes import launch
+
+pytestmark = pytest.mark.torch
+
+SIZE = 3
+DTYPES = ("float32", "float64", "float16", "int8", "int16", "int32", "int64", "uint8", "bool")
+_SOON_S = 120.0
+
+
+def array(rank: int, dtype: str = "float64", rows: int = 4) -> Any:
+    """Return a member's array: small whole numbers, so that all sums are exact."""
+    values = np.random.default_rng(rank).integers(0, 4, (rows, 3))
+    return values.astype(dtype)
+
+
+def exchange(args: None, ctx: NodeContext) -> dict[str, Any]:
+    import torch
+
+    from sparkdl.collectives.group import Op, connect
+
+    torch.set_num_threads(1)
+    group = connect(ctx.rank, SIZE, ctx.all_gather, ctx.member.host, 60.0)
+    assert (group.rank, group.size, group.ranks) == (ctx.rank, SIZE, (0, 1, 2))
+    mine = array(ctx.rank)
+    found: dict[str, Any] = {op.value: group.all_reduce([mine + 1], op)[0] for op in Op}
+    found["dtypes"] = group.all_reduce([array(ctx.rank, dtype) for dtype in DTYPES], Op.SUM)
+    found["scalar"], found["none"] = group.all_reduce([np.float32(ctx.rank), mine[:0]], Op.SUM)
+    found["rows"] = group.all_gather(array(ctx.rank, "float32", rows=ctx.rank))
+    found["much"] = group.all_gather(array(ctx.rank, rows=1000 if ctx.rank == 1 else 1))
+    found["words"] = group.all_gather(np.array([ctx.rank], np.uint32)).tolist()
+    found["from 2"] = group.broadcast(np.asfortranarray(mine), 2)
+    found["sent"], found["got"] = group.all_to_all(mine, [0, 1, 3])
+    found["even"] = group.all_to_all(mine[:3])[0]
+    found["shares"] = [group.reduce_scatter(mine, op) for op in Op]
+    found["objects"] = group.all_gather_object({"rank": ctx.rank, "much": "x" * ctx.rank})
+    assert group.broadcast_object(Op.MAX if ctx.rank == 1 else None, 1) is Op.MAX
+    assert np.array_equal(mine, array(ctx.rank)), "arguments are not changed"
+    # What is submitted goes on beside, in order.
+    waits = [group.submit(lambda n=n: group.tensors.barrier() or n) for n in range(5)]
+    found["behind"] = group.all_reduce([mine], Op.SUM)[0]
+    assert [wait.result() for wait in waits] == [*range(5)]
+    found |= narrow(group)
+    found |= refused(group, ctx)
+    few = group.subgroup([2, 0])
+    assert (few is None) == (ctx.rank == 1)
+    found["few"] = few and (few.rank, few.ranks, few.all_reduce([mine], Op.SUM)[0])
+    group.barrier()
+    found |= lost(group, ctx)
+    return found
+
+
+def narrow(group: Any) -> dict[str, Any]:
+    """Exchange bfloat16, which numpy knows by `ml_dtypes` alone."""
+    from ml_dtypes import bfloat16
+
+    mine = array(group.rank).astype(bfloat16)
+    (total,) = group.all_reduce([mine])
+    whole, (rows, got) = group.all_gather(mine[:, 0]), group.all_to_all(mine[:3, 0])
+    assert {each.dtype for each in (total, whole, rows)} == {np.dtype(bfloat16)}
+    return {"narrow": [each.astype(np.float32) for each in (total, whole, rows)] + [got]}
+
+
+def refused(group: Any, ctx: NodeContext) -> dict[str, Any]:
+    """Ask for what cannot be; the group works afterwards."""
+    from sparkdl.core.errors import CollectiveError, ConfigError
+
+    said = []
+    with pytest.raises(CollectiveError) as info:
+        group.all_reduce([np.zeros(3 + (ctx.rank == 1), np.float32)], name="loss")
+    said.append(str(info.value))
+    with pytest.raises(CollectiveError) as info:
+        group.barrier() if ctx.rank else group.all_gather(np.zeros(3))
+    said.append(str(info.value))
+    for wrong in (
+        lambda: group.all_reduce([np.zeros(3, complex)]),
+        lambda: group.all_gather(np.array([object()])),
+        lambda: group.all_to_all(np.zeros(3), [1, 1, 0]),
+        lambda: group.all_to_all(np.zeros(4)),
+        lambda: group.broadcast(np.zeros(3), SIZE),
+        lambda: group.subgroup([0, 0]),
+        lambda: group.subgroup([SIZE]),
+    ):
+        with pytest.raises(ConfigError):
+            wrong()
+    group.barrier()
+    return {"refused": said}
+
+
+def lost(group: Any, ctx: NodeContext) -> dict[str, Any]:
+    """Wait for a member that does not come, and for one that has gone."""
+    import sparkdl.collectives.gloo as gloo
+    from sparkdl.collectives.group import connect
+    from sparkdl.core.errors import CollectiveError
+
+    assert gloo.CONNECT_TIMEOUT_S > 1
+    hasty = connect(ctx.rank, SIZE, ctx.all_gather, ctx.member.host, 1.0)
+    said = []
+    if ctx.rank:
+        with pytest.raises(CollectiveError) as info:
+            hasty.barrier()
+        said.append(str(info.value))
+    ctx.barrier()
+    if ctx.rank == 2:
+        group.close()
+    with pytest.raises(CollectiveError) as info:
+        group.barrier()
+    hasty.close()
+    return {"lost": [*said, str(info.value)]}
+
+
+def test_members_have_what_numpy_computes() -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    arrays = [array(rank) for rank in range(SIZE)]
+    stack = np.stack(arrays)
+    options: dict[str, Any] = {"framework": "torch", "input_mode": "own"}
+    with launch(exchange, nodes=SIZE, **options) as cluster:
+        results = cluster.results(_SOON_S)
+    shares = [slice(0, 2), slice(2, 3), slice(3, 4)]
+    more = stack + 1
+    reduced = {
+        "sum": more.sum(0),
+        "min": more.min(0),
+        "max": more.max(0),
+        "product": more.prod(0),
+        "average": more.mean(0),
+    }
+    for rank, found in enumerate(results):
+        for op, expected in reduced.items():
+            np.testing.assert_allclose(found[op], expected, rtol=1e-15)
+        for dtype, total in zip(DTYPES, found["dtypes"], strict=True):
+            assert total.dtype == dtype
+            expected = stack.any(0) if dtype == "bool" else stack.sum(0)
+            np.testing.assert_array_equal(total, expected, err_msg=dtype)
+        assert (float(found["scalar"]), found["none"].shape) == (3.0, (0, 3))
+        rows = [array(other, "float32", rows=other) for other in range(SIZE)]
+        np.testing.assert_array_equal(found["rows"], np.concatenate(rows))
+        much = [array(other, rows=1000 if other == 1 else 1) for other in range(SIZE)]
+        np.testing.assert_array_equal(found["much"], np.concatenate(much))
+        assert found["words"] == [0, 1, 2]
+        np.testing.assert_array_equal(found["from 2"], arrays[2])
+        start, rows_each = [0, 0, 1][rank], [0, 1, 3][rank]
+        sent = [each[start : start + rows_each] for each in arrays]
+        np.testing.assert_array_equal(found["sent"], np.concatenate(sent))
+        assert found["got"].tolist() == [rows_each] * SIZE
+        np.testing.assert_array_equal(found["even"], stack[:, rank])
+        mine = stack[:, shares[rank]]
+        expected_shares = [mine.mean(0), mine.sum(0), mine.min(0), mine.max(0), mine.prod(0)]
+        for share, expected in zip(found["shares"], expected_shares, strict=True):
+            np.testing.assert_allclose(share, expected, rtol=1e-15)
+        assert found["objects"] == [{"rank": r, "much": "x" * r} for r in range(SIZE)]
+        np.testing.assert_array_equal(found["behind"], stack.sum(0))
+        total, whole, exchanged, got = found["narrow"]
+        np.testing.assert_allclose(total, stack.mean(0), rtol=2**-7)
+        np.testing.assert_array_equal(whole, stack[:, :, 0].reshape(-1))
+        np.testing.assert_array_equal(exchanged, stack[:, rank, 0])
+        assert got.tolist() == [1] * SIZE
+        shape, kind = found["refused"]
+        assert "rank 1: all_reduce" in shape
+        assert "[[4]]" in shape
+        assert "loss" in shape
+        assert "rank 0: all_gather" in kind
+        assert "rank 2: barrier" in kind
+        if rank == 1:
+            assert found["few"] is None
+        else:
+            place, ranks, total = found["few"]
+            assert (place, ranks) == ((rank + 1) // 2, (0, 2))
+            np.testing.assert_array_equal(total, arrays[0] + arrays[2])
+        if rank:
+            assert "not all called this within 1 s" in found["lost"][0]
+        assert "barrier" in found["lost"][-1]
