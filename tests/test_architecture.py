@@ -118,6 +118,7 @@ FORBIDDEN_BUT = {
     ("node/child.py", "cloudpickle.loads"): "the user's function, from the Spark task's payload",
     ("ml/persistence.py", "cloudpickle.loads"): "the user's function, from where it was saved",
     ("collectives/objects.py", "cloudpickle.loads"): "sealed with the group's secret",
+    ("horovod/spark/task.py", "cloudpickle.loads"): "what the user's function returned, in Horovod",
     ("horovod/common/elastic.py", "cloudpickle.loads"): "the user's state, from its checkpoint",
 }
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sparkdl.collectives.arithmetic import dtypes
 from sparkdl.collectives.base import Array, Group, Op
-from sparkdl.collectives.tensors import TensorGroup, dtypes
+from sparkdl.collectives.tensors import TensorGroup
 from sparkdl.core.errors import CollectiveError, ConfigError
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.collectives.arithmetic import scale_
 from sparkdl.collectives.group import Group, Op
-from sparkdl.collectives.tensors import scale_
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.torch import kernels
 from sparkdl.horovod.torch.kernels import Reduction

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sparkdl.collectives.arithmetic import dtypes, scale_
 from sparkdl.collectives.base import even_splits
 from sparkdl.collectives.gloo import GlooGroup
 from sparkdl.collectives.group import Group, Op
-from sparkdl.collectives.tensors import TensorGroup, dtypes, scale_
+from sparkdl.collectives.tensors import TensorGroup
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from sparkdl.collectives.group import Group, Op
 from sparkdl.core.errors import CollectiveError, ConfigError
 from sparkdl.horovod.common.exceptions import OrderOfCallsError
 from sparkdl.horovod.torch import kernels
+from sparkdl.horovod.torch.bucket import Bucket
 from sparkdl.horovod.torch.buckets import Layout, Slot, plan
 from sparkdl.horovod.torch.compression import Compressor
 from sparkdl.horovod.torch.kernels import Reduction
@@ -44,55 +45,6 @@ class Options:
     sparse_as_dense: bool = False
 
 
-class _Bucket:
-    """Gradients in a row, and behind them a 1 for each that this process has.
-
-    Args:
-        params: whose gradients they are.
-    """
-
-    def __init__(self, params: Sequence[torch.nn.Parameter]) -> None:
-        import torch
-
-        self.params = list(params)
-        sizes = [param.numel() for param in self.params]
-        like = self.params[0]
-        self.flat = torch.zeros(sum(sizes) + len(sizes), dtype=like.dtype, device=like.device)
-        self.waits_for = len(sizes)
-        self._sizes = [*sizes, len(sizes)]
-
-    def fill(self, place: int, grad: torch.Tensor | None) -> None:
-        """Put a gradient in."""
-        *rows, presence = self.flat.split(self._sizes)
-        if grad is None:
-            rows[place].zero_()
-        else:
-            rows[place].view(grad.shape).copy_(grad.to_dense() if grad.is_sparse else grad)
-        presence[place] = 0.0 if grad is None else 1.0
-        self.waits_for -= 1
-
-    def spread(self, reduced: torch.Tensor, can_be_absent: bool) -> None:
-        """Put reduced gradients where they are from; where no process has one, none."""
-        import torch
-
-        *rows, presence = reduced.split(self._sizes)
-        is_there = [True] * len(rows)
-        if can_be_absent and any(param.grad is None for param in self.params):
-            is_there = (presence > 0).tolist()
-        grads, results = [], []
-        for param, row, there in zip(self.params, rows, is_there, strict=True):
-            if param.grad is None:
-                param.grad = row.view(param.shape).to(param.dtype, copy=True) if there else None
-            elif param.grad.is_sparse:
-                param.grad = row.view(param.shape).clone()
-            else:
-                grads.append(param.grad)
-                results.append(row.view(param.shape))
-        if grads:
-            torch._foreach_copy_(grads, results)
-        self.waits_for = len(rows)
-
-
 class Reducer:
     """Reduces the gradients of some parameters, once a step.
 
@@ -113,7 +65,7 @@ class Reducer:
         self._tensors = tensors
         self._tensors.register_step(self._join_step)
         self._layout: Layout | None = None
-        self._buckets: list[_Bucket] = []
+        self._buckets: list[Bucket] = []
         self._places: dict[int, tuple[int, int]] = {}
         self._order: list[int] = []
         self._passes = options.passes
@@ -239,7 +191,8 @@ class Reducer:
 
     def _begin_step(self) -> None:
         how = self._options.how
-        self._tensors.step(0, f"by {how.op.value} x {how.prescale:g} x {how.postscale:g}")
+        is_sum = how.op in (Op.SUM, Op.AVERAGE)
+        self._tensors.step(0, f"by {how.op.value} x {how.prescale:g} x {how.postscale:g}", is_sum)
 
     def _join_step(self) -> None:
         """Take part in a step with zeros, in the group's thread."""
@@ -295,7 +248,7 @@ class Reducer:
         ]
         self._layout = plan(slots, order, sparse, self._options.groups)
         self._buckets = [
-            _Bucket([self._params[number] for number in bucket]) for bucket in self._layout.buckets
+            Bucket([self._params[number] for number in bucket]) for bucket in self._layout.buckets
         ]
         self._places = {
             number: (which, place)

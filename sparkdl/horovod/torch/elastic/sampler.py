@@ -68,8 +68,7 @@ class ElasticSampler:
         self.num_replicas, self.rank = size(), rank()
         indices = list(range(len(self.dataset)))
         if self.shuffle:
-            # S311: an order that must be the same everywhere, not a secret.
-            random.Random(self.seed + self.epoch).shuffle(indices)  # noqa: S311
+            random.Random(self.seed + self.epoch).shuffle(indices)
         self.remaining_indices = indices[self.processed_num :]
         self.num_samples = math.ceil(len(self.remaining_indices) / self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas

@@ -1,0 +1,140 @@
+"""Bytes and numbers of tensors over the connections of one group.
+
+Runs in: child
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.collectives import backends
+from sparkdl.collectives.arithmetic import scale_, wider
+from sparkdl.collectives.base import Op
+from sparkdl.core.errors import CollectiveError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import Store
+
+
+class Wire:
+    """The connections: gloo's for tensors on CPUs, NCCL's for those on GPUs.
+
+    Args:
+        rank: of this member, within the group.
+        store: reaches the members, and no other group.
+        host: this machine's own address.
+        timeout_s: of each operation.
+    """
+
+    def __init__(self, rank: int, size: int, store: Store, host: str, timeout_s: float) -> None:
+        self.rank = rank
+        self.size = size
+        self._store = store
+        self._timeout_s = timeout_s
+        self._broken: str | None = None
+        self._nccl: Any = None
+        with self.named_errors("connect"):
+            self._gloo = backends.gloo(store, rank, size, host, timeout_s)
+
+    def close(self) -> None:
+        """Let the connections go."""
+        self._broken = "it was closed"
+        for backend in (self._gloo, self._nccl):
+            if backend is not None:
+                backend.shutdown()
+        self._gloo = self._nccl = None
+
+    def reduce_(self, flat: torch.Tensor, op: Op, factor: float) -> torch.Tensor:
+        """Reduce a contiguous tensor in place, and multiply it; an average is a sum here."""
+        wide = flat.to(wider().get(flat.dtype, flat.dtype))  # itself, if gloo knows the dtype
+        self._wait(self._of(flat).allreduce([wide], backends.reduce_options(op, self._timeout_s)))
+        scale_(wide, factor)
+        return flat if wide is flat else flat.copy_(wide)
+
+    def _of(self, tensor: torch.Tensor) -> Any:
+        """Return the backend for a tensor's device; NCCL's is made when it is first needed."""
+        if not tensor.is_cuda:
+            return self._gloo
+        if self._nccl is None:
+            self._nccl = backends.nccl(self._store, self.rank, self.size, self._timeout_s)
+        return self._nccl
+
+    def gather_even(self, mine: torch.Tensor, out: torch.Tensor) -> None:
+        """Gather as many bytes from each member into one flat tensor."""
+        self._wait(self._of(mine).allgather([list(out.chunk(self.size))], [mine]))
+
+    def gather(self, mine: torch.Tensor, out: torch.Tensor, nbytes: list[int]) -> None:
+        """Gather bytes, of which each member has its own number."""
+        import torch
+
+        largest = max(nbytes)
+        if min(nbytes) == largest:
+            self.gather_even(mine, out)
+        elif largest * self.size <= 2 * sum(nbytes):
+            padded = torch.empty(largest, dtype=torch.uint8, device=mine.device)
+            padded[: mine.numel()] = mine
+            wide = torch.empty(largest * self.size, dtype=torch.uint8, device=mine.device)
+            self.gather_even(padded, wide)
+            rows = wide.view(self.size, largest)
+            torch.cat([row[:count] for row, count in zip(rows, nbytes, strict=True)], out=out)
+        else:
+            for root, part in enumerate(out.split(nbytes)):
+                if root == self.rank:
+                    part.copy_(mine)
+                if part.numel():
+                    self.broadcast(part, root)
+
+    def broadcast(self, data: torch.Tensor, root: int) -> None:
+        """Fill bytes with those of member `root`."""
+        from torch.distributed import BroadcastOptions
+
+        options = BroadcastOptions()
+        options.rootRank = root
+        options.timeout = timedelta(seconds=self._timeout_s)
+        self._wait(self._of(data).broadcast([data], options))
+
+    def exchange(
+        self, tensor: torch.Tensor, out: torch.Tensor, sent: list[int], got: list[int]
+    ) -> None:
+        """Exchange rows: `sent` of them to each member, `got` from each."""
+        size = row_nbytes(tensor)
+        nbytes = ([count * size for count in counts] for counts in (got, sent))
+        self._wait(self._of(tensor).alltoall_base(bytes_of(out), bytes_of(tensor), *nbytes))
+
+    def _wait(self, work: Any) -> None:
+        work.wait(timedelta(seconds=self._timeout_s))
+
+    @contextmanager
+    def named_errors(self, doing: str) -> Iterator[None]:
+        """Turn PyTorch's errors inside into one that names the operation; then all is over."""
+        if self._broken is not None:
+            raise CollectiveError(f"this group can't {doing} any more: {self._broken}")
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, CollectiveError):
+                raise
+            self._broken = f"{doing} failed: {str(error).splitlines()[0]}"
+            raise CollectiveError(
+                f"rank {self.rank} of {self.size}: {self._broken}. A node was lost, or not all "
+                f"called this within {self._timeout_s:g} s"
+            ) from error
+
+
+def row_nbytes(tensor: torch.Tensor) -> int:
+    """Return how many bytes each row has."""
+    count: int = tensor.element_size()
+    for length in tensor.shape[1:]:
+        count *= length
+    return count
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a contiguous tensor, without copying them."""
+    import torch
+
+    return tensor.view(-1).view(torch.uint8)

@@ -1,0 +1,240 @@
+"""`run` and `run_elastic`: a function on all processes of a training, and what it returned.
+
+Runs in: driver
+
+https://github.com/horovod/horovod/blob/v0.28.1/horovod/spark/runner.py
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.driver.launch import launch
+from sparkdl.horovod.spark.task import Task, unpacked
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    from sparkdl.driver.controller import LogLine
+
+_log = logging.getLogger(__name__)
+_START_TIMEOUT_S = 600.0
+_ENDLESS_RESTARTS = 1000
+_ONE_MACHINE = "local"
+
+
+def run(  # noqa: PLR0913 (Horovod's options)
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    start_timeout: float | None = None,
+    use_mpi: bool | None = None,
+    use_gloo: bool | None = None,
+    extra_mpi_args: str | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    verbose: int = 1,
+    nics: Any = None,
+    prefix_output_with_timestamp: bool = False,
+    executable: str | None = None,
+    **options: Any,
+) -> list[Any]:
+    """Call `fn(*args, **kwargs)` in `num_proc` processes on Spark; return the results by rank.
+
+    The processes find each other by `hvd.init()`, of `sparkdl.horovod.torch`, `tensorflow` or
+    `keras`.
+
+    Args:
+        fn: its result may be anything that can be pickled, of some 12 MB at most.
+        num_proc: how many; by default Spark's default parallelism.
+        start_timeout: seconds until all must be there; by default `HOROVOD_SPARK_START_TIMEOUT`, or
+            600.
+        use_gloo: accepted; it is used anyway.
+        env: variables to set in each process.
+        stdout: where the processes' lines go, by default this one's standard output. Their error
+            output is among them; `stderr` is accepted.
+        verbose: 0 for no lines.
+        prefix_output_with_timestamp: whether lines begin with the time.
+        options: further ones of `sparkdl.launch`: `spark`, `framework`, `num_gpus`, `executor`.
+
+    Raises:
+        ConfigError: for `use_mpi`, `extra_mpi_args`, `nics` or `executable`; or if it cannot work.
+        NodeFailedError: if a process failed; and whatever `sparkdl.launch` raises.
+    """
+    _refuse(use_mpi=use_mpi, extra_mpi_args=extra_mpi_args, nics=nics, executable=executable)
+    where = _Where.of(options, num_proc)
+    options = _options(options, start_timeout, env, stdout, verbose, prefix_output_with_timestamp)
+    task = Task(fn, tuple(args), dict(kwargs or {}), dict(env or {}))
+    return _results(where, task, options)
+
+
+def run_elastic(  # noqa: PLR0913 (Horovod's options)
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    start_timeout: float | None = None,
+    elastic_timeout: float | None = None,
+    reset_limit: int | None = None,
+    env: Mapping[str, str] | None = None,
+    stdout: TextIO | None = None,
+    stderr: TextIO | None = None,
+    verbose: int = 1,
+    nics: Any = None,
+    prefix_output_with_timestamp: bool = False,
+    min_np: int | None = None,
+    max_np: int | None = None,
+    checkpoint_dir: str | None = None,
+    **options: Any,
+) -> list[Any]:
+    """Call `fn` as `run` does, again and again after failures, at the last `state.commit()`.
+
+    Args:
+        fn, args, kwargs, num_proc, start_timeout, env, stdout, verbose: see `run`.
+        min_num_proc: with how many to go on if lost ones do not come back; by default all.
+        max_num_proc: accepted; there are never more than `num_proc`.
+        elastic_timeout: seconds that a restart waits for lost processes; by default
+            `HOROVOD_ELASTIC_TIMEOUT`, or 600.
+        reset_limit: how many restarts there may be within an hour; by default 1000.
+        min_np, max_np: Horovod's older names.
+        checkpoint_dir: path or URL of a folder that all nodes reach, where commits are kept; a
+            training goes on at the last one in it. By default a temporary one, where all processes
+            are on this machine.
+        options: see `run`.
+
+    Returns:
+        The results of the processes that were there at the end, by rank.
+
+    Raises:
+        ConfigError: without `checkpoint_dir` on a cluster; see `run`.
+        NodeFailedError: if it failed more often than that, or twice the same way.
+    """
+    _refuse(nics=nics)
+    where = _Where.of(options, num_proc)
+    if (max_num_proc or max_np or 0) > where.num_proc:
+        _log.warning(
+            "max_num_proc=%s: the training has num_proc=%s processes at most",
+            *(max_num_proc or max_np, where.num_proc),
+        )
+    if elastic_timeout is None:
+        elastic_timeout = _seconds("HOROVOD_ELASTIC_TIMEOUT", _START_TIMEOUT_S)
+    options = _options(options, start_timeout, env, stdout, verbose, prefix_output_with_timestamp)
+    options |= {
+        "max_restarts": _ENDLESS_RESTARTS if reset_limit is None else reset_limit,
+        "min_nodes": min_num_proc or min_np,
+        "elastic_timeout": elastic_timeout,
+    }
+    task = Task(fn, tuple(args), dict(kwargs or {}), dict(env or {}))
+    with ExitStack() as stack:
+        if checkpoint_dir is None:
+            if not where.is_one_machine:
+                raise ConfigError(
+                    "run_elastic(checkpoint_dir=...) must be a path or URL that all nodes reach: "
+                    "state.commit() is kept there, and a restart goes on at it"
+                )
+            folder = tempfile.TemporaryDirectory(prefix="sparkdl-elastic-")
+            checkpoint_dir = str(Path(stack.enter_context(folder)))
+        return _results(where, task, {**options, "checkpoint_dir": checkpoint_dir})
+
+
+class _Where:
+    """On which Spark, and how many processes."""
+
+    def __init__(self, spark: SparkSession | SparkContext | None, num_proc: int) -> None:
+        self.spark = spark
+        self.num_proc = num_proc
+        self.is_one_machine = True
+
+    @classmethod
+    def of(cls, options: dict[str, Any], num_proc: int | None) -> _Where:
+        """Take `spark` out of `options`; ask Spark how many processes there are by default."""
+        spark = options.pop("spark", None)
+        if options.get("executor", "spark") == "local":
+            if num_proc is None:
+                raise ConfigError("executor='local' needs num_proc: how many processes")
+            return cls(None, num_proc)
+        from pyspark import SparkContext
+
+        context = getattr(spark, "sparkContext", spark) or SparkContext._active_spark_context
+        if context is None:
+            raise ConfigError(
+                "there is no active SparkContext: make a SparkSession first, or give spark=..."
+            )
+        if num_proc is None:
+            num_proc = context.defaultParallelism
+            _log.info("%d processes, Spark's default parallelism", num_proc)
+        where = cls(context, num_proc)
+        where.is_one_machine = str(context.master).startswith(_ONE_MACHINE)
+        return where
+
+
+def _results(where: _Where, task: Task, options: dict[str, Any]) -> list[Any]:
+    options = {"framework": "plain", "input_mode": "own", **options}
+    with launch(where.spark, task, None, where.num_proc, **options) as cluster:
+        return [unpacked(packed) for packed in cluster.results()]
+
+
+def _options(
+    options: dict[str, Any],
+    start_timeout: float | None,
+    env: Mapping[str, str] | None,
+    stdout: TextIO | None,
+    verbose: int,
+    with_time: bool,
+) -> dict[str, Any]:
+    if any(not isinstance(item, str) for pair in (env or {}).items() for item in pair):
+        raise ConfigError(f"env={env!r}: names and values must be strings")
+    if start_timeout is None:
+        start_timeout = _seconds("HOROVOD_SPARK_START_TIMEOUT", _START_TIMEOUT_S)
+    chosen: dict[str, Any] = {"reservation_timeout": start_timeout}
+    if verbose > 0 or stdout is not None:
+        chosen["on_log"] = _Printer(stdout, with_time)
+    return {**chosen, **options}
+
+
+class _Printer:
+    """Writes the lines of all processes to one stream."""
+
+    def __init__(self, stream: TextIO | None, with_time: bool) -> None:
+        self._stream = stream
+        self._with_time = with_time
+
+    def __call__(self, line: LogLine) -> None:
+        now = f"{datetime.now():%a %b %d %H:%M:%S %Y}" if self._with_time else ""
+        stream = sys.stdout if self._stream is None else self._stream
+        stream.write(f"{now}[{line.node}] {line.text}\n")
+        stream.flush()
+
+
+def _refuse(**given: Any) -> None:
+    advice = {
+        "use_mpi": "sparkdl uses no MPI",
+        "extra_mpi_args": "sparkdl uses no MPI",
+        "nics": "set SPARKDL_NODE_HOST on the executors, the address under which others reach them",
+        "executable": "set PYSPARK_PYTHON, Spark's own name for it",
+    }
+    for name, value in given.items():
+        if value:
+            raise ConfigError(f"{name}={value!r}: {advice[name]}")
+
+
+def _seconds(variable: str, default: float) -> float:
+    text = os.environ.get(variable, "")
+    try:
+        return float(text) if text else default
+    except ValueError:
+        raise ConfigError(f"{variable}={text!r} must be a number of seconds") from None

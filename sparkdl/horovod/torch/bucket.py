@@ -1,0 +1,61 @@
+"""Gradients that travel together, in one tensor.
+
+Runs in: child
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Bucket:
+    """Gradients in a row, and behind them a 1 for each that this process has.
+
+    Args:
+        params: whose gradients they are.
+    """
+
+    def __init__(self, params: Sequence[torch.nn.Parameter]) -> None:
+        import torch
+
+        self.params = list(params)
+        sizes = [param.numel() for param in self.params]
+        like = self.params[0]
+        self.flat = torch.zeros(sum(sizes) + len(sizes), dtype=like.dtype, device=like.device)
+        self.waits_for = len(sizes)
+        self._sizes = [*sizes, len(sizes)]
+
+    def fill(self, place: int, grad: torch.Tensor | None) -> None:
+        """Put a gradient in."""
+        *rows, presence = self.flat.split(self._sizes)
+        if grad is None:
+            rows[place].zero_()
+        else:
+            rows[place].view(grad.shape).copy_(grad.to_dense() if grad.is_sparse else grad)
+        presence[place] = 0.0 if grad is None else 1.0
+        self.waits_for -= 1
+
+    def spread(self, reduced: torch.Tensor, can_be_absent: bool) -> None:
+        """Put reduced gradients where they are from; where no process has one, none."""
+        import torch
+
+        *rows, presence = reduced.split(self._sizes)
+        is_there = [True] * len(rows)
+        if can_be_absent and any(param.grad is None for param in self.params):
+            is_there = (presence > 0).tolist()
+        grads, results = [], []
+        for param, row, there in zip(self.params, rows, is_there, strict=True):
+            if param.grad is None:
+                param.grad = row.view(param.shape).to(param.dtype, copy=True) if there else None
+            elif param.grad.is_sparse:
+                param.grad = row.view(param.shape).clone()
+            else:
+                grads.append(param.grad)
+                results.append(row.view(param.shape))
+        if grads:
+            torch._foreach_copy_(grads, results)
+        self.waits_for = len(rows)
