@@ -1,4 +1,4 @@
-"""What Horovod's callbacks do; `classes` makes callbacks of Keras 3 or tf_keras of it.
+"""What Horovod's callbacks do.
 
 Runs in: child
 
@@ -7,10 +7,8 @@ https://horovod.readthedocs.io/en/v0.28.1/api.html#module-horovod.keras.callback
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -18,28 +16,9 @@ import numpy as np
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import ProcessSet, global_process_set, group_of, rank, size
 from sparkdl.horovod.tensorflow.functions import broadcast_variables
-from sparkdl.horovod.tensorflow.optimizer import build
+from sparkdl.horovod.tensorflow.optimizer import build, variables_of
 
 _log = logging.getLogger(__name__)
-
-
-@functools.cache
-def classes(library: str) -> dict[str, type[Any]]:
-    """Return Horovod's callbacks by name.
-
-    Args:
-        library: `keras`, or `tf_keras`; `tf.keras` for the one that TensorFlow has.
-    """
-    keras = import_module("tensorflow").keras if library == "tf.keras" else import_module(library)
-    callback, checkpoint = keras.callbacks.Callback, keras.callbacks.ModelCheckpoint
-    parts: dict[str, tuple[type[Any], type[Any]]] = {
-        "BroadcastGlobalVariablesCallback": (Broadcast, callback),
-        "MetricAverageCallback": (MetricAverage, callback),
-        "LearningRateScheduleCallback": (Schedule, callback),
-        "LearningRateWarmupCallback": (Warmup, callback),
-        "BestModelCheckpoint": (BestModel, checkpoint),
-    }
-    return {name: type(name, bases, {"__doc__": bases[0].__doc__}) for name, bases in parts.items()}
 
 
 class Broadcast:
@@ -283,12 +262,6 @@ class BestModel:
         if not self.filepath:
             raise ConfigError("BestModelCheckpoint has no filepath: set it before fit")
         super().on_train_begin(logs)  # type: ignore[misc]
-
-
-def variables_of(optimizer: Any) -> list[Any]:
-    """Return the variables that an optimizer of Keras has by now."""
-    variables = getattr(optimizer, "variables", [])
-    return list(variables() if callable(variables) else variables)
 
 
 def number(value: Any) -> float:

@@ -6,9 +6,9 @@ Runs in: child
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from importlib import import_module
 from typing import Any
 
+from sparkdl.horovod.keras.making import library_named
 from sparkdl.horovod.tensorflow.compression import Compression, Compressor
 from sparkdl.horovod.tensorflow.optimizer import DistributedOptimizer
 
@@ -32,7 +32,7 @@ def load(
     Raises:
         ValueError: of Keras, if there is no such model.
     """
-    keras = import_module("tensorflow").keras if library == "tf.keras" else import_module(library)
+    keras = library_named(library)
     known = {kind.__name__: kind for kind in custom_optimizers or ()} | dict(custom_objects or {})
     model = keras.models.load_model(filepath, custom_objects=known)
     if getattr(model, "optimizer", None) is not None:

@@ -43,6 +43,7 @@ from sparkdl.horovod.common import (
     start_timeline,
     stop_timeline,
 )
+from sparkdl.horovod.tensorflow import elastic
 from sparkdl.horovod.tensorflow.compression import Compression
 from sparkdl.horovod.tensorflow.functions import (
     allgather_object,
@@ -59,19 +60,16 @@ from sparkdl.horovod.tensorflow.functions import (
     rank_op,
     size_op,
 )
-from sparkdl.horovod.tensorflow.ops import (
-    allgather,
-    allreduce,
-    alltoall,
-    broadcast,
-    grouped_allgather,
-    grouped_allreduce,
-    grouped_reducescatter,
-    reducescatter,
-)
+from sparkdl.horovod.tensorflow.ops import allgather, alltoall, broadcast, grouped_allgather
 from sparkdl.horovod.tensorflow.optimizer import (
     DistributedOptimizer,
     PartialDistributedOptimizer,
+)
+from sparkdl.horovod.tensorflow.reductions import (
+    allreduce,
+    grouped_allreduce,
+    grouped_reducescatter,
+    reducescatter,
 )
 from sparkdl.horovod.tensorflow.tape import (
     DistributedGradientTape,
@@ -110,6 +108,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

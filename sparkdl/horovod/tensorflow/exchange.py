@@ -19,6 +19,7 @@ import numpy as np
 
 from sparkdl.collectives.base import Group, Op
 from sparkdl.core.errors import ConfigError, RemovedError
+from sparkdl.horovod.common import ProcessSet, group_of
 
 Function = Callable[..., Sequence[np.ndarray]]
 
@@ -109,8 +110,9 @@ class ArrayExchange:
         return in_turn(work, tensors, [(t.dtype, any_rows(t)) for t in tensors])
 
 
-def exchange_of(group: Group) -> Exchange:
-    """Return how tensors travel in `group`: by its own operations of TensorFlow if it has any."""
+def exchange_for(process_set: ProcessSet) -> Exchange:
+    """Return how tensors travel in a process set: by its own operations of TensorFlow, if any."""
+    group = group_of(process_set)
     own: Exchange | None = getattr(group, "exchange", None)
     return own if own is not None else ArrayExchange(group)
 
@@ -179,3 +181,16 @@ def as_bytes(array: np.ndarray) -> np.ndarray:
     if array.dtype.hasobject:
         raise ConfigError(f"tensors of dtype {array.dtype} cannot be sent; use broadcast_object")
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def differentiable(
+    forward: Callable[..., list[Any]], gradient: Callable[..., list[Any]], inputs: Sequence[Any]
+) -> list[Any]:
+    """Return `forward(*inputs)`; its gradient is what `gradient` makes of the one from above."""
+    import tensorflow as tf
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def operation(*tensors: Any) -> tuple[list[Any], Callable[..., list[Any]]]:
+        return forward(*tensors), gradient
+
+    return list(operation(*inputs))

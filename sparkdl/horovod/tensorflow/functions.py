@@ -18,7 +18,7 @@ from sparkdl.horovod.common import (
     process_set_by_id,
     rank,
 )
-from sparkdl.horovod.tensorflow.exchange import exchange_of
+from sparkdl.horovod.tensorflow.exchange import exchange_for
 from sparkdl.horovod.tensorflow.ops import root_in
 
 
@@ -41,7 +41,7 @@ def broadcast_variables(
     import tensorflow as tf
 
     targets = list(variables)
-    exchange = exchange_of(group_of(process_set))
+    exchange = exchange_for(process_set)
     root = root_in(exchange, root_rank)
     if not targets or exchange.group.size == 1:
         return
@@ -80,7 +80,7 @@ def broadcast_object(
         CollectiveError: if members are lost or late.
     """
     _no_session(session)
-    exchange = exchange_of(group_of(process_set))
+    exchange = exchange_for(process_set)
     return exchange.group.broadcast_object(obj, root_in(exchange, root_rank), name)
 
 

@@ -16,7 +16,7 @@ from sparkdl.collectives.base import Op
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import Average, ProcessSet, global_process_set, op_of
 from sparkdl.horovod.tensorflow.compression import Compression, Compressor
-from sparkdl.horovod.tensorflow.ops import grouped_allreduce
+from sparkdl.horovod.tensorflow.reductions import grouped_allreduce
 
 BUCKET_NBYTES = 25 * 1024 * 1024
 """What PyTorch's DistributedDataParallel takes (`bucket_cap_mb`)."""

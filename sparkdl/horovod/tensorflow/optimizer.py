@@ -20,7 +20,7 @@ from sparkdl.horovod.common import Average, ProcessSet, global_process_set
 from sparkdl.horovod.tensorflow.compression import Compression, Compressor
 from sparkdl.horovod.tensorflow.gradients import Groups, Reduction, key_of
 from sparkdl.horovod.tensorflow.passes import Passes
-from sparkdl.horovod.tensorflow.tape import variables_of
+from sparkdl.horovod.tensorflow.tape import layer_variables
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def PartialDistributedOptimizer(  # noqa: N802 (Horovod's name)
         ConfigError: if an argument cannot be.
     """
     result = DistributedOptimizer(optimizer, *args, **options)
-    for variable in variables_of(local_layers):
+    for variable in layer_variables(local_layers):
         result.register_local_var(variable)
     return result
 
@@ -139,6 +139,12 @@ def build(optimizer: Any, variables: list[Any]) -> None:
 
             with keras.name_scope(optimizer.name):
                 optimizer.build(variables)
+
+
+def variables_of(optimizer: Any) -> list[Any]:
+    """Return the variables that an optimizer of Keras has by now."""
+    variables = getattr(optimizer, "variables", [])
+    return list(variables() if callable(variables) else variables)
 
 
 class _Settings:

@@ -9,7 +9,7 @@ import functools
 from typing import Any
 
 from sparkdl.horovod.common import Sum, global_process_set
-from sparkdl.horovod.tensorflow.ops import allreduce
+from sparkdl.horovod.tensorflow.reductions import allreduce
 
 
 @functools.cache

@@ -80,12 +80,12 @@ def PartialDistributedGradientTape(  # noqa: N802 (Horovod's name)
         ConfigError: if an argument cannot be.
     """
     tape = DistributedGradientTape(gradtape, *args, **options)
-    for variable in variables_of(local_layers):
+    for variable in layer_variables(local_layers):
         tape.register_local_source(variable)
     return tape
 
 
-def variables_of(layers: Any) -> list[Any]:
+def layer_variables(layers: Any) -> list[Any]:
     """Return the trainable variables of a layer or several.
 
     Raises:

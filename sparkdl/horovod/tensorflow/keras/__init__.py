@@ -54,12 +54,13 @@ from sparkdl.horovod.tensorflow.functions import (
     broadcast_variables,
     join,
 )
-from sparkdl.horovod.tensorflow.keras import callbacks
-from sparkdl.horovod.tensorflow.ops import allgather, allreduce, broadcast, reducescatter
+from sparkdl.horovod.tensorflow.keras import callbacks, elastic
+from sparkdl.horovod.tensorflow.ops import allgather, broadcast
 from sparkdl.horovod.tensorflow.optimizer import (
     DistributedOptimizer,
     PartialDistributedOptimizer,
 )
+from sparkdl.horovod.tensorflow.reductions import allreduce, reducescatter
 
 load_model = functools.partial(load, "tf.keras")
 """See `sparkdl.horovod.keras.loading.load`."""
@@ -91,6 +92,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

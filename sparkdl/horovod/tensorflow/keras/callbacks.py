@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkdl.horovod.keras.callback_parts import classes
+from sparkdl.horovod.keras.making import classes
 
 
 def __getattr__(name: str) -> Any:
