@@ -94,7 +94,7 @@ def has_place() -> bool:
     return _PROCESS.place is not None
 
 
-def enter() -> Place:
+def enter(transport: str | None = None) -> Place:
     """Find the other processes and connect with them; alone outside of a node.
 
     Raises:
@@ -113,7 +113,9 @@ def enter() -> Place:
     else:
         trainers: Sequence[Member] = ctx.world.trainers
         host, timeout_s = ctx.member.host, OPERATION_TIMEOUT_S
-        world = connect(ctx.rank, len(trainers), ctx.all_gather, host, timeout_s)
+        world = connect(
+            ctx.rank, len(trainers), ctx.all_gather, host, timeout_s, transport
+        )
         place = Place(ctx.rank, tuple(member.host for member in trainers), world)
     _PROCESS.place = place
     return place
