@@ -4,3 +4,17 @@ Runs in: child, driver
 
 See docs/horovod.md. https://horovod.readthedocs.io/en/v0.28.1/
 """
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "run":
+        from sparkdl.horovod.runner import run
+
+        return run
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,6 +12,7 @@ from typing import Any
 
 import cloudpickle
 
+from sparkdl.core.settings import visible_gpus
 from sparkdl.node.context import NodeContext
 
 
@@ -33,6 +34,14 @@ class Task:
         os.environ.update(self.env)
         packed: bytes = cloudpickle.dumps(self.fn(*self.args, **self.kwargs))
         return packed
+
+
+def get_available_devices() -> list[str]:
+    """Return the numbers of the GPUs that this process was given, by which frameworks know them.
+
+    Inside a process these count from 0, for it sees no others.
+    """
+    return [str(number) for number, _ in enumerate(visible_gpus() or ())]
 
 
 def unpacked(packed: bytes) -> Any:

@@ -1,0 +1,144 @@
+"""Trainings by `run_elastic` that lose a process, and go on at their last commit."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkdl.core.errors import ConfigError, NodeFailedError
+from sparkdl.horovod.spark import run, run_elastic
+
+pytestmark = pytest.mark.torch
+
+ROWS, BATCH, EPOCHS = 22, 3, 2
+LOCAL: dict[str, Any] = {"executor": "local", "framework": "torch", "show_progress": False}
+
+
+def train(dies_at: int) -> dict[str, Any]:
+    """Train on rows of a sampler, committing every other batch; rank 1 kills itself once."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    import sparkdl.horovod.torch as hvd
+    from sparkdl.node.context import current
+
+    torch.set_num_threads(1)
+    hvd.init()
+    x = torch.arange(float(ROWS)).view(ROWS, 1) / ROWS
+    data = TensorDataset(x, 3 * x + 1, torch.arange(ROWS))
+    torch.manual_seed(hvd.rank())
+    model = torch.nn.Linear(1, 1)
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = hvd.DistributedOptimizer(optimizer, model.named_parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    sampler = hvd.elastic.ElasticSampler(data, seed=5)
+    resets: list[int] = []
+    state = hvd.elastic.TorchState(
+        model, optimizer, sampler=sampler, schedule=schedule, epoch=0, batch=0, seen=[]
+    )
+    state.register_reset_callbacks([lambda: resets.append(hvd.size())])
+
+    @hvd.elastic.run
+    def fit(state: Any) -> dict[str, Any]:
+        begun = (state.epoch, state.batch)
+        while state.epoch < EPOCHS:
+            sampled = DataLoader(data, batch_size=BATCH, sampler=state.sampler)
+            for xs, ys, numbers in sampled:
+                optimizer.zero_grad()
+                torch.nn.functional.mse_loss(model(xs), ys).backward()
+                optimizer.step()
+                schedule.step()
+                state.seen = state.seen + [n for r in hvd.allgather(numbers) for n in [int(r)]]
+                state.sampler.record_batch(state.batch, len(numbers))
+                state.batch += 1
+                dies = state.epoch == 1 and state.batch == dies_at and hvd.rank() == 1
+                if dies and not current().restarts:  # type: ignore[union-attr]
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if state.batch % 2 == 0:
+                    state.commit()
+            state.epoch, state.batch = state.epoch + 1, 0
+            state.sampler.set_epoch(state.epoch)
+        return {"begun": begun}
+
+    found = fit(state)
+    found |= {"seen": state.seen, "resets": resets, "rate": schedule.get_last_lr()}
+    return found | {
+        "weights": [p.detach().numpy() for p in model.parameters()],
+        "type": type(state),
+    }
+
+
+def test_killed_process_costs_what_came_after_the_last_commit(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    options = {"num_proc": 2, "verbose": 0, **LOCAL}
+    killed = run_elastic(train, (3,), checkpoint_dir=str(tmp_path), **options)
+    undisturbed = run_elastic(train, (0,), **options)
+    for mine, other in zip(killed, undisturbed, strict=True):
+        assert mine["begun"] == (1, 2), "the commit before the third batch of the second epoch"
+        assert other["begun"] == (0, 0)
+        assert (mine["resets"], other["resets"]) == ([2], [])
+        assert mine["seen"] == other["seen"], "the same rows, in the same order"
+        assert sorted(mine["seen"]) == sorted([*range(ROWS)] * EPOCHS)
+        assert mine["rate"] == other["rate"]
+        for one, two in zip(mine["weights"], other["weights"], strict=True):
+            assert one == pytest.approx(two, abs=1e-6)
+        assert mine["type"].__name__ == "TorchState", "results may be anything"
+
+
+def place(greeting: str, who: str) -> tuple[Any, ...]:
+    import sparkdl.horovod.torch as hvd
+
+    hvd.init()
+    state = hvd.elastic.ObjectState(value=hvd.rank())
+    with pytest.raises(ConfigError, match="must define snapshot"):
+        hvd.elastic.State().snapshot()
+    state.value = [hvd.rank() + 1]
+    state.commit()
+    state.value.append(7)
+    state.restore()
+    state.sync()
+    print(f"{greeting} {who}")
+    return hvd.rank(), hvd.size(), os.environ["PLACE"], state.value, lambda: hvd.rank
+
+
+def test_run_returns_what_all_processes_returned(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = io.StringIO()
+    results = run(
+        place, ("hello",), {"who": "you"}, 2, env={"PLACE": "here"}, stdout=lines, **LOCAL
+    )
+    assert [each[:4] for each in results] == [(0, 2, "here", [1]), (1, 2, "here", [1])]
+    assert "[worker:1] hello you\n" in lines.getvalue()
+    monkeypatch.setenv("HOROVOD_SPARK_START_TIMEOUT", "soon")
+    for wrong, why in (
+        ({"use_mpi": True}, "no MPI"),
+        ({"extra_mpi_args": "-x"}, "no MPI"),
+        ({"nics": ["eth0"]}, "SPARKDL_NODE_HOST"),
+        ({"executable": "python"}, "PYSPARK_PYTHON"),
+        ({"env": {"A": 1}}, "must be strings"),
+        ({}, "HOROVOD_SPARK_START_TIMEOUT='soon'"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            run(place, num_proc=2, **{**LOCAL, **wrong})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="needs num_proc"):
+        run(place, **LOCAL)
+
+
+def fail() -> None:
+    import sparkdl.horovod.torch as hvd
+
+    hvd.init()
+    if hvd.rank():
+        raise OSError("no luck")
+    hvd.barrier()
+
+
+def test_failure_names_its_cause() -> None:
+    with pytest.raises(NodeFailedError, match="no luck"):
+        run(fail, num_proc=2, verbose=0, **LOCAL)
