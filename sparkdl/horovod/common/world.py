@@ -113,9 +113,7 @@ def enter(transport: str | None = None) -> Place:
     else:
         trainers: Sequence[Member] = ctx.world.trainers
         host, timeout_s = ctx.member.host, OPERATION_TIMEOUT_S
-        world = connect(
-            ctx.rank, len(trainers), ctx.all_gather, host, timeout_s, transport
-        )
+        world = connect(ctx.rank, len(trainers), ctx.all_gather, host, timeout_s, transport)
         place = Place(ctx.rank, tuple(member.host for member in trainers), world)
     _PROCESS.place = place
     return place

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sparkdl.core.errors import RemovedError
 from sparkdl.horovod.common import (
     Adasum,
     Average,
@@ -147,4 +148,9 @@ def __getattr__(name: str) -> Any:
         from sparkdl.horovod.tensorflow.sync_batch_norm import layer_class
 
         return layer_class()
+    if name == "BroadcastGlobalVariablesHook":
+        raise RemovedError(
+            "hvd.BroadcastGlobalVariablesHook is for TensorFlow 1: call hvd.broadcast_variables("
+            "model.variables, root_rank=0), or use BroadcastGlobalVariablesCallback in fit"
+        )
     raise AttributeError(f"module 'sparkdl.horovod.tensorflow' has no attribute {name!r}")

@@ -157,16 +157,21 @@ def turn() -> Any:
         return tf.Variable(0, trainable=False, dtype=tf.int32, name="sparkdl_exchanges")
 
 
-def any_rows(tensor: Any) -> Any:
-    """Return the static shape of `tensor` but for the number of its rows.
+def with_rows(tensor: Any) -> Any:
+    """Return the tensor, if it has rows.
 
     Raises:
         ConfigError: if it is a scalar.
     """
-    import tensorflow as tf
-
     if tensor.shape.rank == 0:
         raise ConfigError("a scalar has no rows to gather or share out; give it the shape [1]")
+    return tensor
+
+
+def any_rows(tensor: Any) -> Any:
+    """Return the static shape of `tensor` but for the number of its rows."""
+    import tensorflow as tf
+
     if tensor.shape.rank is None:
         return tf.TensorShape(None)
     return tf.TensorShape([None]).concatenate(tensor.shape[1:])

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sparkdl.collectives.base import Op
+from sparkdl.collectives.base import Op, even_splits
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import ProcessSet, global_process_set
-from sparkdl.horovod.tensorflow.exchange import Exchange, differentiable, exchange_for
+from sparkdl.horovod.tensorflow.exchange import Exchange, differentiable, exchange_for, with_rows
 
 
 def allgather(
@@ -49,7 +49,7 @@ def grouped_allgather(
     if not tensors:
         return []
     exchange = exchange_for(process_set)
-    inputs = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    inputs = [with_rows(tf.convert_to_tensor(tensor)) for tensor in tensors]
 
     def gather(*parts: Any) -> list[Any]:
         return exchange.all_gather(list(parts), name)
@@ -119,19 +119,22 @@ def alltoall(
     import tensorflow as tf
 
     exchange = exchange_for(process_set)
+    rows = with_rows(tf.convert_to_tensor(tensor))
     counts = tf.zeros([0], tf.int32) if splits is None else tf.cast(splits, tf.int32)
+    if tf.executing_eagerly():
+        even_splits(int(rows.shape[0]), exchange.group.size, counts.numpy())
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def send(value: Any) -> tuple[Any, Callable[..., Any]]:
-        rows, got = exchange.all_to_all(value, counts, name)
+        received, got = exchange.all_to_all(value, counts, name)
 
         def gradient(upstream: Any, _: Any = None) -> Any:
             return exchange.all_to_all(tf.convert_to_tensor(upstream), got)[0]
 
-        return (rows, got), gradient
+        return (received, got), gradient
 
-    rows, got = send(tf.convert_to_tensor(tensor))
-    return rows if splits is None else (rows, got)
+    received, got = send(rows)
+    return received if splits is None else (received, got)
 
 
 def root_in(exchange: Exchange, root_rank: int) -> int:

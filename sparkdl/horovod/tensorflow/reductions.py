@@ -14,7 +14,7 @@ from sparkdl.collectives.base import Op
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import ProcessSet, global_process_set, op_of
 from sparkdl.horovod.tensorflow.compression import Compression, Compressor
-from sparkdl.horovod.tensorflow.exchange import Exchange, differentiable, exchange_for
+from sparkdl.horovod.tensorflow.exchange import Exchange, differentiable, exchange_for, with_rows
 
 
 def allreduce(  # noqa: PLR0913 (Horovod's arguments)
@@ -143,7 +143,7 @@ def grouped_reducescatter(
         factor *= exchange.group.size if how is Op.SUM else 1.0  # as Horovod's
         return exchange.all_gather([_scaled(tf.convert_to_tensor(g), factor) for g in upstream])
 
-    packed = [compression.compress(tf.convert_to_tensor(tensor)) for tensor in tensors]
+    packed = [compression.compress(with_rows(tf.convert_to_tensor(t))) for t in tensors]
     shares = differentiable(scatter, gradient, [tensor for tensor, _ in packed])
     pairs = zip(shares, packed, strict=True)
     return [compression.decompress(share, ctx) for share, (_, ctx) in pairs]
