@@ -28,6 +28,8 @@ _ROOT = Path(__file__).parent.parent
 _SLOW_TIMEOUT_S = 300
 _SLOW = ("spark", "tensorflow", "torch", "jax")
 _LAST = 100
+_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Of every JVM of the tests: they live too shortly to win back what optimising them costs."""
 
 # Machines are slow at times: an example may take as long as its test.
 settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -106,6 +108,7 @@ def run_name(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(RUN_VARIABLE, name)
         patch.setenv("TMPDIR", folder)
+        patch.setenv("JAVA_TOOL_OPTIONS", _JAVA_OPTIONS)
         patch.setenv("CUDA_VISIBLE_DEVICES", "")  # tests marked gpu unset it
         patch.setattr(tempfile, "tempdir", folder)
         path = os.environ.get("PYTHONPATH")

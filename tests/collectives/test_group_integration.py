@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ def exchange(args: None, ctx: NodeContext) -> dict[str, Any]:
     from sparkdl.collectives.group import Op, connect
 
     torch.set_num_threads(1)
-    group = connect(ctx.rank, SIZE, ctx.all_gather, ctx.member.host, 60.0)
+    group: Any = connect(ctx.rank, SIZE, ctx.all_gather, ctx.member.host, 60.0)
     assert (group.rank, group.size, group.ranks) == (ctx.rank, SIZE, (0, 1, 2))
     mine = array(ctx.rank)
     found: dict[str, Any] = {op.value: group.all_reduce([mine + 1], op)[0] for op in Op}
@@ -46,7 +47,7 @@ def exchange(args: None, ctx: NodeContext) -> dict[str, Any]:
     assert group.broadcast_object(Op.MAX if ctx.rank == 1 else None, 1) is Op.MAX
     assert np.array_equal(mine, array(ctx.rank)), "arguments are not changed"
     # What is submitted goes on beside, in order.
-    waits = [group.submit(lambda n=n: group.tensors.barrier() or n) for n in range(5)]
+    waits = [group.submit(partial(beside, group, number)) for number in range(5)]
     found["behind"] = group.all_reduce([mine], Op.SUM)[0]
     assert [wait.result() for wait in waits] == [*range(5)]
     found |= narrow(group)
@@ -57,6 +58,11 @@ def exchange(args: None, ctx: NodeContext) -> dict[str, Any]:
     group.barrier()
     found |= lost(group, ctx)
     return found
+
+
+def beside(group: Any, number: int) -> int:
+    group.tensors.barrier()
+    return number
 
 
 def narrow(group: Any) -> dict[str, Any]:
@@ -81,7 +87,7 @@ def refused(group: Any, ctx: NodeContext) -> dict[str, Any]:
     with pytest.raises(CollectiveError) as info:
         group.barrier() if ctx.rank else group.all_gather(np.zeros(3))
     said.append(str(info.value))
-    for wrong in (
+    wrongs: tuple[Any, ...] = (
         lambda: group.all_reduce([np.zeros(3, complex)]),
         lambda: group.all_gather(np.array([object()])),
         lambda: group.all_to_all(np.zeros(3), [1, 1, 0]),
@@ -89,7 +95,8 @@ def refused(group: Any, ctx: NodeContext) -> dict[str, Any]:
         lambda: group.broadcast(np.zeros(3), SIZE),
         lambda: group.subgroup([0, 0]),
         lambda: group.subgroup([SIZE]),
-    ):
+    )
+    for wrong in wrongs:
         with pytest.raises(ConfigError):
             wrong()
     group.barrier()

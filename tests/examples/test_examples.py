@@ -116,3 +116,16 @@ def test_checkpoints(tmp_path: Path) -> None:
     assert said(tmp_path, program, "goes on at step") == 120
     kept = sorted((tmp_path / "out" / "checkpoints").iterdir())
     assert [path.name.split("-")[1] for path in kept] == ["0000000300", "0000000320"]
+
+
+@pytest.mark.spark
+@pytest.mark.torch
+def test_horovod(tmp_path: Path) -> None:
+    program = submit("horovod/torch_digits.py", "--fp16-allreduce")
+    assert said(tmp_path, program, "test accuracy") > 0.85
+
+
+@pytest.mark.torch
+def test_elastic_horovod(tmp_path: Path) -> None:
+    program = [sys.executable, str(EXAMPLES / "horovod" / "elastic_digits.py"), "--die-at=47"]
+    assert said(tmp_path, program, "goes on at step") == 40

@@ -16,7 +16,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.node.context import NodeContext
 
 ROWS, STEPS = 64, 4
-ALL = {  # what DistributedOptimizer is given, and fit's and compile's own
+ALL: dict[str, dict[str, Any]] = {  # of DistributedOptimizer and compile
     "adam": {},
     "passes": {"backward_passes_per_step": 2, "average_aggregated_gradients": True},
     "buckets": {"gradient_predivide_factor": 2.0, "groups": 2, "steps_per_execution": 2},

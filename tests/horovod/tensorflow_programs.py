@@ -33,7 +33,7 @@ def everything_without_torch(args: Any, ctx: NodeContext) -> dict[str, Any]:
     found: dict[str, Any] = {case.__name__: case() for case in CASES}
     found["transport"] = transport()
     try:
-        joins()
+        begin().join()
     except ConfigError as error:
         found["joins"] = str(error)
     begin().shutdown()

@@ -125,7 +125,7 @@ def test_run_returns_what_all_processes_returned(
         ({}, "HOROVOD_SPARK_START_TIMEOUT='soon'"),
     ):
         with pytest.raises(ConfigError, match=why):
-            run(place, num_proc=2, **{**LOCAL, **wrong})  # type: ignore[arg-type]
+            run(place, num_proc=2, **{**LOCAL, **wrong})
     with pytest.raises(ConfigError, match="needs num_proc"):
         run(place, **LOCAL)
 

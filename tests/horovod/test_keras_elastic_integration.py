@@ -53,10 +53,10 @@ def train() -> dict[str, Any]:
         left = EPOCHS - state.epoch
         model.fit(x, 2 * x, batch_size=8, epochs=left, callbacks=callbacks, verbose=0)
 
-    state = hvd.elastic.KerasState(model, epoch=0, batch=0)
+    state: Any = hvd.elastic.KerasState(model, epoch=0, batch=0)
     state.register_reset_callbacks([lambda: resets.append(hvd.size())])
     fit(state)
-    plain = hvd_tf.elastic.TensorFlowState([tf.Variable([float(hvd.rank())])], word=hvd.rank())
+    plain: Any = hvd_tf.elastic.TensorFlowState([tf.Variable([float(hvd.rank())])], word=hvd.rank())
     plain.sync()
     plain.variables[0].assign([5.0])
     plain.word = "other"

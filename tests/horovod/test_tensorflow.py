@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -21,7 +22,7 @@ pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 pytestmark = [pytest.mark.tensorflow, pytest.mark.torch, pytest.mark.timeout(300)]
 
 DONE_S = 200.0
-_HOW = {
+_HOW: dict[str, Callable[[Any, Any], Any]] = {
     "Average": lambda a, b: (a + b) / 2,
     "Sum": np.add,
     "Min": np.minimum,
@@ -101,11 +102,11 @@ def test_graphs_keep_the_order_of_the_program(ranks: list[dict[str, Any]]) -> No
 
 def test_gradients_are_those_of_horovod(ranks: list[dict[str, Any]]) -> None:
     one = np.arange(1.0, 5.0)  # what comes from above, times rank + 1
-    wanted = [
+    wanted: list[dict[str, Any]] = [
         {"allgather": [1.5, 0, 0, 0], "broadcast": one * 0, "alltoall": [1, 2, 4, 6]},
         {"allgather": [3, 4.5, 0, 0], "broadcast": one * 1.5, "alltoall": [2, 8, 10, 12]},
     ]
-    same = {
+    same: dict[str, Any] = {
         "sum": one * 3,
         "average": one * 3,  # prescale_factor 2
         "reducescatter": [2, 4, 4, 8],

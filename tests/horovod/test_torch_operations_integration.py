@@ -187,7 +187,7 @@ def refusals(hvd: Any) -> None:
     from sparkdl.core.errors import ConfigError, RemovedError
 
     tensor = torch.zeros(2)
-    for wrong in (
+    wrongs: tuple[Any, ...] = (
         lambda: hvd.allreduce(tensor, op="Sum"),
         lambda: hvd.allreduce(tensor, average=True, op=hvd.Sum),
         lambda: hvd.allreduce(tensor.to(torch.complex64)),
@@ -199,25 +199,29 @@ def refusals(hvd: Any) -> None:
         lambda: hvd.mpi_threads_supported(),
         lambda: hvd.ProcessSet("all"),
         lambda: hvd.add_process_set([SIZE]),
-    ):
+    )
+    for wrong in wrongs:
         with pytest.raises(ConfigError):
             wrong()
-    for removed in (
+    removals: tuple[Any, ...] = (
         lambda: hvd.allreduce(tensor, op=hvd.Adasum),
         lambda: hvd.start_timeline("file"),
         lambda: hvd.stop_timeline(),
-    ):
+    )
+    for removed in removals:
         with pytest.raises(RemovedError):
             removed()
     with pytest.raises(hvd.HorovodInternalError, match="the members called different things"):
         hvd.allreduce(torch.zeros(2 + hvd.rank()))
 
 
-def plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
+def plain(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: lowered(value) for name, value in found.items()}
+
+
+def lowered(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [lowered(item) for item in value]
     return value.detach().numpy() if hasattr(value, "detach") else value
 
 

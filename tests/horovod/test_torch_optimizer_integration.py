@@ -49,7 +49,7 @@ def network(seed: int = 7) -> Any:
     """Return a network of which a layer is used for some batches alone."""
     import torch
 
-    class Network(torch.nn.Module):
+    class Network(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.first = torch.nn.Linear(3, 5)

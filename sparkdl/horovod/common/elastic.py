@@ -182,6 +182,10 @@ class ObjectState(State):
         self._saved_state = kwargs
         self.restore()
 
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
     def save(self) -> None:
         """Keep copies of the objects in memory."""
         self._saved_state = {name: copy.deepcopy(getattr(self, name)) for name in self._saved_state}

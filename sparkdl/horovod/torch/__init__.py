@@ -9,7 +9,7 @@ https://horovod.readthedocs.io/en/v0.28.1/api.html#module-horovod.torch
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.horovod.common import (
     Adasum,
@@ -84,6 +84,9 @@ from sparkdl.horovod.torch.reductions import (
     reducescatter_async,
     sparse_allreduce_async,
 )
+
+if TYPE_CHECKING:
+    from sparkdl.horovod.torch import elastic
 
 __all__ = [
     "Adasum",
