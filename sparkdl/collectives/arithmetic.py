@@ -28,15 +28,17 @@ def wider() -> dict[torch.dtype, torch.dtype]:
     return {torch.int16: torch.int32, torch.bool: torch.uint8}
 
 
-def scale_(tensor: torch.Tensor, factor: float) -> torch.Tensor:
-    """Multiply in place; whole numbers are rounded towards zero."""
+def scale_(tensor: torch.Tensor, factor: float, divisor: int = 1) -> torch.Tensor:
+    """Multiply by `factor / divisor` in place; whole numbers are rounded towards zero."""
     import torch
 
-    if factor == 1.0:
+    if factor == divisor:
         return tensor
     if tensor.is_floating_point() or tensor.is_complex():
-        return tensor.mul_(factor)
-    return tensor.copy_((tensor.to(torch.float64) * factor).trunc())
+        return tensor.mul_(factor / divisor)
+    if factor == 1.0:
+        return tensor.copy_(torch.div(tensor, divisor, rounding_mode="trunc"))
+    return tensor.copy_((tensor.to(torch.float64) * factor / divisor).trunc())
 
 
 def reduced(parts: torch.Tensor, op: Op) -> torch.Tensor:

@@ -18,6 +18,7 @@ import numpy as np
 
 from sparkdl.collectives.arithmetic import dtypes
 from sparkdl.collectives.base import Array, Group, Op
+from sparkdl.collectives.memory import Reused
 from sparkdl.collectives.tensors import TensorGroup
 from sparkdl.core.errors import CollectiveError, ConfigError
 
@@ -85,6 +86,7 @@ class GlooGroup(Group):
 
         super().__init__(rank, ranks, key, timeout_s)
         self._store, self._prefix, self._host = store, prefix, host
+        self._memory = Reused()
         self._subgroups: list[GlooGroup | None] = []
         own = PrefixStore(prefix, store)
         self.tensors = TensorGroup(rank, len(self.ranks), own, host, timeout_s)
@@ -96,7 +98,11 @@ class GlooGroup(Group):
         results: dict[int, Array] = {}
         for dtype in dict.fromkeys(array.dtype for array in arrays):
             numbers = [i for i, array in enumerate(arrays) if array.dtype == dtype]
+<<<<<<< HEAD
             flat = _aligned(sum(arrays[i].size for i in numbers), dtype)
+=======
+            flat = self._memory.empty(sum(arrays[i].size for i in numbers), dtype)
+>>>>>>> hvd
             start = 0
             for i in numbers:
                 stop = start + arrays[i].size

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakMethod
 
 from sparkdl.collectives.announcements import HEAD_WORDS, Call, Kind
 from sparkdl.collectives.arithmetic import dtypes, reduced, scale_
@@ -38,7 +39,7 @@ class TensorGroup:
         self.rank = rank
         self.size = size
         self._wire = Wire(rank, size, store, host, timeout_s)
-        self._steps: list[Callable[[], None]] = []
+        self._steps: list[WeakMethod[Callable[[], None]]] = []
 
     def all_reduce_(
         self,
@@ -67,11 +68,9 @@ class TensorGroup:
         self, flat: torch.Tensor, op: Op, prescale: float = 1.0, postscale: float = 1.0
     ) -> torch.Tensor:
         """Do what `all_reduce_` does, when the members have agreed on it already."""
-        if op is Op.AVERAGE:
-            postscale = postscale / self.size
         scale_(flat, prescale)
         with self._wire.named_errors("all_reduce"):
-            return self._wire.reduce_(flat, op, postscale)
+            return self._wire.reduce_(flat, op, postscale, self._divisor(op))
 
     def all_gather(self, tensor: torch.Tensor, what: str = "") -> tuple[torch.Tensor, list[int]]:
         """Return the rows of all members by rank, and how many came from each."""
@@ -140,18 +139,21 @@ class TensorGroup:
             self._wire.exchange(tensor, parts, sent, [mine] * self.size)
         scale_(parts, prescale)
         out = reduced(parts, op)
-        return scale_(out, postscale / self.size if op is Op.AVERAGE else postscale)
+        return scale_(out, postscale, self._divisor(op))
+
+    def _divisor(self, op: Op) -> int:
+        return self.size if op is Op.AVERAGE else 1
 
     def barrier(self) -> None:
         """Wait until all members have called this."""
         self.agree(Call(Kind.BARRIER, ""))
 
-    def register_step(self, join_step: Callable[[], None]) -> int:
+    def register_step(self, join_step: WeakMethod[Callable[[], None]]) -> int:
         """Return the number of an operation of several reductions, for `step`.
 
         Args:
-            join_step: takes part in the reductions for a member that has joined; called after
-                the members have agreed on the step.
+            join_step: a method that takes part in the reductions for a member that has joined;
+                called after the members have agreed on the step.
         """
         self._steps.append(join_step)
         return len(self._steps) - 1
@@ -180,7 +182,10 @@ class TensorGroup:
         import torch
 
         if head[0] == Kind.STEP:
-            self._steps[head[4]]()
+            join_step = self._steps[head[4]]()
+            if join_step is None:
+                raise CollectiveError("the others step an optimizer that is no longer here")
+            join_step()
         else:
             device = "cuda" if head[5] else "cpu"
             self.reduce_now_(torch.zeros(head[2], dtype=dtypes()[head[3]], device=device), Op.SUM)

@@ -48,11 +48,11 @@ class Wire:
                 backend.shutdown()
         self._gloo = self._nccl = None
 
-    def reduce_(self, flat: torch.Tensor, op: Op, factor: float) -> torch.Tensor:
-        """Reduce a contiguous tensor in place, and multiply it; an average is a sum here."""
+    def reduce_(self, flat: torch.Tensor, op: Op, factor: float, divisor: int) -> torch.Tensor:
+        """Reduce a contiguous tensor in place, and scale it; an average is a sum here."""
         wide = flat.to(wider().get(flat.dtype, flat.dtype))  # itself, if gloo knows the dtype
         self._wait(self._of(flat).allreduce([wide], backends.reduce_options(op, self._timeout_s)))
-        scale_(wide, factor)
+        scale_(wide, factor, divisor)
         return flat if wide is flat else flat.copy_(wide)
 
     def _of(self, tensor: torch.Tensor) -> Any:

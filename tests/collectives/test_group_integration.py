@@ -35,6 +35,7 @@ def exchange(args: None, ctx: NodeContext) -> dict[str, Any]:
     mine = array(ctx.rank)
     found: dict[str, Any] = {op.value: group.all_reduce([mine + 1], op)[0] for op in Op}
     found["dtypes"] = group.all_reduce([array(ctx.rank, dtype) for dtype in DTYPES], Op.SUM)
+    found["whole"] = group.all_reduce([(array(ctx.rank, "int64") - 2) * 2**60 // 49])[0]
     found["scalar"], found["none"] = group.all_reduce([np.float32(ctx.rank), mine[:0]], Op.SUM)
     found["rows"] = group.all_gather(array(ctx.rank, "float32", rows=ctx.rank))
     found["much"] = group.all_gather(array(ctx.rank, rows=1000 if ctx.rank == 1 else 1))
@@ -125,7 +126,7 @@ def lost(group: Any, ctx: NodeContext) -> dict[str, Any]:
     return {"lost": [*said, str(info.value)]}
 
 
-def test_members_have_what_numpy_computes() -> None:
+def test_members_have_what_numpy_computes() -> None:  # noqa: PLR0915 (one line, one result)
     pytest.importorskip("torch", reason="PyTorch is not installed")
     arrays = [array(rank) for rank in range(SIZE)]
     stack = np.stack(arrays)
@@ -148,6 +149,8 @@ def test_members_have_what_numpy_computes() -> None:
             assert total.dtype == dtype
             expected = stack.any(0) if dtype == "bool" else stack.sum(0)
             np.testing.assert_array_equal(total, expected, err_msg=dtype)
+        wide = ((stack - 2) * 2**60 // 49).sum(0)
+        np.testing.assert_array_equal(found["whole"], np.sign(wide) * (np.abs(wide) // SIZE))
         assert (float(found["scalar"]), found["none"].shape) == (3.0, (0, 3))
         rows = [array(other, "float32", rows=other) for other in range(SIZE)]
         np.testing.assert_array_equal(found["rows"], np.concatenate(rows))

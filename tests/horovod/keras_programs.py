@@ -30,6 +30,12 @@ def keras_3(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
     import sparkdl.horovod.keras as hvd
 
     found = _everything(hvd, Path(args["folder"]), list(ALL))
+    import keras
+
+    def scaled() -> Any:
+        return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01))
+
+    found["fits"]["scaled"] = equals_one_process(hvd, scaled, {})
     return found | {"jit": keeps_out_of_xla(hvd)}
 
 
@@ -58,6 +64,7 @@ def _everything(hvd: Any, folder: Path, fits: list[str]) -> dict[str, Any]:
         "rank": hvd.rank(),
         "module": type(adam(0.1)).__module__.partition(".")[0],
         "advanced": trains_as_the_advanced_example(hvd, folder),
+        "local": leaves_local_layers_alone(hvd),
         "refused": refuses(hvd),
     }
 
@@ -169,6 +176,22 @@ class Seen:
 
         made = tf.keras.callbacks.LambdaCallback(on_train_batch_end=note)
         return made
+
+
+def leaves_local_layers_alone(hvd: Any) -> list[float]:
+    """Take a step of 1 along gradients `rank + 1`; return how far a shared and a local layer go."""
+    import tensorflow as tf
+
+    variables = [tf.Variable(0.0), tf.Variable(0.0)]
+
+    class Layer:
+        trainable_weights = variables[1:]
+
+    optimizer = tf.keras.optimizers.SGD(1.0)
+    partial = hvd.PartialDistributedOptimizer(optimizer, local_layers=Layer())
+    gradients = [tf.constant(hvd.rank() + 1.0)] * 2
+    partial.apply_gradients(list(zip(gradients, variables, strict=True)))
+    return [float(variable.numpy()) for variable in variables]
 
 
 def corrects_the_momentum(hvd: Any, legacy: Any) -> list[float]:

@@ -37,6 +37,10 @@ def test_fit_on_two_nodes_equals_fit_in_one_process(ranks: list[dict[str, Any]])
         assert first["steps"] == 2 * STEPS, name
 
 
+def test_local_layers_keep_their_gradients(ranks: list[dict[str, Any]]) -> None:
+    assert [found["local"] for found in ranks] == [[-1.5, -0.5], [-1.5, -1.0]]
+
+
 def test_metrics_are_averaged(ranks: list[dict[str, Any]]) -> None:
     first, second = (found["advanced"] for found in ranks)
     assert first["history"] == second["history"]

@@ -44,12 +44,26 @@ def operate(args: None, ctx: NodeContext) -> dict[str, Any]:
     found |= sets(hvd, evens, torch.from_numpy(array(ctx.rank)))
     found |= states(hvd, ctx.rank)
     refusals(hvd)
+    found["beside"] = beside(torch.distributed, hvd)
     hvd.barrier()
     hvd.shutdown()
     assert not hvd.is_initialized()
     hvd.init()
     found["again"] = float(hvd.allreduce(torch.tensor(float(ctx.rank)), op=hvd.Sum))
     return found
+
+
+def beside(dist: Any, hvd: Any) -> list[float]:
+    """Use PyTorch's default process group at the same time."""
+    import torch
+
+    dist.init_process_group("gloo")
+    mine, theirs = torch.ones(1), torch.ones(1)
+    handle = hvd.allreduce_async_(mine, op=hvd.Sum)
+    dist.all_reduce(theirs)
+    hvd.synchronize(handle)
+    dist.destroy_process_group()
+    return [float(mine), float(theirs)]
 
 
 def reductions(hvd: Any, mine: Any) -> dict[str, Any]:
@@ -278,6 +292,7 @@ def test_operations_give_what_numpy_computes() -> None:
                 strict=True,
             ):
                 np.testing.assert_array_equal(mine, first)
+        assert found["beside"] == [SIZE, SIZE]
         assert found["again"] == 3.0
 
 

@@ -213,6 +213,13 @@ def misuse(hvd: Any) -> None:
         loss_of(model, 0, 0).backward()
     optimizer.load_state_dict(optimizer.state_dict())
     optimizer.zero_grad()
+    renewed = distributed()
+    with pytest.raises(AssertionError, match="another DistributedOptimizer has been made"):
+        optimizer.step()
+    model.frozen.weight.requires_grad_(True)
+    loss_of(model, 0, 0).backward()
+    with pytest.raises(AssertionError, match="1 parameters have gradients that are not reduced"):
+        renewed.step()
     other = torch.nn.Linear(1, 1 + (hvd.rank() == 1))
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(other.parameters(), lr=0.1))
     other(torch.ones(1, 1)).sum().backward()

@@ -185,6 +185,7 @@ class ObjectState(State):
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
 
     def save(self) -> None:
         """Keep copies of the objects in memory."""

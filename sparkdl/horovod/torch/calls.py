@@ -6,13 +6,17 @@ Runs in: child
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.collectives.group import Group
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import ProcessSet, group_of, op_of
 from sparkdl.horovod.torch.handles import Handle, started
 from sparkdl.horovod.torch.kernels import Reduction
+from sparkdl.horovod.torch.streams import handed_over
+
+if TYPE_CHECKING:
+    import torch
 
 
 def reduction(
@@ -34,7 +38,15 @@ def done(process_set: ProcessSet, work: Callable[[Group], Any]) -> Any:
     return group.run(lambda: work(group))
 
 
-def start(process_set: ProcessSet, work: Callable[[Group], Any]) -> Handle:
-    """Start `work` in the group of a process set, beside the caller."""
+def start(process_set: ProcessSet, work: Callable[[Group], Any], *like: torch.Tensor) -> Handle:
+    """Start `work` in the group of a process set, beside the caller.
+
+    Args:
+        like: the tensors that it uses, which on a GPU may not be complete yet.
+    """
     group = group_of(process_set)
-    return started(group, lambda: work(group))
+
+    def mine() -> Any:
+        return work(group)
+
+    return started(group, handed_over(like[0], mine) if like else mine)

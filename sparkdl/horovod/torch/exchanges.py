@@ -44,7 +44,7 @@ def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start `allgather`; without gradients."""
-    return start(process_set, lambda group: kernels.gather(group, tensor, name or "")[0])
+    return start(process_set, lambda group: kernels.gather(group, tensor, name or "")[0], tensor)
 
 
 def grouped_allgather(
@@ -59,7 +59,9 @@ def grouped_allgather_async(
 ) -> Handle:
     """Start `grouped_allgather`; without gradients."""
     return start(
-        process_set, lambda group: [kernels.gather(group, t, name or "")[0] for t in tensors]
+        process_set,
+        lambda group: [kernels.gather(group, t, name or "")[0] for t in tensors],
+        *tensors,
     )
 
 
@@ -89,7 +91,9 @@ def broadcast_async(
     process_set: ProcessSet = global_process_set,
 ) -> Handle:
     """Start `broadcast`; without gradients."""
-    return start(process_set, lambda group: kernels.broadcast(group, tensor, root_rank, name or ""))
+    return start(
+        process_set, lambda group: kernels.broadcast(group, tensor, root_rank, name or ""), tensor
+    )
 
 
 def broadcast_(
@@ -115,7 +119,7 @@ def broadcast_async_(
         kernels.broadcast(group, tensor, root_rank, name or "", in_place=True)
         return tensor
 
-    return start(process_set, work)
+    return start(process_set, work, tensor)
 
 
 def alltoall(
@@ -154,7 +158,7 @@ def alltoall_async(
         rows, got = kernels.all_to_all(group, tensor, splits, name or "")
         return rows if splits is None else (rows, got)
 
-    return start(process_set, work)
+    return start(process_set, work, tensor)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

@@ -6,8 +6,9 @@ Runs in: child
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
+from sparkdl.collectives.gloo import GlooGroup
 from sparkdl.collectives.group import Group
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import ProcessSet, group_of
@@ -15,13 +16,14 @@ from sparkdl.horovod.common import ProcessSet, group_of
 if TYPE_CHECKING:
     from sparkdl.horovod.torch.reducer import Reducer
 
-_OPTIMIZERS: WeakKeyDictionary[Group, list[tuple[Group, Reducer]]] = WeakKeyDictionary()
+_OPTIMIZERS: WeakKeyDictionary[Group, list[tuple[GlooGroup, ref[Reducer]]]] = WeakKeyDictionary()
 """Of each group of a process set, the optimizers in it, with their own groups."""
 
 
 def remember(process_set: ProcessSet, group: Group, reducer: Reducer) -> None:
     """Let `join` know of an optimizer, and of the group in which it reduces."""
-    _OPTIMIZERS.setdefault(group_of(process_set), []).append((group, reducer))
+    assert isinstance(group, GlooGroup)
+    _OPTIMIZERS.setdefault(group_of(process_set), []).append((group, ref(reducer)))
 
 
 def join(device: int = -1) -> int:
@@ -50,9 +52,11 @@ def join(device: int = -1) -> int:
     if len(_OPTIMIZERS) > (world in _OPTIMIZERS):
         raise ConfigError("hvd.join() with an optimizer of a process set: there is no join for it")
     mine = _OPTIMIZERS.get(world, [])
-    for _, reducer in mine:
-        reducer.prepare_to_join()
-    waits = [group.submit(reducer.join) for group, reducer in mine]
+    for _, weak in mine:
+        reducer = weak()
+        if reducer is not None and not reducer.is_replaced:
+            reducer.prepare_to_join()
+    waits = [group.submit(group.tensors.join) for group, _ in mine]
     last = world.join()
     for wait in waits:
         wait.result()

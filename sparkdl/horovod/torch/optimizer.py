@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 class Distributed:
     """What a distributed optimizer does otherwise than its base class, the user's own one."""
 
+    param_groups: list[dict[str, Any]]
     _reducer: Reducer | None
     _has_synchronized: bool
     _should_synchronize: bool
@@ -42,8 +43,11 @@ class Distributed:
 
         Raises:
             CollectiveError: if a process was lost, or did not come in time.
+            OrderOfCallsError: if parameters came or were unfrozen meanwhile, or another
+                DistributedOptimizer has been made of them.
         """
         if self._reducer is not None:
+            self._reducer.check(param for group in self.param_groups for param in group["params"])
             self._reducer.synchronize()
         self._has_synchronized = True
 

@@ -8,10 +8,11 @@ are complete, in a group of the optimizer's own: it does not matter what else is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
 
 from sparkdl.collectives.group import Group, Op
 from sparkdl.core.errors import CollectiveError, ConfigError
@@ -21,6 +22,7 @@ from sparkdl.horovod.torch.bucket import Bucket
 from sparkdl.horovod.torch.buckets import Layout, Slot, plan
 from sparkdl.horovod.torch.compression import Compressor
 from sparkdl.horovod.torch.kernels import Reduction
+from sparkdl.horovod.torch.owners import own
 from sparkdl.horovod.torch.streams import handed_over
 
 if TYPE_CHECKING:
@@ -63,15 +65,20 @@ class Reducer:
         tensors = kernels.tensors_of(group)
         assert tensors is not None, "a process that is alone reduces nothing"
         self._tensors = tensors
-        self._tensors.register_step(self._join_step)
+        self._tensors.register_step(WeakMethod(self._join_step))
         self._layout: Layout | None = None
         self._buckets: list[Bucket] = []
         self._places: dict[int, tuple[int, int]] = {}
         self._order: list[int] = []
         self._passes = options.passes
+        self.is_replaced = False
+        self._futures: list[Future[Any]] = []
         self.reset()
-        for number, param in enumerate(self._params):
+        own(self, self._params)
+        self._hooks = [
             param.register_post_accumulate_grad_hook(self._hook(number))
+            for number, param in enumerate(self._params)
+        ]
 
     @property
     def is_busy(self) -> bool:
@@ -84,12 +91,44 @@ class Reducer:
         Args:
             passes: backward passes before each step from now on.
         """
+        for future in self._futures:
+            future.exception()  # what is under way still writes into its bucket
+        for bucket in self._buckets:
+            bucket.waits_for = len(bucket.params)
         self._passes = self._passes if passes is None else passes
         self._left = [self._passes] * len(self._params)
         self._filled: set[int] = set()
-        self._futures: list[Future[Any]] = []
+        self._futures = []
         self._next = 0
         self._has_begun = False
+
+    def detach(self) -> None:
+        """Leave the gradients alone: another optimizer reduces some of them."""
+        self.is_replaced = True
+        for hook in self._hooks:
+            hook.remove()
+
+    def check(self, params: Iterable[torch.Tensor]) -> None:
+        """Raise for what would go on without the others' gradients.
+
+        Args:
+            params: of the optimizer now.
+
+        Raises:
+            OrderOfCallsError: if there are more than at first, or another optimizer has them.
+        """
+        if self.is_replaced:
+            raise OrderOfCallsError(
+                "another DistributedOptimizer has been made of these parameters, which reduces "
+                "their gradients: step that one"
+            )
+        known = {id(param) for param in self._params}
+        new = sum(param.grad is not None and id(param) not in known for param in params)
+        if new:
+            raise OrderOfCallsError(
+                f"{new} parameters have gradients that are not reduced: they were frozen, or not "
+                "in the optimizer, when DistributedOptimizer was made of it. Make it anew"
+            )
 
     def synchronize(self) -> None:
         """Reduce what has not been reduced yet, wait, and put the results into the gradients.
@@ -211,10 +250,6 @@ class Reducer:
         """Agree with the others on the buckets, if there was no step yet."""
         if self._layout is None:
             self._agree()
-
-    def join(self) -> int:
-        """Take part with zeros in the others' steps, until all have called this."""
-        return self._tensors.join()
 
     def _agree(self) -> Layout:
         """Plan the buckets, by what all have met in their first backward pass."""

@@ -68,7 +68,7 @@ def allreduce_async(
 ) -> Handle:
     """Start `allreduce`; without gradients."""
     how = reduction(op, average, name, prescale_factor, postscale_factor)
-    return start(process_set, lambda group: kernels.reduce(group, [tensor], how)[0])
+    return start(process_set, lambda group: kernels.reduce(group, [tensor], how)[0], tensor)
 
 
 def allreduce_(
@@ -102,7 +102,7 @@ def allreduce_async_(
         kernels.reduce(group, [tensor], how, in_place=True)
         return tensor
 
-    return start(process_set, work)
+    return start(process_set, work, tensor)
 
 
 def grouped_allreduce(
@@ -133,7 +133,7 @@ def grouped_allreduce_async(
 ) -> Handle:
     """Start `grouped_allreduce`; without gradients."""
     how = reduction(op, average, name, prescale_factor, postscale_factor)
-    return start(process_set, lambda group: kernels.reduce(group, tensors, how))
+    return start(process_set, lambda group: kernels.reduce(group, tensors, how), *tensors)
 
 
 def grouped_allreduce_(
@@ -167,7 +167,7 @@ def grouped_allreduce_async_(
         kernels.reduce(group, tensors, how, in_place=True)
         return list(tensors)
 
-    return start(process_set, work)
+    return start(process_set, work, *tensors)
 
 
 def sparse_allreduce_async(
@@ -183,7 +183,7 @@ def sparse_allreduce_async(
         ConfigError: for another operation, or a dense tensor.
     """
     how = reduction(op, None, name, 1.0, 1.0)
-    return start(process_set, lambda group: kernels.reduce_sparse(group, tensor, how))
+    return start(process_set, lambda group: kernels.reduce_sparse(group, tensor, how), tensor)
 
 
 def reducescatter(
@@ -219,7 +219,7 @@ def reducescatter_async(
 ) -> Handle:
     """Start `reducescatter`; without gradients."""
     how = reduction(op, None, name, prescale_factor, postscale_factor)
-    return start(process_set, lambda group: kernels.reduce_scatter(group, tensor, how))
+    return start(process_set, lambda group: kernels.reduce_scatter(group, tensor, how), tensor)
 
 
 def grouped_reducescatter(
@@ -247,5 +247,7 @@ def grouped_reducescatter_async(
     """Start `grouped_reducescatter`; without gradients."""
     how = reduction(op, None, name, prescale_factor, postscale_factor)
     return start(
-        process_set, lambda group: [kernels.reduce_scatter(group, t, how) for t in tensors]
+        process_set,
+        lambda group: [kernels.reduce_scatter(group, t, how) for t in tensors],
+        *tensors,
     )

@@ -1,0 +1,38 @@
+"""Work in order, beside the caller and by the caller."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from sparkdl.collectives.queue import InOrder
+
+SOON_S = 10.0
+
+
+def test_work_is_done_in_the_order_in_which_it_was_given() -> None:
+    queue, gate, done = InOrder("test"), threading.Event(), list[object]()
+    queue.run(lambda: done.append(threading.current_thread().name))
+    first = queue.submit(lambda: done.append("first" if gate.wait(SOON_S) else "late"))
+    second = queue.submit(lambda: done.append("second"))
+    threading.Timer(0.05, gate.set).start()
+    queue.run(lambda: done.append("third"))
+    assert done == [threading.current_thread().name, "first", "second", "third"]
+    assert first.done()
+    assert second.done()
+    queue.close()
+
+
+def test_error_is_the_waiters_and_what_comes_after_is_done() -> None:
+    queue = InOrder("test")
+    broken = queue.submit(lambda: 1 / 0)
+    assert queue.submit(lambda: 7).result(SOON_S) == 7
+    with pytest.raises(ZeroDivisionError):
+        broken.result(SOON_S)
+    with pytest.raises(ZeroDivisionError):
+        queue.run(lambda: 1 / 0)
+    assert queue.run(lambda: 8) == 8
+    queue.close()
+    assert queue.submit(lambda: 9).result(SOON_S) == 9, "closed, it begins anew"
+    queue.close()
