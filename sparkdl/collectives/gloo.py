@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 _BFLOAT16 = "bfloat16"
-_ALIGN_NBYTES = 64
-"""Eigen's, with AVX-512."""
 _WORDS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
 CONNECT_TIMEOUT_S = 300.0
 """Until the members have reached each other, at most."""
@@ -98,11 +96,7 @@ class GlooGroup(Group):
         results: dict[int, Array] = {}
         for dtype in dict.fromkeys(array.dtype for array in arrays):
             numbers = [i for i, array in enumerate(arrays) if array.dtype == dtype]
-<<<<<<< HEAD
-            flat = _aligned(sum(arrays[i].size for i in numbers), dtype)
-=======
             flat = self._memory.empty(sum(arrays[i].size for i in numbers), dtype)
->>>>>>> hvd
             start = 0
             for i in numbers:
                 stop = start + arrays[i].size
@@ -171,14 +165,6 @@ class GlooGroup(Group):
                 group.close()
         with suppress(RuntimeError):
             self.tensors.close()
-
-
-def _aligned(size: int, dtype: np.dtype[Any]) -> Array:
-    """Return a new array that begins where TensorFlow takes one over without copying it."""
-    raw = np.empty(size * dtype.itemsize + _ALIGN_NBYTES, np.uint8)
-    start = -raw.ctypes.data % _ALIGN_NBYTES
-    whole: Array = raw[start : start + size * dtype.itemsize].view(dtype)
-    return whole
 
 
 def _tensor(array: Array) -> torch.Tensor:
