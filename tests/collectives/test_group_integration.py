@@ -149,7 +149,7 @@ def test_members_have_what_numpy_computes() -> None:  # noqa: PLR0915 (one line,
             assert total.dtype == dtype
             expected = stack.any(0) if dtype == "bool" else stack.sum(0)
             np.testing.assert_array_equal(total, expected, err_msg=dtype)
-        wide = ((stack - 2) * 2**60 // 49).sum(0)
+        wide = ((stack.astype("int64") - 2) * 2**60 // 49).sum(0)
         np.testing.assert_array_equal(found["whole"], np.sign(wide) * (np.abs(wide) // SIZE))
         assert (float(found["scalar"]), found["none"].shape) == (3.0, (0, 3))
         rows = [array(other, "float32", rows=other) for other in range(SIZE)]

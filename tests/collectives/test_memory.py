@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparkdl.collectives.memory import Reused
+from sparkdl.collectives.memory import ALIGN_NBYTES, Reused
 
 MB = 1 << 20
 
@@ -28,6 +28,7 @@ def test_memory_of_a_result_that_is_held_is_left_alone() -> None:
     again = memory.empty(MB // 2, np.dtype(np.float64))
     assert address(again) == at
     assert again.shape == (MB // 2,)
+    assert address(again) % ALIGN_NBYTES == 0
 
 
 def test_much_or_little_memory_is_not_kept() -> None:

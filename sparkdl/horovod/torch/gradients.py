@@ -67,8 +67,13 @@ def _linear(how: Reduction) -> Reduction:
 
 
 @cache
-def functions() -> Any:  # noqa: C901 (classes, each of two short methods)
+def functions() -> Any:
     """Return the functions of autograd, whose classes need PyTorch."""
+    everything = (*_reductions(), *_moves())
+    return SimpleNamespace(**{function.__name__: function for function in everything})
+
+
+def _reductions() -> tuple[type, ...]:
     import torch
 
     class Reduce(torch.autograd.Function):  # type: ignore[misc]
@@ -81,6 +86,27 @@ def functions() -> Any:  # noqa: C901 (classes, each of two short methods)
         def backward(ctx: Any, *grads: torch.Tensor) -> Any:
             how = _linear(ctx.how)
             return None, None, *ctx.group.run(lambda: kernels.reduce(ctx.group, grads, how))
+
+    class ReduceScatter(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, group: Group, how: Reduction, tensor: torch.Tensor) -> Any:
+            ctx.group, ctx.how, ctx.shape = group, how, tensor.shape
+            return group.run(lambda: kernels.reduce_scatter(group, tensor, how))
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+            group, how = ctx.group, _linear(ctx.how)
+            rows, _ = group.run(lambda: kernels.gather(group, grads[0]))
+            factor = how.prescale * how.postscale
+            if how.op is Op.AVERAGE:
+                factor /= group.size
+            return None, None, scale_(rows, factor).reshape(ctx.shape)
+
+    return Reduce, ReduceScatter
+
+
+def _moves() -> tuple[type, ...]:
+    import torch
 
     class Gather(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
@@ -123,20 +149,4 @@ def functions() -> Any:  # noqa: C901 (classes, each of two short methods)
             back, _ = group.run(lambda: kernels.all_to_all(group, grads[0], ctx.got))
             return None, None, None, back.reshape(ctx.shape)
 
-    class ReduceScatter(torch.autograd.Function):  # type: ignore[misc]
-        @staticmethod
-        def forward(ctx: Any, group: Group, how: Reduction, tensor: torch.Tensor) -> Any:
-            ctx.group, ctx.how, ctx.shape = group, how, tensor.shape
-            return group.run(lambda: kernels.reduce_scatter(group, tensor, how))
-
-        @staticmethod
-        def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-            group, how = ctx.group, _linear(ctx.how)
-            rows, _ = group.run(lambda: kernels.gather(group, grads[0]))
-            factor = how.prescale * how.postscale
-            if how.op is Op.AVERAGE:
-                factor /= group.size
-            return None, None, scale_(rows, factor).reshape(ctx.shape)
-
-    everything = (Reduce, Gather, Broadcast, Exchange, ReduceScatter)
-    return SimpleNamespace(**{function.__name__: function for function in everything})
+    return Gather, Broadcast, Exchange
