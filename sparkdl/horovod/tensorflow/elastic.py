@@ -41,7 +41,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
         try:
             return func(*args, **kwargs)
         except tf.errors.OpError as error:
-            if HorovodInternalError.__name__ in str(error.message):
+            if "Collective" in str(error.message):  # an error of ours, or of TensorFlow's own ones
                 raise HorovodInternalError(error.message) from error
             raise
 
