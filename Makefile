@@ -8,7 +8,7 @@
 #   make setup TORCH= JAX=                without PyTorch, without JAX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery peers clean
+.PHONY: help setup demo test soak check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-allreduce bench-frameworks peers clean
 
 VENV := .venv
 PEERS := .venv-peers
@@ -50,7 +50,7 @@ $(VENV)/.installed: setup.py constraints.txt Makefile
 	@# PyPI's PyTorch for Linux comes with CUDA; where this index cannot be reached, it is the one installed below.
 	@[ -z "$(TORCH)" ] || [ -z "$(TORCH_INDEX)" ] || $(VENV)/bin/python -m pip install -q -c constraints.txt --no-deps \
 	  --index-url $(TORCH_INDEX) --retries 0 --timeout 20 torch >/dev/null 2>&1 || true
-	@$(VENV)/bin/python -m pip install -q -c constraints.txt -e '.[dev$(addprefix $(comma),$(TENSORFLOW) $(TORCH) $(JAX))]'
+	@$(VENV)/bin/python -m pip install -q -c constraints.txt -e '.[dev$(addprefix $(comma),$(TENSORFLOW) $(TORCH) $(if $(TORCH),lightning) $(JAX))]'
 	@# Without its dependencies: it names the distribution tensorflow, which would overwrite tensorflow-cpu.
 	@$(VENV)/bin/python -m pip install -q -c constraints.txt --no-deps tf_keras
 	@touch $@
@@ -98,6 +98,12 @@ bench-inference: peers  ## measure rows/s of TFModel.transform, against its peer
 
 bench-recovery: peers  ## measure the time from a kill until the training goes on, against its peers
 	@$(with_java) PYTHONPATH="$(CURDIR)" $(peers_bin)/python benchmarks/recovery.py $(ARGS)
+
+bench-allreduce: setup  ## measure all-reduce, sparkdl's against the bare collectives below it
+	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/allreduce.py $(ARGS)
+
+bench-frameworks: setup  ## measure the same training by every way, with 1, 2 and 4 nodes
+	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/frameworks.py $(ARGS)
 
 clean:  ## remove what the verbs made, the environments excepted
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage spark-warehouse

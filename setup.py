@@ -12,6 +12,7 @@ assert _VERSION, "sparkdl/version.py holds no __version__"
 
 _CONNECT = ["pyspark[connect]>=4.0"]
 _DEMO = ["scikit-learn>=1.4"]
+_TUNING = ["optuna>=4"]
 
 
 setup(
@@ -45,6 +46,8 @@ setup(
         "tensorflow-cpu": ["tensorflow-cpu>=2.16"],
         "torch": ["torch>=2.2"],
         "jax": ["jax>=0.4.30"],
+        "lightning": ["lightning>=2.6"],
+        "tuning": _TUNING,
         "connect": _CONNECT,
         "gpu": ["nvidia-ml-py>=12"],
         "dashboard": ["tqdm[notebook]>=4.60"],
@@ -53,6 +56,7 @@ setup(
         "dev": [
             *_CONNECT,
             *_DEMO,
+            *_TUNING,
             "codespell",
             "hypothesis",
             "ipykernel",

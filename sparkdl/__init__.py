@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sparkdl.ml.model import KerasModel, TFModel
     from sparkdl.node.context import NodeContext
     from sparkdl.tfos import TFCluster, TFNode, TFParallel
+    from sparkdl.torch_distributor import TorchDistributor
 
 _HOMES = {
     "Cluster": "sparkdl.driver.handle",
@@ -41,6 +42,7 @@ _HOMES = {
     "TFModel": "sparkdl.ml.model",
     "TFNode": "sparkdl.tfos",
     "TFParallel": "sparkdl.tfos",
+    "TorchDistributor": "sparkdl.torch_distributor",
     "data": "sparkdl",
     "errors": "sparkdl.core",
     "keras": "sparkdl",
@@ -62,6 +64,7 @@ __all__ = [
     "TFModel",
     "TFNode",
     "TFParallel",
+    "TorchDistributor",
     "__version__",
     "data",
     "errors",

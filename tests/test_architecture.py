@@ -37,6 +37,9 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
     "horovod": FACES,
     "demo": FACES,
     "keras": FACES,
+    "lightning": FACES,
+    "torch_distributor": FACES,
+    "torch_program": FACES,
     "cli": FACES,
     "__main__": FACES,
     "": FACES,  # sparkdl/__init__.py
@@ -61,8 +64,12 @@ PYSPARK = {  # who may import pyspark
     "horovod/*": "a face",
     "demo*": "a face",
     "cli.py": "a face",
+    "torch_distributor.py": "a face",
 }
-PYSPARK_LAZILY = ("feed/*", "cli.py", "demo*", "node/resources.py", "*task.py")
+PYSPARK_LAZILY = (
+    *("feed/*", "cli.py", "demo*", "node/resources.py", "*task.py"),
+    "torch_distributor.py",
+)
 """Of these, those that import it inside functions only: they load where there may be no pyspark."""
 
 FRAMEWORKS = ("tensorflow", "keras", "tf_keras", "torch", "jax")
@@ -78,6 +85,7 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
     "tfos/*": "TensorFlowOnSpark's signatures name TensorFlow's types",
     "horovod/*": "Horovod's signatures name the frameworks' types",
     "demo*": "trains a model",
+    "lightning/*": "a data module gives loaders of PyTorch",
 }
 
 MAX_LINES = 300
@@ -116,6 +124,7 @@ FORBIDDEN_BUT = {
     ("demo*", "print"): "speaks to a person in a terminal",
     ("driver/launch.py", "print"): "log_to_driver: the nodes' own lines, in a notebook as well",
     ("node/child.py", "cloudpickle.loads"): "the user's function, from the Spark task's payload",
+    ("torch_program.py", "cloudpickle.loads"): "what the user's function returned, as pyspark's",
     ("ml/persistence.py", "cloudpickle.loads"): "the user's function, from where it was saved",
     ("collectives/objects.py", "cloudpickle.loads"): "sealed with the group's secret",
     ("horovod/spark/task.py", "cloudpickle.loads"): "what the user's function returned, in Horovod",

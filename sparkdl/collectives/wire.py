@@ -65,7 +65,7 @@ class Wire:
 
     def gather_even(self, mine: torch.Tensor, out: torch.Tensor) -> None:
         """Gather as many bytes from each member into one flat tensor."""
-        self._wait(self._of(mine).allgather([list(out.chunk(self.size))], [mine]))
+        self._wait(self._of(mine)._allgather_base(out, mine))
 
     def gather(self, mine: torch.Tensor, out: torch.Tensor, nbytes: list[int]) -> None:
         """Gather bytes, of which each member has its own number."""

@@ -21,6 +21,13 @@ class ConfigError(SparkdlError, ValueError):
     """
 
 
+class SparkConfigError(ConfigError, RuntimeError):
+    """Spark is not there, or not configured for what was asked.
+
+    Example: processes with GPUs on executors to which Spark gives none.
+    """
+
+
 class FrameworkMissingError(SparkdlError, ImportError):
     """The framework that was asked for is missing, or is a version sparkdl cannot drive."""
 

@@ -5,10 +5,17 @@ Runs in: child
 
 from __future__ import annotations
 
+import atexit
+import os
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module
 from typing import ClassVar
 
+import psutil
+
 from sparkdl.core.errors import FrameworkMissingError
+from sparkdl.core.settings import visible_gpus
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Member, World
 from sparkdl.frameworks.framework import Framework
@@ -39,20 +46,99 @@ class Torch(Framework):
         """Return torchrun's variables; nothing for a node that does not train.
 
         Ranks count trainers only: they come first in a world, and first on each host.
+        `LOCAL_RANK` is always the number of a GPU that this process sees, if it sees any: where
+        each node of a host has GPUs of its own, it is 0, as with `torchrun --virtual-local-rank`,
+        and the node is a group of one process. Gloo and RPC use the network in which the others
+        reach this node, unless the user has chosen one.
+        https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
         """
         if not member.role.is_trainer:
             return {}
-        leader = world.trainers[0]
-        on_host = sum(trainer.host == member.host for trainer in world.trainers)
-        return {
+        leader, size = world.trainers[0], str(len(world.trainers))
+        group = _Group.of(world, member, visible_gpus())
+        found = {
             "MASTER_ADDR": leader.host,
             "MASTER_PORT": str(leader.port),
             "RANK": str(member.rank),
-            "WORLD_SIZE": str(len(world.trainers)),
-            "LOCAL_RANK": str(member.local_rank),
-            "LOCAL_WORLD_SIZE": str(on_host),
+            "WORLD_SIZE": size,
+            "LOCAL_RANK": str(group.local_rank),
+            "LOCAL_WORLD_SIZE": str(group.local_size),
+            "GROUP_RANK": str(group.rank),
+            "GROUP_WORLD_SIZE": str(group.count),
+            "ROLE_NAME": "default",
+            "ROLE_RANK": str(member.rank),
+            "ROLE_WORLD_SIZE": size,
+            "TORCHELASTIC_RUN_ID": spec.cluster_id,
+            "TORCHELASTIC_RESTART_COUNT": str(world.generation),
+            "TORCHELASTIC_MAX_RESTARTS": str(spec.settings.max_restarts),
+            "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 listens at MASTER_PORT itself
         }
+        chosen = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
+        if interface := interface_of(member.host):
+            chosen |= {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface}
+        return found | {name: os.environ.get(name, value) for name, value in chosen.items()}
+
+    def before_map_fun(self, world: World, member: Member) -> None:
+        """Share the host's cores with the other nodes on it; have process groups destroyed.
+
+        A number of threads that the environment sets (OMP_NUM_THREADS) is left alone: Spark sets
+        `spark.task.cpus`. A process group is destroyed at this process's end if it is there still.
+        """
+        on_host = sum(other.host == member.host for other in world.members)
+        if on_host > 1 and "OMP_NUM_THREADS" not in os.environ:
+            import_module("torch").set_num_threads(max(1, _cores() // on_host))
+        atexit.register(_destroy_process_group)
 
     def is_port_lost(self, error: BaseException) -> bool:
         """Whether the store of rank 0 could not listen (`DistNetworkError`, a RuntimeError)."""
         return isinstance(error, RuntimeError) and "address already in use" in str(error).lower()
+
+
+@dataclass(frozen=True)
+class _Group:
+    """What torchrun calls a node: processes that share a host and its devices.
+
+    Attributes:
+        rank: of the group.
+        count: of all groups.
+        local_rank: of a process in it.
+        local_size: processes in it.
+    """
+
+    rank: int
+    count: int
+    local_rank: int
+    local_size: int
+
+    @classmethod
+    def of(cls, world: World, member: Member, gpus: tuple[str, ...] | None) -> _Group:
+        """Return a member's group.
+
+        Args:
+            gpus: that its process sees; `None` if nobody has said which.
+        """
+        on_host = sum(trainer.host == member.host for trainer in world.trainers)
+        if gpus and len(gpus) < on_host:
+            return cls(member.rank, len(world.trainers), 0, 1)
+        hosts = list(dict.fromkeys(trainer.host for trainer in world.trainers))
+        return cls(hosts.index(member.host), len(hosts), member.local_rank, on_host)
+
+
+def interface_of(host: str) -> str | None:
+    """Return the name of the network interface that has the address `host`, if one has."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address == host for address in addresses):
+            return str(name)
+    return None
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    return len(psutil.Process().cpu_affinity()) if psutil.LINUX else psutil.cpu_count() or 1
+
+
+def _destroy_process_group() -> None:
+    distributed = import_module("torch.distributed")
+    if distributed.is_available() and distributed.is_initialized():
+        with suppress(Exception):  # a group whose other members are gone
+            distributed.destroy_process_group()

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,32 @@ def test_hyperparameters(tmp_path: Path) -> None:
 @pytest.mark.torch
 def test_pytorch(tmp_path: Path) -> None:
     assert said(tmp_path, submit("pytorch/train.py", "--epochs=5"), "at last") < 1
+
+
+@pytest.mark.spark
+@pytest.mark.torch
+def test_torch_distributor(tmp_path: Path) -> None:
+    program = submit("pytorch/distributor.py", "--epochs=5")
+    assert said(tmp_path, program, "TorchDistributor: accuracy") > 0.9
+
+
+@pytest.mark.torch
+def test_pytorch_in_shards_goes_on_after_a_failure(tmp_path: Path) -> None:
+    program = [sys.executable, str(EXAMPLES / "pytorch" / "sharded.py"), "--fail-at=50"]
+    assert said(tmp_path, program, "FSDP2: accuracy") > 0.9
+
+
+@pytest.mark.torch
+def test_parameter_server_by_rpc(tmp_path: Path) -> None:
+    program = [sys.executable, str(EXAMPLES / "pytorch" / "parameter_server.py")]
+    assert said(tmp_path, program, "parameter server: accuracy") > 0.9
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not find_spec("lightning"), reason="PyTorch Lightning is not installed")
+def test_lightning(tmp_path: Path) -> None:
+    program = [sys.executable, str(EXAMPLES / "lightning" / "train.py")]
+    assert said(tmp_path, program, "validation accuracy") > 0.8
 
 
 @pytest.mark.spark

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 
+import psutil
 import pytest
 
 from sparkdl.core.errors import FrameworkMissingError
@@ -40,9 +41,49 @@ def test_trainers_meet_at_rank_0() -> None:
         "WORLD_SIZE": "4",
         "LOCAL_RANK": "1",
         "LOCAL_WORLD_SIZE": "3",
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_NAME": "default",
+        "ROLE_RANK": "2",
+        "ROLE_WORLD_SIZE": "4",
+        "TORCHELASTIC_RUN_ID": "c",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
     assert _environment(world, 1)["LOCAL_RANK"] == "0"
     assert _environment(world, 1)["LOCAL_WORLD_SIZE"] == "1"
+    assert _environment(world, 1)["GROUP_RANK"] == "1"
+
+
+def test_local_rank_is_the_number_of_a_gpu_that_the_process_sees(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = _world("a", "a", "b")
+    names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    for gpus, expected in (
+        ("GPU-1", ["0", "1", "1", "3"]),  # its own
+        ("0,1", ["1", "2", "0", "2"]),  # those of its host
+        ("", ["1", "2", "0", "2"]),
+    ):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+        found = _environment(world, 1)
+        assert [found[name] for name in names] == expected
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-2")
+    assert _environment(world, 2)["LOCAL_RANK"] == "0"
+
+
+def test_gloo_and_rpc_use_the_network_that_the_nodes_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    (loopback,) = {
+        name
+        for name, addresses in psutil.net_if_addrs().items()
+        if any(address.address == "127.0.0.1" for address in addresses)
+    }
+    monkeypatch.setenv("TP_SOCKET_IFNAME", "chosen")
+    found = _environment(_world("127.0.0.1"), 0)
+    assert found["GLOO_SOCKET_IFNAME"] == loopback
+    assert found["TP_SOCKET_IFNAME"] == "chosen"
 
 
 def test_single_node_can_make_a_process_group_as_well() -> None:

@@ -1,0 +1,240 @@
+"""`TorchDistributor`: pyspark's, by sparkdl's launcher.
+
+Runs in: driver
+
+https://spark.apache.org/docs/latest/api/python/reference/api/pyspark.ml.torch.distributor.TorchDistributor.html
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.core.errors import ConfigError, SparkConfigError
+from sparkdl.driver.launch import launch
+from sparkdl.driver.payload import pickle_user_code
+from sparkdl.torch_program import Program, Returned, script_of, value_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from sparkdl.driver.handle import Cluster
+
+_log = logging.getLogger(__name__)
+_OWN = {"spark", "map_fun", "args", "nodes", "framework", "executor", "num_gpus", "input_mode"}
+_IGNORE_SSL = "pytorch.spark.distributor.ignoreSsl"
+
+
+class TorchDistributor:
+    """Runs a PyTorch function or program in several processes, on Spark or on the driver.
+
+    Takes what pyspark's takes, sets the same variables in the processes, and returns the same:
+    change the import. What pyspark's lacks comes after, by keyword. In the function
+    `sparkdl.node.context.current()` is the node's context: its feed, its checkpoints.
+
+    Args:
+        num_processes: how many processes train.
+        local_mode: whether they run on this machine, not on Spark's executors.
+        use_gpu: whether each process has a GPU; without, it sees none.
+        feed: data for the training: a DataFrame, an RDD, files of `sparkdl.parquet`; with
+            `local_mode` rows, a `pyarrow.Table` or such files. The function reads
+            `current().torch_dataset(…)`.
+        epochs: how often it is fed.
+        max_restarts: how often all processes begin anew after a failure.
+        checkpoint_dir: folder of `ctx.checkpoint`, from whose last one they go on.
+        log_to_driver: print what the processes print, as they do.
+        options: others of `sparkdl.launch`.
+
+    Raises:
+        ValueError: if `num_processes` is less than 1, or an option is unknown.
+        RuntimeError: without an active SparkSession, which `local_mode` on CPUs does not need, or
+            if Spark's configuration has no GPUs for `use_gpu`.
+    """
+
+    def __init__(
+        self,
+        num_processes: int = 1,
+        local_mode: bool = True,
+        use_gpu: bool = True,
+        _ssl_conf: str = _IGNORE_SSL,
+        *,
+        feed: Any = None,
+        epochs: int = 1,
+        max_restarts: int = 0,
+        checkpoint_dir: str | None = None,
+        log_to_driver: bool = True,
+        **options: Any,
+    ) -> None:
+        if num_processes <= 0:
+            raise ConfigError("num_processes has to be a positive integer")
+        unknown = options.keys() - (inspect.signature(launch).parameters.keys() - _OWN)
+        if unknown:
+            raise ConfigError(
+                f"TorchDistributor takes no {', '.join(sorted(unknown))}; the options of "
+                f"sparkdl.launch that it takes are all but {', '.join(sorted(_OWN))}"
+            )
+        self.spark = _session(needed=not local_mode or use_gpu)
+        self.local_mode, self.use_gpu, self.ssl_conf = local_mode, use_gpu, _ssl_conf
+        self.num_processes = num_processes
+        if use_gpu:
+            assert self.spark is not None
+            self.num_processes = _with_gpus(self.spark, num_processes, local_mode)
+        self._feed, self._epochs = feed, epochs
+        self._options = {
+            "max_restarts": max_restarts,
+            "checkpoint_dir": checkpoint_dir,
+            "log_to_driver": log_to_driver,
+            **options,
+        }
+
+    def run(self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Any:
+        """Run it in all processes, and return what the first one returned.
+
+        Args:
+            train_object: a function, called with `args` and `kwargs`; or the path of a program on
+                this machine, which runs as `__main__` with `args` as its command line.
+
+        Returns:
+            The value of rank 0, anything that can be pickled, without `local_mode` into some 12 MB;
+            `None` of a program.
+
+        Raises:
+            ValueError: if a program is given keyword arguments, or something cannot be pickled.
+            RuntimeError: if Spark is set to encrypt its connections (`spark.ssl.enabled`).
+            NodeFailedError: if a process failed, with its own error as root cause.
+            ResultError: if the value cannot travel.
+        """
+        return self._run("first", train_object, args, kwargs)[0]
+
+    def run_all(
+        self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any
+    ) -> list[Any]:
+        """Do what `run` does, and return the values of all processes, by rank."""
+        return self._run("all", train_object, args, kwargs)
+
+    def start(self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Cluster:
+        """Begin to run it, and return the running cluster, a context manager.
+
+        `cluster.results()` waits, and returns plain values and arrays, by rank. Feed it with
+        `cluster.feed`: it does not know of `TorchDistributor(feed=…)`.
+
+        Raises:
+            ConfigError: if this distributor was given a `feed`; and what `run` raises.
+        """
+        if self._feed is not None:
+            raise ConfigError(
+                "TorchDistributor(feed=…).start() would have to feed behind your back; leave out "
+                "feed=, and call cluster.feed(data, epochs=…) or cluster.feed_async"
+            )
+        return self._launch("plain", train_object, args, kwargs, input_mode="spark")
+
+    def _run(
+        self, returned: Returned, train_object: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[Any]:
+        mode = "own" if self._feed is None else "spark"
+        with (
+            tempfile.TemporaryDirectory(prefix="sparkdl-") as folder,
+            self._launch(returned, train_object, args, kwargs, mode, folder) as cluster,
+        ):
+            if self._feed is not None:
+                cluster.feed(self._feed, epochs=self._epochs)
+            return [value_of(value) for value in cluster.results()]
+
+    def _launch(
+        self,
+        returned: Returned,
+        train_object: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        input_mode: str,
+        folder: str | None = None,
+    ) -> Cluster:
+        is_away = not self.local_mode
+        folder = None if is_away else folder
+        if isinstance(train_object, str):
+            if kwargs:
+                raise ConfigError(
+                    "Running pytorch file does not support key-word type arguments: "
+                    f"{', '.join(kwargs)}. Give them as '--name=value'"
+                )
+            program = Program(script_of(train_object), args, {}, "none", None, is_away)
+        elif callable(train_object):
+            pickle_user_code(partial(train_object, *args, **kwargs), None)  # names what cannot be
+            program = Program(train_object, args, kwargs, returned, folder, is_away)
+        else:
+            raise ConfigError(
+                f"train_object must be a function or a path, not {type(train_object).__name__}"
+            )
+        if self.spark is not None and not self.local_mode:
+            _check_encryption(self.spark, self.ssl_conf)
+        return launch(
+            None if self.local_mode else self.spark,
+            program,
+            None,
+            self.num_processes,
+            framework="torch",
+            executor="local" if self.local_mode else "spark",
+            num_gpus=1 if self.use_gpu else 0,
+            input_mode=input_mode,
+            **self._options,
+        )
+
+
+def _session(needed: bool) -> SparkSession | None:
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is None and needed:
+        raise SparkConfigError(
+            "TorchDistributor needs an active SparkSession: create one first. Only "
+            "local_mode=True with use_gpu=False works without"
+        )
+    return session
+
+
+def _with_gpus(spark: SparkSession, num_processes: int, local_mode: bool) -> int:
+    """Return how many processes get a GPU.
+
+    Raises:
+        SparkConfigError: if Spark is not set up to give GPUs to them.
+    """
+    if local_mode:
+        key = "spark.driver.resource.gpu.amount"
+        there = int(spark.conf.get(key, "0") or 0)
+        if there < 1:
+            raise SparkConfigError(
+                f"GPU resources were not configured properly on the driver: {key!r} is unset. "
+                "Set it, or use_gpu=False"
+            )
+        if num_processes > there:
+            _log.warning(
+                "num_processes=%d is more than the GPUs on the driver, %d: that many processes run",
+                *(num_processes, there),
+            )
+        return min(num_processes, there)
+    keys = ("spark.task.resource.gpu.amount", "spark.executor.resource.gpu.amount")
+    task, executor = (float(spark.conf.get(key, "0") or 0) for key in keys)
+    if task < 1 and executor < 1:
+        raise SparkConfigError(
+            f"'{keys[0]}' was unset, so gpu usage is unavailable. Set it or {keys[1]!r}, see "
+            "docs/gpus.md, or use_gpu=False"
+        )
+    if task > 1:
+        raise SparkConfigError(
+            f"{keys[0]}={task:g}: here each of the {num_processes} processes is a task of its own, "
+            f"with one GPU; set it to 1, or unset it and set {keys[1]!r}"
+        )
+    return num_processes
+
+
+def _check_encryption(spark: SparkSession, ignored_by: str) -> None:
+    if spark.conf.get("spark.ssl.enabled", "false") != "true":
+        return
+    text = "PyTorch's own connections between the nodes are not encrypted (spark.ssl.enabled=true)"
+    if spark.conf.get(ignored_by, "false") != "true":
+        raise SparkConfigError(f"{text}. Set {ignored_by}=true to train all the same")
+    _log.warning("%s; %s=true allows it", text, ignored_by)

@@ -1,0 +1,133 @@
+"""What `TorchDistributor` runs in each process: a function, or the text of a program.
+
+Runs in: driver, child
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import runpy
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import cloudpickle
+
+from sparkdl.control.values import encode_value
+from sparkdl.core.errors import ConfigError, ResultError
+
+if TYPE_CHECKING:
+    from sparkdl.node.context import NodeContext
+
+Returned: TypeAlias = Literal["first", "all", "plain", "none"]
+"""Whose values come to the driver: `first` and `all` as any picklable object, `plain` as those of
+`map_fun`."""
+
+_PICKLED = "pickled"
+
+
+@dataclass(frozen=True)
+class Script:
+    """A program on its way to the nodes.
+
+    Attributes:
+        path: where it is on the driver. Modules beside it are found where that folder exists.
+        text: its bytes.
+    """
+
+    path: str
+    text: bytes
+
+    def run(self, arguments: tuple[str, ...]) -> None:
+        """Run it as `python path arguments` would."""
+        path, argv, found_in = Path(self.path), list(sys.argv), list(sys.path)
+        with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
+            program = Path(folder, path.name)
+            program.write_bytes(self.text)
+            sys.argv = [str(program), *arguments]
+            sys.path[0:0] = [str(path.parent)] if path.parent.is_dir() else []
+            # Tracebacks show its lines: without a time, this entry is kept when the file is gone.
+            lines = self.text.decode(errors="replace").splitlines(keepends=True)
+            linecache.cache[str(program)] = (len(self.text), None, lines, str(program))
+            try:
+                runpy.run_path(str(program), run_name="__main__")
+            finally:
+                sys.argv, sys.path[:] = argv, found_in
+
+
+@dataclass(frozen=True)
+class Program:
+    """`map_fun` of the nodes.
+
+    Attributes:
+        what: to run.
+        folder: on this machine, for values of any size; `None` where nodes are elsewhere.
+        is_own_group: set the variables of pyspark's processes on executors, each of which is the
+            only one of its host to torchrun, whichever hosts they are on.
+    """
+
+    what: Callable[..., Any] | Script
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    returned: Returned
+    folder: str | None
+    is_own_group: bool
+
+    def __call__(self, args: None, ctx: NodeContext) -> Any:
+        """Run it; return what `value_of` takes, or with `plain` what it returned."""
+        if self.is_own_group:
+            rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+            own = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": rank}
+            os.environ.update(own | {"GROUP_RANK": rank, "GROUP_WORLD_SIZE": size})
+        if isinstance(self.what, Script):
+            self.what.run(tuple(map(str, self.args)))
+            return None
+        value = self.what(*self.args, **self.kwargs)
+        if self.returned == "plain":
+            return value
+        return _packed(value, self.folder) if self.returned == "all" or ctx.is_chief else None
+
+
+def script_of(path: str) -> Script:
+    """Read a program.
+
+    Raises:
+        ConfigError: if it cannot be read.
+    """
+    try:
+        return Script(str(Path(path).absolute()), Path(path).read_bytes())
+    except OSError as error:
+        raise ConfigError(f"the program cannot be read: {error}") from error
+
+
+def value_of(packed: Any) -> Any:
+    """Return the value that a program returned, out of what came to the driver."""
+    if isinstance(packed, dict):
+        data = packed[_PICKLED]
+        return cloudpickle.loads(data if isinstance(data, bytes) else Path(data).read_bytes())
+    return packed[0] if packed else None
+
+
+def _packed(value: Any, folder: str | None) -> Any:
+    """Return `value` in a list if it travels as it is, or pickled in a dict: bytes, or their file.
+
+    What cannot be pickled is returned as it is, and refused by name where results are.
+    """
+    with suppress(ResultError):
+        encode_value(value)
+        return [value]
+    try:
+        data = bytes(cloudpickle.dumps(value))
+    except Exception:  # noqa: BLE001 (whatever pickle raises)
+        return value
+    if folder is None:
+        return {_PICKLED: data}
+    file, name = tempfile.mkstemp(dir=folder)
+    with open(file, "wb") as out:
+        out.write(data)
+    return {_PICKLED: name}

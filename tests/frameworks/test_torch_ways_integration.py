@@ -1,0 +1,182 @@
+"""Every way of torch.distributed to share a model out, on two nodes, beside one process alone."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkdl.node.context import NodeContext
+from tests.doubles.nodes import Lines, launch
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
+
+_SOON_S = 120.0
+STEPS, BATCH, SIZE = 4, 8, 2
+
+
+def _net() -> Any:
+    import torch
+
+    torch.manual_seed(0)
+    layers = (torch.nn.Linear(64, 32), torch.nn.Tanh(), torch.nn.Linear(32, 10))
+    return torch.nn.Sequential(*layers)
+
+
+def _data(step: int) -> tuple[Any, Any]:
+    """Return the step's rows of digits for all nodes together."""
+    import torch
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    rows = slice(step * SIZE * BATCH, (step + 1) * SIZE * BATCH)
+    return torch.tensor(images[rows] / 16, dtype=torch.float32), torch.tensor(labels[rows])
+
+
+def _train(model: Any, rank: int | None = None, optimizer: Any = None) -> list[Any]:
+    """Train on a rank's rows, or on all; return all parameters, whole, as arrays."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
+    for step in range(STEPS):
+        x, y = _data(step)
+        if rank is not None:
+            x, y = x[rank::SIZE], y[rank::SIZE]
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    whole = (p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters())
+    return [p.detach().numpy() for p in whole]
+
+
+def by_ddp(rank: int) -> list[Any]:
+    from torch.nn.parallel import DistributedDataParallel
+
+    return _train(DistributedDataParallel(_net()), rank)
+
+
+def by_fsdp(rank: int) -> list[Any]:
+    from torch.distributed.fsdp import fully_shard
+
+    net = _net()
+    for layer in (net[0], net[2]):
+        fully_shard(layer)
+    fully_shard(net)
+    assert net[0].weight.to_local().shape[0] == 32 // SIZE
+    return _train(net, rank)
+
+
+def by_tensor_parallel(rank: int) -> list[Any]:
+    """Cut the first layer by columns and the second by rows; all ranks see all rows."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("cpu", (1, SIZE), mesh_dim_names=("data", "model"))
+    cut = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    return _train(parallelize_module(_net(), mesh["model"], cut))
+
+
+def by_pipeline(rank: int) -> list[Any]:
+    """Give each rank one stage; batches go through in parts. Returns own parameters."""
+    import torch
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    net = _net()
+    part = net[:2] if rank == 0 else net[2:]
+    stage = PipelineStage(part, rank, SIZE, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, 4, loss_fn=torch.nn.functional.cross_entropy)
+    optimizer = torch.optim.SGD(part.parameters(), 0.5, momentum=0.9)
+    for step in range(STEPS):
+        x, y = _data(step)
+        optimizer.zero_grad()
+        schedule.step(*([x] if rank == 0 else []), **({"target": y} if rank else {}))
+        optimizer.step()
+    return [p.detach().numpy() for p in part.parameters()]
+
+
+_store: dict[str, Any] = {}
+
+
+def serve(learning_rate: float) -> None:
+    """Make the parameters of the server."""
+    import torch
+
+    net = _net()
+    optimizer = torch.optim.SGD(net.parameters(), learning_rate, momentum=0.9)
+    _store.update(net=net, optimizer=optimizer)
+
+
+def pull() -> list[Any]:
+    return [p.detach() for p in _store["net"].parameters()]
+
+
+def push(gradients: list[Any]) -> None:
+    for parameter, gradient in zip(_store["net"].parameters(), gradients, strict=True):
+        parameter.grad = gradient
+    _store["optimizer"].step()
+
+
+def by_rpc(rank: int) -> list[Any]:
+    """Train on rank 1 with the parameters on rank 0, by torch.distributed.rpc."""
+    import torch
+    from torch.distributed import rpc
+
+    rpc.init_rpc(f"node{rank}", rank=rank, world_size=SIZE)
+    if rank == 1:
+        net = _net()
+        rpc.rpc_sync("node0", serve, (0.5,))
+        for step in range(STEPS):
+            for own, theirs in zip(net.parameters(), rpc.rpc_sync("node0", pull), strict=True):
+                own.data.copy_(theirs)
+            net.zero_grad()
+            x, y = _data(step)
+            torch.nn.functional.cross_entropy(net(x), y).backward()
+            rpc.rpc_sync("node0", push, ([p.grad for p in net.parameters()],))
+    rpc.shutdown()
+    return [p.numpy() for p in pull()] if rank == 0 else []
+
+
+def train(args: None, ctx: NodeContext) -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = ctx.rank
+    ways = (by_ddp, by_fsdp, by_tensor_parallel, by_pipeline, by_rpc)
+    found: dict[str, Any] = {way.__name__: way(rank) for way in ways}
+    return {
+        **found,
+        "alone": _train(_net()),
+        "threads": threads,
+    }  # and leave the process group to the node
+
+
+def test_each_way_trains_as_one_process_does() -> None:
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    lines = Lines()
+    with launch(train, framework="torch", input_mode="own", on_log=lines) as cluster:
+        first, second = cluster.results(_SOON_S)
+    assert not [line.text for line in lines.heard if "destroy" in line.text]
+    expected = first["alone"]
+    cores = len(os.sched_getaffinity(0))
+    assert first["threads"] == int(os.environ.get("OMP_NUM_THREADS", max(1, cores // SIZE)))
+    for way in ("by_ddp", "by_fsdp", "by_tensor_parallel"):
+        _same(first[way], expected)
+        _same(second[way], expected)
+    _same(first["by_pipeline"] + second["by_pipeline"], expected)
+    _same(first["by_rpc"], expected)
+
+
+def _same(found: list[Any], expected: list[Any]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-6)

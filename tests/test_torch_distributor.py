@@ -1,0 +1,188 @@
+"""`TorchDistributor` beside pyspark's: the same function, the same values."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import sparkdl
+from sparkdl.core.errors import ConfigError, NodeFailedError, ResultError, SparkConfigError
+from sparkdl.node.context import current
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.torch
+
+_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+_SOON_S = 120.0
+
+
+def train(steps: int, *, lr: float) -> dict[str, Any]:
+    """Train digits with DistributedDataParallel on this rank's share; return model and place."""
+    import torch
+    import torch.distributed as dist
+    from sklearn.datasets import load_digits
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    images, labels = load_digits(return_X_y=True)
+    x = torch.tensor(images[rank::size] / 16, dtype=torch.float32)
+    y = torch.tensor(labels[rank::size])
+    torch.manual_seed(0)
+    net = torch.nn.Linear(64, 10)
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr)
+    losses = []
+    for _ in range(steps):
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    dist.destroy_process_group()
+    place = {name: os.environ.get(name) for name in _NAMES}
+    place["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return {"model": net, "losses": losses, "place": place}
+
+
+def test_same_function_gives_the_same_as_by_pyspark(spark_cluster: SparkSession) -> None:
+    import torch
+    from pyspark.ml.torch.distributor import TorchDistributor
+
+    theirs: Any = TorchDistributor(2, local_mode=False, use_gpu=False).run(train, 3, lr=0.5)
+    ours = sparkdl.TorchDistributor(2, local_mode=False, use_gpu=False).run_all(train, 3, lr=0.5)
+    assert ours[0]["losses"] == pytest.approx(theirs["losses"], abs=1e-6)
+    assert ours[0]["place"] == theirs["place"]
+    assert ours[1]["place"] == {
+        **ours[0]["place"],
+        **{"RANK": "1", "GROUP_RANK": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+    }
+    assert isinstance(theirs["model"], torch.nn.Linear)
+    for one, other in zip(ours[1]["model"].parameters(), theirs["model"].parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    frame = spark_cluster.range(40).withColumnRenamed("id", "x")
+    fed = sparkdl.TorchDistributor(2, local_mode=False, use_gpu=False, feed=frame, epochs=2)
+    assert sum(sum(rank) for rank in fed.run_all(read_feed)) == 2 * sum(range(40))
+    _errors_are_the_same(TorchDistributor)
+
+
+def _errors_are_the_same(theirs: type) -> None:
+    for bad in (
+        {"num_processes": 0, "use_gpu": False},
+        {"local_mode": False},
+        {"local_mode": True},
+    ):
+        with pytest.raises((ValueError, RuntimeError)) as raised:
+            theirs(**bad)
+        with pytest.raises(raised.type):
+            sparkdl.TorchDistributor(**bad)
+    for distributor in (theirs, sparkdl.TorchDistributor):
+        with pytest.raises(ValueError, match="does not support key-word"):
+            distributor(1, True, False).run(__file__, a=1)
+
+
+def read_feed() -> list[int]:
+    ctx = current()
+    assert ctx is not None
+    data = ctx.torch_dataset(4, x="x")
+    return [int(batch.sum()) for _ in range(2) for batch in data]
+
+
+def fail_once(folder: str) -> list[Any]:
+    """Count in a checkpoint; the second process fails after the first."""
+    import torch.distributed as dist
+
+    ctx = current()
+    assert ctx is not None
+    dist.init_process_group("gloo")
+    last = ctx.last_checkpoint
+    if last is None:
+        with ctx.checkpoint(3) as made:
+            (made / f"{ctx.rank}").write_text("here")
+        dist.barrier()
+        if ctx.rank:
+            raise RuntimeError("once")
+        dist.barrier()
+    assert last is not None
+    return [last.step, sorted(path.name for path in last.folder.iterdir()), os.getpid()]
+
+
+def hold(value: Any) -> Any:
+    return lambda: value  # which can be pickled, and is no plain value
+
+
+def lock() -> Any:
+    return threading.Lock()
+
+
+PROGRAM = """
+import os, sys
+import torch.distributed as dist
+from pathlib import Path
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    dist.barrier()
+    Path(sys.argv[1], f"{rank}").write_text(" ".join(sys.argv[2:]))
+    if sys.argv[-1] == "fail":
+        raise ValueError("line of the program")
+"""
+
+
+def test_local_mode_runs_functions_and_programs_without_spark(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    heard: list[str] = []
+    places = sparkdl.TorchDistributor(
+        2, use_gpu=False, max_restarts=1, checkpoint_dir=str(tmp_path / "kept"),
+        on_log=lambda line: heard.append(line.text),
+    )  # fmt: skip
+    first, second = places.run_all(fail_once, str(tmp_path))
+    assert first[:2] == second[:2] == [3, ["0", "1", "manifest.json"]]
+    assert first[2] != second[2] != os.getpid()
+    assert not any("destroy_process_group" in line for line in heard), heard
+
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    alone = sparkdl.TorchDistributor(2, use_gpu=False, log_to_driver=False)
+    assert alone.run(str(program), str(tmp_path), "--lr", 0.5) is None
+    assert [(tmp_path / rank).read_text() for rank in "01"] == ["--lr 0.5"] * 2
+    with pytest.raises(NodeFailedError, match='raise ValueError\\("line of the program"\\)'):
+        alone.run(str(program), str(tmp_path), "fail")
+    with alone.start(places_of) as cluster:
+        assert cluster.results(_SOON_S) == [["0", "2"], ["1", "2"]]
+
+
+def places_of() -> list[str]:
+    return [os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"]]
+
+
+def test_any_picklable_value_comes_back_and_others_are_named() -> None:
+    alone = sparkdl.TorchDistributor(use_gpu=False)
+    (held,) = alone.run_all(hold, "s" * 20_000_000)
+    assert held() == "s" * 20_000_000
+    with pytest.raises(ResultError, match=r"_thread\.lock"):
+        alone.run(lock)
+
+
+def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no colour, nodes"):
+        sparkdl.TorchDistributor(use_gpu=False, colour=1, nodes=2)
+    with pytest.raises(SparkConfigError, match="active SparkSession"):
+        sparkdl.TorchDistributor(2, local_mode=False)
+    distributor = sparkdl.TorchDistributor(use_gpu=False)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        distributor.run(str(tmp_path / "none.py"))
+    with pytest.raises(ConfigError, match="function or a path, not int"):
+        distributor.run(3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"_thread\.lock"):
+        distributor.run(hold, threading.Lock())
+    fed = sparkdl.TorchDistributor(use_gpu=False, feed=[1])
+    with pytest.raises(ConfigError, match=r"call cluster\.feed"):
+        fed.start(hold, 1)
