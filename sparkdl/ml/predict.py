@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.garbage import uncollected
 from sparkdl.feed.tensors import Array
 from sparkdl.ml.source import ModelSource, Signature, Tensor
 
@@ -54,8 +55,9 @@ def predictor(source: ModelSource) -> Predictor:
         if _held:
             _held.clear()
             gc.unfreeze()
-        _prepare_worker()
-        _held[source.key] = load(source)
+        with uncollected():
+            _prepare_worker()
+            _held[source.key] = load(source)
         # Spark's workers collect garbage after each task: half a second for TensorFlow's objects,
         # unless these are frozen. What another model has left is collected here.
         gc.collect()

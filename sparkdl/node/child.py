@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import os
 import signal
 import socket
@@ -29,6 +30,7 @@ from sparkdl.control.values import encode_value
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ResultError
 from sparkdl.core.failure import Failure, FailureKind
+from sparkdl.core.garbage import uncollected
 from sparkdl.frameworks.framework import Framework
 from sparkdl.frameworks.registry import framework_named
 from sparkdl.node.context import NodeContext, enter
@@ -80,7 +82,9 @@ def _run(arguments: ChildArguments, link: AgentLink, port: socket.socket) -> Ret
     start: Start | None = None
     try:
         jars = HadoopClasspath.begin()
-        framework.import_modules()
+        with uncollected():
+            framework.import_modules()
+        gc.freeze()  # nor does it look through what has been imported from now on
         link.send(Imported())
         start = link.wait_start(Deadline.after(None))
         if jars:
