@@ -353,9 +353,11 @@ def refuses() -> dict[str, Any]:
         "barrier in a graph": tf.function(hvd.barrier, autograph=False),
     }
     if transport() == "gloo":  # which looks at what others call
-        asked["other variables"] = lambda: hvd.broadcast_variables(
-            [tf.Variable(tf.ones([2 + hvd.rank()]))], root_rank=0
-        )
+        other = tf.Variable(tf.ones([2 + hvd.rank()]))
+        state = hvd.elastic.ObjectState()
+        in_graph = tf.function(lambda: hvd.allreduce(other))
+        asked["other variables"] = lambda: hvd.broadcast_variables([other], root_rank=0)
+        asked["other shapes in a graph"] = lambda: hvd.elastic.run(lambda _: in_graph())(state)
     found: dict[str, Any] = {}
     for name, call in asked.items():
         try:
