@@ -103,7 +103,8 @@ def place(greeting: str, who: str) -> tuple[Any, ...]:
     state.restore()
     state.sync()
     print(f"{greeting} {who}")
-    return hvd.rank(), hvd.size(), os.environ["PLACE"], state.value, lambda: hvd.rank
+    local = (hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
+    return hvd.rank(), hvd.size(), os.environ["PLACE"], state.value, local, lambda: hvd.rank
 
 
 def test_run_returns_what_all_processes_returned(
@@ -111,9 +112,16 @@ def test_run_returns_what_all_processes_returned(
 ) -> None:
     lines = io.StringIO()
     results = run(
-        place, ("hello",), {"who": "you"}, 2, env={"PLACE": "here"}, stdout=lines, **LOCAL
+        place,
+        ("hello",),
+        {"who": "you"},
+        2,
+        env={"PLACE": "here", "CUDA_VISIBLE_DEVICES": "0"},
+        stdout=lines,
+        **LOCAL,
     )
     assert [each[:4] for each in results] == [(0, 2, "here", [1]), (1, 2, "here", [1])]
+    assert [each[4] for each in results] == [(0, 1, 0, 2), (0, 1, 1, 2)], "each has a GPU"
     assert "[worker:1] hello you\n" in lines.getvalue()
     monkeypatch.setenv("HOROVOD_SPARK_START_TIMEOUT", "soon")
     for wrong, why in (

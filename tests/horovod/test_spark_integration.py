@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -74,3 +78,26 @@ def test_process_that_sparkdl_has_not_started_is_alone() -> None:
             hvd.init(comm=[0, 1])
     finally:
         hvd.shutdown()
+
+
+@pytest.mark.torch
+def test_program_for_horovod_runs_after_one_change(tmp_path: Path) -> None:
+    text = (Path(__file__).parent / "programs" / "mnist_style.py").read_text(encoding="utf-8")
+    program = tmp_path / "program.py"
+    program.write_text(re.sub(r"\bhorovod\b", "sparkdl.horovod", text), encoding="utf-8")
+    said = []
+    for args in (["--num-proc=2"], [], ["--use-adasum"]):
+        done = subprocess.run(
+            [sys.executable, str(program), *args],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        said.append(done.stdout + done.stderr)
+    assert "accuracy 0.9" in said[0]
+    assert "on 2" in said[0]
+    assert "models are the same: True" in said[0]
+    assert "accuracy 0.9" in said[1]
+    assert "on 1" in said[1]
+    assert "hvd.Adasum: sparkdl does not adapt gradients by their angles" in said[2]

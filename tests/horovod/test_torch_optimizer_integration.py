@@ -262,6 +262,8 @@ def test_training_on_three_nodes_equals_one_on_larger_batches() -> None:
     options: dict[str, Any] = {"framework": "torch", "input_mode": "own"}
     with launch(train, nodes=SIZE, **options) as cluster:
         results = cluster.results(_SOON_S)
+        told = cluster._controller.look(lambda view: [*view.activity.values()])
+    assert {active.step for active in told} - {-1}, "the driver hears of the steps"
     for rank, found in enumerate(results):
         last = found["joined"].pop()
         assert last == 2

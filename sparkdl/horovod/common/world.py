@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from sparkdl.collectives.group import Group, connect
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.settings import visible_gpus
 from sparkdl.core.world import Member
 from sparkdl.horovod.common.exceptions import NotInitializedError
+
+if TYPE_CHECKING:
+    from sparkdl.node.context import NodeContext
 
 OPERATION_TIMEOUT_S = 1800.0
 """Until a collective that not all processes have called is an error; as in torch.distributed."""
@@ -114,9 +119,30 @@ def enter(transport: str | None = None) -> Place:
         trainers: Sequence[Member] = ctx.world.trainers
         host, timeout_s = ctx.member.host, OPERATION_TIMEOUT_S
         world = connect(ctx.rank, len(trainers), ctx.all_gather, host, timeout_s, transport)
-        place = Place(ctx.rank, tuple(member.host for member in trainers), world)
+        place = Place(ctx.rank, _hosts(ctx), world)
     _PROCESS.place = place
     return place
+
+
+def _hosts(ctx: NodeContext) -> tuple[str, ...]:
+    """Return what processes are local to, by rank.
+
+    A node that has GPUs of its own is a host by itself: so a local rank is always the number of a
+    GPU that the process sees, as `LOCAL_RANK` is with `framework="torch"`.
+    """
+    host = ctx.member.host
+    on_host = sum(trainer.host == host for trainer in ctx.world.trainers)
+    has_own = 0 < len(visible_gpus() or ()) < on_host
+    return tuple(ctx.all_gather(f"{host} rank {ctx.rank}" if has_own else host))
+
+
+def report_step(step: int) -> None:
+    """Tell the driver how far the training is, as `ctx.report` does; nothing outside of nodes."""
+    from sparkdl.node.context import current
+
+    ctx = current()
+    if ctx is not None:
+        ctx.report(step)
 
 
 def leave() -> None:

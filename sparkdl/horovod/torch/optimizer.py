@@ -16,6 +16,7 @@ from sparkdl.collectives.group import Op
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import Average, ProcessSet, global_process_set, group_of, op_of
 from sparkdl.horovod.common.exceptions import OrderOfCallsError
+from sparkdl.horovod.common.world import report_step
 from sparkdl.horovod.torch.compression import Compression, Compressor
 from sparkdl.horovod.torch.joining import remember
 from sparkdl.horovod.torch.kernels import Reduction
@@ -34,6 +35,7 @@ class Distributed:
     _reducer: Reducer | None
     _has_synchronized: bool
     _should_synchronize: bool
+    _steps: int
 
     def synchronize(self) -> None:
         """Wait for the reduced gradients, and put them into the parameters' `grad`.
@@ -61,7 +63,10 @@ class Distributed:
             self._should_synchronize = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Synchronize the gradients, unless inside `skip_synchronize`, and step by them."""
+        """Synchronize the gradients, unless inside `skip_synchronize`, and step by them.
+
+        The driver hears of it, for its table and its hang watch.
+        """
         if self._should_synchronize:
             if self._has_synchronized:
                 _log.warning(
@@ -70,7 +75,10 @@ class Distributed:
                 )
             self.synchronize()
         self._has_synchronized = False
-        return super().step(closure)  # type: ignore[misc]
+        result = super().step(closure)  # type: ignore[misc]
+        self._steps += 1
+        report_step(self._steps)
+        return result
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         """Forget the gradients.
@@ -162,6 +170,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and options)
     vars(distributed).update(own)  # but for a scheduler's wrapper, which steps the old one
     distributed._reducer = reducer
     distributed._has_synchronized, distributed._should_synchronize = False, True
+    distributed._steps = 0
     return distributed
 
 
