@@ -15,6 +15,7 @@ import numpy as np
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import ProcessSet, global_process_set, group_of, rank, size
+from sparkdl.horovod.common.world import report_step
 from sparkdl.horovod.tensorflow.functions import broadcast_variables
 from sparkdl.horovod.tensorflow.optimizer import build, variables_of
 
@@ -24,7 +25,8 @@ _log = logging.getLogger(__name__)
 class Broadcast:
     """Gives all members the weights and the optimizer's variables of one, as `fit` begins.
 
-    A model that is built by its first batch gets them after that.
+    A model that is built by its first batch gets them after that. The driver is told of each batch,
+    as `ctx.report` does.
 
     Args:
         root_rank: of the member whose values count.
@@ -40,6 +42,7 @@ class Broadcast:
         self.root_rank = root_rank
         self.process_set = process_set
         self.broadcast_done = False
+        self._batches = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcast, if the model has been built."""
@@ -51,6 +54,8 @@ class Broadcast:
         """Broadcast, if the model was built by the first batch."""
         if not self.broadcast_done:
             self._send()
+        self._batches += 1
+        report_step(self._batches)
 
     def _send(self) -> None:
         self.broadcast_done = True
