@@ -89,6 +89,8 @@ class TensorFlowGroup(Group):
 
     def broadcast(self, array: Array, root: int, name: str | None = None) -> Array:
         """See `Group.broadcast`."""
+        if root not in range(self.size):
+            raise ConfigError(f"root={root}: there are the members 0 to {self.size - 1}")
         return self._arrays(lambda: self.exchange.broadcast(_tensors([array]), root))[0]
 
     def all_to_all(
@@ -146,6 +148,8 @@ class TensorFlowGroup(Group):
 def _tensors(arrays: Sequence[Array]) -> list[Any]:
     import tensorflow as tf
 
+    if texts := [array.dtype for array in arrays if array.dtype.hasobject]:
+        raise ConfigError(f"an array of dtype {texts[0]} has no bytes; use the _object forms")
     with tf.init_scope():
         return [tf.convert_to_tensor(array) for array in arrays]
 

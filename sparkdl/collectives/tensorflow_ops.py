@@ -72,7 +72,10 @@ class Collectives:
 
         results = []
         for tensor in tensors:
-            carried = _carried(tensor)
+            carried = _not_empty(_carried(tensor))
+            if carried is None:
+                results.append(tensor)
+                continue
             with self._errors("broadcast"), tf.device(self._device):
                 options = self._options(is_ordered=False)
                 if self.group.rank == root:
@@ -81,8 +84,7 @@ class Collectives:
                     shape = tf.shape(carried)
                     options |= {"shape": shape, "T": carried.dtype}
                     out = tf.raw_ops.CollectiveBcastRecvV2(**options)
-            out.set_shape(tensor.shape)
-            results.append(tf.cast(out, tensor.dtype))
+            results.append(tf.cast(_like(out, tensor), tensor.dtype))
         return results
 
     def all_to_all(self, tensor: Any, splits: Any, name: str | None = None) -> tuple[Any, Any]:
@@ -133,7 +135,9 @@ class Collectives:
     def _reduce(self, flat: Any, op: Op) -> Any:
         import tensorflow as tf
 
-        carried = _carried(flat)
+        carried = _not_empty(_carried(flat))
+        if carried is None:
+            return flat
         is_mean = op is Op.AVERAGE and carried.dtype.is_floating
         with self._errors("all_reduce"), tf.device(self._device):
             out = tf.raw_ops.CollectiveReduceV2(
@@ -144,7 +148,7 @@ class Collectives:
             )
         if op is Op.AVERAGE and not is_mean:
             out = tf.truncatediv(out, tf.cast(self.group.size, out.dtype))
-        return tf.cast(out, flat.dtype)
+        return tf.cast(_like(out, flat), flat.dtype)
 
     def _gather(self, tensor: Any) -> tuple[Any, Any]:
         """Return the rows of all members, and how many each has; shorter ones are filled up."""
@@ -152,7 +156,9 @@ class Collectives:
 
         rows = tf.shape(tensor)[0]
         counts = self._gather_even(rows[tf.newaxis])
-        longest = tf.reduce_max(counts)
+        if 0 in tensor.shape[1:]:
+            return tf.zeros([tf.reduce_sum(counts), *tensor.shape[1:]], tensor.dtype), counts
+        longest = tf.maximum(tf.reduce_max(counts), 1)
         carried = _carried(tensor)
         fill = [[0, longest - rows], *[[0, 0]] * (carried.shape.rank - 1)]
         whole = self._gather_even(tf.pad(carried, fill))
@@ -191,6 +197,29 @@ class Collectives:
                 f"rank {self.group.rank}: {what} failed: {error.message}. A member is lost, late, "
                 "or called something else"
             ) from error
+
+
+def _not_empty(tensor: Any) -> Any:
+    """Return the tensor, or `None` if it is empty: TensorFlow 2.21 crashes on those.
+
+    One whose size is not known while it is traced comes flat, with one more number.
+    """
+    import tensorflow as tf
+
+    size = tensor.shape.num_elements()
+    if size is None:
+        return tf.concat([tf.reshape(tensor, [-1]), tf.zeros([1], tensor.dtype)], 0)
+    return tensor if size else None
+
+
+def _like(result: Any, tensor: Any) -> Any:
+    """Return what came of `_not_empty(tensor)` in the shape of `tensor`."""
+    import tensorflow as tf
+
+    if tensor.shape.num_elements() is None:
+        result = tf.reshape(result[:-1], tf.shape(tensor))
+    result.set_shape(tensor.shape)
+    return result
 
 
 def _carried(tensor: Any) -> Any:

@@ -90,10 +90,12 @@ def moves_rows() -> dict[str, Any]:
             got,
             hvd.reducescatter(rows[:5], op=hvd.Sum),
             hvd.allgather(tf.constant([rank == 0])),
+            hvd.allreduce(rows, op=hvd.Sum),
         ]
 
-    graph = tf.function(all_ways)(rows)
-    names = ("allgather", "broadcast", "alltoall", "uneven", "got", "scatter", "bools")
+    any_rows = [tf.TensorSpec([None, 1])]
+    graph = tf.function(all_ways, input_signature=any_rows)(rows)
+    names = ("allgather", "broadcast", "alltoall", "uneven", "got", "scatter", "bools", "sum")
     pairs = zip(names, all_ways(rows), graph, strict=True)
     return {name: [eager.numpy(), value.numpy()] for name, eager, value in pairs}
 

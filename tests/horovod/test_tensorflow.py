@@ -68,6 +68,7 @@ def test_rows_move_as_they_should(ranks: list[dict[str, Any]]) -> None:
             "got": [1, 2],
             "scatter": [10, 12, 14],
             "bools": [True, False],
+            "sum": first + second,
         },
         {
             "allgather": [0, 10, 11],
@@ -77,6 +78,7 @@ def test_rows_move_as_they_should(ranks: list[dict[str, Any]]) -> None:
             "got": [5, 4],
             "scatter": [16, 18],
             "bools": [True, False],
+            "sum": first + second,
         },
     ]
     for found, rows in zip(both(ranks, "moves_rows"), wanted, strict=True):
