@@ -124,12 +124,12 @@ class NodeFailedError(SparkdlError):
     """One or more nodes failed. `failures` holds them all, the root cause first.
 
     Args:
-        failures: at least one failure; sorted here by the time at which each happened.
+        failures: at least one failure; sorted here, see `Failure.order`.
         note: why they were not made good, in words.
     """
 
     def __init__(self, failures: Sequence[Failure], note: str = "") -> None:
-        self.failures: tuple[Failure, ...] = tuple(sorted(failures, key=lambda f: f.time_s))
+        self.failures: tuple[Failure, ...] = tuple(sorted(failures, key=lambda f: f.order))
         self.note = note
         super().__init__(_describe(self.failures, note))
 
@@ -138,7 +138,7 @@ class NodeFailedError(SparkdlError):
 
     @property
     def root_cause(self) -> Failure:
-        """The failure that happened first."""
+        """The failure that the others followed from."""
         return self.failures[0]
 
 
@@ -147,9 +147,9 @@ class NodeLostError(NodeFailedError):
 
 
 def node_error(failures: Sequence[Failure], note: str = "") -> NodeFailedError:
-    """Return the exception that fits the earliest of `failures`."""
-    earliest = min(failures, key=lambda failure: failure.time_s)
-    return (NodeLostError if earliest.kind == "lost" else NodeFailedError)(failures, note)
+    """Return the exception that fits the root cause among `failures`."""
+    cause = min(failures, key=lambda failure: failure.order)
+    return (NodeLostError if cause.kind == "lost" else NodeFailedError)(failures, note)
 
 
 def _describe(failures: tuple[Failure, ...], note: str) -> str:

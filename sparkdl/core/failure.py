@@ -43,6 +43,8 @@ class Failure:
             `hang`: it was alive and made no progress; `traceback` has its stacks.
         time_s: Unix time in seconds, by the driver's clock once the driver has it.
         step: of the checkpoint that the round began with, and batches read from feeds since.
+        is_consequence: it says that a connection to another node has broken. That node's own
+            failure is the cause, though it may be told of later.
     """
 
     node: str
@@ -60,6 +62,12 @@ class Failure:
     log_tail: tuple[str, ...] = ()
     generation: int = 0
     step: int = 0
+    is_consequence: bool = False
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """Sorts failures: the root cause is the first that is no consequence, if there is one."""
+        return self.is_consequence, self.time_s
 
     def headline(self) -> str:
         """Return the failure in one line: who, where, what."""

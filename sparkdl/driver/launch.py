@@ -86,7 +86,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
         map_fun: called once in every node with `args` and its `NodeContext`.
         args: anything picklable; a list also becomes `sys.argv` in the nodes.
         nodes: how many in all, ps and evaluator included.
-        framework: `tensorflow`, `torch`, or `plain` for none.
+        framework: `tensorflow`, `torch`, `jax`, or `plain` for none.
         input_mode: `spark`: fed by `cluster.feed` and `infer`. `own`: `map_fun` reads its own
             data (`tensorflow` is TensorFlowOnSpark's name for that).
         num_ps: of the nodes, how many are parameter servers.

@@ -95,7 +95,7 @@ def decide(
         return Fail(f"ports were lost to other processes {history.port_retries + 1} times in a row")
     if not settings.max_restarts:
         return Fail()
-    cause = min(failures, key=lambda failure: failure.time_s)
+    cause = min(failures, key=lambda failure: failure.order)
     if cause.kind == "hang" and settings.hang_action != "restart":
         return Fail(f"hang_action={settings.hang_action!r}")
     if is_hopeless(cause):
@@ -123,6 +123,8 @@ def is_same(failure: Failure, before: Failure) -> bool:
 
 
 def _is_from_outside(failure: Failure) -> bool:
+    if failure.is_consequence:
+        return True
     if failure.kind == "signal":
         return failure.signal_number in _ENDED_FROM_OUTSIDE
     return failure.kind in ("lost", "oom", "hang") or _error_name(failure) in FROM_OUTSIDE

@@ -339,7 +339,7 @@ def _decide(state: Gathering | Failing, failures: tuple[Failure, ...], now_s: fl
         said: Action = Report(decision.reason)
         failures = ()
     else:
-        cause = min(failures, key=lambda failure: failure.time_s)
+        cause = min(failures, key=lambda failure: failure.order)
         history = replace(history, restarts_s=(*history.restarts_s, now_s), cause=cause)
         is_held = decision.backoff_s > 0
         deadline_s = now_s + (decision.backoff_s if is_held else settings.elastic_timeout_s)

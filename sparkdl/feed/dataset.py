@@ -77,6 +77,13 @@ def tf_dataset(
     return dataset
 
 
+class Fed:
+    """Says which feed data comes from that is no dataset of TensorFlow, see `readers_of`."""
+
+    def __init__(self, reader: FeedReader) -> None:
+        setattr(self, _READER, reader)
+
+
 def readers_of(dataset: Any) -> list[FeedReader]:
     """Return the readers of the feeds that `dataset` comes from, none for anything else."""
     if reader := getattr(dataset, _READER, None):

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkdl.core.errors import ConfigError, FeedTypeError
+from sparkdl.core.errors import ConfigError
 from sparkdl.feed.elements import Names, arrange
 from sparkdl.feed.epoch import EpochBatches
+from sparkdl.feed.jax_mesh import GlobalRows, numbers
 
 if TYPE_CHECKING:
     import jax
@@ -28,11 +30,11 @@ class JaxBatches:
     the column "sample_weight" that neither names has it as another element at the end: 0 for rows
     that only fill the batch up. Losses must be weighted with it.
 
-    Without a sharding, arrays are `[rows, …]` on this process's default device. With one that spans
-    the devices of several processes (after `jax.distributed.initialize`), each of these gives its
-    rows, and arrays are `[batch_size * processes, …]`, each one's on its own devices. The sharding
-    must split the first axis over all processes, and every process must make the same steps, of
-    batches that are always full: `tail="pad"` and `even=True`.
+    Without a sharding, arrays are `[rows, …]` on this process's default device. With one over the
+    devices of several processes, as `framework="jax"` has them, arrays are global. `batch_size` is
+    how many rows the devices of one process hold, so the arrays have that many for each group of
+    processes that hold the same rows. The rows come from all processes in equal shares. Every
+    process must make the same steps, of batches that are always full: `tail="pad"`, `even=True`.
 
     JAX compiles anew for each shape, so full batches are better in one process as well. Without
     `jax_enable_x64`, 64-bit numbers become 32-bit ones, as in `jnp.asarray`: larger integers lose
@@ -45,7 +47,8 @@ class JaxBatches:
     Attributes:
         x: column of the features, or several columns for a dict of features.
         y: column or columns of the labels.
-        sharding: for all columns, so its spec names the first axis alone, like `P("data")`.
+        batches: of the share that this process reads, see `GlobalRows.share_of`.
+        sharding: for all columns, so its spec names the first dimension alone, like `P("data")`.
         prefetch: how many batches to put onto the device in advance.
     """
 
@@ -58,6 +61,25 @@ class JaxBatches:
     def __post_init__(self) -> None:
         if self.prefetch < 0:
             raise ConfigError(f"prefetch={self.prefetch} must be at least 0")
+
+    @cached_property
+    def _global(self) -> GlobalRows | None:
+        return None if self.sharding is None else GlobalRows.of(self.sharding)
+
+    def as_keras(self) -> Any:
+        """Return what `fit` and `evaluate` of Keras 3 on JAX take; each epoch is one of the feed.
+
+        Call it after `keras.distribution.set_distribution`, which says how rows are sharded.
+
+        Raises:
+            ConfigError: if the nodes would train without each other, or the batch does not fit.
+            FrameworkMissingError: if Keras is another.
+        """
+        from sparkdl.frameworks.keras_jax import keras_data
+
+        if self.sharding is not None:
+            raise ConfigError("Keras shards what it trains on: leave out sharding=...")
+        return keras_data(self.batches, self.x, self.y)
 
     def __iter__(self) -> Iterator[Any]:
         ahead: deque[Any] = deque()
@@ -81,33 +103,7 @@ class JaxBatches:
         """
         import jax
 
-        array = _numbers(name, column)
-        if self.sharding is None:
+        array = numbers(name, column)
+        if self._global is None:
             return jax.device_put(array)
-        processes = len({device.process_index for device in self.sharding.device_set})
-        if processes > 1 and len(array) != self.batches.batch_size:
-            raise ConfigError(
-                f"a batch has {len(array)} rows instead of {self.batches.batch_size}, and the "
-                "other nodes cannot know that. Use tail='pad'"
-            )
-        shape = (len(array) * processes, *array.shape[1:])
-        try:
-            return jax.make_array_from_process_local_data(self.sharding, array, shape)
-        except ValueError as error:
-            raise ConfigError(
-                f"column {name!r} {list(array.shape)} of {processes} nodes cannot be sharded by "
-                f"{self.sharding}, which must split the first axis, and it alone, over all of "
-                f"them; the batch size must be a multiple of a node's devices: {error}"
-            ) from error
-
-
-def _numbers(name: str, column: np.ndarray) -> np.ndarray:
-    """Return the column in the type that JAX gives it."""
-    import jax
-
-    if column.dtype.kind not in "biufc":
-        raise FeedTypeError(
-            f"column {name!r} is of type {column.dtype}, and JAX has arrays of numbers only. Name "
-            "the columns you want, or feed it as numbers"
-        )
-    return column.astype(jax.dtypes.canonicalize_dtype(column.dtype), copy=False)
+        return self._global.assemble(name, array, self.batches.batch_size)

@@ -22,9 +22,14 @@ from sparkdl.feed.parcel import Columns, Plain
 if TYPE_CHECKING:
     from torch.utils.data import IterableDataset
 
+    from sparkdl.feed.torch_mesh import SharedRows
+
 
 def torch_dataset(
-    batches: EpochBatches, x: Names | None = None, y: Names | None = None
+    batches: EpochBatches,
+    x: Names | None = None,
+    y: Names | None = None,
+    shared: SharedRows | None = None,
 ) -> IterableDataset[Any]:
     """Return a dataset whose elements are batches and whose every iteration is one epoch.
 
@@ -43,6 +48,7 @@ def torch_dataset(
     Args:
         x: column of the features, or several columns for a dict of features.
         y: column or columns of the labels.
+        shared: with whom this node shares its rows. Such a dataset is read without workers.
 
     Returns:
         Elements are `(x, y)`; `x` alone without `y`; a dict of all columns without both. A batch
@@ -54,7 +60,7 @@ def torch_dataset(
         FeedTypeError: when iterated, if a column is neither numbers nor strings.
     """
     handout = Handout(batches, plain)
-    return _make(handout.door, x, y, batches, handout)
+    return _make(handout.door, x, y, batches, handout, shared)
 
 
 def plain(columns: Columns) -> Plain:
@@ -76,9 +82,10 @@ class _FeedDataset:
         y: Names | None,
         batches: EpochBatches | None,
         handout: Handout | None,
+        shared: SharedRows | None,
     ) -> None:
         self._door, self._x, self._y = door, x, y
-        self._batches, self._handout = batches, handout
+        self._batches, self._handout, self._shared = batches, handout, shared
         self._pid = os.getpid()
         self._iterations = 0
 
@@ -86,6 +93,11 @@ class _FeedDataset:
         from torch.utils.data import get_worker_info
 
         worker = get_worker_info()
+        if worker is not None and self._shared is not None:
+            raise ConfigError(
+                "with mesh=... the nodes exchange their rows, which workers of a DataLoader "
+                "cannot: use num_workers=0, and transform the batches in the training loop"
+            )
         if worker is not None:
             loader = worker.seed - worker.id
             hello = Hello(loader, worker.num_workers, worker.id, self._iterations)
@@ -96,11 +108,14 @@ class _FeedDataset:
                 "the feed can be read in the node's process and in the workers of a DataLoader, "
                 "and this is neither. Use DataLoader(dataset, batch_size=None, num_workers=…)"
             )
-        return self._elements(_own(plain(columns)) for columns in self._batches)
+        own = (_own(plain(columns)) for columns in self._batches)
+        return self._elements(map(self._shared.exchange, own) if self._shared else own)
 
     def __reduce__(self) -> tuple[Any, ...]:
         assert_spawning(self)
-        return _make, (self._door, self._x, self._y, None, None)
+        if self._shared is not None:
+            raise ConfigError("with mesh=... a DataLoader must have num_workers=0")
+        return _make, (self._door, self._x, self._y, None, None, None)
 
     def _elements(self, batches: Iterator[Plain]) -> Iterator[Any]:
         for columns in batches:
@@ -114,11 +129,12 @@ def _make(
     y: Names | None,
     batches: EpochBatches | None,
     handout: Handout | None,
+    shared: SharedRows | None,
 ) -> IterableDataset[Any]:
     from torch.utils.data import IterableDataset
 
     kind: Any = type("FeedDataset", (_FeedDataset, IterableDataset), {})
-    made: IterableDataset[Any] = kind(door, x, y, batches, handout)
+    made: IterableDataset[Any] = kind(door, x, y, batches, handout, shared)
     return made
 
 

@@ -8,14 +8,20 @@ import the framework at the driver; `import_modules` and what follows it run in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, NoReturn, TypeAlias
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
 
+import psutil
+
+from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Member, World
 
 if TYPE_CHECKING:
     from sparkdl.feed.epoch import EpochBatches
+
+_BROKEN_GLOO = re.compile(r"gloo/transport/.*(closed|reset) by peer", re.IGNORECASE)
 
 OpenFeed: TypeAlias = "Callable[..., EpochBatches]"
 """`NodeContext.batches`."""
@@ -50,6 +56,20 @@ class Framework:
     def before_map_fun(self, world: World, member: Member) -> None:
         """Prepare the imported framework; the environment is set and the port released."""
 
+    def after_map_fun(self, has_failed: bool) -> None:
+        """Take leave of the other nodes; if this one has failed, without waiting for anybody."""
+
+    def mesh(self, axes: Mapping[str, int], world: World, member: Member) -> Any:
+        """Return the framework's own mesh over all nodes that train; see `ctx.mesh`.
+
+        Raises:
+            ConfigError: if it has none, or the axes do not fit.
+        """
+        raise ConfigError(
+            f"framework={self.name!r} has no mesh over several nodes: launch the cluster with "
+            "framework='torch' or framework='jax'"
+        )
+
     def serve(self, open_feed: OpenFeed) -> NoReturn:
         """Run a server for the chief until this process is ended.
 
@@ -61,3 +81,20 @@ class Framework:
     def is_port_lost(self, error: BaseException) -> bool:
         """Whether `error` says that another process has taken this node's port."""
         return False
+
+    def is_peer_lost(self, error: BaseException) -> bool:
+        """Whether `error` says that a connection to another node has broken; here gloo's errors.
+
+        A process that is killed lets go of its connections before it has ended, so the others' are
+        errors of a node that is well.
+        """
+        return _BROKEN_GLOO.search(str(error)) is not None
+
+
+def shared_cores(world: World, member: Member) -> int | None:
+    """Return a node's part of its host's cores; `None` if it has the host to itself."""
+    on_host = sum(other.host == member.host for other in world.members)
+    if on_host == 1:
+        return None
+    cores = len(psutil.Process().cpu_affinity()) if psutil.LINUX else psutil.cpu_count() or 1
+    return max(1, cores // on_host)

@@ -82,6 +82,8 @@ def _fit(stock: Function, model: Any, *args: Any, **kwargs: Any) -> Any:
 
 def spans_workers(strategy: Any) -> bool:
     """Whether `strategy` trains on several workers."""
+    if strategy is None:
+        return False
     import tensorflow as tf
 
     spanning = tf.distribute.MultiWorkerMirroredStrategy

@@ -11,6 +11,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.frameworks.framework import Framework
 
 _FRAMEWORKS = {
+    "jax": "sparkdl.frameworks.jax:Jax",
     "plain": "sparkdl.frameworks.framework:Framework",
     "tensorflow": "sparkdl.frameworks.tensorflow:TensorFlow",
     "torch": "sparkdl.frameworks.torch:Torch",

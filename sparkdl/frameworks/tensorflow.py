@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from importlib import import_module
-from typing import ClassVar, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
-from sparkdl.core.errors import FrameworkMissingError
+from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.roles import CHIEF, EVALUATOR
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Member, World
 from sparkdl.frameworks.framework import Framework, OpenFeed
+from sparkdl.frameworks.mesh import axis_sizes
+
+if TYPE_CHECKING:
+    from tensorflow.experimental import dtensor
 
 
 class TensorFlow(Framework):
@@ -73,6 +78,32 @@ class TensorFlow(Framework):
             let_epochs_differ()
             if len(world.trainers) > 1:
                 apply_shim()
+
+    def mesh(self, axes: Mapping[str, int], world: World, member: Member) -> dtensor.Mesh:
+        """Return a mesh of DTensor; the first call connects the nodes.
+
+        Source: https://www.tensorflow.org/guide/dtensor_overview
+
+        Raises:
+            ConfigError: if the axes do not fit, or TensorFlow has been in use before.
+        """
+        from tensorflow.experimental import dtensor
+
+        sizes = axis_sizes(axes, len(world.trainers), "nodes that train")
+        if "DTENSOR_CLIENT_ID" not in os.environ:
+            os.environ["DTENSOR_CLIENT_ID"] = str(member.rank)
+            if len(world.trainers) > 1:
+                os.environ["DTENSOR_JOBS"] = ",".join(m.address for m in world.trainers)
+            try:
+                dtensor.initialize_accelerator_system()
+            except ValueError as error:
+                raise ConfigError(
+                    f"the nodes cannot be connected for DTensor: {error} Call ctx.mesh before "
+                    "any other operation of TensorFlow"
+                ) from error
+        return dtensor.create_distributed_mesh(
+            list(sizes.items()), device_type=dtensor.preferred_device_type()
+        )
 
     def serve(self, open_feed: OpenFeed) -> NoReturn:
         """Run a `tf.distribute.Server`, and serve the feeds to what the chief runs on it."""

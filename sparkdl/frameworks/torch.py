@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import atexit
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import psutil
 
@@ -18,7 +19,11 @@ from sparkdl.core.errors import FrameworkMissingError
 from sparkdl.core.settings import visible_gpus
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Member, World
-from sparkdl.frameworks.framework import Framework
+from sparkdl.frameworks.framework import Framework, shared_cores
+from sparkdl.frameworks.mesh import axis_sizes
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class Torch(Framework):
@@ -84,10 +89,25 @@ class Torch(Framework):
         A number of threads that the environment sets (OMP_NUM_THREADS) is left alone: Spark sets
         `spark.task.cpus`. A process group is destroyed at this process's end if it is there still.
         """
-        on_host = sum(other.host == member.host for other in world.members)
-        if on_host > 1 and "OMP_NUM_THREADS" not in os.environ:
-            import_module("torch").set_num_threads(max(1, _cores() // on_host))
+        cores = shared_cores(world, member)
+        if cores and "OMP_NUM_THREADS" not in os.environ:
+            import_module("torch").set_num_threads(cores)
         atexit.register(_destroy_process_group)
+
+    def mesh(self, axes: Mapping[str, int], world: World, member: Member) -> DeviceMesh:
+        """Return a mesh of all nodes that train; make the default process group if there is none.
+
+        It is of GPUs where this node has one (that of `LOCAL_RANK`, unless the user has set a
+        device), but of CPUs if the process group that is there is gloo's.
+        """
+        import torch
+        from torch import distributed
+        from torch.distributed.device_mesh import init_device_mesh
+
+        sizes = axis_sizes(axes, len(world.trainers), "nodes that train")
+        is_gloo = distributed.is_initialized() and distributed.get_backend() == "gloo"
+        device = "cuda" if torch.cuda.is_available() and not is_gloo else "cpu"
+        return init_device_mesh(device, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
 
     def is_port_lost(self, error: BaseException) -> bool:
         """Whether the store of rank 0 could not listen (`DistNetworkError`, a RuntimeError)."""
@@ -130,11 +150,6 @@ def interface_of(host: str) -> str | None:
         if any(address.address == host for address in addresses):
             return str(name)
     return None
-
-
-def _cores() -> int:
-    """Return how many cores this process may use."""
-    return len(psutil.Process().cpu_affinity()) if psutil.LINUX else psutil.cpu_count() or 1
 
 
 def _destroy_process_group() -> None:

@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,11 +98,11 @@ def _run(arguments: ChildArguments, link: AgentLink, port: socket.socket) -> Ret
         link.send(Running())
         if ctx.member.role.is_server:
             framework.serve(ctx.batches)
-        return _encode(map_fun(args, ctx))
+        value = _call(map_fun, args, ctx)
+        framework.after_map_fun(has_failed=False)
+        return _encode(value)
     except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        if code == 0:
-            return Returned(encode_value(None))
+        code = stop.code if isinstance(stop.code, int) else 1
         return _raised(framework, start, "exit", stop, code, link.steps)
     except BaseException as error:  # noqa: BLE001 (whatever user code raises goes to the driver)
         return _raised(framework, start, kind, error, None, link.steps)
@@ -119,6 +120,16 @@ def _prepare(
     if start.spec.release_port or member.role.is_server:
         ctx.release_port()
     return ctx
+
+
+def _call(map_fun: Callable[[Any, NodeContext], Any], args: Any, ctx: NodeContext) -> Any:
+    """Return what `map_fun` returns, or `None` if it exits without an error."""
+    try:
+        return map_fun(args, ctx)
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            raise
+        return None
 
 
 def _encode(value: Any) -> Returned:
@@ -140,8 +151,11 @@ def _raised(
     with suppress(OSError):  # the disk of the log is full: what it says goes to the driver
         traceback.print_exception(error)
     node = start.world.member(start.node_id) if start else None
-    if kind == "exception" and framework.is_port_lost(error):
+    if kind in ("setup", "exception") and framework.is_port_lost(error):
         kind = "port"
+    if node:
+        with suppress(Exception):  # what has failed is worth more
+            framework.after_map_fun(has_failed=True)
     return Raised(
         Failure(
             node=node.node.name if node else "",
@@ -156,6 +170,7 @@ def _raised(
             traceback="".join(traceback.format_exception(error))[-_MAX_TEXT_CHARS:],
             generation=start.world.generation if start else 0,
             step=steps,
+            is_consequence=kind == "exception" and framework.is_peer_lost(error),
         )
     )
 

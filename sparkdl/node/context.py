@@ -25,12 +25,14 @@ from sparkdl.node.coordination import Coordination
 from sparkdl.node.gathering import Gathering
 from sparkdl.node.legacy import NodeManager, RemovedCalls
 from sparkdl.node.link import AgentLink
+from sparkdl.node.meshes import Meshes
 from sparkdl.node.own_files import read_own, wanted_files
 from sparkdl.node.reporting import reported
 
 if TYPE_CHECKING:
     import jax
     import tensorflow as tf
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.utils.data import IterableDataset
 
     from sparkdl.feed.jax_batches import JaxBatches
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class NodeContext(Checkpointing, Coordination, Gathering, RemovedCalls):
+class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
     """One node's view of the cluster.
 
     Attributes:
@@ -248,6 +250,8 @@ class NodeContext(Checkpointing, Coordination, Gathering, RemovedCalls):
         x: str | Sequence[str] | None = None,
         y: str | Sequence[str] | None = None,
         columns: Sequence[str] | None = None,
+        mesh: DeviceMesh | None = None,
+        data_axis: str | Sequence[str] = "data",
         **options: Any,
     ) -> IterableDataset[Any]:
         """Return the feed as a dataset of PyTorch; each iteration is one epoch.
@@ -258,6 +262,9 @@ class NodeContext(Checkpointing, Coordination, Gathering, RemovedCalls):
             x: column of the features, or several for a dict of features.
             y: column or columns of the labels.
             columns: without `x`, which columns.
+            mesh: nodes that differ in no data axis of it get the same batches, of `batch_size` rows
+                as everywhere; each of them reads an equal share. See docs/meshes.md.
+            data_axis: along which the rows differ, or several.
             options: `feed`, `even`, `tail`, `shuffle`, `seed`, see `batches`.
 
         Returns:
@@ -266,7 +273,15 @@ class NodeContext(Checkpointing, Coordination, Gathering, RemovedCalls):
         """
         from sparkdl.feed.torch_dataset import torch_dataset
 
-        return torch_dataset(self.batches(batch_size, _wanted(x, y) or columns, **options), x, y)
+        shared = None
+        if mesh is not None:
+            from sparkdl.feed.torch_mesh import SharedRows
+
+            shared = SharedRows(mesh, data_axis)
+            batch_size = shared.share_of(batch_size)
+            options = shared.in_step(options)
+        batches = self.batches(batch_size, _wanted(x, y) or columns, **options)
+        return torch_dataset(batches, x, y, shared)
 
     def jax_batches(
         self,
@@ -287,11 +302,16 @@ class NodeContext(Checkpointing, Coordination, Gathering, RemovedCalls):
         Args:
             x, y, columns: see `torch_dataset`.
             sharding: of all columns over the devices of all nodes; the local device by default.
+                `batch_size` is how many rows one node's devices hold. See docs/jax.md.
             prefetch: batches put onto the device in advance.
             options: `feed`, `even`, `tail`, `shuffle`, `seed`, see `batches`.
         """
         from sparkdl.feed.jax_batches import JaxBatches
 
+        if sharding is not None:
+            from sparkdl.feed.jax_mesh import GlobalRows
+
+            batch_size = GlobalRows.of(sharding).share_of(batch_size)
         options = {"tail": "pad", "even": self.num_workers > 1 or None, **options}
         batches = self.batches(batch_size, _wanted(x, y) or columns, **options)
         return JaxBatches(batches, x, y, sharding, prefetch)

@@ -74,6 +74,13 @@ def test_the_failure_that_happened_first_is_the_root_cause_in_whatever_order_the
     assert error.root_cause is EARLY
 
 
+def test_what_says_that_another_node_is_gone_is_no_root_cause_if_that_one_is_known() -> None:
+    broken = Failure("worker:2", "exception", "reset by peer", 0.0, is_consequence=True)
+    assert NodeFailedError([broken, LATER, EARLY]).failures == (EARLY, LATER, broken)
+    assert NodeFailedError([broken]).root_cause is broken
+    assert type(node_error([broken, LOST])) is NodeLostError
+
+
 def test_failures_of_the_same_moment_keep_the_order_in_which_they_were_told() -> None:
     first, second = (Failure(name, "exit", "", 5.0) for name in ("worker:3", "worker:1"))
     assert NodeFailedError([first, second]).failures == (first, second)

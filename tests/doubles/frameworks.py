@@ -24,6 +24,13 @@ class LosesPorts(Framework):
         return isinstance(error, OSError)
 
 
+class LosesPortsEarly(LosesPorts):
+    """Binds its port before `map_fun`, in vain."""
+
+    def before_map_fun(self, world: World, member: Member) -> None:
+        raise OSError("address already in use")
+
+
 class IsMissing(Framework):
     """Cannot be imported."""
 
@@ -51,6 +58,7 @@ class Serves(Framework):
 
 
 LOSES_PORTS = f"{_HERE}:{LosesPorts.__name__}"
+LOSES_PORTS_EARLY = f"{_HERE}:{LosesPortsEarly.__name__}"
 IS_MISSING = f"{_HERE}:{IsMissing.__name__}"
 SERVES = f"{_HERE}:{Serves.__name__}"
 KILLS_ITS_AGENT = f"{_HERE}:{KillsItsAgent.__name__}"

@@ -26,6 +26,7 @@ SEGFAULT = replace(KILLED, signal_number=11)
 LOST = Failure("worker:0", "lost", "its connection closed", 1.0)
 EXIT = Failure("worker:0", "exit", "", 1.0, exit_code=3)
 PEER = replace(ERROR, exception_type="tensorflow...UnavailableError", message="socket closed")
+BROKEN = replace(ERROR, message="Connection reset by peer", time_s=0.5, is_consequence=True)
 AGAIN = "failed the same way at the same step twice: not restarted again"
 HOPELESS = "another start would fail the same way: not restarted"
 
@@ -68,6 +69,9 @@ TABLE: list[tuple[list[Failure], History, Decision]] = [
     ([EXIT], History(), restart(1, EXIT)),
     ([LOST, ERROR], History(), restart(1, LOST)),
     ([ERROR, KILLED], History(), restart(1, KILLED)),
+    # Who says that another node is gone is no cause, if another node is.
+    ([BROKEN, KILLED], History(), restart(1, KILLED)),
+    ([BROKEN], History(0, (990.0,), BROKEN), restart(2, BROKEN, 2.0)),
     # Those in a row wait longer and longer; one that is long ago does not count.
     ([ERROR], History(0, (990.0,)), restart(2, ERROR, 2.0)),
     ([ERROR], History(0, (980.0, 990.0)), restart(3, ERROR, 4.0)),

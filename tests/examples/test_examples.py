@@ -124,6 +124,30 @@ def test_lightning(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.jax
+def test_jax(tmp_path: Path) -> None:
+    assert said(tmp_path, submit("jax/digits.py", "--epochs=6"), "at last") < 1
+
+
+@pytest.mark.jax
+def test_keras_on_jax(tmp_path: Path) -> None:
+    program = [sys.executable, str(EXAMPLES / "jax/keras_digits.py"), "--model-parallel"]
+    assert said(tmp_path, [*program, "--epochs=4"], "training accuracy") > 0.9
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param("jax_hybrid.py", marks=pytest.mark.jax),
+        pytest.param("torch_tensor_parallel.py", marks=pytest.mark.torch),
+    ],
+)
+def test_meshes(tmp_path: Path, script: str) -> None:
+    program = [sys.executable, str(EXAMPLES / "meshes" / script), "--data=1", "--model=2"]
+    assert said(tmp_path, program, "at last") < 0.5
+
+
+@pytest.mark.spark
 @pytest.mark.tensorflow
 def test_horovod_with_keras(tmp_path: Path) -> None:
     assert said(tmp_path, submit("horovod/keras_digits.py"), "test accuracy") > 0.9

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.feed.epoch import EpochBatches
 from sparkdl.feed.jax_batches import JaxBatches
+from sparkdl.feed.jax_mesh import GlobalRows
 from sparkdl.node.context import NodeContext
 from tests.doubles.feeds import Arrivals
 from tests.doubles.nodes import launch
@@ -108,43 +108,89 @@ def test_sharding_of_one_process_keeps_the_shape() -> None:
 # several nodes
 
 
+@dataclass(frozen=True)
+class Device:
+    process_index: int
+
+
+@dataclass(frozen=True)
+class Held:
+    """A sharding: which process has a device with which part of the rows."""
+
+    parts: tuple[tuple[int, int], ...]
+
+    @property
+    def device_set(self) -> set[int]:
+        return set(range(len(self.parts)))
+
+    def devices_indices_map(self, shape: tuple[int, ...]) -> Any:
+        class Pairs(list[Any]):
+            items = list[Any].copy
+
+        return Pairs((Device(p), (slice(part, part + 1),)) for p, part in self.parts)
+
+
+@pytest.mark.parametrize(
+    ("parts", "members"),
+    [
+        (((0, 0), (1, 1)), 1),
+        (((0, 0), (1, 0), (2, 1), (3, 1)), 2),
+        (((0, 0), (0, 1), (1, 0), (1, 1)), 2),
+        (((0, 0), (0, 0), (1, 1), (1, 1)), 1),
+    ],
+)
+def test_processes_that_hold_the_same_rows_are_found(parts: Any, members: int) -> None:
+    sharding: Any = Held(parts)
+    found = GlobalRows.of(sharding)
+    assert found.members == members
+    assert found.processes == len({process for process, _ in parts})
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ((0, 0), (0, 1), (1, 1), (1, 2), (2, 2), (2, 0)),
+        ((0, 0), (0, 1), (1, 2)),
+        ((0, 0), (1, 0), (2, 1)),
+        ((1, 0), (2, 1)),
+    ],
+)
+def test_rows_that_overlap_are_refused(parts: Any) -> None:
+    sharding: Any = Held(parts)
+    with pytest.raises(ConfigError, match="hold rows that overlap, or not equally many"):
+        GlobalRows.of(sharding)
+
+
 def add_up(args: None, ctx: NodeContext) -> list[float]:
     """Add up all rows of an epoch by steps over global arrays; say what a wrong sharding raises."""
     import jax
-
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", 2)
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    leader = ctx.world.trainers[0]
-    if ctx.tmp_socket is not None:
-        ctx.release_port()
-    jax.distributed.initialize(f"{leader.host}:{leader.port}", ctx.num_workers, ctx.rank)
-
     import jax.numpy as jnp
     from jax.sharding import NamedSharding
     from jax.sharding import PartitionSpec as P
 
     mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    assert mesh.size == 2 * ctx.num_workers
     sharding = NamedSharding(mesh, P("data"))
-    assert "must split the first axis" in error_of(NamedSharding(mesh, P()))
+    assert "must be a multiple of a node's devices" in error_of(sharding, 7, 7)
     assert "Use tail='pad'" in error_of(sharding, batch_size=9)
+    with pytest.raises(ConfigError, match="batch_size=9 cannot be divided among the 2 nodes"):
+        ctx.jax_batches(9, sharding=NamedSharding(mesh, P()))
 
     def step(total: Any, value: Any, weight: Any) -> Any:
         return total + jnp.sum(value * weight)
 
     compiled = jax.jit(step)
     steps, total = 0, jnp.float32(0)
-    for value, weight in JaxBatches(padded(ctx), "value", sharding=sharding):
+    for value, weight in ctx.jax_batches(8, "value", sharding=sharding):
         assert value.shape == weight.shape == (8 * ctx.num_workers,)
         total = compiled(total, value, weight)
         steps += 1
-    jax.distributed.shutdown()
     return [float(total), steps]
 
 
-def error_of(sharding: Any, batch_size: int = 8) -> str:
+def error_of(sharding: Any, batch_size: int = 8, rows: int = 8) -> str:
     """Return why the first batch cannot be sharded."""
-    batches: Any = FirstBatch(batch_size, {"x": np.zeros(8, np.float32)})
+    batches: Any = FirstBatch(batch_size, {"x": np.zeros(rows, np.float32)})
     try:
         next(iter(JaxBatches(batches, sharding=sharding)))
     except ConfigError as error:
@@ -161,17 +207,11 @@ class FirstBatch:
         yield self.columns
 
 
-def padded(ctx: NodeContext) -> Any:
-    pad: Any = {"tail": "pad"}
-    return ctx.batches(8, even=True, **pad)
-
-
-@pytest.mark.skipif(
-    "tail" not in inspect.signature(NodeContext.batches).parameters,
-    reason="batches cannot be padded yet",
-)
-def test_nodes_that_share_global_arrays_compute_what_one_process_would() -> None:
-    with launch(add_up) as cluster:
+def test_nodes_that_share_global_arrays_compute_what_one_process_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
+    with launch(add_up, framework="jax") as cluster:
         cluster.feed(range(101))
         first, second = cluster.results(60)
     assert first == second

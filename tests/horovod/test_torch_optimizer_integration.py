@@ -28,7 +28,8 @@ def train(args: None, ctx: NodeContext) -> dict[str, Any]:
     found["sparse as dense"] = embeddings(hvd, sparse_as_dense=True)
     found["normalized"] = normalized(hvd)
     misuse(hvd)
-    found["joined"] = joined(hvd)
+    found["joined"] = joined(hvd, fewest=1)
+    found["joined at once"] = joined(hvd, fewest=0)
     return found
 
 
@@ -227,8 +228,12 @@ def misuse(hvd: Any) -> None:
         optimizer.step()
 
 
-def joined(hvd: Any) -> Any:
-    """Train on one batch more on each rank than on the one before; ranks 0 and 1 join."""
+def joined(hvd: Any, fewest: int) -> Any:
+    """Train on one batch more on each rank than on the one before; ranks 0 and 1 join.
+
+    Args:
+        fewest: batches of rank 0.
+    """
     import torch
 
     hvd.shutdown()  # of the optimizers above, some never took a step: these are forgotten
@@ -239,9 +244,9 @@ def joined(hvd: Any) -> Any:
         optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.05)
         if not is_alone:
             optimizer = hvd.DistributedOptimizer(optimizer)
-        for step in range(SIZE if is_alone else hvd.rank() + 1):
+        for step in range(SIZE - 1 + fewest if is_alone else hvd.rank() + fewest):
             optimizer.zero_grad()
-            for part in range(step, SIZE) if is_alone else [hvd.rank()]:
+            for part in range(step + 1 - fewest, SIZE) if is_alone else [hvd.rank()]:
                 (loss_of(model, step, part) / (SIZE if is_alone else 1)).backward()
             optimizer.step()
             if not is_alone:
@@ -265,8 +270,8 @@ def test_training_on_three_nodes_equals_one_on_larger_batches() -> None:
         told = cluster._controller.look(lambda view: [*view.activity.values()])
     assert {active.step for active in told} - {-1}, "the driver hears of the steps"
     for rank, found in enumerate(results):
-        last = found["joined"].pop()
-        assert last == 2
+        for name in ("joined", "joined at once"):
+            assert found[name].pop() == 2, "the last one to join"
         for name, (together, alone) in found.items():
             if name == "normalized":
                 for mine, expected in zip(together, alone, strict=True):

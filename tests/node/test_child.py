@@ -37,7 +37,7 @@ from sparkdl.node.context import NodeContext
 from sparkdl.node.logs import ChildLog
 from sparkdl.node.resources import reserve_port
 from sparkdl.node.supervisor import Child, ChildOrder
-from tests.doubles.frameworks import IS_MISSING, LOSES_PORTS
+from tests.doubles.frameworks import IS_MISSING, LOSES_PORTS, LOSES_PORTS_EARLY
 from tests.doubles.nodes import SOON_S, all_gone
 
 MapFun = Callable[[Any, NodeContext], Any]
@@ -196,7 +196,10 @@ def test_missing_framework_is_told_before_there_is_a_world(start: StartNode) -> 
     assert "frobnicate 3 cannot be imported" in raised.failure.message
 
 
-@pytest.mark.parametrize(("framework", "kind"), [(LOSES_PORTS, "port"), ("plain", "exception")])
+@pytest.mark.parametrize(
+    ("framework", "kind"),
+    [(LOSES_PORTS, "port"), (LOSES_PORTS_EARLY, "port"), ("plain", "exception")],
+)
 def test_lost_port_is_what_the_framework_takes_for_one(
     start: StartNode, framework: str, kind: str
 ) -> None:

@@ -27,17 +27,24 @@ class Bucket:
         like = self.params[0]
         self.flat = torch.zeros(sum(sizes) + len(sizes), dtype=like.dtype, device=like.device)
         self.waits_for = len(sizes)
+        self._has = [0.0] * len(sizes)
         self._sizes = [*sizes, len(sizes)]
+        *rows, self._presence = self.flat.split(self._sizes)
+        shaped = zip(rows, self.params, strict=True)
+        self._rows = [row.view(param.shape) for row, param in shaped]
 
     def fill(self, place: int, grad: torch.Tensor | None) -> None:
         """Put a gradient in."""
-        *rows, presence = self.flat.split(self._sizes)
+        import torch
+
         if grad is None:
-            rows[place].zero_()
+            self._rows[place].zero_()
         else:
-            rows[place].view(grad.shape).copy_(grad.to_dense() if grad.is_sparse else grad)
-        presence[place] = 0.0 if grad is None else 1.0
+            self._rows[place].copy_(grad.to_dense() if grad.is_sparse else grad)
+        self._has[place] = float(grad is not None)
         self.waits_for -= 1
+        if not self.waits_for:
+            self._presence.copy_(torch.tensor(self._has))
 
     def spread(self, reduced: torch.Tensor, can_be_absent: bool) -> None:
         """Put reduced gradients where they are from; where no process has one, none."""

@@ -60,6 +60,7 @@ class Reducer:
     ) -> None:
         self._names = [name for name, _ in named]
         self._params = [param for _, param in named]
+        self._known = {id(param) for param in self._params}
         self._group = group
         self._options = options
         tensors = kernels.tensors_of(group)
@@ -122,8 +123,7 @@ class Reducer:
                 "another DistributedOptimizer has been made of these parameters, which reduces "
                 "their gradients: step that one"
             )
-        known = {id(param) for param in self._params}
-        new = sum(param.grad is not None and id(param) not in known for param in params)
+        new = sum(param.grad is not None and id(param) not in self._known for param in params)
         if new:
             raise OrderOfCallsError(
                 f"{new} parameters have gradients that are not reduced: they were frozen, or not "

@@ -1,0 +1,160 @@
+"""Sums float32 arrays of several sizes over the nodes of a local cluster, in one of several ways.
+
+Every way runs in children of sparkdl, one thread each, so that what differs is the collective.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+from harness import claim_stdout, write
+
+MIN_ITERATIONS = 5
+MAX_ITERATIONS = 200
+SECONDS = 1.0
+"""About as long is each size measured; all ranks do the same number of iterations."""
+GROUP_KEY = 77
+
+
+def gloo(ctx: Any, elements: int) -> tuple[Callable[[], Any], Callable[[Any], float]]:
+    """torch.distributed alone."""
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+    tensor = torch.ones(elements)
+    return lambda: dist.all_reduce(tensor), lambda _: 0.0
+
+
+def ring(ctx: Any, elements: int) -> tuple[Callable[[], Any], Callable[[Any], float]]:
+    """TensorFlow's collectives alone."""
+    import tensorflow as tf
+
+    if not hasattr(ring, "strategy"):
+        ring.strategy = tf.distribute.MultiWorkerMirroredStrategy()  # type: ignore[attr-defined]
+    values = tf.ones(elements)
+
+    @tf.function
+    def reduce(values: Any) -> Any:
+        return tf.raw_ops.CollectiveReduceV2(
+            input=values,
+            group_size=ctx.num_workers,
+            group_key=GROUP_KEY,
+            instance_key=elements,
+            ordering_token=[],
+            merge_op="Add",
+            final_op="Id",
+            communication_hint="ring",
+        )
+
+    return lambda: reduce(values).numpy(), lambda sums: float(sums[0])
+
+
+def group(ctx: Any, elements: int) -> tuple[Callable[[], Any], Callable[[Any], float]]:
+    """sparkdl's group, numpy arrays."""
+    import numpy as np
+
+    import sparkdl.horovod.torch as hvd
+    from sparkdl.collectives.group import Op
+    from sparkdl.horovod.common import group_of
+
+    hvd.init()
+    members, array = group_of(hvd.global_process_set), np.ones(elements, np.float32)
+    return lambda: members.all_reduce([array], Op.SUM), lambda sums: float(sums[0][0])
+
+
+def hvd_torch(ctx: Any, elements: int) -> tuple[Callable[[], Any], Callable[[Any], float]]:
+    """sparkdl.horovod.torch, in place."""
+    import torch
+
+    import sparkdl.horovod.torch as hvd
+
+    torch.set_num_threads(1)
+    hvd.init()
+    tensor = torch.ones(elements)
+    return lambda: hvd.allreduce_(tensor, op=hvd.Sum), lambda _: 0.0
+
+
+def hvd_tensorflow(ctx: Any, elements: int) -> tuple[Callable[[], Any], Callable[[Any], float]]:
+    """sparkdl.horovod.tensorflow, in a `tf.function`."""
+    import tensorflow as tf
+
+    import sparkdl.horovod.tensorflow as hvd
+
+    hvd.init()
+    values = tf.ones(elements)
+
+    @tf.function
+    def reduce(values: Any) -> Any:
+        return hvd.allreduce(values, op=hvd.Sum)
+
+    return lambda: reduce(values).numpy(), lambda sums: float(sums[0])
+
+
+WAYS = {
+    "gloo": ("torch", gloo),
+    "ring": ("tensorflow", ring),
+    "group": ("plain", group),
+    "torch": ("torch", hvd_torch),
+    "tensorflow": ("tensorflow", hvd_tensorflow),
+}
+
+
+def measure(args: argparse.Namespace, ctx: Any) -> list[dict[str, float]]:
+    """Be the user's function: return for each size the median of its iterations, in seconds."""
+    if WAYS[args.way][0] == "tensorflow":
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+    found = []
+    for nbytes in args.sizes:
+        reduce, first = WAYS[args.way][1](ctx, max(1, nbytes // 4))
+        start = time.perf_counter()
+        value = first(reduce())
+        if value not in (0.0, ctx.num_workers):
+            raise ValueError(f"a sum of ones over {ctx.num_workers} ranks is {value}")
+        reduce()
+        once_s = max(ctx.all_gather((time.perf_counter() - start) / 2))
+        iterations = int(min(MAX_ITERATIONS, max(MIN_ITERATIONS, SECONDS / once_s)))
+        times = []
+        for _ in range(iterations):
+            start = time.perf_counter()
+            reduce()
+            times.append(time.perf_counter() - start)
+        ctx.barrier()
+        found.append({"nbytes": nbytes, "seconds": statistics.median(times)})
+    return found
+
+
+def main() -> None:
+    """Launch the nodes, and write a line for each size."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--way", choices=WAYS, required=True)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--sizes", type=int, nargs="+", required=True, help="bytes")
+    parsed = parser.parse_args()
+    lines = claim_stdout()
+    import sparkdl
+
+    results = sparkdl.run(
+        None,
+        measure,
+        parsed,
+        nodes=parsed.ranks,
+        framework=WAYS[parsed.way][0],
+        executor="local",
+        timeout_s=300,
+    )
+    for of_size in zip(*results, strict=True):
+        seconds = max(one["seconds"] for one in of_size)
+        write(lines, {"event": "size", "nbytes": of_size[0]["nbytes"], "seconds": seconds})
+
+
+if __name__ == "__main__":
+    main()

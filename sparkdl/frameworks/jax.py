@@ -1,0 +1,139 @@
+"""What JAX needs to find its cluster: `jax.distributed` over all nodes that train.
+
+Runs in: child
+
+JAX has a coordinator in rank 0's process. When that process dies, JAX ends all others, and says so
+in their logs; sparkdl knows from their agents who died first. Any other lost node is sparkdl's
+affair alone: JAX would find it out by missed heartbeats, much later.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from inspect import signature
+from typing import TYPE_CHECKING, ClassVar
+
+from sparkdl.core.errors import FrameworkMissingError
+from sparkdl.core.spec import ClusterSpec
+from sparkdl.core.world import Member, World
+from sparkdl.frameworks.framework import Framework, shared_cores
+from sparkdl.frameworks.mesh import axis_sizes
+
+if TYPE_CHECKING:
+    import jax
+
+_INIT_TIMEOUT_S = 300
+_HEARTBEAT_TIMEOUT_S = 600
+"""Later than sparkdl's own leases, which end a node that is cut off within a minute or so."""
+_SHUTDOWN_TIMEOUT_S = 24 * 3600
+"""Nodes wait here for the slowest one's `map_fun`; one that failed ends the wait."""
+
+_OPTIONS = {
+    "JAX_CPU_COLLECTIVES_IMPLEMENTATION": ("jax_cpu_collectives_implementation", "gloo"),
+    # JAX takes SIGTERM for the notice of a preemption and goes on: a node would end by SIGKILL.
+    "JAX_ENABLE_PREEMPTION_SERVICE": ("jax_enable_preemption_service", False),
+}
+
+
+class Jax(Framework):
+    """JAX, with one process a node; Keras 3 with the backend jax."""
+
+    name: ClassVar[str] = "jax"
+    distributions: ClassVar[tuple[str, ...]] = ("jax",)
+    shares_port: ClassVar[bool] = True
+
+    def import_modules(self) -> None:
+        """Import JAX.
+
+        Raises:
+            FrameworkMissingError: if it cannot be imported, or is too old.
+        """
+        try:
+            jax = import_module("jax")
+        except ImportError as error:
+            raise FrameworkMissingError(
+                f"JAX cannot be imported on this executor: {error}. Install it in the Python "
+                "environment of the executors: pip install jax (or 'jax[cuda13]')"
+            ) from error
+        if "heartbeat_timeout_seconds" not in signature(jax.distributed.initialize).parameters:
+            raise FrameworkMissingError(
+                f"JAX {jax.__version__} on this executor cannot be told how long to wait for a "
+                "node: install 0.8 or newer"
+            )
+
+    def environment(self, world: World, member: Member, spec: ClusterSpec) -> dict[str, str]:
+        """Return Keras's backend, and this node's share of the host's cores; the user's go first.
+
+        XLA takes `PJRT_NPROC` for the number of cores.
+        """
+        found = {"KERAS_BACKEND": "jax"}
+        if cores := shared_cores(world, member):
+            found["PJRT_NPROC"] = str(cores)
+        return {name: value for name, value in found.items() if name not in os.environ}
+
+    def before_map_fun(self, world: World, member: Member) -> None:
+        """Connect the nodes that train, so that `jax.devices()` are those of all of them.
+
+        A node alone needs nothing. Source:
+        https://docs.jax.dev/en/latest/_autosummary/jax.distributed.initialize.html
+        """
+        if not member.role.is_trainer or len(world.trainers) == 1:
+            return
+        import jax
+
+        for variable, (option, value) in _OPTIONS.items():
+            if variable not in os.environ:
+                jax.config.update(option, value)
+        leader = world.trainers[0]
+        jax.distributed.initialize(
+            coordinator_address=leader.address,
+            num_processes=len(world.trainers),
+            process_id=member.rank,
+            cluster_detection_method="deactivate",
+            coordinator_bind_address=leader.address,
+            initialization_timeout=_INIT_TIMEOUT_S,
+            heartbeat_timeout_seconds=_HEARTBEAT_TIMEOUT_S,
+            shutdown_timeout_seconds=_SHUTDOWN_TIMEOUT_S,
+        )
+
+    def after_map_fun(self, has_failed: bool) -> None:
+        """Disconnect: all nodes together, or, if this one has failed, without the others."""
+        import jax
+
+        if not jax.distributed.is_initialized():
+            return
+        if has_failed:
+            _leave_without_goodbye()
+        else:
+            jax.distributed.shutdown()
+
+    def mesh(self, axes: Mapping[str, int], world: World, member: Member) -> jax.sharding.Mesh:
+        """Return a mesh of all nodes' devices, those of one node beside each other."""
+        import jax
+        import numpy as np
+
+        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+        nodes = len(world.trainers)
+        what = f"devices ({nodes} nodes that train, {len(jax.local_devices())} devices each)"
+        sizes = axis_sizes(axes, len(devices), what)
+        grid = np.array(devices).reshape(tuple(sizes.values()))
+        return jax.sharding.Mesh(grid, tuple(sizes))
+
+    def is_port_lost(self, error: BaseException) -> bool:
+        """Whether JAX's coordinator could not listen on rank 0's port (a `JaxRuntimeError`)."""
+        return isinstance(error, RuntimeError) and "Failed to start RPC server" in str(error)
+
+
+def _leave_without_goodbye() -> None:
+    """Have this process end at once, instead of with the others, who wait for it.
+
+    JAX says goodbye at the exit, and when its objects are deleted.
+    """
+    atexit.unregister(import_module("jax._src.api").clean_up)
+    state = import_module("jax._src.distributed").global_state
+    for held in (state.client, state.service):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))

@@ -1,0 +1,73 @@
+"""The axes of a mesh: how long each is, and which ranks hold the same rows.
+
+Runs in: child. Pure.
+
+A mesh is an array of devices, row by row: ranks that differ in the last axis alone are neighbours,
+so the axis that talks most, as a rule the model's, comes last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from sparkdl.core.errors import ConfigError
+
+
+def axis_sizes(axes: Mapping[str, int], there: int, what: str) -> dict[str, int]:
+    """Return the length of each axis, with that of the one that is -1.
+
+    Args:
+        axes: lengths by name, in order; one may be -1: as long as is left.
+        there: how many devices there are.
+        what: they are, for the error: "nodes that train".
+
+    Raises:
+        ConfigError: if the lengths do not fit.
+    """
+    asked = ", ".join(f"{name}={size}" for name, size in axes.items())
+    if not axes:
+        raise ConfigError("a mesh needs axes: ctx.mesh(data=2, model=2)")
+    if any(type(size) is not int or (size < 1 and size != -1) for size in axes.values()):
+        raise ConfigError(f"mesh({asked}): each axis must be 1 or more, or -1 for what is left")
+    free = [name for name, size in axes.items() if size == -1]
+    if len(free) > 1:
+        raise ConfigError(f"mesh({asked}): only one axis can be -1, for what the others leave")
+    known = math.prod(size for size in axes.values() if size != -1)
+    if free and there % known:
+        raise ConfigError(
+            f"mesh({asked}): {there} {what} cannot be divided by {known}, so {free[0]} has no "
+            "length; change an axis, or the number of nodes"
+        )
+    if not free and known != there:
+        raise ConfigError(
+            f"mesh({asked}) has {known} places, and there are {there} {what}: change an axis, or "
+            "the number of nodes; -1 for one axis takes what the others leave"
+        )
+    return {name: there // known if size == -1 else size for name, size in axes.items()}
+
+
+def same_rows(ranks: np.ndarray, names: Sequence[str], data_axes: Sequence[str]) -> list[list[int]]:
+    """Return the groups of ranks that hold the same rows: they differ in no axis of the data.
+
+    Args:
+        ranks: of the mesh, one dimension an axis.
+        names: of the axes, in order.
+        data_axes: along which the rows differ.
+
+    Raises:
+        ConfigError: if the mesh has no such axis.
+    """
+    unknown = [name for name in data_axes if name not in names]
+    if unknown:
+        raise ConfigError(
+            f"the mesh has no axis {', '.join(map(repr, unknown))}; it has {', '.join(names)}: "
+            "name the one along which the rows differ, data_axis=..."
+        )
+    order = [names.index(name) for name in data_axes]
+    order += [axis for axis in range(len(names)) if axis not in order]
+    groups = math.prod(ranks.shape[names.index(name)] for name in data_axes)
+    found: list[list[int]] = ranks.transpose(order).reshape(groups, -1).tolist()
+    return found
