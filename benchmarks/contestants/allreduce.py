@@ -83,8 +83,9 @@ def hvd_torch(ctx: Any, elements: int) -> tuple[Callable[[], Any], Callable[[Any
 
 def hvd_tensorflow(ctx: Any, elements: int) -> tuple[Callable[[], Any], Callable[[Any], float]]:
     """sparkdl.horovod.tensorflow, in a `tf.function`."""
-    import sparkdl.horovod.tensorflow as hvd
     import tensorflow as tf
+
+    import sparkdl.horovod.tensorflow as hvd
 
     hvd.init()
     values = tf.ones(elements)

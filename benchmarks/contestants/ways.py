@@ -33,8 +33,9 @@ def multi_worker_mirrored(args: argparse.Namespace, ctx: Any) -> Trained:
 def horovod_keras(args: argparse.Namespace, ctx: Any) -> Trained:
     """Keras 3 on TensorFlow with Horovod's optimizer."""
     import keras
-    import sparkdl.horovod.keras as hvd
     import tensorflow as tf
+
+    import sparkdl.horovod.keras as hvd
 
     _one_thread(tf)
     hvd.init()

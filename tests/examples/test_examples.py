@@ -161,6 +161,13 @@ def test_meshes(tmp_path: Path, script: str) -> None:
 
 @pytest.mark.spark
 @pytest.mark.tensorflow
+def test_horovod_with_keras(tmp_path: Path) -> None:
+    assert said(tmp_path, submit("horovod/keras_digits.py"), "test accuracy") > 0.9
+    assert (tmp_path / "out" / "horovod" / "digits.keras").exists()
+
+
+@pytest.mark.spark
+@pytest.mark.tensorflow
 def test_streaming(tmp_path: Path) -> None:
     assert said(tmp_path, submit("streaming.py", "--once"), "accuracy over the stream") > 0.6
     assert (tmp_path / "out" / "stream.keras").exists()

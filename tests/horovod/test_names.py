@@ -41,6 +41,13 @@ def rows() -> Iterator[tuple[str, str, str]]:
                 yield heading[1], name, verdict
 
 
+def _needs_framework(module: str, name: str) -> str:
+    """Return the framework whose class it is, or nothing."""
+    if name.startswith("SyncBatchNorm"):
+        return "torch" if "torch" in module else "tensorflow"
+    return "keras" if name.endswith(("Callback", "Checkpoint")) else ""
+
+
 ROWS = list(rows())
 
 
@@ -51,7 +58,7 @@ def test_names_are_there_as_the_tables_say(module: str) -> None:
         assert verdict in VERDICTS, name
         if verdict == "refused":
             continue  # absent, or an error at use, which other tests meet
-        if name == "SyncBatchNorm" and find_spec("torch" if "torch" in module else "keras") is None:
+        if _needs_framework(module, name) and find_spec(_needs_framework(module, name)) is None:
             continue
         assert getattr(here, name, None) is not None, f"{module}.{name} is {verdict}, they say"
 

@@ -28,6 +28,7 @@ Adasum = "Adasum"
 def init(
     comm: Any = None,
     process_sets: Sequence[sets.ProcessSet] | Literal["dynamic"] | None = None,
+    transport: str | None = None,
 ) -> None:
     """Find the other processes, and connect with them. All call it; a second call does nothing.
 
@@ -36,6 +37,8 @@ def init(
     Args:
         comm: ranks of all processes, or nothing. There is no MPI, and so no communicator.
         process_sets: to make at once; `"dynamic"` is accepted, since sets can always be added.
+        transport: `gloo` or `tensorflow`, the same on all; not Horovod's. By default the best that
+            all have installed. `tensorflow` is TensorFlow's own: NCCL where it has GPUs.
 
     Raises:
         ConfigError: for a communicator, a part of the ranks, or on a node that does not train.
@@ -48,7 +51,7 @@ def init(
             f"hvd.init(comm={comm!r}): sparkdl uses no MPI. Leave comm out; for a part of the "
             "processes use process_sets"
         )
-    here = enter()
+    here = enter(transport)
     if comm and sorted(comm) != list(range(here.size)):
         leave()
         raise ConfigError(

@@ -1,0 +1,18 @@
+"""Horovod's callbacks for Keras 3.
+
+Runs in: child
+
+They are classes of Keras, which is imported on first use. See `callback_parts`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparkdl.horovod.keras.making import classes
+
+
+def __getattr__(name: str) -> Any:
+    if not name.startswith("_") and (found := classes("keras").get(name)):
+        return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

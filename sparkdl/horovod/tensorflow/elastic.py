@@ -1,0 +1,152 @@
+"""`hvd.elastic` for TensorFlow: models and variables that are there again after a restart.
+
+Runs in: child
+
+https://horovod.readthedocs.io/en/v0.28.1/elastic_include.html
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import numpy as np
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.horovod.common import HorovodInternalError
+from sparkdl.horovod.common.elastic import ObjectState, State
+from sparkdl.horovod.common.elastic import run as _run
+from sparkdl.horovod.tensorflow.functions import broadcast_variables
+from sparkdl.horovod.tensorflow.optimizer import build, variables_of
+
+__all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
+
+T = TypeVar("T")
+
+
+def run(func: Callable[..., T]) -> Callable[..., T]:
+    """Decorate the training function; see `sparkdl.horovod.common.elastic.run`.
+
+    Raises:
+        HorovodInternalError: as well if an exchange failed inside a graph, where TensorFlow makes
+            an error of its own of it.
+        CheckpointError: if the last commit cannot be read.
+    """
+
+    @functools.wraps(func)
+    def watched(*args: Any, **kwargs: Any) -> T:
+        import tensorflow as tf
+
+        try:
+            return func(*args, **kwargs)
+        except tf.errors.OpError as error:
+            if "Collective" in str(error.message):  # an error of ours, or of TensorFlow's own ones
+                raise HorovodInternalError(error.message) from error
+            raise
+
+    return _run(watched)
+
+
+class _VariablesState(ObjectState):
+    """Some variables, and plain objects."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        self._values = self._copied()
+        super().__init__(**kwargs)
+
+    def save(self) -> None:
+        """Keep copies in memory."""
+        self._values = self._copied()
+        super().save()
+
+    def restore(self) -> None:
+        """Make the variables and the objects what `save` has kept."""
+        for variable, value in zip(self._variables(), self._values, strict=True):
+            variable.assign(value)
+        super().restore()
+
+    def sync(self) -> None:
+        """Make the state of all processes that of rank 0, and keep it."""
+        broadcast_variables(self._variables(), root_rank=0)
+        super().sync()
+
+    def snapshot(self) -> Any:
+        """Return what `save` has kept."""
+        return {"variables": self._values, "objects": super().snapshot()}
+
+    def load_snapshot(self, snapshot: Any) -> None:
+        """Take it over.
+
+        Raises:
+            ConfigError: if the training has other variables by now.
+        """
+        own = [value.shape for value in self._values]
+        found = [value.shape for value in snapshot["variables"]]
+        if own != found:
+            raise ConfigError(
+                f"the last commit has variables of the shapes {found}, and this training {own}: "
+                "choose another checkpoint_dir for another model"
+            )
+        self._values = snapshot["variables"]
+        super().load_snapshot(snapshot["objects"])
+
+    def _variables(self) -> list[Any]:
+        raise NotImplementedError
+
+    def _copied(self) -> list[np.ndarray]:
+        return [np.array(variable) for variable in self._variables()]
+
+
+class TensorFlowKerasState(_VariablesState):
+    """The state of a model of Keras, its optimizer, and plain objects.
+
+    Args:
+        model: built.
+        optimizer: the model's by default.
+        backend: accepted for Horovod's sake.
+        kwargs: names and first values of further attributes; anything that can be pickled.
+
+    Raises:
+        ConfigError: if the model has not been built.
+    """
+
+    def __init__(
+        self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer if optimizer is not None else getattr(model, "optimizer", None)
+        if not model.built:
+            raise ConfigError("the model is not built: call model.build(input_shape) before")
+        if self.optimizer is not None:
+            build(self.optimizer, model.trainable_variables)
+        super().__init__(**kwargs)
+
+    def _variables(self) -> list[Any]:
+        return [*self.model.weights, *variables_of(self.optimizer)]
+
+
+class TensorFlowState(_VariablesState):
+    """The state of some variables, and plain objects.
+
+    Args:
+        variables: of TensorFlow or Keras.
+        session: accepted for Horovod's sake.
+        kwargs: names and first values of further attributes; anything that can be pickled.
+
+    Raises:
+        ConfigError: without variables.
+    """
+
+    def __init__(
+        self, variables: Iterable[Any] | None = None, session: None = None, **kwargs: Any
+    ) -> None:
+        self.variables = list(variables or ())
+        if not self.variables:
+            raise ConfigError(
+                "give TensorFlowState the variables to keep: TensorFlow 2 has no list of them all"
+            )
+        super().__init__(**kwargs)
+
+    def _variables(self) -> list[Any]:
+        return self.variables

@@ -1,0 +1,167 @@
+"""Gradients of all members become one, in buckets.
+
+Runs in: child
+
+A bucket is reduced as soon as its gradients are there, while the backward pass goes on: it begins
+with the last layers, and so the buckets are made from the last gradient to the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparkdl.collectives.base import Op
+from sparkdl.core.errors import ConfigError
+from sparkdl.horovod.common import Average, ProcessSet, global_process_set, op_of
+from sparkdl.horovod.tensorflow.compression import Compression, Compressor
+from sparkdl.horovod.tensorflow.reductions import grouped_allreduce
+
+BUCKET_NBYTES = 25 * 1024 * 1024
+"""What PyTorch's DistributedDataParallel takes (`bucket_cap_mb`)."""
+
+Groups = int | Sequence[Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What is done with gradients, as the arguments of Horovod's optimizers and tapes say.
+
+    Attributes:
+        sparse_as_dense: reduce `tf.IndexedSlices` as the tensors they stand for.
+        predivide_factor: with Average: gradients are divided by it before they are summed, and
+            multiplied by it afterwards; against overflow.
+        groups: how many buckets of as many gradients each, or the variables of each bucket.
+        scale_local: divide the gradients of local variables by the number of members.
+
+    Raises:
+        ConfigError: if an argument cannot be.
+    """
+
+    compression: type[Compressor] = Compression.none
+    sparse_as_dense: bool = False
+    op: Op | str = Average
+    predivide_factor: float = 1.0
+    groups: Groups | None = None
+    process_set: ProcessSet = global_process_set
+    scale_local: bool = True
+
+    def __post_init__(self) -> None:
+        how = op_of(self.op)
+        if self.predivide_factor != 1.0 and how is not op_of(Average):
+            raise ConfigError("gradient_predivide_factor divides averages: use op=hvd.Average")
+        if self.groups is not None and isinstance(self.groups, int) and self.groups <= 0:
+            raise ConfigError(
+                f"groups={self.groups}: give the number of buckets, or a list of lists of variables"
+            )
+
+    @property
+    def moves(self) -> bool:
+        """Whether there is anybody to exchange gradients with."""
+        return self.process_set.included() and self.process_set.size() > 1
+
+    def reduce(
+        self, gradients: Sequence[Any], variables: Sequence[Any], local: Collection[Any] = ()
+    ) -> list[Any]:
+        """Return the gradients reduced over the members; those that are `None` stay so.
+
+        Args:
+            gradients: one for each of `variables`; on all members for the same ones.
+            local: keys (`key_of`) of variables whose gradients are this member's own.
+        """
+        import tensorflow as tf
+
+        results = list(gradients)
+        if not self.moves:
+            return results
+        if self.sparse_as_dense:
+            results = [tf.convert_to_tensor(g) if is_sparse(g) else g for g in results]
+        shared = []
+        for i, variable in enumerate(variables):
+            if results[i] is None:
+                continue
+            if key_of(variable) not in local:
+                shared.append(i)
+            elif self.scale_local:
+                results[i] = _divided(results[i], self.process_set.size())
+        with tf.name_scope("horovod"):
+            for bucket in self._buckets(shared, results, variables):
+                reduced = grouped_allreduce(
+                    [results[i] for i in bucket],
+                    compression=self.compression,
+                    op=self.op,
+                    prescale_factor=1.0 / self.predivide_factor,
+                    postscale_factor=self.predivide_factor,
+                    process_set=self.process_set,
+                )
+                for i, gradient in zip(bucket, reduced, strict=True):
+                    results[i] = gradient
+        return results
+
+    def _buckets(
+        self, shared: list[int], gradients: Sequence[Any], variables: Sequence[Any]
+    ) -> Iterator[list[int]]:
+        """Yield which gradients travel together, in the order in which they come."""
+        if isinstance(self.groups, int):
+            size, more = divmod(len(shared), self.groups)
+            ends = [len(shared)]
+            for number in reversed(range(self.groups)):
+                ends.append(ends[-1] - size - (number < more))
+            cuts = zip(ends[1:], ends, strict=False)
+            yield from (shared[start:end] for start, end in cuts if start < end)
+            return
+        left = dict.fromkeys(shared)
+        places = {key_of(variables[i]): i for i in shared}
+        for group in self.groups or ():
+            wanted = [places[key_of(v)] for v in group if key_of(v) in places]
+            bucket = [i for i in wanted if i in left]
+            for i in bucket:
+                del left[i]
+            if bucket:
+                yield bucket
+        yield from by_size(list(left), [nbytes_of(gradients[i]) for i in left], BUCKET_NBYTES)
+
+
+def by_size(numbers: Sequence[int], nbytes: Sequence[int], limit: int) -> Iterator[list[int]]:
+    """Yield `numbers` from the last to the first, in parts of about `limit` bytes."""
+    part: list[int] = []
+    total = 0
+    for number, size in zip(reversed(numbers), reversed(nbytes), strict=True):
+        part.append(number)
+        total += size
+        if total >= limit:
+            yield part
+            part, total = [], 0
+    if part:
+        yield part
+
+
+def key_of(variable: Any) -> Any:
+    """Return what tells a variable of TensorFlow or Keras from others."""
+    import tensorflow as tf
+
+    own = variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
+    return own.ref() if hasattr(own, "ref") else id(own)
+
+
+def is_sparse(gradient: Any) -> bool:
+    """Whether it is `tf.IndexedSlices`."""
+    import tensorflow as tf
+
+    return isinstance(gradient, tf.IndexedSlices)
+
+
+def nbytes_of(gradient: Any) -> int:
+    """Return how many bytes a gradient has, as far as its shape is known; 0 if it is not."""
+    tensor = gradient.values if is_sparse(gradient) else gradient
+    return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size)
+
+
+def _divided(gradient: Any, by: int) -> Any:
+    import tensorflow as tf
+
+    if not is_sparse(gradient):
+        return gradient / tf.cast(by, gradient.dtype)
+    values = gradient.values / tf.cast(by, gradient.values.dtype)
+    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)

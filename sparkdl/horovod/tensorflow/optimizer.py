@@ -1,0 +1,267 @@
+"""Optimizers of Keras 3 and tf_keras that reduce their gradients over all members.
+
+Runs in: child
+
+The optimizer becomes one of a subclass that is made for it: `apply` (Keras 3) or `apply_gradients`
+(tf_keras) reduces the gradients first. Whatever asks the object for its class is told the stock
+one, and so a saved model names that, and loads where there is no sparkdl.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from sparkdl.collectives.base import Op
+from sparkdl.core.errors import ConfigError, RemovedError
+from sparkdl.frameworks.patch import Function, Patch
+from sparkdl.horovod.common import Average, ProcessSet, global_process_set
+from sparkdl.horovod.tensorflow.compression import Compression, Compressor
+from sparkdl.horovod.tensorflow.gradients import Groups, Reduction, key_of
+from sparkdl.horovod.tensorflow.passes import Passes
+from sparkdl.horovod.tensorflow.tape import layer_variables
+
+_log = logging.getLogger(__name__)
+
+
+def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and arguments)
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: Op | str = Average,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Groups | None = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Return an optimizer like this one that reduces gradients over all members.
+
+    Works in `fit`, in `tf.function` and eagerly. An optimizer that has been built keeps its state,
+    which both then share.
+
+    Args:
+        optimizer: of Keras 3 or tf_keras.
+        backward_passes_per_step: so many calls add up gradients, and the last one applies them.
+            Only updates are counted as iterations of the optimizer.
+        average_aggregated_gradients: divide what was added up by `backward_passes_per_step`.
+        compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups,
+            process_set, scale_local_gradients: see `DistributedGradientTape`.
+        name, use_locking: accepted for Horovod's sake.
+
+    Raises:
+        ConfigError: if an argument cannot be.
+        RemovedError: for an optimizer of TensorFlow 1.
+    """
+    how = Reduction(
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        groups if groups is not None else num_groups or None,
+        process_set,
+        scale_local_gradients,
+    )
+    passes = Passes(backward_passes_per_step, average_aggregated_gradients)
+    return distributed(optimizer, how, passes)
+
+
+def PartialDistributedOptimizer(  # noqa: N802 (Horovod's name)
+    optimizer: Any, *args: Any, local_layers: Any = None, **options: Any
+) -> Any:
+    """Return a `DistributedOptimizer` that leaves the gradients of some layers alone.
+
+    Args:
+        local_layers: a layer of Keras, or several; built.
+        args, options: of `DistributedOptimizer`.
+
+    Raises:
+        ConfigError: if an argument cannot be.
+    """
+    result = DistributedOptimizer(optimizer, *args, **options)
+    for variable in layer_variables(local_layers):
+        result.register_local_var(variable)
+    return result
+
+
+def distributed(optimizer: Any, how: Reduction, passes: Passes) -> Any:
+    """Return the optimizer as one that reduces; see `DistributedOptimizer`."""
+    library = _library_of(optimizer)
+    if is_distributed(optimizer):
+        raise ConfigError(f"{optimizer!r} is a DistributedOptimizer already; wrap it once")
+    base = optimizer.__class__
+    apply = _apply if library == "keras" else _apply_gradients
+    stock = base.apply if library == "keras" else base.apply_gradients
+    members = {
+        stock.__name__: _method(apply, stock),
+        "register_local_var": _register_local_var,
+        "__class__": property(lambda self: base),
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+    }
+    kind: Any = type(base.__name__, (base,), members)
+    if any(getattr(optimizer, name, None) for name in ("built", "_built", "_slots")):
+        result: Any = object.__new__(kind)
+        vars(result).update(vars(optimizer))
+    else:
+        result = kind.from_config(optimizer.get_config())
+    vars(result)["_sparkdl"] = _Settings(how, passes)
+    if library == "keras":
+        _keep_out_of_xla()
+    return result
+
+
+def is_distributed(optimizer: Any) -> bool:
+    """Whether an optimizer, or the one within it, came from `DistributedOptimizer`."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return hasattr(optimizer, "_sparkdl") or (inner is not None and is_distributed(inner))
+
+
+def build(optimizer: Any, variables: list[Any]) -> None:
+    """Make an optimizer's variables now, if there are none yet."""
+    import tensorflow as tf
+
+    with tf.init_scope():
+        if not hasattr(optimizer, "build"):  # of tf_keras.optimizers.legacy
+            optimizer._create_all_weights(variables)
+        elif _library_of(optimizer) == "tf_keras":
+            optimizer.build(variables)
+        elif not optimizer.built:
+            import keras
+
+            with keras.name_scope(optimizer.name):
+                optimizer.build(variables)
+
+
+def variables_of(optimizer: Any) -> list[Any]:
+    """Return the variables that an optimizer of Keras has by now."""
+    variables = getattr(optimizer, "variables", [])
+    return list(variables() if callable(variables) else variables)
+
+
+class _Settings:
+    """What a distributed optimizer knows beside its base class. Keras does not look into it."""
+
+    def __init__(self, how: Reduction, passes: Passes) -> None:
+        self.how = how
+        self.passes = passes
+        self.local: set[Any] = set()
+
+
+def _method(function: Function, stock: Function) -> Function:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(self, stock, *args, **kwargs)
+
+    method.__name__, method.__doc__ = stock.__name__, stock.__doc__
+    return method
+
+
+def _apply(
+    self: Any, stock: Function, grads: Iterable[Any], trainable_variables: Any = None
+) -> None:
+    gradients = list(grads)
+    if not gradients or (trainable_variables is None and not self.built):
+        stock(self, gradients, trainable_variables)  # nothing to do, or an error
+        return
+    if trainable_variables is None:
+        trainable_variables = self._trainable_variables
+    variables = list(trainable_variables)
+    if self._sparkdl.passes.count > 1:
+        build(self, variables)
+    _reduce_and(self, gradients, variables, lambda reduced: stock(self, reduced, variables))
+
+
+def _apply_gradients(
+    self: Any, stock: Function, grads_and_vars: Iterable[Any], *args: Any, **kwargs: Any
+) -> Any:
+    pairs = list(grads_and_vars)
+    is_reduced = kwargs.get("skip_gradients_aggregation", False) or not kwargs.get(
+        "experimental_aggregate_gradients", True
+    )
+    if is_reduced or not pairs:
+        return stock(self, pairs, *args, **kwargs)
+    gradients, variables = (list(part) for part in zip(*pairs, strict=True))
+    if self._sparkdl.passes.count > 1:
+        build(self, variables)
+
+    def step(reduced: list[Any]) -> None:
+        stock(self, list(zip(reduced, variables, strict=True)), *args, **kwargs)
+
+    _reduce_and(self, gradients, variables, step)
+    return self.iterations
+
+
+def _reduce_and(
+    optimizer: Any, gradients: list[Any], variables: list[Any], step: Callable[[list[Any]], Any]
+) -> None:
+    settings = optimizer._sparkdl
+
+    def last(totals: list[Any]) -> None:
+        step(settings.how.reduce(totals, variables, settings.local))
+
+    if settings.passes.count == 1:
+        last(gradients)
+    else:
+        settings.passes.add(gradients, last)
+
+
+def _register_local_var(self: Any, var: Any) -> None:
+    """Leave the gradients of `var` as they are on this member."""
+    self._sparkdl.local.add(key_of(var))
+
+
+def _library_of(optimizer: Any) -> str:
+    """Return `keras` or `tf_keras`.
+
+    Raises:
+        ConfigError: for what is no optimizer of theirs, and for Keras on PyTorch or JAX.
+        RemovedError: for an optimizer of TensorFlow 1.
+    """
+    origins = [cls.__module__ for cls in type(optimizer).__mro__]
+    if any(origin.startswith("tensorflow.python.training") for origin in origins):
+        raise RemovedError(
+            f"{type(optimizer).__name__} is an optimizer of TensorFlow 1: use one of Keras, or "
+            "hvd.DistributedGradientTape"
+        )
+    libraries = [origin.partition(".")[0] for origin in origins]
+    for library, method in (("keras", "apply"), ("tf_keras", "apply_gradients")):
+        if library in libraries and hasattr(optimizer, method):
+            break
+    else:
+        raise ConfigError(f"{optimizer!r} is no optimizer of Keras 3 or tf_keras")
+    if library == "keras":
+        import keras
+
+        if keras.backend.backend() != "tensorflow":
+            raise ConfigError(
+                f"Keras runs on {keras.backend.backend()}: set KERAS_BACKEND=tensorflow for the "
+                "executors (spark.executorEnv.KERAS_BACKEND), or use sparkdl.horovod.torch in a "
+                "loop of your own"
+            )
+    return library
+
+
+def _keep_out_of_xla() -> None:
+    """Have Keras 3 take a model with a distributed optimizer as one that XLA cannot compile.
+
+    On GPUs `compile(jit_compile="auto")` would hand the step to XLA, which cannot exchange.
+    """
+    if objection := _JIT.objection():
+        _log.warning("give compile() jit_compile=False on GPUs: %s", objection)
+    else:
+        _JIT.apply()
+
+
+def _supports_jit(stock: Function, model: Any) -> bool:
+    return not is_distributed(getattr(model, "optimizer", None)) and bool(stock(model))
+
+
+_JIT = Patch("keras.src.trainers.trainer:model_supports_jit", ("model",), _supports_jit)

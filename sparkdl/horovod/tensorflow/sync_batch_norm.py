@@ -1,0 +1,51 @@
+"""Batch normalization over the rows of all members.
+
+Runs in: child
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from sparkdl.horovod.common import Sum, global_process_set
+from sparkdl.horovod.tensorflow.reductions import allreduce
+
+
+@functools.cache
+def layer_class() -> type[Any]:
+    """Return `SyncBatchNormalization`, a layer of `tf.keras`.
+
+    Its moments are those of the rows of all members together, however many each of them has
+    (Ioffe and Szegedy, 2015). Arguments are those of `BatchNormalization`.
+    """
+    import tensorflow as tf
+
+    class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
+        """`BatchNormalization` over the rows of all members; call it alike on all of them."""
+
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            self.supports_jit = False  # XLA cannot exchange
+
+        def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            mean, variance = super()._moments(inputs, *args, **kwargs)
+            if global_process_set.size() == 1:
+                return mean, variance
+            own = tf.cast(mean, tf.float32)
+            square = tf.cast(variance, tf.float32) + tf.square(own)
+            rows = tf.cast(tf.shape(inputs)[0], tf.float32)
+            packed = tf.concat([_flat(own) * rows, _flat(square) * rows, [rows]], 0)
+            total = allreduce(packed, op=Sum)
+            means, squares = tf.split(total[:-1] / total[-1], 2)
+            whole = tf.reshape(means, tf.shape(own))
+            spread = tf.reshape(squares, tf.shape(own)) - tf.square(whole)
+            return tf.cast(whole, mean.dtype), tf.cast(tf.nn.relu(spread), variance.dtype)
+
+    return SyncBatchNormalization
+
+
+def _flat(tensor: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.reshape(tensor, [-1])

@@ -1,0 +1,251 @@
+"""What two nodes do with Keras and Horovod's faces for it.
+
+Runs in: child
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.node.context import NodeContext
+
+ROWS, STEPS = 64, 4
+ALL: dict[str, dict[str, Any]] = {  # of DistributedOptimizer and compile
+    "adam": {},
+    "passes": {"backward_passes_per_step": 2, "average_aggregated_gradients": True},
+    "buckets": {"gradient_predivide_factor": 2.0, "groups": 2, "steps_per_execution": 2},
+    "half": {"compression": "fp16"},
+    "eagerly": {"run_eagerly": True},
+}
+
+
+def keras_3(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
+    """Run all cases with Keras 3."""
+    import sparkdl.horovod.keras as hvd
+
+    found = _everything(hvd, Path(args["folder"]), list(ALL))
+    import keras
+
+    def scaled() -> Any:
+        return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01))
+
+    found["fits"]["scaled"] = equals_one_process(hvd, scaled, {})
+    return found | {"jit": keeps_out_of_xla(hvd)}
+
+
+def tf_keras(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
+    """Run all cases with tf_keras; in a process that has not imported TensorFlow yet."""
+    os.environ["TF_USE_LEGACY_KERAS"] = "1"
+    import sparkdl.horovod.tensorflow.keras as hvd
+
+    found = _everything(hvd, Path(args["folder"]), ["adam", "passes"])
+    import tensorflow as tf
+
+    legacy = tf.keras.optimizers.legacy.SGD
+    found["fits"]["legacy"] = equals_one_process(hvd, lambda: legacy(0.1, momentum=0.9), {})
+    return found | {"corrected": corrects_the_momentum(hvd, legacy)}
+
+
+def _everything(hvd: Any, folder: Path, fits: list[str]) -> dict[str, Any]:
+    import tensorflow as tf
+    import torch
+
+    torch.set_num_threads(1)
+    hvd.init()
+    adam = tf.keras.optimizers.Adam
+    return {
+        "fits": {name: equals_one_process(hvd, lambda: adam(0.01), ALL[name]) for name in fits},
+        "rank": hvd.rank(),
+        "module": type(adam(0.1)).__module__.partition(".")[0],
+        "advanced": trains_as_the_advanced_example(hvd, folder),
+        "local": leaves_local_layers_alone(hvd),
+        "refused": refuses(hvd),
+    }
+
+
+def rows() -> tuple[Any, Any]:
+    numbers = np.random.default_rng(0)
+    x = numbers.normal(size=(ROWS, 8)).astype(np.float32)
+    return x, np.tanh(x[:, :1] - x[:, 1:2]).astype(np.float32)
+
+
+def network(seed: int = 1) -> Any:
+    import tensorflow as tf
+
+    tf.keras.utils.set_random_seed(seed)
+    layers = [tf.keras.layers.Dense(16, activation="tanh"), tf.keras.layers.Dense(1)]
+    return tf.keras.Sequential([tf.keras.Input((8,)), *layers])
+
+
+def flat(model: Any) -> Any:
+    return np.concatenate([weight.ravel() for weight in model.get_weights()])
+
+
+def equals_one_process(hvd: Any, make: Callable[[], Any], options: dict[str, Any]) -> Any:
+    """Train by `fit` on half of each batch; return the weights, and those of one process."""
+    options = dict(options)
+    compiled = {
+        name: options.pop(name)
+        for name in ("steps_per_execution", "run_eagerly")
+        if name in options
+    }
+    if "compression" in options:
+        options["compression"] = getattr(hvd.Compression, options["compression"])
+    passes = options.get("backward_passes_per_step", 1)
+    x, y = rows()
+    global_batch = ROWS // STEPS
+    mine = [part.reshape(STEPS, 2, -1, part.shape[-1])[:, hvd.rank()] for part in (x, y)]
+    own = [part.reshape(-1, part.shape[-1]) for part in mine]
+
+    model = network(seed=1 + hvd.rank())
+    model.compile(hvd.DistributedOptimizer(make(), **options), "mse", **compiled)
+    broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
+    batch = global_batch // 2 // passes
+    settings = {"epochs": 2, "shuffle": False, "verbose": 0}
+    model.fit(*own, batch_size=batch, callbacks=[broadcast], **settings)
+
+    alone = network(seed=1)
+    alone.compile(make(), "mse")
+    alone.fit(x, y, batch_size=global_batch, **settings)
+    return {
+        "weights": flat(model),
+        "alone": flat(alone),
+        "steps": int(np.asarray(model.optimizer.iterations)),
+    }
+
+
+def trains_as_the_advanced_example(hvd: Any, folder: Path) -> dict[str, Any]:
+    """Horovod's advanced pattern: warm-up, schedule, averaged metrics; then load and go on."""
+    import tensorflow as tf
+
+    rank, size, epochs = hvd.rank(), hvd.size(), 4
+    x, y = (part[rank::size] for part in rows())
+    scaled = 0.05 * size
+    model = network(seed=rank)
+    optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(scaled, momentum=0.5))
+    model.compile(optimizer, "mse", metrics=["mae"])
+    path = folder / f"{type(model).__module__.partition('.')[0]}-best.keras"
+    seen = Seen()
+    callbacks = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd.callbacks.MetricAverageCallback(),
+        hvd.callbacks.LearningRateWarmupCallback(initial_lr=scaled, warmup_epochs=2, verbose=1),
+        hvd.callbacks.LearningRateScheduleCallback(scaled, 0.1, start_epoch=2),
+        seen.callback(),
+    ]
+    if rank == 0:
+        best = hvd.callbacks.BestModelCheckpoint(monitor="loss")
+        best.filepath = str(path)
+        callbacks.append(best)
+    fitted = model.fit(x, y, batch_size=8, epochs=epochs, callbacks=callbacks, verbose=0)
+
+    hvd.barrier()
+    loaded = hvd.load_model(path)
+    steps = int(np.asarray(loaded.optimizer.iterations))
+    loaded.fit(x, y, batch_size=8, epochs=1, verbose=0)
+    stock = tf.keras.models.load_model(path)  # as anybody would, without sparkdl
+    return {
+        "history": {name: list(map(float, v)) for name, v in fitted.history.items()},
+        "rates": seen.rates,
+        "weights": flat(model),
+        "loaded": flat(loaded),
+        "steps": steps,
+        "loaded_as": type(loaded.optimizer).__name__,
+        "stock": [type(stock.optimizer).__module__.partition(".")[0], hasattr(stock, "_sparkdl")],
+        "own_loss": float(np.mean((model.predict(x, verbose=0) - y) ** 2)),
+    }
+
+
+class Seen:
+    """Notes the learning rate of each batch."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+
+    def callback(self) -> Any:
+        import tensorflow as tf
+
+        def note(batch: int, logs: Any = None) -> None:
+            self.rates.append(float(np.asarray(made.model.optimizer.learning_rate)))
+
+        made = tf.keras.callbacks.LambdaCallback(on_train_batch_end=note)
+        return made
+
+
+def leaves_local_layers_alone(hvd: Any) -> list[float]:
+    """Take a step of 1 along gradients `rank + 1`; return how far a shared and a local layer go."""
+    import tensorflow as tf
+
+    variables = [tf.Variable(0.0), tf.Variable(0.0)]
+
+    class Layer:
+        trainable_weights = variables[1:]
+
+    optimizer = tf.keras.optimizers.SGD(1.0)
+    partial = hvd.PartialDistributedOptimizer(optimizer, local_layers=Layer())
+    gradients = [tf.constant(hvd.rank() + 1.0)] * 2
+    partial.apply_gradients(list(zip(gradients, variables, strict=True)))
+    return [float(variable.numpy()) for variable in variables]
+
+
+def corrects_the_momentum(hvd: Any, legacy: Any) -> list[float]:
+    """Return the momentum of each batch while the rate is halved at each epoch."""
+    import tensorflow as tf
+
+    model, found = network(), []
+    x, y = rows()
+    model.compile(hvd.DistributedOptimizer(legacy(0.4, momentum=0.5)), "mse")
+
+    class Looks(tf.keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            found.append(float(np.asarray(model.optimizer.momentum)))
+
+    schedule = hvd.callbacks.LearningRateScheduleCallback(0.4, 0.5)
+    model.fit(x, y, batch_size=32, epochs=2, callbacks=[schedule, Looks()], verbose=0)
+    return found
+
+
+def refuses(hvd: Any) -> dict[str, str]:
+    import tensorflow as tf
+
+    x, y = rows()
+    model = network()
+    model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1)), "mse")
+    endless = tf.data.Dataset.from_tensor_slices((x, y)).batch(8)
+    endless = endless.filter(lambda x, y: True)  # of a length that nobody knows
+    warm_up = hvd.callbacks.LearningRateWarmupCallback(0.1)
+    asked: dict[str, Callable[[], Any]] = {
+        "twice": lambda: hvd.DistributedOptimizer(model.optimizer),
+        "passes": lambda: hvd.DistributedOptimizer(
+            tf.keras.optimizers.SGD(0.1), backward_passes_per_step=0
+        ),
+        "initial_lr": lambda: hvd.callbacks.LearningRateScheduleCallback(None, 1.0),
+        "steps": lambda: model.fit(endless, callbacks=[warm_up], verbose=0),
+        "path": lambda: model.fit(x, y, callbacks=[hvd.callbacks.BestModelCheckpoint()], verbose=0),
+    }
+    found = {}
+    for name, call in asked.items():
+        try:
+            call()
+            found[name] = "nothing"
+        except ConfigError as error:
+            found[name] = str(error)
+    return found
+
+
+def keeps_out_of_xla(hvd: Any) -> list[bool]:
+    """Return whether XLA is asked for a stock model, and for one with our optimizer."""
+    import keras
+
+    found = []
+    for wrap in (lambda optimizer: optimizer, hvd.DistributedOptimizer):
+        model = network()
+        model.compile(wrap(keras.optimizers.SGD(0.1)), "mse", jit_compile=True)
+        found.append(bool(model.jit_compile))
+    return found

@@ -1,0 +1,405 @@
+"""What two nodes do with `sparkdl.horovod.tensorflow`; the tests compare it with numpy.
+
+Runs in: child
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from sparkdl.core.errors import CollectiveError, ConfigError, RemovedError, SparkdlError
+from sparkdl.node.context import NodeContext
+
+DTYPES = ("uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+OPS = ("Average", "Sum", "Min", "Max", "Product")
+MANY = 24
+
+
+def everything(args: Any, ctx: NodeContext) -> dict[str, Any]:
+    """Run all cases in one process; return what each of them gave."""
+    import torch
+
+    torch.set_num_threads(1)
+    found = {case.__name__: case() for case in CASES} | {"joins": joins()}
+    return found | {"transport": transport()}
+
+
+def everything_without_torch(args: Any, ctx: NodeContext) -> dict[str, Any]:
+    """Run all cases where PyTorch cannot be imported."""
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    found: dict[str, Any] = {case.__name__: case() for case in CASES}
+    found["transport"] = transport()
+    try:
+        begin().join()
+    except ConfigError as error:
+        found["joins"] = str(error)
+    begin().shutdown()
+    try:
+        begin()
+    except CollectiveError as error:
+        found["again"] = str(error)
+    return found
+
+
+def begin() -> Any:
+    """Return Horovod, initialized."""
+    import sparkdl.horovod.tensorflow as hvd
+
+    hvd.init()
+    return hvd
+
+
+def transport() -> str:
+    hvd = begin()
+    return str(hvd.group_of(hvd.global_process_set).transport)
+
+
+def reduces_all_types() -> dict[str, Any]:
+    import tensorflow as tf
+
+    hvd, found = begin(), {}
+    tensors = [tf.cast([[hvd.rank() + 1, 2, 3], [4, 5, 6]], dtype) for dtype in DTYPES]
+
+    def all_ways() -> list[Any]:
+        return [hvd.allreduce(t, op=getattr(hvd, op)) for t in tensors for op in OPS]
+
+    names = [f"{dtype} {op}" for dtype in DTYPES for op in OPS]
+    for name, eager, graph in zip(names, all_ways(), tf.function(all_ways)(), strict=True):
+        assert eager.dtype == graph.dtype == name.split()[0]
+        found[name] = [_float(eager), _float(graph)]
+    return found
+
+
+def moves_rows() -> dict[str, Any]:
+    import tensorflow as tf
+
+    hvd = begin()
+    rank = hvd.rank()
+    rows = tf.range(6.0)[:, tf.newaxis] + 10.0 * rank
+
+    def all_ways(rows: Any) -> list[Any]:
+        uneven, got = hvd.alltoall(rows, [1 + rank, 5 - rank])
+        return [
+            hvd.allgather(rows[: rank + 1]),
+            hvd.broadcast(rows, 1),
+            hvd.alltoall(rows),
+            uneven,
+            got,
+            hvd.reducescatter(rows[:5], op=hvd.Sum),
+            hvd.allgather(tf.constant([rank == 0])),
+            hvd.allreduce(rows, op=hvd.Sum),
+        ]
+
+    any_rows = [tf.TensorSpec([None, 1])]
+    graph = tf.function(all_ways, input_signature=any_rows)(rows)
+    names = ("allgather", "broadcast", "alltoall", "uneven", "got", "scatter", "bools", "sum")
+    pairs = zip(names, all_ways(rows), graph, strict=True)
+    return {name: [eager.numpy(), value.numpy()] for name, eager, value in pairs}
+
+
+def scales() -> dict[str, Any]:
+    import tensorflow as tf
+
+    hvd = begin()
+    ones, whole = tf.ones([2]), tf.constant([7, 7])
+    scaled = hvd.allreduce(ones, op=hvd.Sum, prescale_factor=0.5, postscale_factor=3.0)
+    odd = hvd.allreduce(whole * (hvd.rank() + 1), average=True, postscale_factor=0.5)
+    small = hvd.allreduce(ones / 3, compression=hvd.Compression.bf16)
+    return {
+        "float": scaled.numpy(),
+        "int": odd.numpy(),
+        "bf16": small.numpy(),
+        "transport": transport(),
+    }
+
+
+def keeps_the_order_of_the_program_in_graphs() -> Any:
+    """Reduce many tensors that are ready in another order on each member."""
+    import tensorflow as tf
+
+    hvd = begin()
+    rank = hvd.rank()
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def inner(value: Any) -> Any:
+        return hvd.allreduce(value, op=hvd.Sum)
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def step(heavy: Any) -> Any:
+        found = []
+        for number in range(MANY):
+            is_slow = number % 2 == rank
+            work = tf.reduce_sum(tf.linalg.matmul(heavy, heavy)) * 0.0 if is_slow else 0.0
+            value = tf.fill([3], number * 10.0 + rank) + work
+            found.append(inner(value) if number % 3 == 0 else hvd.allreduce(value, op=hvd.Sum))
+        total = tf.constant(0.0)
+        for number in tf.range(4):
+            total += hvd.allreduce(tf.cast(number, tf.float32), op=hvd.Sum)
+        if total > 1.0:
+            total = hvd.allreduce(total, op=hvd.Max)
+        return tf.stack(found)[:, 0], total
+
+    heavy = tf.ones([200, 200])
+    return [[value.numpy() for value in step(heavy)] for _ in range(3)]
+
+
+def differentiates() -> dict[str, Any]:
+    import tensorflow as tf
+
+    hvd = begin()
+    rank = hvd.rank()
+    x = tf.Variable(tf.range(1.0, 5.0))
+    weights = tf.range(1.0, 5.0) * (rank + 1)
+
+    def gradient(function: Any, count: int = 4) -> Any:
+        @tf.function  # type: ignore[untyped-decorator]
+        def of_x() -> Any:
+            with tf.GradientTape() as tape:
+                result = function(x)
+                loss = tf.reduce_sum(result * (tf.range(1.0, count + 1.0) * (rank + 1)))
+            return tf.convert_to_tensor(tape.gradient(loss, x))
+
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(function(x) * (tf.range(1.0, count + 1.0) * (rank + 1)))
+        eager = tf.convert_to_tensor(tape.gradient(loss, x))
+        np.testing.assert_allclose(eager, of_x())
+        return eager.numpy()
+
+    found = {
+        "sum": gradient(lambda x: hvd.allreduce(x, op=hvd.Sum)),
+        "average": gradient(lambda x: hvd.allreduce(x, prescale_factor=2.0)),
+        "allgather": gradient(lambda x: hvd.allgather(x[: rank + 1]), 3),
+        "broadcast": gradient(lambda x: hvd.broadcast(x, 1)),
+        "alltoall": gradient(lambda x: hvd.alltoall(x, [1, 3])[0], 2 if rank == 0 else 6),
+        "reducescatter": gradient(lambda x: hvd.reducescatter(x, op=hvd.Sum), 2),
+    }
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(x * weights)
+    found["tape"] = hvd.DistributedGradientTape(tape).gradient(loss, [x])[0].numpy()
+    with tf.GradientTape(persistent=True) as tape:
+        first, second = tf.reduce_sum(x * weights), tf.reduce_sum(x * x)
+    tape = hvd.DistributedGradientTape(tape, op=hvd.Sum, compression=hvd.Compression.fp16)
+    found["dict"] = tape.gradient(first, {"x": x})["x"].numpy()
+    found["twice"] = tape.gradient(second, x).numpy()
+    return found
+
+
+def averages_sparse_gradients() -> dict[str, Any]:
+    import tensorflow as tf
+
+    hvd = begin()
+    table = tf.Variable(tf.ones([5, 2]))
+    ids = tf.constant([0, 2] if hvd.rank() == 0 else [2, 4, 4])
+    found = {}
+    for is_dense in (False, True):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, ids))
+        tape = hvd.DistributedGradientTape(tape, sparse_as_dense=is_dense)
+        (gradient,) = tape.gradient(loss, [table])
+        assert isinstance(gradient, tf.IndexedSlices) is not is_dense
+        found[f"dense={is_dense}"] = tf.convert_to_tensor(gradient).numpy()[:, 0]
+    return found
+
+
+def leaves_local_layers_alone() -> list[Any]:
+    import tensorflow as tf
+
+    hvd = begin()
+    shared, own = tf.keras.layers.Dense(1), tf.keras.layers.Dense(1)
+    for layer in (shared, own):
+        layer.build([None, 1])
+    with tf.GradientTape() as tape:
+        x = tf.fill([1, 1], hvd.rank() + 1.0)
+        loss = tf.reduce_sum(shared(x) + own(x))
+    tape = hvd.PartialDistributedGradientTape(tape, local_layers=own)
+    found = tape.gradient(loss, [shared.kernel, own.kernel])
+    return [gradient.numpy().item() for gradient in found]
+
+
+def joins_process_sets() -> dict[str, Any]:
+    import tensorflow as tf
+
+    hvd = begin()
+    rank = hvd.rank()
+    own = [hvd.add_process_set([0]), hvd.add_process_set([1])]
+    value = tf.constant([rank + 1.0])
+    alone = hvd.allreduce(value, op=hvd.Sum, process_set=own[rank])
+    both = hvd.add_process_set(hvd.ProcessSet([0, 1]))
+    together = hvd.allreduce(value, op=hvd.Sum, process_set=both)
+    included = hvd.process_set_included_op(own[0].process_set_id).numpy()
+    try:
+        hvd.allreduce(value, process_set=own[1 - rank])
+        error = ""
+    except ConfigError as refused:
+        error = str(refused)
+    return {"alone": alone.numpy(), "together": together.numpy(), "in": included, "error": error}
+
+
+def sends_objects_and_variables() -> dict[str, Any]:
+    import tensorflow as tf
+
+    hvd = begin()
+    rank = hvd.rank()
+    model = tf.keras.Sequential([tf.keras.Input((3,)), tf.keras.layers.Dense(2)])
+    variables = [*model.variables, tf.Variable(rank), tf.Variable([True, rank == 0])]
+    hvd.broadcast_variables(variables, root_rank=1)
+    graph = tf.Variable([float(rank)])
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def send() -> None:
+        hvd.broadcast_variables([graph], root_rank=1)
+
+    send()
+    return {
+        "objects": [list(pair) for pair in hvd.allgather_object((rank, "x" * (rank + 1)))],
+        "object": hvd.broadcast_object({"from": rank}, root_rank=1),
+        "fn": hvd.broadcast_object_fn(1)([rank]),
+        "weights": np.concatenate([w.ravel() for w in model.get_weights()]),
+        "others": [variables[-2].numpy(), variables[-1].numpy(), graph.numpy()],
+        "ops": [hvd.rank_op().numpy(), hvd.size_op().numpy(), hvd.local_size_op().numpy()],
+    }
+
+
+def normalizes_over_all_rows() -> dict[str, Any]:
+    import tensorflow as tf
+
+    hvd = begin()
+    rows = np.arange(24, dtype=np.float32).reshape(6, 4) ** 2
+    mine = rows[:2] if hvd.rank() == 0 else rows[2:]
+    layer, stock = hvd.SyncBatchNormalization(), tf.keras.layers.BatchNormalization()
+    x, whole = tf.constant(mine), tf.constant(rows)
+    step = tf.function(lambda x: layer(x, training=True))
+    return {
+        "own": step(x).numpy(),
+        "expected": stock(whole, training=True).numpy(),
+        "mean": np.asarray(layer.moving_mean),
+        "expected_mean": np.asarray(stock.moving_mean),
+    }
+
+
+def trains_in_a_loop_of_its_own() -> Any:
+    """Horovod's pattern for TensorFlow 2: a tape, and a broadcast after the first batch."""
+    import tensorflow as tf
+
+    hvd = begin()
+    tf.keras.utils.set_random_seed(hvd.rank())
+    model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(3)])
+    optimizer = tf.keras.optimizers.Adam(0.01 * hvd.size())
+    x = tf.random.normal([8, 4])
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def training_step(x: Any, first_batch: bool) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True)))
+        tape = hvd.DistributedGradientTape(tape)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        if first_batch:
+            hvd.broadcast_variables(model.variables, root_rank=0)
+            hvd.broadcast_variables(optimizer.variables, root_rank=0)
+        return loss
+
+    losses = [float(training_step(x, batch == 0)) for batch in range(6)]
+    assert losses[-1] < losses[0]
+    return np.concatenate([weight.ravel() for weight in model.get_weights()])
+
+
+def fits() -> list[Any]:
+    import tensorflow as tf
+
+    hvd = begin()
+    tf.keras.utils.set_random_seed(1)
+    model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+    before = model.get_weights()
+    model.compile(hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.1)), "mse")
+    x = np.full([4, 2], hvd.rank() + 1.0, np.float32)
+    model.fit(x, x[:, :1], batch_size=2, verbose=0)
+    return [before, model.get_weights()]
+
+
+def refuses() -> dict[str, Any]:
+    """Ask for what cannot be, alike on all members; then see that they still work together."""
+    import tensorflow as tf
+
+    hvd = begin()
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]))
+    one = tf.constant(1.0)
+    x = tf.Variable([1.0])
+
+    def maximum() -> Any:
+        with tf.GradientTape() as tape:
+            loss = hvd.allreduce(x, op=hvd.Max)
+        return tape.gradient(loss, x)
+
+    asked = {
+        "adasum": lambda: hvd.allreduce(one, op=hvd.Adasum),
+        "both": lambda: hvd.allreduce(one, average=True, op=hvd.Sum),
+        "text": lambda: hvd.allreduce(tf.constant(["a"])),
+        "scalar": lambda: hvd.allgather(one),
+        "root": lambda: hvd.broadcast(one, 2),
+        "slices": lambda: hvd.allreduce(slices, op=hvd.Max),
+        "gradient of max": maximum,
+        "predivide": lambda: hvd.DistributedGradientTape(
+            tf.GradientTape(), op=hvd.Sum, gradient_predivide_factor=2.0
+        ),
+        "global variables": lambda: hvd.broadcast_global_variables(0),
+        "session": lambda: hvd.broadcast_object(1, session=object()),
+        "old optimizer": lambda: hvd.DistributedOptimizer(
+            tf.compat.v1.train.GradientDescentOptimizer(0.1)
+        ),
+        "no optimizer": lambda: hvd.DistributedOptimizer("adam"),
+        "splits": lambda: hvd.alltoall(tf.ones([3]), [1, 1]),
+        "barrier in a graph": tf.function(hvd.barrier, autograph=False),
+    }
+    if transport() == "gloo":  # which looks at what others call
+        other = tf.Variable(tf.ones([2 + hvd.rank()]))
+        state = hvd.elastic.ObjectState()
+        in_graph = tf.function(lambda: hvd.allreduce(other))
+        asked["other variables"] = lambda: hvd.broadcast_variables([other], root_rank=0)
+        asked["other shapes in a graph"] = lambda: hvd.elastic.run(lambda _: in_graph())(state)
+    found: dict[str, Any] = {}
+    for name, call in asked.items():
+        try:
+            call()
+            found[name] = "nothing"
+        except SparkdlError as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    found["after"] = float(hvd.allreduce(one, op=hvd.Sum))
+    assert issubclass(RemovedError, NotImplementedError)
+    return found
+
+
+def joins() -> list[Any]:
+    import tensorflow as tf
+
+    hvd = begin()
+    found = [float(hvd.allreduce(tf.constant(3.0), op=hvd.Sum)) for _ in range(1 + hvd.rank())]
+    last = hvd.join()
+    hvd.barrier()
+    return [found, last]
+
+
+def _float(tensor: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.cast(tensor, tf.float64).numpy()
+
+
+CASES = (
+    reduces_all_types,
+    moves_rows,
+    scales,
+    keeps_the_order_of_the_program_in_graphs,
+    differentiates,
+    averages_sparse_gradients,
+    leaves_local_layers_alone,
+    joins_process_sets,
+    sends_objects_and_variables,
+    normalizes_over_all_rows,
+    trains_in_a_loop_of_its_own,
+    fits,
+    refuses,
+)

@@ -1,0 +1,207 @@
+"""`sparkdl.horovod.tensorflow` on two nodes does what Horovod's documentation says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.doubles.nodes import launch
+from tests.horovod.tensorflow_programs import (
+    DTYPES,
+    MANY,
+    OPS,
+    everything,
+    everything_without_torch,
+)
+
+pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
+pytestmark = [pytest.mark.tensorflow, pytest.mark.torch, pytest.mark.timeout(300)]
+
+DONE_S = 200.0
+_HOW: dict[str, Callable[[Any, Any], Any]] = {
+    "Average": lambda a, b: (a + b) / 2,
+    "Sum": np.add,
+    "Min": np.minimum,
+    "Max": np.maximum,
+    "Product": np.multiply,
+}
+
+
+_PROGRAMS = {"gloo": everything, "tensorflow": everything_without_torch}
+
+
+@pytest.fixture(scope="module", params=_PROGRAMS)
+def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    program = _PROGRAMS[request.param]
+    with launch(program, framework="tensorflow", input_mode="own") as cluster:
+        found: list[dict[str, Any]] = cluster.results(DONE_S)
+    assert both(found, "transport") == [request.param] * 2
+    return found
+
+
+def both(ranks: list[dict[str, Any]], case: str) -> list[Any]:
+    return [found[case] for found in ranks]
+
+
+def test_every_type_is_reduced(ranks: list[dict[str, Any]]) -> None:
+    given = [np.array([[rank + 1, 2, 3], [4, 5, 6]], np.float64) for rank in range(2)]
+    for dtype, op in product(DTYPES, OPS):
+        wanted = _HOW[op](*given)
+        for found in both(ranks, "reduces_all_types"):
+            for value in found[f"{dtype} {op}"]:
+                exact = np.trunc(wanted) if "int" in dtype else wanted
+                np.testing.assert_array_equal(value, exact, f"{dtype} {op}")
+
+
+def test_rows_move_as_they_should(ranks: list[dict[str, Any]]) -> None:
+    first, second = np.arange(6.0), np.arange(6.0) + 10
+    wanted: list[dict[str, Any]] = [
+        {
+            "allgather": [0, 10, 11],
+            "broadcast": second,
+            "alltoall": [0, 1, 2, 10, 11, 12],
+            "uneven": [0, 10, 11],
+            "got": [1, 2],
+            "scatter": [10, 12, 14],
+            "bools": [True, False],
+            "sum": first + second,
+        },
+        {
+            "allgather": [0, 10, 11],
+            "broadcast": second,
+            "alltoall": [3, 4, 5, 13, 14, 15],
+            "uneven": [*first[1:], *second[2:]],
+            "got": [5, 4],
+            "scatter": [16, 18],
+            "bools": [True, False],
+            "sum": first + second,
+        },
+    ]
+    for found, rows in zip(both(ranks, "moves_rows"), wanted, strict=True):
+        for name, (eager, graph) in found.items():
+            np.testing.assert_array_equal(eager.ravel(), rows[name], name)
+            np.testing.assert_array_equal(eager, graph, name)
+
+
+def test_factors_and_compression(ranks: list[dict[str, Any]]) -> None:
+    for found in both(ranks, "scales"):
+        np.testing.assert_array_equal(found["float"], [3.0, 3.0])
+        np.testing.assert_array_equal(found["int"], [5, 5])  # (7 + 14) / 2 = 10, times 0.5
+        np.testing.assert_allclose(found["bf16"], [1 / 3] * 2, rtol=2**-8)
+        assert found["bf16"][0] != np.float32(1 / 3)
+
+
+def test_graphs_keep_the_order_of_the_program(ranks: list[dict[str, Any]]) -> None:
+    for runs in both(ranks, "keeps_the_order_of_the_program_in_graphs"):
+        for values, total in runs:
+            np.testing.assert_array_equal(values, [number * 20.0 + 1 for number in range(MANY)])
+            assert total == 12.0
+
+
+def test_gradients_are_those_of_horovod(ranks: list[dict[str, Any]]) -> None:
+    one = np.arange(1.0, 5.0)  # what comes from above, times rank + 1
+    wanted: list[dict[str, Any]] = [
+        {"allgather": [1.5, 0, 0, 0], "broadcast": one * 0, "alltoall": [1, 2, 4, 6]},
+        {"allgather": [3, 4.5, 0, 0], "broadcast": one * 1.5, "alltoall": [2, 8, 10, 12]},
+    ]
+    same: dict[str, Any] = {
+        "sum": one * 3,
+        "average": one * 3,  # prescale_factor 2
+        "reducescatter": [2, 4, 4, 8],
+        "tape": one * 1.5,
+        "dict": one * 3,
+        "twice": one * 4,
+    }
+    for found, own in zip(both(ranks, "differentiates"), wanted, strict=True):
+        for name, values in (own | same).items():
+            np.testing.assert_allclose(found[name], values, err_msg=name)
+
+
+def test_sparse_gradients_are_averaged(ranks: list[dict[str, Any]]) -> None:
+    for found in both(ranks, "averages_sparse_gradients"):
+        for values in found.values():
+            np.testing.assert_array_equal(values, [0.5, 0, 1, 0, 1])
+
+
+def test_local_layers_keep_their_gradients(ranks: list[dict[str, Any]]) -> None:
+    assert both(ranks, "leaves_local_layers_alone") == [[1.5, 0.5], [1.5, 1.0]]
+
+
+def test_process_sets_reduce_among_themselves(ranks: list[dict[str, Any]]) -> None:
+    first, second = both(ranks, "joins_process_sets")
+    assert (first["alone"], second["alone"]) == ([1.0], [2.0])
+    assert (first["together"], second["together"]) == ([3.0], [3.0])
+    assert (first["in"], second["in"]) == (1, 0)
+    assert "rank 0 is not in" in first["error"]
+
+
+def test_objects_and_variables_reach_everybody(ranks: list[dict[str, Any]]) -> None:
+    first, second = both(ranks, "sends_objects_and_variables")
+    np.testing.assert_array_equal(first["weights"], second["weights"])
+    for rank, found in enumerate((first, second)):
+        assert found["objects"] == [[0, "x"], [1, "xx"]]
+        assert found["object"] == {"from": 1}
+        assert found["fn"] == [1]
+        assert found["others"][0] == 1
+        assert found["others"][1].tolist() == [True, False]
+        assert found["others"][2] == [1.0]
+        assert found["ops"] == [rank, 2, 2]
+
+
+def test_batches_are_normalized_over_all_rows(ranks: list[dict[str, Any]]) -> None:
+    first, second = both(ranks, "normalizes_over_all_rows")
+    together = np.concatenate([first["own"], second["own"]])
+    np.testing.assert_allclose(together, first["expected"], atol=1e-5)
+    np.testing.assert_allclose(second["mean"], second["expected_mean"], rtol=1e-5)
+
+
+def test_loop_with_a_tape_ends_with_the_same_weights(ranks: list[dict[str, Any]]) -> None:
+    first, second = both(ranks, "trains_in_a_loop_of_its_own")
+    np.testing.assert_array_equal(first, second)
+
+
+def test_fit_ends_with_the_same_weights(ranks: list[dict[str, Any]]) -> None:
+    (before, first), (_, second) = both(ranks, "fits")
+    for start, one, other in zip(before, first, second, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert not np.array_equal(start, one)
+
+
+_REFUSED = {
+    "adasum": "RemovedError: op=hvd.Adasum",
+    "both": "average and op cannot both be given",
+    "text": "tensors of dtype string cannot be reduced",
+    "scalar": "a scalar has no rows",
+    "root": "root_rank=2 is none of the members [0, 1]",
+    "slices": "tf.IndexedSlices can be summed and averaged",
+    "gradient of max": "op=Max has no gradient",
+    "predivide": "gradient_predivide_factor divides averages",
+    "global variables": "RemovedError: hvd.broadcast_global_variables is for TensorFlow 1",
+    "session": "RemovedError: sessions are TensorFlow 1's",
+    "old optimizer": "RemovedError: GradientDescentOptimizer is an optimizer of TensorFlow 1",
+    "no optimizer": "'adam' is no optimizer of Keras 3 or tf_keras",
+    "splits": "splits=[1, 1]",
+    "other variables": "CollectiveError: ",
+    "other shapes in a graph": "CollectiveError: ",
+    "barrier in a graph": "call it outside",
+}
+
+
+def test_what_cannot_be_is_refused_by_name_and_harms_nobody(ranks: list[dict[str, Any]]) -> None:
+    for found in both(ranks, "refuses"):
+        told = {what: text for what, text in found.items() if what != "after"}
+        assert {what: text for what, text in told.items() if _REFUSED[what] not in text} == {}
+        assert len(told) >= len(_REFUSED) - 2
+        assert found["after"] == 2.0
+
+
+def test_member_that_has_joined_takes_part_with_zeros(ranks: list[dict[str, Any]]) -> None:
+    if ranks[0]["transport"] == "gloo":
+        assert both(ranks, "joins") == [[[6.0], 1], [[6.0, 3.0], 1]]
+    else:
+        assert all("join() needs PyTorch" in text for text in both(ranks, "joins"))
+        assert all("set up in this process before" in text for text in both(ranks, "again"))
