@@ -25,6 +25,7 @@ NAMES = {
     "hvd-torch": "PyTorch, Horovod's optimizer",
     "lightning": "Lightning, DDP",
     "jax": "JAX, data parallel",
+    "keras-jax": "Keras on JAX, DataParallel",
 }
 
 

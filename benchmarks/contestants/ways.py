@@ -217,6 +217,24 @@ def jax_data_parallel(args: argparse.Namespace, ctx: Any) -> Trained:
     return clock.seconds, [np.asarray(value.addressable_data(0)) for value in params]
 
 
+def keras_on_jax(args: argparse.Namespace, ctx: Any) -> Trained:
+    """Keras 3 on JAX with its own data parallelism."""
+    import keras
+    import numpy as np
+
+    keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
+    keras.utils.set_random_seed(0)  # Keras wants the same weights on all nodes from the first
+    model = cnn.keras_model(keras)
+    _compile(keras, model, _sgd(keras))
+    x, y = cnn.parts(args.batch, args.steps, ctx.rank, ctx.num_workers)
+    clock = cnn.Clock(args.warm_up)
+    ticks = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: clock.step())
+    rows = cnn.batches(x, y.astype(np.int32), args.batch // ctx.num_workers)
+    model.fit(rows, steps_per_epoch=args.steps, verbose=0, callbacks=[ticks])
+    values = [variable.value.addressable_data(0) for variable in model.trainable_variables]
+    return clock.seconds, [np.asarray(value) for value in values]
+
+
 Way = tuple[str, Callable[[argparse.Namespace, Any], Trained]]
 WAYS: dict[str, Way] = {
     "mirrored": ("tensorflow", multi_worker_mirrored),
@@ -226,6 +244,7 @@ WAYS: dict[str, Way] = {
     "hvd-torch": ("torch", horovod_torch),
     "lightning": ("torch", lightning),
     "jax": ("jax", jax_data_parallel),
+    "keras-jax": ("jax", keras_on_jax),
 }
 
 
