@@ -14,7 +14,12 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.driver.controller import View
 from sparkdl.driver.state import Running
 from tests.driver.executors import map_funs
-from tests.driver.executors.test_spark_integration import launch, node_processes, wait_until_gone
+from tests.driver.executors.test_spark_integration import (
+    executor_of,
+    launch,
+    node_processes,
+    wait_until_gone,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,9 +28,7 @@ BACK_S = 90.0
 
 
 def kill_executor(spark: SparkSession, agent: psutil.Process) -> None:
-    executor = next(parent for parent in agent.parents() if parent.name() == "java")
-    assert "CoarseGrainedExecutorBackend" in " ".join(executor.cmdline())
-    executor.kill()
+    executor_of(agent.pid).kill()
 
 
 def kill_agent(spark: SparkSession, agent: psutil.Process) -> None:

@@ -34,6 +34,18 @@ def launch(spark: SparkSession, map_fun: Any, args: Any = None, **options: Any) 
     return sparkdl.launch(spark, map_fun, args, **options)
 
 
+def executor_of(agent: int) -> psutil.Process:
+    """Return an agent's executor: they share a folder. The Python worker between may have ended."""
+    folder = psutil.Process(agent).cwd()
+    executor = next(
+        process
+        for process in psutil.process_iter(["name"])
+        if process.info["name"] == "java" and process.cwd() == folder
+    )
+    assert "CoarseGrainedExecutorBackend" in " ".join(executor.cmdline())
+    return executor
+
+
 def wait_until_gone(pids: set[int]) -> None:
     alive = {pid for pid in pids if psutil.pid_exists(pid)}
     _gone, left = psutil.wait_procs([psutil.Process(pid) for pid in alive], GONE_S)
@@ -94,13 +106,7 @@ def test_nodes_on_a_standalone_cluster_get_an_executor_each(
         launch(spark_standalone, map_funs.where_then_wait) as cluster,
     ):
         agents, _children = node_processes(cluster)
-        executors = {
-            next(
-                parent.pid for parent in psutil.Process(agent).parents() if parent.name() == "java"
-            )
-            for agent in agents
-        }
-        assert len(executors) == 2
+        assert len({executor_of(agent).pid for agent in agents}) == 2
         # Two of an executor's three cores are the node's, so that one is left for feeders.
         assert spark_standalone.sparkContext.parallelize(range(2), 2).map(str).collect()
         spark_standalone.sparkContext.cancelAllJobs()
@@ -247,10 +253,7 @@ def test_killed_executor_takes_its_node_along(spark_cluster: SparkSession, place
         launch(spark_cluster, map_funs.where_then_wait, placement=placement) as cluster,
     ):
         agents, children = node_processes(cluster)
-        parents = psutil.Process(min(agents)).parents()
-        executor = next(parent for parent in parents if parent.name() == "java")
-        assert "CoarseGrainedExecutorBackend" in " ".join(executor.cmdline())
-        executor.kill()
+        executor_of(min(agents)).kill()
         cluster.wait(60)
     wait_until_gone(agents | children)
     assert spark_cluster.range(3).count() == 3
