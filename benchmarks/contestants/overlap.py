@@ -108,7 +108,7 @@ def main() -> None:
         data = spark.read.parquet(parsed.path)
         drain(data)
         args = argparse.Namespace(**vars(parsed), folder=folder)
-        ready = {"max_restarts": 1, "checkpoint_dir": f"{folder}/checkpoints"}
+        ready = {"max_restarts": 1, "checkpoint_dir": tempfile.mkdtemp()}  # in the scratch folder
         with sparkdl.launch(
             spark,
             train,
