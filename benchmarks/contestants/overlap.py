@@ -72,7 +72,10 @@ def compiled(hidden: int) -> Any:
 
 
 def as_dataset(x: Any, y: Any) -> Any:
-    """Return batches of arrays, of the same kind as those of the feed: views, from a generator."""
+    """Return batches of arrays, of the same kind as those of the feed: views, from a generator.
+
+    As there nothing is tuned: TensorFlow's tuning thread may keep an epoch from ending for seconds.
+    """
     import tensorflow as tf
 
     def batches() -> Iterator[Any]:
@@ -80,7 +83,9 @@ def as_dataset(x: Any, y: Any) -> Any:
             yield x[start : start + BATCH_ROWS], y[start : start + BATCH_ROWS]
 
     specs = (tf.TensorSpec((None, 784), tf.float32), tf.TensorSpec((None,), tf.int32))
-    return tf.data.Dataset.from_generator(batches, output_signature=specs)
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return tf.data.Dataset.from_generator(batches, output_signature=specs).with_options(options)
 
 
 def in_memory(path: str) -> Any:

@@ -34,7 +34,8 @@ _POLL_S = 0.05
 def read_topology(spark: SparkSession, num_nodes: int, is_fed: bool) -> Topology | None:
     """Return the slots there are, having given executors a moment to register.
 
-    A young application is given a moment for the slot that feeding needs beside the nodes', too.
+    A young application is given a moment for the slot that feeding needs beside the nodes', too,
+    and one of which it is known that more are to come as long as for the nodes' own.
 
     Returns:
         `None` where it cannot be known: over Spark Connect.
@@ -45,8 +46,9 @@ def read_topology(spark: SparkSession, num_nodes: int, is_fed: bool) -> Topology
         return None
     age_s = time.time() - sc.startTime / 1000
     for_nodes = Deadline.after(EXECUTORS_WAIT_S)
-    for_spare = Deadline.after(max(0.0, min(SPARE_WAIT_S, YOUNG_S - age_s)) if is_fed else 0.0)
     expected = _expected_slots(sc)
+    may_grow_s = min(SPARE_WAIT_S, YOUNG_S - age_s) if expected == math.inf else EXECUTORS_WAIT_S
+    for_spare = Deadline.after(max(0.0, may_grow_s) if is_fed else 0.0)
     pause = threading.Event()
     while True:
         topology = _topology(sc)

@@ -66,6 +66,10 @@ def tf_dataset(
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     # A hidden prefetch would take rows that a peek at the first batch can't give back.
     options.experimental_optimization.inject_prefetch = False
+    # The thread that tunes now and then sleeps through the end of its iterator, for as long as that
+    # has lived (TensorFlow 2.21), and the next epoch waits for it. Nothing here is to be tuned; a
+    # `map` with AUTOTUNE that follows has a thread per core, and `with_options` takes this back.
+    options.autotune.enabled = False
     dataset = dataset.with_options(options)
     if prefetch:
         dataset = dataset.prefetch(prefetch)

@@ -5,6 +5,7 @@ Runs in: driver
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -79,6 +80,7 @@ class FeedCall:
         self.broadcast(begin)
         expected = dict.fromkeys(before, 0)
         epoch, read_to, refused, passes = first, -1, 0, 0
+        brought: Counter[int] = Counter()
         ends = EpochEnds(self)
         ahead = ends.held(first, self._is_renewed) if begin.run else self.order.ahead
         with self.bar, FeedWatch(self) as watch:
@@ -90,7 +92,7 @@ class FeedCall:
                     run = begin.run if epoch == first else ""
                     order = self._order_of(call, left[epoch - first : repeated - first + 1], run)
                     order = replace(order, epoch=epoch, last_epoch=last, ahead=ahead)
-                    refused += self._deliver(call.asked.data, order, watch)
+                    refused += self._deliver(call.asked.data, order, watch, brought)
                     if watch.has_closed:
                         break
                     passes += 1
@@ -122,7 +124,8 @@ class FeedCall:
             epochs=call.asked.epochs - len(left) + min(epoch, last + 1) - first,
             passes=passes,
             rows_refused=refused,
-            delivered={} if watch.has_closed else expected,
+            # What a node that is gone had, its feeders have told.
+            delivered=brought if watch.has_closed else Counter(expected) | brought,
             rows_covered=covered,
             goes_on=self.goes_on and not watch.has_closed,
         )
@@ -158,14 +161,22 @@ class FeedCall:
         keep = len(left) > 1
         return replace(self.order, run=run, keep=keep, done=done, skipped=skipped)
 
-    def _deliver(self, data: Any, order: FeedOrder, watch: FeedWatch) -> int:
-        """Bring the rows of one epoch to the nodes; return how many of them no node wanted."""
+    def _deliver(
+        self, data: Any, order: FeedOrder, watch: FeedWatch, brought: Counter[int]
+    ) -> int:
+        """Bring the rows of one epoch to the nodes; return how many of them no node wanted.
+
+        Args:
+            brought: rows by node id that feeders have brought; added to.
+        """
         if isinstance(data, ParquetSource):
             return read_at_nodes(self, data, order, watch)
         fed: list[FedPartition] = watch.guard(partial(self.executor.feed, data, order))
         if not watch.has_closed:
             order.check_partitions(len(fed))
             self.measured(fed)
+        for partition in fed:
+            brought.update(partition.rows)
         refused = sum(partition.rows_refused for partition in fed)
         if refused:
             watch.wait_for_reason()  # which the nodes are about to tell
