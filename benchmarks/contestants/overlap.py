@@ -7,9 +7,11 @@ cores a core is left to the feed; compiling the step is not timed.
 from __future__ import annotations
 
 import argparse
+import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from feeding import BATCH_ROWS, Touch, cpu_s, drain, feed_session, options
@@ -30,16 +32,18 @@ def train(args: argparse.Namespace, ctx: Any) -> dict[str, Any]:
     fit = compiled(args.hidden)
     if args.mode in ("fed", "ready"):
         mark(args.folder)
-        rows = fit(ctx.dataset(BATCH_ROWS, x="x", y="y"), args.epochs)
-        return {"start": None, "at": time.time(), "rows": rows, "cpu_s": cpu_s()}
-    dataset = in_memory(args.path)
-    start = {"at": time.time(), "cpu_s": cpu_s()}
-    rows = fit(dataset, args.epochs)
-    return {"start": start, "at": time.time(), "rows": rows, "cpu_s": cpu_s()}
+        start, dataset = None, ctx.dataset(BATCH_ROWS, x="x", y="y")
+    else:
+        dataset = in_memory(args.path)
+        start = {"at": time.time(), "cpu_s": cpu_s()}
+    steps = fit(dataset, args.epochs)
+    end = {"start": start, "at": time.time(), "rows": len(steps), "cpu_s": cpu_s()}
+    later = [after - before for before, after in pairwise(steps[len(steps) // args.epochs :])]
+    return {**end, "step_ms": statistics.median(later) * 1000 if later else None}
 
 
 def compiled(hidden: int) -> Any:
-    """Return a function that fits a model whose step has been compiled, and counts the rows."""
+    """Return a function that fits a model whose step has been compiled: when each step ended."""
     import keras
     import numpy as np
     import tensorflow as tf
@@ -54,19 +58,17 @@ def compiled(hidden: int) -> Any:
         ]
     )
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    counted = 0
+    ends: list[float] = []
 
-    def fit(dataset: Any, epochs: int) -> int:
-        nonlocal counted
-        counted = 0
+    def fit(dataset: Any, epochs: int) -> list[float]:
+        ends.clear()
         model.fit(dataset, epochs=epochs, verbose=0, callbacks=[steps])
-        return counted
+        return ends
 
-    def count(batch: int, logs: Any = None) -> None:
-        nonlocal counted
-        counted += 1
+    def note(batch: int, logs: Any = None) -> None:
+        ends.append(time.perf_counter())
 
-    steps = keras.callbacks.LambdaCallback(on_train_batch_end=count)
+    steps = keras.callbacks.LambdaCallback(on_train_batch_end=note)
     fit(as_dataset(np.zeros((BATCH_ROWS * 2 + 1, 784), np.float32), np.zeros(513, np.int32)), 1)
     return fit
 
@@ -138,6 +140,7 @@ def main() -> None:
                 "seconds": end["at"] - start["at"],
                 "cpu_s": end["cpu_s"] - start["cpu_s"],
                 "counted": end["rows"],
+                "step_ms": end.get("step_ms"),
             }
             write(lines, done)
 
