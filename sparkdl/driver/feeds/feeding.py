@@ -31,6 +31,8 @@ from sparkdl.feed.parquet import ParquetSource
 
 _FETCH_S = 5.0
 _BLAME_LINES = 10
+_REFUSED = -1
+"""Stands for a node's id where rows are counted that no node wanted."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,6 @@ class FeedCall:
         self.broadcast(begin)
         expected = dict.fromkeys(before, 0)
         epoch, read_to, refused, passes = first, -1, 0, 0
-        brought: Counter[int] = Counter()
         ends = EpochEnds(self)
         ahead = ends.held(first, self._is_renewed) if begin.run else self.order.ahead
         with self.bar, FeedWatch(self) as watch:
@@ -92,7 +93,8 @@ class FeedCall:
                     run = begin.run if epoch == first else ""
                     order = self._order_of(call, left[epoch - first : repeated - first + 1], run)
                     order = replace(order, epoch=epoch, last_epoch=last, ahead=ahead)
-                    refused += self._deliver(call.asked.data, order, watch, brought)
+                    brought = self._deliver(call.asked.data, order, watch)
+                    refused += brought[_REFUSED]
                     if watch.has_closed:
                         break
                     passes += 1
@@ -107,8 +109,12 @@ class FeedCall:
                     ahead = {n: count.cut_rows for n, count in cut.items() if is_rest}
                     stop = repeated if all(c.cut_whole for c in cut.values()) else epoch
                     waits = ends.end(epoch, stop, cut, is_rest)
-                    for node_id, count in cut.items():
-                        expected[node_id] += count.cut_rows * (stop + 1 - epoch)
+                    for node_id in expected:
+                        expected[node_id] += (
+                            cut[node_id].cut_rows * (stop + 1 - epoch)
+                            if node_id in cut
+                            else brought[node_id]  # it is gone, and tells nothing
+                        )
                     epoch, read_to = stop + 1, read_to if waits else stop
                 if read_to >= 0:
                     watch.wait_read(lambda view: self._has_read(view, read_to, before, expected))
@@ -124,8 +130,7 @@ class FeedCall:
             epochs=call.asked.epochs - len(left) + min(epoch, last + 1) - first,
             passes=passes,
             rows_refused=refused,
-            # What a node that is gone had, its feeders have told.
-            delivered=brought if watch.has_closed else Counter(expected) | brought,
+            delivered={} if watch.has_closed else expected,
             rows_covered=covered,
             goes_on=self.goes_on and not watch.has_closed,
         )
@@ -161,26 +166,24 @@ class FeedCall:
         keep = len(left) > 1
         return replace(self.order, run=run, keep=keep, done=done, skipped=skipped)
 
-    def _deliver(
-        self, data: Any, order: FeedOrder, watch: FeedWatch, brought: Counter[int]
-    ) -> int:
-        """Bring the rows of one epoch to the nodes; return how many of them no node wanted.
+    def _deliver(self, data: Any, order: FeedOrder, watch: FeedWatch) -> Counter[int]:
+        """Bring the rows of one epoch to the nodes.
 
-        Args:
-            brought: rows by node id that feeders have brought; added to.
+        Returns:
+            The rows that feeders brought by node id, and by `_REFUSED` those that no node wanted.
         """
         if isinstance(data, ParquetSource):
-            return read_at_nodes(self, data, order, watch)
+            return Counter({_REFUSED: read_at_nodes(self, data, order, watch)})
         fed: list[FedPartition] = watch.guard(partial(self.executor.feed, data, order))
         if not watch.has_closed:
             order.check_partitions(len(fed))
             self.measured(fed)
+        brought: Counter[int] = Counter()
         for partition in fed:
-            brought.update(partition.rows)
-        refused = sum(partition.rows_refused for partition in fed)
-        if refused:
+            brought.update({**partition.rows, _REFUSED: partition.rows_refused})
+        if brought[_REFUSED]:
             watch.wait_for_reason()  # which the nodes are about to tell
-        return refused
+        return brought
 
     def broadcast(self, message: ToAgent) -> None:
         """Tell the nodes that are fed."""

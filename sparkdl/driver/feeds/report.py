@@ -54,8 +54,7 @@ class Fed:
     """How far a call has come.
 
     Attributes:
-        delivered: rows by node id, at least: of all epochs, if none was ended early, and else what
-            feeders brought whose job was not cancelled.
+        delivered: rows of all epochs by node id, if none was ended early.
         goes_on: what was not used yet may be, for more of the stream is to come.
     """
 
