@@ -26,6 +26,7 @@ NAMES = {
     "lightning": "Lightning, DDP",
     "jax": "JAX, data parallel",
     "keras-jax": "Keras on JAX, DataParallel",
+    "jobs": "PyTorch, as Spark jobs",
 }
 
 

@@ -20,7 +20,7 @@ from sparkdl.driver import state as states
 from sparkdl.driver.controller import Controller, View
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.calls import Call, EpochLeft
-from sparkdl.driver.feeds.epoch_ends import EpochEnds
+from sparkdl.driver.feeds.epoch_ends import Cut, EpochEnds
 from sparkdl.driver.feeds.progress import FeedBar
 from sparkdl.driver.feeds.reading import read_at_nodes
 from sparkdl.driver.feeds.report import Fed, FeedReport, report
@@ -80,7 +80,7 @@ class FeedCall:
         # The epoch behind those of a stream's call ends the stream: see `StreamFeed.end`.
         begin = self._beginning(call, left, last + self.goes_on)
         self.broadcast(begin)
-        expected = dict.fromkeys(before, 0)
+        expected = Counter(dict.fromkeys(before, 0))
         epoch, read_to, refused, passes = first, -1, 0, 0
         ends = EpochEnds(self)
         ahead = ends.held(first, self._is_renewed) if begin.run else self.order.ahead
@@ -109,12 +109,7 @@ class FeedCall:
                     ahead = {n: count.cut_rows for n, count in cut.items() if is_rest}
                     stop = repeated if all(c.cut_whole for c in cut.values()) else epoch
                     waits = ends.end(epoch, stop, cut, is_rest)
-                    for node_id in expected:
-                        expected[node_id] += (
-                            cut[node_id].cut_rows * (stop + 1 - epoch)
-                            if node_id in cut
-                            else brought[node_id]  # it is gone, and tells nothing
-                        )
+                    expected.update(_rows_had(brought, cut, stop + 1 - epoch))
                     epoch, read_to = stop + 1, read_to if waits else stop
                 if read_to >= 0:
                     watch.wait_read(lambda view: self._has_read(view, read_to, before, expected))
@@ -283,6 +278,12 @@ def _whole_epochs(left: Sequence[EpochLeft]) -> int:
     """Return how many epochs behind the first read the same rows: all of them."""
     part = next((i for i, each in enumerate(left) if each.done), len(left))
     return max(0, part - 1)
+
+
+def _rows_had(brought: Mapping[int, int], cut: Cut, epochs: int) -> dict[int, int]:
+    """Return the rows by node id of so many epochs; what a node that is gone had, feeders tell."""
+    gone = {node_id: rows for node_id, rows in brought.items() if node_id != _REFUSED}
+    return gone | {node_id: count.cut_rows * epochs for node_id, count in cut.items()}
 
 
 def feed_targets(members: Iterable[Member]) -> tuple[Target, ...]:
