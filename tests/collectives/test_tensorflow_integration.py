@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.core.errors import CollectiveError, ConfigError
+from sparkdl.core.errors import ConfigError, NodeFailedError
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import launch
 
@@ -62,12 +62,29 @@ def exchange(args: Any, ctx: NodeContext) -> dict[str, Any]:
         with pytest.raises(ConfigError):
             wrong()
     group.barrier()
-    if ctx.rank:  # and the first one does not come
-        with pytest.raises(CollectiveError, match=r"all_reduce failed: .*timed out"):
-            group.barrier()
     ctx.barrier()
     group.close()
     return found
+
+
+def meet_alone(args: Any, ctx: NodeContext) -> None:
+    from sparkdl.collectives.group import connect
+
+    place = (ctx.rank, 2, ctx.all_gather, ctx.member.host, _TIMEOUT_S)
+    group = connect(*place, transport="tensorflow")
+    group.barrier()
+    if ctx.rank:  # and the first one does not come
+        group.barrier()
+    ctx.barrier()
+
+
+def test_member_that_nobody_meets_fails_in_time() -> None:
+    """TensorFlow 2.21 itself sometimes aborts where it gives a collective up."""
+    with (
+        pytest.raises(NodeFailedError, match=r"all_reduce failed: .*timed out|SIGABRT"),
+        launch(meet_alone, nodes=2, framework="tensorflow", input_mode="own") as cluster,
+    ):
+        cluster.results(_SOON_S)
 
 
 def test_members_have_what_numpy_computes() -> None:

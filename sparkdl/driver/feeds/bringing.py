@@ -22,7 +22,7 @@ from sparkdl.driver.feeds.progress import FeedBar
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.feeds.streaming import IsOver
 from sparkdl.driver.feeds.watch import NewWorldError
-from sparkdl.driver.outcome import feed_problem_of, is_decided
+from sparkdl.driver.outcome import failure_of, feed_problem_of, is_decided
 from sparkdl.driver.state import Finished, Running
 from sparkdl.feed.order import FedPartition, FeedOrder
 
@@ -68,8 +68,7 @@ class Bringer:
         book = self._books.book(name)
         call: Call | None = None
         try:
-            while True:
-                world = self._next_world()
+            while world := self._next_world(is_awaited=last is not None):
                 self.begin(name, world.generation)
                 call = book.next(last)
                 if call is None:
@@ -96,6 +95,7 @@ class Bringer:
                         brought.setdefault(world.generation, Counter()).update(report.rows)
                 else:
                     _tell_unused(name, 0 if has_ended_early else report.rows_unused)
+            return FeedReport()
         except BaseException:
             for broken in (call, last):
                 if broken is not None:
@@ -127,8 +127,14 @@ class Bringer:
         bar = bar or FeedBar(order.feed, 1, False)
         return FeedCall(self._controller, self._executor, members, order, bar, measured)
 
-    def _next_world(self) -> World:
+    def _next_world(self, is_awaited: bool) -> World | None:
         """Wait until it is known which nodes there are.
+
+        Args:
+            is_awaited: whether a call of the user's waits for the rows.
+
+        Returns:
+            `None` if the cluster was shut down, and nobody waits.
 
         Raises:
             SparkdlError: why they cannot be fed any more.
@@ -136,7 +142,9 @@ class Bringer:
         self._controller.wait_for(lambda view: is_decided(view.state), Deadline.after(None))
         state = self._controller.look(lambda view: view.state)
         if problem := feed_problem_of(state):
-            raise problem
+            if is_awaited or failure_of(state):
+                raise problem
+            return None
         assert isinstance(state, (Running, Finished))
         return state.world
 
