@@ -265,7 +265,6 @@ def spark_jobs(args: argparse.Namespace) -> Trained:
         return made
 
     with session("bench-ways", size, {}, 1, 2048) as spark:
-        spark.sparkContext.addPyFile(cnn.__file__)
         frame = spark.range(0, size, 1, size).mapInArrow(rows, "x array<float>, y long")
         share = args.batch // size
         found = fit_in_jobs(

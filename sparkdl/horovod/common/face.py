@@ -5,22 +5,18 @@ Runs in: child
 
 from __future__ import annotations
 
-from sparkdl.horovod.common import (
+from sparkdl.horovod.common.basics import (
     Adasum,
     Average,
-    HorovodInternalError,
     Max,
     Min,
-    ProcessSet,
     Product,
     Sum,
-    add_process_set,
     ccl_built,
     cross_rank,
     cross_size,
     cuda_built,
     ddl_built,
-    global_process_set,
     gloo_built,
     gloo_enabled,
     init,
@@ -33,12 +29,18 @@ from sparkdl.horovod.common import (
     mpi_threads_supported,
     nccl_built,
     rank,
-    remove_process_set,
     rocm_built,
     shutdown,
     size,
     start_timeline,
     stop_timeline,
+)
+from sparkdl.horovod.common.exceptions import HorovodInternalError
+from sparkdl.horovod.common.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    remove_process_set,
 )
 
 __all__ = [
