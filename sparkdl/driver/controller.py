@@ -121,6 +121,7 @@ class Controller:
         self._server = CoordinatorServer(token, self, spec.settings.lease_s)
         self._timer: asyncio.TimerHandle | None = None
         self._inquiries = Inquiries(self._server.send)
+        self._observer: Callable[[], None] = lambda: None
         self._thread = threading.Thread(
             target=self._loop.run_forever, name=f"sparkdl-controller-{spec.cluster_id}", daemon=True
         )
@@ -136,10 +137,10 @@ class Controller:
         self._thread.start()
         try:
             self.address = self._call(self._server.start(host, ports))
-            self._soon(self._arm_timer, self.view.state.deadline_s)
+            self.soon(self._arm_timer, self.view.state.deadline_s)
             hang_timeout_s = self.spec.settings.hang_timeout_s
             if hang_timeout_s is not None:
-                self._soon(HangWatch(self, hang_timeout_s).look, self._loop)
+                self.soon(HangWatch(self, hang_timeout_s).look, self._loop)
             return self.address
         except BaseException:
             self.close()
@@ -147,13 +148,13 @@ class Controller:
 
     def submit(self, event: states.Event) -> None:
         """Have an event handled on the controller's thread."""
-        self._soon(self._handle, event)
+        self.soon(self._handle, event)
 
     def broadcast(
         self, message: ToAgent, node_ids: set[int], generation: int | None = None
     ) -> None:
         """Send a message to the agents of some nodes, as long as the world is of `generation`."""
-        self._soon(self._broadcast, message, node_ids, generation)
+        self.soon(self._broadcast, message, node_ids, generation)
 
     def wait_for(self, is_true: Callable[[View], bool], deadline: Deadline) -> bool:
         """Wait until `is_true` of the view; return whether it is."""
@@ -164,6 +165,24 @@ class Controller:
         """Return what `at` finds in the view."""
         with self.changed:
             return at(self.view)
+
+    def observe(self, observer: Callable[[], None]) -> None:
+        """Have `observer` called on the loop after each change of the view; it must be quick."""
+        self._observer = observer
+
+    def soon(self, function: Callable[..., None], *arguments: Any) -> bool:
+        """Have `function` called on the loop; false once the controller is closed."""
+        try:
+            self._loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:
+            return False
+        return True
+
+    def later(
+        self, wait_s: float, function: Callable[..., None], *arguments: Any
+    ) -> asyncio.TimerHandle:
+        """Have `function` called on the loop in `wait_s` seconds; only from there."""
+        return self._loop.call_later(wait_s, function, *arguments)
 
     def fetch_log(self, node_id: int, lines: int, deadline: Deadline) -> tuple[str, ...]:
         """Return the last lines of a node's child; empty if the node does not answer in time."""
@@ -196,21 +215,13 @@ class Controller:
         """Ask the agents of some nodes; return by node id what came in time."""
         futures: dict[int, Future[Any]] = {node_id: Future() for node_id in node_ids}
         answers = {}
-        if self._soon(self._send_questions, futures, question):
+        if self.soon(self._send_questions, futures, question):
             for node_id, future in futures.items():
                 with suppress(TimeoutError, FutureTimeoutError, CancelledError):
                     answers[node_id] = future.result(deadline.wait_s)
         for future in futures.values():
             future.cancel()
         return answers
-
-    def _soon(self, function: Callable[..., None], *arguments: Any) -> bool:
-        """Have `function` called on the loop; false once the controller is closed."""
-        try:
-            self._loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:
-            return False
-        return True
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_THREAD_END_S)
@@ -278,6 +289,7 @@ class Controller:
         for action in actions:
             self._perform(action)
         self._arm_timer(state.deadline_s)
+        self._observer()
 
     def _perform(self, action: states.Action) -> None:
         match action:
@@ -335,6 +347,7 @@ class Controller:
                     self.view.feeds[node_id, now.feed] = now
                     self.view.progress += 1
             self.changed.notify_all()
+        self._observer()
 
     def _note_board(self, message: BoardStarted) -> None:
         with self.changed:

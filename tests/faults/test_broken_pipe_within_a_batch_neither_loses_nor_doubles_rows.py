@@ -13,7 +13,7 @@ import pytest
 
 import sparkdl
 from sparkdl.core.world import Member
-from sparkdl.driver.feeds.feeding import feed_targets
+from sparkdl.driver.feeds.transitions import feed_targets
 from sparkdl.feed.order import FeederError, Target
 from tests.doubles.ledger import Plan, lost_and_doubled, table, train
 from tests.doubles.nodes import SOON_S, launch

@@ -1,4 +1,4 @@
-"""The feeds of a cluster: who may be fed, one call at a time for each feed, none beside a stream.
+"""The feeds of a cluster, as its handle uses them: calls, streams, and their ends.
 
 Runs in: driver
 """
@@ -6,32 +6,35 @@ Runs in: driver
 from __future__ import annotations
 
 import logging
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from concurrent.futures import Future, wait
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from sparkdl.core.errors import ConfigError, FeedClosedError
-from sparkdl.core.spec import InputMode
+from sparkdl.core.paths import absolute_url
+from sparkdl.core.spec import ClusterSpec, InputMode
 from sparkdl.core.world import World
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
-from sparkdl.driver.feeds.bringing import Bringer, fed_members
 from sparkdl.driver.feeds.calls import Asked
-from sparkdl.driver.feeds.feeding import FeedCall, feed_targets
-from sparkdl.driver.feeds.reading import listed
-from sparkdl.driver.feeds.renewal import EVERY, Renewal
+from sparkdl.driver.feeds.progress import FeedBar
 from sparkdl.driver.feeds.report import FeedReport
-from sparkdl.driver.feeds.streaming import IsOver, StreamFeed
+from sparkdl.driver.feeds.runner import EVERY, FeedRunner, JobThread
+from sparkdl.driver.feeds.state import FeedAsked
+from sparkdl.driver.feeds.streaming import StreamFeed
+from sparkdl.driver.feeds.transitions import fed_members, feed_targets
 from sparkdl.driver.outcome import failure_of
 from sparkdl.driver.policy import MAX_BACKOFF_S
 from sparkdl.feed.coverage import UNKNOWN, CallShape
 from sparkdl.feed.order import FeedOrder
-from sparkdl.feed.parquet import ParquetSource
+from sparkdl.feed.parquet import ParquetSource, list_files
+from sparkdl.feed.parquet_paths import parquet_paths
 
 _log = logging.getLogger(__name__)
+
+_SHOW_S = 0.25
 
 
 class Feeds:
@@ -47,51 +50,38 @@ class Feeds:
     def __init__(
         self, controller: Controller, executor: Executor, token: str, world: Callable[[], World]
     ) -> None:
-        spec = controller.spec
-        self._spec = spec
+        self._spec = controller.spec
         self._controller = controller
-        self._token = token
+        self._executor = executor
         self._world = world
         self.books = controller.checkpoints.books
-        self._lock = threading.Lock()
-        self._locks: dict[str, threading.Lock] = {}
         self._streams: dict[str, StreamFeed] = {}
         self._fed_batches: dict[str, dict[str, int]] = {}
         """The last micro-batch that the nodes had whole, by feed and query."""
         self._is_closed = False
-        self._bringer = Bringer(controller, executor, self.books, self.order)
-        self._renewal: Renewal | None = None
-        if spec.input_mode is InputMode.SPARK:
-            self._renewal = Renewal(controller, self._fed, self._renew, executor.thread)
+        settings = self._spec.settings
+        self._order = FeedOrder("", 0, "", (), token, settings.feed_timeout_s)
+        if settings.max_restarts:
+            patience_s = settings.elastic_timeout_s + 2 * MAX_BACKOFF_S
+            self._order = replace(self._order, patience_s=patience_s)
+        self._runner: FeedRunner | None = None
+        if self._spec.input_mode is InputMode.SPARK:
+            self._runner = FeedRunner(controller, executor, self.books, self._order)
 
     def order(self, name: str, timeout_s: float | None, to: str | None = None) -> FeedOrder:
         """Return what feeders are told; `Cluster.feed` says what is raised."""
-        if self._renewal is None:
-            raise ConfigError(
-                "this cluster reads its own data; launch it with input_mode='spark' to feed it"
-            )
-        if self._is_closed:
-            raise FeedClosedError("the cluster has been shut down")
-        if failure := self._controller.look(lambda view: failure_of(view.state)):
-            raise failure
-        self._renewal.raise_problem()
-        settings = self._spec.settings
-        timeout = settings.feed_timeout_s if timeout_s is None else timeout_s
+        self._open_runner().raise_problem()
+        timeout = self._spec.settings.feed_timeout_s if timeout_s is None else timeout_s
         if timeout <= 0:
             raise ConfigError(f"timeout_s={timeout} must be above zero seconds")
         world = self._world()
-        order = FeedOrder(
-            name,
-            0,
-            "",
-            feed_targets(fed_members(world, to)),
-            self._token,
-            timeout,
-            world.generation,
+        return replace(
+            self._order,
+            feed=name,
+            targets=feed_targets(fed_members(world, to)),
+            timeout_s=timeout,
+            generation=world.generation,
         )
-        if not settings.max_restarts:
-            return order
-        return replace(order, patience_s=settings.elastic_timeout_s + 2 * MAX_BACKOFF_S)
 
     def feed(self, name: str, asked: Asked, show: bool | None) -> FeedReport:
         """Feed data, see `Cluster.feed`.
@@ -108,37 +98,24 @@ class Feeds:
         self._check_no_stream(name)
         data = listed(asked.data, self._spec)
         shape = CallShape(1, {0: data.num_rows}) if isinstance(data, ParquetSource) else UNKNOWN
-        with self._turn(name):
-            call = self.books.book(name).add(replace(asked, data=data, shape=shape))
-            return self._bringer.bring(name, call, show)
+        return self._call(name, replace(asked, data=data, shape=shape), show)
 
     def open_stream(self, name: str, timeout_s: float | None, to: str | None) -> StreamFeed:
         """Return what feeds a stream, see `Cluster.open_stream`."""
         self._check_no_stream(name)
-        brought: dict[int, Counter[str]] = {}
-        """Rows by node name, by generation."""
+        self.order(name, timeout_s, to)  # raises what is wrong
 
-        @contextmanager
-        def open_call(is_over: IsOver, is_taken: bool) -> Iterator[FeedCall]:
-            with self._turn(name):
-                order = self.order(name, timeout_s, to)
-                book = self.books.book(name)
-                self._bringer.begin(name, order.generation)
-                order = replace(order, epoch=book.open_epochs(None, [0] if is_taken else []))
-                yield replace(self._bringer.call_in(self._world(), order, to), is_over=is_over)
+        def feed(data: Any) -> FeedReport:
+            self.order(name, timeout_s, to)
+            return self._call(name, Asked(data, 1, timeout_s, to, is_micro_batch=True), False)
 
-        def feed(data: Any, is_over: IsOver) -> FeedReport:
-            asked = Asked(data, 1, timeout_s, to, is_micro_batch=True)
-            with self._turn(name):
-                self.order(name, timeout_s, to)
-                call = self.books.book(name).add(asked)
-                return self._bringer.bring(name, call, False, is_over, brought)
+        fed_batches = self._fed_batches.setdefault(name, {})
 
         def forget() -> None:
             self._streams.pop(name, None)
 
-        fed_batches = self._fed_batches.setdefault(name, {})
-        stream = StreamFeed(name, self._controller, open_call, feed, fed_batches, forget)
+        runner = self._open_runner()
+        stream = StreamFeed(name, to, self._controller, runner, feed, fed_batches, forget)
         self._streams[name] = stream
         return stream
 
@@ -152,22 +129,60 @@ class Feeds:
                     _log.warning("The query of feed %r did not stop", stream.name, exc_info=True)
 
     def end(self, name: str | None = None, timeout_s: float | None = None) -> None:
-        """Stop streams, and tell the nodes that a feed, or all, have ended; see `Renewal.end`."""
+        """Stop streams, and tell the nodes that a feed, or all, have ended: `FeedRunner.end`."""
         self.stop_streams(name)
-        if self._renewal is not None:
-            self._renewal.end(name or EVERY, timeout_s)
+        if self._runner is not None:
+            self._runner.end(name or EVERY, timeout_s)
 
     def raise_problem(self) -> None:
         """Raise what feeding rows again has ended with, in the background."""
-        if self._renewal is not None:
-            self._renewal.raise_problem()
+        if self._runner is not None:
+            self._runner.raise_problem()
 
     def close(self) -> None:
         """Stop all streams, and give no more orders."""
         self._is_closed = True
         self.stop_streams()
-        if self._renewal is not None:
-            self._renewal.close()
+        if self._runner is not None:
+            self._runner.close()
+
+    def _open_runner(self) -> FeedRunner:
+        """Return what feeds.
+
+        Raises:
+            ConfigError: if the cluster is not to be fed.
+            FeedClosedError: if it was shut down.
+            SparkdlError: if it has failed.
+        """
+        if self._runner is None:
+            raise ConfigError(
+                "this cluster reads its own data; launch it with input_mode='spark' to feed it"
+            )
+        if self._is_closed:
+            raise FeedClosedError("the cluster has been shut down")
+        if failure := self._controller.look(lambda view: failure_of(view.state)):
+            raise failure
+        return self._runner
+
+    def _call(self, name: str, asked: Asked, show: bool | None) -> FeedReport:
+        """Wait for the report of a call."""
+        carrier = JobThread(f"sparkdl-job-{name}", self._executor.thread)
+        try:
+            future: Future[FeedReport] = self._open_runner().ask(
+                name, lambda ticket: FeedAsked(ticket, asked), carrier
+            )
+            with FeedBar(name, asked.epochs, show) as bar:
+                while not wait([future], _SHOW_S).done:
+                    bar.update(self._rows_read(name))
+                bar.update(self._rows_read(name))
+        finally:
+            carrier.close()
+        carrier.join(partial(self._executor.cancel_feeds, name))
+        return future.result()
+
+    def _rows_read(self, name: str) -> int:
+        counts = self._controller.look(lambda view: dict(view.feeds))
+        return sum(count.rows_consumed for (_, feed), count in counts.items() if feed == name)
 
     def _check_no_stream(self, name: str) -> None:
         if name in self._streams:
@@ -176,25 +191,15 @@ class Feeds:
                 "use a feed of another name"
             )
 
-    @contextmanager
-    def _turn(
-        self, name: str, while_waiting: Callable[[], AbstractContextManager[Any]] = nullcontext
-    ) -> Iterator[None]:
-        """Wait for other calls of the feed to end."""
-        with self._lock:
-            lock = self._locks.setdefault(name, threading.Lock())
-        if not lock.acquire(blocking=False):
-            with while_waiting():
-                lock.acquire()
-        try:
-            yield
-        finally:
-            lock.release()
 
-    def _fed(self) -> tuple[str, ...]:
-        return tuple(self.books.by_feed)
+def listed(data: Any, spec: ClusterSpec) -> Any:
+    """Return the `ParquetSource` that `data` names, if it names files; else `data` itself.
 
-    def _renew(self, name: str, while_waiting: Callable[[], AbstractContextManager[Any]]) -> None:
-        """Feed what a new generation is still to have."""
-        with self._turn(name, while_waiting):
-            self._bringer.bring(name, None, False)
+    Raises:
+        ConfigError: if there are no such files, or they cannot be read, see `list_files`.
+    """
+    asked = parquet_paths(data)
+    if asked is None:
+        return data
+    paths = [absolute_url(path, spec.default_fs, spec.working_dir) for path in asked.paths]
+    return list_files(paths, asked.columns, asked.options)

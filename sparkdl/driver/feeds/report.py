@@ -1,17 +1,15 @@
-"""What became of the rows of one `feed` call.
+"""What became of the rows of one `feed` call. Pure.
 
 Runs in: driver
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from sparkdl.control.messages import FeedCount
-
-_log = logging.getLogger(__name__)
+from sparkdl.driver.feeds.calls import Call
 
 
 @dataclass(frozen=True)
@@ -93,13 +91,6 @@ def report(
         rows[name] = max(received, fed.delivered.get(node_id, read))
         unread += max(0, rows[name] - read)
     unused = fed.rows_refused + unread
-    if unused and not fed.goes_on:
-        _log.warning(
-            "Feed %r: %d rows were not used: map_fun ended or called terminate() before it had "
-            "read them, or tail='carry' keeps them for an epoch to come",
-            fed.feed,
-            unused,
-        )
     return FeedReport(
         fed.epochs,
         rows,
@@ -111,3 +102,18 @@ def report(
         fed.passes,
         fed.rows_covered,
     )
+
+
+def unused_warning(fed: Fed, told: FeedReport) -> Iterator[str]:
+    """Return what the log says of rows that were not used, if there are any."""
+    if told.rows_unused and not fed.goes_on:
+        yield (
+            f"Feed {fed.feed!r}: {told.rows_unused} rows were not used: map_fun ended or called "
+            "terminate() before it had read them, or tail='carry' keeps them for an epoch to come"
+        )
+
+
+def covered_report(call: Call) -> FeedReport:
+    """Return the report of a call of which a checkpoint covers all rows, perhaps since a moment."""
+    covered = call.rows_covered
+    return FeedReport(call.asked.epochs, rows_used=covered, rows_covered=covered)

@@ -15,17 +15,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
-from sparkdl.control.messages import EpochEnd, FeedBegin
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, SparkdlError
-from sparkdl.driver.controller import Controller, View
-from sparkdl.driver.feeds.feeding import FeedCall
 from sparkdl.driver.feeds.report import FeedReport
-from sparkdl.driver.outcome import failure_of, generation_of, has_ended, is_decided
+from sparkdl.driver.feeds.state import StreamAsked, StreamEndAsked
+from sparkdl.driver.outcome import failure_of, has_ended
+
+if TYPE_CHECKING:
+    from sparkdl.driver.controller import Controller, View
+    from sparkdl.driver.feeds.runner import FeedRunner
 
 _log = logging.getLogger(__name__)
 
@@ -33,11 +36,6 @@ _TURN_S = 0.5
 """How often a query is asked whether it is still active."""
 _JOIN_S = 5.0
 _TRIGGERS = ("processingTime", "once", "availableNow")
-
-IsOver = Callable[[View], bool]
-OpenCall = Callable[[IsOver, bool], AbstractContextManager[FeedCall]]
-"""Waits for other calls of the feed to end; whether the number of its epoch is to be taken."""
-FeedMicroBatch = Callable[[Any, IsOver], FeedReport]
 
 
 class Query(Protocol):
@@ -91,16 +89,18 @@ class StreamFeed:
     def __init__(
         self,
         name: str,
+        to: str | None,
         controller: Controller,
-        open_call: OpenCall,
-        feed: FeedMicroBatch,
+        runner: FeedRunner,
+        feed: Callable[[Any], FeedReport],
         fed_batches: dict[str, int],
         on_end: Callable[[], None],
     ) -> None:
         self.name = name
         self.error: Exception | None = None
         self._controller = controller
-        self._open_call = open_call
+        self._to = to
+        self._runner = runner
         self._feed = feed
         self._fed_batches = fed_batches
         self._on_end = on_end
@@ -109,10 +109,7 @@ class StreamFeed:
         self._has_ended = False
         self._query: Query | None = None
         self._thread: threading.Thread | None = None
-        with open_call(self._is_over, False) as call:
-            epoch = call.order.epoch
-            self._first_epochs = {call.order.generation: epoch}
-            call.broadcast(FeedBegin(name, epoch, epoch))  # which a `terminate()` refuses
+        runner.ask(name, lambda ticket: StreamAsked(ticket, to)).result()
 
     def feed(self, data: Any) -> bool:
         """Feed one micro-batch; blocks until the nodes have read it.
@@ -126,12 +123,12 @@ class StreamFeed:
         if not self.is_wanted():
             return False
         try:
-            report = self._feed(data, self._is_over)
+            report = self._feed(data)
         except Exception as error:
             self.error = error
             self._stopped.set()
             raise
-        if self._controller.look(self._is_over):
+        if self._is_over():
             return False
         _log.info("Feed %r: a micro-batch of %d rows", self.name, report.rows_fed)
         return True
@@ -190,24 +187,10 @@ class StreamFeed:
             if self._has_ended:
                 return
             self._has_ended = True
-            with (
-                suppress(SparkdlError),  # of a cluster that has ended: nobody reads
-                self._open_call(self._is_over, True) as call,
-            ):
-                self._end_iteration(call)
+            with suppress(SparkdlError):  # of a cluster that has ended: nobody reads
+                ask = partial(StreamEndAsked, to=self._to)
+                self._runner.ask(self.name, ask).result()
             self._on_end()
-
-    def _end_iteration(self, call: FeedCall) -> None:
-        """Send an epoch of no rows that ends the iteration. Who has terminated does not see it."""
-        epoch = call.order.epoch
-
-        def is_complete(view: View) -> bool:
-            return not call.gone_nodes(view) and not self._is_terminated(view)
-
-        # Where somebody has left, no step would find everybody: rows that wait are not used.
-        nodes = call.counts(self._controller.view) if self._controller.look(is_complete) else {}
-        call.broadcast(FeedBegin(self.name, epoch, epoch))
-        call.broadcast(EpochEnd(self.name, epoch, dict.fromkeys(nodes, 0)))
 
     def _watch(self) -> None:
         while not self._stopped.is_set():
@@ -220,20 +203,13 @@ class StreamFeed:
 
     def _stop_feeding(self) -> None:
         self._stopped.set()
-        with self._controller.changed:
-            self._controller.changed.notify_all()
+        self._runner.stop_stream(self.name)
 
     def _wants(self, view: View) -> bool:
-        return not has_ended(view.state) and not self._is_over(view)
+        return not has_ended(view.state) and not self._is_over()
 
-    def _is_over(self, view: View) -> bool:
-        return self._stopped.is_set() or (is_decided(view.state) and self._is_terminated(view))
-
-    def _is_terminated(self, view: View) -> bool:
-        first = self._first_epochs.get(generation_of(view.state) or 0, 0)
-        return any(
-            count.closed_to >= first for (_, feed), count in view.feeds.items() if feed == self.name
-        )
+    def _is_over(self) -> bool:
+        return self._stopped.is_set() or self._runner.is_stream_over(self.name)
 
 
 def _is_active(query: Query) -> bool:

@@ -1,0 +1,351 @@
+"""Performs what the states of the feeds decide: messages, Spark jobs, answers to who waits.
+
+Runs in: driver
+
+Everything of `FeedRunner` that begins with an underscore runs on the controller's event loop, so
+that no lock is needed; each Spark job runs in a thread of whoever waits for its call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from typing import Any
+
+from sparkdl.control.messages import FeedEnd
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTypeError
+from sparkdl.driver.controller import Controller, View
+from sparkdl.driver.executors.executor import Executor
+from sparkdl.driver.feeds.books import Books
+from sparkdl.driver.feeds.state import (
+    Action,
+    Answer,
+    CancelJob,
+    DeadlinePassed,
+    Event,
+    Feed,
+    FetchLines,
+    Idle,
+    JobBroke,
+    JobEnded,
+    KeepProblem,
+    LogFetched,
+    Nodes,
+    NodesSeen,
+    Request,
+    Requested,
+    Send,
+    StartJob,
+    State,
+    StreamStopped,
+    Warn,
+)
+from sparkdl.driver.feeds.transitions import is_stream_over, step
+from sparkdl.driver.outcome import (
+    away_of,
+    failure_of,
+    feed_problem_of,
+    generation_of,
+    has_ended,
+    is_decided,
+)
+from sparkdl.driver.state import Finished, Running
+from sparkdl.driver.threads import Thread, begin
+from sparkdl.feed.order import FeederError, FeedOrder
+
+_log = logging.getLogger(__name__)
+
+EVERY = ""
+"""In place of a feed: all of them, those that nobody has used yet too."""
+_BLAME_LINES = 10
+_FETCH_S = 5.0
+_CANCEL_S = 1.0
+_JOIN_S = 10.0
+
+
+class JobThread:
+    """A thread that carries Spark jobs, one after the other, with its maker's local properties.
+
+    Jobs do not run in the caller's own thread: an interrupt that comes within py4j closes the
+    connections of all threads, and the nodes' job would be sent again.
+    """
+
+    def __init__(self, name: str, thread: Thread) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._thread = thread(self._run, name)
+        self._thread.start()
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Have `job` run once those before it have ended."""
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """End the thread once its jobs have ended."""
+        self._jobs.put(None)
+
+    def join(self, cancel: Callable[[], None]) -> None:
+        """End what runs, and wait for that; not for ever."""
+        deadline = Deadline.after(_JOIN_S)
+        while self._thread.is_alive() and not deadline.has_passed:
+            self._thread.join(min(_CANCEL_S, deadline.remaining_s))
+            if self._thread.is_alive():
+                with suppress(Exception):  # of Spark, which may be gone
+                    cancel()
+
+    def _run(self) -> None:
+        while job := self._jobs.get():
+            job()
+
+
+class FeedRunner:
+    """The feeds of a cluster, each in its state. Public methods may be called from any thread.
+
+    Args:
+        order: what holds for all calls of all feeds.
+    """
+
+    def __init__(
+        self, controller: Controller, executor: Executor, books: Books, order: FeedOrder
+    ) -> None:
+        self._controller = controller
+        self._executor = executor
+        self._books = books
+        self._order = order
+        self._states: dict[str, State] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._tickets = count()
+        self._waiting: dict[int, Future[Any]] = {}
+        self._carriers: dict[int, JobThread] = {}
+        self._cancelled: set[tuple[str, int]] = set()
+        self._spawner = JobThread(f"sparkdl-feeds-{controller.spec.cluster_id}", executor.thread)
+        self._ended: dict[str, int] = {}
+        """The generation in which the end was asked for, by feed."""
+        self._told: set[tuple[str, int]] = set()
+        self._problem: Exception | None = None
+        self._is_looking = False
+        controller.observe(self._look_soon)
+
+    # from any thread
+
+    def ask(
+        self, feed: str, request: Callable[[int], Request], carrier: JobThread | None = None
+    ) -> Future[Any]:
+        """Have the feed serve a request, of the ticket that it is made with.
+
+        Args:
+            carrier: what carries the Spark jobs of the request.
+        """
+        ticket, future = next(self._tickets), Future[Any]()
+        self._waiting[ticket] = future
+        if carrier is not None:
+            self._carriers[ticket] = carrier
+        if not self._controller.soon(self._handle, feed, Requested(request(ticket))):
+            self._answer(Answer(ticket, FeedClosedError("the cluster has been shut down")))
+        return future
+
+    def stop_stream(self, feed: str) -> None:
+        """Bring no more of a stream: the micro-batch that is being fed is cut short."""
+        self._controller.soon(self._handle, feed, StreamStopped())
+
+    def is_stream_over(self, feed: str) -> bool:
+        """Whether no more micro-batches are wanted."""
+        state = self._states.get(feed)
+        return state is None or is_stream_over(state.feed)
+
+    def end(self, feed: str, timeout_s: float | None) -> None:
+        """Tell all nodes that a feed has ended, once rows that are fed again have been read.
+
+        Later generations are told as well.
+
+        Args:
+            feed: `EVERY` for all.
+            timeout_s: how long to wait for that; the nodes are told then, if it comes to that.
+        """
+        self._controller.soon(self._end, feed)
+        self._controller.wait_for(
+            lambda view: has_ended(view.state) or self._is_told(view, feed),
+            Deadline.after(timeout_s),
+        )
+
+    def raise_problem(self) -> None:
+        """Raise what feeding rows again has ended with, if that has not been raised before."""
+        problem, self._problem = self._problem, None
+        if problem is not None:
+            raise problem
+
+    def close(self) -> None:
+        """Feed no rows again: the cluster ends."""
+        self._spawner.close()
+
+    # on the controller's loop
+
+    def _look_soon(self) -> None:
+        if not self._is_looking:
+            self._is_looking = True
+            self._controller.soon(self._look)
+
+    def _look(self) -> None:
+        """Tell the feeds what is known of the nodes now."""
+        self._is_looking = False
+        for feed in [*self._states]:
+            self._handle(feed, NodesSeen(_nodes(self._controller.view, feed)))
+        self._tell_ends()
+
+    def _handle(self, name: str, event: Event) -> None:
+        before = self._states.get(name) or self._new(name)
+        state, actions = step(before, event, time.monotonic())
+        with self._controller.changed:
+            self._states[name] = state
+            self._controller.changed.notify_all()
+        for action in actions:
+            self._perform(name, action)
+        self._arm(name, state.deadline_s)
+        if isinstance(state, Idle):
+            self._tell_ends()
+
+    def _new(self, name: str) -> Idle:
+        order = replace(self._order, feed=name)
+        settings = self._controller.spec.settings
+        # A node that cannot be reached is known to be lost after its lease at the latest.
+        reason_s = 5.0 + (settings.lease_s if settings.max_restarts else 0.0)
+        nodes = _nodes(self._controller.view, name)
+        return Idle(Feed(self._books.book(name), order, reason_s, nodes))
+
+    def _perform(self, name: str, action: Action) -> None:
+        match action:
+            case Send(message, node_ids, generation):
+                self._controller.broadcast(message, set(node_ids), generation)
+            case StartJob():
+                self._start(name, action)
+            case CancelJob(job):
+                self._cancelled.add((name, job))
+                self._spawner.submit(partial(self._executor.cancel_feeds, name))
+            case FetchLines(node_id):
+                begin(partial(self._fetch, name, node_id), f"sparkdl-blame-{name}", _plain_thread)
+            case Answer():
+                self._answer(action)
+            case KeepProblem(error):
+                _log.error("Feed %r could not be fed again: %s", name, error)
+                self._problem = self._problem or error
+            case Warn(text):
+                _log.warning("%s", text)
+
+    def _start(self, name: str, action: StartJob) -> None:
+        job = partial(self._run_job, name, action)
+        carrier = self._carriers.get(-1 if action.ticket is None else action.ticket)
+        if carrier is not None:
+            carrier.submit(job)
+        else:  # a thread for each, since the nodes may need the rows of several feeds at once
+            spawn = partial(begin, job, f"sparkdl-renewal-{name}", self._executor.thread)
+            self._spawner.submit(spawn)
+
+    def _answer(self, answer: Answer) -> None:
+        future = self._waiting.pop(answer.ticket)
+        self._carriers.pop(answer.ticket, None)
+        if isinstance(answer.value, Exception):
+            future.set_exception(answer.value)
+        else:
+            future.set_result(answer.value)
+
+    def _arm(self, name: str, deadline_s: float) -> None:
+        if timer := self._timers.pop(name, None):
+            timer.cancel()
+        if not math.isinf(deadline_s):
+            wait_s = max(0.0, deadline_s - time.monotonic())
+            self._timers[name] = self._controller.later(
+                wait_s, self._handle, name, DeadlinePassed()
+            )
+
+    def _end(self, feed: str) -> None:
+        self._ended[feed] = generation_of(self._controller.view.state) or 0
+        self._look()
+
+    def _tell_ends(self) -> None:
+        """Tell this generation which feeds have ended, once it has what it is to have of them."""
+        view = self._controller.view
+        if not isinstance(view.state, Running):
+            return
+        generation = view.state.world.generation
+        everyone = {node.node_id for node in self._controller.spec.nodes}
+        for feed, asked_in in self._ended.items():
+            is_asked_now = asked_in == generation
+            if (feed, generation) in self._told:
+                continue
+            if not self._is_settled(feed, generation, is_asked_now):
+                continue
+            self._controller.broadcast(FeedEnd((feed,) if feed else ()), everyone, generation)
+            with self._controller.changed:
+                self._told.add((feed, generation))
+                self._controller.changed.notify_all()
+
+    def _is_settled(self, feed: str, generation: int, is_asked_now: bool) -> bool:
+        """Whether a generation has all rows that it is to have.
+
+        Args:
+            is_asked_now: the end was asked for while this generation ran; then calls that somebody
+                waits for are cut off.
+        """
+        if feed == EVERY:
+            return all(self._is_settled(name, generation, is_asked_now) for name in self._states)
+        state = self._states.get(feed)
+        if state is None or (is_asked_now and state.feed.requests):
+            return True
+        return isinstance(state, Idle) and state.generation == generation
+
+    def _is_told(self, view: View, feed: str) -> bool:
+        return isinstance(view.state, Running) and (feed, view.state.world.generation) in self._told
+
+    # in threads of their own
+
+    def _run_job(self, name: str, action: StartJob) -> None:
+        event: Event
+        try:
+            if (name, action.job) in self._cancelled:
+                event = JobBroke(action.job, FeedClosedError(f"feed {name!r} was cancelled"))
+            else:
+                fed = self._executor.feed(action.data, action.order)
+                event = JobEnded(action.job, tuple(fed))
+        except Exception as error:  # noqa: BLE001 (raised where somebody waits for the call)
+            is_of_data = isinstance(error, (ConfigError, FeedTypeError))
+            is_cut_off = FeederError.__name__ in f"{error!r} {error}"
+            event = JobBroke(action.job, error, is_of_data, is_cut_off)
+        self._cancelled.discard((name, action.job))
+        self._controller.soon(self._handle, name, event)
+
+    def _fetch(self, name: str, node_id: int) -> None:
+        lines = self._controller.fetch_log(node_id, _BLAME_LINES, Deadline.after(_FETCH_S))
+        self._controller.soon(self._handle, name, LogFetched(node_id, tuple(lines)))
+
+
+def _plain_thread(run: Callable[[], None], name: str) -> threading.Thread:
+    return threading.Thread(target=run, name=name, daemon=True)
+
+
+def _nodes(view: View, feed: str) -> Nodes:
+    """Return what concerns a feed in what is known of the cluster."""
+    state = view.state
+    is_there = is_decided(state) and isinstance(state, (Running, Finished))
+    counts: Mapping[int, Any] = {
+        node_id: told for (node_id, name), told in view.feeds.items() if name == feed
+    }
+    return Nodes(
+        generation=generation_of(state),
+        world=state.world if is_there else None,  # type: ignore[union-attr]
+        problem=feed_problem_of(state),
+        has_failed=failure_of(state) is not None,
+        has_finished=isinstance(state, Finished),
+        over=frozenset(getattr(state, "returned", {})) | away_of(state),
+        counts=counts,
+        progress=view.progress,
+    )

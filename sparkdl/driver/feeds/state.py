@@ -1,0 +1,471 @@
+"""What a feed can be doing, what can happen to it, and what is then to be done. Pure data.
+
+Runs in: driver
+
+One feed is in one state at a time. `driver/feeds/transitions.py` holds the table of transitions,
+`driver/feeds/runner.py` turns what happens into events and performs the actions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sparkdl.control.messages import FeedCount, Granted, ReadShare, ToAgent
+from sparkdl.core.errors import SparkdlError
+from sparkdl.core.world import Member, World
+from sparkdl.driver.feeds.books import CallBook
+from sparkdl.driver.feeds.calls import Asked, Call, EpochLeft
+from sparkdl.driver.feeds.report import FeedReport
+from sparkdl.feed.order import FedPartition, FeedOrder
+
+# what a feed knows
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """What the driver knows of the nodes at one moment, as far as it concerns one feed.
+
+    Attributes:
+        generation: of the world that there is, or is about to be; `None` after the end.
+        world: the nodes that there are; `None` while others are awaited.
+        problem: why the cluster cannot be fed any more.
+        has_failed: `problem` is a failure of the cluster, not its shutdown.
+        has_finished: all nodes that finish the job have returned.
+        over: nodes that have returned, or that the others go on without.
+        counts: what each node has received and read, by node id.
+        progress: counts the news of all feeds: a larger number means that rows have moved.
+    """
+
+    generation: int | None = None
+    world: World | None = None
+    problem: SparkdlError | None = None
+    has_failed: bool = False
+    has_finished: bool = False
+    over: frozenset[int] = frozenset()
+    counts: Mapping[int, FeedCount] = field(default_factory=dict)
+    progress: int = 0
+
+    def counts_of(self, node_ids: Iterable[int]) -> dict[int, FeedCount]:
+        """Return what each of these nodes has received and read."""
+        return {node_id: self.counts.get(node_id, FeedCount("")) for node_id in sorted(node_ids)}
+
+    def gone(self, node_ids: Iterable[int]) -> frozenset[int]:
+        """Return those that take no more rows, ever; none while what follows is undecided."""
+        if self.world is None:
+            return frozenset()
+        if self.has_finished:
+            return frozenset(node_ids)  # those that have not returned are stopped
+        counts = self.counts_of(node_ids)
+        return frozenset(n for n, count in counts.items() if count.closed or n in self.over)
+
+    def staying(self, node_ids: Iterable[int]) -> dict[int, FeedCount]:
+        """Return what those that take more rows have received and read."""
+        gone = self.gone(node_ids)
+        return {n: count for n, count in self.counts_of(node_ids).items() if n not in gone}
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A stream of micro-batches.
+
+    Attributes:
+        generation, epoch: the first epoch of the stream in the generation that opened it.
+        is_stopped: nobody brings more.
+        brought: rows by node name, by generation.
+    """
+
+    generation: int
+    epoch: int
+    is_stopped: bool = False
+    brought: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FeedAsked:
+    """Somebody waits for the rows of a `feed` call.
+
+    Attributes:
+        call: its entry in the book, once its turn has come.
+    """
+
+    ticket: int
+    asked: Asked
+    call: Call | None = None
+
+
+@dataclass(frozen=True)
+class StreamAsked:
+    """Somebody waits for a stream to be opened."""
+
+    ticket: int
+    to: str | None
+
+
+@dataclass(frozen=True)
+class StreamEndAsked:
+    """Somebody waits for the nodes to be told that the stream has ended."""
+
+    ticket: int
+    to: str | None
+
+
+Request = FeedAsked | StreamAsked | StreamEndAsked
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What is known of a feed whatever it is doing.
+
+    Attributes:
+        book: its calls, and which of their rows a checkpoint covers.
+        order: what holds for every call: the token, the feed timeout where a call names none.
+        reason_s: how long to wait for what explains that feeders have lost a node.
+        requests: who waits for what, in order. The first `FeedAsked` may be under way.
+        last_job: the number of the Spark job that was started last.
+    """
+
+    book: CallBook
+    order: FeedOrder
+    reason_s: float
+    nodes: Nodes = Nodes()
+    requests: tuple[Request, ...] = ()
+    stream: Stream | None = None
+    last_job: int = 0
+
+    @property
+    def name(self) -> str:
+        """The feed's name."""
+        return self.order.feed
+
+
+@dataclass(frozen=True)
+class Run:
+    """One generation is being fed what a call has left.
+
+    Attributes:
+        left: the epochs of which there are rows to feed.
+        order: what feeders are told; its `epoch` is the number of the first of them.
+        members: the nodes that are fed.
+        before: what they had received and read when it began.
+        brought_before: rows by node id that the stream has brought, whose micro-batch this is.
+        epoch: the one that is being fed, or is to be next.
+        read_to: the last one that all nodes are sure to read.
+        expected: rows by node id that the nodes have been brought.
+        refused: rows that no node wanted.
+        passes: how often the data has been read.
+        ahead: rows by node id that some nodes have of `epoch` before it is fed.
+        repeated: the epoch that is read from the logs more than once, and the rows by node id.
+        is_unwanted: user code of a node has ended the call, or no node is left.
+        granted: what the nodes were told last.
+        progress, quiet_s: the last news of all feeds, and when the feed timeout is over.
+    """
+
+    call: Call
+    left: tuple[EpochLeft, ...]
+    order: FeedOrder
+    members: tuple[Member, ...]
+    before: Mapping[int, FeedCount]
+    brought_before: Mapping[int, int]
+    epoch: int
+    progress: int
+    quiet_s: float
+    read_to: int = -1
+    expected: Mapping[int, int] = field(default_factory=dict)
+    refused: int = 0
+    passes: int = 0
+    ahead: Mapping[int, int] = field(default_factory=dict)
+    repeated: tuple[int, Mapping[int, int]] | None = None
+    is_unwanted: bool = False
+    granted: Granted | None = None
+
+    @property
+    def first(self) -> int:
+        """The number of the first epoch."""
+        return self.order.epoch
+
+    @property
+    def last(self) -> int:
+        """The number of the last epoch."""
+        return self.order.epoch + len(self.left) - 1
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the nodes read what this call feeds, and what the next one does, as one."""
+        return self.call.asked.is_micro_batch
+
+    @property
+    def node_ids(self) -> frozenset[int]:
+        """The nodes that are fed."""
+        return frozenset(member.node.node_id for member in self.members)
+
+
+# what a feed can be doing
+
+
+@dataclass(frozen=True)
+class Idle:
+    """Nothing is to be fed, or it is not known to which nodes.
+
+    Attributes:
+        generation: the last one that has been fed all that it is to have.
+    """
+
+    feed: Feed
+    generation: int = -1
+    deadline_s: float = math.inf
+
+
+@dataclass(frozen=True)
+class Opening:
+    """The nodes find which rows they still have from the generation before."""
+
+    feed: Feed
+    run: Run
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class Delivering:
+    """A Spark job brings the rows of one epoch, or the nodes read their shares of files.
+
+    Attributes:
+        job: the number of the Spark job; 0 where the nodes read files.
+        shares: what each node reads, by node id.
+        received: rows that each node had received before, by node id.
+        error: what the call ends with once the job has ended, if that is an error.
+        gives_up_s: when a job that is to end is not waited for any more.
+    """
+
+    feed: Feed
+    run: Run
+    order: FeedOrder
+    job: int
+    deadline_s: float
+    shares: Mapping[int, ReadShare] = field(default_factory=dict)
+    received: Mapping[int, int] = field(default_factory=dict)
+    error: Exception | None = None
+    gives_up_s: float = math.inf
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the job has been told to end."""
+        return self.gives_up_s < math.inf
+
+
+@dataclass(frozen=True)
+class Explaining:
+    """Feeding has failed, or rows were refused; a node may be about to say why.
+
+    Attributes:
+        error: of the job; `None` if rows were refused.
+        brought: rows by node id that were brought all the same.
+    """
+
+    feed: Feed
+    run: Run
+    error: Exception | None
+    brought: Mapping[int, int]
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """The nodes count the rows of an epoch, of which they take no more."""
+
+    feed: Feed
+    run: Run
+    brought: Mapping[int, int]
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class Reading:
+    """All rows have been brought; the nodes read them."""
+
+    feed: Feed
+    run: Run
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class Blaming:
+    """No row has moved for the feed timeout; a node's last log lines are awaited."""
+
+    feed: Feed
+    run: Run
+    before: Delivering | Reading
+    node_id: int
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class CuttingShort:
+    """The call ends within an epoch: the nodes count what they have of it.
+
+    Attributes:
+        error: what the call ends with; `None` if the nodes want no more.
+    """
+
+    feed: Feed
+    run: Run
+    error: Exception | None
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class Holding:
+    """The call ends while nodes read epochs from their logs: they tell which one each reads."""
+
+    feed: Feed
+    run: Run
+    error: Exception | None
+    deadline_s: float
+
+
+Running = Opening | Delivering | Explaining | Cutting | Reading | Blaming | CuttingShort | Holding
+State = Idle | Running
+
+
+# what can happen
+
+
+@dataclass(frozen=True)
+class NodesSeen:
+    """Something is known of the nodes that was not."""
+
+    nodes: Nodes
+
+
+@dataclass(frozen=True)
+class Requested:
+    """Somebody wants something of the feed."""
+
+    request: Request
+
+
+@dataclass(frozen=True)
+class StreamStopped:
+    """Nobody brings more of the stream."""
+
+
+@dataclass(frozen=True)
+class JobEnded:
+    """The Spark job `job` has fed every partition."""
+
+    job: int
+    fed: tuple[FedPartition, ...]
+
+
+@dataclass(frozen=True)
+class JobBroke:
+    """The Spark job `job` has failed, or was cancelled.
+
+    Attributes:
+        is_of_data: the data or the call is the reason; no node has to do with it.
+        is_cut_off: feeders have lost the connection to a node.
+    """
+
+    job: int
+    error: Exception
+    is_of_data: bool = False
+    is_cut_off: bool = False
+
+
+@dataclass(frozen=True)
+class LogFetched:
+    """The last lines of a node's log, or none if it did not answer."""
+
+    node_id: int
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DeadlinePassed:
+    """The state's deadline has passed."""
+
+
+Event = NodesSeen | Requested | StreamStopped | JobEnded | JobBroke | LogFetched | DeadlinePassed
+
+
+# what is to be done
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send `message` to the agents of some nodes, as long as the world is of `generation`."""
+
+    message: ToAgent
+    node_ids: frozenset[int]
+    generation: int
+
+
+@dataclass(frozen=True)
+class StartJob:
+    """Have Spark feed `data`; the thread of the call `ticket` carries the job, if one waits."""
+
+    job: int
+    data: Any
+    order: FeedOrder
+    ticket: int | None
+
+
+@dataclass(frozen=True)
+class CancelJob:
+    """End the feed's job soon."""
+
+    job: int
+
+
+@dataclass(frozen=True)
+class FetchLines:
+    """Ask for the last lines of a node's log."""
+
+    node_id: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Give whoever waits by `ticket` what it waits for."""
+
+    ticket: int
+    value: FeedReport | Stream | Exception | None
+
+
+@dataclass(frozen=True)
+class KeepProblem:
+    """Rows that were to be fed again, for nobody who waits, could not be."""
+
+    error: Exception
+
+
+@dataclass(frozen=True)
+class Warn:
+    """Tell the log, at WARNING."""
+
+    text: str
+
+
+Action = Send | StartJob | CancelJob | FetchLines | Answer | KeepProblem | Warn
+Step = tuple[State, list[Action]]
+
+
+def with_feed(state: Any, **changes: Any) -> Any:
+    """Return the state with changes to what is known of the feed."""
+    return replace(state, feed=replace(state.feed, **changes))
+
+
+def with_run(state: Any, **changes: Any) -> Any:
+    """Return the state with changes to its run."""
+    return replace(state, run=replace(state.run, **changes))
+
+
+def added(*rows: Mapping[Any, int]) -> dict[Any, int]:
+    """Return the sums of rows by key."""
+    total: Counter[Any] = Counter()
+    for each in rows:
+        total.update(each)
+    return dict(total)
