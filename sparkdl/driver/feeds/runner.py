@@ -71,6 +71,7 @@ EVERY = ""
 _BLAME_LINES = 10
 _FETCH_S = 5.0
 _CANCEL_S = 1.0
+_LOOK_PERIOD_S = 0.02
 _JOIN_S = 10.0
 
 
@@ -133,7 +134,7 @@ class FeedRunner:
         """The generation in which the end was asked for, by feed."""
         self._told: set[tuple[str, int]] = set()
         self._problem: Exception | None = None
-        self._is_looking = False
+        self._is_looking, self._looked_s = False, -math.inf
         controller.observe(self._look_soon)
 
     # from any thread
@@ -191,13 +192,15 @@ class FeedRunner:
     # on the controller's loop
 
     def _look_soon(self) -> None:
+        """Look at once, but not more often than makes sense: many nodes tell news all the time."""
         if not self._is_looking:
             self._is_looking = True
-            self._controller.soon(self._look)
+            wait_s = max(0.0, self._looked_s + _LOOK_PERIOD_S - time.monotonic())
+            self._controller.later(wait_s, self._look)
 
     def _look(self) -> None:
         """Tell the feeds what is known of the nodes now."""
-        self._is_looking = False
+        self._is_looking, self._looked_s = False, time.monotonic()
         for feed in [*self._states]:
             self._handle(feed, NodesSeen(_nodes(self._controller.view, feed)))
         self._tell_ends()

@@ -151,6 +151,7 @@ class Run:
         order: what feeders are told; its `epoch` is the number of the first of them.
         members: the nodes that are fed.
         before: what they had received and read when it began.
+        covered: rows of the call that a checkpoint covered when it began.
         brought_before: rows by node id that the stream has brought, whose micro-batch this is.
         epoch: the one that is being fed, or is to be next.
         read_to: the last one that all nodes are sure to read.
@@ -169,6 +170,7 @@ class Run:
     order: FeedOrder
     members: tuple[Member, ...]
     before: Mapping[int, FeedCount]
+    covered: int
     brought_before: Mapping[int, int]
     epoch: int
     progress: int

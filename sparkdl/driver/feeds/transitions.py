@@ -220,6 +220,7 @@ def _begin(feed: Feed, world: World, call: Call, now_s: float) -> Step:
         order,
         members,
         before,
+        call.rows_covered,
         _brought_before(feed, members),
         order.epoch,
         feed.nodes.progress,
@@ -560,7 +561,7 @@ def _finish(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step
         passes=run.passes,
         rows_refused=run.refused,
         delivered={} if run.is_unwanted else run.expected,
-        rows_covered=run.call.rows_covered,
+        rows_covered=run.covered,
         goes_on=run.goes_on and not run.is_unwanted,
     )
     names = {member.node.node_id: member.node.name for member in run.members}
