@@ -1,0 +1,702 @@
+"""The table of a feed's life, by hand and against simulated nodes in random order."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdl.control.messages import EpochEnd, FeedBegin, FeedCount, FeedCut, FeedHold, Granted
+from sparkdl.core.errors import (
+    FeedClosedError,
+    FeedTimeoutError,
+    IllegalTransitionError,
+    LaunchError,
+    SparkdlError,
+)
+from sparkdl.core.spec import plan_nodes
+from sparkdl.core.world import Address, World, build_world
+from sparkdl.driver.feeds.books import CallBook
+from sparkdl.driver.feeds.calls import Asked
+from sparkdl.driver.feeds.report import FeedReport
+from sparkdl.driver.feeds.state import (
+    Action,
+    Answer,
+    CancelJob,
+    Cutting,
+    CuttingShort,
+    DeadlinePassed,
+    Event,
+    Explaining,
+    Feed,
+    FeedAsked,
+    FetchLines,
+    Holding,
+    Idle,
+    JobBroke,
+    JobEnded,
+    KeepProblem,
+    LogFetched,
+    Nodes,
+    NodesSeen,
+    Opening,
+    Reading,
+    Requested,
+    Send,
+    StartJob,
+    State,
+    Stream,
+    StreamAsked,
+    StreamEndAsked,
+    StreamStopped,
+    Warn,
+)
+from sparkdl.driver.feeds.transitions import ANSWER_S, CANCEL_S, REASON_S, TRANSITIONS, step
+from sparkdl.feed.coverage import EpochRows, merge_epochs
+from sparkdl.feed.order import FedPartition, FeedOrder
+
+TIMEOUT_S = 600.0
+BOTH = frozenset({0, 1})
+
+
+def world_of(num_nodes: int, generation: int = 0) -> World:
+    nodes = plan_nodes(num_nodes)
+    return build_world(
+        generation,
+        {n: Address("host", 9000 + n.node_id, f"grpc://host:{n.node_id}") for n in nodes},
+    )
+
+
+def feed_of(num_nodes: int, keeps: bool = True) -> Feed:
+    order = FeedOrder("input", 0, "", (), "token", TIMEOUT_S)
+    return Feed(CallBook("input", keeps), order, 60.0, Nodes(0, world_of(num_nodes)))
+
+
+# by hand
+
+
+@dataclass
+class Play:
+    """A feed of two nodes, and what it has asked for."""
+
+    state: State = field(default_factory=lambda: Idle(feed_of(2)))
+    now_s: float = 0.0
+    counts: dict[int, FeedCount] = field(
+        default_factory=lambda: {0: FeedCount("input"), 1: FeedCount("input")}
+    )
+    progress: int = 0
+
+    def after(self, event: Event) -> list[Action]:
+        self.state, actions = step(self.state, event, self.now_s)
+        return actions
+
+    def asked(self, epochs: int = 1, ticket: int = 7, **asked: Any) -> list[Action]:
+        return self.after(Requested(FeedAsked(ticket, Asked("data", epochs, **asked))))
+
+    def seen(self, *nodes: dict[str, Any], **known: Any) -> list[Action]:
+        """Have the nodes tell counts, one after the other."""
+        for node_id, count in enumerate(nodes):
+            self.counts[node_id] = replace_count(self.counts[node_id], **count)
+            self.progress += 1
+        now = {"counts": dict(self.counts), "progress": self.progress, **known}
+        return self.after(NodesSeen(replace(self.state.feed.nodes, **now)))
+
+    def expired(self) -> list[Action]:
+        self.now_s = self.state.deadline_s
+        return self.after(DeadlinePassed())
+
+
+def replace_count(count: FeedCount, **changes: Any) -> FeedCount:
+    return FeedCount(**{f: getattr(count, f) for f in count.__struct_fields__} | changes)
+
+
+def fed(*rows: int, refused: int = 0) -> tuple[FedPartition, ...]:
+    brought = dict(enumerate(rows))
+    return (FedPartition(0, brought, refused, sum(rows) + refused),)
+
+
+def sent(message: Any) -> Send:
+    return Send(message, BOTH, 0)
+
+
+def test_a_call_of_one_epoch_from_the_first_word_to_the_report() -> None:
+    play = Play()
+    begin, start = play.asked()
+    assert begin == sent(FeedBegin("input", 0, 0))
+    assert isinstance(start, StartJob)
+    assert (start.job, start.data, start.ticket) == (1, "data", 7)
+    assert play.seen({"epoch_rows": 5}, {"epoch_rows": 4}) == [sent(Granted("input", 0, 4))]
+    assert play.after(JobEnded(1, fed(5, 5))) == [sent(FeedCut("input", 0))]
+    counted = [{"cut": 0, "cut_rows": 5, "epoch": 1, "epoch_rows": 0, "rows_received": 5}] * 2
+    assert play.seen(*counted) == [sent(EpochEnd("input", 0, {0: 5, 1: 5}))]
+    assert isinstance(play.state, Reading)
+    assert play.seen({"rows_consumed": 5}) == []
+    (answer,) = play.seen({}, {"rows_consumed": 5})
+    rows = {"worker:0": 5, "worker:1": 5}
+    steps = dict.fromkeys(rows, 0)
+    assert answer == Answer(7, FeedReport(1, rows, steps, rows_used=10, passes=1))
+    assert isinstance(play.state, Idle)
+
+
+def test_epochs_that_all_nodes_hold_are_read_again_without_another_job() -> None:
+    play = Play()
+    play.asked(epochs=3)
+    play.after(JobEnded(1, fed(2, 2)))
+    whole = {"cut": 0, "cut_rows": 2, "cut_whole": True, "rows_received": 2}
+    assert play.seen(whole, whole) == [
+        sent(EpochEnd("input", 0, {0: 2, 1: 2}, again=True)),
+        sent(EpochEnd("input", 1, {0: 2, 1: 2}, again=True)),
+        sent(EpochEnd("input", 2, {0: 2, 1: 2})),
+    ]
+    play.seen({"epochs_done": 3, "rows_consumed": 6})
+    (answer,) = play.seen({}, {"rows_consumed": 6})
+    assert isinstance(answer, Answer)
+    assert isinstance(answer.value, FeedReport)
+    assert (answer.value.epochs, answer.value.rows_fed, answer.value.passes) == (3, 12, 1)
+
+
+def test_terminate_while_logs_are_read_ends_all_nodes_in_the_furthest_epoch() -> None:
+    play = Play()
+    play.asked(epochs=5)
+    play.after(JobEnded(1, fed(2, 2)))
+    whole = {"cut": 0, "cut_rows": 2, "cut_whole": True}
+    play.seen(whole, whole)
+    assert play.seen({"closed_to": 4}) == [sent(FeedHold("input", 4))]
+    assert isinstance(play.state, Holding)
+    end, warned, answer = play.seen({}, {"held": 4, "reading": 2, "rows_received": 2})
+    assert end == sent(EpochEnd("input", 2, {0: 2, 1: 2}))
+    assert isinstance(warned, Warn)
+    assert isinstance(answer, Answer)
+
+
+def test_job_that_nobody_wants_is_cancelled_until_it_ends_and_what_came_is_an_epoch() -> None:
+    play = Play()
+    play.asked()
+    assert play.seen({"closed_to": 0}) == [CancelJob(1)]
+    assert play.expired() == [CancelJob(1)]
+    assert play.now_s == CANCEL_S
+    assert play.after(JobBroke(9, RuntimeError("of an earlier call"))) == []
+    assert play.after(JobBroke(1, RuntimeError("cancelled"))) == [sent(FeedCut("input", 0))]
+    assert isinstance(play.state, CuttingShort)
+    end, *_, answer = play.seen({"cut": 0, "cut_rows": 3}, {"cut": 0, "cut_rows": 0})
+    assert end == sent(EpochEnd("input", 0, {0: 0, 1: 0})), "a node has no row: none has stepped"
+    assert isinstance(answer, Answer)
+    assert isinstance(answer.value, FeedReport)
+
+
+def test_job_that_failed_gives_nodes_time_to_say_why() -> None:
+    play = Play()
+    play.asked()
+    error = RuntimeError("Task 0 failed 4 times")
+    assert play.after(JobBroke(1, error, is_cut_off=True)) == []
+    assert isinstance(play.state, Explaining)
+    assert play.state.deadline_s == 60.0
+    cause = LaunchError("worker:1 was killed")
+    assert play.seen(problem=cause, has_failed=True, generation=None, world=None) == [
+        Answer(7, cause)
+    ]
+    again = Play()
+    again.asked()
+    again.after(JobBroke(1, error))
+    assert again.state.deadline_s == REASON_S
+    assert again.expired() == [sent(FeedCut("input", 0))], "nobody says: the job's own error counts"
+    assert again.expired()[-1] == Answer(7, error), "though no node has counted"
+    of_data = Play()
+    of_data.asked()
+    assert of_data.after(JobBroke(1, error, is_of_data=True)) == [sent(FeedCut("input", 0))]
+
+
+def test_stand_still_is_told_with_the_log_of_the_node_that_is_behind() -> None:
+    play = Play()
+    play.asked(timeout_s=9.0)
+    play.seen({"rows_received": 5, "rows_consumed": 5}, {"rows_received": 5, "rows_consumed": 1})
+    assert play.state.deadline_s == 9.0
+    assert play.expired() == [FetchLines(1)]
+    assert play.after(LogFetched(1, ("compiling",))) == [CancelJob(1)]
+    assert play.after(JobEnded(1, fed(5, 5))) == [sent(FeedCut("input", 0))]
+    *_, answer = play.seen({"cut": 0}, {"cut": 0})
+    assert isinstance(answer, Answer)
+    assert isinstance(answer.value, FeedTimeoutError)
+    assert "no progress for 9 s: worker:1 has read 1 rows" in str(answer.value)
+    assert "| compiling" in str(answer.value)
+
+
+def test_job_that_ends_while_a_node_is_blamed_goes_on() -> None:
+    play = Play()
+    play.asked(timeout_s=9.0)
+    play.expired()
+    assert play.after(JobEnded(1, fed(5, 5))) == [sent(FeedCut("input", 0))]
+    assert isinstance(play.state, Cutting)
+
+
+def test_nodes_that_do_not_count_are_named() -> None:
+    play = Play()
+    play.asked()
+    play.after(JobEnded(1, fed(5, 5)))
+    play.seen({"cut": 0, "cut_rows": 5})
+    assert play.state.deadline_s == ANSWER_S
+    assert play.expired() == [sent(FeedCut("input", 0))]
+    end, answer = play.expired()
+    assert end == sent(EpochEnd("input", 0, {0: 0, 1: 0}))
+    assert isinstance(answer, Answer)
+    assert "agent of worker:1 did not say within 30 s" in str(answer.value)
+
+
+def test_next_generation_waits_for_the_last_job_and_finds_what_nodes_still_have() -> None:
+    play = Play()
+    play.asked()
+    assert play.seen(generation=1, world=None) == [CancelJob(1)]
+    assert play.after(JobBroke(1, RuntimeError("cancelled"))) == []
+    assert isinstance(play.state, Idle)
+    begin, start = play.seen(generation=1, world=world_of(2, 1))
+    assert begin == Send(FeedBegin("input", 0, 0), BOTH, 1)
+    assert isinstance(start, StartJob)
+    assert start.order.generation == 1
+    play.after(JobEnded(2, fed(5, 5)))
+    assert play.seen(generation=2, world=world_of(2, 2)) != []
+    assert isinstance(play.state, Opening), "its size is known, and nodes may have rows of it"
+    play.counts = {0: FeedCount("input", began=0, epoch_rows=3), 1: FeedCount("input", began=0)}
+    granted_or_started = play.seen()
+    (start,) = [a for a in granted_or_started if isinstance(a, StartJob)]
+    assert start.order.ahead == {0: 3, 1: 0}
+
+
+def test_stream_is_one_iteration_that_ends_with_an_epoch_of_no_rows() -> None:
+    play = Play()
+    begin, opened = play.after(Requested(StreamAsked(1, None)))
+    assert begin == sent(FeedBegin("input", 0, 0))
+    assert opened == Answer(1, Stream(0, 0))
+    begin, _start = play.asked(is_micro_batch=True)
+    assert begin == sent(FeedBegin("input", 0, 1)), "the epoch behind it may end the stream"
+    play.after(JobEnded(1, fed(1, 0)))
+    end, answer = play.seen({"cut": 0, "cut_rows": 1}, {"cut": 0})
+    assert end == sent(EpochEnd("input", 0, {0: 1, 1: 0}, goes_on=True))
+    assert isinstance(answer, Answer), "nobody waits while a node has had no row"
+    _begin, start = play.asked(ticket=8, is_micro_batch=True)
+    assert isinstance(start, StartJob)
+    assert start.order.ahead == {0: 1, 1: 0}
+    assert play.after(StreamStopped()) == [CancelJob(2)]
+    play.after(Requested(StreamEndAsked(9, None)))
+    play.after(JobBroke(2, RuntimeError("cancelled")))
+    *_, begin, end, told = play.seen({"cut": 1}, {"cut": 1})
+    assert (begin, end) == (
+        sent(FeedBegin("input", 2, 2)),
+        sent(EpochEnd("input", 2, {0: 0, 1: 0})),
+    )
+    assert told == Answer(9, None)
+
+
+def test_rows_that_cannot_be_fed_again_are_told_where_somebody_waits_or_kept() -> None:
+    once = Play()
+    data = iter(range(3))
+    once.after(Requested(FeedAsked(7, Asked(data))))
+    once.after(JobBroke(1, RuntimeError("lost")))
+    (answer,) = once.seen(generation=1, world=world_of(2, 1))
+    assert isinstance(answer, Answer)
+    assert isinstance(answer.value, FeedClosedError)
+    later = Play()
+    later.after(Requested(FeedAsked(7, Asked(data))))
+    later.after(JobEnded(1, fed(1, 1)))
+    later.seen({"cut": 0, "cut_rows": 1}, {"cut": 0, "cut_rows": 1})
+    later.seen({"rows_consumed": 1}, {"rows_consumed": 1})
+    (kept,) = later.seen(generation=1, world=world_of(2, 1))
+    assert isinstance(kept, KeepProblem)
+
+
+def test_who_waits_is_told_when_the_cluster_ends_whatever_it_does() -> None:
+    closed = FeedClosedError("the cluster was shut down")
+    play = Play()
+    play.asked(ticket=1)
+    play.asked(ticket=2)
+    play.after(Requested(StreamAsked(3, None)))
+    assert play.seen(problem=closed, generation=None, world=None) == [
+        CancelJob(1),
+        *(Answer(ticket, closed) for ticket in (1, 2, 3)),
+    ]
+    assert play.asked(ticket=4) == [Answer(4, closed)]
+
+
+def test_what_is_not_in_the_table_is_a_bug() -> None:
+    with pytest.raises(IllegalTransitionError, match="str in Idle"):
+        step(Idle(feed_of(1)), "no event", 0.0)  # type: ignore[arg-type]
+
+
+def test_every_state_takes_every_event() -> None:
+    states = {state for state, _ in TRANSITIONS}
+    events = {event for _, event in TRANSITIONS}
+    assert len(states) == 9
+    assert {*TRANSITIONS} == {(state, event) for state in states for event in events}
+
+
+# against simulated nodes
+
+
+Row = tuple[int, int, int]
+"""Call, partition, number in the partition."""
+
+
+@dataclass
+class SimulatedNode:
+    """Agent and child of a node, as far as a feed sees them."""
+
+    node_id: int
+    inbox: deque[Any] = field(default_factory=deque)
+    rows: dict[int, list[Row]] = field(default_factory=dict)
+    ends: dict[int, EpochEnd] = field(default_factory=dict)
+    begins: list[int] = field(default_factory=list)
+    last: int = -1
+    """The last epoch that was announced."""
+    began: int = -1
+    cut: int = -1
+    cut_rows: int = 0
+    held: int = -1
+    is_holding: bool = False
+    told_reading: int = -1
+    closed_to: int = -1
+    closed: bool = False
+    reading: int = 0
+    position: int = 0
+    received: int = 0
+    consumed: int = 0
+    used: dict[int, list[Row]] = field(default_factory=dict)
+    """By epoch, in this generation."""
+
+    def hear(self, message: Any) -> None:
+        if isinstance(message, FeedBegin):
+            self.began, self.last = message.epoch, max(self.last, message.last_epoch)
+            self.begins.append(message.epoch)
+        elif isinstance(message, FeedCut):
+            self._cut(message.epoch)
+        elif isinstance(message, FeedHold):
+            self.held, self.told_reading, self.is_holding = message.epoch, self.reading, True
+        elif isinstance(message, EpochEnd):
+            self._cut(message.epoch)
+            self.is_holding = False
+            self.ends[message.epoch] = message
+
+    def _cut(self, epoch: int) -> None:
+        if epoch > self.cut:
+            self.cut, self.cut_rows = epoch, len(self.rows.get(epoch, []))
+
+    def takes(self, epoch: int) -> bool:
+        return not self.closed and epoch > max(self.cut, self.closed_to)
+
+    def receive(self, epoch: int, row: Row) -> None:
+        self.rows.setdefault(epoch, []).append(row)
+        self.received += 1
+
+    def terminate(self) -> None:
+        self.closed_to = max(self.last, self.cut)
+        if self.reading <= self.closed_to:
+            self.reading, self.position = self.closed_to + 1, 0
+
+    def read(self) -> bool:
+        """Use a row, or go on to the next epoch; return whether there was something to do."""
+        rows = self.rows.get(self.reading, [])
+        if self.position < len(rows):
+            self.used.setdefault(self.reading, []).append(rows[self.position])
+            self.position += 1
+            self.consumed += 1
+            return True
+        end = self.ends.get(self.reading)
+        if end is not None and not self.is_holding:
+            if end.again:
+                self.rows[self.reading + 1] = rows
+            self.reading, self.position = self.reading + 1, 0
+            return True
+        skipped = end is None and self.reading not in self.rows
+        if skipped and (behind := [epoch for epoch in self.begins if epoch > self.reading]):
+            self.reading, self.position = min(behind), 0
+            return True
+        return False
+
+    def count(self, may_be_whole: bool) -> FeedCount:
+        epoch = max(self.cut + 1, self.began, 0)
+        return FeedCount(
+            "input",
+            rows_received=self.received,
+            rows_consumed=self.consumed,
+            epochs_done=self.reading,
+            closed=self.closed,
+            closed_to=self.closed_to,
+            epoch=epoch,
+            epoch_rows=len(self.rows.get(epoch, [])),
+            cut=self.cut,
+            cut_rows=self.cut_rows,
+            cut_whole=may_be_whole,
+            held=self.held,
+            reading=self.told_reading,
+            began=self.began,
+        )
+
+
+@dataclass
+class Data:
+    """What a call feeds: so many rows in each partition."""
+
+    call: int
+    sizes: tuple[int, ...]
+
+
+@dataclass
+class Job:
+    start: StartJob
+    left: list[tuple[int, int]]
+    brought: dict[int, Counter[int]]
+    refused: Counter[int] = field(default_factory=Counter)
+    is_cancelled: bool = False
+
+
+class Simulation:
+    """A feed's state machine, its nodes, its Spark jobs, checkpoints and restarts."""
+
+    def __init__(self, num_nodes: int, draw: Callable[[int], int], logs_are_whole: bool) -> None:
+        self.num_nodes = num_nodes
+        self.draw = draw
+        """Returns a number below its argument."""
+        self.logs_are_whole = logs_are_whole
+        self.now_s = 0.0
+        self.generation = 0
+        self.is_decided = True
+        self.nodes = self._new_nodes()
+        self.state: State = Idle(feed_of(num_nodes))
+        self.jobs: dict[int, Job] = {}
+        self.answers: dict[int, Any] = {}
+        self.asked: dict[int, tuple[Data, int]] = {}
+        self.problem: SparkdlError | None = None
+        self.restored: Counter[Row] = Counter()
+        self.saved: Counter[Row] = Counter()
+        self.seen_before: Any = None
+        self.progress = 0
+
+    def _new_nodes(self) -> dict[int, SimulatedNode]:
+        return {n: SimulatedNode(n) for n in range(self.num_nodes)}
+
+    @property
+    def book(self) -> CallBook:
+        return self.state.feed.book
+
+    # what may happen
+
+    def ask(self) -> bool:
+        if len(self.asked) >= 3 or self.problem:
+            return False
+        ticket = len(self.asked)
+        sizes = tuple(self.draw(5) for _ in range(1 + self.draw(3)))
+        data, epochs = Data(ticket, sizes), 1 + self.draw(3)
+        self.asked[ticket] = data, epochs
+        self.take(Requested(FeedAsked(ticket, Asked(data, epochs))))
+        return True
+
+    def deliver_message(self) -> bool:
+        full = [node for node in self.nodes.values() if node.inbox]
+        if not full:
+            return False
+        node = full[self.draw(len(full))]
+        node.hear(node.inbox.popleft())
+        return True
+
+    def bring_row(self) -> bool:
+        jobs = [job for job in self.jobs.values() if job.left]
+        if not jobs:
+            return False
+        job = jobs[self.draw(len(jobs))]
+        partition, number = job.left.pop(0)
+        order = job.start.order
+        takers = [
+            node
+            for target in order.targets
+            if order.generation == self.generation
+            and (node := self.nodes[target.node_id]).takes(order.epoch)
+        ]
+        if takers:
+            node = takers[self.draw(len(takers))]
+            node.receive(order.epoch, (job.start.data.call, partition, number))
+            job.brought[partition][node.node_id] += 1
+        else:
+            job.refused[partition] += 1
+        return True
+
+    def end_job(self) -> bool:
+        over = [n for n, job in self.jobs.items() if not job.left or job.is_cancelled]
+        if not over:
+            return False
+        number = over[self.draw(len(over))]
+        job = self.jobs.pop(number)
+        if job.is_cancelled and job.left:
+            self.take(JobBroke(number, RuntimeError("cancelled")))
+            return True
+        sizes = job.start.data.sizes
+        done = tuple(
+            FedPartition(part, dict(job.brought[part]), job.refused[part], size)
+            for part, size in enumerate(sizes)
+        )
+        self.take(JobEnded(number, done))
+        return True
+
+    def read(self) -> bool:
+        order = [*self.nodes.values()]
+        first = self.draw(len(order))
+        return any(node.read() for node in (*order[first:], *order[:first]))
+
+    def see(self) -> bool:
+        counts = {n: node.count(self.logs_are_whole) for n, node in self.nodes.items()}
+        seen = (self.generation, self.is_decided, self.problem, counts)
+        if seen == self.seen_before:
+            return False
+        self.seen_before = seen
+        self.progress += 1
+        world = world_of(self.num_nodes, self.generation) if self.is_decided else None
+        self.take(
+            NodesSeen(
+                Nodes(
+                    None if self.problem else self.generation,
+                    None if self.problem else world,
+                    self.problem,
+                    counts=counts,
+                    progress=self.progress,
+                )
+            )
+        )
+        return True
+
+    def terminate(self) -> bool:
+        nodes = [node for node in self.nodes.values() if node.last > node.closed_to]
+        if not nodes or not self.is_decided:
+            return False
+        nodes[self.draw(len(nodes))].terminate()
+        return True
+
+    def restart(self) -> bool:
+        """A node dies: all begin anew at the last checkpoint, at once or after a while."""
+        if self.generation == 3:
+            return False
+        self.generation += 1
+        self.is_decided = bool(self.draw(2))
+        self.nodes = self._new_nodes()
+        self.restored = Counter(self.saved)
+        return True
+
+    def shut_down(self) -> bool:
+        self.problem = self.problem or FeedClosedError("the cluster was shut down")
+        return True
+
+    def give_time(self) -> bool:
+        """Let a deadline pass: nodes are slow, or stand still."""
+        if math.isinf(self.state.deadline_s):
+            return False
+        self.now_s = max(self.now_s, self.state.deadline_s)
+        self.take(DeadlinePassed())
+        return True
+
+    def begin_world(self) -> bool:
+        was_decided, self.is_decided = self.is_decided, True
+        return not was_decided
+
+    def checkpoint(self) -> bool:
+        if not self.is_decided or self.book._generation != self.generation:
+            return False
+        parts = [self._used(node) for node in self.nodes.values()]
+        self.book.cover(self.book.coverage(self.generation, parts))
+        self.saved = self.model()
+        return True
+
+    def _used(self, node: SimulatedNode) -> EpochRows:
+        return merge_epochs(
+            {epoch: {part: ((number, number + 1),)}}
+            for epoch, rows in node.used.items()
+            for _, part, number in rows
+        )
+
+    # what follows
+
+    def take(self, event: Event) -> None:
+        self.state, actions = step(self.state, event, self.now_s)
+        for action in actions:
+            if isinstance(action, Send):
+                if action.generation == self.generation:
+                    for node_id in action.node_ids:
+                        self.nodes[node_id].inbox.append(action.message)
+            elif isinstance(action, StartJob):
+                self._start(action)
+            elif isinstance(action, CancelJob):
+                if action.job in self.jobs:
+                    self.jobs[action.job].is_cancelled = True
+            elif isinstance(action, FetchLines):
+                self.take(LogFetched(action.node_id, ()))
+            elif isinstance(action, Answer):
+                assert action.ticket not in self.answers, "nobody is answered twice"
+                self.answers[action.ticket] = action.value
+
+    def _start(self, start: StartJob) -> None:
+        assert not self.jobs, "one job at a time, for the next one needs the slots of the last"
+        done = start.order.done
+        left = [
+            (part, number)
+            for part, size in enumerate(start.data.sizes)
+            for number in range(size)
+            if not any(a <= number < b for a, b in done.get(part, ()))
+        ]
+        self.jobs[start.job] = Job(start, left, {p: Counter() for p in range(9)})
+
+    def model(self) -> Counter[Row]:
+        """Return how often the model has been given each row."""
+        used = (rows for node in self.nodes.values() for rows in node.used.values())
+        return self.restored + Counter(row for rows in used for row in rows)
+
+
+ORDINARY = (
+    *("ask", "checkpoint", "begin_world", "end_job"),
+    *("deliver_message", "bring_row", "read", "see") * 3,
+)
+IN_ORDER = ("ask", "begin_world", "deliver_message", "bring_row", "end_job", "read", "see")
+
+
+def played(seed: int, *faults: str) -> Simulation:
+    """Have things happen at random, then all that is left to happen, until nothing is."""
+    random = Random(seed)
+    simulation = Simulation(1 + random.randrange(3), random.randrange, random.random() < 0.5)
+    for _ in range(random.randrange(400)):
+        getattr(simulation, random.choice((*ORDINARY, *faults)))()
+        simulation.now_s += 0.001
+    for _ in range(10_000):
+        happened = [getattr(simulation, name)() for name in IN_ORDER]
+        if not any(happened):
+            break
+    else:
+        pytest.fail(f"it never comes to rest: {simulation.state}")
+    assert isinstance(simulation.state, Idle), "every state has a way out"
+    assert simulation.answers.keys() == simulation.asked.keys(), "nobody waits for ever"
+    return simulation
+
+
+SEEDS = st.integers(0, 1 << 32)
+
+
+@given(SEEDS)
+def test_every_row_is_used_once_an_epoch_whenever_nodes_die(seed: int) -> None:
+    simulation = played(seed, "restart")
+    expected: Counter[Row] = Counter()
+    for ticket, (fed, epochs) in simulation.asked.items():
+        report = simulation.answers[ticket]
+        assert report.epochs == epochs
+        assert report.rows_fed == epochs * sum(fed.sizes)
+        for part, size in enumerate(fed.sizes):
+            expected.update({(fed.call, part, row): epochs for row in range(size)})
+    assert simulation.model() == expected
+
+
+@given(SEEDS, st.sets(st.sampled_from(["restart", "terminate", "give_time", "shut_down"])))
+def test_no_row_is_used_twice_an_epoch_and_nobody_waits_whatever_happens(
+    seed: int, faults: set[str]
+) -> None:
+    simulation = played(seed, *sorted(faults))
+    for (call, *_), times in simulation.model().items():
+        assert times <= simulation.asked[call][1]
