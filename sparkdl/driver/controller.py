@@ -146,9 +146,9 @@ class Controller:
             self.close()
             raise
 
-    def submit(self, event: states.Event) -> None:
-        """Have an event handled on the controller's thread."""
-        self._soon(self._handle, event)
+    def submit(self, event: states.Event) -> bool:
+        """Have an event handled on the controller's thread; false once that is closed."""
+        return self._soon(self._handle, event)
 
     def broadcast(
         self, message: ToAgent, node_ids: set[int], generation: int | None = None

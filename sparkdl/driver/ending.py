@@ -129,11 +129,9 @@ class Ending:
         self._executor.close(Deadline.after(STOP_MARGIN_S))
 
     def _stop(self, grace_s: float) -> None:
-        controller = self.controller
-        if controller is None:
+        controller, margin_s = self.controller, grace_s + STOP_MARGIN_S
+        if controller is None or not controller.submit(StopAsked(grace_s, margin_s)):
             return
-        margin_s = grace_s + STOP_MARGIN_S
-        controller.submit(StopAsked(grace_s, margin_s))
         is_stopped = controller.wait_for(
             lambda view: isinstance(view.state, Stopped), Deadline.after(margin_s + 1)
         )

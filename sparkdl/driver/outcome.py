@@ -38,7 +38,7 @@ def has_ended(state: Any) -> bool:
 def is_empty(state: Any) -> bool:
     """Whether the cluster has ended, by itself or not, and its agents with it."""
     is_over = isinstance(state, (Finished, Failed))
-    return isinstance(state, Stopped) or (is_over and not state.roster.agents)
+    return isinstance(state, Stopped) or (is_over and not state.roster.is_anybody_there)
 
 
 def before_stop(state: Any) -> Any:

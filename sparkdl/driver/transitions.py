@@ -385,20 +385,20 @@ def _failing_offered(state: Failing, event: AgentOffered, now_s: float) -> Step:
 
 def _roster_left(state: Failed | Finished, event: AgentLeft, now_s: float) -> Step:
     after = replace(state, roster=state.roster.without(event.agent_id))
-    is_last = bool(state.roster.agents) and math.isinf(state.deadline_s)
-    return after, [Release()] if is_last and not after.roster.agents else []
+    is_last = state.roster.is_anybody_there and not after.roster.is_anybody_there
+    return after, [Release()] if is_last and math.isinf(state.deadline_s) else []
 
 
 def _let_go(state: Failed | Finished, event: DeadlinePassed, now_s: float) -> Step:
     """Have the agents go, those first that nobody reads results of any more."""
     roster, after = state.roster, replace(state, deadline_s=math.inf)
     stops = _to_all(roster, Stop(roster.spec.settings.grace_s, is_patient=True), standbys=True)
-    return after, stops if roster.agents else [Release()]
+    return after, stops or [Release()]
 
 
 def _stop(state: Any, event: StopAsked, now_s: float) -> Step:
     roster = state.roster
-    if not roster.agents and not roster.standbys:
+    if not roster.is_anybody_there:
         return Stopped(state), []
     stopping = Stopping(roster, state, now_s + event.timeout_s)
     return stopping, _to_all(roster, Stop(event.grace_s), standbys=True)
@@ -411,7 +411,7 @@ def _stopping_joined(state: Stopping, event: AgentJoined, now_s: float) -> Step:
 
 def _stopping_left(state: Stopping, event: AgentLeft, now_s: float) -> Step:
     roster = state.roster.without(event.agent_id)
-    if roster.agents or roster.standbys:
+    if roster.is_anybody_there:
         return replace(state, roster=roster), []
     return Stopped(state.before), []
 
