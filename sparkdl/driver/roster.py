@@ -67,6 +67,11 @@ class Roster:
         """Return the nodes without an agent."""
         return tuple(node for node in self.spec.nodes if node.node_id not in self.agents)
 
+    @property
+    def is_anybody_there(self) -> bool:
+        """Whether there are agents."""
+        return bool(self.agents or self.standbys)
+
     def seated(self, agent: Agent) -> Roster:
         """Give the agent its node, or make it a standby if the node has a living agent."""
         node_id = agent.hello.node_id

@@ -85,7 +85,7 @@ class Failing:
 
 @dataclass(frozen=True)
 class Finished:
-    """Every node that finishes the job has returned. Agents stay for logs until the stop."""
+    """Every node that finishes the job has returned. Agents stay until `deadline_s`, then go."""
 
     roster: Roster
     world: World
@@ -95,7 +95,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """The cluster has failed. Agents stay for logs until the stop.
+    """The cluster has failed. Agents stay until `deadline_s`, then go.
 
     Attributes:
         note: why it was not restarted.
@@ -258,5 +258,10 @@ class Relaunch:
     nodes: tuple[NodeSpec, ...]
 
 
-Action = Send | Report | Warn | Relaunch
+@dataclass(frozen=True)
+class Release:
+    """Let go of what carried the nodes, and of the slots: no agent is there any more."""
+
+
+Action = Send | Report | Warn | Relaunch | Release
 Step = tuple[State, list[Action]]

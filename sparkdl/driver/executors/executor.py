@@ -36,6 +36,14 @@ class Executor(Protocol):
     def driver_host(self) -> str:
         """Return the address of this machine under which the executors reach it."""
 
+    def wait_turn(self, is_wanted: Callable[[], bool]) -> None:
+        """Wait until there is room for the nodes beside those of other clusters; held to `close`.
+
+        Raises:
+            ReservationTimeoutError: if nobody made room in time.
+            LaunchError: if the cluster is not wanted any more.
+        """
+
     def start(self, launch: Launch, on_broken: Callable[[SparkdlError], None]) -> None:
         """Start all nodes and return; `on_broken` is called once no more nodes will come."""
 
@@ -72,4 +80,4 @@ class Executor(Protocol):
         """End running `feed` calls soon: those of one feed, or all."""
 
     def close(self, deadline: Deadline) -> None:
-        """End what is left of the nodes' own jobs or processes."""
+        """End what is left of the nodes' own jobs or processes; may be called again, by another."""

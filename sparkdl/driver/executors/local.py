@@ -62,6 +62,9 @@ class LocalExecutor:
         """Return the loopback address."""
         return "127.0.0.1"
 
+    def wait_turn(self, is_wanted: Callable[[], bool]) -> None:
+        """Return: processes need no slots."""
+
     def start(self, launch: Launch, on_broken: Callable[[SparkdlError], None]) -> None:
         """Start one agent per node; a thread each waits for its end.
 

@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
 from sparkdl.core.spec import ClusterSpec, InputMode, NodeSpec
+from sparkdl.driver.admission import Turn
 from sparkdl.driver.advice import tell_costly_settings
 from sparkdl.driver.executors.executor import Launch
 from sparkdl.driver.executors.local import LocalExecutor
@@ -34,7 +35,7 @@ from sparkdl.driver.executors.scored import (
 from sparkdl.driver.executors.stream_query import FeedQuery, start_query
 from sparkdl.driver.feeds.streaming import StreamFeed, StreamOptions
 from sparkdl.driver.placement import choose_placing
-from sparkdl.driver.preflight import admitted, explain_job_failure, node_profile, read_topology
+from sparkdl.driver.preflight import explain_job_failure, node_profile, read_topology, turn_of
 from sparkdl.feed.infer_task import InferRdd, decode_results
 from sparkdl.feed.order import FedPartition, FeedOrder
 from sparkdl.feed.task import FED_SCHEMA, FeedDataFrame, FeedRdd, fed_partition
@@ -50,7 +51,7 @@ class SparkExecutor:
     Args:
         is_attached: whether the nodes' tasks stay as long as the nodes.
         profile: resources of a node's task; `None` for the session's defaults.
-        on_closed: gives the nodes' slots to other clusters.
+        turn: of the cluster, where it has to wait for one.
     """
 
     def __init__(
@@ -59,12 +60,12 @@ class SparkExecutor:
         cluster_id: str,
         is_attached: bool,
         profile: ResourceProfile | None,
-        on_closed: Callable[[], None] = lambda: None,
+        turn: Turn | None = None,
     ) -> None:
         self._spark = spark
         self._is_attached = is_attached
         self._profile = profile
-        self._on_closed = on_closed
+        self._turn = turn
         self._nodes_tag = f"sparkdl-nodes-{cluster_id}"
         self._feed_tag = f"sparkdl-feed-{cluster_id}"
         self._jobs: dict[threading.Thread, frozenset[NodeSpec]] = {}
@@ -76,6 +77,11 @@ class SparkExecutor:
     def driver_host(self) -> str:
         """Return what Spark's own executors call this machine."""
         return str(self._spark.conf.get("spark.driver.host"))
+
+    def wait_turn(self, is_wanted: Callable[[], bool]) -> None:
+        """Wait until other clusters of the application leave the slots that this one needs."""
+        if self._turn:
+            self._turn.wait(is_wanted)
 
     def start(self, launch: Launch, on_broken: Callable[[SparkdlError], None]) -> None:
         """Submit the job whose tasks are the nodes."""
@@ -206,7 +212,8 @@ class SparkExecutor:
         try:
             self._close(deadline)
         finally:
-            self._on_closed()
+            if self._turn:
+                self._turn.end()
 
     def _close(self, deadline: Deadline) -> None:
         self._here.close(deadline)
@@ -261,9 +268,9 @@ def place(
     if is_fed:
         tell_costly_settings(session)
     profile = node_profile(placing)
-    fs, leave = default_fs(session), admitted(session, spec, topology, placing)
-    executor = SparkExecutor(session, spec.cluster_id, placing.is_attached, profile, leave)
-    return executor, replace(spec, default_fs=fs)
+    turn = turn_of(session, spec, topology, placing)
+    executor = SparkExecutor(session, spec.cluster_id, placing.is_attached, profile, turn)
+    return executor, replace(spec, default_fs=default_fs(session))
 
 
 def _session(spark: SparkSession | SparkContext | None) -> SparkSession:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,14 +26,13 @@ from sparkdl.driver.feeds.streaming import StreamFeed
 from sparkdl.driver.feeds.transitions import fed_members, feed_targets
 from sparkdl.driver.outcome import failure_of
 from sparkdl.driver.policy import MAX_BACKOFF_S
+from sparkdl.driver.threads import run_aside
 from sparkdl.feed.coverage import UNKNOWN, CallShape
 from sparkdl.feed.order import FeedOrder
 from sparkdl.feed.parquet import ParquetSource, list_files
 from sparkdl.feed.parquet_paths import parquet_paths
 
 _log = logging.getLogger(__name__)
-
-_SHOW_S = 0.25
 
 
 class Feeds:
@@ -165,24 +163,27 @@ class Feeds:
         return self._runner
 
     def _call(self, name: str, asked: Asked, show: bool | None) -> FeedReport:
-        """Wait for the report of a call."""
-        carrier = JobThread(f"sparkdl-job-{name}", self._executor.thread)
-        try:
-            future: Future[FeedReport] = self._open_runner().ask(
-                name, lambda ticket: FeedAsked(ticket, asked), carrier
-            )
-            with FeedBar(name, asked.epochs, show) as bar:
-                while not wait([future], _SHOW_S).done:
-                    bar.update(self._rows_read(name))
-                bar.update(self._rows_read(name))
-        finally:
-            carrier.close()
-        carrier.join(partial(self._executor.cancel_feeds, name))
-        return future.result()
+        """Have a call fed, in a thread that no interrupt reaches; return its report."""
 
-    def _rows_read(self, name: str) -> int:
+        def call() -> FeedReport:
+            carrier = JobThread(f"sparkdl-job-{name}", self._executor.thread)
+            try:
+                with FeedBar(name, asked.epochs, show) as bar:
+                    ask = partial(FeedAsked, asked=asked)
+                    show_rows = partial(self._show_rows, name, bar)
+                    report: FeedReport = runner.ask(name, ask, carrier, show_rows)
+                    show_rows()
+                    return report
+            finally:
+                carrier.close()
+                carrier.join(partial(self._executor.cancel_feeds, name))
+
+        runner = self._open_runner()
+        return run_aside(call, f"sparkdl-feed-{name}", self._executor.thread)
+
+    def _show_rows(self, name: str, bar: FeedBar) -> None:
         counts = self._controller.look(lambda view: dict(view.feeds))
-        return sum(count.rows_consumed for (_, feed), count in counts.items() if feed == name)
+        bar.update(sum(each.rows_consumed for (_, feed), each in counts.items() if feed == name))
 
     def _check_no_stream(self, name: str) -> None:
         if name in self._streams:

@@ -15,7 +15,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -73,6 +72,7 @@ _FETCH_S = 5.0
 _CANCEL_S = 1.0
 _LOOK_PERIOD_S = 0.02
 _JOIN_S = 10.0
+_MEANWHILE_S = 0.25
 
 
 class JobThread:
@@ -126,7 +126,7 @@ class FeedRunner:
         self._states: dict[str, State] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tickets = count()
-        self._waiting: dict[int, Future[Any]] = {}
+        self._answers: dict[int, Any] = {}
         self._carriers: dict[int, JobThread] = {}
         self._cancelled: set[tuple[str, int]] = set()
         self._spawner = JobThread(f"sparkdl-feeds-{controller.spec.cluster_id}", executor.thread)
@@ -140,20 +140,35 @@ class FeedRunner:
     # from any thread
 
     def ask(
-        self, feed: str, request: Callable[[int], Request], carrier: JobThread | None = None
-    ) -> Future[Any]:
-        """Have the feed serve a request, of the ticket that it is made with.
+        self,
+        feed: str,
+        request: Callable[[int], Request],
+        carrier: JobThread | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Any:
+        """Have the feed serve a request, of the ticket that it is made with; wait for the answer.
 
         Args:
             carrier: what carries the Spark jobs of the request.
+            meanwhile: called now and then until the answer is there.
+
+        Raises:
+            Exception: the answer, if it is one.
         """
-        ticket, future = next(self._tickets), Future[Any]()
-        self._waiting[ticket] = future
+        ticket = next(self._tickets)
         if carrier is not None:
             self._carriers[ticket] = carrier
-        if not self._controller.soon(self._handle, feed, Requested(request(ticket))):
-            self._answer(Answer(ticket, FeedClosedError("the cluster has been shut down")))
-        return future
+        self._controller.soon(self._handle, feed, Requested(request(ticket)))
+        while not self._controller.wait_for(
+            lambda view: ticket in self._answers, Deadline.after(_MEANWHILE_S)
+        ):
+            if self._controller.is_closed:
+                raise FeedClosedError("the cluster has been shut down")
+            meanwhile()
+        answer = self._answers.pop(ticket)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def stop_stream(self, feed: str) -> None:
         """Bring no more of a stream: the micro-batch that is being fed is cut short."""
@@ -254,12 +269,10 @@ class FeedRunner:
             self._spawner.submit(spawn)
 
     def _answer(self, answer: Answer) -> None:
-        future = self._waiting.pop(answer.ticket)
         self._carriers.pop(answer.ticket, None)
-        if isinstance(answer.value, Exception):
-            future.set_exception(answer.value)
-        else:
-            future.set_result(answer.value)
+        with self._controller.changed:
+            self._answers[answer.ticket] = answer.value
+            self._controller.changed.notify_all()
 
     def _arm(self, name: str, deadline_s: float) -> None:
         if timer := self._timers.pop(name, None):

@@ -109,7 +109,7 @@ class StreamFeed:
         self._has_ended = False
         self._query: Query | None = None
         self._thread: threading.Thread | None = None
-        runner.ask(name, lambda ticket: StreamAsked(ticket, to)).result()
+        runner.ask(name, partial(StreamAsked, to=to))
 
     def feed(self, data: Any) -> bool:
         """Feed one micro-batch; blocks until the nodes have read it.
@@ -189,7 +189,7 @@ class StreamFeed:
             self._has_ended = True
             with suppress(SparkdlError):  # of a cluster that has ended: nobody reads
                 ask = partial(StreamEndAsked, to=self._to)
-                self._runner.ask(self.name, ask).result()
+                self._runner.ask(self.name, ask)
             self._on_end()
 
     def _watch(self) -> None:
