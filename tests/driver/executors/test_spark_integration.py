@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -36,14 +39,18 @@ def launch(spark: SparkSession, map_fun: Any, args: Any = None, **options: Any) 
 
 def executor_of(agent: int) -> psutil.Process:
     """Return an agent's executor: they share a folder. The Python worker between may have ended."""
-    folder = psutil.Process(agent).cwd()
-    executor = next(
-        process
-        for process in psutil.process_iter(["name"])
-        if process.info["name"] == "java" and process.cwd() == folder
-    )
+    executor = java_in(psutil.Process(agent).cwd())
     assert "CoarseGrainedExecutorBackend" in " ".join(executor.cmdline())
     return executor
+
+
+def java_in(folder: str) -> psutil.Process:
+    """Return the JVM that runs in a folder; others end meanwhile, or are zombies and have none."""
+    return next(
+        process
+        for process in psutil.process_iter(["name", "cwd"])
+        if process.info["name"] == "java" and process.info["cwd"] == folder
+    )
 
 
 def wait_until_gone(pids: set[int]) -> None:
@@ -78,6 +85,23 @@ def check_feeding(spark: SparkSession) -> None:
     assert sum(result["rows"] for result in results) == 3000
     assert sum(result["total"] for result in results) == 3 * sum(range(1000))
     assert abs(results[0]["rows"] - results[1]["rows"]) <= 10
+
+
+def test_an_executor_is_found_though_another_has_just_been_killed(tmp_path: Path) -> None:
+    """The killed one has no folder any more, and its parent has not asked for its end yet."""
+    java = tmp_path / "java"
+    java.symlink_to(shutil.which("sleep") or "/bin/sleep")
+    folder = tmp_path / "executor"
+    folder.mkdir()
+    processes = [subprocess.Popen([java, "60"], cwd=cwd) for cwd in (tmp_path, folder)]
+    try:
+        processes[0].kill()
+        os.waitid(os.P_PID, processes[0].pid, os.WEXITED | os.WNOWAIT)
+        assert java_in(str(folder)).pid == processes[1].pid
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def test_local_master_feeds_and_gathers(spark_local: SparkSession) -> None:
