@@ -53,7 +53,11 @@ class Hello(Message, frozen=True):
     data_address: str
     python_version: str
     owner: str
-    """`task` while attached to a Spark task, `executor` when detached, `process` when local."""
+    """Who started it: a `task` of Spark, whose slot it keeps until `Detach`; `process`: local."""
+
+
+class Detached(Message, frozen=True):
+    """The agent has let go of its Spark task, whose slot is free again."""
 
 
 class Offer(Message, frozen=True):
@@ -374,8 +378,13 @@ class Stop(Message, frozen=True):
     grace_s: float
 
 
+class Detach(Message, frozen=True):
+    """Let go of the Spark task, and live as long as the executor."""
+
+
 FromAgent = (
     Hello
+    | Detached
     | Offer
     | ChildRunning
     | ChildReturned
@@ -392,7 +401,7 @@ FromAgent = (
 )
 ToFeeds = FeedBegin | ReadShare | FeedCut | FeedCovered | FeedHold | Granted | EpochEnd | FeedEnd
 ToNode = CheckpointCommit | AllGathered
-ToAgent = Begin | NewRound | StopChild | FetchLog | FetchStacks | Stop | ToNode | ToFeeds
+ToAgent = Begin | NewRound | StopChild | FetchLog | FetchStacks | Stop | Detach | ToNode | ToFeeds
 
 _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)

@@ -79,6 +79,11 @@ class Gate:
             self._inside.pop(cluster, None)
             self._changed.notify_all()
 
+    def others(self, cluster: str) -> int:
+        """Return how many slots the other clusters that are inside may take."""
+        with self._changed:
+            return sum(need.slots for name, (need, _) in self._inside.items() if name != cluster)
+
     def _wait(self, need: Need, slots: Callable[[], int], timeout_s: float) -> None:
         deadline = Deadline.after(timeout_s)
         has_told = False

@@ -28,6 +28,7 @@ from sparkdl.control.messages import (
     ChildFailed,
     ChildReturned,
     ChildRunning,
+    Detached,
     FeedCount,
     FeedCovered,
     FeedEnd,
@@ -96,6 +97,7 @@ class Controller:
     Args:
         on_log: called on the controller's thread with lines of the children's output.
         relaunch: called there to bring new agents for nodes; must not block.
+        release: called there with each node whose task has ended in order; must not block.
         checkpoint: what the first world goes on from.
     """
 
@@ -106,6 +108,7 @@ class Controller:
         on_log: Callable[[LogLine], None] | None = None,
         relaunch: Callable[[Sequence[NodeSpec]], None] | None = None,
         checkpoint: CheckpointRef | None = None,
+        release: Callable[[NodeSpec], None] | None = None,
     ) -> None:
         self.spec = spec
         self.changed = threading.Condition()
@@ -117,6 +120,7 @@ class Controller:
         self.address: ServerAddress | None = None
         self._on_log = on_log
         self._relaunch = relaunch
+        self._release = release
         self._loop = asyncio.new_event_loop()
         self._server = CoordinatorServer(token, self, spec.settings.lease_s)
         self._timer: asyncio.TimerHandle | None = None
@@ -227,6 +231,8 @@ class Controller:
         match message:
             case Offer():
                 self._handle(states.AgentOffered(agent_id, message))
+            case Detached():
+                self._handle(states.AgentDetached(agent_id))
             case ChildRunning():
                 self._note_pid(agent_id, message.pid)
                 self._handle(states.ChildEntered(agent_id, message))
@@ -290,6 +296,9 @@ class Controller:
             case states.Relaunch(nodes):
                 if self._relaunch:
                     self._relaunch(nodes)
+            case states.Release(node):
+                if self._release:
+                    self._release(node)
 
     def _arm_timer(self, deadline_s: float) -> None:
         if self._timer:

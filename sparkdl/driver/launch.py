@@ -97,8 +97,9 @@ def launch(  # noqa: PLR0913 (one option, one name)
             `map_fun` on all nodes.
         driver_ps_nodes: run the parameter servers on this machine, without slots of Spark.
         executor: `local` runs the nodes as processes of this machine, without Spark.
-        placement: `attached`: nodes keep their task slots. `detached`: they give them back to
-            feeding tasks. `auto`: attached where slots are left over.
+        placement: `attached`: nodes keep their task slots, unless a loss of executors leaves none
+            for feeding. `detached`: they give them back to feeding tasks. `auto`: attached where
+            slots are left over.
         num_gpus: GPUs for each node that trains, or a dict of them by role: `{"evaluator": 1}`. By
             default those that Spark assigned, or else one where a host has any; 0 for none. See
             docs/gpus.md.
@@ -208,7 +209,7 @@ def _start(
     try:
         spec, resumed = at_newest_checkpoint(spec)
         checkpoint = resumed.ref if resumed else None
-        controller = Controller(spec, token, on_log, where.relaunch, checkpoint)
+        controller = Controller(spec, token, on_log, where.relaunch, checkpoint, where.release)
         if resumed:
             controller.checkpoints.books.restore(resumed.manifest.feeds)
         address = controller.start(
@@ -221,6 +222,7 @@ def _start(
         where.start(
             Launch(address.url, token, spec, payload),
             lambda problem: controller.submit(states.LaunchBroke(problem)),
+            lambda standing: controller.submit(states.SlotsCounted(standing)),
         )
         world = _gather(controller, spec)
         if spec.tensorboard is not None:

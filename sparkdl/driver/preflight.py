@@ -5,6 +5,7 @@ Runs in: driver
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import threading
@@ -19,8 +20,10 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
 from sparkdl.core.spec import ClusterSpec, InputMode
 from sparkdl.driver.admission import Need, gate_of
-from sparkdl.driver.placement import Placing, Topology
+from sparkdl.driver.placement import Placing, Standing, Topology, stand
 from sparkdl.node.check import parse_problem
+
+_log = logging.getLogger(__name__)
 
 EXECUTORS_WAIT_S = 15.0
 """How long executors that are still registering are waited for before slots are called missing."""
@@ -82,6 +85,34 @@ def admitted(
         need, lambda: _topology(session.sparkContext).slots, spec.settings.reservation_timeout_s
     )
     return lambda: gate.leave(spec.cluster_id)
+
+
+def counting(
+    session: SparkSession, spec: ClusterSpec, placing: Placing, topology: Topology | None
+) -> Callable[[], Standing | None] | None:
+    """Return what says what the slots mean for the cluster; `None` if it says it cannot count.
+
+    Returns:
+        `None` where it does not matter: nothing is fed, or Spark brings executors for what waits.
+    """
+    if spec.input_mode is not InputMode.SPARK:
+        return None
+    if topology is None:
+        is_dynamic = session.conf.get("spark.dynamicAllocation.enabled", "false") == "true"
+        return (lambda: None) if placing.is_attached and not is_dynamic else None
+    sc = session.sparkContext
+    if topology.is_dynamic or _is_local(sc):
+        return None
+    gate = gate_of(str(sc.applicationId))
+
+    def count() -> Standing | None:
+        try:
+            return stand(spec, placing, _topology(sc), gate.others(spec.cluster_id))
+        except Exception:  # noqa: BLE001 (Spark is ending, perhaps; which error varies)
+            _log.debug("The slots of %s cannot be counted", spec.cluster_id, exc_info=True)
+            return None
+
+    return count
 
 
 def node_profile(placing: Placing) -> ResourceProfile | None:

@@ -26,9 +26,19 @@ from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.driver.alone import goes_on_without, may_fail_alone, offered_alone
 from sparkdl.driver.policy import Fail, Retry, decide
+from sparkdl.driver.returning import (
+    counted,
+    detach,
+    detached,
+    has_begun,
+    is_too_many,
+    refused,
+    relaunch,
+)
 from sparkdl.driver.roster import Agent, Roster
 from sparkdl.driver.state import (
     Action,
+    AgentDetached,
     AgentJoined,
     AgentLeft,
     AgentOffered,
@@ -44,10 +54,10 @@ from sparkdl.driver.state import (
     Gathering,
     LaunchBroke,
     NodesBlamed,
-    Relaunch,
     Report,
     Running,
     Send,
+    SlotsCounted,
     State,
     Step,
     StopAsked,
@@ -63,9 +73,8 @@ the one that happened first."""
 
 def begin(spec: ClusterSpec, now_s: float, checkpoint: CheckpointRef | None = None) -> Gathering:
     """Return the first state; its world goes on at `checkpoint`."""
-    return Gathering(
-        Roster(spec, checkpoint=checkpoint), 0, now_s + spec.settings.reservation_timeout_s
-    )
+    roster = Roster(spec, checkpoint=checkpoint, is_detaching=spec.placement == "detached")
+    return Gathering(roster, 0, now_s + spec.settings.reservation_timeout_s)
 
 
 def step(state: State, event: Event, now_s: float) -> Step:
@@ -106,6 +115,7 @@ def _try_begin(state: Gathering, may_be_small: bool = False) -> Step:
         for node_id, agent in roster.agents.items()
         if node_id in members
     ]
+    begins += detach(roster)
     if world.size == len(roster.spec.nodes):
         return Running(roster, world), [Report(text), *begins]
     names = {node.name for node in roster.spec.nodes} - {m.node.name for m in world.members}
@@ -114,6 +124,8 @@ def _try_begin(state: Gathering, may_be_small: bool = False) -> Step:
 
 def _gathering_joined(state: Gathering, event: AgentJoined, now_s: float) -> Step:
     """Seat the agent; it brings a child for generation 0, so tell it of a later one."""
+    if is_too_many(state, event):
+        return refused(state, event)
     gathering = replace(state, roster=state.roster.seated(Agent(event.hello)))
     if state.generation == 0:
         return gathering, []
@@ -122,7 +134,7 @@ def _gathering_joined(state: Gathering, event: AgentJoined, now_s: float) -> Ste
 
 def _gathering_left(state: Gathering, event: AgentLeft, now_s: float) -> Step:
     after, actions = _try_begin(replace(state, roster=state.roster.without(event.agent_id)))
-    return after, [*actions, *_relaunch(after)]
+    return after, [*actions, *relaunch(after)]
 
 
 def _gathering_offered(state: Gathering, event: AgentOffered, now_s: float) -> Step:
@@ -173,24 +185,9 @@ def _gathering_expired(state: Gathering, event: DeadlinePassed, now_s: float) ->
 
 def _launch_broke(state: Gathering, event: LaunchBroke, now_s: float) -> Step:
     """Before the first world nothing can work; later, others may carry what is missing."""
-    if _has_begun(state):
-        return replace(state, problem=event.problem), _relaunch(state)
+    if has_begun(state):
+        return replace(state, problem=event.problem), relaunch(state)
     return Failed(state.roster, (), event.problem), _stop_children(state.roster, state.generation)
-
-
-def _relaunch(state: State) -> list[Action]:
-    """Have missing nodes brought back, if they were there before."""
-    if not isinstance(state, (Gathering, Running)) or not _has_begun(state):
-        return []
-    left = state.left if isinstance(state, Running) else ()
-    missing = tuple(node for node in state.roster.missing() if node.node_id not in left)
-    return [Relaunch(missing)] if missing else []
-
-
-def _has_begun(state: Gathering | Running) -> bool:
-    """Whether nodes that are missing were there before, and are to come back."""
-    is_first = isinstance(state, Gathering) and not state.failures and state.world is None
-    return not is_first and state.roster.spec.settings.max_restarts > 0
 
 
 def _running_entered(state: Running, event: ChildEntered, now_s: float) -> Step:
@@ -228,7 +225,10 @@ def _running_broke(state: Running, event: ChildBroke, now_s: float) -> Step:
 def _running_left(state: Running, event: AgentLeft, now_s: float) -> Step:
     failure = _lost(state, event)
     left = replace(state, roster=state.roster.without(event.agent_id))
-    return _fails(left, failure, now_s) if failure else (left, [])
+    after, actions = _fails(left, failure, now_s) if failure else (left, [])
+    if isinstance(after, Running):  # a standby may have the seat now
+        actions = [*actions, *detach(after.roster)]
+    return after, actions
 
 
 def _running_blamed(state: Running, event: NodesBlamed, now_s: float) -> Step:
@@ -243,12 +243,18 @@ def _running_offered(state: Running, event: AgentOffered, now_s: float) -> Step:
 
 
 def _running_joined(state: Running, event: AgentJoined, now_s: float) -> Step:
-    """Seat the agent; one that others wait for is told of the round."""
+    """Seat the agent; one that others wait for is told of the round.
+
+    One that nobody waits for must not keep the slot that feeding needs until its world begins.
+    """
+    if is_too_many(state, event):
+        return refused(state, event)
     after = replace(state, roster=state.roster.seated(Agent(event.hello)))
+    actions = detach(after.roster, event.hello.agent_id)
     generation = state.world.generation
     if generation == 0 or after.roster.node_of(event.hello.agent_id) not in state.alone:
-        return after, []
-    return after, [Send(event.hello.agent_id, NewRound(generation))]
+        return after, actions
+    return after, [Send(event.hello.agent_id, NewRound(generation)), *actions]
 
 
 def _fails(state: Running, failure: Failure, now_s: float) -> Step:
@@ -269,7 +275,7 @@ def _running_checkpoint(state: Running, event: CheckpointMade, now_s: float) -> 
     if state.returned:
         return replace(state, roster=roster), []
     if not newcomers:
-        return replace(state, roster=roster), _relaunch(replace(state, roster=roster))
+        return replace(state, roster=roster), relaunch(replace(state, roster=roster))
     reason = f"{', '.join(newcomers)} came back: the world grows at step {event.ref.step}"
     gathering = Gathering(
         roster,
@@ -354,7 +360,7 @@ def _decide(state: Gathering | Failing, failures: tuple[Failure, ...], now_s: fl
         world,
     )
     rounds = _to_all(roster, NewRound(generation + 1), True)
-    return gathering, [said, *rounds, *_relaunch(gathering)]
+    return gathering, [said, *rounds, *relaunch(gathering)]
 
 
 def _ending_joined(state: Failed | Finished, event: AgentJoined, now_s: float) -> Step:
@@ -426,6 +432,7 @@ def _lost(state: Running | Failing, event: AgentLeft) -> Failure | None:
 TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Gathering, AgentJoined): _gathering_joined,
     (Gathering, AgentLeft): _gathering_left,
+    (Gathering, AgentDetached): detached,
     (Gathering, AgentOffered): _gathering_offered,
     (Gathering, ChildBroke): _gathering_broke,
     (Gathering, NodesBlamed): _stay,
@@ -433,20 +440,24 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Gathering, ChildEntered): _stay,
     (Gathering, ChildGaveResult): _stay,
     (Gathering, DeadlinePassed): _gathering_expired,
+    (Gathering, SlotsCounted): counted,
     (Gathering, LaunchBroke): _launch_broke,
     (Gathering, StopAsked): _stop,
     (Running, AgentJoined): _running_joined,
     (Running, AgentLeft): _running_left,
+    (Running, AgentDetached): detached,
     (Running, AgentOffered): _running_offered,
     (Running, ChildEntered): _running_entered,
     (Running, ChildGaveResult): _running_returned,
     (Running, ChildBroke): _running_broke,
     (Running, NodesBlamed): _running_blamed,
     (Running, CheckpointMade): _running_checkpoint,
+    (Running, SlotsCounted): counted,
     (Running, LaunchBroke): _stay,
     (Running, StopAsked): _stop,
     (Failing, AgentJoined): _failing_joined,
     (Failing, AgentLeft): _failing_left,
+    (Failing, AgentDetached): detached,
     (Failing, AgentOffered): _failing_offered,
     (Failing, ChildEntered): _stay,
     (Failing, ChildGaveResult): _failing_returned,
@@ -454,30 +465,36 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Failing, NodesBlamed): _stay,
     (Failing, CheckpointMade): _failing_checkpoint,
     (Failing, DeadlinePassed): _failing_settled,
+    (Failing, SlotsCounted): counted,
     (Failing, LaunchBroke): _stay,
     (Failing, StopAsked): _stop,
     (Finished, AgentJoined): _ending_joined,
     (Finished, AgentLeft): _roster_left,
+    (Finished, AgentDetached): _stay,
     (Finished, AgentOffered): _stay,
     (Finished, ChildEntered): _stay,
     (Finished, ChildGaveResult): _stay,
     (Finished, ChildBroke): _stay,
     (Finished, NodesBlamed): _stay,
     (Finished, CheckpointMade): _stay,
+    (Finished, SlotsCounted): _stay,
     (Finished, LaunchBroke): _stay,
     (Finished, StopAsked): _stop,
     (Failed, AgentJoined): _ending_joined,
     (Failed, AgentLeft): _roster_left,
+    (Failed, AgentDetached): _stay,
     (Failed, AgentOffered): _stay,
     (Failed, ChildEntered): _stay,
     (Failed, ChildGaveResult): _stay,
     (Failed, ChildBroke): _stay,
     (Failed, NodesBlamed): _stay,
     (Failed, CheckpointMade): _stay,
+    (Failed, SlotsCounted): _stay,
     (Failed, LaunchBroke): _stay,
     (Failed, StopAsked): _stop,
     (Stopping, AgentJoined): _stopping_joined,
     (Stopping, AgentLeft): _stopping_left,
+    (Stopping, AgentDetached): _stay,
     (Stopping, AgentOffered): _stay,
     (Stopping, ChildEntered): _stay,
     (Stopping, ChildGaveResult): _stay,
@@ -485,16 +502,19 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Stopping, NodesBlamed): _stay,
     (Stopping, CheckpointMade): _stay,
     (Stopping, DeadlinePassed): _stopping_expired,
+    (Stopping, SlotsCounted): _stay,
     (Stopping, LaunchBroke): _stay,
     (Stopping, StopAsked): _stay,
     (Stopped, AgentJoined): _ending_joined,
     (Stopped, AgentLeft): _stay,
+    (Stopped, AgentDetached): _stay,
     (Stopped, AgentOffered): _stay,
     (Stopped, ChildEntered): _stay,
     (Stopped, ChildGaveResult): _stay,
     (Stopped, ChildBroke): _stay,
     (Stopped, NodesBlamed): _stay,
     (Stopped, CheckpointMade): _stay,
+    (Stopped, SlotsCounted): _stay,
     (Stopped, LaunchBroke): _stay,
     (Stopped, StopAsked): _stay,
 }

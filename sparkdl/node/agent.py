@@ -51,6 +51,8 @@ from sparkdl.control.messages import (
     ChildFailed,
     ChildReturned,
     ChildRunning,
+    Detach,
+    Detached,
     FetchLog,
     FetchStacks,
     FromAgent,
@@ -184,7 +186,6 @@ class Agent:
                     self._rank = world.member(self._order.node_id).rank
                     self._resume = resume
                     self._send_to_child(Start(world, self._order.node_id, self._spec, resume))
-                    _news(AgentNews(world_began=True))
                     self._begin_board()
                 case states.Terminate():
                     self._signal_child(signal.SIGTERM)
@@ -327,6 +328,8 @@ class Agent:
             case AllGathered(generation, number, values, problem):
                 if self._begun == generation:
                     self._send_to_child(Gathered(number, values, problem))
+            case Detach():
+                self._detach()
             case FetchLog(request, lines):
                 tail = self._child.log.tail(lines) if self._child else ()
                 self._tell(LogTail(request, tail))
@@ -353,16 +356,21 @@ class Agent:
         self.handle(states.Orphaned(reason))
 
     def _watch_owner(self) -> None:
-        if self._order.owner_pid is not None:
-            pid = self._order.owner_pid
-            watch_pid(self._loop, pid, lambda: self._orphan("the executor is gone"))
-            return
-
         def readable() -> None:
             self._loop.remove_reader(0)
             self._orphan(f"its {self._order.owner} is gone")
 
         self._loop.add_reader(0, readable)
+
+    def _detach(self) -> None:
+        """Let the task end without this agent, which lives as long as the executor's JVM."""
+        if not self._loop.remove_reader(0):
+            return  # it is detached already, or ends because its task has ended
+        if self._order.executor_pid is not None:
+            pid = self._order.executor_pid
+            watch_pid(self._loop, pid, lambda: self._orphan("the executor is gone"))
+        self._tell(Detached())
+        _news(AgentNews(is_detached=True))
 
     def _stream_log(self, is_last: bool = False) -> None:
         if not (self._spec.log_to_driver and self._child):

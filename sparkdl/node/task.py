@@ -36,8 +36,6 @@ class NodeTask:
 
     Attributes:
         payload: the pickled `(map_fun, args)`.
-        is_attached: stay as long as the agent. Otherwise return once the world has begun, so
-            that every slot has got its one node; the agent then watches the executor's JVM.
         node_ids: by partition.
     """
 
@@ -45,7 +43,6 @@ class NodeTask:
     token: str = field(repr=False)
     spec: ClusterSpec
     payload: bytes = field(repr=False)
-    is_attached: bool
     node_ids: tuple[int, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -66,9 +63,9 @@ class NodeTask:
             token=self.token,
             node_id=node_id,
             spec=self.spec,
-            owner="task" if self.is_attached else "executor",
+            owner="task",
             attempt=attempt,
-            owner_pid=None if self.is_attached else _jvm_pid(),
+            executor_pid=_jvm_pid(self.spec),
             gpus=assigned_gpus(),
         )
         # Spark may not repeat a task often, and would end the other nodes' tasks with this one.
@@ -83,6 +80,8 @@ class NodeTask:
     def _run_agent(self, order: AgentOrder) -> str:
         """Start an agent and stay with it; return how it ended, empty if in order.
 
+        One that was detached goes on without its task.
+
         Raises:
             LaunchError: with the `Problem` that it had.
         """
@@ -94,7 +93,7 @@ class NodeTask:
                 news = msgspec.json.decode(line, type=AgentNews)
                 problem = Problem(news.kind, news.error) if news.error else problem
                 work_dir = news.work_dir or work_dir
-                if news.world_began and not self.is_attached:
+                if news.is_detached:
                     return ""
             status = process.wait()
             if work_dir:
@@ -107,9 +106,9 @@ class NodeTask:
             return f"the agent of {name} ended with status {status}: {tail_of(stderr)}"
 
 
-def _jvm_pid() -> int:
+def _jvm_pid(spec: ClusterSpec) -> int | None:
     pid = executor_jvm_pid()
-    if pid is None:
+    if pid is None and spec.placement == "detached":
         raise LaunchError(
             "a detached node watches its executor's JVM, and none is among this process's "
             "parents; use placement='attached'"

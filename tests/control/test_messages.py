@@ -22,6 +22,8 @@ from sparkdl.control.messages import (
     ChildFailed,
     ChildReturned,
     ChildRunning,
+    Detach,
+    Detached,
     EpochEnd,
     FeedBegin,
     FeedCount,
@@ -94,6 +96,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 FROM_AGENT: dict[type, st.SearchStrategy[Any]] = {
     Hello: st.builds(Hello, INT, INT, TEXT, TEXT, INT, TEXT, TEXT, TEXT),
+    Detached: st.just(Detached()),
     Offer: st.builds(Offer, INT, INT),
     ChildRunning: st.builds(ChildRunning, INT, INT),
     ChildReturned: st.builds(ChildReturned, INT, st.binary(max_size=40), TEXT),
@@ -153,6 +156,7 @@ TO_AGENT: dict[type, st.SearchStrategy[Any]] = {
     FetchLog: st.builds(FetchLog, INT, INT),
     FetchStacks: st.builds(FetchStacks, INT),
     Stop: st.builds(Stop, TIME),
+    Detach: st.just(Detach()),
 }
 
 

@@ -17,6 +17,7 @@ from sparkdl.control.messages import (
     ChildFailed,
     ChildReturned,
     ChildRunning,
+    Detach,
     Hello,
     NewRound,
     Offer,
@@ -30,10 +31,12 @@ from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, World, build_world
+from sparkdl.driver.placement import Standing
 from sparkdl.driver.policy import History
 from sparkdl.driver.roster import Agent, Roster
 from sparkdl.driver.state import (
     Action,
+    AgentDetached,
     AgentJoined,
     AgentLeft,
     AgentOffered,
@@ -49,13 +52,16 @@ from sparkdl.driver.state import (
     Gathering,
     LaunchBroke,
     NodesBlamed,
+    Release,
     Report,
     Running,
     Send,
+    SlotsCounted,
     State,
     StopAsked,
     Stopped,
     Stopping,
+    Warn,
 )
 from sparkdl.driver.transitions import SETTLE_S, TRANSITIONS, begin, step
 
@@ -65,6 +71,8 @@ SPEC = ClusterSpec("c", plan_nodes(3, num_ps=1), settings=Settings(600.0, max_po
 EXPIRED = DeadlinePassed()
 STOP = StopAsked(grace_s=5.0, timeout_s=15.0)
 PROBLEM = LaunchError("the job has failed")
+COUNTED = SlotsCounted(Standing(3, False, "4 slots for 3 nodes"))
+SHORT = SlotsCounted(Standing(3, True, "3 slots for 3 nodes"))
 MADE = CheckpointMade(CheckpointRef("/c/step-7", 7))
 
 
@@ -148,6 +156,11 @@ FINISHED = Finished(ALL, WORLD, results("b", "c"))
 STOPPING = Stopping(ALL, FINISHED, 25.0)
 STOPPED = Stopped(FINISHED)
 
+ENOUGH = Report("Placement: attached (4 slots for 3 nodes)")
+TOO_FEW = Warn(
+    "Placement: detached (3 slots for 3 nodes). Nodes would take the slots that feeding needs: "
+    "they give theirs back"
+)
 BEGINS = Report("World 0 begins: 3 nodes on 3 hosts")
 
 
@@ -156,7 +169,13 @@ def with_agents(state: Any, *seated: Agent, standbys: tuple[Agent, ...] = ()) ->
     return replace(state, roster=roster(*seated, standbys=standbys, port_retries=retries))
 
 
+def with_room(state: Any, is_detaching: bool = False) -> Any:
+    return replace(state, roster=replace(state.roster, room=3, is_detaching=is_detaching))
+
+
 A, B, C, B2 = agent("a"), agent("b"), agent("c"), agent("b2")
+B_DETACHED = replace(B, is_detached=True)
+RELEASE_B: list[Action] = [Release(SPEC.nodes[1])]
 
 B2_BARE, C_BARE = agent("b2", None), agent("c", None)  # have not offered yet
 ALMOST_TWIN = with_agents(ALMOST, A, B, C_BARE, standbys=(B2,))
@@ -305,6 +324,18 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
      Failing(roster(A, B2, C), WORLD, {}, (LOST_B,), 10.0 + SETTLE_S), []),
     (FAILING_TWIN, broke("b2"),
      FAILING_BARE, []),
+    # Task slots: `test_returning.py` tells the stories.
+    (ALMOST, COUNTED, with_room(ALMOST), [ENOUGH]),
+    (RUNNING, COUNTED, with_room(RUNNING), [ENOUGH]),
+    (FAILING, COUNTED, with_room(FAILING), [ENOUGH]),
+    (RUNNING, SHORT, with_room(RUNNING, is_detaching=True),
+     [TOO_FEW, *to(Detach(), "a", "b", "c")]),
+    (ALMOST, AgentDetached("b"), with_agents(ALMOST, A, B_DETACHED, C_BARE), RELEASE_B),
+    (RUNNING, AgentDetached("b"), with_agents(RUNNING, A, B_DETACHED, C), RELEASE_B),
+    (FAILING, AgentDetached("b"), with_agents(FAILING, A, B_DETACHED, C), RELEASE_B),
+    *((state, event, state, [])
+      for state in (FINISHED, FAILED, STOPPING, STOPPED)
+      for event in (SHORT, AgentDetached("b"))),
     (FINISHED_TWIN, STOP,
      Stopping(FINISHED_TWIN.roster, FINISHED_TWIN, 25.0),
      to(Stop(5.0), "a", "b", "c", "b2")),
@@ -357,7 +388,7 @@ ONE_OF_EACH: dict[type, Any] = {
         *(START, RUNNING, FAILING, FINISHED, FAILED, STOPPING, STOPPED),
         *(joined("a"), left("a"), offered("a"), entered("a"), returned("a"), broke("a")),
         *(blamed("a"), MADE),
-        *(LaunchBroke(PROBLEM), EXPIRED, STOP),
+        *(LaunchBroke(PROBLEM), EXPIRED, STOP, AgentDetached("a"), SHORT),
     )
 }
 ILLEGAL = [

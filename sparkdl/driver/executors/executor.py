@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import SparkdlError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
+from sparkdl.driver.placement import Standing
 from sparkdl.feed.order import FedPartition, FeedOrder
 
 if TYPE_CHECKING:
@@ -36,11 +37,24 @@ class Executor(Protocol):
     def driver_host(self) -> str:
         """Return the address of this machine under which the executors reach it."""
 
-    def start(self, launch: Launch, on_broken: Callable[[SparkdlError], None]) -> None:
-        """Start all nodes and return; `on_broken` is called once no more nodes will come."""
+    def start(
+        self,
+        launch: Launch,
+        on_broken: Callable[[SparkdlError], None],
+        on_counted: Callable[[Standing], None],
+    ) -> None:
+        """Start all nodes and return.
+
+        Args:
+            on_broken: is called once no more nodes will come.
+            on_counted: is called when there are more or fewer slots than before.
+        """
 
     def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
         """Have new agents started for lost nodes, unless they are about to come; returns soon."""
+
+    def release(self, node: NodeSpec) -> None:
+        """Note that what has carried this node has ended in order, and brings it no more."""
 
     def feed(self, data: Any, order: FeedOrder) -> list[FedPartition]:
         """Feed every partition of `data`; blocks until each is delivered or refused.

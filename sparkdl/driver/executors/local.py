@@ -24,6 +24,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver.executors.executor import Launch
+from sparkdl.driver.placement import Standing
 from sparkdl.feed.batch import RowEncoder
 from sparkdl.feed.feeder import Feeder
 from sparkdl.feed.infer_task import decode_results
@@ -62,8 +63,13 @@ class LocalExecutor:
         """Return the loopback address."""
         return "127.0.0.1"
 
-    def start(self, launch: Launch, on_broken: Callable[[SparkdlError], None]) -> None:
-        """Start one agent per node; a thread each waits for its end.
+    def start(
+        self,
+        launch: Launch,
+        on_broken: Callable[[SparkdlError], None],
+        on_counted: Callable[[Standing], None] | None = None,
+    ) -> None:
+        """Start one agent per node; a thread each waits for its end. There are no slots to count.
 
         Of a cluster on Spark it starts those that run on the driver's machine.
         """
@@ -112,6 +118,9 @@ class LocalExecutor:
         thread = threading.Thread(target=run, name="sparkdl-relaunch", daemon=True)
         self._threads.append(thread)
         thread.start()
+
+    def release(self, node: NodeSpec) -> None:
+        """Do nothing: agents here belong to no task."""
 
     def _start_agent(
         self,

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
-from sparkdl.core.spec import ClusterSpec, InputMode, NodeSpec
+from sparkdl.core.spec import ClusterSpec, InputMode, NodeSpec, Placement
 from sparkdl.driver.advice import tell_costly_settings
 from sparkdl.driver.executors.executor import Launch
 from sparkdl.driver.executors.local import LocalExecutor
@@ -33,8 +33,15 @@ from sparkdl.driver.executors.scored import (
 )
 from sparkdl.driver.executors.stream_query import FeedQuery, start_query
 from sparkdl.driver.feeds.streaming import StreamFeed, StreamOptions
-from sparkdl.driver.placement import choose_placing
-from sparkdl.driver.preflight import admitted, explain_job_failure, node_profile, read_topology
+from sparkdl.driver.placement import Standing, choose_placing
+from sparkdl.driver.preflight import (
+    admitted,
+    counting,
+    explain_job_failure,
+    node_profile,
+    read_topology,
+)
+from sparkdl.driver.slots import LOOK_S, SlotWatch
 from sparkdl.feed.infer_task import InferRdd, decode_results
 from sparkdl.feed.order import FedPartition, FeedOrder
 from sparkdl.feed.task import FED_SCHEMA, FeedDataFrame, FeedRdd, fed_partition
@@ -48,8 +55,8 @@ class SparkExecutor:
     """Starts nodes through `spark` and feeds through whoever calls `feed`.
 
     Args:
-        is_attached: whether the nodes' tasks stay as long as the nodes.
         profile: resources of a node's task; `None` for the session's defaults.
+        count: returns what the slots there are mean for the nodes; `None` where nobody has to know.
         on_closed: gives the nodes' slots to other clusters.
     """
 
@@ -57,17 +64,18 @@ class SparkExecutor:
         self,
         spark: SparkSession,
         cluster_id: str,
-        is_attached: bool,
         profile: ResourceProfile | None,
+        count: Callable[[], Standing | None] | None,
         on_closed: Callable[[], None] = lambda: None,
     ) -> None:
         self._spark = spark
-        self._is_attached = is_attached
         self._profile = profile
+        self._count = count
         self._on_closed = on_closed
         self._nodes_tag = f"sparkdl-nodes-{cluster_id}"
         self._feed_tag = f"sparkdl-feed-{cluster_id}"
-        self._jobs: dict[threading.Thread, frozenset[NodeSpec]] = {}
+        self._jobs: dict[threading.Thread, set[NodeSpec]] = {}
+        self._lock = threading.Lock()
         self._wanted: queue.SimpleQueue[Sequence[NodeSpec]] = queue.SimpleQueue()
         self._keeper: threading.Thread | None = None
         self._context = _context(spark)
@@ -77,17 +85,24 @@ class SparkExecutor:
         """Return what Spark's own executors call this machine."""
         return str(self._spark.conf.get("spark.driver.host"))
 
-    def start(self, launch: Launch, on_broken: Callable[[SparkdlError], None]) -> None:
+    def start(
+        self,
+        launch: Launch,
+        on_broken: Callable[[SparkdlError], None],
+        on_counted: Callable[[Standing], None],
+    ) -> None:
         """Submit the job whose tasks are the nodes."""
         if launch.spec.driver_nodes:
             self._here.start(launch, on_broken)
         self._submit(launch, launch.spec.nodes[launch.spec.driver_nodes :], on_broken)
 
+        slots = SlotWatch(launch.spec.num_tasks, self._count, on_counted) if self._count else None
+
         def keep() -> None:
-            while wanted := self._wanted.get():
-                carried = [nodes for job, nodes in self._jobs.items() if job.is_alive()]
-                lost = [node for node in wanted if not any(node in nodes for nodes in carried)]
-                if lost:
+            while wanted := self._next_wanted(slots):
+                with self._lock:
+                    carried = set().union(*self._jobs.values())
+                if lost := [node for node in wanted if node not in carried]:
                     self._submit(launch, lost, on_broken)
 
         self._keeper = self.thread(keep, f"sparkdl-keeper-{launch.spec.cluster_id}")
@@ -99,13 +114,32 @@ class SparkExecutor:
         if there := [node for node in nodes if not self._here.has(node)]:
             self._wanted.put(there)
 
+    def release(self, node: NodeSpec) -> None:
+        """Note that the task of this node has ended in order, so that Spark does not repeat it."""
+        with self._lock:
+            for nodes in self._jobs.values():
+                nodes.discard(node)
+
+    def _next_wanted(self, slots: SlotWatch | None) -> Sequence[NodeSpec]:
+        """Wait for nodes that are to be brought back; nobody, at the end."""
+        while True:
+            try:
+                wanted = self._wanted.get(timeout=LOOK_S if slots else None)
+            except queue.Empty:
+                wanted = None
+            if slots and wanted != ():
+                slots.look(is_node_lost=wanted is not None)
+            if wanted is not None:
+                return wanted
+
     def _submit(
         self, launch: Launch, nodes: Sequence[NodeSpec], on_broken: Callable[[SparkdlError], None]
     ) -> None:
         """Submit a job of one task for each of `nodes`, with this thread's local properties."""
         spec = launch.spec
         node_ids = tuple(node.node_id for node in nodes)
-        task = NodeTask(launch.url, launch.token, spec, launch.payload, self._is_attached, node_ids)
+        task = NodeTask(launch.url, launch.token, spec, launch.payload, node_ids)
+        carried = set(nodes)
 
         def run() -> None:
             try:
@@ -114,13 +148,18 @@ class SparkExecutor:
                     tasks.mapInArrow(task, NODE_SCHEMA, profile=self._profile).collect()
             except Exception as error:  # noqa: BLE001 (whatever it is, the cluster has to know)
                 _log.debug("The job of the nodes failed", exc_info=True)
-                on_broken(explain_job_failure(error))
-            else:
-                if spec.settings.max_restarts:  # a node may have been lost meanwhile
-                    on_broken(LaunchError("the job of the nodes has ended"))
+                problem: SparkdlError | None = explain_job_failure(error)
+            else:  # a node may have been lost meanwhile
+                has_restarts = spec.settings.max_restarts > 0
+                problem = LaunchError("the job of the nodes has ended") if has_restarts else None
+            with self._lock:
+                carried.clear()  # before anybody is told, and asks who brings them back
+            if problem is not None:
+                on_broken(problem)
 
         job = self.thread(run, f"sparkdl-nodes-{spec.cluster_id}")
-        self._jobs = {**self._jobs, job: frozenset(nodes)}
+        with self._lock:
+            self._jobs[job] = carried
         job.start()
 
     def feed(self, data: Any, order: FeedOrder) -> list[FedPartition]:
@@ -214,12 +253,14 @@ class SparkExecutor:
             return
         self._wanted.put(())
         self._keeper.join(deadline.wait_s)
-        for job in self._jobs:
+        with self._lock:
+            jobs = tuple(self._jobs)
+        for job in jobs:
             job.join(deadline.wait_s)
-        if any(job.is_alive() for job in self._jobs):
+        if any(job.is_alive() for job in jobs):
             _log.warning("The job of the nodes did not end in time; cancelling it")
             self._cancel(self._nodes_tag)
-            for job in self._jobs:
+            for job in jobs:
                 job.join(_JOIN_S)
 
 
@@ -252,18 +293,20 @@ def place(
     is_fed = spec.input_mode is InputMode.SPARK
     topology = read_topology(session, spec.num_tasks, is_fed)
     placing = choose_placing(spec, topology)
+    placement: Placement = "attached" if placing.is_attached else "detached"
     _log.info(
         "Placement of %s: %s (%s)",
         spec.cluster_id,
-        "attached" if placing.is_attached else "detached",
+        placement,
         placing.why,
     )
     if is_fed:
         tell_costly_settings(session)
     profile = node_profile(placing)
     fs, leave = default_fs(session), admitted(session, spec, topology, placing)
-    executor = SparkExecutor(session, spec.cluster_id, placing.is_attached, profile, leave)
-    return executor, replace(spec, default_fs=fs)
+    count = counting(session, spec, placing, topology)
+    executor = SparkExecutor(session, spec.cluster_id, profile, count, leave)
+    return executor, replace(spec, default_fs=fs, placement=placement)
 
 
 def _session(spark: SparkSession | SparkContext | None) -> SparkSession:
