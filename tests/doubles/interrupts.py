@@ -30,13 +30,14 @@ class Interrupts:
             interrupt then comes at the beginning of a function: places are counted by these.
 
     Attributes:
+        has_come: the first of two.
         are_over: whether it got to all of them.
     """
 
     def __init__(self, first: int, second: int = 0) -> None:
         self._first, self._second = first, second
         self._left = first
-        self._has_come = False
+        self.has_come = False
         self.are_over = False
 
     def during(self, call: Callable[[], Any]) -> Any:
@@ -53,15 +54,24 @@ class Interrupts:
             sys.settrace(None)
             sys.setprofile(None)
 
+    def __repr__(self) -> str:
+        return f"Interrupts({self._first}, {self._second})"
+
+    def raise_first(self) -> None:
+        """Raise the first of two here."""
+        sys.settrace(None)
+        self.has_come, self._left = True, self._second
+        raise KeyboardInterrupt
+
     def _trace(self, frame: Any, event: str, arg: Any) -> None:
-        if not self._has_come and _counts(frame):
+        if not self.has_come and _counts(frame):
             self._left -= 1
             if self._left == 0:
-                self._has_come, self._left = True, self._second
+                self.has_come, self._left = True, self._second
                 raise KeyboardInterrupt
 
     def _profile(self, frame: Any, event: str, arg: Any) -> None:
-        if event not in ("call", "c_return") or self._has_come != bool(self._second):
+        if event not in ("call", "c_return") or self.has_come != bool(self._second):
             return
         if not self.are_over and _counts(frame):
             self._left -= 1
