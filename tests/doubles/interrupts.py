@@ -8,6 +8,7 @@ profiler is called in just these places, and what it raises is raised there.
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -43,16 +44,18 @@ class Interrupts:
     def during(self, call: Callable[[], Any]) -> Any:
         """Call; return what it does, or the interrupt or error that it has raised."""
         try:
+            gc.disable()  # what it finalizes it would at any place
             if self._second:
                 sys.settrace(self._trace)
             sys.setprofile(self._profile)
             return call()
-        except (KeyboardInterrupt, Exception) as error:
+        except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001 (the test looks at it)
             return error
         finally:
             self._left = 0  # no interrupt comes any more
             sys.settrace(None)
             sys.setprofile(None)
+            gc.enable()
 
     def __repr__(self) -> str:
         return f"Interrupts({self._first}, {self._second})"
@@ -84,9 +87,12 @@ def _counts(frame: Any) -> bool:
     """Whether an interrupt may come here.
 
     `Thread.start` may leave a thread that never runs, if it is interrupted. That is Python's own,
-    and happens before such a thread has begun anything.
+    and happens before such a thread has begun anything. What is raised in a finalizer or in a weak
+    reference's callback Python itself drops.
     """
     while frame is not None:
+        if frame.f_code.co_name == "__del__" or "weakref" in frame.f_code.co_filename:
+            return False
         if frame.f_code in (threading.Thread.start.__code__, threading.Thread.__init__.__code__):
             return False
         frame = frame.f_back
@@ -134,6 +140,12 @@ class PlayedNodes:
 
     def cancel_feeds(self, feed: str | None = None) -> None:
         """Have the nodes go: the end has come."""
+        if self._spec:
+            self._say(states.StopAsked(0.0, 1.0))
+        self.go()
+
+    def go(self) -> None:
+        """Have all agents go."""
         for node in self._spec.nodes if self._spec else ():
             self._say(states.AgentLeft(f"agent-{node.node_id}", "it was told to go"))
 

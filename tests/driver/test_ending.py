@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,7 @@ SOON_S = 10.0
 
 
 @pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PlayedNodes]]:
+def nodes(monkeypatch: pytest.MonkeyPatch) -> list[PlayedNodes]:
     """The nodes of all clusters that are launched, which are played here."""
     made: list[PlayedNodes] = []
 
@@ -39,7 +40,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PlayedNodes]]:
             made.append(executor)
 
     monkeypatch.setattr(launching, "Ending", Known)
-    yield made
+    return made
 
 
 def start(mode: InputMode = InputMode.TENSORFLOW) -> sparkdl.Cluster:
@@ -132,7 +133,7 @@ def test_interrupted_wait_in_which_a_second_one_falls_has_asked_for_the_end_alre
     """Nobody calls anything afterwards: the first interrupt was enough."""
     for second in count(1):
         cluster = start()
-        interrupts = Interrupts(1, second)
+        interrupts = Interrupts(sys.maxsize, second)
 
         @ends_if_interrupted
         def wait(cluster: sparkdl.Cluster, interrupts: Interrupts = interrupts) -> None:
@@ -150,6 +151,11 @@ def test_abort_acts_at_once_behind_a_shutdown_that_waits(nodes: list[PlayedNodes
     with ThreadPoolExecutor(2) as pool:
         shutdown = pool.submit(cluster.shutdown)
         with_limit = pool.submit(cluster.shutdown, timeout_s=1000)
+        waiters, never = cluster._controller.changed._waiters, threading.Event()
+        deadline = Deadline.after(SOON_S)
+        while len(waiters) < 2:
+            assert not deadline.has_passed
+            never.wait(0.005)
         call_aside(cluster.abort)
         assert nodes[-1].closed.is_set()
         for waiting in (shutdown, with_limit):
@@ -253,7 +259,7 @@ def test_other_errors_are_no_interrupts_even_behind_one(nodes: list[PlayedNodes]
     def fail_behind(error: BaseException) -> None:
         try:
             raise error
-        except BaseException:
+        except BaseException:  # noqa: BLE001 (whatever a user handles)
             fail(cluster)
 
     for before in (KeyboardInterrupt(), Py4JError()):
@@ -274,7 +280,7 @@ def test_cluster_that_has_ended_lets_go_of_what_carried_it_and_still_answers(
     cluster = start()
     nodes[-1].finish()
     cluster.wait(SOON_S)
-    nodes[-1].cancel_feeds()  # all agents have gone
+    nodes[-1].go()
     assert nodes[-1].closed.wait(SOON_S)
     assert not nodes[-1].ending.is_asked  # type: ignore[union-attr]
     assert cluster.status() == "Finished"
