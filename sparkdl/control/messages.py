@@ -268,7 +268,7 @@ class NewRound(Message, frozen=True):
 
 
 class StopChild(Message, frozen=True):
-    """End the child; the agent stays, for its logs and for shutdown."""
+    """End the child; the agent stays."""
 
     generation: int
 
@@ -373,9 +373,14 @@ class FetchStacks(Message, frozen=True):
 
 
 class Stop(Message, frozen=True):
-    """End the child, clean up, and end."""
+    """End the child, clean up, and end.
+
+    Attributes:
+        is_patient: once nobody reads results of inference from this node any more.
+    """
 
     grace_s: float
+    is_patient: bool = False
 
 
 class Detach(Message, frozen=True):

@@ -12,12 +12,13 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ReservationTimeoutError
+from sparkdl.core.errors import LaunchError, ReservationTimeoutError
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 1.0
@@ -44,15 +45,42 @@ class Need:
     room: int = sys.maxsize
 
 
+@dataclass(frozen=True)
+class _Holder:
+    """Who holds slots, and which thread has launched it when."""
+
+    need: Need
+    starter: threading.Thread
+    since_s: float = field(default_factory=time.monotonic)
+
+    def is_others(self, thread: threading.Thread) -> bool:
+        """Whether another thread, which lives, may make room."""
+        return self.starter.is_alive() and self.starter is not thread
+
+    def __str__(self) -> str:
+        age_s = time.monotonic() - self.since_s
+        return (
+            f"{self.need.cluster} ({self.need.nodes} nodes, launched {age_s:.0f} s ago in thread "
+            f"{self.starter.name})"
+        )
+
+
 class Gate:
     """The slots of one Spark application. All methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._inside: dict[str, tuple[Need, threading.Thread]] = {}
+        self._inside: dict[str, _Holder] = {}
         self._waiting: deque[str] = deque()
 
-    def enter(self, need: Need, slots: Callable[[], int], timeout_s: float) -> None:
+    def enter(
+        self,
+        need: Need,
+        slots: Callable[[], int],
+        timeout_s: float,
+        starter: threading.Thread | None = None,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Wait until it is this cluster's turn; `leave` ends its stay.
 
         As long as a cluster that another living thread has started holds slots, the wait is
@@ -60,15 +88,19 @@ class Gate:
 
         Args:
             slots: how many there are now; asked again and again, for executors come and go.
+            starter: the thread that launches the cluster; by default this one.
+            is_wanted: whether the cluster is still to be launched.
 
         Raises:
             ReservationTimeoutError: if nobody made room in time.
+            LaunchError: if it is not wanted any more.
         """
+        starter = starter or threading.current_thread()
         with self._changed:
             self._waiting.append(need.cluster)
             try:
-                self._wait(need, slots, timeout_s)
-                self._inside[need.cluster] = (need, threading.current_thread())
+                self._wait(need, slots, timeout_s, starter, is_wanted)
+                self._inside[need.cluster] = _Holder(need, starter)
             finally:
                 self._waiting.remove(need.cluster)
                 self._changed.notify_all()
@@ -82,26 +114,26 @@ class Gate:
     def others(self, cluster: str) -> int:
         """Return how many slots the other clusters that are inside may take."""
         with self._changed:
-            return sum(need.slots for name, (need, _) in self._inside.items() if name != cluster)
+            return sum(held.need.slots for name, held in self._inside.items() if name != cluster)
 
-    def _wait(self, need: Need, slots: Callable[[], int], timeout_s: float) -> None:
+    def _wait(
+        self,
+        need: Need,
+        slots: Callable[[], int],
+        timeout_s: float,
+        starter: threading.Thread,
+        is_wanted: Callable[[], bool],
+    ) -> None:
         deadline = Deadline.after(timeout_s)
         has_told = False
         while not (self._waiting[0] == need.cluster and self._fits(need, slots())):
-            holders = ", ".join(
-                f"{cluster} ({held.nodes} nodes)" for cluster, (held, _) in self._inside.items()
-            )
-            before = list(self._waiting).index(need.cluster)
-            text = (
-                f"cluster {need.cluster} needs {need.slots} task slots for {need.nodes} nodes"
-                f"{' and one for feeding' if need.is_feeding else ''}; of {slots()} slots "
-                f"{sum(held.slots for held, _ in self._inside.values())} are held by "
-                f"{holders or 'nobody'}, and {before} clusters wait before it"
-            )
+            if not is_wanted():
+                raise LaunchError(f"cluster {need.cluster} is not wanted any more")
+            text = self._describe(need, slots())
             if not has_told:
-                _log.info("Waiting for its turn: %s", text)
+                _log.warning("Waiting for its turn: %s", text)
                 has_told = True
-            if self._is_others():
+            if any(held.is_others(starter) for held in self._inside.values()):
                 deadline = Deadline.after(timeout_s)
             elif deadline.has_passed:
                 raise ReservationTimeoutError(
@@ -112,17 +144,46 @@ class Gate:
         if has_told:
             _log.info("It is the turn of cluster %s", need.cluster)
 
+    def _describe(self, need: Need, slots: int) -> str:
+        holders = ", ".join(map(str, self._inside.values())) or "nobody"
+        before = list(self._waiting).index(need.cluster)
+        return (
+            f"cluster {need.cluster} needs {need.slots} task slots for {need.nodes} nodes"
+            f"{' and one for feeding' if need.is_feeding else ''}; of {slots} slots "
+            f"{sum(held.need.slots for held in self._inside.values())} are held by {holders}, "
+            f"and {before} clusters wait before it"
+        )
+
     def _fits(self, need: Need, slots: int) -> bool:
-        held = [each for each, _ in self._inside.values()]
+        held = [each.need for each in self._inside.values()]
         if not held:
             return True  # whether it fits alone has been checked with all that can be known
         feeding = any(each.is_feeding for each in (*held, need))
         is_free = sum(each.slots for each in (*held, need)) + feeding <= slots
         return is_free and sum(each.nodes for each in held) + need.nodes <= need.room
 
-    def _is_others(self) -> bool:
-        me = threading.current_thread()
-        return any(thread.is_alive() and thread is not me for _, thread in self._inside.values())
+
+@dataclass(frozen=True)
+class Turn:
+    """A cluster's turn at the gate of its application: to be waited for, and given on.
+
+    Attributes:
+        starter: the thread that launches the cluster.
+    """
+
+    gate: Gate
+    need: Need
+    slots: Callable[[], int]
+    timeout_s: float
+    starter: threading.Thread = field(default_factory=threading.current_thread)
+
+    def wait(self, is_wanted: Callable[[], bool]) -> None:
+        """Wait for it, see `Gate.enter`."""
+        self.gate.enter(self.need, self.slots, self.timeout_s, self.starter, is_wanted)
+
+    def end(self) -> None:
+        """Give the slots on; does nothing the second time."""
+        self.gate.leave(self.need.cluster)
 
 
 _gates: OrderedDict[str, Gate] = OrderedDict()

@@ -13,10 +13,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import CancelledError, Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -51,12 +48,13 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import IllegalTransitionError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver import state as states
+from sparkdl.driver.changed import Changed
 from sparkdl.driver.checkpoints import Checkpoints
 from sparkdl.driver.feeds.books import Books
 from sparkdl.driver.gatherings import Gatherings
 from sparkdl.driver.hang_watch import HangWatch
-from sparkdl.driver.inquiries import Inquiries, Question
-from sparkdl.driver.outcome import generation_of
+from sparkdl.driver.inquiries import Inquiries, Inquiry, Question
+from sparkdl.driver.outcome import generation_of, is_empty
 from sparkdl.driver.roster import Roster
 from sparkdl.driver.transitions import begin, step
 
@@ -97,8 +95,9 @@ class Controller:
     Args:
         on_log: called on the controller's thread with lines of the children's output.
         relaunch: called there to bring new agents for nodes; must not block.
-        release: called there with each node whose task has ended in order; must not block.
         checkpoint: what the first world goes on from.
+        release: called there once no agent will come or go any more; must not block.
+        forget_task: called there with each node whose task has ended in order; must not block.
     """
 
     def __init__(
@@ -108,10 +107,11 @@ class Controller:
         on_log: Callable[[LogLine], None] | None = None,
         relaunch: Callable[[Sequence[NodeSpec]], None] | None = None,
         checkpoint: CheckpointRef | None = None,
-        release: Callable[[NodeSpec], None] | None = None,
+        release: Callable[[], None] = lambda: None,
+        forget_task: Callable[[NodeSpec], None] = lambda node: None,
     ) -> None:
         self.spec = spec
-        self.changed = threading.Condition()
+        self.changed = Changed()
         self._born_s = time.time() - time.monotonic()
         self.view = View(begin(spec, time.monotonic(), checkpoint))
         keeps = spec.settings.max_restarts > 0 or spec.checkpoint_dir is not None
@@ -121,10 +121,11 @@ class Controller:
         self._on_log = on_log
         self._relaunch = relaunch
         self._release = release
+        self._forget_task = forget_task
         self._loop = asyncio.new_event_loop()
         self._server = CoordinatorServer(token, self, spec.settings.lease_s)
         self._timer: asyncio.TimerHandle | None = None
-        self._inquiries = Inquiries(self._server.send)
+        self._inquiries = Inquiries(self._server.send, self.changed)
         self._thread = threading.Thread(
             target=self._loop.run_forever, name=f"sparkdl-controller-{spec.cluster_id}", daemon=True
         )
@@ -149,9 +150,9 @@ class Controller:
             self.close()
             raise
 
-    def submit(self, event: states.Event) -> None:
-        """Have an event handled on the controller's thread."""
-        self._soon(self._handle, event)
+    def submit(self, event: states.Event) -> bool:
+        """Have an event handled on the controller's thread; false once that is closed."""
+        return self._soon(self._handle, event)
 
     def broadcast(
         self, message: ToAgent, node_ids: set[int], generation: int | None = None
@@ -161,8 +162,7 @@ class Controller:
 
     def wait_for(self, is_true: Callable[[View], bool], deadline: Deadline) -> bool:
         """Wait until `is_true` of the view; return whether it is."""
-        with self.changed:
-            return self.changed.wait_for(lambda: is_true(self.view), deadline.wait_s)
+        return self.changed.wait_for(lambda: is_true(self.view), deadline)
 
     def look(self, at: Callable[[View], T]) -> T:
         """Return what `at` finds in the view."""
@@ -179,6 +179,8 @@ class Controller:
         node_ids = [node.node_id for node in self.spec.nodes]
         answers = self._ask(node_ids, FetchStacks, deadline)
         silent = "its agent did not answer: it is lost or stopped, or cannot be reached"
+        if self.look(lambda view: is_empty(view.state)):
+            silent = "it has ended, as the cluster has"
         return {node.name: answers.get(node.node_id, silent) for node in self.spec.nodes}
 
     def wall_s(self) -> float:
@@ -196,17 +198,14 @@ class Controller:
         if not self._thread.is_alive():
             self._loop.close()
 
-    def _ask(self, node_ids: list[int], question: Question, deadline: Deadline) -> dict[int, Any]:
+    def _ask(self, node_ids: Iterable[int], question: Question, deadline: Deadline) -> Any:
         """Ask the agents of some nodes; return by node id what came in time."""
-        futures: dict[int, Future[Any]] = {node_id: Future() for node_id in node_ids}
-        answers = {}
-        if self._soon(self._send_questions, futures, question):
-            for node_id, future in futures.items():
-                with suppress(TimeoutError, FutureTimeoutError, CancelledError):
-                    answers[node_id] = future.result(deadline.wait_s)
-        for future in futures.values():
-            future.cancel()
-        return answers
+        inquiry = Inquiry(question, set(node_ids))
+        if self._soon(self._begin_inquiry, inquiry):
+            self.changed.wait_for(lambda: not inquiry.awaited, deadline)
+            self._soon(self._inquiries.forget, inquiry)
+        with self.changed:
+            return dict(inquiry.answers)
 
     def _soon(self, function: Callable[..., None], *arguments: Any) -> bool:
         """Have `function` called on the loop; false once the controller is closed."""
@@ -296,9 +295,10 @@ class Controller:
             case states.Relaunch(nodes):
                 if self._relaunch:
                     self._relaunch(nodes)
-            case states.Release(node):
-                if self._release:
-                    self._release(node)
+            case states.Release():
+                self._release()
+            case states.ForgetTask(node):
+                self._forget_task(node)
 
     def _arm_timer(self, deadline_s: float) -> None:
         if self._timer:
@@ -392,14 +392,10 @@ class Controller:
             except Exception:  # noqa: BLE001 (user code; it must not end the controller)
                 _log.exception("on_log failed; the nodes are not harmed")
 
-    def _send_questions(self, answers: dict[int, Future[Any]], question: Question) -> None:
+    def _begin_inquiry(self, inquiry: Inquiry) -> None:
         roster = self._roster()
-        for node_id, answer in answers.items():
-            agent = roster.agents.get(node_id) if roster else None
-            if agent is None:
-                answer.cancel()
-            else:
-                self._inquiries.ask(agent.hello.agent_id, question, answer)
+        agents = roster.agents if roster else {}
+        self._inquiries.ask(inquiry, {node_id: a.agent_id for node_id, a in agents.items()})
 
     def _name(self, node_id: int) -> str:
         nodes = self.spec.nodes

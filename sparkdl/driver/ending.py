@@ -1,31 +1,152 @@
-"""The end of a cluster: its nodes, its coordinator, its Spark jobs; and Ctrl-C, which brings it.
+"""From a cluster's beginning to its end: its nodes, its coordinator, its Spark jobs; and Ctrl-C.
 
 Runs in: driver
+
+Python raises an interrupt in the main thread, wherever that is. So what begins a cluster and what
+ends it runs in other threads, and the thread of the user's call only waits for them. It asks for
+the end by putting a number into a queue, in one call of C: that has happened or it has not.
 """
 
 from __future__ import annotations
 
 import logging
+import signal
+import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
+from queue import SimpleQueue
+from traceback import walk_tb
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import LaunchError
+from sparkdl.driver.changed import Changed
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.state import StopAsked, Stopped
-from sparkdl.driver.threads import begin
+from sparkdl.driver.threads import Outcome
 
 _log = logging.getLogger(__name__)
 
 STOP_MARGIN_S = 10.0
+_BEGIN_S = 5.0
+
+
+class Ending:
+    """Begins one cluster and ends it. It is there before the cluster is.
+
+    Args:
+        executor: of this cluster alone; closed at the end in any case.
+
+    Attributes:
+        ask: has the cluster ended soon; children get so many seconds to end by themselves. It may
+            be called often: the shortest time counts.
+        controller: set by what begins the cluster, before it starts nodes.
+        first: what is to be ended before the nodes.
+    """
+
+    def __init__(self, cluster_id: str, executor: Executor) -> None:
+        self._asks: SimpleQueue[float | None] = SimpleQueue()
+        self.ask = self._asks.put
+        self.controller: Controller | None = None
+        self.first: Callable[[], None] = lambda: None
+        self.is_asked = False
+        self._cluster_id = cluster_id
+        self._executor = executor
+        self._changed = Changed()
+        self._is_starting = False
+        self._has_begun = False
+        self._is_over = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left of the cluster."""
+        return self._is_over
+
+    def is_wanted(self) -> bool:
+        """Whether nobody has asked for the end."""
+        return self._asks.empty() and not self.is_asked
+
+    def begin(self, start: Callable[[], Controller]) -> Controller:
+        """Do `start` in the thread that will end what it has started; return what it does."""
+        outcome: Outcome[Controller] = Outcome()
+        own = partial(self._own, partial(outcome.of, partial(self._start, start)))
+        thread = self._executor.thread(own, f"sparkdl-cluster-{self._cluster_id}")
+        self._is_starting = True
+        thread.start()
+        return outcome.wait()
+
+    def wait(self) -> None:
+        """Wait until nothing is left of the cluster; it has been asked for."""
+        # An interrupt may have come before there was a thread, which will start nothing then.
+        begin_s = _BEGIN_S if self._is_starting else 0.0
+        if self._changed.wait_for(lambda: self._has_begun, Deadline.after(begin_s)):
+            self._changed.wait_for(lambda: self._is_over, Deadline.after(None))
+
+    def release(self) -> None:
+        """Let go of what has carried the nodes, which have gone; returns at once."""
+        name = f"sparkdl-release-{self._cluster_id}"
+        threading.Thread(target=self._close, name=name, daemon=True).start()
+
+    def _start(self, start: Callable[[], Controller]) -> Controller:
+        with self._changed:
+            self._has_begun = True
+            self._changed.notify_all()
+        if not self.is_wanted():
+            raise LaunchError("the launch was given up")
+        return start()
+
+    def _own(self, start: Callable[[], None]) -> None:
+        start()
+        grace_s = self._asks.get()
+        self.is_asked = True
+        assert grace_s is not None
+        name = f"sparkdl-end-{self._cluster_id}"  # a program's end waits for this one
+        threading.Thread(target=self._end, args=(grace_s,), name=name, daemon=False).start()
+        while (grace_s := self._asks.get()) is not None:
+            if self.controller:
+                self.controller.submit(StopAsked(grace_s, grace_s + STOP_MARGIN_S))
+
+    def _end(self, grace_s: float) -> None:
+        steps = (
+            self.first,
+            self._executor.cancel_feeds,
+            partial(self._stop, grace_s),
+            self.controller.close if self.controller else lambda: None,
+            self._close,
+        )
+        try:
+            for step in steps:
+                try:
+                    step()
+                except Exception:  # noqa: BLE001 (Spark is gone, perhaps; the others are ended)
+                    _log.warning("A part of the cluster did not end in order", exc_info=True)
+        finally:
+            with self._changed:
+                self._is_over = True
+                self._changed.notify_all()
+            self._asks.put(None)
+
+    def _close(self) -> None:
+        self._executor.close(Deadline.after(STOP_MARGIN_S))
+
+    def _stop(self, grace_s: float) -> None:
+        controller, margin_s = self.controller, grace_s + STOP_MARGIN_S
+        if controller is None or not controller.submit(StopAsked(grace_s, margin_s)):
+            return
+        is_stopped = controller.wait_for(
+            lambda view: isinstance(view.state, Stopped), Deadline.after(margin_s + 1)
+        )
+        left = controller.look(lambda view: getattr(view.state, "left_behind", ()))
+        if left or not is_stopped:
+            _log.warning("Agents did not end in time and were disconnected: %s", ", ".join(left))
 
 
 class _Endable(Protocol):
-    def abort(self) -> None:
-        """End all nodes at once."""
+    @property
+    def ending(self) -> Ending:
+        """What ends the cluster."""
 
 
 C = TypeVar("C", bound=_Endable)
@@ -44,51 +165,39 @@ def ends_if_interrupted(
 
     @wraps(method)
     def call(cluster: C, /, *args: P.args, **options: P.kwargs) -> T:
+        ending, handled = cluster.ending, sys.exc_info()[1]
         try:
-            return method(cluster, *args, **options)
+            try:
+                return method(cluster, *args, **options)
+            except Exception as error:
+                if is_interrupt(error, handled):
+                    raise KeyboardInterrupt from None
+                raise
         except KeyboardInterrupt:
-            cluster.abort()
+            ending.ask(0.0)  # before anything that another interrupt could come into
+            ending.wait()
             raise KeyboardInterrupt("the training was ended, and all its nodes with it") from None
 
     return call
 
 
-def end_nodes(controller: Controller, executor: Executor, grace_s: float) -> None:
-    """End feeds and nodes, then the coordinator and the nodes' job.
+def is_interrupt(error: BaseException, handled: BaseException | None = None) -> bool:
+    """Whether an error is what has become of Ctrl-C.
 
-    That is done in a thread of its own: who is interrupted a second time leaves nothing behind.
+    Spark's handler of the signal calls the JVM. Where a second signal interrupts that, what comes
+    out of the handler may be an error of py4j's, and what it interrupted sees nothing else.
 
     Args:
-        grace_s: what children get to end by themselves.
+        handled: what the caller was handling before, an earlier Ctrl-C perhaps.
     """
-    name = f"sparkdl-end-{controller.spec.cluster_id}"
-    is_mine = threading.Lock()
-
-    def end() -> None:
-        if is_mine.acquire(blocking=False):
-            _end(controller, executor, grace_s)
-
-    try:
-        begin(end, name, _thread).result()
-    except KeyboardInterrupt:
-        begin(end, name, _thread)  # for it may have come before the first had begun
-        raise
-
-
-def _thread(run: Callable[[], None], name: str) -> threading.Thread:
-    return threading.Thread(target=run, name=name, daemon=False)  # a program's end waits for it
-
-
-def _end(controller: Controller, executor: Executor, grace_s: float) -> None:
-    with suppress(Exception):  # Spark is gone, perhaps, and the feeds with it
-        executor.cancel_feeds()
-    margin_s = grace_s + STOP_MARGIN_S
-    controller.submit(StopAsked(grace_s, margin_s))
-    is_stopped = controller.wait_for(
-        lambda view: isinstance(view.state, Stopped), Deadline.after(margin_s + 1)
-    )
-    left = controller.look(lambda view: getattr(view.state, "left_behind", ()))
-    if left or not is_stopped:
-        _log.warning("Agents did not end in time and were disconnected: %s", ", ".join(left))
-    controller.close()
-    executor.close(Deadline.after(STOP_MARGIN_S))
+    handler = getattr(signal.getsignal(signal.SIGINT), "__code__", None)
+    each: BaseException | None = error
+    seen: list[int] = []
+    while each is not None and each is not handled and id(each) not in seen:
+        if isinstance(each, KeyboardInterrupt):
+            return True
+        if any(frame.f_code is handler for frame, _ in walk_tb(each.__traceback__)):
+            return True
+        seen.append(id(each))
+        each = each.__cause__ or each.__context__
+    return False

@@ -5,7 +5,6 @@ Runs in: driver
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -19,14 +18,14 @@ from sparkdl.core.errors import ConfigError, ResultError, ShutdownTimeoutError
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
 from sparkdl.core.world import World, host_port
 from sparkdl.driver.controller import Controller
-from sparkdl.driver.ending import end_nodes, ends_if_interrupted
+from sparkdl.driver.ending import Ending, ends_if_interrupted
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.calls import Asked
 from sparkdl.driver.feeds.feeds import Feeds
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.feeds.streaming import StreamFeed, StreamOptions, trigger_options
 from sparkdl.driver.notebook import LiveTable
-from sparkdl.driver.outcome import before_stop, failure_of, has_ended, status_of
+from sparkdl.driver.outcome import before_stop, failure_of, has_ended, is_empty, status_of
 from sparkdl.driver.table import as_html
 from sparkdl.driver.threads import begin
 from sparkdl.feed.order import FeedOrder
@@ -53,16 +52,17 @@ class Cluster:
         executor: Executor,
         token: str,
         world: World,
-        show_progress: bool | None = None,
+        show_progress: bool | None,
+        ending: Ending,
     ) -> None:
         self.spec = spec
+        self.ending = ending
         self._world = world
         self._controller = controller
         self._executor = executor
         self._show_progress = show_progress
         self._feeds = Feeds(controller, executor, token, lambda: self.world)
-        self._shutdown_lock = threading.Lock()
-        self._is_shut_down = False
+        ending.first = self._feeds.close
         self._table = LiveTable(controller, self._repr_mimebundle_)
 
     def __enter__(self) -> Cluster:
@@ -108,7 +108,8 @@ class Cluster:
     def board(self) -> BoardStarted | None:
         """Port and process id of the TensorBoard that runs beside the first node, if one does."""
         board = self._controller.look(lambda view: view.board)
-        return board if board and board.port and not self._is_shut_down else None
+        is_gone = self.ending.is_asked or self._controller.look(lambda view: is_empty(view.state))
+        return board if board and board.port and not is_gone else None
 
     def tensorboard_url(self) -> str | None:
         """Return where TensorBoard answers; `None` without it (`launch(…, tensorboard=True)`)."""
@@ -363,17 +364,19 @@ class Cluster:
         Raises:
             NodeFailedError: if a node failed, at any time.
             ShutdownTimeoutError: if `map_fun` had to be stopped.
+            ResultError: if another thread has aborted the cluster meanwhile.
         """
-        with self._shutdown_lock:
-            if self._is_shut_down:
-                return
-            limits = [limit for limit in (grace_s, timeout_s) if limit is not None]
-            limit_s = min(limits) if limits else None
-            deadline = Deadline.after(limit_s)
-            self._feeds.end(timeout_s=limit_s)
-            in_time = self._controller.wait_for(lambda view: has_ended(view.state), deadline)
-            running = "" if in_time else self._still_running()
-            self._end(self.spec.settings.grace_s)
+        if not self.ending.is_wanted():
+            self.ending.wait()
+            return
+        limits = [limit for limit in (grace_s, timeout_s) if limit is not None]
+        limit_s = min(limits) if limits else None
+        deadline = Deadline.after(limit_s)
+        self._feeds.end(timeout_s=limit_s)
+        in_time = self._controller.wait_for(lambda view: has_ended(view.state), deadline)
+        running = self._still_running()
+        self.ending.ask(self.spec.settings.grace_s)
+        self.ending.wait()
         self._raise_failure()
         self._feeds.raise_problem()
         if not in_time:
@@ -381,17 +384,13 @@ class Cluster:
                 f"{running} had not returned from map_fun after {limit_s:g} s and was stopped. "
                 "Raise grace_secs or timeout if map_fun needs longer, for example to export a model"
             )
+        if running:
+            raise ResultError(f"the cluster was aborted before {running} had returned")
 
     def abort(self) -> None:
-        """End all nodes at once. Raises nothing about their failures."""
-        with self._shutdown_lock:
-            if not self._is_shut_down:
-                self._end(0.0)
-
-    def _end(self, grace_s: float) -> None:
-        self._is_shut_down = True
-        self._feeds.close()
-        end_nodes(self._controller, self._executor, grace_s)
+        """End all nodes at once, whoever waits for what. Raises nothing about their failures."""
+        self.ending.ask(0.0)
+        self.ending.wait()
 
     def _asking(self, name: str, timeout_s: float | None) -> FeedOrder:
         order = self._feeds.order(name, timeout_s)

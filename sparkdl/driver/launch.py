@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,7 +20,7 @@ from sparkdl.core.settings import Environment, HangAction, Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, Placement, plan_nodes
 from sparkdl.driver import state as states
 from sparkdl.driver.controller import Controller, LogLine
-from sparkdl.driver.ending import end_nodes
+from sparkdl.driver.ending import Ending, is_interrupt
 from sparkdl.driver.executors.executor import Executor, Launch
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.outcome import failure_of, has_ended
@@ -193,8 +194,15 @@ def run(
         NodeFailedError: if a node failed; and whatever `launch` and `Cluster.results` raise.
     """
     options.setdefault("input_mode", "own")
-    with launch(spark, map_fun, args, nodes, **options) as cluster:
-        return cluster.results(timeout_s)
+    cluster = launch(spark, map_fun, args, nodes, **options)
+    try:
+        values = cluster.results(timeout_s)
+        cluster.shutdown()
+        return values
+    except BaseException:
+        cluster.ending.ask(0.0)
+        cluster.ending.wait()
+        raise
 
 
 def _start(
@@ -205,32 +213,46 @@ def _start(
     on_log: Callable[[LogLine], None],
     show_progress: bool | None,
 ) -> Cluster:
-    token = new_token()
-    try:
-        spec, resumed = at_newest_checkpoint(spec)
+    token, ending = new_token(), Ending(spec.cluster_id, where)
+
+    def start() -> Controller:
+        where.wait_turn(ending.is_wanted)
+        newest, resumed = at_newest_checkpoint(spec)
         checkpoint = resumed.ref if resumed else None
-        controller = Controller(spec, token, on_log, where.relaunch, checkpoint, where.release)
+        controller = Controller(
+            newest,
+            token,
+            on_log,
+            where.relaunch,
+            checkpoint,
+            ending.release,
+            where.forget_task,
+        )
         if resumed:
             controller.checkpoints.books.restore(resumed.manifest.feeds)
-        address = controller.start(
-            environment.driver_host or where.driver_host(), environment.driver_ports
-        )
-    except BaseException:
-        where.close(Deadline.after(0.0))  # nothing has been started, but slots are held
-        raise
-    try:
+        ending.controller = controller
+        host = environment.driver_host or where.driver_host()
+        address = controller.start(host, environment.driver_ports)
         where.start(
-            Launch(address.url, token, spec, payload),
+            Launch(address.url, token, newest, payload),
             lambda problem: controller.submit(states.LaunchBroke(problem)),
             lambda standing: controller.submit(states.SlotsCounted(standing)),
         )
-        world = _gather(controller, spec)
+        return controller
+
+    handled = sys.exc_info()[1]
+    try:
+        controller = ending.begin(start)
+        world = _gather(controller, controller.spec)
         if spec.tensorboard is not None:
             _await_board(controller)
-    except BaseException:
-        end_nodes(controller, where, 0.0)
+        return Cluster(controller.spec, controller, where, token, world, show_progress, ending)
+    except BaseException as error:
+        ending.ask(0.0)  # before anything that another interrupt could come into
+        ending.wait()
+        if is_interrupt(error, handled):
+            raise KeyboardInterrupt("the launch was ended, and all nodes with it") from None
         raise
-    return Cluster(spec, controller, where, token, world, show_progress)
 
 
 def _gather(controller: Controller, spec: ClusterSpec) -> Any:

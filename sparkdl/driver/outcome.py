@@ -35,6 +35,12 @@ def has_ended(state: Any) -> bool:
     return isinstance(state, (Finished, Failed, Stopping, Stopped))
 
 
+def is_empty(state: Any) -> bool:
+    """Whether the cluster has ended, by itself or not, and its agents with it."""
+    is_over = isinstance(state, (Finished, Failed))
+    return isinstance(state, Stopped) or (is_over and not state.roster.is_anybody_there)
+
+
 def before_stop(state: Any) -> Any:
     """Return the state in which the stop came; the state itself if none came."""
     while isinstance(state, (Stopping, Stopped)):

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
 from sparkdl.core.spec import ClusterSpec, InputMode
-from sparkdl.driver.admission import Need, gate_of
+from sparkdl.driver.admission import Need, Turn, gate_of
 from sparkdl.driver.placement import Placing, Standing, Topology, stand
 from sparkdl.node.check import parse_problem
 
@@ -62,15 +62,15 @@ def read_topology(spark: SparkSession, num_nodes: int, is_fed: bool) -> Topology
         pause.wait(_POLL_S)
 
 
-def admitted(
+def turn_of(
     session: SparkSession, spec: ClusterSpec, topology: Topology | None, placing: Placing
-) -> Callable[[], None]:
-    """Wait for the cluster's turn; return what ends its stay.
+) -> Turn | None:
+    """Return the turn that the cluster has to wait for.
 
     Where slots cannot be counted, or come as they are asked for, nobody waits.
     """
     if topology is None or topology.is_dynamic:
-        return lambda: None
+        return None
     cpus = placing.node_cpus or topology.task_cpus
     gpus = topology.task_gpus if placing.node_cpus is None else placing.node_gpus
     need = Need(
@@ -80,11 +80,10 @@ def admitted(
         spec.input_mode is InputMode.SPARK and placing.is_attached,
         topology.room(cpus, gpus),
     )
-    gate = gate_of(str(session.sparkContext.applicationId))
-    gate.enter(
-        need, lambda: _topology(session.sparkContext).slots, spec.settings.reservation_timeout_s
-    )
-    return lambda: gate.leave(spec.cluster_id)
+    context = session.sparkContext
+    gate = gate_of(str(context.applicationId))
+    timeout_s = spec.settings.reservation_timeout_s
+    return Turn(gate, need, lambda: _topology(context).slots, timeout_s)
 
 
 def counting(

@@ -2,7 +2,7 @@
 
 Runs in: driver
 
-    attached ──SlotsCounted: none is left for feeding──▶ Detach ──▶ AgentDetached ──▶ Release
+    attached ──SlotsCounted: none is left for feeding──▶ Detach ──▶ AgentDetached ──▶ ForgetTask
 
 A node that comes back takes a slot, whoever brings it. Where that leaves none for feeding, agents
 are detached: the world's at once, and from then on those of each world as it begins, and those that
@@ -20,9 +20,9 @@ from sparkdl.driver.state import (
     AgentDetached,
     AgentJoined,
     Failing,
+    ForgetTask,
     Gathering,
     Relaunch,
-    Release,
     Report,
     Running,
     Send,
@@ -65,7 +65,7 @@ def is_too_many(state: Gathering | Running, event: AgentJoined) -> bool:
 def refused(state: Gathering | Running, event: AgentJoined) -> Step:
     """Have an agent that is too many end, in order: its task is not repeated."""
     node = state.roster.spec.nodes[event.hello.node_id]
-    return state, [Send(event.hello.agent_id, Stop(0.0)), Release(node)]
+    return state, [Send(event.hello.agent_id, Stop(0.0)), ForgetTask(node)]
 
 
 def detach(roster: Roster, agent_id: str | None = None) -> list[Action]:
@@ -88,7 +88,7 @@ def detached(state: Gathering | Running | Failing, event: AgentDetached, now_s: 
     roster = state.roster.detached(event.agent_id)
     idle = [agent for agent in roster.standbys if agent.hello.node_id == node_id]
     ends = [Send(agent.agent_id, Stop(0.0)) for agent in idle]
-    return replace(state, roster=roster), [Release(roster.spec.nodes[node_id]), *ends]
+    return replace(state, roster=roster), [ForgetTask(roster.spec.nodes[node_id]), *ends]
 
 
 def counted(state: Gathering | Running | Failing, event: SlotsCounted, now_s: float) -> Step:

@@ -77,6 +77,11 @@ class Roster:
         """Return the nodes without an agent."""
         return tuple(node for node in self.spec.nodes if node.node_id not in self.agents)
 
+    @property
+    def is_anybody_there(self) -> bool:
+        """Whether there are agents."""
+        return bool(self.agents or self.standbys)
+
     def wanted(self) -> tuple[NodeSpec, ...]:
         """Return those of the missing nodes that there is room for, needed ones first.
 

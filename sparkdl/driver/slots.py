@@ -30,7 +30,7 @@ class SlotWatch:
         self,
         nodes: int,
         count: Callable[[], Standing | None],
-        on_counted: Callable[[Standing], None],
+        on_counted: Callable[[Standing], object],
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._count = count

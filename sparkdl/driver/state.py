@@ -86,7 +86,7 @@ class Failing:
 
 @dataclass(frozen=True)
 class Finished:
-    """Every node that finishes the job has returned. Agents stay for logs until the stop."""
+    """Every node that finishes the job has returned. Agents stay until `deadline_s`, then go."""
 
     roster: Roster
     world: World
@@ -96,7 +96,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """The cluster has failed. Agents stay for logs until the stop.
+    """The cluster has failed. Agents stay until `deadline_s`, then go.
 
     Attributes:
         note: why it was not restarted.
@@ -277,10 +277,15 @@ class Relaunch:
 
 @dataclass(frozen=True)
 class Release:
+    """Let go of what carried the nodes, and of the slots: no agent is there any more."""
+
+
+@dataclass(frozen=True)
+class ForgetTask:
     """Note that the task of this node has ended in order: Spark will not repeat it."""
 
     node: NodeSpec
 
 
-Action = Send | Report | Warn | Relaunch | Release
+Action = Send | Report | Warn | Relaunch | Release | ForgetTask
 Step = tuple[State, list[Action]]

@@ -8,6 +8,8 @@ Runs in: driver
         └──restart, new ports──── Failing ──▶ Failed                  │
                                                  └──stop──▶ Stopping ◀┘ ──agents gone──▶ Stopped
 
+Agents of a cluster that has failed or finished go by themselves, a moment later.
+
 `step(state, event, now_s)` returns the next state and the actions that the controller has to
 perform. All transitions are in `TRANSITIONS`; a pair that is not there is a bug and raises
 `IllegalTransitionError`. States, events and actions are in `driver/state.py`.
@@ -15,6 +17,7 @@ perform. All transitions are in `TRANSITIONS`; a pair that is not there is a bug
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -54,6 +57,7 @@ from sparkdl.driver.state import (
     Gathering,
     LaunchBroke,
     NodesBlamed,
+    Release,
     Report,
     Running,
     Send,
@@ -69,6 +73,9 @@ from sparkdl.driver.state import (
 SETTLE_S = 0.3
 """After a first failure, how long to wait for others: the one that is told of first need not be
 the one that happened first."""
+
+STAY_S = 3.0
+"""After the end, how long agents stay: feeders whose rows are refused ask again, to learn why."""
 
 
 def begin(spec: ClusterSpec, now_s: float, checkpoint: CheckpointRef | None = None) -> Gathering:
@@ -171,7 +178,8 @@ def _gathering_expired(state: Gathering, event: DeadlinePassed, now_s: float) ->
             f"elastic_timeout={roster.spec.settings.elastic_timeout_s:g} s, and min_nodes="
             f"{roster.spec.settings.min_nodes}. See the Spark UI for free slots and executors.{why}"
         )
-        return Failed(roster, state.failures, None, {}, state.world, note), stops
+        failed = Failed(roster, state.failures, None, {}, state.world, note, now_s + STAY_S)
+        return failed, stops
     total = len(roster.spec.nodes)
     timeout_s = roster.spec.settings.reservation_timeout_s
     problem = ReservationTimeoutError(
@@ -180,14 +188,15 @@ def _gathering_expired(state: Gathering, event: DeadlinePassed, now_s: float) ->
         "waiting for a free slot or cannot reach the driver; see the Spark UI, free slots or ask "
         "for fewer nodes, or raise reservation_timeout"
     )
-    return Failed(roster, (), problem), stops
+    return Failed(roster, (), problem, deadline_s=now_s + STAY_S), stops
 
 
 def _launch_broke(state: Gathering, event: LaunchBroke, now_s: float) -> Step:
     """Before the first world nothing can work; later, others may carry what is missing."""
     if has_begun(state):
         return replace(state, problem=event.problem), relaunch(state)
-    return Failed(state.roster, (), event.problem), _stop_children(state.roster, state.generation)
+    failed = Failed(state.roster, (), event.problem, deadline_s=now_s + STAY_S)
+    return failed, _stop_children(state.roster, state.generation)
 
 
 def _running_entered(state: Running, event: ChildEntered, now_s: float) -> Step:
@@ -211,7 +220,10 @@ def _running_returned(state: Running, event: ChildGaveResult, now_s: float) -> S
         if node not in returned
     ]
     report = Report(f"All {len(finishing)} training nodes have returned")
-    return Finished(state.roster, state.world, returned), [report, *helpers]
+    # TensorBoard runs beside the first node, and is looked at when the training is over.
+    stay_s = STAY_S if state.roster.spec.tensorboard is None else math.inf
+    finished = Finished(state.roster, state.world, returned, now_s + stay_s)
+    return finished, [report, *helpers]
 
 
 def _running_broke(state: Running, event: ChildBroke, now_s: float) -> Step:
@@ -336,7 +348,8 @@ def _decide(state: Gathering | Failing, failures: tuple[Failure, ...], now_s: fl
     decision = decide(failures, history, settings, now_s)
     if isinstance(decision, Fail):
         returned = state.returned if isinstance(state, Failing) else {}
-        failed = Failed(roster, failures, None, returned, world, decision.reason)
+        end_s = now_s + STAY_S
+        failed = Failed(roster, failures, None, returned, world, decision.reason, end_s)
         return failed, _stop_children(roster, generation)
     is_held = False
     if isinstance(decision, Retry):
@@ -377,12 +390,21 @@ def _failing_offered(state: Failing, event: AgentOffered, now_s: float) -> Step:
 
 
 def _roster_left(state: Failed | Finished, event: AgentLeft, now_s: float) -> Step:
-    return replace(state, roster=state.roster.without(event.agent_id)), []
+    after = replace(state, roster=state.roster.without(event.agent_id))
+    is_last = state.roster.is_anybody_there and not after.roster.is_anybody_there
+    return after, [Release()] if is_last and math.isinf(state.deadline_s) else []
+
+
+def _let_go(state: Failed | Finished, event: DeadlinePassed, now_s: float) -> Step:
+    """Have the agents go, those first that nobody reads results of any more."""
+    roster, after = state.roster, replace(state, deadline_s=math.inf)
+    stops = _to_all(roster, Stop(roster.spec.settings.grace_s, is_patient=True), standbys=True)
+    return after, stops or [Release()]
 
 
 def _stop(state: Any, event: StopAsked, now_s: float) -> Step:
     roster = state.roster
-    if not roster.agents and not roster.standbys:
+    if not roster.is_anybody_there:
         return Stopped(state), []
     stopping = Stopping(roster, state, now_s + event.timeout_s)
     return stopping, _to_all(roster, Stop(event.grace_s), standbys=True)
@@ -395,9 +417,18 @@ def _stopping_joined(state: Stopping, event: AgentJoined, now_s: float) -> Step:
 
 def _stopping_left(state: Stopping, event: AgentLeft, now_s: float) -> Step:
     roster = state.roster.without(event.agent_id)
-    if roster.agents or roster.standbys:
+    if roster.is_anybody_there:
         return replace(state, roster=roster), []
     return Stopped(state.before), []
+
+
+def _stopping_asked(state: Stopping, event: StopAsked, now_s: float) -> Step:
+    """Stop sooner than it was asked for before."""
+    deadline_s = now_s + event.timeout_s
+    if deadline_s >= state.deadline_s:
+        return state, []
+    stops = _to_all(state.roster, Stop(event.grace_s), standbys=True)
+    return replace(state, deadline_s=deadline_s), stops
 
 
 def _stopping_expired(state: Stopping, event: DeadlinePassed, now_s: float) -> Step:
@@ -478,6 +509,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Finished, NodesBlamed): _stay,
     (Finished, CheckpointMade): _stay,
     (Finished, SlotsCounted): _stay,
+    (Finished, DeadlinePassed): _let_go,
     (Finished, LaunchBroke): _stay,
     (Finished, StopAsked): _stop,
     (Failed, AgentJoined): _ending_joined,
@@ -490,6 +522,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Failed, NodesBlamed): _stay,
     (Failed, CheckpointMade): _stay,
     (Failed, SlotsCounted): _stay,
+    (Failed, DeadlinePassed): _let_go,
     (Failed, LaunchBroke): _stay,
     (Failed, StopAsked): _stop,
     (Stopping, AgentJoined): _stopping_joined,
@@ -504,7 +537,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Stopping, DeadlinePassed): _stopping_expired,
     (Stopping, SlotsCounted): _stay,
     (Stopping, LaunchBroke): _stay,
-    (Stopping, StopAsked): _stay,
+    (Stopping, StopAsked): _stopping_asked,
     (Stopped, AgentJoined): _ending_joined,
     (Stopped, AgentLeft): _stay,
     (Stopped, AgentDetached): _stay,

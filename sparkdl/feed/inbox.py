@@ -124,6 +124,11 @@ class Inbox:
             self._exchanges[name] = exchange
         return exchange
 
+    @property
+    def is_answering(self) -> bool:
+        """Whether an inference partition is being answered."""
+        return bool(self._exchanges)
+
     def exchange(self, name: str) -> Exchange | None:
         """Return the inference partition called `name` while it waits."""
         with self._lock:

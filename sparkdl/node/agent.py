@@ -89,6 +89,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 LOG_PERIOD_S = 0.25
+ANSWERING_S = 0.25
+"""How often to look whether results are still being read."""
 
 
 class Agent:
@@ -320,8 +322,8 @@ class Agent:
             case StopChild(generation):
                 grace_s = self._spec.settings.grace_s
                 self.handle(states.ChildStopAsked(generation, grace_s))
-            case Stop(grace_s):
-                self.handle(states.StopAsked(grace_s))
+            case Stop(grace_s, is_patient):
+                self._stop(grace_s, is_patient)
             case CheckpointCommit(generation, step, manifest, missing, problem):
                 if self._begun == generation:
                     self._send_to_child(Commit(step, manifest, missing, problem))
@@ -337,6 +339,12 @@ class Agent:
                 self._tell_stacks(request)
             case _:
                 self._feeds.on_driver_message(message)
+
+    def _stop(self, grace_s: float, is_patient: bool) -> None:
+        if is_patient and self._feeds.is_answering:
+            self._loop.call_later(ANSWERING_S, self._stop, grace_s, is_patient)
+        else:
+            self.handle(states.StopAsked(grace_s))
 
     def _beat(self) -> None:
         self._send_to_child(Beat())

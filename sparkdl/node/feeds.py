@@ -177,6 +177,11 @@ class NodeFeeds:
         """How many batches the child has told that it has read, of the feed with the most."""
         return max((read.steps for read in self._read.values()), default=0)
 
+    @property
+    def is_answering(self) -> bool:
+        """Whether somebody reads results of inference."""
+        return self._inbox.is_answering
+
     def close(self, reason: str, has_failed: bool = False) -> None:
         """Take no more rows.
 

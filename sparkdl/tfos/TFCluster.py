@@ -194,6 +194,7 @@ class TFCluster:
             if ssc is not None:
                 await_end(ssc, self.server, self._streams)
         except KeyboardInterrupt:
+            self.cluster.ending.ask(0.0)  # before anything that another interrupt could come into
             self.cluster.abort()
             raise
         finally:
@@ -295,4 +296,8 @@ def run(
         num_gpus=num_gpus(tf_args),
         **options,
     )
-    return TFCluster(sc, cluster, queues)
+    try:
+        return TFCluster(sc, cluster, queues)
+    except BaseException:
+        cluster.ending.ask(0.0)
+        raise

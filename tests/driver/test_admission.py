@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ReservationTimeoutError
-from sparkdl.driver.admission import Gate, Need, gate_of
+from sparkdl.core.errors import LaunchError, ReservationTimeoutError
+from sparkdl.driver.admission import Gate, Need, Turn, gate_of
 
 SOON_S = 10.0
 
@@ -87,9 +88,45 @@ def test_one_slot_is_left_for_feeding_and_large_nodes_need_room() -> None:
 def test_who_waits_for_itself_is_told_and_loses_its_place() -> None:
     gate = Gate()
     gate.enter(need("mine", 2), lambda: 2, 1.0)
-    with pytest.raises(ReservationTimeoutError, match=r"held by mine \(2 nodes\).*Nobody made"):
+    with pytest.raises(
+        ReservationTimeoutError, match=r"held by mine \(2 nodes, launched .* Main.*Nobody made"
+    ):
         gate.enter(need("too"), lambda: 2, 0.05)
     gate.leave("mine")
     gate.leave("mine")
     gate.enter(need("next"), lambda: 2, 0.0)
     assert gate_of("app-1") is gate_of("app-1")
+
+
+def test_who_waits_says_at_once_for_whom(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "sparkdl.driver.admission")
+    gate = Gate()
+    first = Asker(gate, need("first", 2), 2)
+    assert first.is_in.wait(SOON_S)
+    assert not caplog.records
+    second = Asker(gate, need("second"), 2)
+    assert second.waits()
+    (told,) = caplog.records
+    assert told.levelname == "WARNING"
+    assert "second needs 1 task slots" in told.message
+    assert "held by first (2 nodes, launched 0 s ago in thread" in told.message
+    first.end()
+    assert second.is_in.wait(SOON_S)
+    second.end()
+
+
+def test_who_is_not_wanted_any_more_waits_no_longer() -> None:
+    gate, is_given_up = Gate(), threading.Event()
+    gate.enter(need("first", 2), lambda: 2, SOON_S)
+    turn = Turn(gate, need("second"), lambda: 2, SOON_S)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(turn.wait, lambda: not is_given_up.is_set())
+        is_given_up.set()
+        with pytest.raises(LaunchError, match="second is not wanted"):
+            waiting.result(SOON_S)
+    gate.leave("first")
+    turn.wait(lambda: True)
+    with pytest.raises(ReservationTimeoutError, match=r"held by second \(1 nodes"):
+        gate.enter(need("third", 2), lambda: 2, 0.0)
+    turn.end()
+    gate.enter(need("third", 2), lambda: 2, 0.0)

@@ -19,10 +19,10 @@ from sparkdl.driver.state import (
     Event,
     Failing,
     Finished,
+    ForgetTask,
     Gathering,
     LaunchBroke,
     Relaunch,
-    Release,
     Report,
     Running,
     SlotsCounted,
@@ -42,7 +42,7 @@ def relaunched(actions: list[Action]) -> list[str]:
 
 
 def released(actions: list[Action]) -> list[str]:
-    return [action.node.name for action in actions if isinstance(action, Release)]
+    return [action.node.name for action in actions if isinstance(action, ForgetTask)]
 
 
 def lose(play: Play, *agent_ids: str) -> list[Action]:

@@ -49,6 +49,7 @@ from sparkdl.driver.state import (
     Failed,
     Failing,
     Finished,
+    ForgetTask,
     Gathering,
     LaunchBroke,
     NodesBlamed,
@@ -63,7 +64,7 @@ from sparkdl.driver.state import (
     Stopping,
     Warn,
 )
-from sparkdl.driver.transitions import SETTLE_S, TRANSITIONS, begin, step
+from sparkdl.driver.transitions import SETTLE_S, STAY_S, TRANSITIONS, begin, step
 
 SPEC = ClusterSpec("c", plan_nodes(3, num_ps=1), settings=Settings(600.0, max_port_retries=2))
 """ps:0 is node 0 and agent "a", worker:0 is 1 and "b", worker:1 is 2 and "c"."""
@@ -151,8 +152,10 @@ START = Gathering(Roster(SPEC), 0, 600.0)
 ALMOST = Gathering(roster(agent("a"), agent("b"), agent("c", None)), 0, 600.0)
 RUNNING = Running(ALL, WORLD)
 FAILING = Failing(ALL, WORLD, {}, (failure("b"),), 10.0 + SETTLE_S)
-FAILED = Failed(ALL, (failure("b"),), None, {}, WORLD)
-FINISHED = Finished(ALL, WORLD, results("b", "c"))
+GOES_S = 10.0 + STAY_S
+FAILED = Failed(ALL, (failure("b"),), None, {}, WORLD, deadline_s=GOES_S)
+FINISHED = Finished(ALL, WORLD, results("b", "c"), GOES_S)
+LEAVE = Stop(SPEC.settings.grace_s, is_patient=True)
 STOPPING = Stopping(ALL, FINISHED, 25.0)
 STOPPED = Stopped(FINISHED)
 
@@ -175,7 +178,7 @@ def with_room(state: Any, is_detaching: bool = False) -> Any:
 
 A, B, C, B2 = agent("a"), agent("b"), agent("c"), agent("b2")
 B_DETACHED = replace(B, is_detached=True)
-RELEASE_B: list[Action] = [Release(SPEC.nodes[1])]
+RELEASE_B: list[Action] = [ForgetTask(SPEC.nodes[1])]
 
 B2_BARE, C_BARE = agent("b2", None), agent("c", None)  # have not offered yet
 ALMOST_TWIN = with_agents(ALMOST, A, B, C_BARE, standbys=(B2,))
@@ -185,6 +188,7 @@ RUNNING_BARE = with_agents(RUNNING, A, B, C, standbys=(B2_BARE,))
 FAILING_TWIN = with_agents(FAILING, A, B, C, standbys=(B2,))
 FAILING_BARE = with_agents(FAILING, A, B, C, standbys=(B2_BARE,))
 FINISHED_TWIN = with_agents(FINISHED, A, B, C, standbys=(B2,))
+ENDLESS = replace(FINISHED, deadline_s=math.inf)
 
 STEPS: list[tuple[State, Event, State, list[Action]]] = [
     # Gathering: seats fill, and the world begins with the last offer.
@@ -195,13 +199,14 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (ALMOST, offered("c", 1), with_agents(ALMOST, A, B, agent("c", 1)), []),
     (ALMOST, left("b"), with_agents(ALMOST, A, C_BARE), []),
     (ALMOST, left("stranger"), ALMOST, []),
-    (ALMOST, broke("b"), Failed(ALMOST.roster, (failure("b"),)), to(StopChild(0), "a", "b", "c")),
+    (ALMOST, broke("b"), Failed(ALMOST.roster, (failure("b"),), deadline_s=GOES_S),
+     to(StopChild(0), "a", "b", "c")),
     (ALMOST, broke("b", generation=1), ALMOST, []),
     (ALMOST, broke("b", generation=-1), ALMOST, []),
     (ALMOST, entered("a"), ALMOST, []),
     (ALMOST, returned("a"), ALMOST, []),
     (ALMOST, LaunchBroke(PROBLEM),
-     Failed(ALMOST.roster, (), PROBLEM), to(StopChild(0), "a", "b", "c")),
+     Failed(ALMOST.roster, (), PROBLEM, deadline_s=GOES_S), to(StopChild(0), "a", "b", "c")),
     (ALMOST, blamed("b"), ALMOST, []),
     (ALMOST, MADE, ALMOST, []),
     (ALMOST, STOP, Stopping(ALMOST.roster, ALMOST, 25.0), to(Stop(5.0), "a", "b", "c")),
@@ -253,7 +258,7 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (FAILING, MADE, replace(FAILING, roster=replace(ALL, checkpoint=MADE.ref)), []),
     (FAILING, CheckpointMade(CheckpointRef("/c", 7, 1)), FAILING, []),
     (FAILING, STOP, Stopping(ALL, FAILING, 25.0), to(Stop(5.0), "a", "b", "c")),
-    # Finished and Failed: agents stay for their logs; who comes late is sent away.
+    # Finished and Failed: agents stay for a moment; who comes late is sent away.
     (FINISHED, joined("b2"), FINISHED, to(Stop(0.0), "b2")),
     (FINISHED, left("b"), with_agents(FINISHED, A, C), []),
     (FINISHED, offered("b", 1), FINISHED, []),
@@ -263,6 +268,15 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (FINISHED, blamed("c"), FINISHED, []),
     (FINISHED, MADE, FINISHED, []),
     (FINISHED, LaunchBroke(PROBLEM), FINISHED, []),
+    (FINISHED, EXPIRED, ENDLESS, to(LEAVE, "a", "b", "c")),
+    (FINISHED_TWIN, EXPIRED, replace(FINISHED_TWIN, deadline_s=math.inf),
+     to(LEAVE, "a", "b", "c", "b2")),
+    (with_agents(FINISHED), EXPIRED, with_agents(ENDLESS), [Release()]),
+    (with_agents(FINISHED, C), left("c"), with_agents(FINISHED), []),
+    (with_agents(ENDLESS, C), left("stranger"), with_agents(ENDLESS, C), []),
+    (with_agents(ENDLESS, C), left("c"), with_agents(ENDLESS), [Release()]),
+    (with_agents(ENDLESS), left("stranger"), with_agents(ENDLESS), []),
+    (with_agents(ENDLESS), STOP, Stopped(with_agents(ENDLESS)), []),
     (FINISHED, STOP, STOPPING, to(Stop(5.0), "a", "b", "c")),
     (FAILED, joined("b2"), FAILED, to(Stop(0.0), "b2")),
     (FAILED, left("b"), with_agents(FAILED, A, C), []),
@@ -273,6 +287,10 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (FAILED, blamed("c"), FAILED, []),
     (FAILED, MADE, FAILED, []),
     (FAILED, LaunchBroke(PROBLEM), FAILED, []),
+    (FAILED, EXPIRED, replace(FAILED, deadline_s=math.inf), to(LEAVE, "a", "b", "c")),
+    (with_agents(FAILED), EXPIRED, replace(with_agents(FAILED), deadline_s=math.inf), [Release()]),
+    (replace(with_agents(FAILED, B), deadline_s=math.inf), left("b"),
+     replace(with_agents(FAILED), deadline_s=math.inf), [Release()]),
     (FAILED, STOP, Stopping(ALL, FAILED, 25.0), to(Stop(5.0), "a", "b", "c")),
     # Stopping: until the last agent has gone, or time is up.
     (STOPPING, joined("b2"),
@@ -289,6 +307,8 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (STOPPING, MADE, STOPPING, []),
     (STOPPING, LaunchBroke(PROBLEM), STOPPING, []),
     (STOPPING, STOP, STOPPING, []),
+    (STOPPING, StopAsked(0.0, 10.0), replace(STOPPING, deadline_s=20.0),
+     to(Stop(0.0), "a", "b", "c")),
     (with_agents(STOPPING, A, C), EXPIRED, Stopped(FINISHED, ("ps:0", "worker:1")), []),
     # Stopped: only late agents are answered.
     (STOPPED, joined("b2"), STOPPED, to(Stop(0.0), "b2")),
@@ -312,7 +332,8 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (ALMOST_TWIN, broke("b2"),
      ALMOST_BARE, []),
     (with_agents(ALMOST, A, B, standbys=(B2,)), LaunchBroke(PROBLEM),
-     Failed(roster(A, B, standbys=(B2,)), (), PROBLEM), to(StopChild(0), "a", "b", "b2")),
+     Failed(roster(A, B, standbys=(B2,)), (), PROBLEM, deadline_s=GOES_S),
+     to(StopChild(0), "a", "b", "b2")),
     (RUNNING_TWIN, broke("b2"),
      RUNNING_BARE, []),
     (RUNNING_TWIN, returned("b2"),
@@ -363,7 +384,7 @@ def expired(before: Gathering) -> tuple[Failed, list[Action]]:
 
 def test_nodes_that_did_not_come_in_time_are_named() -> None:
     state, actions = expired(Gathering(roster(agent("b", None)), 0, 600.0))
-    assert state == Failed(roster(agent("b", None)), (), state.problem)
+    assert state == Failed(roster(agent("b", None)), (), state.problem, deadline_s=600.0 + STAY_S)
     assert actions == to(StopChild(0), "b")
     text = str(state.problem)
     assert text.startswith("1 of 3 nodes came up within 600 s; missing: ps:0, worker:1. ")
@@ -400,9 +421,7 @@ ILLEGAL = [
 
 
 def test_only_a_deadline_that_a_state_does_not_have_is_illegal() -> None:
-    assert set(ILLEGAL) == {
-        (state, DeadlinePassed) for state in (Running, Finished, Failed, Stopped)
-    }
+    assert set(ILLEGAL) == {(state, DeadlinePassed) for state in (Running, Stopped)}
 
 
 @pytest.mark.parametrize(("state", "event"), ILLEGAL)
@@ -422,6 +441,16 @@ def test_only_states_that_expire_have_a_deadline(state: type) -> None:
 
 
 # Stories of more than one step.
+
+
+def test_finished_cluster_whose_tensorboard_is_looked_at_stays_until_it_is_stopped() -> None:
+    spec = replace(SPEC, tensorboard="")
+    before = replace(RUNNING, roster=replace(ALL, spec=spec), returned=results("b"))
+    finished, _ = step(before, returned("c"), 10.0)
+    assert isinstance(finished, Finished)
+    assert math.isinf(finished.deadline_s)
+    failing = replace(FAILING, roster=replace(ALL, spec=spec))
+    assert step(failing, EXPIRED, 10.0)[0].deadline_s == GOES_S
 
 
 def after(state: State, *events: Event) -> tuple[State, list[Action]]:
@@ -533,7 +562,7 @@ def test_ports_may_be_lost_only_so_often() -> None:
     before = replace(LOST_PORT, roster=replace(ALL, history=History(retries)))
     state, actions = step(before, EXPIRED, 10.0)
     note = "ports were lost to other processes 3 times in a row"
-    assert state == Failed(before.roster, before.failures, None, {}, WORLD, note)
+    assert state == Failed(before.roster, before.failures, None, {}, WORLD, note, GOES_S)
     assert actions == to(StopChild(0), "a", "b", "c")
 
 
@@ -657,9 +686,12 @@ def check_actions(before: State, event: Event, after: State, actions: list[Actio
             assert (member.host, member.port) == (a.hello.host, a.offer.port)
     if isinstance(after, Running) and not isinstance(before, Running):
         assert begins
-    if isinstance(before, (Finished, Failed, Stopped)) and not isinstance(event, StopAsked):
+    if Release() in actions and not isinstance(after, Stopped):
+        assert not after.roster.is_anybody_there, "what carries agents is not let go of"
+    by_itself = (StopAsked, DeadlinePassed)
+    if isinstance(before, (Finished, Failed, Stopped)) and not isinstance(event, by_itself):
         late = [event.hello.agent_id] if isinstance(event, AgentJoined) else []
-        assert actions == to(Stop(0.0), *late), "only who comes late is spoken to"
+        assert sends == to(Stop(0.0), *late), "only who comes late is spoken to"
     if isinstance(event, AgentJoined) and not isinstance(before, Stopped):
         for node_id, seated in before.roster.agents.items():
             assert not isinstance(after, Stopped)

@@ -37,11 +37,19 @@ class Executor(Protocol):
     def driver_host(self) -> str:
         """Return the address of this machine under which the executors reach it."""
 
+    def wait_turn(self, is_wanted: Callable[[], bool]) -> None:
+        """Wait until there is room for the nodes beside those of other clusters; held to `close`.
+
+        Raises:
+            ReservationTimeoutError: if nobody made room in time.
+            LaunchError: if the cluster is not wanted any more.
+        """
+
     def start(
         self,
         launch: Launch,
-        on_broken: Callable[[SparkdlError], None],
-        on_counted: Callable[[Standing], None],
+        on_broken: Callable[[SparkdlError], object],
+        on_counted: Callable[[Standing], object],
     ) -> None:
         """Start all nodes and return.
 
@@ -53,7 +61,7 @@ class Executor(Protocol):
     def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
         """Have new agents started for lost nodes, unless they are about to come; returns soon."""
 
-    def release(self, node: NodeSpec) -> None:
+    def forget_task(self, node: NodeSpec) -> None:
         """Note that what has carried this node has ended in order, and brings it no more."""
 
     def feed(self, data: Any, order: FeedOrder) -> list[FedPartition]:
@@ -86,4 +94,4 @@ class Executor(Protocol):
         """End running `feed` calls soon: those of one feed, or all."""
 
     def close(self, deadline: Deadline) -> None:
-        """End what is left of the nodes' own jobs or processes."""
+        """End what is left of the nodes' own jobs or processes; may be called again, by another."""

@@ -63,11 +63,14 @@ class LocalExecutor:
         """Return the loopback address."""
         return "127.0.0.1"
 
+    def wait_turn(self, is_wanted: Callable[[], bool]) -> None:
+        """Return: processes need no slots."""
+
     def start(
         self,
         launch: Launch,
-        on_broken: Callable[[SparkdlError], None],
-        on_counted: Callable[[Standing], None] | None = None,
+        on_broken: Callable[[SparkdlError], object],
+        on_counted: Callable[[Standing], object] | None = None,
     ) -> None:
         """Start one agent per node; a thread each waits for its end. There are no slots to count.
 
@@ -119,7 +122,7 @@ class LocalExecutor:
         self._threads.append(thread)
         thread.start()
 
-    def release(self, node: NodeSpec) -> None:
+    def forget_task(self, node: NodeSpec) -> None:
         """Do nothing: agents here belong to no task."""
 
     def _start_agent(
@@ -127,7 +130,7 @@ class LocalExecutor:
         launch: Launch,
         node: NodeSpec,
         gpus: tuple[str, ...] | None,
-        on_broken: Callable[[SparkdlError], None],
+        on_broken: Callable[[SparkdlError], object],
     ) -> None:
         spec, node_id = launch.spec, node.node_id
         order = AgentOrder(launch.url, launch.token, node_id, spec, "process", gpus=gpus)
@@ -232,7 +235,7 @@ class LocalExecutor:
         agent: subprocess.Popen[bytes],
         stderr: IO[bytes],
         name: str,
-        on_broken: Callable[[SparkdlError], None],
+        on_broken: Callable[[SparkdlError], object],
     ) -> None:
         assert agent.stdout is not None
         problem, work_dir = None, ""

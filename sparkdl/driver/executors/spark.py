@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
 from sparkdl.core.spec import ClusterSpec, InputMode, NodeSpec, Placement
+from sparkdl.driver.admission import Turn
 from sparkdl.driver.advice import tell_costly_settings
 from sparkdl.driver.executors.executor import Launch
 from sparkdl.driver.executors.local import LocalExecutor
@@ -35,11 +36,11 @@ from sparkdl.driver.executors.stream_query import FeedQuery, start_query
 from sparkdl.driver.feeds.streaming import StreamFeed, StreamOptions
 from sparkdl.driver.placement import Standing, choose_placing
 from sparkdl.driver.preflight import (
-    admitted,
     counting,
     explain_job_failure,
     node_profile,
     read_topology,
+    turn_of,
 )
 from sparkdl.driver.slots import LOOK_S, SlotWatch
 from sparkdl.feed.infer_task import InferRdd, decode_results
@@ -57,7 +58,7 @@ class SparkExecutor:
     Args:
         profile: resources of a node's task; `None` for the session's defaults.
         count: returns what the slots there are mean for the nodes; `None` where nobody has to know.
-        on_closed: gives the nodes' slots to other clusters.
+        turn: of the cluster, where it has to wait for one.
     """
 
     def __init__(
@@ -66,12 +67,12 @@ class SparkExecutor:
         cluster_id: str,
         profile: ResourceProfile | None,
         count: Callable[[], Standing | None] | None,
-        on_closed: Callable[[], None] = lambda: None,
+        turn: Turn | None = None,
     ) -> None:
         self._spark = spark
         self._profile = profile
         self._count = count
-        self._on_closed = on_closed
+        self._turn = turn
         self._nodes_tag = f"sparkdl-nodes-{cluster_id}"
         self._feed_tag = f"sparkdl-feed-{cluster_id}"
         self._jobs: dict[threading.Thread, set[NodeSpec]] = {}
@@ -85,11 +86,16 @@ class SparkExecutor:
         """Return what Spark's own executors call this machine."""
         return str(self._spark.conf.get("spark.driver.host"))
 
+    def wait_turn(self, is_wanted: Callable[[], bool]) -> None:
+        """Wait until other clusters of the application leave the slots that this one needs."""
+        if self._turn:
+            self._turn.wait(is_wanted)
+
     def start(
         self,
         launch: Launch,
-        on_broken: Callable[[SparkdlError], None],
-        on_counted: Callable[[Standing], None],
+        on_broken: Callable[[SparkdlError], object],
+        on_counted: Callable[[Standing], object],
     ) -> None:
         """Submit the job whose tasks are the nodes."""
         if launch.spec.driver_nodes:
@@ -114,7 +120,7 @@ class SparkExecutor:
         if there := [node for node in nodes if not self._here.has(node)]:
             self._wanted.put(there)
 
-    def release(self, node: NodeSpec) -> None:
+    def forget_task(self, node: NodeSpec) -> None:
         """Note that the task of this node has ended in order, so that Spark does not repeat it."""
         with self._lock:
             for nodes in self._jobs.values():
@@ -133,7 +139,7 @@ class SparkExecutor:
                 return wanted
 
     def _submit(
-        self, launch: Launch, nodes: Sequence[NodeSpec], on_broken: Callable[[SparkdlError], None]
+        self, launch: Launch, nodes: Sequence[NodeSpec], on_broken: Callable[[SparkdlError], object]
     ) -> None:
         """Submit a job of one task for each of `nodes`, with this thread's local properties."""
         spec = launch.spec
@@ -245,7 +251,8 @@ class SparkExecutor:
         try:
             self._close(deadline)
         finally:
-            self._on_closed()
+            if self._turn:
+                self._turn.end()
 
     def _close(self, deadline: Deadline) -> None:
         self._here.close(deadline)
@@ -303,10 +310,10 @@ def place(
     if is_fed:
         tell_costly_settings(session)
     profile = node_profile(placing)
-    fs, leave = default_fs(session), admitted(session, spec, topology, placing)
+    turn = turn_of(session, spec, topology, placing)
     count = counting(session, spec, placing, topology)
-    executor = SparkExecutor(session, spec.cluster_id, profile, count, leave)
-    return executor, replace(spec, default_fs=fs, placement=placement)
+    executor = SparkExecutor(session, spec.cluster_id, profile, count, turn)
+    return executor, replace(spec, default_fs=default_fs(session), placement=placement)
 
 
 def _session(spark: SparkSession | SparkContext | None) -> SparkSession:

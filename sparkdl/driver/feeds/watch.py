@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from sparkdl.control.messages import Granted
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedTimeoutError, FeedTypeError, SparkdlError
 from sparkdl.driver.outcome import feed_problem_of
-from sparkdl.driver.threads import begin
+from sparkdl.driver.threads import run_aside
 from sparkdl.feed.order import FeederError
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class FeedWatch:
         """
         try:
             name = f"sparkdl-job-{self._call.order.feed}"
-            fed = begin(job, name, self._call.executor.thread).result()
+            fed = run_aside(job, name, self._call.executor.thread)
         except (ConfigError, FeedTypeError):  # no node has to do with it
             raise
         except Exception as error:
@@ -127,8 +128,10 @@ class FeedWatch:
                     controller.changed.notify_all()
                 if self._is_over or self.has_reason():
                     break
-                if not has_to_stop:
-                    controller.changed.wait(min(1.0, deadline.remaining_s))
+                count = controller.changed.count
+            if not has_to_stop:
+                soon = Deadline.after(min(1.0, deadline.remaining_s))
+                controller.changed.wait_for(partial(self._is_news, count), soon)
             if granted is not None and granted != self._granted:
                 self._granted = granted
                 self._call.broadcast(granted)
@@ -140,6 +143,9 @@ class FeedWatch:
                 return
         if self.has_reason():
             self._call.cancel()
+
+    def _is_news(self, count: int) -> bool:
+        return self._call.controller.changed.count != count
 
     def _rows_read(self) -> int:
         counts = self._call.controller.look(lambda view: self._call.counts(view))

@@ -118,6 +118,7 @@ def test_agent_that_does_not_end_in_time_is_killed(
     cluster._controller.close()
     executor.close(Deadline.after(0.5))
     assert all_gone([process for pair in them.values() for process in (pair.agent, pair.child)])
+    cluster.abort()
 
 
 def test_cluster_that_nobody_keeps_ends_with_the_program() -> None:
