@@ -190,9 +190,9 @@ class FeedReader:
         count = self._epochs
         epochs = f"after {count} epoch{'s' * (count > 1)}" if count else "before any row came"
         return EndOfFeedError(
-            f"feed {self.feed!r} ended {epochs}, and map_fun has gone on to another one, which has "
-            "no batches. Let epochs=… of the feeding and the loop of map_fun say the same, or loop "
-            f"`while ctx.has_epoch({self.feed!r})`"
+            f"feed {self.feed!r} ended {epochs}, and map_fun goes on to epoch {count + 1}, which "
+            "has no batches. Let epochs=… of the feeding and the loop of map_fun say the same, or "
+            f"loop `while ctx.has_epoch({self.feed!r})`"
         )
 
     def wait_epoch(self, owner: int, begins: bool = True) -> int | None:
@@ -395,7 +395,7 @@ class FeedReader:
     def _consumed(self) -> Consumed:
         here, now = self._backlog, self._backlog.counts
         counts = (now.rows, here.epoch, now.steps, now.padded, now.dropped)
-        return Consumed(self.feed, *counts, self._held, here.reading)
+        return Consumed(self.feed, *counts, self._held, here.reading, self._beyond)
 
     def _tell_if_due(self) -> None:
         self._is_told = False

@@ -330,4 +330,5 @@ class NodeFeeds:
             reading=read.reading,
             read_to=read_to,
             read_problem=problem,
+            beyond=read.beyond,
         )
