@@ -129,11 +129,13 @@ class FeedCall:
             rows_covered=covered,
             goes_on=self.goes_on and not watch.has_closed,
             is_cut=watch.is_cut and epoch <= last,
-            left_by=self.controller.look(self.gone_nodes),
         )
+        return self._report(fed, before), watch.has_closed
+
+    def _report(self, fed: Fed, before: dict[int, FeedCount]) -> FeedReport:
         names = {m.node.node_id: m.node.name for m in self.members}
-        told = report(fed, names, before, self.controller.look(self.counts))
-        return told, watch.has_closed
+        after, gone = self.controller.look(lambda view: (self.counts(view), self.gone_nodes(view)))
+        return report(replace(fed, left_by=gone), names, before, after)
 
     def _is_renewed(self) -> bool:
         return self.is_out_of_date(self.controller.view.state)

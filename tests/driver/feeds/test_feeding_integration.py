@@ -336,7 +336,7 @@ def returns(args: None, ctx: NodeContext) -> None:
 
 def misspells(args: None, ctx: NodeContext) -> int:
     """Read a feed that nobody feeds."""
-    return len(list(ctx.batches(10, feed="trian")))
+    return len(list(ctx.batches(10, feed="inputs")))
 
 
 def test_rows_that_nobody_reads_are_counted_and_the_warning_names_the_nodes(
@@ -377,14 +377,14 @@ def test_own_data_is_no_feed_and_reading_one_fails_at_once() -> None:
 
 def test_feed_of_another_name_than_is_fed_is_told_with_both_names() -> None:
     with (
-        pytest.raises(NodeFailedError, match=r"nobody has fed 'trian' .* being fed is 'input'"),
+        pytest.raises(NodeFailedError, match=r"nobody has fed 'inputs' .* being fed is 'input'"),
         launch(misspells, feed_timeout=1.0) as cluster,
     ):
         cluster.feed(range(10), timeout_s=SOON_S)
 
 
 def test_driver_that_gives_up_a_feed_first_says_which_one_is_read() -> None:
-    waits = r"nobody has fed what is read: 'trian' \(worker:0, worker:1\); being fed is 'input'"
+    waits = r"nobody has fed what is read: 'inputs' \(worker:0, worker:1\); being fed is 'input'"
     with launch(misspells) as cluster, pytest.raises(FeedTimeoutError, match=waits):
         cluster.feed(range(10), timeout_s=2.0)
 
