@@ -166,10 +166,12 @@ def test_feed_of_a_name_that_nobody_feeds_is_given_up_and_says_what_is_fed() -> 
     with linked() as ends:
         ends.send(start(settings=SOON_GIVEN_UP))
         ends.send(FeedStart("input", 0))
-        ends.send_segment(0, feed="validation")
+        ends.send_segment(0, feed="test")
         ends.link.wait_start(Deadline.after(SOON_S))
         misspelt = ends.link.reader("inputs")
-        message = r"nobody has fed 'inputs' within feed_timeout=0.05 s; being fed is 'input', 'validation'"
+        message = (
+            r"nobody has fed 'inputs' within feed_timeout=0.05 s; being fed is 'input', 'test'"
+        )
         with pytest.raises(UnfedError, match=message):
             list(EpochBatches(misspelt, 4))
 
