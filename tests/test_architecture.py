@@ -92,28 +92,10 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
     "lightning/*": "a data module gives loaders of PyTorch",
 }
 
-MAX_LINES = 300
+MAX_LINES = 500
 MAX_FUNCTION_LINES = 60
 LONG_FILES = {  # longest each may become, and why it is one file
-    "control/channel.py": (390, "every message between agent and child, and their frames"),
-    "control/messages.py": (440, "every message between agent and coordinator"),
-    "driver/controller.py": (410, "performs every action of one state machine"),
-    "driver/executors/spark.py": (330, "the jobs of nodes and of feeders, in one session"),
-    "driver/handle.py": (430, "the user's handle: a method for each thing to ask, and its docs"),
-    "driver/launch.py": (310, "what the user may ask for, each option declared and explained"),
     "driver/transitions.py": (570, "one table of transitions, read as a whole"),
-    "node/state.py": (420, "one table of transitions, read as a whole"),
-    "node/agent.py": (490, "performs every action of one state machine"),
-    "node/feeds.py": (360, "all that driver and child say of a node's feeds"),
-    "feed/log.py": (380, "what feeders append and the child releases, behind one lock"),
-    "feed/reader.py": (380, "what two threads call of one feed, behind one lock"),
-    "feed/encode.py": (340, "one codec for each kind of value, side by side"),
-    "node/context.py": (370, "what map_fun is given: a method for each thing, and its docs"),
-    "tfos/TFCluster.py": (
-        330,
-        "TensorFlowOnSpark's cluster: its methods, their arguments and docs",
-    ),
-    "frameworks/keras.py": (360, "what Keras 2 and Keras 3 need, side by side"),
 }
 LONG_FUNCTIONS = {  # and why each is one function
     "driver/launch.py:launch": "one option, one line: to declare it and to hand it on",
@@ -490,7 +472,7 @@ BAD: tuple[tuple[Rule, dict[str, str], str], ...] = (
     (core_needs_the_standard_library_only, {"core__a": "import numpy as np"}, "imports numpy"),
     (docstrings_say_where_a_module_runs, {"core__a": '"""It is."""'}, "needs a line `Runs in:"),
     (docstrings_say_where_a_module_runs, {"a": '"""It.\n\nRuns in: hell\n"""'}, "needs a line"),
-    (files_and_functions_are_short, {"core__a": "a = 1\n" * 301}, "301 lines, 300 are allowed"),
+    (files_and_functions_are_short, {"core__a": "a = 1\n" * 501}, "501 lines, 500 are allowed"),
     (
         files_and_functions_are_short,
         {"core__a": "def f():\n" + "    a = 1\n" * 60},
