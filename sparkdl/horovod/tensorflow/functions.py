@@ -46,8 +46,7 @@ def broadcast_variables(
     if not targets or exchange.group.size == 1:
         return
     values = [tf.convert_to_tensor(variable) for variable in targets]
-    name = "broadcast_variables of " + ", ".join(f"{v.dtype.name}{v.shape}" for v in values)
-    results = exchange.broadcast(values, root, name[:1000])
+    results = exchange.broadcast(values, root, "variables")
     for variable, value in zip(targets, results, strict=True):
         variable.assign(value)
 

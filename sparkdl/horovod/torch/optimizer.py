@@ -25,6 +25,7 @@ from sparkdl.horovod.torch.reducer import Options, Reducer
 if TYPE_CHECKING:
     import torch
 
+
 class Distributed:
     """What a distributed optimizer does otherwise than its base class, the user's own one."""
 

@@ -70,7 +70,6 @@ class Reducer:
         self._layout: Layout | None = None
         self._buckets: list[Bucket] = []
         self._places: dict[int, tuple[int, int]] = {}
-        self._order: list[int] = []
         self._passes = options.passes
         self.is_replaced = False
         self._futures: list[Future[Any]] = []
@@ -99,6 +98,7 @@ class Reducer:
         self._passes = self._passes if passes is None else passes
         self._left = [self._passes] * len(self._params)
         self._filled: set[int] = set()
+        self._order: list[int] = []  # of the first backward pass, until the buckets are planned
         self._futures = []
         self._next = 0
         self._has_begun = False
