@@ -30,12 +30,11 @@ def tensorflows(error: SparkdlError) -> SparkdlError:
     """Return the error as one that is TensorFlow's as well; itself if it is already."""
     import tensorflow as tf
 
-    if isinstance(error, tf.errors.OpError):
-        return error
-    return _made(type(error), str(error))
+    is_both = isinstance(error, tf.errors.OpError)
+    return error if is_both else _made(type(error), str(error))
 
 
-def _made(kind: type[SparkdlError], message: str) -> SparkdlError:
+def _made(kind: Any, message: str) -> SparkdlError:
     made: SparkdlError = _both(kind)(None, None, message)
     return made
 

@@ -163,7 +163,7 @@ def join() -> int:
 
     Raises:
         ConfigError: inside `tf.function`.
-        CollectiveError: if members are lost or late, or do what cannot be done without the rest.
+        CollectiveError: if members are lost or late.
     """
     _not_in_graph("join")
     return group_of(global_process_set).join()
