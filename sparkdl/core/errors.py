@@ -110,6 +110,10 @@ class CollectiveError(SparkdlError, RuntimeError):
     """
 
 
+class MismatchError(CollectiveError):
+    """The nodes called different things at once; nothing was exchanged, and they can go on."""
+
+
 class ResultError(SparkdlError):
     """The value that `map_fun` returned cannot travel to the driver."""
 

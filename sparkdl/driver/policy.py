@@ -29,7 +29,7 @@ FROM_OUTSIDE = frozenset(
         *("ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "TimeoutError"),
         *("ConnectionAbortedError", "BrokenPipeError", "UnavailableError", "AbortedError"),
         *("DeadlineExceededError", "DistNetworkError", "DistBackendError", "DistStoreError"),
-        "CollectiveError",
+        *("CollectiveError", "MismatchError"),
     }
 )
 """Errors that a lost peer or the network causes, of Python, TensorFlow and PyTorch."""
