@@ -90,5 +90,5 @@ def _write(batches: Iterable[Mapping[str, Any]], path: Path) -> int:
 
 
 def _column(values: Any) -> pa.Array:
-    """Return `values`, `[rows]` or `[rows, n]`, as Spark would give it: numbers or lists of them."""
+    """Return `values`, `[rows]` or `[rows, n]`, as Spark has them: numbers, or lists."""
     return pa.array(values if values.ndim == 1 else list(values))

@@ -30,7 +30,7 @@ _HINTS: dict[str, str] = {
 }
 
 _TRACEBACK_HINTS = {
-    re.compile(r"lightning.*parallel_devices\[self\.local_rank\].*IndexError", re.DOTALL): (
+    re.compile(r"parallel_devices\[self\.local_rank\].*IndexError", re.DOTALL): (
         "Lightning takes the nodes that share a host for one of its own nodes, which has as many "
         "devices. Write Trainer(plugins=[sparkdl.lightning.Environment()], devices=1, "
         "num_nodes=ctx.num_workers), or the same for Fabric; see docs/lightning.md."
