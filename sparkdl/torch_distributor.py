@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.core.errors import ConfigError, SparkConfigError
+from sparkdl.core.errors import ConfigError, FrameworkMissingError, SparkConfigError
 from sparkdl.driver.launch import launch
 from sparkdl.driver.payload import pickle_user_code
 from sparkdl.torch_dataframe import OnRows
@@ -218,8 +218,8 @@ class TorchDistributor:
                 input_mode=input_mode,
                 **self._options,
             )
-        except ConfigError as error:
-            if self.use_gpu:  # and nobody has a GPU, perhaps: a RuntimeError, as pyspark's
+        except (ConfigError, FrameworkMissingError) as error:
+            if "num_gpus" in str(error):  # there are too few: a RuntimeError, as pyspark's
                 raise SparkConfigError(str(error)) from error
             raise
 

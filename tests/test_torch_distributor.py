@@ -213,6 +213,18 @@ def test_rows_of_a_dataframe_are_shared_however_it_is_partitioned(
         sparkdl.TorchDistributor(use_gpu=False)._train_on_dataframe(loaded, frame, 1)
 
 
+def test_machine_without_gpus_is_a_runtime_error(spark_cluster: SparkSession) -> None:
+    amount = "spark.driver.resource.gpu.amount"
+    spark_cluster.conf.set(amount, "1")  # which is not true
+    try:
+        distributor = sparkdl.TorchDistributor(1, local_mode=True, use_gpu=True)
+        with pytest.raises(RuntimeError, match="num_gpus=1") as raised:
+            distributor.run(fail)
+    finally:
+        spark_cluster.conf.unset(amount)
+    assert isinstance(raised.value, SparkConfigError)
+
+
 def fail() -> None:
     raise KeyError("lost")
 
