@@ -67,9 +67,27 @@ def test_status_is_that_of_the_program_that_failed(
     assert "ended with exit code 3" in said
     assert "Traceback" not in said  # which is among the lines of the process
     assert main(["run", str(program), "--raise"]) == 1
-    said = capfd.readouterr()
-    assert "raised ZeroDivisionError" in said.err
-    assert "    1 / 0" in said.out
+    both = capfd.readouterr()
+    assert "raised ZeroDivisionError" in both.err
+    assert "    1 / 0" in both.out
+
+
+RESTARTS = """
+from sparkdl.node.context import current
+
+restarts = current().restarts
+print(f"restarts: {restarts}")
+if not restarts:
+    raise RuntimeError("once")
+"""
+
+
+def test_program_begins_anew_as_often_as_it_may(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (program := tmp_path / "train.py").write_text(RESTARTS)
+    assert main(["run", "-np", "1", "--reset-limit", "1", "python", str(program)]) == 0
+    assert "[worker:0] restarts: 1\n" in capfd.readouterr().out
 
 
 def test_what_cannot_work_is_told_without_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:

@@ -178,12 +178,12 @@ def test_pysparks_own_estimators_train_by_it(
     from pyspark.ml.connect import classification
 
     monkeypatch.setattr(classification, "TorchDistributor", sparkdl.TorchDistributor)
-    rows = [([float(i % 7), float(i % 2)], i % 2) for i in range(24)]
+    rows = [([8.0 * (i % 2) - 4.0, 1.0], i % 2) for i in range(24)]
     frame = spark_cluster.createDataFrame(rows, "features array<double>, label int")
     estimator = classification.LogisticRegression(
-        maxIter=30, numTrainWorkers=2, batchSize=4, learningRate=0.5
+        maxIter=3, numTrainWorkers=2, batchSize=4, learningRate=0.5
     )
-    model = estimator.fit(frame)
+    model: Any = estimator.fit(frame)
     assert (model.numFeatures, model.numClasses) == (2, 2)
     scored = model.transform(frame.toPandas())
     assert (scored["prediction"] == scored["label"]).all()
