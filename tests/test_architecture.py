@@ -38,6 +38,7 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
     "demo": FACES,
     "keras": FACES,
     "lightning": FACES,
+    "torch_dataframe": FACES,
     "torch_distributor": FACES,
     "torch_program": FACES,
     "cli": FACES,

@@ -134,6 +134,10 @@ class RemovedError(SparkdlError, NotImplementedError):
     """A call that only TensorFlow 1 had; the message says what to write instead."""
 
 
+class RemovedModuleError(RemovedError, ModuleNotFoundError):
+    """A module of another library that sparkdl does not have; the message says what to use."""
+
+
 class LaunchError(SparkdlError):
     """The nodes could not be started: Spark's own job that carries them failed."""
 
@@ -142,7 +146,7 @@ class JobFailedError(SparkdlError):
     """A Spark job of a training without nodes failed; the message has what its task raised."""
 
 
-class NodeFailedError(SparkdlError):
+class NodeFailedError(SparkdlError, RuntimeError):
     """One or more nodes failed. `failures` holds them all, the root cause first.
 
     Args:
