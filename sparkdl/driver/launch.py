@@ -10,6 +10,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdl.control.auth import new_token
@@ -21,6 +22,7 @@ from sparkdl.driver import state as states
 from sparkdl.driver.controller import Controller, LogLine
 from sparkdl.driver.ending import end_nodes
 from sparkdl.driver.executors.executor import Executor, Launch
+from sparkdl.driver.feeds.watch import failure_behind
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.outcome import failure_of, has_ended
 from sparkdl.driver.payload import pickle_user_code
@@ -219,7 +221,7 @@ def _start(
         raise
     try:
         where.start(
-            Launch(address.url, token, spec, payload),
+            Launch(address.url, token, spec, payload, partial(failure_behind, controller)),
             lambda problem: controller.submit(states.LaunchBroke(problem)),
         )
         world = _gather(controller, spec)

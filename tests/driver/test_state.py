@@ -143,6 +143,7 @@ START = Gathering(Roster(SPEC), 0, 600.0)
 ALMOST = Gathering(roster(agent("a"), agent("b"), agent("c", None)), 0, 600.0)
 RUNNING = Running(ALL, WORLD)
 FAILING = Failing(ALL, WORLD, {}, (failure("b"),), 10.0 + SETTLE_S)
+STOP_FAILED = StopChild(0, failure("b").describe())
 FAILED = Failed(ALL, (failure("b"),), None, {}, WORLD)
 FINISHED = Finished(ALL, WORLD, results("b", "c"))
 STOPPING = Stopping(ALL, FINISHED, 25.0)
@@ -176,7 +177,7 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (ALMOST, offered("c", 1), with_agents(ALMOST, A, B, agent("c", 1)), []),
     (ALMOST, left("b"), with_agents(ALMOST, A, C_BARE), []),
     (ALMOST, left("stranger"), ALMOST, []),
-    (ALMOST, broke("b"), Failed(ALMOST.roster, (failure("b"),)), to(StopChild(0), "a", "b", "c")),
+    (ALMOST, broke("b"), Failed(ALMOST.roster, (failure("b"),)), to(STOP_FAILED, "a", "b", "c")),
     (ALMOST, broke("b", generation=1), ALMOST, []),
     (ALMOST, broke("b", generation=-1), ALMOST, []),
     (ALMOST, entered("a"), ALMOST, []),
@@ -229,7 +230,7 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
      replace(with_agents(FAILING, A, C), failures=(failure("c"), LOST_B)), []),
     (FAILING, left("stranger"), FAILING, []),
     (FAILING, LaunchBroke(PROBLEM), FAILING, []),
-    (FAILING, EXPIRED, FAILED, to(StopChild(0), "a", "b", "c")),
+    (FAILING, EXPIRED, FAILED, to(STOP_FAILED, "a", "b", "c")),
     (FAILING, blamed("c"), FAILING, []),
     (FAILING, MADE, replace(FAILING, roster=replace(ALL, checkpoint=MADE.ref)), []),
     (FAILING, CheckpointMade(CheckpointRef("/c", 7, 1)), FAILING, []),
@@ -503,7 +504,7 @@ def test_ports_may_be_lost_only_so_often() -> None:
     state, actions = step(before, EXPIRED, 10.0)
     note = "ports were lost to other processes 3 times in a row"
     assert state == Failed(before.roster, before.failures, None, {}, WORLD, note)
-    assert actions == to(StopChild(0), "a", "b", "c")
+    assert actions == to(StopChild(0, failure("b", "port").describe()), "a", "b", "c")
 
 
 def test_results_of_a_failed_cluster_are_kept() -> None:
