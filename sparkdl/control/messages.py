@@ -270,9 +270,14 @@ class NewRound(Message, frozen=True):
 
 
 class StopChild(Message, frozen=True):
-    """End the child; the agent stays."""
+    """End the child; the agent stays.
+
+    Args:
+        reason: the failure for which the cluster has failed for good, if that is why.
+    """
 
     generation: int
+    reason: str = ""
 
 
 class FeedBegin(Message, frozen=True):

@@ -93,7 +93,7 @@ class CoordinatorServer:
             ConfigError: if no port is free or the host is not this machine's.
         """
         keep = driver_keep_alive(self._lease_s)
-        problem: OSError | None = None
+        problem = ""  # no exception: its traceback would keep what the callers hold
         for port in ports:
             try:
                 self._server = await serve(
@@ -111,7 +111,7 @@ class CoordinatorServer:
                     logger=logging.getLogger("sparkdl.control.websockets"),
                 )
             except OSError as error:
-                problem = error
+                problem = str(error)
                 continue
             return ServerAddress(host, next(iter(self._server.sockets)).getsockname()[1])
         raise ConfigError(

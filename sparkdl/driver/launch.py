@@ -11,6 +11,7 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdl.control.auth import new_token
@@ -22,6 +23,7 @@ from sparkdl.driver import state as states
 from sparkdl.driver.controller import Controller, LogLine
 from sparkdl.driver.ending import Ending, is_interrupt
 from sparkdl.driver.executors.executor import Executor, Launch
+from sparkdl.driver.feeds.watch import failure_behind
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.outcome import failure_of, has_ended
 from sparkdl.driver.payload import pickle_user_code
@@ -235,7 +237,7 @@ def _start(
         host = environment.driver_host or where.driver_host()
         address = controller.start(host, environment.driver_ports)
         where.start(
-            Launch(address.url, token, newest, payload),
+            Launch(address.url, token, newest, payload, partial(failure_behind, controller)),
             lambda problem: controller.submit(states.LaunchBroke(problem)),
             lambda standing: controller.submit(states.SlotsCounted(standing)),
         )

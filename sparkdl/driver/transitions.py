@@ -350,7 +350,8 @@ def _decide(state: Gathering | Failing, failures: tuple[Failure, ...], now_s: fl
         returned = state.returned if isinstance(state, Failing) else {}
         end_s = now_s + STAY_S
         failed = Failed(roster, failures, None, returned, world, decision.reason, end_s)
-        return failed, _stop_children(roster, generation)
+        cause = min(failures, key=lambda failure: failure.order)
+        return failed, _stop_children(roster, generation, replace(cause, log_tail=()).describe())
     is_held = False
     if isinstance(decision, Retry):
         history = replace(history, port_retries=history.port_retries + 1)
@@ -436,8 +437,8 @@ def _stopping_expired(state: Stopping, event: DeadlinePassed, now_s: float) -> S
     return Stopped(state.before, tuple(nodes[n].name for n in state.roster.agents)), []
 
 
-def _stop_children(roster: Roster, generation: int) -> list[Action]:
-    return _to_all(roster, StopChild(generation), standbys=True)
+def _stop_children(roster: Roster, generation: int, reason: str = "") -> list[Action]:
+    return _to_all(roster, StopChild(generation, reason), standbys=True)
 
 
 def _lost(state: Running | Failing, event: AgentLeft) -> Failure | None:

@@ -24,7 +24,7 @@ import pyarrow.flight as flight
 from sparkdl.core.deadline import Deadline
 from sparkdl.feed.order import FeederError, FeedOrder, Target, flight_reason
 from sparkdl.feed.receiver import ExchangeHeader
-from sparkdl.feed.results import WRONG_ANSWER
+from sparkdl.feed.results import CLUSTER_FAILED, WRONG_ANSWER
 
 REOPEN_WAIT_S = 10.0
 """How long nodes that cannot be reached are asked again."""
@@ -46,7 +46,8 @@ def exchange(
         target: the node that is asked first.
 
     Raises:
-        FeederError: if the node failed or answered wrongly; the message is the node's.
+        FeederError: if the node failed or answered wrongly; the message is the node's, and has the
+            cluster's root cause as soon as it has failed for good.
     """
     partition = _Partition(batches)
     if partition.at(0) is None:
@@ -67,7 +68,7 @@ def exchange(
             return
         except FeederError as error:
             is_there = is_there or not isinstance(error.__cause__, flight.FlightUnavailableError)
-            if WRONG_ANSWER in str(error):
+            if WRONG_ANSWER in str(error) or CLUSTER_FAILED in str(error):
                 raise
             if partition.at(partition.answered) is None:
                 return  # it was lost with nothing left to answer

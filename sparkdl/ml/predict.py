@@ -115,7 +115,7 @@ def keras_predictor(model: Any) -> Predictor:
     concrete = run.get_concrete_function()
     traced = concrete.structured_outputs
     found = list(traced.values()) if isinstance(traced, dict) else tf.nest.flatten(traced)
-    outputs = list(traced) if isinstance(traced, dict) else _output_names(model, len(found))
+    outputs = list(traced) if isinstance(traced, dict) else output_names(model, len(found))
 
     def outputs_of(tensors: dict[str, Any]) -> dict[str, Any]:
         given = concrete(*(tensors[name] for name in names))
@@ -160,7 +160,8 @@ def _saved_model(source: ModelSource) -> Predictor:
     )
 
 
-def _output_names(model: Any, count: int) -> list[str]:
+def output_names(model: Any, count: int) -> list[str]:
+    """Return the names of the layers that a Keras model's outputs come from; numbers if unclear."""
     names = [tensor._keras_history.operation.name for tensor in model.outputs]
     if len(names) != count or len(set(names)) != count:
         return [f"output_{place}" for place in range(count)]

@@ -319,9 +319,9 @@ class Agent:
                 self.handle(states.WorldBegan(world, resume))
             case NewRound(generation, is_again):
                 self.handle(states.RoundAsked(generation, is_again))
-            case StopChild(generation):
+            case StopChild(generation, reason):
                 grace_s = self._spec.settings.grace_s
-                self.handle(states.ChildStopAsked(generation, grace_s))
+                self.handle(states.ChildStopAsked(generation, grace_s, reason))
             case Stop(grace_s, is_patient):
                 self._stop(grace_s, is_patient)
             case CheckpointCommit(generation, step, manifest, missing, problem):

@@ -240,9 +240,10 @@ def test_results_of_all_nodes_finish_the_job(play: Play) -> None:
 def test_an_agent_that_vanishes_is_a_lost_node_and_the_others_are_stopped(play: Play) -> None:
     agents = play.world()
     agents[1].connection.socket.shutdown(socket.SHUT_RDWR)
-    assert agents[0].hears() == StopChild(0)
+    heard = agents[0].hears()
     error = play.controller.look(lambda view: failure_of(view.state))
     assert type(error) is NodeLostError
+    assert heard == StopChild(0, error.root_cause.describe())
     lost = error.root_cause
     assert (lost.node, lost.rank, lost.host, lost.pid) == ("worker:1", 1, "host-1", 41)
     assert lost.message.startswith("its connection broke")
@@ -252,9 +253,10 @@ def test_an_agent_that_vanishes_is_a_lost_node_and_the_others_are_stopped(play: 
 def test_an_agent_that_says_no_message_is_a_lost_node_with_the_reason(play: Play) -> None:
     agents = play.world()
     agents[0].connection.send("what?")
-    assert agents[1].hears() == StopChild(0)
+    heard = agents[1].hears()
     error = play.controller.look(lambda view: failure_of(view.state))
     assert type(error) is NodeLostError
+    assert heard == StopChild(0, error.root_cause.describe())
     assert "an agent sent something that is no message" in str(error)
 
 
@@ -267,9 +269,10 @@ def test_the_earliest_failure_is_the_root_cause_whoever_is_heard_first(
     agents[1].say(child_failed(1, "exception", 7.0))
     play.until(lambda view: len(getattr(view.state, "failures", ())) == 2)
     play.controller.submit(states.DeadlinePassed())
-    assert [agent.hears() for agent in agents] == [StopChild(0)] * 2
+    heard = [agent.hears() for agent in agents]
     error = play.controller.look(lambda view: failure_of(view.state))
     assert type(error) is NodeFailedError
+    assert heard == [StopChild(0, error.root_cause.describe())] * 2
     assert [failure.node for failure in error.failures] == ["worker:1", "worker:0"]
 
 

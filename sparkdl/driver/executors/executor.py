@@ -29,6 +29,8 @@ class Launch:
     token: str = field(repr=False)
     spec: ClusterSpec
     payload: bytes = field(repr=False)
+    explain: Callable[[BaseException], SparkdlError | None] = lambda error: None
+    """Returns the failure of the nodes that is behind a failed job of inference, if one is."""
 
 
 class Executor(Protocol):

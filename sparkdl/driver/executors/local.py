@@ -29,7 +29,7 @@ from sparkdl.feed.batch import RowEncoder
 from sparkdl.feed.feeder import Feeder
 from sparkdl.feed.infer_task import decode_results
 from sparkdl.feed.inference import exchange
-from sparkdl.feed.order import FedPartition, FeedOrder
+from sparkdl.feed.order import FedPartition, FeederError, FeedOrder
 from sparkdl.node.check import Problem
 from sparkdl.node.gpus import split_gpus
 from sparkdl.node.order import AgentNews, AgentOrder, start_agent, tail_of
@@ -58,6 +58,7 @@ class LocalExecutor:
         self._relaunches: Counter[int] = Counter()
         self._start: Callable[[NodeSpec], None] | None = None
         self._feeds: list[tuple[str, threading.Event, list[Feeder]]] = []
+        self._explain: Callable[[BaseException], SparkdlError | None] = lambda error: None
 
     def driver_host(self) -> str:
         """Return the loopback address."""
@@ -76,7 +77,7 @@ class LocalExecutor:
 
         Of a cluster on Spark it starts those that run on the driver's machine.
         """
-        spec = launch.spec
+        spec, self._explain = launch.spec, launch.explain
         nodes = spec.nodes[: spec.driver_nodes or None]
         gpus = dict(_with_gpus(spec, nodes))
 
@@ -195,11 +196,13 @@ class LocalExecutor:
 
     def infer_rows(self, data: Any, order: FeedOrder) -> Iterator[Any]:
         """Yield one result per row, in order."""
-        for number, partition in enumerate(_partitions(data)):
-            target = order.targets[number % len(order.targets)]
-            for index, (_, group) in enumerate(groupby(_batches(partition), lambda b: b.schema)):
-                for data_ in exchange(order, f"{number}.{index}.{id(partition)}", target, group):
-                    yield from decode_results(data_)
+        try:
+            yield from _answers(data, order)
+        except FeederError as error:
+            problem = self._explain(error)
+            if problem is None:
+                raise
+            raise problem from None
 
     def thread(self, run: Callable[[], None], name: str) -> threading.Thread:
         """Return a plain daemon thread."""
@@ -251,6 +254,14 @@ class LocalExecutor:
                 tail = tail_of(stderr)
                 text = f"the agent of {name} ended with status {status}: {tail or '(no word)'}"
                 on_broken(problem.at_driver() if problem else LaunchError(text))
+
+
+def _answers(data: Any, order: FeedOrder) -> Iterator[Any]:
+    for number, partition in enumerate(_partitions(data)):
+        target = order.targets[number % len(order.targets)]
+        for index, (_, group) in enumerate(groupby(_batches(partition), lambda b: b.schema)):
+            for results in exchange(order, f"{number}.{index}.{id(partition)}", target, group):
+                yield from decode_results(results)
 
 
 def _let_go(agent: subprocess.Popen[bytes]) -> None:

@@ -24,6 +24,7 @@ from sparkdl.driver.admission import Turn
 from sparkdl.driver.advice import tell_costly_settings
 from sparkdl.driver.executors.executor import Launch
 from sparkdl.driver.executors.local import LocalExecutor
+from sparkdl.driver.executors.result_rdd import Explain, ResultRdd, explained
 from sparkdl.driver.executors.scored import (
     Keep,
     encoded,
@@ -80,6 +81,7 @@ class SparkExecutor:
         self._wanted: queue.SimpleQueue[Sequence[NodeSpec]] = queue.SimpleQueue()
         self._keeper: threading.Thread | None = None
         self._context = _context(spark)
+        self._explain: Explain = lambda error: None
         self._here = LocalExecutor()
 
     def driver_host(self) -> str:
@@ -98,6 +100,7 @@ class SparkExecutor:
         on_counted: Callable[[Standing], object],
     ) -> None:
         """Submit the job whose tasks are the nodes."""
+        self._explain = launch.explain
         if launch.spec.driver_nodes:
             self._here.start(launch, on_broken)
         self._submit(launch, launch.spec.nodes[launch.spec.driver_nodes :], on_broken)
@@ -195,7 +198,8 @@ class SparkExecutor:
     def infer(self, data: Any, order: FeedOrder, schema: Any, keep: Keep) -> Any:
         """Return a DataFrame for a DataFrame; for an RDD an RDD, or a DataFrame of `schema`."""
         if _is_dataframe(data):
-            return scored(data, order, schema, keep)
+            with explained(self._explain):  # the results' types may take a job
+                return scored(data, order, schema, keep)
         if keep is not True:
             raise ConfigError(
                 "keep= names columns of a DataFrame, and an RDD has none; leave it out"
@@ -210,9 +214,10 @@ class SparkExecutor:
     def infer_rows(self, data: Any, order: FeedOrder) -> Any:
         """Return an RDD of results."""
         if isinstance(data, RDD):
-            return data.mapPartitions(InferRdd(order))
+            return ResultRdd.of(data.mapPartitions(InferRdd(order)), self._explain)
         if _is_dataframe(data):
-            return encoded(data, order).rdd.flatMap(_decode_row)
+            answers = encoded(data, order).rdd.flatMap(_decode_row)
+            return ResultRdd.of(answers, self._explain)
         raise ConfigError(f"inference takes a DataFrame or an RDD, not {type(data).__name__}")
 
     def thread(self, run: Callable[[], None], name: str) -> threading.Thread:

@@ -13,18 +13,44 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.control.messages import Granted
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError, FeedTimeoutError, FeedTypeError, SparkdlError
-from sparkdl.driver.outcome import feed_problem_of
+from sparkdl.core.errors import (
+    ConfigError,
+    FeedClosedError,
+    FeedTimeoutError,
+    FeedTypeError,
+    SparkdlError,
+)
+from sparkdl.driver.outcome import before_stop, failure_of, feed_problem_of, has_ended
 from sparkdl.driver.threads import run_aside
 from sparkdl.feed.feeder import MAX_COUNT_S
 from sparkdl.feed.order import FeederError
+from sparkdl.feed.results import WRONG_ANSWER
 
 if TYPE_CHECKING:
-    from sparkdl.driver.controller import View
+    from sparkdl.driver.controller import Controller, View
     from sparkdl.driver.feeds.feeding import FeedCall
 
 _SETTLE_S = 5.0
 """How long to wait for a node's failure that may explain a failed Spark job."""
+
+
+def failure_behind(controller: Controller, error: BaseException) -> SparkdlError | None:
+    """Return why nodes did not answer, if that is why a job of inference failed.
+
+    The nodes' failure is given a moment to be known: other nodes may have failed before.
+    """
+    text = f"{error!r} {error}"
+    if FeederError.__name__ not in text:
+        return None
+    if WRONG_ANSWER not in text:
+        controller.wait_for(lambda view: has_ended(view.state), Deadline.after(_SETTLE_S))
+    failure, state = controller.look(lambda view: (failure_of(view.state), view.state))
+    if failure is None and before_stop(state) is not state:
+        return FeedClosedError(
+            "the cluster has been shut down, and no node answers any more: results of inference "
+            "are lazy, so run the action on them before the shutdown"
+        )
+    return failure
 
 
 class NewWorldError(Exception):
@@ -157,6 +183,7 @@ class FeedWatch:
 
     def _is_news(self, count: int) -> bool:
         return self._call.controller.changed.count != count
+
     def _note_unwanted(self, view: View) -> None:
         if not self.has_closed and self._call.is_unwanted(view):
             limit_s = MAX_COUNT_S if self._call.is_left(view) else 0.0

@@ -310,21 +310,32 @@ def test_results_of_inference_are_in_order_and_come_as_they_are_asked_for() -> N
         assert cluster.status() == "Running"
 
 
-def test_inference_after_a_failure_raises_what_failed() -> None:
+def test_inference_raises_the_failure_of_whichever_node_there_then_and_later() -> None:
     def fail(args: None, ctx: NodeContext) -> None:
-        ctx.get_data_feed(train_mode=False).next_batch(1)
-        raise RuntimeError("out of luck")
+        feed = ctx.get_data_feed(train_mode=False)
+        feed.next_batch(1)
+        if ctx.rank == 0:
+            raise RuntimeError("out of luck")
+        threading.Event().wait()  # the other one is asked instead, and does not answer
 
-    cluster = launch(fail, nodes=1)
+    cluster = launch(fail, nodes=2)
     try:
-        with pytest.raises(sparkdl.SparkdlError, match=r"map_fun has ended|out of luck"):
+        with pytest.raises(NodeFailedError, match="out of luck") as caught:
             list(cluster.infer(range(10)))
+        assert caught.value.root_cause.node == "worker:0"
         with pytest.raises(NodeFailedError, match="out of luck"):
             cluster.wait(SOON_S)
         with pytest.raises(NodeFailedError, match="out of luck"):
             cluster.infer(range(10))
     finally:
         cluster.abort()
+
+
+def test_results_that_are_asked_for_after_the_shutdown_say_that_nobody_answers() -> None:
+    with launch(double) as cluster:
+        answers = cluster.infer(range(10), timeout_s=1)
+    with pytest.raises(FeedClosedError, match="run the action on them before the shutdown"):
+        list(answers)
 
 
 # feeds that nobody reads, or feeds
