@@ -97,11 +97,11 @@ MAX_FUNCTION_LINES = 60
 LONG_FILES = {  # longest each may become, and why it is one file
     "control/channel.py": (390, "every message between agent and child, and their frames"),
     "control/messages.py": (440, "every message between agent and coordinator"),
-    "driver/controller.py": (400, "performs every action of one state machine"),
+    "driver/controller.py": (420, "performs every action of one state machine"),
     "driver/handle.py": (430, "the user's handle: a method for each thing to ask, and its docs"),
     "driver/transitions.py": (520, "one table of transitions, read as a whole"),
     "node/state.py": (420, "one table of transitions, read as a whole"),
-    "node/agent.py": (490, "performs every action of one state machine"),
+    "node/agent.py": (500, "performs every action of one state machine"),
     "node/feeds.py": (360, "all that driver and child say of a node's feeds"),
     "feed/log.py": (380, "what feeders append and the child releases, behind one lock"),
     "feed/reader.py": (380, "what two threads call of one feed, behind one lock"),

@@ -17,6 +17,7 @@ Runs in: driver, agent
       │◀───────────────────────── AllGathered ─│   to all of them, once all have
       │◀─────────────── FetchLog, FetchStacks  │   at any time
       │  LogTail, Stacks ─────────────────────▶│
+      │  LastLines ───────────────────────────▶│   when a child has ended
       │  ChildReturned | ChildFailed ─────────▶│
       │◀──── StopChild, NewRound, Stop         │
 
@@ -163,6 +164,12 @@ class NodeActive(Message, frozen=True):
 
 class LogLines(Message, frozen=True):
     """Lines the child has printed."""
+
+    lines: tuple[str, ...]
+
+
+class LastLines(Message, frozen=True):
+    """The last lines of a child that has ended, sent before how it ended."""
 
     lines: tuple[str, ...]
 
@@ -382,6 +389,7 @@ FromAgent = (
     | ChildFailed
     | FeedProgress
     | NodeActive
+    | LastLines
     | LogLines
     | LogTail
     | Stacks

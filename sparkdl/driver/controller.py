@@ -37,6 +37,7 @@ from sparkdl.control.messages import (
     FromAgent,
     Gather,
     Hello,
+    LastLines,
     LogLines,
     LogTail,
     NodeActive,
@@ -114,6 +115,8 @@ class Controller:
         keeps = spec.settings.max_restarts > 0 or spec.checkpoint_dir is not None
         self.checkpoints = Checkpoints(spec.cluster_id, Books(keeps))
         self._gatherings = Gatherings()
+        self._last_lines: dict[int, tuple[str, ...]] = {}
+        """Of children that have ended, by node id."""
         self.address: ServerAddress | None = None
         self._on_log = on_log
         self._relaunch = relaunch
@@ -166,9 +169,12 @@ class Controller:
             return at(self.view)
 
     def fetch_log(self, node_id: int, lines: int, deadline: Deadline) -> tuple[str, ...]:
-        """Return the last lines of a node's child; empty if the node does not answer in time."""
+        """Return the last lines of a node's child; what was kept of it if the node is gone."""
         answers = self._ask([node_id], lambda number: FetchLog(number, lines), deadline)
-        return tuple(answers.get(node_id, ()))
+        if node_id in answers:
+            return tuple(answers[node_id])
+        with self.changed:
+            return self._last_lines.get(node_id, ())[-lines:] if lines > 0 else ()
 
     def fetch_stacks(self, deadline: Deadline) -> dict[str, str]:
         """Return by node name what its child is doing, or why that is not known."""
@@ -243,6 +249,8 @@ class Controller:
                 self._note_gathering(agent_id, message)
             case BoardStarted():
                 self._note_board(message)
+            case LastLines(lines):
+                self._keep_log(agent_id, lines)
             case LogLines(lines):
                 self._hand_on_log(agent_id, lines)
             case LogTail(request, answer) | Stacks(request, answer):
@@ -372,6 +380,13 @@ class Controller:
         nodes = {member.node.node_id for member in world.trainers}
         for answer in answers:
             self._broadcast(answer, nodes, None)
+
+    def _keep_log(self, agent_id: str, lines: tuple[str, ...]) -> None:
+        roster = self._roster()
+        node_id = roster.node_of(agent_id) if roster else None
+        if node_id is not None:
+            with self.changed:
+                self._last_lines[node_id] = lines
 
     def _hand_on_log(self, agent_id: str, lines: tuple[str, ...]) -> None:
         roster = self._roster()

@@ -13,6 +13,7 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import NodeFailedError
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.state import StopAsked, Stopped
@@ -38,8 +39,8 @@ def ends_if_interrupted(
 ) -> Callable[Concatenate[C, P], T]:
     """Have Ctrl-C in a method, or the interrupt of a notebook's kernel, end the cluster.
 
-    What is raised begins here: where in sparkdl, py4j or Spark the interrupt came tells nobody
-    anything.
+    What is raised begins here: where in sparkdl, py4j or Spark the interrupt came, or where it was
+    noticed that a node had failed, tells nobody anything.
     """
 
     @wraps(method)
@@ -49,6 +50,8 @@ def ends_if_interrupted(
         except KeyboardInterrupt:
             cluster.abort()
             raise KeyboardInterrupt("the training was ended, and all its nodes with it") from None
+        except NodeFailedError as error:
+            raise error.with_traceback(None) from error.__cause__
 
     return call
 
