@@ -3,7 +3,7 @@
 Runs in: driver, agent
 
     agent                                   coordinator
-      │  Hello ───────────────────────────────▶│   once per connection, first
+      │  Hello ───────────────────────────────▶│   once per connection, first; or `Refused`, alone
       │  Offer(generation, port) ─────────────▶│   a child is coming up, its port is held
       │◀──────────────────────── Begin(world)  │   when every node has offered
       │  ChildRunning ────────────────────────▶│   inside map_fun
@@ -55,6 +55,16 @@ class Hello(Message, frozen=True):
     python_version: str
     owner: str
     """`task` while attached to a Spark task, `executor` when detached, `process` when local."""
+
+
+class Refused(Message, frozen=True):
+    """A node cannot start on its executor: sent by its task instead of an agent's `Hello`.
+
+    `kind` is the name of the error to raise at the driver, `text` its message.
+    """
+
+    kind: str
+    text: str
 
 
 class Offer(Message, frozen=True):
@@ -390,6 +400,7 @@ FromAgent = (
     | FeedProgress
     | NodeActive
     | LastLines
+    | Refused
     | LogLines
     | LogTail
     | Stacks

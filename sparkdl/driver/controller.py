@@ -42,6 +42,7 @@ from sparkdl.control.messages import (
     LogTail,
     NodeActive,
     Offer,
+    Refused,
     Stacks,
     ToAgent,
 )
@@ -59,6 +60,7 @@ from sparkdl.driver.inquiries import Inquiries, Question
 from sparkdl.driver.outcome import generation_of
 from sparkdl.driver.roster import Roster
 from sparkdl.driver.transitions import begin, step
+from sparkdl.node.check import Problem
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -227,6 +229,11 @@ class Controller:
         """An agent has connected."""
         _log.debug("%s joined from %s", self._name(hello.node_id), hello.host)
         self._handle(states.AgentJoined(hello))
+
+    def refused(self, message: Refused) -> None:
+        """A node cannot start where it was to."""
+        problem = Problem(message.kind, message.text).at_driver()
+        self._handle(states.LaunchBroke(problem))
 
     def said(self, agent_id: str, message: FromAgent) -> None:  # noqa: C901 (one case a message)
         """An agent has sent a message."""

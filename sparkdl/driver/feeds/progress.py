@@ -143,7 +143,7 @@ def _logging_beside() -> Iterator[None]:
         for handler in logging.getLogger().handlers
         if isinstance(handler, logging.StreamHandler) and handler.stream in streams
     ]
-    old = [(handler, handler.setStream(_Beside(handler.stream))) for handler in handlers]  # type: ignore[func-returns-value]
+    old = [(handler, handler.setStream(_Beside(handler.stream))) for handler in handlers]
     try:
         yield
     finally:
