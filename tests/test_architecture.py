@@ -96,7 +96,7 @@ MAX_LINES = 300
 MAX_FUNCTION_LINES = 60
 LONG_FILES = {  # longest each may become, and why it is one file
     "control/channel.py": (390, "every message between agent and child, and their frames"),
-    "control/messages.py": (440, "every message between agent and coordinator"),
+    "control/messages.py": (450, "every message between agent and coordinator"),
     "driver/controller.py": (420, "performs every action of one state machine"),
     "driver/executors/spark.py": (310, "all that a cluster asks of Spark"),
     "driver/handle.py": (430, "the user's handle: a method for each thing to ask, and its docs"),
@@ -107,7 +107,7 @@ LONG_FILES = {  # longest each may become, and why it is one file
     "feed/log.py": (380, "what feeders append and the child releases, behind one lock"),
     "feed/reader.py": (380, "what two threads call of one feed, behind one lock"),
     "feed/encode.py": (340, "one codec for each kind of value, side by side"),
-    "node/context.py": (370, "what map_fun is given: a method for each thing to ask, and its docs"),
+    "node/context.py": (380, "what map_fun is given: a method for each thing to ask, and its docs"),
     "frameworks/keras.py": (360, "what Keras 2 and Keras 3 need, side by side"),
 }
 LONG_FUNCTIONS = {  # and why each is one function

@@ -101,9 +101,11 @@ class FeedBar:
         self._drawn_s = now_s
         total = self._total()
         if total and total != bar.total:
-            begun_s = bar.start_t
-            bar.reset(total)
-            bar.start_t = begun_s
+            bar.total = total
+            if hasattr(bar, "container"):  # a widget, which has a length of its own
+                begun_s = bar.start_t
+                bar.reset(total)
+                bar.start_t = begun_s
         bar.n = rows_read - self._start
         if metrics:
             bar.set_postfix(metrics, refresh=False)

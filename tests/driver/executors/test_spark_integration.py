@@ -19,6 +19,7 @@ from sparkdl.core.errors import (
     NodeLostError,
 )
 from sparkdl.core.jobs import named_jobs
+from sparkdl.driver.preflight import check_slots_over_connect
 from tests.driver.executors import map_funs
 
 if TYPE_CHECKING:
@@ -258,7 +259,7 @@ def test_jobs_say_what_they_are(spark_local: SparkSession) -> None:
 
 
 def test_jobs_keep_the_users_own_names_and_leave_none_of_theirs(spark_local: SparkSession) -> None:
-    context = spark_local.sparkContext
+    context: Any = spark_local.sparkContext
     context.setJobGroup("mine", "my own words")
     try:
         with launch(spark_local, map_funs.count_rows) as cluster:
@@ -278,6 +279,28 @@ def test_jobs_keep_the_users_own_names_and_leave_none_of_theirs(spark_local: Spa
     finally:
         context.setLocalProperty("spark.jobGroup.id", None)
         context.setLocalProperty("spark.job.description", None)
+
+
+def test_slots_are_counted_where_there_is_no_context_to_ask(spark_local: SparkSession) -> None:
+    """As over Spark Connect, by what any session can be asked."""
+    slots = spark_local.sparkContext.defaultParallelism
+    check_slots_over_connect(spark_local, slots)
+    with pytest.raises(ConfigError, match=f"100 nodes need 100 task slots .* has {slots}. Ask"):
+        check_slots_over_connect(spark_local, 100)
+    spark_local.conf.set("spark.sql.leafNodeDefaultParallelism", "200")
+    try:
+        check_slots_over_connect(spark_local, 100)  # how many there are is not known then
+    finally:
+        spark_local.conf.unset("spark.sql.leafNodeDefaultParallelism")
+
+
+def test_node_that_cannot_start_fails_no_task(spark_cluster: SparkSession) -> None:
+    before = spark_cluster.sparkContext._jsc.sc().statusStore().jobsList(None).size()
+    with pytest.raises(ConfigError, match="GPU"):
+        launch(spark_cluster, map_funs.where, num_gpus=64, reservation_timeout=60.0)
+    jobs = spark_cluster.sparkContext._jsc.sc().statusStore().jobsList(None)
+    assert jobs.size() == before + 1
+    assert max(jobs.apply(i).numFailedTasks() for i in range(1)) == 0
 
 
 def test_cancelled_job_ends_attached_nodes(spark_cluster: SparkSession) -> None:
