@@ -71,7 +71,7 @@ def check_slots_over_connect(spark: SparkSession, num_nodes: int) -> None:
         ConfigError: if it has fewer when those that may still register have had a moment to.
     """
     conf, pause = spark.conf, threading.Event()
-    if any(conf.get(name, "") for name in _SPLITS) or conf.get(_DYNAMIC, "false") == "true":
+    if any(conf.get(name, None) for name in _SPLITS) or conf.get(_DYNAMIC, "false") == "true":
         return
     is_local = str(conf.get("spark.master", "")).partition("[")[0] == "local"
     deadline = Deadline.after(0.0 if is_local else EXECUTORS_WAIT_S)
