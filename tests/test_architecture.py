@@ -116,7 +116,6 @@ FORBIDDEN = {  # calls, and what to write instead
 FORBIDDEN_BUT = {
     ("cli.py", "print"): "speaks to a person in a terminal",
     ("demo*", "print"): "speaks to a person in a terminal",
-    ("driver/launch.py", "print"): "log_to_driver: the nodes' own lines, in a notebook as well",
     ("node/child.py", "cloudpickle.loads"): "the user's function, from the Spark task's payload",
     ("torch_program.py", "cloudpickle.loads"): "what the user's function returned, as pyspark's",
     ("ml/persistence.py", "cloudpickle.loads"): "the user's function, from where it was saved",

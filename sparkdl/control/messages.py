@@ -3,7 +3,7 @@
 Runs in: driver, agent
 
     agent                                   coordinator
-      │  Hello ───────────────────────────────▶│   once per connection, first
+      │  Hello ───────────────────────────────▶│   once per connection, first; or `Refused`, alone
       │  Offer(generation, port) ─────────────▶│   a child is coming up, its port is held
       │◀──────────────────────── Begin(world)  │   when every node has offered
       │  ChildRunning ────────────────────────▶│   inside map_fun
@@ -17,6 +17,7 @@ Runs in: driver, agent
       │◀───────────────────────── AllGathered ─│   to all of them, once all have
       │◀─────────────── FetchLog, FetchStacks  │   at any time
       │  LogTail, Stacks ─────────────────────▶│
+      │  LastLines ───────────────────────────▶│   when a child has ended
       │  ChildReturned | ChildFailed ─────────▶│
       │◀──── StopChild, NewRound, Stop         │
 
@@ -58,6 +59,16 @@ class Hello(Message, frozen=True):
 
 class Detached(Message, frozen=True):
     """The agent has let go of its Spark task, whose slot is free again."""
+
+
+class Refused(Message, frozen=True):
+    """A node cannot start on its executor: sent by its task instead of an agent's `Hello`.
+
+    `kind` is the name of the error to raise at the driver, `text` its message.
+    """
+
+    kind: str
+    text: str
 
 
 class Offer(Message, frozen=True):
@@ -169,6 +180,12 @@ class NodeActive(Message, frozen=True):
 
 class LogLines(Message, frozen=True):
     """Lines the child has printed."""
+
+    lines: tuple[str, ...]
+
+
+class LastLines(Message, frozen=True):
+    """The last lines of a child that has ended, sent before how it ended."""
 
     lines: tuple[str, ...]
 
@@ -403,6 +420,8 @@ FromAgent = (
     | ChildFailed
     | FeedProgress
     | NodeActive
+    | LastLines
+    | Refused
     | LogLines
     | LogTail
     | Stacks

@@ -28,6 +28,7 @@ from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
     FromAgent,
     Hello,
+    Refused,
     ToAgent,
     decode_from_agent,
     encode,
@@ -46,6 +47,9 @@ class Listener(Protocol):
 
     def joined(self, hello: Hello) -> None:
         """An agent has connected."""
+
+    def refused(self, message: Refused) -> None:
+        """A node cannot start: its task has said so, and goes."""
 
     def said(self, agent_id: str, message: FromAgent) -> None:
         """An agent that joined has sent a message."""
@@ -158,6 +162,9 @@ class CoordinatorServer:
         try:
             first = await asyncio.wait_for(connection.recv(), self._hello_timeout_s)
             hello = decode_from_agent(first)
+            if isinstance(hello, Refused):
+                self._listener.refused(hello)
+                return
             if not isinstance(hello, Hello) or hello.agent_id in self._connections:
                 raise ProtocolError("the first message was not a new agent's Hello")
         except (ProtocolError, asyncio.TimeoutError) as error:

@@ -155,6 +155,11 @@ def visible_gpus(environ: Mapping[str, str] | None = None) -> tuple[str, ...] | 
     return tuple(takewhile(lambda entry: entry not in ("", "-1"), entries))
 
 
+def is_submitted(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether spark-submit has started this program, which then writes into a pipe to it."""
+    return "PYSPARK_GATEWAY_PORT" in (os.environ if environ is None else environ)
+
+
 def _ports(name: str, text: str) -> tuple[int, ...]:
     low, _, high = text.partition("-")
     try:

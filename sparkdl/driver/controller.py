@@ -35,10 +35,12 @@ from sparkdl.control.messages import (
     FromAgent,
     Gather,
     Hello,
+    LastLines,
     LogLines,
     LogTail,
     NodeActive,
     Offer,
+    Refused,
     Stacks,
     ToAgent,
 )
@@ -58,6 +60,7 @@ from sparkdl.driver.inquiries import Inquiries, Inquiry, Question
 from sparkdl.driver.outcome import generation_of, is_empty
 from sparkdl.driver.roster import Roster
 from sparkdl.driver.transitions import begin, step
+from sparkdl.node.check import Problem
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -118,6 +121,8 @@ class Controller:
         keeps = spec.settings.max_restarts > 0 or spec.checkpoint_dir is not None
         self.checkpoints = Checkpoints(spec.cluster_id, Books(keeps))
         self._gatherings = Gatherings()
+        self._last_lines: dict[int, tuple[str, ...]] = {}
+        """Of children that have ended, by node id."""
         self.address: ServerAddress | None = None
         self._on_log = on_log
         self._relaunch = relaunch
@@ -171,9 +176,12 @@ class Controller:
             return at(self.view)
 
     def fetch_log(self, node_id: int, lines: int, deadline: Deadline) -> tuple[str, ...]:
-        """Return the last lines of a node's child; empty if the node does not answer in time."""
+        """Return the last lines of a node's child; what was kept of it if the node is gone."""
         answers = self._ask([node_id], lambda number: FetchLog(number, lines), deadline)
-        return tuple(answers.get(node_id, ()))
+        if node_id in answers:
+            return tuple(answers[node_id])
+        with self.changed:
+            return self._last_lines.get(node_id, ())[-lines:] if lines > 0 else ()
 
     def fetch_stacks(self, deadline: Deadline) -> dict[str, str]:
         """Return by node name what its child is doing, or why that is not known."""
@@ -226,6 +234,11 @@ class Controller:
         _log.debug("%s joined from %s", self._name(hello.node_id), hello.host)
         self._handle(states.AgentJoined(hello))
 
+    def refused(self, message: Refused) -> None:
+        """A node cannot start where it was to."""
+        problem = Problem(message.kind, message.text).at_driver()
+        self._handle(states.LaunchBroke(problem))
+
     def said(self, agent_id: str, message: FromAgent) -> None:  # noqa: C901 (one case a message)
         """An agent has sent a message."""
         match message:
@@ -249,6 +262,8 @@ class Controller:
                 self._note_gathering(agent_id, message)
             case BoardStarted():
                 self._note_board(message)
+            case LastLines(lines):
+                self._keep_log(agent_id, lines)
             case LogLines(lines):
                 self._hand_on_log(agent_id, lines)
             case LogTail(request, answer) | Stacks(request, answer):
@@ -384,6 +399,13 @@ class Controller:
         nodes = {member.node.node_id for member in world.trainers}
         for answer in answers:
             self._broadcast(answer, nodes, None)
+
+    def _keep_log(self, agent_id: str, lines: tuple[str, ...]) -> None:
+        roster = self._roster()
+        node_id = roster.node_of(agent_id) if roster else None
+        if node_id is not None:
+            with self.changed:
+                self._last_lines[node_id] = lines
 
     def _hand_on_log(self, agent_id: str, lines: tuple[str, ...]) -> None:
         roster = self._roster()

@@ -20,7 +20,7 @@ from traceback import walk_tb
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import LaunchError
+from sparkdl.core.errors import LaunchError, NodeFailedError
 from sparkdl.driver.changed import Changed
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
@@ -159,8 +159,8 @@ def ends_if_interrupted(
 ) -> Callable[Concatenate[C, P], T]:
     """Have Ctrl-C in a method, or the interrupt of a notebook's kernel, end the cluster.
 
-    What is raised begins here: where in sparkdl, py4j or Spark the interrupt came tells nobody
-    anything.
+    What is raised begins here: where in sparkdl, py4j or Spark the interrupt came, or where it was
+    noticed that a node had failed, tells nobody anything.
     """
 
     @wraps(method)
@@ -177,6 +177,8 @@ def ends_if_interrupted(
             ending.ask(0.0)  # before anything that another interrupt could come into
             ending.wait()
             raise KeyboardInterrupt("the training was ended, and all its nodes with it") from None
+        except NodeFailedError as error:
+            raise error.with_traceback(None) from error.__cause__
 
     return call
 

@@ -23,6 +23,7 @@ from sparkdl.driver import state as states
 from sparkdl.driver.controller import Controller, LogLine
 from sparkdl.driver.ending import Ending, is_interrupt
 from sparkdl.driver.executors.executor import Executor, Launch
+from sparkdl.driver.feeds.progress import print_beside
 from sparkdl.driver.feeds.watch import failure_behind
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.outcome import failure_of, has_ended
@@ -315,4 +316,4 @@ def _input_mode(mode: str | InputMode) -> InputMode:
 
 
 def _print_line(line: LogLine) -> None:
-    print(f"[{line.node}] {line.text}", flush=True)  # noqa: T201 (log_to_driver asks for it)
+    print_beside(f"[{line.node}] {line.text}")

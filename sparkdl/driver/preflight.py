@@ -32,6 +32,9 @@ SPARE_WAIT_S = 3.0
 """An application that has run for less than `YOUNG_S` may still get executors; how long a slot for
 feeding is waited for then."""
 _POLL_S = 0.05
+_CONNECT_POLL_S = 1.0
+_DYNAMIC = "spark.dynamicAllocation.enabled"
+_SPLITS = ("spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism")
 
 
 def read_topology(spark: SparkSession, num_nodes: int, is_fed: bool) -> Topology | None:
@@ -60,6 +63,35 @@ def read_topology(spark: SparkSession, num_nodes: int, is_fed: bool) -> Topology
         if topology.slots > num_nodes or (topology.slots == num_nodes and for_spare.has_passed):
             return topology
         pause.wait(_POLL_S)
+
+
+def check_slots_over_connect(spark: SparkSession, num_nodes: int) -> None:
+    """Check that a Spark Connect server has a slot for each node, as far as it tells.
+
+    It tells the number of its cores, by how a range would be split, unless that is set otherwise.
+
+    Raises:
+        ConfigError: if it has fewer when those that may still register have had a moment to.
+    """
+    conf, pause = spark.conf, threading.Event()
+    if any(conf.get(name, None) for name in _SPLITS) or conf.get(_DYNAMIC, "false") == "true":
+        return
+    is_local = str(conf.get("spark.master", "")).partition("[")[0] == "local"
+    deadline = Deadline.after(0.0 if is_local else EXECUTORS_WAIT_S)
+    while True:
+        plan = "".join(row[0] for row in spark.sql("EXPLAIN SELECT * FROM range(1)").collect())
+        found = re.search(r"splits=(\d+)", plan)
+        slots = int(found[1]) // int(conf.get("spark.task.cpus", "1") or 1) if found else num_nodes
+        if slots >= num_nodes:
+            return
+        if deadline.has_passed:
+            raise ConfigError(
+                f"{num_nodes} nodes need {num_nodes} task slots at once, and the Spark Connect "
+                f"server has {slots}. Ask for fewer nodes (nodes=, num_executors=), or raise the "
+                "number of its executors or of their cores (spark.executor.instances, "
+                "spark.executor.cores, spark.cores.max)"
+            )
+        pause.wait(_CONNECT_POLL_S)
 
 
 def turn_of(
@@ -183,7 +215,7 @@ def _of(sc: SparkContext, cores: tuple[int, ...]) -> Topology:
         str(sc.master),
         cores,
         int(conf.get("spark.task.cpus", "1") or 1),
-        conf.get("spark.dynamicAllocation.enabled", "false") == "true",
+        conf.get(_DYNAMIC, "false") == "true",
         int(conf.get("spark.executor.resource.gpu.amount", "0") or 0) if has_resources else 0,
         float(conf.get("spark.task.resource.gpu.amount", "0") or 0) if has_resources else 0.0,
     )

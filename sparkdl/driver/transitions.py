@@ -18,7 +18,7 @@ perform. All transitions are in `TRANSITIONS`; a pair that is not there is a bug
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from sparkdl.control.messages import Begin, NewRound, Stop, StopChild, ToAgent
 from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.errors import IllegalTransitionError, ReservationTimeoutError
 from sparkdl.core.failure import Failure
-from sparkdl.core.spec import ClusterSpec
+from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver.alone import goes_on_without, may_fail_alone, offered_alone
 from sparkdl.driver.policy import Fail, Retry, decide
 from sparkdl.driver.returning import (
@@ -70,6 +70,7 @@ from sparkdl.driver.state import (
     Warn,
 )
 
+_MAX_NAMES = 5
 SETTLE_S = 0.3
 """After a first failure, how long to wait for others: the one that is told of first need not be
 the one that happened first."""
@@ -170,7 +171,7 @@ def _gathering_expired(state: Gathering, event: DeadlinePassed, now_s: float) ->
     if isinstance(after, Running):
         return after, actions
     stops = _stop_children(roster, state.generation)
-    missing = ", ".join(node.name for node in roster.missing())
+    missing = _named(roster.missing())
     if state.failures:
         why = f" The last attempt: {state.problem}" if state.problem else ""
         note = (
@@ -189,6 +190,12 @@ def _gathering_expired(state: Gathering, event: DeadlinePassed, now_s: float) ->
         "for fewer nodes, or raise reservation_timeout"
     )
     return Failed(roster, (), problem, deadline_s=now_s + STAY_S), stops
+
+
+def _named(nodes: Sequence[NodeSpec]) -> str:
+    """Return the names of the first few nodes, and how many more there are."""
+    names = ", ".join(node.name for node in nodes[:_MAX_NAMES])
+    return names if len(nodes) <= _MAX_NAMES else f"{names} and {len(nodes) - _MAX_NAMES} more"
 
 
 def _launch_broke(state: Gathering, event: LaunchBroke, now_s: float) -> Step:

@@ -58,6 +58,7 @@ from sparkdl.control.messages import (
     FromAgent,
     Gather,
     Hello,
+    LastLines,
     LogLines,
     LogTail,
     NewRound,
@@ -91,6 +92,8 @@ _log = logging.getLogger(__name__)
 LOG_PERIOD_S = 0.25
 ANSWERING_S = 0.25
 """How often to look whether results are still being read."""
+MAX_LAST_LINES = 1000
+"""Of a child that has ended: what the driver keeps of its output."""
 
 
 class Agent:
@@ -211,9 +214,12 @@ class Agent:
         port = port or reserve_port(self._host, self._environment)
         self._num_children += 1
         self._said_s = 0.0
-        log = ChildLog(self._work_dir / f"child-{self._num_children}.log")
+        if self._child:
+            self._child.log.close()
+        log = ChildLog()
+        log.watch(self._loop)
         if self._gpus.note:
-            log.add(self._gpus.note)
+            log.add(f"sparkdl: {self._gpus.note}")
         framework, environment = self._spec.framework, self._child_environment()
         child = Child.spawn(ChildOrder(framework, self._payload, log, port, environment))
         self._child = child
@@ -256,10 +262,14 @@ class Agent:
             host=self._host,
             generation=generation,
             step=self._step(failure),
-            log_tail=self._child.log.tail(self._spec.settings.log_tail_lines),
+            log_tail=failure.log_tail if failure.traceback else self._tail(),
         )
         age_s = time.monotonic() - self._said_s if self._said_s else 0.0
         self._tell(ChildFailed(generation, complete, age_s))
+
+    def _tail(self) -> tuple[str, ...]:
+        assert self._child is not None
+        return self._child.log.tail(self._spec.settings.log_tail_lines)
 
     def _step(self, failure: Failure) -> int:
         at = self._resume.checkpoint
@@ -283,7 +293,10 @@ class Agent:
             self.handle(states.ChildSaidHowItEnded(message))
         elif isinstance(message, Raised):
             self._said_s = time.monotonic()
-            self.handle(states.ChildSaidHowItEnded(message.failure))
+            failure = replace(message.failure, log_tail=self._tail())
+            assert self._child is not None
+            self._child.log.add(failure.traceback.rstrip())  # for who reads the log alone
+            self.handle(states.ChildSaidHowItEnded(failure))
         elif isinstance(message, Checkpointed | Committed):
             self._on_checkpoint(message)
         elif isinstance(message, Given):
@@ -311,6 +324,8 @@ class Agent:
         if self._pipe:
             self._pipe.close()  # reads the child's last words first
         self._stream_log(is_last=True)
+        if self._child:
+            self._tell(LastLines(self._child.log.tail(MAX_LAST_LINES)))
         self.handle(states.ChildExited(status))
 
     def _on_driver_message(self, message: ToAgent) -> None:  # noqa: C901 (one case a message)
@@ -448,6 +463,7 @@ class Agent:
             self._pipe.close()
         if self._child:
             self._child.close()
+            self._child.log.close()
         self._gpus.close()
 
 

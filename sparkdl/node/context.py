@@ -151,8 +151,10 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
             even: whether all nodes take the same number of steps. By default they do where a
                 framework trains synchronously.
             tail: what becomes of the rows at the end of an epoch that do not fill a step on every
-                node. `short`: they make smaller batches, and each is used once; only a node that
-                has fewer rows than steps gets one of them again. `pad`: every batch is filled up to
+                node. `short`: they make smaller batches, and each is used once; a node that got
+                fewer rows than the others have steps left, because it or the way to it was slower,
+                gets one again in each of these: `rows_padded` of the feed's report counts them.
+                `pad`: every batch is filled up to
                 `batch_size`, and has one more column, `sample_weight`, float32 `[rows]`, 0 for rows
                 that only fill. `drop`: they are not used. `carry`: they come first in the next
                 epoch.

@@ -5,6 +5,7 @@ Runs in: feeder
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
 import sys
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from sparkdl.control.messages import Refused
 from sparkdl.core.errors import LaunchError
 from sparkdl.core.spec import ClusterSpec
-from sparkdl.node.check import Problem, check_executor
+from sparkdl.node.check import Problem, check_executor, parse_problem
 from sparkdl.node.order import AgentNews, AgentOrder, start_agent, tail_of
 from sparkdl.node.resources import assigned_gpus, executor_jvm_pid
 
@@ -53,8 +55,29 @@ class NodeTask:
         context = TaskContext.get()
         assert context is not None
         node_id = self.node_ids[context.partitionId()]
-        self._run(node_id, context.attemptNumber())
+        attempt = context.attemptNumber()
+        try:
+            self._run(node_id, attempt)
+        except LaunchError as error:
+            problem = parse_problem(str(error))
+            if problem is None or attempt or not self._tell(problem):
+                raise
         yield pa.RecordBatch.from_pydict({"node_id": [node_id]})
+
+    def _tell(self, problem: Problem) -> bool:
+        """Tell the driver why the node cannot start; return whether it knows now.
+
+        Otherwise Spark would try four times, and print all of its tracebacks.
+        """
+        from sparkdl.control.client import CoordinatorClient
+
+        refused = Refused(problem.kind, problem.text)
+        lease_s = self.spec.settings.lease_s
+        try:
+            asyncio.run(CoordinatorClient.say(self.url, self.token, lease_s, refused))
+        except LaunchError:
+            return False
+        return True
 
     def _run(self, node_id: int, attempt: int) -> None:
         check_executor(self.spec, self.url)

@@ -126,15 +126,21 @@ def test_root_cause_comes_first_with_all_that_is_known_of_it(
         assert cause.kind == "exception"
         assert cause.exception_type == "builtins.ZeroDivisionError"
         assert "1 / 0" in cause.traceback
-        assert cause.log_tail[0] == "about to divide"
+        assert cause.log_tail == ("about to divide",)
         assert consequence.exception_type == "builtins.ConnectionError"
         story = str(caught.value)
         assert story.startswith(f"worker:1 (rank 1, pid {cause.pid}) on 127.0.0.1 raised ")
         assert story.index("ZeroDivisionError") < story.index("then worker:0")
         assert "  | about to divide" in story
-        assert any("ConnectionError" in line for line in cluster.logs(0)), "logs outlive the child"
+        assert story.count("ZeroDivisionError: division by zero") == 2, "headline and traceback"
+        assert "sparkdl" not in story, "the frames are the user's"
+        logs = [cluster.logs(rank) for rank in (0, 1)]
+        assert logs[0][-1] == "ConnectionError: the other worker is gone", "logs outlive the child"
+        assert logs[1][0] == "about to divide"
+        assert logs[1][-1] == "ZeroDivisionError: division by zero"
         with pytest.raises(NodeFailedError):
             cluster.shutdown()
+        assert [cluster.logs(rank) for rank in (0, 1)] == logs, "and the agents"
     assert all_gone([process for pair in them.values() for process in (pair.agent, pair.child)])
 
 

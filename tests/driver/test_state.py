@@ -392,6 +392,14 @@ def test_nodes_that_did_not_come_in_time_are_named() -> None:
     assert "reservation_timeout" in text
 
 
+def test_many_that_are_missing_are_counted_rather_than_named() -> None:
+    spec = replace(roster().spec, nodes=plan_nodes(100, 0, None, False))
+    state, _ = step(Gathering(replace(roster(), spec=spec), 0, 600.0), EXPIRED, 600.0)
+    assert isinstance(state, Failed)
+    missing = "worker:0, worker:1, worker:2, worker:3, worker:4 and 95 more. "
+    assert f"0 of 100 nodes came up within 600 s; missing: {missing}" in str(state.problem)
+
+
 def test_nodes_that_came_without_a_child_are_told_apart_from_missing_ones() -> None:
     state, actions = expired(ALMOST)
     text = str(state.problem)

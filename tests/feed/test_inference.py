@@ -118,6 +118,17 @@ def test_long_reason_is_cut_in_its_middle_to_what_travels() -> None:
             infer(node)
 
 
+def test_exchange_that_fails_leaves_nothing_of_arrows_on_the_error_stream(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with LocalNode(0) as closed:
+        closed.call(lambda: closed.feeds.close("map_fun has ended"))
+        for _ in range(5):
+            with pytest.raises(FeederError, match="map_fun has ended"):
+                infer(closed)
+    assert capfd.readouterr().err == ""
+
+
 def test_node_on_its_way_to_another_round_is_asked_again() -> None:
     with LocalNode() as node:
         node.call(lambda: node.feeds.close("the child has died"))

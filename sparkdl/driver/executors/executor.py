@@ -95,5 +95,8 @@ class Executor(Protocol):
     def cancel_feeds(self, feed: str | None = None) -> None:
         """End running `feed` calls soon: those of one feed, or all."""
 
+    def hide_progress(self) -> None:
+        """Keep progress bars of the place itself off the terminal for half a second."""
+
     def close(self, deadline: Deadline) -> None:
         """End what is left of the nodes' own jobs or processes; may be called again, by another."""

@@ -217,6 +217,9 @@ class LocalExecutor:
                     for feeder in feeders:
                         feeder.cancel()
 
+    def hide_progress(self) -> None:
+        """Do nothing: there is no other bar."""
+
     def close(self, deadline: Deadline) -> None:
         """Let go of the agents, which ends them, and kill those that stay."""
         with self._lock:

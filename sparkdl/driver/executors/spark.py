@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
+from sparkdl.core.jobs import context_of, named_jobs
 from sparkdl.core.spec import ClusterSpec, InputMode, NodeSpec, Placement
 from sparkdl.driver.admission import Turn
 from sparkdl.driver.advice import tell_costly_settings
@@ -37,6 +38,7 @@ from sparkdl.driver.executors.stream_query import FeedQuery, start_query
 from sparkdl.driver.feeds.streaming import StreamFeed, StreamOptions
 from sparkdl.driver.placement import Standing, choose_placing
 from sparkdl.driver.preflight import (
+    check_slots_over_connect,
     counting,
     explain_job_failure,
     node_profile,
@@ -74,13 +76,14 @@ class SparkExecutor:
         self._profile = profile
         self._count = count
         self._turn = turn
+        self._group = f"sparkdl {cluster_id}"
         self._nodes_tag = f"sparkdl-nodes-{cluster_id}"
         self._feed_tag = f"sparkdl-feed-{cluster_id}"
         self._jobs: dict[threading.Thread, set[NodeSpec]] = {}
         self._lock = threading.Lock()
         self._wanted: queue.SimpleQueue[Sequence[NodeSpec]] = queue.SimpleQueue()
         self._keeper: threading.Thread | None = None
-        self._context = _context(spark)
+        self._context = context_of(spark)
         self._explain: Explain = lambda error: None
         self._here = LocalExecutor()
 
@@ -147,12 +150,15 @@ class SparkExecutor:
         """Submit a job of one task for each of `nodes`, with this thread's local properties."""
         spec = launch.spec
         node_ids = tuple(node.node_id for node in nodes)
+        with self._lock:
+            is_again = bool(self._jobs)
+        what = f"nodes again: {', '.join(node.name for node in nodes)}" if is_again else "nodes"
         task = NodeTask(launch.url, launch.token, spec, launch.payload, node_ids)
         carried = set(nodes)
 
         def run() -> None:
             try:
-                with self._tagged(self._nodes_tag):
+                with self._jobs_of(what, self._nodes_tag):
                     tasks = self._spark.range(len(nodes), numPartitions=len(nodes))
                     tasks.mapInArrow(task, NODE_SCHEMA, profile=self._profile).collect()
             except Exception as error:  # noqa: BLE001 (whatever it is, the cluster has to know)
@@ -173,10 +179,13 @@ class SparkExecutor:
 
     def feed(self, data: Any, order: FeedOrder) -> list[FedPartition]:
         """Run one Spark job in the calling thread, with its local properties."""
+        first, last = order.epoch, max(order.epoch, order.last_epoch)
+        epochs = f"epochs {first}-{last}" if last > first else f"epoch {first}"
+        what = f"feed {order.feed!r}, {epochs}"
         tags = (self._feed_tag, self._tag_of(order.feed))
         if isinstance(data, RDD):
             order.check_partitions(data.getNumPartitions())
-            with self._tagged(*tags):
+            with self._jobs_of(what, *tags):
                 return data.mapPartitions(FeedRdd(order)).collect()
         if not _is_dataframe(data):
             raise ConfigError(
@@ -185,7 +194,7 @@ class SparkExecutor:
             )
         if data.isStreaming:
             raise ConfigError("a streaming DataFrame is fed with cluster.train_stream")
-        with self._tagged(*tags):
+        with self._jobs_of(what, *tags):
             rows = data.mapInArrow(FeedDataFrame(order), FED_SCHEMA).collect()
         return [fed_partition(row.partition, row.rows, row.refused, row.num_rows) for row in rows]
 
@@ -198,7 +207,11 @@ class SparkExecutor:
     def infer(self, data: Any, order: FeedOrder, schema: Any, keep: Keep) -> Any:
         """Return a DataFrame for a DataFrame; for an RDD an RDD, or a DataFrame of `schema`."""
         if _is_dataframe(data):
-            with explained(self._explain):  # the results' types may take a job
+            # The results' types may take a job.
+            with (
+                explained(self._explain),
+                named_jobs(self._spark, self._group, "scoring, first rows"),
+            ):
                 return scored(data, order, schema, keep)
         if keep is not True:
             raise ConfigError(
@@ -228,15 +241,24 @@ class SparkExecutor:
         """Cancel the jobs of running `feed` calls: those of one feed, or all."""
         self._cancel(self._feed_tag if feed is None else self._tag_of(feed))
 
+    def hide_progress(self) -> None:
+        """Have Spark's bar do what it does whenever a job ends: leave, for half a second."""
+        if self._context is not None:
+            with suppress(Exception):  # Spark is gone, perhaps, or has another bar in this version
+                bar = self._context._jsc.sc().progressBar()
+                if bar.isDefined():
+                    bar.get().finishAll()
+
     @contextmanager
-    def _tagged(self, *tags: str) -> Iterator[None]:
-        """Have `_cancel` find the jobs of this thread, in whatever session they run."""
+    def _jobs_of(self, what: str, *tags: str) -> Iterator[None]:
+        """Name the jobs of this thread, and have `_cancel` find them, in whatever session."""
         add = self._spark.addTag if self._context is None else self._context.addJobTag
         remove = self._spark.removeTag if self._context is None else self._context.removeJobTag
         for tag in tags:
             add(tag)
         try:
-            yield
+            with named_jobs(self._spark, self._group, what):
+                yield
         finally:
             for tag in tags:
                 remove(tag)
@@ -276,14 +298,6 @@ class SparkExecutor:
                 job.join(_JOIN_S)
 
 
-def _context(session: SparkSession) -> SparkContext | None:
-    """Return the session's context; Spark Connect has none."""
-    try:
-        return session.sparkContext
-    except Exception:  # noqa: BLE001 (which error varies)
-        return None
-
-
 def _is_dataframe(data: Any) -> bool:
     """Whether `data` is a DataFrame, of a classic session or of Spark Connect."""
     return isinstance(data, DataFrame) or hasattr(data, "mapInArrow")
@@ -304,6 +318,8 @@ def place(
     session = _session(spark)
     is_fed = spec.input_mode is InputMode.SPARK
     topology = read_topology(session, spec.num_tasks, is_fed)
+    if topology is None:
+        check_slots_over_connect(session, spec.num_tasks)
     placing = choose_placing(spec, topology)
     placement: Placement = "attached" if placing.is_attached else "detached"
     _log.info(

@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError
@@ -80,7 +81,8 @@ class Bringer:
                     epoch=book.open_epochs(call, [each.epoch for each in left]),
                     partitions=call.shape.partitions,
                 )
-                bar = FeedBar(name, len(left), show)
+                rows = partial(call.rows_of, left)
+                bar = FeedBar(name, len(left), show, rows, self._executor.hide_progress)
                 feeding = self.call_in(world, order, call.asked.to, bar, call)
                 if call is last and is_over is not None and brought is not None:
                     feeding = _of_stream(feeding, is_over, brought.get(world.generation, Counter()))

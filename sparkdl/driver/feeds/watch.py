@@ -167,17 +167,19 @@ class FeedWatch:
                 counting_s = self._counts_until.remaining_s if self.is_counting else 1.0
                 count = controller.changed.count
             if not has_to_stop:
-                soon = Deadline.after(min(1.0, deadline.remaining_s, counting_s))
+                period_s = min(self._call.bar.period_s or 1.0, counting_s)
+                soon = Deadline.after(min(period_s, deadline.remaining_s))
                 controller.changed.wait_for(partial(self._is_news, count), soon)
             if granted is not None and granted != self._granted:
                 self._granted = granted
                 self._call.broadcast(granted)
-            self._call.bar.update(self._rows_read())
+            self._show()
             if has_to_stop:
                 self._call.cancel()
             elif deadline.has_passed and not self._is_over:
                 self._time_out()
                 return
+        self._show(is_last=True)
         if self.has_reason():
             self._call.cancel()
 
@@ -190,9 +192,13 @@ class FeedWatch:
             self.has_closed, self._counts_until = True, Deadline.after(limit_s)
             self._call.controller.changed.notify_all()
 
-    def _rows_read(self) -> int:
-        counts = self._call.controller.look(lambda view: self._call.counts(view))
-        return sum(count.rows_consumed for count in counts.values())
+    def _show(self, is_last: bool = False) -> None:
+        first = self._call.members[0].node.node_id
+        counts, now = self._call.controller.look(
+            lambda view: (self._call.counts(view), view.activity.get(first))
+        )
+        rows = sum(count.rows_consumed for count in counts.values())
+        self._call.bar.update(rows, now.metrics if now else {}, is_last)
 
     def _time_out(self) -> None:
         problem = FeedTimeoutError(self._call.blame(self._timeout_s))

@@ -22,6 +22,8 @@ from sparkdl.core.errors import (
     NodeFailedError,
     NodeLostError,
 )
+from sparkdl.core.jobs import named_jobs
+from sparkdl.driver.preflight import check_slots_over_connect
 from tests.driver.executors import map_funs
 
 if TYPE_CHECKING:
@@ -291,6 +293,72 @@ def test_killed_python_worker_ends_its_attached_node(spark_cluster: SparkSession
         worker.kill()
         cluster.wait(GONE_S)
     wait_until_gone(agents | children)
+
+
+def names_of_jobs(spark: SparkSession) -> set[tuple[str | None, str | None]]:
+    """Return group and description of each job, as Spark's UI shows them."""
+    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
+    told = [jobs.apply(i) for i in range(jobs.size())]
+    names = [(job.jobGroup(), job.description()) for job in told]
+    return {tuple(each.get() if each.isDefined() else None for each in pair) for pair in names}  # type: ignore[misc]
+
+
+def test_jobs_say_what_they_are(spark_local: SparkSession) -> None:
+    with launch(spark_local, map_funs.count_rows) as cluster:
+        cluster.feed(spark_local.range(10), epochs=2)
+        cluster.feed(spark_local.sparkContext.parallelize(range(10), 2))
+        group = f"sparkdl {cluster.spec.cluster_id}"
+    told = {what for of, what in names_of_jobs(spark_local) if of == group}
+    assert told == {
+        f"{group}: nodes",
+        f"{group}: feed 'input', epochs 0-1",
+        f"{group}: feed 'input', epoch 2",
+    }
+
+
+def test_jobs_keep_the_users_own_names_and_leave_none_of_theirs(spark_local: SparkSession) -> None:
+    context: Any = spark_local.sparkContext
+    context.setJobGroup("mine", "my own words")
+    try:
+        with launch(spark_local, map_funs.count_rows) as cluster:
+            cluster.feed(spark_local.range(10))
+            group = f"sparkdl {cluster.spec.cluster_id}"
+        told = names_of_jobs(spark_local)
+        assert ("mine", "my own words") in told
+        assert group not in {of for of, _ in told}
+        context.setLocalProperty("spark.jobGroup.id", None)
+        context.setLocalProperty("spark.job.description", None)
+        with named_jobs(spark_local, "sparkdl c", "a job"):
+            spark_local.range(3).count()
+        spark_local.range(4).count()
+        assert ("sparkdl c", "sparkdl c: a job") in names_of_jobs(spark_local)
+        assert context.getLocalProperty("spark.jobGroup.id") is None
+        assert context.getLocalProperty("spark.job.description") is None
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)
+        context.setLocalProperty("spark.job.description", None)
+
+
+def test_slots_are_counted_where_there_is_no_context_to_ask(spark_local: SparkSession) -> None:
+    """As over Spark Connect, by what any session can be asked."""
+    slots = spark_local.sparkContext.defaultParallelism
+    check_slots_over_connect(spark_local, slots)
+    with pytest.raises(ConfigError, match=f"100 nodes need 100 task slots .* has {slots}. Ask"):
+        check_slots_over_connect(spark_local, 100)
+    spark_local.conf.set("spark.sql.leafNodeDefaultParallelism", "200")
+    try:
+        check_slots_over_connect(spark_local, 100)  # how many there are is not known then
+    finally:
+        spark_local.conf.unset("spark.sql.leafNodeDefaultParallelism")
+
+
+def test_node_that_cannot_start_fails_no_task(spark_cluster: SparkSession) -> None:
+    before = spark_cluster.sparkContext._jsc.sc().statusStore().jobsList(None).size()
+    with pytest.raises(ConfigError, match="GPU"):
+        launch(spark_cluster, map_funs.where, num_gpus=64, reservation_timeout=60.0)
+    jobs = spark_cluster.sparkContext._jsc.sc().statusStore().jobsList(None)
+    assert jobs.size() == before + 1
+    assert max(jobs.apply(i).numFailedTasks() for i in range(1)) == 0
 
 
 def test_cancelled_job_ends_attached_nodes(spark_cluster: SparkSession) -> None:
