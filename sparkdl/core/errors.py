@@ -47,6 +47,13 @@ class FeedClosedError(SparkdlError):
     """A feed takes no more rows, or it was used after its cluster had ended."""
 
 
+class EndOfFeedError(FeedClosedError):
+    """`map_fun` went on to an epoch of a feed that has ended: there is none, and none can come.
+
+    Example: `cluster.feed(df, epochs=2)`, and a loop over five epochs.
+    """
+
+
 class FeedTypeError(SparkdlError, TypeError):
     """A row holds a value that cannot travel in the feed; the message names field and type."""
 

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.control.channel import Consumed, EndMark, EpochMark, Local, Release, Terminated
-from sparkdl.core.errors import FeedClosedError, FeedTimeoutError, SparkdlError
+from sparkdl.core.errors import EndOfFeedError, FeedClosedError, FeedTimeoutError, SparkdlError
 from sparkdl.feed.backlog import Backlog, let_go
 from sparkdl.feed.coverage import EpochRows
 from sparkdl.feed.item import Item
@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 TELL_PERIOD_S = 0.02
 """The agent is told what was read this often at most, and when user code waits for more."""
+MAX_ITERATIONS_BEYOND = 1000
+"""Of a feed that has ended, in a world that goes on: loops may count epochs from 0 again there."""
 
 
 class FeedReader:
@@ -51,7 +53,8 @@ class FeedReader:
         self._owner = 0
         self._told_at_s, self._is_told = 0.0, True
         self._pressed_epoch = self._held = -1
-        self._is_waiting = self._is_terminated = self._is_lost = False
+        self._is_waiting = self._is_terminated = self._is_lost = self._is_resumed = False
+        self._epochs = self._beyond = 0
         self._problem: SparkdlError | None = None
 
     # What the receiving thread calls.
@@ -60,6 +63,10 @@ class FeedReader:
         """Note from now on which rows user code is handed; before any."""
         with self._changed:
             self._backlog.used.is_wanted = True
+
+    def resume(self) -> None:
+        """This world goes on where another one was: before any row."""
+        self._is_resumed = True
 
     @property
     def steps(self) -> int:
@@ -163,11 +170,38 @@ class FeedReader:
             item = self._backlog.first_item()
             return None if item is None else item.batch()
 
-    def wait_epoch(self, owner: int) -> int | None:
-        """Wait for the first item of an epoch; return the epoch's number, `None` as `take` does."""
+    def has_epoch(self) -> bool:
+        """Wait until there is an epoch to read, or what is left of one; false at the feed's end."""
+        with self._changed:
+            self._wait(lambda: self._backlog.is_begun or self._is_due())
+            return not self._backlog.is_over
+
+    def end_of_feed(self) -> EndOfFeedError:
+        """Return what tells that there is no further epoch."""
+        count = self._epochs
+        epochs = f"after {count} epoch{'s' * (count > 1)}" if count else "before any row came"
+        return EndOfFeedError(
+            f"feed {self.feed!r} ended {epochs}, and map_fun has gone on to another one, which has "
+            "no batches. Let epochs=… of the feeding and the loop of map_fun say the same, or loop "
+            f"`while ctx.has_epoch({self.feed!r})`"
+        )
+
+    def wait_epoch(self, owner: int, begins: bool = True) -> int | None:
+        """Wait for the first item of an epoch; return the epoch's number, `None` as `take` does.
+
+        Args:
+            begins: an iteration begins with the epoch: none may for ever find that there is none.
+
+        Raises:
+            EndOfFeedError: if the iteration before this one has found the feed's end already.
+        """
         with self._changed:
             self._wait(lambda: owner != self._owner or self._is_due())
-            return self._backlog.epoch if owner == self._owner else None
+            if owner != self._owner:
+                return None
+            if begins and self._backlog.is_over:
+                self._go_beyond()
+            return self._backlog.epoch
 
     def take(self, owner: int, with_exchange: bool = False) -> Item | EpochMark | EndMark | None:
         """Wait for the next item and return it; `None` once somebody else has claimed.
@@ -268,8 +302,9 @@ class FeedReader:
             if owner != self._owner:
                 return False
             self._backlog.drop(dropped)
-            if self._backlog.mark is not None:
-                self._release(self._backlog.finish_epoch())
+            mark = self._backlog.mark
+            self._epochs += mark is not None and not mark.goes_on
+            self._release(self._backlog.finish_epoch())
             self._tell()
             return True
 
@@ -330,6 +365,15 @@ class FeedReader:
     def _is_due(self, with_exchange: bool = False) -> bool:
         self._release(self._backlog.skip_what_will_not_come())
         return self._backlog.is_due or (with_exchange and bool(self._backlog.asked))
+
+    def _go_beyond(self) -> None:
+        """Count an iteration that finds no epoch: the first one may, and learns of the end."""
+        self._beyond += 1
+        if self._beyond > (MAX_ITERATIONS_BEYOND if self._is_resumed else 1):
+            raise self.end_of_feed()
+        if self._beyond == 1:
+            _log.warning("%s", self.end_of_feed())
+            self._tell()
 
     def _release(self, numbers: Iterable[int]) -> None:
         if numbers := tuple(numbers):

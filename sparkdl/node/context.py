@@ -140,6 +140,9 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
     ) -> EpochBatches:
         """Return the feed as batches of numpy arrays; each `iter` is one epoch, or a whole stream.
 
+        Of a feed that has ended the first `iter` beyond the last epoch gives no batch, with a
+        warning, and those after it raise `EndOfFeedError`; see `has_epoch`.
+
         Args:
             batch_size: rows in one batch; the last of an epoch may have fewer.
             columns: which columns, all by default. Rows of an RDD have the columns `"0"`, `"1"`, …
@@ -170,6 +173,14 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
         is_even = self._trains_in_step() if even is None else even
         reader = self._link.reader(feed)
         return EpochBatches(reader, batch_size, names, is_even, tail, shuffle, seed)
+
+    def has_epoch(self, feed: str = DEFAULT_FEED) -> bool:
+        """Wait for the next epoch of a feed; return false once the feed has ended.
+
+        For loops that do not count: `while ctx.has_epoch(): for batch in batches: …`, over
+        whatever reads the feed. An epoch that was left early is still there.
+        """
+        return self._link.reader(feed).has_epoch()
 
     def parquet(  # noqa: PLR0913 (what `batches` takes, and the files)
         self,

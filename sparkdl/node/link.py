@@ -34,6 +34,7 @@ from sparkdl.control.channel import (
     send,
 )
 from sparkdl.control.lease import SILENT_LOOKS, look_s
+from sparkdl.core.checkpoint import FIRST_TIME
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, ReadError, SparkdlError
 from sparkdl.core.spec import DEFAULT_FEED
@@ -60,7 +61,7 @@ class AgentLink:
         self._is_lost = False
         self._is_closing = False
         self._look_s: float | None = None
-        self._tracks = False
+        self._tracks = self._is_resumed = False
         self._thread = threading.Thread(target=self._receive, name="sparkdl-link", daemon=True)
         self._thread.start()
 
@@ -104,6 +105,8 @@ class AgentLink:
             reader = self._readers.get(feed)
             if reader is None:
                 reader = self._readers[feed] = FeedReader(feed, self.send, tracks=self._tracks)
+                if self._is_resumed:
+                    reader.resume()
                 if self._has_ended and feed not in self._own:
                     reader.end()
                 if self._is_lost:
@@ -227,9 +230,12 @@ class AgentLink:
         """Have all readers note which rows are used, if there are checkpoints."""
         with self._lock:
             self._tracks = start.spec.checkpoint_dir is not None
+            self._is_resumed = start.resume != FIRST_TIME
             for reader in self._readers.values():
                 if self._tracks:
                     reader.track()
+                if self._is_resumed:
+                    reader.resume()
 
     def _end(self, feed: str) -> None:
         if feed:
