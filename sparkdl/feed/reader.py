@@ -176,6 +176,11 @@ class FeedReader:
             self._wait(lambda: self._backlog.is_begun or self._is_due())
             return not self._backlog.is_over
 
+    @property
+    def is_resumed(self) -> bool:
+        """Whether this world goes on where another one was."""
+        return self._is_resumed
+
     def end_of_feed(self) -> EndOfFeedError:
         """Return what tells that there is no further epoch."""
         count = self._epochs

@@ -250,7 +250,9 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
             only `x` without `y`; dicts of all columns without both.
         """
         from sparkdl.feed.dataset import tf_dataset
+        from sparkdl.frameworks.keras_epochs import let_epochs_differ
 
+        let_epochs_differ()
         names = _wanted(x, y) or None
         batches = self.batches(batch_size, names, feed, even, tail, shuffle, seed)
         return tf_dataset(batches, x, y, prefetch)
