@@ -34,6 +34,7 @@ from sparkdl.frameworks.patch import Function, Patch
 _log = logging.getLogger(__name__)
 _STEPS = "_sparkdl_steps"
 """Of Keras' iterator: how many batches its feeds had given as it began."""
+_RUN = "_sparkdl_run"
 
 
 def let_epochs_differ() -> None:
@@ -54,27 +55,24 @@ def let_epochs_differ() -> None:
 
 
 @dataclass
-class _Fit:
-    """A `fit` that reads feeds.
+class _Run:
+    """A `fit` that reads feeds; its callbacks and its iterator over the training data have it.
 
     Attributes:
-        iterator: Keras', over the training data; known once it has begun.
         batches: that Keras has told callbacks of, in this epoch.
         has_rows: whether the epoch that has ended had any.
-        ended: the feed that has ended, and `fit` with it.
+        has_ended: whether `fit` ends because a feed has.
     """
 
-    model: Any
+    iterator: Any
     readers: list[FeedReader]
-    epochs: int
-    iterator: Any = None
     batches: int = 0
     has_rows: bool = True
-    ended: FeedReader | None = None
+    has_ended: bool = False
 
 
-_fitting: ContextVar[_Fit | None] = ContextVar("sparkdl_fitting", default=None)
-"""The innermost `fit` of this thread that reads feeds."""
+_begun: ContextVar[Any] = ContextVar("sparkdl_begun", default=None)
+"""The callbacks of a `fit` whose next step, in this thread, is to iterate over its data."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +81,7 @@ class _Library:
 
     Attributes:
         iterator: of the data of `fit`, `evaluate` and `predict`; `begin` its method that begins.
+        before: what callbacks are told before that.
         length: its attribute, how many batches an epoch has.
         dataset_of: its data.
         counts: whether it was told a number of steps, so that several of Keras' epochs may be one.
@@ -92,6 +91,7 @@ class _Library:
     fit: Callable[[], str]
     iterator: str
     begin: str
+    before: str
     length: str
     dataset_of: Callable[[Any], Any]
     counts: Callable[[Any], bool]
@@ -101,11 +101,13 @@ class _Library:
         """Return what is changed."""
         mentions = (self.length,)
         return (
-            Patch(self.fit(), ("self", "x"), self._fit, ("stop_training",)),
+            Patch(self.fit(), ("self", "x"), _fit, ("stop_training",)),
             Patch(f"{self.iterator}.{self.begin}", ("self",), self._begin),
             Patch(f"{self.iterator}.catch_stop_iteration", ("self",), self._catch, mentions),
-            Patch(f"{self.callbacks}.on_epoch_end", ("self", "epoch", "logs"), self._epoch_ended),
+            Patch(f"{self.callbacks}.{self.before}", ("self",), _before),
             Patch(f"{self.callbacks}.on_train_batch_end", ("self", "batch", "logs"), _count),
+            Patch(f"{self.callbacks}.on_epoch_end", ("self", "epoch", "logs"), self._epoch_ended),
+            Patch(f"{self.callbacks}.on_train_end", ("self", "logs"), _train_ended),
         )
 
     def _goes_on(self, iterator: Any) -> bool:
@@ -115,33 +117,14 @@ class _Library:
         has_one = getattr(iterator, "_current_iterator", iterator) is not None
         return self.counts(iterator) and has_begun and has_one
 
-    def _fit(self, stock: Function, model: Any, *args: Any, **kwargs: Any) -> Any:
-        bound = inspect.signature(stock).bind(model, *args, **kwargs)
-        given = bound.arguments
-        readers = readers_of(given.get("x"))
-        state = _Fit(model, readers, given.get("epochs", 1))
-        if any(reader.is_resumed and not reader.has_epoch() for reader in readers):
-            # The run before this one has trained with all of it.
-            given["initial_epoch"] = given.get("epochs", 1)
-            _log.warning("fit has nothing left to train on")
-        token = _fitting.set(state if readers else None)
-        try:
-            history = stock(*bound.args, **bound.kwargs)
-        finally:
-            _fitting.reset(token)
-        if model.stop_training:
-            for reader in dict.fromkeys([*readers, *readers_of(given.get("validation_data"))]):
-                if reader is not state.ended:
-                    _log.warning("fit has stopped early, and so feed %r ends", reader.feed)
-                    reader.terminate()
-        return history
-
     def _begin(self, stock: Function, iterator: Any) -> Any:
         """Begin to iterate: over an epoch, unless Keras goes on in one."""
         readers = readers_of(self.dataset_of(iterator))
-        fit = _fitting.get()
-        if fit and fit.iterator is None and readers == fit.readers:
-            fit.iterator = iterator
+        callbacks = _begun.get()
+        _begun.set(None)
+        if readers and callbacks is not None:
+            setattr(callbacks, _RUN, _Run(iterator, readers))
+            setattr(iterator, _RUN, getattr(callbacks, _RUN))
         if not self._goes_on(iterator):
             for reader in readers:
                 if not reader.has_epoch():
@@ -164,10 +147,9 @@ class _Library:
             return
         if before is None:
             setattr(iterator, self.length, None)
-        fit = _fitting.get()
         has_rows = not has_ended or _steps(readers) != getattr(iterator, _STEPS)
-        if fit and fit.iterator is iterator:
-            fit.has_rows = has_rows or fit.batches > 0
+        if run := getattr(iterator, _RUN, None):
+            run.has_rows = has_rows or run.batches > 0
         elif not has_rows and not self.counts(iterator):
             names = ", ".join(repr(reader.feed) for reader in readers)
             raise ConfigError(
@@ -177,34 +159,67 @@ class _Library:
 
     def _epoch_ended(self, stock: Function, callbacks: Any, epoch: int, logs: Any = None) -> None:
         """Tell the callbacks of an epoch that had rows; end `fit` where there is no further one."""
-        fit = _fitting.get()
-        if fit is None or fit.iterator is None:
-            stock(callbacks, epoch, logs)
-            return
-        if fit.has_rows or fit.model.stop_training:
+        run, model = getattr(callbacks, _RUN, None), callbacks.model
+        if run is None or run.has_rows or model.stop_training:
             stock(callbacks, epoch, logs)
         else:
             _log.warning("epoch %d of fit had no rows; callbacks are not told of it", epoch + 1)
-        fit.batches = 0
-        setattr(fit.iterator, _STEPS, _steps(fit.readers))  # tf_keras begins once for all epochs
-        if fit.model.stop_training or epoch + 1 >= fit.epochs or self._goes_on(fit.iterator):
+        if run is None:
             return
-        fit.ended = next((reader for reader in fit.readers if not reader.has_epoch()), None)
-        if fit.ended is not None:
-            fit.model.stop_training = True
+        run.batches = 0
+        setattr(run.iterator, _STEPS, _steps(run.readers))  # tf_keras begins once for all epochs
+        epochs = (callbacks.params or {}).get("epochs", 0)
+        if model.stop_training or epoch + 1 >= epochs or self._goes_on(run.iterator):
+            return
+        if ended := [reader for reader in run.readers if not reader.has_epoch()]:
+            model.stop_training = run.has_ended = True
             _log.warning(
                 "Your input ran out of data; interrupting training: feed %r has ended, and fit was "
                 "to go on to epoch %d of %d. Let epochs=… of the feeding and of fit say the same",
-                fit.ended.feed,
+                ended[0].feed,
                 epoch + 2,
-                fit.epochs,
+                epochs,
             )
 
 
+def _fit(stock: Function, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """End the feeds of an early stop that callbacks do not know of; train nothing without rows."""
+    bound = inspect.signature(stock).bind(model, *args, **kwargs)
+    given = bound.arguments
+    readers = readers_of(given.get("x"))
+    if any(reader.is_resumed and not reader.has_epoch() for reader in readers):
+        _log.warning("fit has nothing left to train on: an earlier run has used all of it")
+        given["initial_epoch"] = given.get("epochs", 1)
+    history = stock(*bound.args, **bound.kwargs)
+    if model.stop_training:
+        _terminate([r for r in readers_of(given.get("validation_data")) if r not in readers])
+    return history
+
+
+def _before(stock: Function, callbacks: Any, *args: Any, **kwargs: Any) -> None:
+    stock(callbacks, *args, **kwargs)
+    if not hasattr(callbacks, _RUN):
+        _begun.set(callbacks)
+
+
 def _count(stock: Function, callbacks: Any, batch: int, logs: Any = None) -> None:
-    if fit := _fitting.get():
-        fit.batches += 1
+    if run := getattr(callbacks, _RUN, None):
+        run.batches += 1
     stock(callbacks, batch, logs)
+
+
+def _train_ended(stock: Function, callbacks: Any, logs: Any = None) -> None:
+    stock(callbacks, logs)
+    if run := getattr(callbacks, _RUN, None):
+        delattr(callbacks, _RUN)
+        if callbacks.model.stop_training and not run.has_ended:
+            _terminate(run.readers)
+
+
+def _terminate(readers: list[FeedReader]) -> None:
+    for reader in dict.fromkeys(readers):
+        _log.warning("fit has stopped early, and so feed %r ends", reader.feed)
+        reader.terminate()
 
 
 def _steps(readers: list[FeedReader]) -> list[int]:
@@ -223,6 +238,7 @@ _LIBRARIES = (
         _fit_of_keras,
         "keras.src.trainers.epoch_iterator:EpochIterator",
         "__iter__",
+        "on_epoch_begin",
         "_num_batches",
         lambda iterator: getattr(iterator.data_adapter, "_dataset", None),
         lambda iterator: bool(iterator.steps_per_epoch),
@@ -233,6 +249,7 @@ _LIBRARIES = (
         lambda: "tf_keras.src.engine.training:Model.fit",
         "tf_keras.src.engine.data_adapter:DataHandler",
         "enumerate_epochs",
+        "on_train_begin",
         "_inferred_steps",
         lambda handler: handler._adapter.get_dataset(),
         lambda handler: not handler._adapter.should_recreate_iterator(),
