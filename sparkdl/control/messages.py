@@ -116,6 +116,7 @@ class FeedCount(msgspec.Struct, frozen=True):
         read_to: the epoch whose `ReadShare` has come to its end last.
         read_problem: why it ended before all rows were here, if a file could not be read.
         began: the epoch of the last `FeedBegin`.
+        beyond: iterations that found the feed's end in place of an epoch.
     """
 
     feed: str
@@ -137,6 +138,7 @@ class FeedCount(msgspec.Struct, frozen=True):
     read_to: int = -1
     read_problem: str = ""
     began: int = -1
+    beyond: int = 0
 
 
 class FeedProgress(Message, frozen=True):

@@ -43,6 +43,13 @@ class FeedTimeoutError(SparkdlError, TimeoutError):
     """No row was received or consumed for the whole of the feed timeout."""
 
 
+class UnfedError(FeedTimeoutError):
+    """`map_fun` reads a feed that nobody feeds.
+
+    Example: a feed's name that differs between `ctx.batches` and `cluster.feed`.
+    """
+
+
 class FeedClosedError(SparkdlError):
     """A feed takes no more rows, or it was used after its cluster had ended."""
 

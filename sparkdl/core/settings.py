@@ -23,7 +23,8 @@ class Settings:
 
     Attributes:
         reservation_timeout_s: until all nodes have gathered.
-        feed_timeout_s: without any row received or consumed.
+        feed_timeout_s: without any row received or consumed; or that a node waits for a feed that
+            nobody has fed.
         feed_memory_nbytes: received rows a node holds before its feeders are made to wait;
             `None` takes an eighth of the memory.
         feed_disk_nbytes: rows beyond that, which a node keeps on its executor's local disk to read

@@ -52,6 +52,7 @@ from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver import state as states
 from sparkdl.driver.checkpoints import Checkpoints
 from sparkdl.driver.feeds.books import Books
+from sparkdl.driver.feeds.report import gone_beyond
 from sparkdl.driver.gatherings import Gatherings
 from sparkdl.driver.hang_watch import HangWatch
 from sparkdl.driver.inquiries import Inquiries, Question
@@ -331,6 +332,8 @@ class Controller:
                 self.changed.notify_all()
                 return
             for now in message.counts:
+                if beyond := gone_beyond(self._name(node_id), now, self.view.feeds):
+                    _log.warning("Cluster %s: %s", self.spec.cluster_id, beyond)
                 if self.view.feeds.get((node_id, now.feed)) != now:
                     self.view.feeds[node_id, now.feed] = now
                     self.view.progress += 1

@@ -111,7 +111,8 @@ def launch(  # noqa: PLR0913 (one option, one name)
         reservation_timeout: seconds until all nodes must be there, from when it is the cluster's
             turn: clusters of one program wait for one another's slots, in the order of their
             launches.
-        feed_timeout: seconds without any row received or read until feeding is an error.
+        feed_timeout: seconds without any row received or read until feeding is an error; also those
+            that a node waits for a feed of which nobody has brought a row yet.
         feed_memory: bytes of received rows that a node holds before feeders wait; by default
             an eighth of the memory.
         feed_disk: bytes on its executor's local disk in which a node keeps rows beyond that, if

@@ -19,6 +19,7 @@ HOPELESS = frozenset(
     {
         *("ConfigError", "FrameworkMissingError", "FeedTypeError", "RemovedError"),
         *("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError"),
+        *("UnfedError", "EndOfFeedError"),
     }
 )
 """Errors that say that the program is wrong: another start meets them again."""

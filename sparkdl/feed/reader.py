@@ -20,6 +20,7 @@ from sparkdl.core.errors import EndOfFeedError, FeedClosedError, FeedTimeoutErro
 from sparkdl.feed.backlog import Backlog, let_go
 from sparkdl.feed.coverage import EpochRows
 from sparkdl.feed.item import Item
+from sparkdl.feed.supply import Supply
 from sparkdl.feed.used import Origin, Part, Turn
 
 _log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class FeedReader:
 
     Args:
         tracks: whether it is known which rows user code was handed, see `position`.
+        supply: knows whether anybody feeds it.
     """
 
     def __init__(
@@ -44,14 +46,16 @@ class FeedReader:
         timeout_s: float | None = None,
         tell_period_s: float = TELL_PERIOD_S,
         tracks: bool = False,
+        supply: Supply | None = None,
     ) -> None:
         self.feed, self._send = feed, send
+        self._supply, self._is_patient = supply, False
         self._timeout_s, self._tell_period_s = timeout_s, tell_period_s
         self._changed = threading.Condition()
         self._backlog = Backlog(feed)
         self._backlog.used.is_wanted = tracks
         self._owner = 0
-        self._told_at_s, self._is_told = 0.0, True
+        self._told_at_s, self._is_told, self._is_announced = 0.0, True, supply is None
         self._pressed_epoch = self._held = -1
         self._is_waiting = self._is_terminated = self._is_lost = self._is_resumed = False
         self._epochs = self._beyond = 0
@@ -63,6 +67,11 @@ class FeedReader:
         """Note from now on which rows user code is handed; before any."""
         with self._changed:
             self._backlog.used.is_wanted = True
+
+    def be_patient(self) -> None:
+        """Wait for a first row as long as it takes: inference may be asked at any time."""
+        with self._changed:
+            self._is_patient = self._is_announced = True
 
     def resume(self) -> None:
         """This world goes on where another one was: before any row."""
@@ -186,9 +195,9 @@ class FeedReader:
         count = self._epochs
         epochs = f"after {count} epoch{'s' * (count > 1)}" if count else "before any row came"
         return EndOfFeedError(
-            f"feed {self.feed!r} ended {epochs}, and map_fun has gone on to another one, which has "
-            "no batches. Let epochs=… of the feeding and the loop of map_fun say the same, or loop "
-            f"`while ctx.has_epoch({self.feed!r})`"
+            f"feed {self.feed!r} ended {epochs}, and map_fun goes on to epoch {count + 1}, which "
+            "has no batches. Let epochs=… of the feeding and the loop of map_fun say the same, or "
+            f"loop `while ctx.has_epoch({self.feed!r})`"
         )
 
     def wait_epoch(self, owner: int, begins: bool = True) -> int | None:
@@ -386,9 +395,12 @@ class FeedReader:
 
     def _tell(self) -> None:
         self._told_at_s, self._is_told = time.monotonic(), True
+        self._send(self._consumed())
+
+    def _consumed(self) -> Consumed:
         here, now = self._backlog, self._backlog.counts
         counts = (now.rows, here.epoch, now.steps, now.padded, now.dropped)
-        self._send(Consumed(self.feed, *counts, self._held, here.reading))
+        return Consumed(self.feed, *counts, self._held, here.reading, self._beyond)
 
     def _tell_if_due(self) -> None:
         self._is_told = False
@@ -399,15 +411,38 @@ class FeedReader:
         def is_over() -> bool:
             return is_ready() or self._is_lost or self._problem is not None
 
-        if not self._is_told and not is_over():
-            self._tell()
-        if not self._changed.wait_for(is_over, self._timeout_s):
-            raise FeedTimeoutError(
-                f"feed {self.feed!r} brought no row for {self._timeout_s:g} s; is it being fed?"
-            )
+        if not is_over():
+            self._begin_wait()
+        since_s = time.monotonic()
+        while not self._changed.wait_for(is_over, self._left_s(since_s)):
+            if self._left_s(since_s) == 0:
+                raise self._late()
         if is_ready():
             return
         if self._problem is not None:
             raise self._problem
         if self._is_lost:
             raise FeedClosedError(f"feed {self.feed!r}: the agent of this node is gone")
+
+    def _begin_wait(self) -> None:
+        if self._supply and (problem := self._supply.impossible(self.feed)):
+            raise problem
+        if not self._is_told:
+            self._tell()
+        elif not self._is_announced:  # the driver is to know what is waited for
+            self._send(self._consumed())
+        self._is_announced = True
+
+    def _left_s(self, since_s: float) -> float | None:
+        if self._timeout_s is not None:
+            return max(0.0, since_s + self._timeout_s - time.monotonic())
+        if self._supply is None or self._is_patient:
+            return None
+        return self._supply.left_s(self.feed, since_s)
+
+    def _late(self) -> SparkdlError:
+        if self._timeout_s is None and self._supply is not None:
+            return self._supply.unfed(self.feed)
+        return FeedTimeoutError(
+            f"feed {self.feed!r} brought no row for {self._timeout_s:g} s; is it being fed?"
+        )

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 
 from sparkdl.control.channel import (
     Commit,
+    Consumed,
     Covered,
     EndMark,
     EpochMark,
@@ -41,6 +42,7 @@ from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.feed.coverage import EpochRows
 from sparkdl.feed.item import Item
 from sparkdl.feed.reader import FeedReader
+from sparkdl.feed.supply import Supply
 
 _log = logging.getLogger(__name__)
 
@@ -57,6 +59,7 @@ class AgentLink:
         self._lock = threading.Lock()
         self._readers: dict[str, FeedReader] = {}
         self._own: set[str] = set()
+        self._supply = Supply()
         self._has_ended = False
         self._is_lost = False
         self._is_closing = False
@@ -104,7 +107,9 @@ class AgentLink:
         with self._lock:
             reader = self._readers.get(feed)
             if reader is None:
-                reader = self._readers[feed] = FeedReader(feed, self.send, tracks=self._tracks)
+                supply = None if feed in self._own else self._supply
+                reader = FeedReader(feed, self.send, tracks=self._tracks, supply=supply)
+                self._readers[feed] = reader
                 if self._is_resumed:
                     reader.resume()
                 if self._has_ended and feed not in self._own:
@@ -156,6 +161,8 @@ class AgentLink:
 
     def send(self, message: Local, fd: int = -1) -> None:
         """Send a message; the caller keeps `fd`."""
+        if isinstance(message, Consumed):
+            self._supply.move()
         try:
             with self._send_lock:
                 send(self._sock, message, fd)
@@ -198,8 +205,10 @@ class AgentLink:
     def _sort(self, message: Local, fd: int) -> None:  # noqa: C901, PLR0912 (one case a message)
         match message:
             case Segment(feed):
+                self._supply.begin(feed)
                 self.reader(feed).add(Item(message, fd))
             case FeedStart(feed, epoch):
+                self._supply.begin(feed)
                 self.reader(feed).start(epoch)
             case StepsGranted(feed, epoch, rows):
                 self.reader(feed).grant(epoch, rows)
@@ -219,6 +228,8 @@ class AgentLink:
                 self._end(feed)
             case Start():
                 self._look_s = look_s(message.spec.settings.lease_s)
+                member = message.world.member(message.node_id)
+                self._supply.expect(message.spec, member, message.resume != FIRST_TIME)
                 self._track(message)
                 self._starts.put(message)
             case Commit():

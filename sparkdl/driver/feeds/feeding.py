@@ -23,7 +23,7 @@ from sparkdl.driver.feeds.calls import Call, EpochLeft
 from sparkdl.driver.feeds.epoch_ends import Cut, EpochEnds
 from sparkdl.driver.feeds.progress import FeedBar
 from sparkdl.driver.feeds.reading import read_at_nodes
-from sparkdl.driver.feeds.report import Fed, FeedReport, report
+from sparkdl.driver.feeds.report import Fed, FeedReport, report, waits_in_vain
 from sparkdl.driver.feeds.watch import FeedWatch, NewWorldError
 from sparkdl.driver.outcome import away_of, generation_of, is_decided
 from sparkdl.feed.order import FedPartition, FeedOrder, Target
@@ -86,7 +86,7 @@ class FeedCall:
         ahead = ends.held(first, self._is_renewed) if begin.run else self.order.ahead
         with self.bar, FeedWatch(self) as watch:
             try:
-                while epoch <= last and not watch.has_closed:
+                while epoch <= last and (watch.is_counting or not watch.has_closed):
                     now = left[epoch - first]
                     # What is read from the logs again has to be there as a whole.
                     repeated = epoch + _whole_epochs(left[epoch - first :])
@@ -128,10 +128,14 @@ class FeedCall:
             delivered={} if watch.has_closed else expected,
             rows_covered=covered,
             goes_on=self.goes_on and not watch.has_closed,
+            is_cut=watch.is_cut and epoch <= last,
         )
+        return self._report(fed, before), watch.has_closed
+
+    def _report(self, fed: Fed, before: dict[int, FeedCount]) -> FeedReport:
         names = {m.node.node_id: m.node.name for m in self.members}
-        told = report(fed, names, before, self.controller.look(self.counts))
-        return told, watch.has_closed
+        after, gone = self.controller.look(lambda view: (self.counts(view), self.gone_nodes(view)))
+        return report(replace(fed, left_by=gone), names, before, after)
 
     def _is_renewed(self) -> bool:
         return self.is_out_of_date(self.controller.view.state)
@@ -221,6 +225,10 @@ class FeedCall:
             return True
         return len(self.gone_nodes(view)) == len(self.members)
 
+    def is_left(self, view: View) -> bool:
+        """Whether it is unwanted because all nodes have returned: nobody knows why."""
+        return not self.goes_on and len(self.gone_nodes(view)) == len(self.members)
+
     def granted(self, view: View) -> Granted | None:
         """Return the rows that every node has of the epoch that is being fed."""
         gone = self.gone_nodes(view)
@@ -265,12 +273,13 @@ class FeedCall:
         node_id = min(behind or counts, key=lambda n: counts[n].rows_consumed)
         count, name = counts[node_id], names[node_id]
         lines = self.controller.fetch_log(node_id, _BLAME_LINES, Deadline.after(_FETCH_S))
+        vain = self.controller.look(lambda view: waits_in_vain(self.controller.spec, view.feeds))
         tail = "".join(f"\n  | {line}" for line in lines) or " (nothing)"
         return (
             f"feed {self.order.feed!r} made no progress for {timeout_s:g} s: {name} has read "
             f"{count.rows_consumed} rows in {count.steps} steps, and received "
             f"{count.rows_received}. Raise feed_timeout if a step may take longer; otherwise see "
-            f"what it waits for. Last log lines of {name}:{tail}"
+            f"what it waits for{vain and f' ({vain})'}. Last log lines of {name}:{tail}"
         )
 
 

@@ -50,7 +50,7 @@ def read_at_nodes(call: FeedCall, source: ParquetSource, order: FeedOrder, watch
     targets = [target for target in order.targets if target.node_id not in gone]
     if not targets:
         watch.wait_for_reason()
-        return 0
+        return source.num_rows - sum(stop - start for start, stop in order.done.get(0, ()))
     shares = source.shares(len(targets), done=order.done.get(0, ()))
     orders = {
         target.node_id: ReadShare(order.feed, order.epoch, share, order.keep)

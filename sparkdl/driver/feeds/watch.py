@@ -15,6 +15,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedTimeoutError, FeedTypeError, SparkdlError
 from sparkdl.driver.outcome import feed_problem_of
 from sparkdl.driver.threads import begin
+from sparkdl.feed.feeder import MAX_COUNT_S
 from sparkdl.feed.order import FeederError
 
 if TYPE_CHECKING:
@@ -38,6 +39,9 @@ class FeedWatch:
         self._is_over = False
         self._problem: SparkdlError | None = None
         self.has_closed = False
+        self._counts_until = Deadline.after(0.0)
+        self.is_cut = False
+        """The job was cancelled, for nobody wants more rows: some were not counted."""
         self._is_renewed = False
         self._granted: Granted | None = None
         self._thread = threading.Thread(target=self._run, name="sparkdl-feed-watch", daemon=True)
@@ -59,6 +63,11 @@ class FeedWatch:
         if kind is not None:
             self._call.cancel()
         self._thread.join(_SETTLE_S)
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether the job goes on, though nobody wants more rows, to count those that are left."""
+        return self.has_closed and not self._counts_until.has_passed
 
     def guard(self, job: Callable[[], Any]) -> Any:
         """Run a Spark job; if it fails because of a node, raise what the node said.
@@ -119,16 +128,18 @@ class FeedWatch:
                     progress, deadline = view.progress, Deadline.after(self._timeout_s)
                 self._problem = self._problem or feed_problem_of(view.state)
                 self._is_renewed = self._problem is None and self._call.is_out_of_date(view.state)
-                closed = self._call.is_unwanted(view)
+                self._note_unwanted(view)
                 granted = self._call.granted(view)
-                has_to_stop = self.has_reason() or (closed and not self.has_closed)
-                self.has_closed = self.has_closed or closed
-                if has_to_stop:
+                is_unwanted = self.has_closed and not self.is_counting
+                has_to_stop = self.has_reason() or (is_unwanted and not self.is_cut)
+                self.is_cut = self.is_cut or is_unwanted
+                if self.has_reason():
                     controller.changed.notify_all()
                 if self._is_over or self.has_reason():
                     break
                 if not has_to_stop:
-                    controller.changed.wait(min(1.0, deadline.remaining_s))
+                    counting_s = self._counts_until.remaining_s if self.is_counting else 1.0
+                    controller.changed.wait(min(1.0, deadline.remaining_s, counting_s))
             if granted is not None and granted != self._granted:
                 self._granted = granted
                 self._call.broadcast(granted)
@@ -140,6 +151,12 @@ class FeedWatch:
                 return
         if self.has_reason():
             self._call.cancel()
+
+    def _note_unwanted(self, view: View) -> None:
+        if not self.has_closed and self._call.is_unwanted(view):
+            limit_s = MAX_COUNT_S if self._call.is_left(view) else 0.0
+            self.has_closed, self._counts_until = True, Deadline.after(limit_s)
+            self._call.controller.changed.notify_all()
 
     def _rows_read(self) -> int:
         counts = self._call.controller.look(lambda view: self._call.counts(view))

@@ -130,6 +130,17 @@ def test_attached_nodes_keep_their_slots(spark_cluster: SparkSession) -> None:
     assert not tracker.getActiveJobsIds()
 
 
+def test_rows_that_nobody_reads_are_counted_on_spark_and_told_with_the_nodes(
+    spark_local: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    with launch(spark_local, map_funs.where) as cluster:
+        cluster.wait(60)
+        assert cluster.feed(spark_local.range(1000, numPartitions=4)).rows_unused == 1000
+        rows = spark_local.sparkContext.parallelize(range(300), 3)
+        assert cluster.feed(rows, epochs=2).rows_unused == 300
+    assert "1000 rows were not used: map_fun has returned on worker:0; map_fun" in caplog.text
+
+
 def test_inference_answers_each_row_in_order(spark_cluster: SparkSession) -> None:
     numbers = spark_cluster.sparkContext.parallelize(range(100), 5)
     with launch(spark_cluster, map_funs.double) as cluster:
