@@ -107,7 +107,7 @@ LONG_FILES = {  # longest each may become, and why it is one file
     "node/feeds.py": (360, "all that driver and child say of a node's feeds"),
     "feed/log.py": (380, "what feeders append and the child releases, behind one lock"),
     "feed/backlog.py": (320, "where one reader stands, and every move that it can make"),
-    "feed/reader.py": (450, "what two threads call of one feed, behind one lock"),
+    "feed/reader.py": (460, "what two threads call of one feed, behind one lock"),
     "feed/encode.py": (340, "one codec for each kind of value, side by side"),
     "node/context.py": (390, "what map_fun is given: a method for each thing to ask, and its docs"),
     "frameworks/keras.py": (360, "what Keras 2 and Keras 3 need, side by side"),

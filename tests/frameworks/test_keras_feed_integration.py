@@ -175,7 +175,9 @@ def test_epochs_that_are_not_fed_are_not_trained_nor_evaluated(library: str) -> 
     assert "feed 'eval' ended after 1 epoch," in found["refused"][3]
 
 
-def test_two_workers_end_fit_at_the_same_epoch_and_with_it_all_its_feeds() -> None:
+def test_two_workers_end_fit_at_the_same_epoch_and_with_it_all_its_feeds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     args = {"epochs": 5, "validates": True}
     with launch(fit, args, framework="tensorflow") as cluster:
         evaluating = cluster.feed_async(tables(20, 4), 5, name="eval", timeout_s=SOON_S)
@@ -186,3 +188,4 @@ def test_two_workers_end_fit_at_the_same_epoch_and_with_it_all_its_feeds() -> No
     assert [len(result["history"]["val_loss"]) for result in results] == [2, 2]
     assert results[0]["history"] == results[1]["history"]
     assert min(results[0]["history"]["loss"]) > 0
+    assert "feed 'input' has ended, and map_fun on" in caplog.text
