@@ -185,6 +185,17 @@ class FeedReader:
             self._wait(lambda: self._backlog.is_begun or self._is_due())
             return not self._backlog.is_over
 
+    @property
+    def is_resumed(self) -> bool:
+        """Whether this world goes on where another one was."""
+        return self._is_resumed
+
+    def tell_end(self) -> None:
+        """Have the driver told that user code was to go on to an epoch that is not fed."""
+        with self._changed:
+            self._beyond = max(1, self._beyond)
+            self._tell()
+
     def end_of_feed(self) -> EndOfFeedError:
         """Return what tells that there is no further epoch."""
         count = self._epochs

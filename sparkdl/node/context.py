@@ -241,6 +241,10 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
         without a strategy. `batch_size` is what this node sees in one step. Waits for the first
         row, to learn the types.
 
+        `fit` of Keras ends with a warning when the feed has ended, after the same epoch on all
+        nodes, and ends the feed when `stop_training` ends it; `fit`, `evaluate` and `predict` that
+        find no epoch raise `EndOfFeedError`, also for `validation_data` that has too few.
+
         Args:
             x: column of the features, or several for a dict of features.
             y: column or columns of the labels.
@@ -252,7 +256,9 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
             only `x` without `y`; dicts of all columns without both.
         """
         from sparkdl.feed.dataset import tf_dataset
+        from sparkdl.frameworks.keras_epochs import let_epochs_differ
 
+        let_epochs_differ()
         names = _wanted(x, y) or None
         batches = self.batches(batch_size, names, feed, even, tail, shuffle, seed)
         return tf_dataset(batches, x, y, prefetch)
