@@ -98,6 +98,7 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
 MAX_LINES = 500
 MAX_FUNCTION_LINES = 60
 LONG_FILES = {  # longest each may become, and why it is one file
+    "node/agent.py": (520, "performs every action of one state machine"),
     "driver/transitions.py": (570, "one table of transitions, read as a whole"),
 }
 LONG_FUNCTIONS = {  # and why each is one function
