@@ -14,13 +14,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.core.errors import ConfigError, SparkConfigError
+from sparkdl.core.errors import ConfigError, FrameworkMissingError, SparkConfigError
 from sparkdl.driver.launch import launch
 from sparkdl.driver.payload import pickle_user_code
+from sparkdl.torch_dataframe import OnRows
 from sparkdl.torch_program import Program, Returned, script_of, value_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from sparkdl.driver.handle import Cluster
 
@@ -91,6 +92,17 @@ class TorchDistributor:
             **options,
         }
 
+    @property
+    def num_tasks(self) -> int:
+        """How many Spark tasks there are: one for each process."""
+        return self.num_processes
+
+    @property
+    def input_params(self) -> dict[str, Any]:
+        """What was asked for, by pyspark's names."""
+        names = ("local_mode", "num_processes", "use_gpu", "num_tasks")
+        return {name: getattr(self, name) for name in names}
+
     def run(self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Any:
         """Run it in all processes, and return what the first one returned.
 
@@ -105,16 +117,17 @@ class TorchDistributor:
         Raises:
             ValueError: if a program is given keyword arguments, or something cannot be pickled.
             RuntimeError: if Spark is set to encrypt its connections (`spark.ssl.enabled`).
-            NodeFailedError: if a process failed, with its own error as root cause.
+            NodeFailedError: if a process failed, with its own error as root cause; a RuntimeError,
+                as pyspark's.
             ResultError: if the value cannot travel.
         """
-        return self._run("first", train_object, args, kwargs)[0]
+        return self._run("first", train_object, args, kwargs, self._feed, self._epochs)[0]
 
     def run_all(
         self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any
     ) -> list[Any]:
         """Do what `run` does, and return the values of all processes, by rank."""
-        return self._run("all", train_object, args, kwargs)
+        return self._run("all", train_object, args, kwargs, self._feed, self._epochs)
 
     def start(self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Cluster:
         """Begin to run it, and return the running cluster, a context manager.
@@ -132,16 +145,38 @@ class TorchDistributor:
             )
         return self._launch("plain", train_object, args, kwargs, input_mode="spark")
 
+    def _train_on_dataframe(
+        self, train_function: Callable[..., Any], spark_dataframe: DataFrame, *args: Any, **kw: Any
+    ) -> Any:
+        """Run a function whose processes share the rows; pyspark's own estimators call this.
+
+        The function reads them by `pyspark.ml.torch.distributor._get_spark_partition_data_loader`.
+        Each process has about as many, however the rows are partitioned.
+
+        Raises:
+            ValueError: with `local_mode`; and what `run` raises.
+        """
+        if self.local_mode:
+            raise ConfigError("TorchDistributor._train_on_dataframe needs local_mode=False")
+        reads = OnRows.of(train_function, spark_dataframe)
+        return self._run("first", reads, args, kw, spark_dataframe, 1)[0]
+
     def _run(
-        self, returned: Returned, train_object: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        returned: Returned,
+        train_object: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        feed: Any,
+        epochs: int,
     ) -> list[Any]:
-        mode = "own" if self._feed is None else "spark"
+        mode = "own" if feed is None else "spark"
         with (
             tempfile.TemporaryDirectory(prefix="sparkdl-") as folder,
             self._launch(returned, train_object, args, kwargs, mode, folder) as cluster,
         ):
-            if self._feed is not None:
-                cluster.feed(self._feed, epochs=self._epochs)
+            if feed is not None:
+                cluster.feed(feed, epochs=epochs)
             return [value_of(value) for value in cluster.results()]
 
     def _launch(
@@ -169,19 +204,36 @@ class TorchDistributor:
             raise ConfigError(
                 f"train_object must be a function or a path, not {type(train_object).__name__}"
             )
-        if self.spark is not None and not self.local_mode:
-            _check_encryption(self.spark, self.ssl_conf)
-        return launch(
-            None if self.local_mode else self.spark,
-            program,
-            None,
-            self.num_processes,
-            framework="torch",
-            executor="local" if self.local_mode else "spark",
-            num_gpus=1 if self.use_gpu else 0,
-            input_mode=input_mode,
-            **self._options,
+        if not self.local_mode:
+            self._check_encryption()
+        try:
+            return launch(
+                None if self.local_mode else self.spark,
+                program,
+                None,
+                self.num_processes,
+                framework="torch",
+                executor="local" if self.local_mode else "spark",
+                num_gpus=1 if self.use_gpu else 0,
+                input_mode=input_mode,
+                **self._options,
+            )
+        except (ConfigError, FrameworkMissingError) as error:
+            if "num_gpus" in str(error):  # there are too few: a RuntimeError, as pyspark's
+                raise SparkConfigError(str(error)) from error
+            raise
+
+    def _check_encryption(self) -> None:
+        assert self.spark is not None
+        if self.spark.conf.get("spark.ssl.enabled", "false") != "true":
+            return
+        text = (
+            "spark.ssl.enabled=true asks for TLS encryption, and PyTorch's own connections between "
+            "the nodes have none"
         )
+        if self.spark.conf.get(self.ssl_conf, "false") != "true":
+            raise SparkConfigError(f"{text}. Set {self.ssl_conf}=true to train all the same")
+        _log.warning("%s; %s=true allows it", text, self.ssl_conf)
 
 
 def _session(needed: bool) -> SparkSession | None:
@@ -229,12 +281,3 @@ def _with_gpus(spark: SparkSession, num_processes: int, local_mode: bool) -> int
             f"with one GPU; set it to 1, or unset it and set {keys[1]!r}"
         )
     return num_processes
-
-
-def _check_encryption(spark: SparkSession, ignored_by: str) -> None:
-    if spark.conf.get("spark.ssl.enabled", "false") != "true":
-        return
-    text = "PyTorch's own connections between the nodes are not encrypted (spark.ssl.enabled=true)"
-    if spark.conf.get(ignored_by, "false") != "true":
-        raise SparkConfigError(f"{text}. Set {ignored_by}=true to train all the same")
-    _log.warning("%s; %s=true allows it", text, ignored_by)

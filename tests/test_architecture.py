@@ -38,6 +38,7 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
     "demo": FACES,
     "keras": FACES,
     "lightning": FACES,
+    "torch_dataframe": FACES,
     "torch_distributor": FACES,
     "torch_program": FACES,
     "cli": FACES,
@@ -52,6 +53,7 @@ BORROWED: dict[tuple[str, str], str] = {}  # the exceptions: who imports what, a
 PYSPARK = {  # who may import pyspark
     "driver/executors/spark.py": "performs what the driver decides on Spark",
     "driver/executors/scored.py": "names and types the columns of results",
+    "driver/executors/result_rdd.py": "is an RDD of Spark's",
     "driver/executors/stream_query.py": "feeds the micro-batches of a query",
     "driver/preflight.py": "compares the slots there are with those needed",
     "*task.py": "runs inside a Spark task",
@@ -84,6 +86,7 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
     "collectives/*": "reduces a framework's tensors",
     "ml/predict.py": "loads a saved model",
     "ml/keras_train.py": "trains a Keras model",
+    "ml/keras_model.py": "makes and compiles a Keras model",
     "ml/jobs_keras*.py": "a Keras model in Spark jobs",
     "ml/jobs_torch.py": "a PyTorch model in Spark jobs",
     "tfos/*": "TensorFlowOnSpark's signatures name TensorFlow's types",
@@ -95,8 +98,9 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
 MAX_LINES = 500
 MAX_FUNCTION_LINES = 60
 LONG_FILES = {  # longest each may become, and why it is one file
-    "driver/feeds/transitions.py": (900, "one table of transitions, read as a whole"),
-    "driver/transitions.py": (520, "one table of transitions, read as a whole"),
+    "driver/feeds/transitions.py": (930, "one table of transitions, read as a whole"),
+    "node/agent.py": (520, "performs every action of one state machine"),
+    "driver/transitions.py": (570, "one table of transitions, read as a whole"),
 }
 LONG_FUNCTIONS = {  # and why each is one function
     "driver/launch.py:launch": "one option, one line: to declare it and to hand it on",
@@ -115,10 +119,10 @@ FORBIDDEN = {  # calls, and what to write instead
 FORBIDDEN_BUT = {
     ("cli.py", "print"): "speaks to a person in a terminal",
     ("demo*", "print"): "speaks to a person in a terminal",
-    ("driver/launch.py", "print"): "log_to_driver: the nodes' own lines, in a notebook as well",
     ("node/child.py", "cloudpickle.loads"): "the user's function, from the Spark task's payload",
     ("torch_program.py", "cloudpickle.loads"): "what the user's function returned, as pyspark's",
     ("ml/persistence.py", "cloudpickle.loads"): "the user's function, from where it was saved",
+    ("ml/keras_describe.py", "cloudpickle.loads"): "the user's function, from its own driver",
     ("collectives/objects.py", "cloudpickle.loads"): "sealed with the group's secret",
     ("horovod/spark/task.py", "cloudpickle.loads"): "what the user's function returned, in Horovod",
     ("horovod/common/elastic.py", "cloudpickle.loads"): "the user's state, from its checkpoint",

@@ -63,16 +63,29 @@ class Group:
         """How many members there are."""
         return len(self.ranks)
 
-    def run(self, work: Callable[[], T]) -> T:
-        """Call `work` after all that was submitted; return what it returns."""
-        return self._queue.run(work)
+    def run(self, work: Callable[[], T], name: str | None = None) -> T:
+        """Call `work` after all that was submitted; return what it returns.
 
-    def submit(self, work: Callable[[], T]) -> Future[T]:
+        Args:
+            name: nothing else of this name can be given until it is done.
+
+        Raises:
+            ConfigError: if something of this name is under way.
+        """
+        return self._queue.run(work, name)
+
+    def submit(self, work: Callable[[], T], name: str | None = None) -> Future[T]:
         """Call `work` in the group's own thread, after all that was submitted before.
 
         For what is to go on beside the training: members submit alike, in the same order.
+
+        Args:
+            name: see `run`.
+
+        Raises:
+            ConfigError: see `run`.
         """
-        return self._queue.submit(work)
+        return self._queue.submit(work, name)
 
     def all_reduce(
         self, arrays: Sequence[Array], op: Op = Op.AVERAGE, name: str | None = None
@@ -160,8 +173,8 @@ class Group:
             The rank of the member that called it last.
 
         Raises:
-            CollectiveError: see `all_reduce`; also on all members if one of them calls something
-                else than sums and averages meanwhile.
+            CollectiveError: see `all_reduce`. Who calls something else than sums and averages
+                while others have joined gets it, and those that have joined wait on.
         """
         raise NotImplementedError
 

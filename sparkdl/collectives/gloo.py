@@ -111,14 +111,14 @@ class GlooGroup(Group):
     def all_gather(self, array: Array, name: str | None = None) -> Array:
         """See `Group.all_gather`."""
         tensor = _tensor(np.atleast_1d(array))
-        out, _ = self.run(lambda: self.tensors.all_gather(tensor, name or ""))
+        out, _ = self.run(lambda: self.tensors.all_gather(tensor, _said(name, array)))
         return _array(out, array.dtype)
 
     def broadcast(self, array: Array, root: int, name: str | None = None) -> Array:
         """See `Group.broadcast`."""
         result = np.array(array, order="C")
         tensor = _tensor(result)
-        self.run(lambda: self.tensors.broadcast_(tensor, root, name or ""))
+        self.run(lambda: self.tensors.broadcast_(tensor, root, _said(name, array)))
         return result
 
     def all_to_all(
@@ -127,7 +127,7 @@ class GlooGroup(Group):
         """See `Group.all_to_all`."""
         tensor = _tensor(np.atleast_1d(array))
         parts = None if splits is None else [int(count) for count in splits]
-        out, got = self.run(lambda: self.tensors.all_to_all(tensor, parts, name or ""))
+        out, got = self.run(lambda: self.tensors.all_to_all(tensor, parts, _said(name, array)))
         return _array(out, array.dtype), np.array(got, np.int32)
 
     def reduce_scatter(self, array: Array, op: Op = Op.AVERAGE, name: str | None = None) -> Array:
@@ -165,6 +165,11 @@ class GlooGroup(Group):
                 group.close()
         with suppress(RuntimeError):
             self.tensors.close()
+
+
+def _said(name: str | None, array: Array) -> str:
+    """Return what members compare: the dtype of numpy as well, where PyTorch may lack it."""
+    return f"{name or ''} {array.dtype.name}"
 
 
 def _tensor(array: Array) -> torch.Tensor:

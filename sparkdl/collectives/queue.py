@@ -11,8 +11,10 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from sparkdl.core.errors import ConfigError
+
 T = TypeVar("T")
-_Item = tuple[Callable[[], Any], "Future[Any]"]
+_Item = tuple[Callable[[], Any], "Future[Any]", str | None]
 
 
 class InOrder:
@@ -28,30 +30,43 @@ class InOrder:
         self._turn = threading.Lock()
         self._state = threading.Lock()
         self._waiting = 0
+        self._under_way: set[str] = set()
         self._items: SimpleQueue[_Item | None] | None = None
 
-    def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Have `work` done by the thread, after all that was given before."""
+    def submit(self, work: Callable[[], T], name: str | None = None) -> Future[T]:
+        """Have `work` done by the thread, after all that was given before.
+
+        Args:
+            name: of the work; nothing else of this name can be given until it is done.
+
+        Raises:
+            ConfigError: if something of this name is under way.
+        """
         future: Future[T] = Future()
         with self._state:
+            self._claim(name)
             if self._items is None:
                 self._items = SimpleQueue()
                 threading.Thread(
                     target=self._serve, args=(self._items,), name=self._name, daemon=True
                 ).start()
             self._waiting += 1
-            self._items.put((work, future))
+            self._items.put((work, future, name))
         return future
 
-    def run(self, work: Callable[[], T]) -> T:
-        """Do `work` after all that was given before; return what it returns."""
+    def run(self, work: Callable[[], T], name: str | None = None) -> T:
+        """Do `work` after all that was given before; return what it returns. See `submit`."""
         with self._state:
             mine = not self._waiting and self._turn.acquire(blocking=False)
+            if mine:
+                self._claim(name)
         if not mine:
-            return self.submit(work).result()
+            return self.submit(work, name).result()
         try:
             return work()
         finally:
+            with self._state:
+                self._under_way.discard(name or "")
             self._turn.release()
 
     def close(self) -> None:
@@ -63,16 +78,26 @@ class InOrder:
 
     def _serve(self, items: SimpleQueue[_Item | None]) -> None:
         while (item := items.get()) is not None:
-            work, future = item
+            work, future, name = item
             try:
                 with self._turn:
                     result = work()
             except BaseException as error:  # noqa: BLE001 (it is the waiter's)
-                self._done(future.set_exception, error)
+                self._done(name, future.set_exception, error)
             else:
-                self._done(future.set_result, result)
+                self._done(name, future.set_result, result)
 
-    def _done(self, tell: Callable[[Any], None], what: Any) -> None:
+    def _done(self, name: str | None, tell: Callable[[Any], None], what: Any) -> None:
         with self._state:
             self._waiting -= 1
+            self._under_way.discard(name or "")
         tell(what)
+
+    def _claim(self, name: str | None) -> None:
+        if name in self._under_way:
+            raise ConfigError(
+                f"{name} is under way already: give each operation a name of its own, or "
+                "synchronize the first one before the next"
+            )
+        if name:
+            self._under_way.add(name)

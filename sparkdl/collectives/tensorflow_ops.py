@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from sparkdl.collectives.base import Group, Op, shares
+from sparkdl.collectives.tensorflow_errors import tensorflows
 from sparkdl.core.errors import CollectiveError, ConfigError
 
 _MERGE = {Op.SUM: "Add", Op.AVERAGE: "Add", Op.MIN: "Min", Op.MAX: "Max", Op.PRODUCT: "Mul"}
@@ -193,10 +194,11 @@ class Collectives:
         try:
             yield
         except tf.errors.OpError as error:
-            raise CollectiveError(
+            failed = CollectiveError(
                 f"rank {self.group.rank}: {what} failed: {error.message}. A member is lost, late, "
                 "or called something else"
-            ) from error
+            )
+            raise tensorflows(failed) from error
 
 
 def _not_empty(tensor: Any) -> Any:

@@ -9,15 +9,16 @@ called, and those that have joined take part with zeros.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakMethod
 
-from sparkdl.collectives.announcements import HEAD_WORDS, Call, Kind
+from sparkdl.collectives.announcements import HEAD_WORDS, Call, Kind, last_to_join, objection
 from sparkdl.collectives.arithmetic import dtypes, reduced, scale_
 from sparkdl.collectives.base import Op, even_splits, shares
 from sparkdl.collectives.wire import Wire, bytes_of, row_nbytes
-from sparkdl.core.errors import CollectiveError, ConfigError
+from sparkdl.core.errors import CollectiveError, ConfigError, MismatchError
 
 if TYPE_CHECKING:
     import torch
@@ -168,15 +169,15 @@ class TensorGroup:
 
     def join(self) -> int:
         """See `Group.join`."""
-        was_joined: set[int] = set()
+        stood_in, since_ns = 0, time.time_ns()
         while True:
-            heads = self.agree(Call(Kind.JOIN, "join()"))
+            heads = self.agree(Call(Kind.JOIN, "join()", extra=stood_in, since_ns=since_ns))
             active = [head for head in heads if head[0] != Kind.JOIN]
-            joined = {rank for rank, head in enumerate(heads) if head[0] == Kind.JOIN}
             if not active:
-                return max(joined - was_joined, default=max(joined))
-            was_joined = joined
-            self._join_in(active[0])
+                return last_to_join(heads)
+            stood_in += 1
+            if objection(heads) is None:
+                self._join_in(active[0])
 
     def _join_in(self, head: list[int]) -> None:
         import torch
@@ -194,7 +195,8 @@ class TensorGroup:
         """Compare with what the other members are about to do; return their words, by rank.
 
         Raises:
-            CollectiveError: on all members, if it is not the same; it tells what each called.
+            MismatchError: on all members but those that have joined, if it cannot be done; it
+                tells what each called.
         """
         import torch
 
@@ -202,33 +204,25 @@ class TensorGroup:
         with self._wire.named_errors(call.kind.name.lower()):
             self._wire.gather_even(torch.tensor(call.words(), dtype=torch.int64), heads)
         words: list[list[int]] = heads.view(self.size, HEAD_WORDS).tolist()
-        kinds = {head[0] for head in words}
-        same = {tuple(head[:4]) for head in words if head[0] != Kind.JOIN}
-        is_joinable = kinds <= {Kind.JOIN, Kind.ALL_REDUCE, Kind.STEP} and all(
-            head[6] for head in words
-        )
-        if len(same) > 1 or (Kind.JOIN in kinds and not is_joinable):
-            self._refuse(call, is_join=len(same) <= 1)
+        if (why := objection(words)) is not None:
+            self._refuse(call, why)
         return words
 
-    def _refuse(self, call: Call, is_join: bool) -> None:
+    def _refuse(self, call: Call, why: str) -> None:
         import torch
 
         mine = torch.zeros(256, dtype=torch.uint8)
         text = f"{call.kind.name.lower()} {call.what}".encode()[:256]
         mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         all_texts = torch.empty(256 * self.size, dtype=torch.uint8)
-        self._wire.gather_even(mine, all_texts)
+        with self._wire.named_errors(call.kind.name.lower()):
+            self._wire.gather_even(mine, all_texts)
         lines = [
             f"  rank {rank}: {bytes(row.tolist()).rstrip(bytes(1)).decode(errors='replace')}"
             for rank, row in enumerate(all_texts.view(self.size, 256))
         ]
-        why = (
-            "only sums and averages can be reduced while a member has joined"
-            if is_join
-            else "all must call the same, in the same order, with the same shapes and dtypes"
-        )
-        raise CollectiveError("\n".join([f"the members called different things; {why}:", *lines]))
+        if call.kind is not Kind.JOIN:  # who waits for the others has done nothing wrong
+            raise MismatchError("\n".join([f"the members called different things; {why}:", *lines]))
 
     def close(self) -> None:
         """Let the connections go."""

@@ -161,6 +161,7 @@ class Consumed(LocalMessage, frozen=True):
     dropped: int = 0
     held: int = -1
     reading: int = -1
+    beyond: int = 0
 
 
 class Release(LocalMessage, frozen=True):

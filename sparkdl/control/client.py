@@ -77,6 +77,17 @@ class CoordinatorClient:
         await self._writer
         await self._connection.close()
 
+    @classmethod
+    async def say(cls, url: str, token: str, lease_s: float, message: FromAgent) -> None:
+        """Send one message, and wait until it has been taken.
+
+        Raises:
+            LaunchError: if the coordinator cannot be reached or refuses.
+        """
+        client = await cls.connect(url, token, lease_s)
+        client.send(message)
+        await client.close()
+
     async def _write(self) -> None:
         while (message := await self._outbox.get()) is not None:
             try:

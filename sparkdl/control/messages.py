@@ -3,7 +3,7 @@
 Runs in: driver, agent
 
     agent                                   coordinator
-      │  Hello ───────────────────────────────▶│   once per connection, first
+      │  Hello ───────────────────────────────▶│   once per connection, first; or `Refused`, alone
       │  Offer(generation, port) ─────────────▶│   a child is coming up, its port is held
       │◀──────────────────────── Begin(world)  │   when every node has offered
       │  ChildRunning ────────────────────────▶│   inside map_fun
@@ -17,6 +17,7 @@ Runs in: driver, agent
       │◀───────────────────────── AllGathered ─│   to all of them, once all have
       │◀─────────────── FetchLog, FetchStacks  │   at any time
       │  LogTail, Stacks ─────────────────────▶│
+      │  LastLines ───────────────────────────▶│   when a child has ended
       │  ChildReturned | ChildFailed ─────────▶│
       │◀──── StopChild, NewRound, Stop         │
 
@@ -53,7 +54,21 @@ class Hello(Message, frozen=True):
     data_address: str
     python_version: str
     owner: str
-    """`task` while attached to a Spark task, `executor` when detached, `process` when local."""
+    """Who started it: a `task` of Spark, whose slot it keeps until `Detach`; `process`: local."""
+
+
+class Detached(Message, frozen=True):
+    """The agent has let go of its Spark task, whose slot is free again."""
+
+
+class Refused(Message, frozen=True):
+    """A node cannot start on its executor: sent by its task instead of an agent's `Hello`.
+
+    `kind` is the name of the error to raise at the driver, `text` its message.
+    """
+
+    kind: str
+    text: str
 
 
 class Offer(Message, frozen=True):
@@ -116,6 +131,7 @@ class FeedCount(msgspec.Struct, frozen=True):
         read_to: the epoch whose `ReadShare` has come to its end last.
         read_problem: why it ended before all rows were here, if a file could not be read.
         began: the epoch of the last `FeedBegin`.
+        beyond: iterations that found the feed's end in place of an epoch.
     """
 
     feed: str
@@ -137,6 +153,7 @@ class FeedCount(msgspec.Struct, frozen=True):
     read_to: int = -1
     read_problem: str = ""
     began: int = -1
+    beyond: int = 0
 
 
 class FeedProgress(Message, frozen=True):
@@ -163,6 +180,12 @@ class NodeActive(Message, frozen=True):
 
 class LogLines(Message, frozen=True):
     """Lines the child has printed."""
+
+    lines: tuple[str, ...]
+
+
+class LastLines(Message, frozen=True):
+    """The last lines of a child that has ended, sent before how it ended."""
 
     lines: tuple[str, ...]
 
@@ -264,9 +287,14 @@ class NewRound(Message, frozen=True):
 
 
 class StopChild(Message, frozen=True):
-    """End the child; the agent stays."""
+    """End the child; the agent stays.
+
+    Args:
+        reason: the failure for which the cluster has failed for good, if that is why.
+    """
 
     generation: int
+    reason: str = ""
 
 
 class FeedBegin(Message, frozen=True):
@@ -379,14 +407,21 @@ class Stop(Message, frozen=True):
     is_patient: bool = False
 
 
+class Detach(Message, frozen=True):
+    """Let go of the Spark task, and live as long as the executor."""
+
+
 FromAgent = (
     Hello
+    | Detached
     | Offer
     | ChildRunning
     | ChildReturned
     | ChildFailed
     | FeedProgress
     | NodeActive
+    | LastLines
+    | Refused
     | LogLines
     | LogTail
     | Stacks
@@ -397,7 +432,7 @@ FromAgent = (
 )
 ToFeeds = FeedBegin | ReadShare | FeedCut | FeedCovered | FeedHold | Granted | EpochEnd | FeedEnd
 ToNode = CheckpointCommit | AllGathered
-ToAgent = Begin | NewRound | StopChild | FetchLog | FetchStacks | Stop | ToNode | ToFeeds
+ToAgent = Begin | NewRound | StopChild | FetchLog | FetchStacks | Stop | Detach | ToNode | ToFeeds
 
 _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)

@@ -28,6 +28,7 @@ from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
     FromAgent,
     Hello,
+    Refused,
     ToAgent,
     decode_from_agent,
     encode,
@@ -46,6 +47,9 @@ class Listener(Protocol):
 
     def joined(self, hello: Hello) -> None:
         """An agent has connected."""
+
+    def refused(self, message: Refused) -> None:
+        """A node cannot start: its task has said so, and goes."""
 
     def said(self, agent_id: str, message: FromAgent) -> None:
         """An agent that joined has sent a message."""
@@ -93,7 +97,7 @@ class CoordinatorServer:
             ConfigError: if no port is free or the host is not this machine's.
         """
         keep = driver_keep_alive(self._lease_s)
-        problem: OSError | None = None
+        problem = ""  # no exception: its traceback would keep what the callers hold
         for port in ports:
             try:
                 self._server = await serve(
@@ -111,7 +115,7 @@ class CoordinatorServer:
                     logger=logging.getLogger("sparkdl.control.websockets"),
                 )
             except OSError as error:
-                problem = error
+                problem = str(error)
                 continue
             return ServerAddress(host, next(iter(self._server.sockets)).getsockname()[1])
         raise ConfigError(
@@ -158,6 +162,9 @@ class CoordinatorServer:
         try:
             first = await asyncio.wait_for(connection.recv(), self._hello_timeout_s)
             hello = decode_from_agent(first)
+            if isinstance(hello, Refused):
+                self._listener.refused(hello)
+                return
             if not isinstance(hello, Hello) or hello.agent_id in self._connections:
                 raise ProtocolError("the first message was not a new agent's Hello")
         except (ProtocolError, asyncio.TimeoutError) as error:

@@ -22,6 +22,11 @@ class CheckpointRef:
     step: int
     generation: int = 0
 
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return self.url.rpartition("/")[2]
+
 
 @dataclass(frozen=True)
 class Resume:

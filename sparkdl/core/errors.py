@@ -43,8 +43,22 @@ class FeedTimeoutError(SparkdlError, TimeoutError):
     """No row was received or consumed for the whole of the feed timeout."""
 
 
+class UnfedError(FeedTimeoutError):
+    """`map_fun` reads a feed that nobody feeds.
+
+    Example: a feed's name that differs between `ctx.batches` and `cluster.feed`.
+    """
+
+
 class FeedClosedError(SparkdlError):
     """A feed takes no more rows, or it was used after its cluster had ended."""
+
+
+class EndOfFeedError(FeedClosedError):
+    """`map_fun` went on to an epoch of a feed that has ended: there is none, and none can come.
+
+    Example: `cluster.feed(df, epochs=2)`, and a loop over five epochs.
+    """
 
 
 class FeedTypeError(SparkdlError, TypeError):
@@ -96,6 +110,10 @@ class CollectiveError(SparkdlError, RuntimeError):
     """
 
 
+class MismatchError(CollectiveError):
+    """The nodes called different things at once; nothing was exchanged, and they can go on."""
+
+
 class ResultError(SparkdlError):
     """The value that `map_fun` returned cannot travel to the driver."""
 
@@ -116,6 +134,10 @@ class RemovedError(SparkdlError, NotImplementedError):
     """A call that only TensorFlow 1 had; the message says what to write instead."""
 
 
+class RemovedModuleError(RemovedError, ModuleNotFoundError):
+    """A module of another library that sparkdl does not have; the message says what to use."""
+
+
 class LaunchError(SparkdlError):
     """The nodes could not be started: Spark's own job that carries them failed."""
 
@@ -124,7 +146,7 @@ class JobFailedError(SparkdlError):
     """A Spark job of a training without nodes failed; the message has what its task raised."""
 
 
-class NodeFailedError(SparkdlError):
+class NodeFailedError(SparkdlError, RuntimeError):
     """One or more nodes failed. `failures` holds them all, the root cause first.
 
     Args:

@@ -5,6 +5,7 @@ Runs in: anywhere
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import dataclass
 from typing import Literal
@@ -27,6 +28,15 @@ _HINTS: dict[str, str] = {
     "exit": "User code or a library ended the process without raising; its last log lines tell.",
     "signal": "It ended from outside Python: a native crash, an operator, the kernel.",
 }
+
+_TRACEBACK_HINTS = {
+    re.compile(r"parallel_devices\[self\.local_rank\].*IndexError", re.DOTALL): (
+        "Lightning takes the nodes that share a host for one of its own nodes, which has as many "
+        "devices. Write Trainer(plugins=[sparkdl.lightning.Environment()], devices=1, "
+        "num_nodes=ctx.num_workers), or the same for Fabric; see docs/lightning.md."
+    ),
+}
+"""What errors from deep inside a library mean, by their tracebacks."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ class Failure:
         parts = [self.headline()]
         if self.traceback:
             parts.append(self.traceback.rstrip())
-        hint = _HINTS.get(self.kind)
+        hint = _HINTS.get(self.kind) or _hint_for(self.traceback)
         if hint:
             parts.append(hint)
         if self.log_tail:
@@ -102,6 +112,10 @@ class Failure:
         if self.kind == "hang":
             return f"hung: it {self.message}"
         return f"failed: {self.message}"
+
+
+def _hint_for(traceback: str) -> str:
+    return next((hint for like, hint in _TRACEBACK_HINTS.items() if like.search(traceback)), "")
 
 
 def signal_name(number: int) -> str:

@@ -23,7 +23,8 @@ class Settings:
 
     Attributes:
         reservation_timeout_s: until all nodes have gathered.
-        feed_timeout_s: without any row received or consumed.
+        feed_timeout_s: without any row received or consumed; or that a node waits for a feed that
+            nobody has fed.
         feed_memory_nbytes: received rows a node holds before its feeders are made to wait;
             `None` takes an eighth of the memory.
         feed_disk_nbytes: rows beyond that, which a node keeps on its executor's local disk to read
@@ -152,6 +153,11 @@ def visible_gpus(environ: Mapping[str, str] | None = None) -> tuple[str, ...] | 
         return None
     entries = [entry.strip() for entry in text.split(",")]
     return tuple(takewhile(lambda entry: entry not in ("", "-1"), entries))
+
+
+def is_submitted(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether spark-submit has started this program, which then writes into a pipe to it."""
+    return "PYSPARK_GATEWAY_PORT" in (os.environ if environ is None else environ)
 
 
 def _ports(name: str, text: str) -> tuple[int, ...]:

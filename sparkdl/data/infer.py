@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.jobs import named_jobs
 from sparkdl.data.columns import Kind, list_type
 from sparkdl.data.features import Lists, Records, take_apart
 from sparkdl.data.files import Options, find, options_of, read_file
@@ -209,7 +210,9 @@ def infer_by_job(spark: SparkSession, options: Options, rules: Rules) -> StructT
         raise no_records(options)
     look = _LookTask(data.storage, tuple(file.path for file in data.files), options)
     frame = spark.range(0, count, 1, count).mapInArrow(look, "seen binary")
-    parts = [msgspec.json.decode(bytes(row.seen), type=Features) for row in frame.collect()]
+    with named_jobs(spark, "sparkdl", "schema of TFRecords"):
+        rows = frame.collect()
+    parts = [msgspec.json.decode(bytes(row.seen), type=Features) for row in rows]
     return spark_schema(whole_schema(rules, add_up(parts), data.partitions, options))
 
 

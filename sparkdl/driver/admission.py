@@ -111,6 +111,11 @@ class Gate:
             self._inside.pop(cluster, None)
             self._changed.notify_all()
 
+    def others(self, cluster: str) -> int:
+        """Return how many slots the other clusters that are inside may take."""
+        with self._changed:
+            return sum(held.need.slots for name, held in self._inside.items() if name != cluster)
+
     def _wait(
         self,
         need: Need,

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from sparkdl.control.messages import CheckpointCommit, CheckpointDone, CheckpointPart
 from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.world import World
 from sparkdl.driver.feeds.books import Books
 from sparkdl.feed.coverage import FeedCoverage
-from sparkdl.node.manifest import Manifest, encode_manifest
+from sparkdl.node.manifest import Manifest
 
 
 class Checkpoints:
@@ -62,7 +64,7 @@ class Checkpoints:
         manifest = Manifest(
             step, self._cluster_id, self._generation, time_s, tuple(names.values()), feeds
         )
-        text = encode_manifest(manifest).decode()
+        text = msgspec.json.encode(manifest).decode()
         return leader, CheckpointCommit(self._generation, step, text)
 
     def done(self, generation: int, message: CheckpointDone) -> CheckpointRef | None:

@@ -25,6 +25,7 @@ from sparkdl.control.messages import (
     ChildFailed,
     ChildReturned,
     ChildRunning,
+    Detached,
     FeedCount,
     FeedCovered,
     FeedEnd,
@@ -34,10 +35,12 @@ from sparkdl.control.messages import (
     FromAgent,
     Gather,
     Hello,
+    LastLines,
     LogLines,
     LogTail,
     NodeActive,
     Offer,
+    Refused,
     Stacks,
     ToAgent,
 )
@@ -50,12 +53,14 @@ from sparkdl.driver import state as states
 from sparkdl.driver.changed import Changed
 from sparkdl.driver.checkpoints import Checkpoints
 from sparkdl.driver.feeds.books import Books
+from sparkdl.driver.feeds.report import gone_beyond
 from sparkdl.driver.gatherings import Gatherings
 from sparkdl.driver.hang_watch import HangWatch
 from sparkdl.driver.inquiries import Inquiries, Inquiry, Question
 from sparkdl.driver.outcome import generation_of, is_empty
 from sparkdl.driver.roster import Roster
 from sparkdl.driver.transitions import begin, step
+from sparkdl.node.check import Problem
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -96,6 +101,7 @@ class Controller:
         relaunch: called there to bring new agents for nodes; must not block.
         checkpoint: what the first world goes on from.
         release: called there once no agent will come or go any more; must not block.
+        forget_task: called there with each node whose task has ended in order; must not block.
     """
 
     def __init__(
@@ -106,6 +112,7 @@ class Controller:
         relaunch: Callable[[Sequence[NodeSpec]], None] | None = None,
         checkpoint: CheckpointRef | None = None,
         release: Callable[[], None] = lambda: None,
+        forget_task: Callable[[NodeSpec], None] = lambda node: None,
     ) -> None:
         self.spec = spec
         self.changed = Changed()
@@ -114,10 +121,13 @@ class Controller:
         keeps = spec.settings.max_restarts > 0 or spec.checkpoint_dir is not None
         self.checkpoints = Checkpoints(spec.cluster_id, Books(keeps))
         self._gatherings = Gatherings()
+        self._last_lines: dict[int, tuple[str, ...]] = {}
+        """Of children that have ended, by node id."""
         self.address: ServerAddress | None = None
         self._on_log = on_log
         self._relaunch = relaunch
         self._release = release
+        self._forget_task = forget_task
         self._loop = asyncio.new_event_loop()
         self._server = CoordinatorServer(token, self, spec.settings.lease_s)
         self._timer: asyncio.TimerHandle | None = None
@@ -190,9 +200,12 @@ class Controller:
         return self._loop.call_later(wait_s, function, *arguments)
 
     def fetch_log(self, node_id: int, lines: int, deadline: Deadline) -> tuple[str, ...]:
-        """Return the last lines of a node's child; empty if the node does not answer in time."""
+        """Return the last lines of a node's child; what was kept of it if the node is gone."""
         answers = self._ask([node_id], lambda number: FetchLog(number, lines), deadline)
-        return tuple(answers.get(node_id, ()))
+        if node_id in answers:
+            return tuple(answers[node_id])
+        with self.changed:
+            return self._last_lines.get(node_id, ())[-lines:] if lines > 0 else ()
 
     def fetch_stacks(self, deadline: Deadline) -> dict[str, str]:
         """Return by node name what its child is doing, or why that is not known."""
@@ -237,11 +250,18 @@ class Controller:
         _log.debug("%s joined from %s", self._name(hello.node_id), hello.host)
         self._handle(states.AgentJoined(hello))
 
+    def refused(self, message: Refused) -> None:
+        """A node cannot start where it was to."""
+        problem = Problem(message.kind, message.text).at_driver()
+        self._handle(states.LaunchBroke(problem))
+
     def said(self, agent_id: str, message: FromAgent) -> None:  # noqa: C901 (one case a message)
         """An agent has sent a message."""
         match message:
             case Offer():
                 self._handle(states.AgentOffered(agent_id, message))
+            case Detached():
+                self._handle(states.AgentDetached(agent_id))
             case ChildRunning():
                 self._note_pid(agent_id, message.pid)
                 self._handle(states.ChildEntered(agent_id, message))
@@ -258,6 +278,8 @@ class Controller:
                 self._note_gathering(agent_id, message)
             case BoardStarted():
                 self._note_board(message)
+            case LastLines(lines):
+                self._keep_log(agent_id, lines)
             case LogLines(lines):
                 self._hand_on_log(agent_id, lines)
             case LogTail(request, answer) | Stacks(request, answer):
@@ -308,6 +330,8 @@ class Controller:
                     self._relaunch(nodes)
             case states.Release():
                 self._release()
+            case states.ForgetTask(node):
+                self._forget_task(node)
 
     def _arm_timer(self, deadline_s: float) -> None:
         if self._timer:
@@ -349,6 +373,8 @@ class Controller:
                 self.changed.notify_all()
                 return
             for now in message.counts:
+                if beyond := gone_beyond(self._name(node_id), now, self.view.feeds):
+                    _log.warning("Cluster %s: %s", self.spec.cluster_id, beyond)
                 if self.view.feeds.get((node_id, now.feed)) != now:
                     self.view.feeds[node_id, now.feed] = now
                     self.view.progress += 1
@@ -391,6 +417,13 @@ class Controller:
         nodes = {member.node.node_id for member in world.trainers}
         for answer in answers:
             self._broadcast(answer, nodes, None)
+
+    def _keep_log(self, agent_id: str, lines: tuple[str, ...]) -> None:
+        roster = self._roster()
+        node_id = roster.node_of(agent_id) if roster else None
+        if node_id is not None:
+            with self.changed:
+                self._last_lines[node_id] = lines
 
     def _hand_on_log(self, agent_id: str, lines: tuple[str, ...]) -> None:
         roster = self._roster()

@@ -20,7 +20,7 @@ from traceback import walk_tb
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import LaunchError
+from sparkdl.core.errors import LaunchError, NodeFailedError
 from sparkdl.driver.changed import Changed
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
@@ -55,6 +55,7 @@ class Ending:
         self._cluster_id = cluster_id
         self._executor = executor
         self._changed = Changed()
+        self._is_starting = False
         self._has_begun = False
         self._is_over = False
 
@@ -71,14 +72,16 @@ class Ending:
         """Do `start` in the thread that will end what it has started; return what it does."""
         outcome: Outcome[Controller] = Outcome()
         own = partial(self._own, partial(outcome.of, partial(self._start, start)))
-        self._executor.thread(own, f"sparkdl-cluster-{self._cluster_id}").start()
+        thread = self._executor.thread(own, f"sparkdl-cluster-{self._cluster_id}")
+        self._is_starting = True
+        thread.start()
         return outcome.wait()
 
     def wait(self) -> None:
         """Wait until nothing is left of the cluster; it has been asked for."""
-        # An interrupt may have come before there was a thread; it starts nothing then.
-        self._changed.wait_for(lambda: self._has_begun, Deadline.after(_BEGIN_S))
-        if self._has_begun:
+        # An interrupt may have come before there was a thread, which will start nothing then.
+        begin_s = _BEGIN_S if self._is_starting else 0.0
+        if self._changed.wait_for(lambda: self._has_begun, Deadline.after(begin_s)):
             self._changed.wait_for(lambda: self._is_over, Deadline.after(None))
 
     def release(self) -> None:
@@ -156,8 +159,8 @@ def ends_if_interrupted(
 ) -> Callable[Concatenate[C, P], T]:
     """Have Ctrl-C in a method, or the interrupt of a notebook's kernel, end the cluster.
 
-    What is raised begins here: where in sparkdl, py4j or Spark the interrupt came tells nobody
-    anything.
+    What is raised begins here: where in sparkdl, py4j or Spark the interrupt came, or where it was
+    noticed that a node had failed, tells nobody anything.
     """
 
     @wraps(method)
@@ -174,6 +177,8 @@ def ends_if_interrupted(
             ending.ask(0.0)  # before anything that another interrupt could come into
             ending.wait()
             raise KeyboardInterrupt("the training was ended, and all its nodes with it") from None
+        except NodeFailedError as error:
+            raise error.with_traceback(None) from error.__cause__
 
     return call
 

@@ -366,7 +366,7 @@ class Cluster:
             ShutdownTimeoutError: if `map_fun` had to be stopped.
             ResultError: if another thread has aborted the cluster meanwhile.
         """
-        if self.ending.is_asked:
+        if not self.ending.is_wanted():
             self.ending.wait()
             return
         limits = [limit for limit in (grace_s, timeout_s) if limit is not None]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.failure import Failure
+from sparkdl.driver.feeds.report import waits_in_vain
 from sparkdl.driver.hangs import Hang, Watch, look
 from sparkdl.driver.pace import Pace, Progress, compare, progress_of
 from sparkdl.driver.state import NodesBlamed, Running
@@ -65,10 +66,14 @@ class HangWatch:
         settings = self._controller.spec.settings
         found_s = self._controller.wall_s()
         stacks = self._controller.fetch_stacks(Deadline.after(STACKS_S))
+        spec = self._controller.spec
+        vain = self._controller.look(lambda view: waits_in_vain(spec, view.feeds))
+        vain = vain and f"; {vain}"
         _log.warning(
-            "Cluster %s: %s (hang_timeout=%g s, hang_action=%r)\n%s",
+            "Cluster %s: %s%s (hang_timeout=%g s, hang_action=%r)\n%s",
             self._controller.spec.cluster_id,
             hang.describe(),
+            vain,
             self._timeout_s,
             settings.hang_action,
             "\n".join(f"Stacks of {node}:\n{text.rstrip()}" for node, text in stacks.items()),
@@ -81,7 +86,7 @@ class HangWatch:
             Failure(
                 node=node.node,
                 kind="hang",
-                message=hang.message(node),
+                message=hang.message(node) + vain,
                 time_s=found_s,
                 node_id=node.node_id,
                 rank=node.rank,

@@ -11,6 +11,7 @@ import secrets
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdl.control.auth import new_token
@@ -22,6 +23,8 @@ from sparkdl.driver import state as states
 from sparkdl.driver.controller import Controller, LogLine
 from sparkdl.driver.ending import Ending, is_interrupt
 from sparkdl.driver.executors.executor import Executor, Launch
+from sparkdl.driver.feeds.progress import print_beside
+from sparkdl.driver.feeds.runner import failure_behind
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.outcome import failure_of, has_ended
 from sparkdl.driver.payload import pickle_user_code
@@ -98,8 +101,9 @@ def launch(  # noqa: PLR0913 (one option, one name)
             `map_fun` on all nodes.
         driver_ps_nodes: run the parameter servers on this machine, without slots of Spark.
         executor: `local` runs the nodes as processes of this machine, without Spark.
-        placement: `attached`: nodes keep their task slots. `detached`: they give them back to
-            feeding tasks. `auto`: attached where slots are left over.
+        placement: `attached`: nodes keep their task slots, unless a loss of executors leaves none
+            for feeding. `detached`: they give them back to feeding tasks. `auto`: attached where
+            slots are left over.
         num_gpus: GPUs for each node that trains, or a dict of them by role: `{"evaluator": 1}`. By
             default those that Spark assigned, or else one where a host has any; 0 for none. See
             docs/gpus.md.
@@ -112,7 +116,8 @@ def launch(  # noqa: PLR0913 (one option, one name)
         reservation_timeout: seconds until all nodes must be there, from when it is the cluster's
             turn: clusters of one program wait for one another's slots, in the order of their
             launches.
-        feed_timeout: seconds without any row received or read until feeding is an error.
+        feed_timeout: seconds without any row received or read until feeding is an error; also those
+            that a node waits for a feed of which nobody has brought a row yet.
         feed_memory: bytes of received rows that a node holds before feeders wait; by default
             an eighth of the memory.
         feed_disk: bytes on its executor's local disk in which a node keeps rows beyond that, if
@@ -218,15 +223,24 @@ def _start(
         where.wait_turn(ending.is_wanted)
         newest, resumed = at_newest_checkpoint(spec)
         checkpoint = resumed.ref if resumed else None
-        controller = Controller(newest, token, on_log, where.relaunch, checkpoint, ending.release)
+        controller = Controller(
+            newest,
+            token,
+            on_log,
+            where.relaunch,
+            checkpoint,
+            ending.release,
+            where.forget_task,
+        )
         if resumed:
             controller.checkpoints.books.restore(resumed.manifest.feeds)
         ending.controller = controller
         host = environment.driver_host or where.driver_host()
         address = controller.start(host, environment.driver_ports)
         where.start(
-            Launch(address.url, token, newest, payload),
+            Launch(address.url, token, newest, payload, partial(failure_behind, controller)),
             lambda problem: controller.submit(states.LaunchBroke(problem)),
+            lambda standing: controller.submit(states.SlotsCounted(standing)),
         )
         return controller
 
@@ -302,4 +316,4 @@ def _input_mode(mode: str | InputMode) -> InputMode:
 
 
 def _print_line(line: LogLine) -> None:
-    print(f"[{line.node}] {line.text}", flush=True)  # noqa: T201 (log_to_driver asks for it)
+    print_beside(f"[{line.node}] {line.text}")

@@ -131,6 +131,44 @@ def choose_placing(spec: ClusterSpec, topology: Topology | None) -> Placing:
     return Placing(attached, cpus or topology.task_cpus, why, gpus)
 
 
+@dataclass(frozen=True)
+class Standing:
+    """What the slots that are there now mean for a cluster that runs.
+
+    Attributes:
+        room: how many of its nodes fit.
+        is_short: nodes that keep their slots may leave none for feeding.
+        why: in words.
+    """
+
+    room: int
+    is_short: bool
+    why: str
+
+
+UNCOUNTED = Standing(sys.maxsize, True, "a node was lost, and the slots left cannot be counted")
+"""Over Spark Connect, and when Spark does not answer."""
+
+
+def stand(spec: ClusterSpec, placing: Placing, topology: Topology, others: int = 0) -> Standing:
+    """Decide again, while nodes run, whether they may keep their slots.
+
+    Args:
+        others: slots that other clusters of the application may take.
+    """
+    cpus = placing.node_cpus or topology.task_cpus
+    gpus = topology.task_gpus if placing.node_cpus is None else placing.node_gpus
+    room = min(spec.num_tasks, topology.room(cpus, gpus))
+    held = room * topology.slots_of(cpus, gpus) + others
+    is_short = placing.is_attached and 0 < topology.slots <= held
+    text = f"{topology.describe()} for {spec.num_tasks} nodes"
+    if others:
+        text += f" and {others} of other clusters"
+    if room < spec.num_tasks:
+        text += f", with room for {room} of them"
+    return Standing(room, is_short, text)
+
+
 _GPU_ADVICE = (
     ". Or leave out spark.task.resource.gpu.amount, so that feeding tasks need no GPU: nodes ask "
     "Spark for their own"

@@ -19,6 +19,7 @@ HOPELESS = frozenset(
     {
         *("ConfigError", "FrameworkMissingError", "FeedTypeError", "RemovedError"),
         *("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError"),
+        *("UnfedError", "EndOfFeedError"),
     }
 )
 """Errors that say that the program is wrong: another start meets them again."""
@@ -28,7 +29,7 @@ FROM_OUTSIDE = frozenset(
         *("ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "TimeoutError"),
         *("ConnectionAbortedError", "BrokenPipeError", "UnavailableError", "AbortedError"),
         *("DeadlineExceededError", "DistNetworkError", "DistBackendError", "DistStoreError"),
-        "CollectiveError",
+        *("CollectiveError", "MismatchError"),
     }
 )
 """Errors that a lost peer or the network causes, of Python, TensorFlow and PyTorch."""

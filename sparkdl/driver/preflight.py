@@ -5,10 +5,12 @@ Runs in: driver
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import threading
 import time
+from collections.abc import Callable
 
 from pyspark import SparkContext
 from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
@@ -18,8 +20,10 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
 from sparkdl.core.spec import ClusterSpec, InputMode
 from sparkdl.driver.admission import Need, Turn, gate_of
-from sparkdl.driver.placement import Placing, Topology
+from sparkdl.driver.placement import Placing, Standing, Topology, stand
 from sparkdl.node.check import parse_problem
+
+_log = logging.getLogger(__name__)
 
 EXECUTORS_WAIT_S = 15.0
 """How long executors that are still registering are waited for before slots are called missing."""
@@ -28,6 +32,9 @@ SPARE_WAIT_S = 3.0
 """An application that has run for less than `YOUNG_S` may still get executors; how long a slot for
 feeding is waited for then."""
 _POLL_S = 0.05
+_CONNECT_POLL_S = 1.0
+_DYNAMIC = "spark.dynamicAllocation.enabled"
+_SPLITS = ("spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism")
 
 
 def read_topology(spark: SparkSession, num_nodes: int, is_fed: bool) -> Topology | None:
@@ -58,6 +65,35 @@ def read_topology(spark: SparkSession, num_nodes: int, is_fed: bool) -> Topology
         pause.wait(_POLL_S)
 
 
+def check_slots_over_connect(spark: SparkSession, num_nodes: int) -> None:
+    """Check that a Spark Connect server has a slot for each node, as far as it tells.
+
+    It tells the number of its cores, by how a range would be split, unless that is set otherwise.
+
+    Raises:
+        ConfigError: if it has fewer when those that may still register have had a moment to.
+    """
+    conf, pause = spark.conf, threading.Event()
+    if any(conf.get(name, None) for name in _SPLITS) or conf.get(_DYNAMIC, "false") == "true":
+        return
+    is_local = str(conf.get("spark.master", "")).partition("[")[0] == "local"
+    deadline = Deadline.after(0.0 if is_local else EXECUTORS_WAIT_S)
+    while True:
+        plan = "".join(row[0] for row in spark.sql("EXPLAIN SELECT * FROM range(1)").collect())
+        found = re.search(r"splits=(\d+)", plan)
+        slots = int(found[1]) // int(conf.get("spark.task.cpus", "1") or 1) if found else num_nodes
+        if slots >= num_nodes:
+            return
+        if deadline.has_passed:
+            raise ConfigError(
+                f"{num_nodes} nodes need {num_nodes} task slots at once, and the Spark Connect "
+                f"server has {slots}. Ask for fewer nodes (nodes=, num_executors=), or raise the "
+                "number of its executors or of their cores (spark.executor.instances, "
+                "spark.executor.cores, spark.cores.max)"
+            )
+        pause.wait(_CONNECT_POLL_S)
+
+
 def turn_of(
     session: SparkSession, spec: ClusterSpec, topology: Topology | None, placing: Placing
 ) -> Turn | None:
@@ -80,6 +116,34 @@ def turn_of(
     gate = gate_of(str(context.applicationId))
     timeout_s = spec.settings.reservation_timeout_s
     return Turn(gate, need, lambda: _topology(context).slots, timeout_s)
+
+
+def counting(
+    session: SparkSession, spec: ClusterSpec, placing: Placing, topology: Topology | None
+) -> Callable[[], Standing | None] | None:
+    """Return what says what the slots mean for the cluster; `None` if it says it cannot count.
+
+    Returns:
+        `None` where it does not matter: nothing is fed, or Spark brings executors for what waits.
+    """
+    if spec.input_mode is not InputMode.SPARK:
+        return None
+    if topology is None:
+        is_dynamic = session.conf.get("spark.dynamicAllocation.enabled", "false") == "true"
+        return (lambda: None) if placing.is_attached and not is_dynamic else None
+    sc = session.sparkContext
+    if topology.is_dynamic or _is_local(sc):
+        return None
+    gate = gate_of(str(sc.applicationId))
+
+    def count() -> Standing | None:
+        try:
+            return stand(spec, placing, _topology(sc), gate.others(spec.cluster_id))
+        except Exception:  # noqa: BLE001 (Spark is ending, perhaps; which error varies)
+            _log.debug("The slots of %s cannot be counted", spec.cluster_id, exc_info=True)
+            return None
+
+    return count
 
 
 def node_profile(placing: Placing) -> ResourceProfile | None:
@@ -151,7 +215,7 @@ def _of(sc: SparkContext, cores: tuple[int, ...]) -> Topology:
         str(sc.master),
         cores,
         int(conf.get("spark.task.cpus", "1") or 1),
-        conf.get("spark.dynamicAllocation.enabled", "false") == "true",
+        conf.get(_DYNAMIC, "false") == "true",
         int(conf.get("spark.executor.resource.gpu.amount", "0") or 0) if has_resources else 0,
         float(conf.get("spark.task.resource.gpu.amount", "0") or 0) if has_resources else 0.0,
     )

@@ -17,15 +17,21 @@ from sparkdl.driver.policy import History
 
 @dataclass(frozen=True)
 class Agent:
-    """A connected agent and what it has offered."""
+    """A connected agent, what it has offered, and whether it has let go of its Spark task."""
 
     hello: Hello
     offer: Offer | None = None
+    is_detached: bool = False
 
     @property
     def agent_id(self) -> str:
         """Which connection this is."""
         return self.hello.agent_id
+
+    @property
+    def holds_slot(self) -> bool:
+        """Whether a task of Spark stays with it."""
+        return self.hello.owner == "task" and not self.is_detached
 
     def address(self, generation: int) -> Address | None:
         """Return where its child of this generation can be reached, if it has offered one."""
@@ -42,6 +48,8 @@ class Roster:
         history: of the rounds so far.
         alone: of the nodes that have begun anew by themselves, by node id.
         checkpoint: the last one that is complete.
+        is_detaching: agents are to give their task slots back once there is a world.
+        room: for how many nodes there are slots; `None` for as many as there were at the launch.
     """
 
     spec: ClusterSpec
@@ -50,6 +58,8 @@ class Roster:
     history: History = field(default_factory=History)
     alone: Mapping[int, History] = field(default_factory=dict)
     checkpoint: CheckpointRef | None = None
+    is_detaching: bool = False
+    room: int | None = None
 
     @property
     def resume(self) -> Resume:
@@ -71,6 +81,27 @@ class Roster:
     def is_anybody_there(self) -> bool:
         """Whether there are agents."""
         return bool(self.agents or self.standbys)
+
+    def wanted(self) -> tuple[NodeSpec, ...]:
+        """Return those of the missing nodes that there is room for, needed ones first.
+
+        `min_nodes`, and those that the cluster cannot do without, are wanted in any case.
+        """
+        missing = sorted(self.missing(), key=lambda node: node.role.is_expendable)
+        least = self.spec.settings.min_nodes
+        if self.room is None or least is None:
+            return tuple(missing)
+        needed = sum(not node.role.is_expendable for node in missing)
+        free = max(least, self.room + self.spec.driver_nodes) - len(self.agents)
+        return tuple(missing[: max(needed, free)])
+
+    def detached(self, agent_id: str) -> Roster:
+        """Note that an agent has let go of its task."""
+        agents = {
+            node_id: replace(agent, is_detached=True) if agent.agent_id == agent_id else agent
+            for node_id, agent in self.agents.items()
+        }
+        return replace(self, agents=agents)
 
     def seated(self, agent: Agent) -> Roster:
         """Give the agent its node, or make it a standby if the node has a living agent."""

@@ -25,6 +25,7 @@ from sparkdl.core.errors import SparkdlError
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import NodeSpec
 from sparkdl.core.world import World
+from sparkdl.driver.placement import Standing
 from sparkdl.driver.roster import Roster
 
 
@@ -156,6 +157,13 @@ class AgentOffered:
 
 
 @dataclass(frozen=True)
+class AgentDetached:
+    """An agent has let go of its Spark task."""
+
+    agent_id: str
+
+
+@dataclass(frozen=True)
 class ChildEntered:
     """A child has entered `map_fun`."""
 
@@ -202,6 +210,13 @@ class LaunchBroke:
 
 
 @dataclass(frozen=True)
+class SlotsCounted:
+    """There are more or fewer task slots than before, for good as it seems."""
+
+    standing: Standing
+
+
+@dataclass(frozen=True)
 class DeadlinePassed:
     """The state's deadline has passed."""
 
@@ -218,12 +233,14 @@ Event = (
     AgentJoined
     | AgentLeft
     | AgentOffered
+    | AgentDetached
     | ChildEntered
     | ChildGaveResult
     | ChildBroke
     | NodesBlamed
     | CheckpointMade
     | LaunchBroke
+    | SlotsCounted
     | DeadlinePassed
     | StopAsked
 )
@@ -263,5 +280,12 @@ class Release:
     """Let go of what carried the nodes, and of the slots: no agent is there any more."""
 
 
-Action = Send | Report | Warn | Relaunch | Release
+@dataclass(frozen=True)
+class ForgetTask:
+    """Note that the task of this node has ended in order: Spark will not repeat it."""
+
+    node: NodeSpec
+
+
+Action = Send | Report | Warn | Relaunch | Release | ForgetTask
 Step = tuple[State, list[Action]]

@@ -18,7 +18,7 @@ perform. All transitions are in `TRANSITIONS`; a pair that is not there is a bug
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,12 +26,22 @@ from sparkdl.control.messages import Begin, NewRound, Stop, StopChild, ToAgent
 from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.errors import IllegalTransitionError, ReservationTimeoutError
 from sparkdl.core.failure import Failure
-from sparkdl.core.spec import ClusterSpec
+from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver.alone import goes_on_without, may_fail_alone, offered_alone
 from sparkdl.driver.policy import Fail, Retry, decide
+from sparkdl.driver.returning import (
+    counted,
+    detach,
+    detached,
+    has_begun,
+    is_too_many,
+    refused,
+    relaunch,
+)
 from sparkdl.driver.roster import Agent, Roster
 from sparkdl.driver.state import (
     Action,
+    AgentDetached,
     AgentJoined,
     AgentLeft,
     AgentOffered,
@@ -47,11 +57,11 @@ from sparkdl.driver.state import (
     Gathering,
     LaunchBroke,
     NodesBlamed,
-    Relaunch,
     Release,
     Report,
     Running,
     Send,
+    SlotsCounted,
     State,
     Step,
     StopAsked,
@@ -60,6 +70,7 @@ from sparkdl.driver.state import (
     Warn,
 )
 
+_MAX_NAMES = 5
 SETTLE_S = 0.3
 """After a first failure, how long to wait for others: the one that is told of first need not be
 the one that happened first."""
@@ -70,9 +81,8 @@ STAY_S = 3.0
 
 def begin(spec: ClusterSpec, now_s: float, checkpoint: CheckpointRef | None = None) -> Gathering:
     """Return the first state; its world goes on at `checkpoint`."""
-    return Gathering(
-        Roster(spec, checkpoint=checkpoint), 0, now_s + spec.settings.reservation_timeout_s
-    )
+    roster = Roster(spec, checkpoint=checkpoint, is_detaching=spec.placement == "detached")
+    return Gathering(roster, 0, now_s + spec.settings.reservation_timeout_s)
 
 
 def step(state: State, event: Event, now_s: float) -> Step:
@@ -113,6 +123,7 @@ def _try_begin(state: Gathering, may_be_small: bool = False) -> Step:
         for node_id, agent in roster.agents.items()
         if node_id in members
     ]
+    begins += detach(roster)
     if world.size == len(roster.spec.nodes):
         return Running(roster, world), [Report(text), *begins]
     names = {node.name for node in roster.spec.nodes} - {m.node.name for m in world.members}
@@ -121,6 +132,8 @@ def _try_begin(state: Gathering, may_be_small: bool = False) -> Step:
 
 def _gathering_joined(state: Gathering, event: AgentJoined, now_s: float) -> Step:
     """Seat the agent; it brings a child for generation 0, so tell it of a later one."""
+    if is_too_many(state, event):
+        return refused(state, event)
     gathering = replace(state, roster=state.roster.seated(Agent(event.hello)))
     if state.generation == 0:
         return gathering, []
@@ -129,7 +142,7 @@ def _gathering_joined(state: Gathering, event: AgentJoined, now_s: float) -> Ste
 
 def _gathering_left(state: Gathering, event: AgentLeft, now_s: float) -> Step:
     after, actions = _try_begin(replace(state, roster=state.roster.without(event.agent_id)))
-    return after, [*actions, *_relaunch(after)]
+    return after, [*actions, *relaunch(after)]
 
 
 def _gathering_offered(state: Gathering, event: AgentOffered, now_s: float) -> Step:
@@ -158,7 +171,7 @@ def _gathering_expired(state: Gathering, event: DeadlinePassed, now_s: float) ->
     if isinstance(after, Running):
         return after, actions
     stops = _stop_children(roster, state.generation)
-    missing = ", ".join(node.name for node in roster.missing())
+    missing = _named(roster.missing())
     if state.failures:
         why = f" The last attempt: {state.problem}" if state.problem else ""
         note = (
@@ -179,27 +192,18 @@ def _gathering_expired(state: Gathering, event: DeadlinePassed, now_s: float) ->
     return Failed(roster, (), problem, deadline_s=now_s + STAY_S), stops
 
 
+def _named(nodes: Sequence[NodeSpec]) -> str:
+    """Return the names of the first few nodes, and how many more there are."""
+    names = ", ".join(node.name for node in nodes[:_MAX_NAMES])
+    return names if len(nodes) <= _MAX_NAMES else f"{names} and {len(nodes) - _MAX_NAMES} more"
+
+
 def _launch_broke(state: Gathering, event: LaunchBroke, now_s: float) -> Step:
     """Before the first world nothing can work; later, others may carry what is missing."""
-    if _has_begun(state):
-        return replace(state, problem=event.problem), _relaunch(state)
+    if has_begun(state):
+        return replace(state, problem=event.problem), relaunch(state)
     failed = Failed(state.roster, (), event.problem, deadline_s=now_s + STAY_S)
     return failed, _stop_children(state.roster, state.generation)
-
-
-def _relaunch(state: State) -> list[Action]:
-    """Have missing nodes brought back, if they were there before."""
-    if not isinstance(state, (Gathering, Running)) or not _has_begun(state):
-        return []
-    left = state.left if isinstance(state, Running) else ()
-    missing = tuple(node for node in state.roster.missing() if node.node_id not in left)
-    return [Relaunch(missing)] if missing else []
-
-
-def _has_begun(state: Gathering | Running) -> bool:
-    """Whether nodes that are missing were there before, and are to come back."""
-    is_first = isinstance(state, Gathering) and not state.failures and state.world is None
-    return not is_first and state.roster.spec.settings.max_restarts > 0
 
 
 def _running_entered(state: Running, event: ChildEntered, now_s: float) -> Step:
@@ -240,7 +244,10 @@ def _running_broke(state: Running, event: ChildBroke, now_s: float) -> Step:
 def _running_left(state: Running, event: AgentLeft, now_s: float) -> Step:
     failure = _lost(state, event)
     left = replace(state, roster=state.roster.without(event.agent_id))
-    return _fails(left, failure, now_s) if failure else (left, [])
+    after, actions = _fails(left, failure, now_s) if failure else (left, [])
+    if isinstance(after, Running):  # a standby may have the seat now
+        actions = [*actions, *detach(after.roster)]
+    return after, actions
 
 
 def _running_blamed(state: Running, event: NodesBlamed, now_s: float) -> Step:
@@ -255,12 +262,18 @@ def _running_offered(state: Running, event: AgentOffered, now_s: float) -> Step:
 
 
 def _running_joined(state: Running, event: AgentJoined, now_s: float) -> Step:
-    """Seat the agent; one that others wait for is told of the round."""
+    """Seat the agent; one that others wait for is told of the round.
+
+    One that nobody waits for must not keep the slot that feeding needs until its world begins.
+    """
+    if is_too_many(state, event):
+        return refused(state, event)
     after = replace(state, roster=state.roster.seated(Agent(event.hello)))
+    actions = detach(after.roster, event.hello.agent_id)
     generation = state.world.generation
     if generation == 0 or after.roster.node_of(event.hello.agent_id) not in state.alone:
-        return after, []
-    return after, [Send(event.hello.agent_id, NewRound(generation))]
+        return after, actions
+    return after, [Send(event.hello.agent_id, NewRound(generation)), *actions]
 
 
 def _fails(state: Running, failure: Failure, now_s: float) -> Step:
@@ -281,7 +294,7 @@ def _running_checkpoint(state: Running, event: CheckpointMade, now_s: float) -> 
     if state.returned:
         return replace(state, roster=roster), []
     if not newcomers:
-        return replace(state, roster=roster), _relaunch(replace(state, roster=roster))
+        return replace(state, roster=roster), relaunch(replace(state, roster=roster))
     reason = f"{', '.join(newcomers)} came back: the world grows at step {event.ref.step}"
     gathering = Gathering(
         roster,
@@ -344,7 +357,8 @@ def _decide(state: Gathering | Failing, failures: tuple[Failure, ...], now_s: fl
         returned = state.returned if isinstance(state, Failing) else {}
         end_s = now_s + STAY_S
         failed = Failed(roster, failures, None, returned, world, decision.reason, end_s)
-        return failed, _stop_children(roster, generation)
+        cause = min(failures, key=lambda failure: failure.order)
+        return failed, _stop_children(roster, generation, replace(cause, log_tail=()).describe())
     is_held = False
     if isinstance(decision, Retry):
         history = replace(history, port_retries=history.port_retries + 1)
@@ -367,7 +381,7 @@ def _decide(state: Gathering | Failing, failures: tuple[Failure, ...], now_s: fl
         world,
     )
     rounds = _to_all(roster, NewRound(generation + 1), True)
-    return gathering, [said, *rounds, *_relaunch(gathering)]
+    return gathering, [said, *rounds, *relaunch(gathering)]
 
 
 def _ending_joined(state: Failed | Finished, event: AgentJoined, now_s: float) -> Step:
@@ -430,8 +444,8 @@ def _stopping_expired(state: Stopping, event: DeadlinePassed, now_s: float) -> S
     return Stopped(state.before, tuple(nodes[n].name for n in state.roster.agents)), []
 
 
-def _stop_children(roster: Roster, generation: int) -> list[Action]:
-    return _to_all(roster, StopChild(generation), standbys=True)
+def _stop_children(roster: Roster, generation: int, reason: str = "") -> list[Action]:
+    return _to_all(roster, StopChild(generation, reason), standbys=True)
 
 
 def _lost(state: Running | Failing, event: AgentLeft) -> Failure | None:
@@ -457,6 +471,7 @@ def _lost(state: Running | Failing, event: AgentLeft) -> Failure | None:
 TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Gathering, AgentJoined): _gathering_joined,
     (Gathering, AgentLeft): _gathering_left,
+    (Gathering, AgentDetached): detached,
     (Gathering, AgentOffered): _gathering_offered,
     (Gathering, ChildBroke): _gathering_broke,
     (Gathering, NodesBlamed): _stay,
@@ -464,20 +479,24 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Gathering, ChildEntered): _stay,
     (Gathering, ChildGaveResult): _stay,
     (Gathering, DeadlinePassed): _gathering_expired,
+    (Gathering, SlotsCounted): counted,
     (Gathering, LaunchBroke): _launch_broke,
     (Gathering, StopAsked): _stop,
     (Running, AgentJoined): _running_joined,
     (Running, AgentLeft): _running_left,
+    (Running, AgentDetached): detached,
     (Running, AgentOffered): _running_offered,
     (Running, ChildEntered): _running_entered,
     (Running, ChildGaveResult): _running_returned,
     (Running, ChildBroke): _running_broke,
     (Running, NodesBlamed): _running_blamed,
     (Running, CheckpointMade): _running_checkpoint,
+    (Running, SlotsCounted): counted,
     (Running, LaunchBroke): _stay,
     (Running, StopAsked): _stop,
     (Failing, AgentJoined): _failing_joined,
     (Failing, AgentLeft): _failing_left,
+    (Failing, AgentDetached): detached,
     (Failing, AgentOffered): _failing_offered,
     (Failing, ChildEntered): _stay,
     (Failing, ChildGaveResult): _failing_returned,
@@ -485,32 +504,38 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Failing, NodesBlamed): _stay,
     (Failing, CheckpointMade): _failing_checkpoint,
     (Failing, DeadlinePassed): _failing_settled,
+    (Failing, SlotsCounted): counted,
     (Failing, LaunchBroke): _stay,
     (Failing, StopAsked): _stop,
     (Finished, AgentJoined): _ending_joined,
     (Finished, AgentLeft): _roster_left,
+    (Finished, AgentDetached): _stay,
     (Finished, AgentOffered): _stay,
     (Finished, ChildEntered): _stay,
     (Finished, ChildGaveResult): _stay,
     (Finished, ChildBroke): _stay,
     (Finished, NodesBlamed): _stay,
     (Finished, CheckpointMade): _stay,
+    (Finished, SlotsCounted): _stay,
     (Finished, DeadlinePassed): _let_go,
     (Finished, LaunchBroke): _stay,
     (Finished, StopAsked): _stop,
     (Failed, AgentJoined): _ending_joined,
     (Failed, AgentLeft): _roster_left,
+    (Failed, AgentDetached): _stay,
     (Failed, AgentOffered): _stay,
     (Failed, ChildEntered): _stay,
     (Failed, ChildGaveResult): _stay,
     (Failed, ChildBroke): _stay,
     (Failed, NodesBlamed): _stay,
     (Failed, CheckpointMade): _stay,
+    (Failed, SlotsCounted): _stay,
     (Failed, DeadlinePassed): _let_go,
     (Failed, LaunchBroke): _stay,
     (Failed, StopAsked): _stop,
     (Stopping, AgentJoined): _stopping_joined,
     (Stopping, AgentLeft): _stopping_left,
+    (Stopping, AgentDetached): _stay,
     (Stopping, AgentOffered): _stay,
     (Stopping, ChildEntered): _stay,
     (Stopping, ChildGaveResult): _stay,
@@ -518,16 +543,19 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Stopping, NodesBlamed): _stay,
     (Stopping, CheckpointMade): _stay,
     (Stopping, DeadlinePassed): _stopping_expired,
+    (Stopping, SlotsCounted): _stay,
     (Stopping, LaunchBroke): _stay,
     (Stopping, StopAsked): _stopping_asked,
     (Stopped, AgentJoined): _ending_joined,
     (Stopped, AgentLeft): _stay,
+    (Stopped, AgentDetached): _stay,
     (Stopped, AgentOffered): _stay,
     (Stopped, ChildEntered): _stay,
     (Stopped, ChildGaveResult): _stay,
     (Stopped, ChildBroke): _stay,
     (Stopped, NodesBlamed): _stay,
     (Stopped, CheckpointMade): _stay,
+    (Stopped, SlotsCounted): _stay,
     (Stopped, LaunchBroke): _stay,
     (Stopped, StopAsked): _stay,
 }

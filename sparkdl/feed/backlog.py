@@ -93,13 +93,13 @@ class Backlog:
 
     def hold(self) -> None:
         """Begin no later epoch before `call_off` or `start_at`."""
-        self.reading = self.epoch if self._is_begun else self.epoch - 1
+        self.reading = self.epoch if self.is_begun else self.epoch - 1
         self._is_held = True
 
     def call_off(self, last: int) -> list[int]:
         """No epoch after `last` reads again what is here; return the segments that are free now."""
         self._is_held = False
-        last = max([last, self.epoch] if self._is_begun else [last])
+        last = max([last, self.epoch] if self.is_begun else [last])
         self._marks = {e: mark for e, mark in self._marks.items() if e <= last}
         if last in self._marks:
             self._marks[last] = structs.replace(self._marks[last], again=False)
@@ -141,6 +141,12 @@ class Backlog:
     def is_complete(self) -> bool:
         """Whether no further segment of the epoch will come."""
         return self.mark is not None or self.has_ended
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no iteration finds anything any more."""
+        is_here = self._is_open and self._floor_items < len(self._items)
+        return self.has_ended and not is_here and self.mark is None
 
     def skip_what_will_not_come(self) -> list[int]:
         """Go on to the epoch that comes next, if there is nothing more of this one.
@@ -216,7 +222,12 @@ class Backlog:
         return self.counts.rows - self._counts_at_floor.rows
 
     def finish_epoch(self) -> list[int]:
-        """Move past the mark; return the segments that are free now."""
+        """Move past the epoch's end; return the segments that are free now."""
+        if self.mark is None:  # cut off by the feed's end; it is not to be read again
+            self._position = self._given_items = len(self._items)
+            self._given_rows = 0
+            self.raise_floor()
+            return []
         if self._marks[self.epoch].again:
             self._marks.pop(self.epoch)
             self.epoch += 1
@@ -270,7 +281,8 @@ class Backlog:
         return not self._is_held or self.epoch <= self.reading
 
     @property
-    def _is_begun(self) -> bool:
+    def is_begun(self) -> bool:
+        """Whether an iteration has taken anything of the epoch, and not read it to its end."""
         return self._position > 0 or self._given_items > 0 or self._given_rows > 0
 
     @property

@@ -52,6 +52,8 @@ class DataFeed:
         self._columns = sorted(input_mapping) if input_mapping else []
         self._reader = reader
         self._send = send
+        if not train_mode:
+            reader.be_patient()
         self._owner = reader.claim()
         self._rows: list[Any] = []
         self._next = 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkdl.core.errors import FeedClosedError, FeedTypeError
+from sparkdl.core.errors import FeedTypeError
 from sparkdl.feed.columns import to_columns
 from sparkdl.feed.elements import Names, arrange
 from sparkdl.feed.epoch import SAMPLE_WEIGHT, EpochBatches
@@ -41,14 +41,14 @@ def tf_dataset(
         with `tail="pad"` always the batch size.
 
     Raises:
-        FeedClosedError: if the feed ended before a row came; a row's types are needed.
+        EndOfFeedError: if the feed has ended and no row is left; a row's types are needed.
         FeedTypeError: if a column cannot be a tensor.
     """
     import tensorflow as tf
 
     first = batches.reader.peek_batch()
     if first is None:
-        raise FeedClosedError("the feed ended before any row came, so its types are unknown")
+        raise batches.reader.end_of_feed()
     pads = batches.tail == "pad"
     sample = to_columns(first, batches.columns)
     if pads:

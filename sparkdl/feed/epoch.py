@@ -143,7 +143,7 @@ class _Epoch:
 
     def _begin(self) -> bool:
         """Wait for the epoch, and prepare its random order; false once somebody has claimed."""
-        epoch = self._reader.wait_epoch(self._owner)
+        epoch = self._reader.wait_epoch(self._owner, begins=not self._is_continued)
         if epoch is not None and self._of.shuffle:
             random = np.random.default_rng((self._of.seed, epoch))
             self._reader.reorder(self._owner, random)

@@ -34,6 +34,8 @@ PATIENCE_S = 1.5
 MIN_PIECE_NBYTES = 4 * 1024 * 1024
 MAX_PIECE_NBYTES = 8 * 1024 * 1024
 """What one node gets at once, where the batches allow."""
+MAX_COUNT_S = 10.0
+"""How long rows are counted that no node wants, for whoever fed them to know."""
 MAX_JOINED_NBYTES = 32 * 1024 * 1024
 MAX_JOINED_S = 0.1
 """What small batches are joined to at most, and for how long, however many nodes there are."""
@@ -88,7 +90,8 @@ class Feeder:
         least = min(MIN_PIECE_NBYTES * num_nodes, MAX_JOINED_NBYTES)
         try:
             row = 0
-            for batch in sized(batches, least, MAX_PIECE_NBYTES * num_nodes):
+            pieces = sized(batches, least, MAX_PIECE_NBYTES * num_nodes)
+            for batch in pieces:
                 self._connect(batch.schema)
                 self._deadline = Deadline.after(self._order.timeout_s)  # however slow the source is
                 for start, stop in uncovered(row, row + batch.num_rows, self._done):
@@ -96,10 +99,11 @@ class Feeder:
                 row += batch.num_rows
                 self._send_waiting()
                 if self._all_closed():
+                    refused = self._count(pieces, row)
                     break
             else:
                 num_rows = row
-            refused = self._settle()
+            refused += self._settle()
         except BaseException:
             for lane in self._lanes:
                 lane.abort()
@@ -108,6 +112,16 @@ class Feeder:
             lane.close()
         self._raise_errors()
         return FedPartition(self._partition, self._rows(), refused, num_rows)
+
+    def _count(self, batches: Iterator[pa.RecordBatch], row: int) -> int:
+        """Return how many rows are behind `row`, which no node wants: not for ever."""
+        rows, deadline = 0, Deadline.after(MAX_COUNT_S)
+        for batch in batches:
+            rows += sum(b - a for a, b in uncovered(row, row + batch.num_rows, self._done))
+            row += batch.num_rows
+            if deadline.has_passed or self._is_cancelled:
+                break
+        return rows
 
     def _rows(self) -> dict[int, int]:
         return {

@@ -15,7 +15,7 @@ from sparkdl.feed.budget import Budget
 from sparkdl.feed.coverage import PartRows
 from sparkdl.feed.kept import Kept
 from sparkdl.feed.log import Log
-from sparkdl.feed.results import Exchange
+from sparkdl.feed.results import CLUSTER_FAILED, Exchange
 from sparkdl.feed.segment import StoredSegment
 
 
@@ -140,9 +140,13 @@ class Inbox:
             self._exchanges.pop(name, None)
 
     def close(self, reason: str) -> None:
-        """Take no more rows in any feed; end what waits."""
+        """Take no more rows in any feed; end what waits.
+
+        The first reason is the one that is told, unless another is that the cluster has failed.
+        """
         with self._lock:
-            self._closed = self._closed or reason
+            if not self._closed or reason.startswith(CLUSTER_FAILED):
+                self._closed = reason
             logs, exchanges = list(self._logs.values()), list(self._exchanges.values())
         for log in logs:
             log.close()

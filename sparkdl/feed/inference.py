@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 
 import msgspec
 import pyarrow as pa
@@ -24,7 +25,7 @@ import pyarrow.flight as flight
 from sparkdl.core.deadline import Deadline
 from sparkdl.feed.order import FeederError, FeedOrder, Target, flight_reason
 from sparkdl.feed.receiver import ExchangeHeader
-from sparkdl.feed.results import WRONG_ANSWER
+from sparkdl.feed.results import CLUSTER_FAILED, WRONG_ANSWER
 
 REOPEN_WAIT_S = 10.0
 """How long nodes that cannot be reached are asked again."""
@@ -46,7 +47,8 @@ def exchange(
         target: the node that is asked first.
 
     Raises:
-        FeederError: if the node failed or answered wrongly; the message is the node's.
+        FeederError: if the node failed or answered wrongly; the message is the node's, and has the
+            cluster's root cause as soon as it has failed for good.
     """
     partition = _Partition(batches)
     if partition.at(0) is None:
@@ -67,7 +69,7 @@ def exchange(
             return
         except FeederError as error:
             is_there = is_there or not isinstance(error.__cause__, flight.FlightUnavailableError)
-            if WRONG_ANSWER in str(error):
+            if WRONG_ANSWER in str(error) or CLUSTER_FAILED in str(error):
                 raise
             if partition.at(partition.answered) is None:
                 return  # it was lost with nothing left to answer
@@ -140,6 +142,8 @@ class _Call:
         self._rows_answered = 0
         self._moved_s = 0.0
         self._is_over = False
+        self._writing = 2
+        """Threads that still have the writer: the last of them closes it."""
 
     def results(self) -> Iterator[bytes]:
         """Send the partition and yield what comes back."""
@@ -174,6 +178,7 @@ class _Call:
                     self._is_over = True
                     self._changed.notify_all()
                 reader.cancel()  # whoever stops asking does not leave the node waiting
+                self._let_go(writer)
 
     def _start(self, work: object, *args: object) -> threading.Thread:
         thread = threading.Thread(
@@ -197,6 +202,17 @@ class _Call:
             writer.done_writing()
         except BaseException as error:  # noqa: BLE001 (raised by the other thread)
             self._give_up(error, reader)
+        finally:
+            self._let_go(writer)
+
+    def _let_go(self, writer: flight.FlightStreamWriter) -> None:
+        """Close the writer if nobody else has it: else Arrow does, and prints what it meets."""
+        with self._changed:
+            self._writing -= 1
+            is_last = not self._writing
+        if is_last:
+            with suppress(pa.ArrowException, OSError):  # raised where it was met first
+                writer.close()
 
     def _watch(self, reader: flight.FlightStreamReader) -> None:
         """End the call once rows have waited for an answer longer than the node itself allows."""

@@ -107,4 +107,4 @@ class FedPartition:
 def flight_reason(error: BaseException) -> str:
     """Return what Flight says, without what it adds for its own developers."""
     text = str(error).partition(". gRPC client debug context:")[0]
-    return text.partition(". Detail:")[0]
+    return text.rpartition(". Detail:")[0] or text

@@ -20,10 +20,12 @@ import numpy as np
 
 from sparkdl.core.errors import (
     ConfigError,
+    EndOfFeedError,
     FeedClosedError,
     FeedTimeoutError,
     FeedTypeError,
     SparkdlError,
+    UnfedError,
 )
 
 Columns = dict[str, np.ndarray]
@@ -34,7 +36,11 @@ Plain = dict[str, np.ndarray | list[Any]]
 
 _ALIGNED_NBYTES = 64
 _ERRORS = {
-    kind.__name__: kind for kind in (ConfigError, FeedClosedError, FeedTimeoutError, FeedTypeError)
+    kind.__name__: kind
+    for kind in (
+        *(ConfigError, FeedClosedError, EndOfFeedError, FeedTimeoutError, UnfedError),
+        FeedTypeError,
+    )
 }
 
 

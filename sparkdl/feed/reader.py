@@ -16,16 +16,19 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.control.channel import Consumed, EndMark, EpochMark, Local, Release, Terminated
-from sparkdl.core.errors import FeedClosedError, FeedTimeoutError, SparkdlError
+from sparkdl.core.errors import EndOfFeedError, FeedClosedError, FeedTimeoutError, SparkdlError
 from sparkdl.feed.backlog import Backlog, let_go
 from sparkdl.feed.coverage import EpochRows
 from sparkdl.feed.item import Item
+from sparkdl.feed.supply import Supply
 from sparkdl.feed.used import Origin, Part, Turn
 
 _log = logging.getLogger(__name__)
 
 TELL_PERIOD_S = 0.02
 """The agent is told what was read this often at most, and when user code waits for more."""
+MAX_ITERATIONS_BEYOND = 1000
+"""Of a feed that has ended, in a world that goes on: loops may count epochs from 0 again there."""
 
 
 class FeedReader:
@@ -33,6 +36,7 @@ class FeedReader:
 
     Args:
         tracks: whether it is known which rows user code was handed, see `position`.
+        supply: knows whether anybody feeds it.
     """
 
     def __init__(
@@ -42,16 +46,19 @@ class FeedReader:
         timeout_s: float | None = None,
         tell_period_s: float = TELL_PERIOD_S,
         tracks: bool = False,
+        supply: Supply | None = None,
     ) -> None:
         self.feed, self._send = feed, send
+        self._supply, self._is_patient = supply, False
         self._timeout_s, self._tell_period_s = timeout_s, tell_period_s
         self._changed = threading.Condition()
         self._backlog = Backlog(feed)
         self._backlog.used.is_wanted = tracks
         self._owner = 0
-        self._told_at_s, self._is_told = 0.0, True
+        self._told_at_s, self._is_told, self._is_announced = 0.0, True, supply is None
         self._pressed_epoch = self._held = -1
-        self._is_waiting = self._is_terminated = self._is_lost = False
+        self._is_waiting = self._is_terminated = self._is_lost = self._is_resumed = False
+        self._epochs = self._beyond = 0
         self._problem: SparkdlError | None = None
 
     # What the receiving thread calls.
@@ -60,6 +67,15 @@ class FeedReader:
         """Note from now on which rows user code is handed; before any."""
         with self._changed:
             self._backlog.used.is_wanted = True
+
+    def be_patient(self) -> None:
+        """Wait for a first row as long as it takes: inference may be asked at any time."""
+        with self._changed:
+            self._is_patient = self._is_announced = True
+
+    def resume(self) -> None:
+        """This world goes on where another one was: before any row."""
+        self._is_resumed = True
 
     @property
     def steps(self) -> int:
@@ -163,11 +179,49 @@ class FeedReader:
             item = self._backlog.first_item()
             return None if item is None else item.batch()
 
-    def wait_epoch(self, owner: int) -> int | None:
-        """Wait for the first item of an epoch; return the epoch's number, `None` as `take` does."""
+    def has_epoch(self) -> bool:
+        """Wait until there is an epoch to read, or what is left of one; false at the feed's end."""
+        with self._changed:
+            self._wait(lambda: self._backlog.is_begun or self._is_due())
+            return not self._backlog.is_over
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether this world goes on where another one was."""
+        return self._is_resumed
+
+    def tell_end(self) -> None:
+        """Have the driver told that user code was to go on to an epoch that is not fed."""
+        with self._changed:
+            self._beyond = max(1, self._beyond)
+            self._tell()
+
+    def end_of_feed(self) -> EndOfFeedError:
+        """Return what tells that there is no further epoch."""
+        count = self._epochs
+        epochs = f"after {count} epoch{'s' * (count > 1)}" if count else "before any row came"
+        return EndOfFeedError(
+            f"feed {self.feed!r} ended {epochs}, and map_fun goes on to epoch {count + 1}, which "
+            "has no batches. Let epochs=… of the feeding and the loop of map_fun say the same, or "
+            f"loop `while ctx.has_epoch({self.feed!r})`"
+        )
+
+    def wait_epoch(self, owner: int, begins: bool = True) -> int | None:
+        """Wait for the first item of an epoch; return the epoch's number, `None` as `take` does.
+
+        Args:
+            begins: an iteration begins with the epoch: none may for ever find that there is none.
+
+        Raises:
+            EndOfFeedError: if the iteration before this one has found the feed's end already.
+        """
         with self._changed:
             self._wait(lambda: owner != self._owner or self._is_due())
-            return self._backlog.epoch if owner == self._owner else None
+            if owner != self._owner:
+                return None
+            if begins and self._backlog.is_over:
+                self._go_beyond()
+            return self._backlog.epoch
 
     def take(self, owner: int, with_exchange: bool = False) -> Item | EpochMark | EndMark | None:
         """Wait for the next item and return it; `None` once somebody else has claimed.
@@ -268,8 +322,9 @@ class FeedReader:
             if owner != self._owner:
                 return False
             self._backlog.drop(dropped)
-            if self._backlog.mark is not None:
-                self._release(self._backlog.finish_epoch())
+            mark = self._backlog.mark
+            self._epochs += mark is not None and not mark.goes_on
+            self._release(self._backlog.finish_epoch())
             self._tell()
             return True
 
@@ -331,15 +386,27 @@ class FeedReader:
         self._release(self._backlog.skip_what_will_not_come())
         return self._backlog.is_due or (with_exchange and bool(self._backlog.asked))
 
+    def _go_beyond(self) -> None:
+        """Count an iteration that finds no epoch: the first one may, and learns of the end."""
+        self._beyond += 1
+        if self._beyond > (MAX_ITERATIONS_BEYOND if self._is_resumed else 1):
+            raise self.end_of_feed()
+        if self._beyond == 1:
+            _log.warning("%s", self.end_of_feed())
+            self._tell()
+
     def _release(self, numbers: Iterable[int]) -> None:
         if numbers := tuple(numbers):
             self._send(Release(self.feed, numbers))
 
     def _tell(self) -> None:
         self._told_at_s, self._is_told = time.monotonic(), True
+        self._send(self._consumed())
+
+    def _consumed(self) -> Consumed:
         here, now = self._backlog, self._backlog.counts
         counts = (now.rows, here.epoch, now.steps, now.padded, now.dropped)
-        self._send(Consumed(self.feed, *counts, self._held, here.reading))
+        return Consumed(self.feed, *counts, self._held, here.reading, self._beyond)
 
     def _tell_if_due(self) -> None:
         self._is_told = False
@@ -350,15 +417,38 @@ class FeedReader:
         def is_over() -> bool:
             return is_ready() or self._is_lost or self._problem is not None
 
-        if not self._is_told and not is_over():
-            self._tell()
-        if not self._changed.wait_for(is_over, self._timeout_s):
-            raise FeedTimeoutError(
-                f"feed {self.feed!r} brought no row for {self._timeout_s:g} s; is it being fed?"
-            )
+        if not is_over():
+            self._begin_wait()
+        since_s = time.monotonic()
+        while not self._changed.wait_for(is_over, self._left_s(since_s)):
+            if self._left_s(since_s) == 0:
+                raise self._late()
         if is_ready():
             return
         if self._problem is not None:
             raise self._problem
         if self._is_lost:
             raise FeedClosedError(f"feed {self.feed!r}: the agent of this node is gone")
+
+    def _begin_wait(self) -> None:
+        if self._supply and (problem := self._supply.impossible(self.feed)):
+            raise problem
+        if not self._is_told:
+            self._tell()
+        elif not self._is_announced:  # the driver is to know what is waited for
+            self._send(self._consumed())
+        self._is_announced = True
+
+    def _left_s(self, since_s: float) -> float | None:
+        if self._timeout_s is not None:
+            return max(0.0, since_s + self._timeout_s - time.monotonic())
+        if self._supply is None or self._is_patient:
+            return None
+        return self._supply.left_s(self.feed, since_s)
+
+    def _late(self) -> SparkdlError:
+        if self._timeout_s is None and self._supply is not None:
+            return self._supply.unfed(self.feed)
+        return FeedTimeoutError(
+            f"feed {self.feed!r} brought no row for {self._timeout_s:g} s; is it being fed?"
+        )

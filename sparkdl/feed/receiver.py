@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 import pyarrow as pa
@@ -104,6 +105,11 @@ class ExchangeHeader(msgspec.Struct, frozen=True):
     feed: str
     exchange: str
     timeout_s: float | None = None
+
+
+_MAX_REASON_NBYTES = 7000
+"""An error's text travels in gRPC's headers, of which 8 KiB are let through: it is there twice,
+once with three bytes for each that is no plain character."""
 
 
 class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
@@ -197,13 +203,13 @@ class Receiver(flight.FlightServerBase):  # type: ignore[misc]
             is_answered.wait()  # neither thread may use a stream whose call has ended
             self._inbox.close_exchange(header.exchange)
         if exchange.failure:
-            raise flight.FlightServerError(exchange.failure)
+            raise flight.FlightServerError(_fitting(exchange.failure))
 
     def _open_exchange(self, name: str) -> Exchange:
         try:
             return self._inbox.open_exchange(name)
         except FeedClosedError as error:
-            raise flight.FlightServerError(str(error)) from None
+            raise flight.FlightServerError(_fitting(str(error))) from None
 
     def _answer(
         self, header: ExchangeHeader, exchange: Exchange, writer: flight.MetadataRecordBatchWriter
@@ -241,3 +247,12 @@ class Receiver(flight.FlightServerBase):  # type: ignore[misc]
             end = Place(exchange=header.exchange, is_last=True)
             log.append(last.slice(0, 0), Deadline.after(timeout_s), end)
         exchange.finish_input()
+
+
+def _fitting(reason: str) -> str:
+    """Return as much of a reason as can travel: its beginning, and the end of its traceback."""
+    text, chars = reason, len(reason)
+    while len(quote(text)) + len(text.encode()) > _MAX_REASON_NBYTES:
+        chars = chars * 3 // 4
+        text = f"{reason[: chars // 3]}\n…\n{reason[-(chars * 2 // 3) :]}"
+    return text

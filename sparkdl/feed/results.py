@@ -14,6 +14,8 @@ from sparkdl.core.errors import InferenceError
 
 WRONG_ANSWER = "inference partition"
 """In every reason that lies in the answers: another node would give no better ones."""
+CLUSTER_FAILED = "the cluster has failed"
+"""In the reason of every node once no node will answer any more."""
 
 
 class Exchange:

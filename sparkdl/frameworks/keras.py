@@ -13,16 +13,12 @@ them write the same files. `apply_shim` changes, for such strategies only:
 - only the chief writes. The others save to a folder of their own that is deleted, because reading
   a metric that is an attribute of the model is a collective;
 - `BackupAndRestore` starts all workers at the same epoch, or none.
-
-`end_feeds_with_fit` changes `fit` for any number of workers: if training was stopped early, nobody
-reads the rest of its feeds, and so they end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import logging
 import os
 import tempfile
@@ -33,7 +29,6 @@ from pathlib import PurePath
 from typing import Any
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
-from sparkdl.feed.dataset import readers_of
 from sparkdl.frameworks.patch import Function, Patch
 
 _logger = logging.getLogger(__name__)
@@ -57,27 +52,6 @@ def apply_shim() -> None:
         return
     for patch in _PATCHES:
         patch.apply()
-
-
-def end_feeds_with_fit() -> None:
-    """Make `fit` end its feeds when `stop_training` has ended it. A second call changes nothing."""
-    if objection := _FIT.objection():
-        _logger.warning("a feed goes on when this Keras stops training early: %s", objection)
-    elif import_module("keras").backend.backend() == "tensorflow":
-        _FIT.apply()
-
-
-def _fit(stock: Function, model: Any, *args: Any, **kwargs: Any) -> Any:
-    history = stock(model, *args, **kwargs)
-    if model.stop_training:
-        given = inspect.signature(stock).bind(model, *args, **kwargs).arguments
-        readers = [
-            reader for name in ("x", "validation_data") for reader in readers_of(given.get(name))
-        ]
-        for reader in dict.fromkeys(readers):
-            _logger.warning("fit has stopped early, and so feed %r ends", reader.feed)
-            reader.terminate()
-    return history
 
 
 def spans_workers(strategy: Any) -> bool:
@@ -249,7 +223,6 @@ _DATA = ("_distributed_dataset", "experimental_distribute_dataset")
 _CALLBACKS = "keras.src.callbacks"
 _BACKUP = f"{_CALLBACKS}.backup_and_restore:BackupAndRestore"
 _TO_FILE = ("model", "filepath")
-_FIT = Patch(f"{_MODEL}.fit", ("self", "x"), _fit)
 # Where Keras itself has it: loading takes a `compile` of any other class for a custom one.
 _COMPILE = Patch("keras.src.trainers.trainer:Trainer.compile", ("self",), _compile)
 _PATCHES = (

@@ -40,18 +40,18 @@ def keras_data(batches: EpochBatches, x: Names | None, y: Names | None) -> Any:
                 arrays = {name: rows.held(name, array, share) for name, array in arrays.items()}
             yield arrange(arrays, x, y)
 
-    class FeedAdapter(_adapter()):  # type: ignore[misc]
+    class FeedAdapter(_adapter(), Fed):  # type: ignore[misc]
         """Batches of an epoch whose length nobody knows before its end."""
 
         num_batches = batch_size = has_partial_batch = partial_batch_size = None
-        _dataset = Fed(batches.reader)
+        _dataset = property(lambda self: self)
 
         def get_jax_iterator(self) -> Iterator[Any]:
             return epoch()
 
         get_numpy_iterator = get_jax_iterator
 
-    return FeedAdapter()
+    return FeedAdapter(batches.reader)
 
 
 def _adapter() -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
@@ -70,14 +71,16 @@ class TensorFlow(Framework):
             from sparkdl.feed.dataset import let_strategies_keep_batches
 
             let_strategies_keep_batches()  # before anyone looks up a strategy's method
-        if member.role.is_trainer and _uses_keras_3():
-            from sparkdl.frameworks.keras import apply_shim, end_feeds_with_fit
-            from sparkdl.frameworks.keras_epochs import let_epochs_differ
+        if not member.role.is_trainer:
+            return
+        is_keras_3 = _uses_keras_3()
+        from sparkdl.frameworks.keras_epochs import let_epochs_differ
 
-            end_feeds_with_fit()
-            let_epochs_differ()
-            if len(world.trainers) > 1:
-                apply_shim()
+        let_epochs_differ()
+        if is_keras_3 and len(world.trainers) > 1:
+            from sparkdl.frameworks.keras import apply_shim
+
+            apply_shim()
 
     def mesh(self, axes: Mapping[str, int], world: World, member: Member) -> dtensor.Mesh:
         """Return a mesh of DTensor; the first call connects the nodes.
@@ -121,8 +124,10 @@ class TensorFlow(Framework):
 
 
 def _uses_keras_3() -> bool:
-    """Whether `tf.keras` is Keras 3; asks as TensorFlow does."""
+    """Whether `tf.keras` is Keras 3; asks as TensorFlow does. Imports it, or tf_keras."""
     if os.environ.get("TF_USE_LEGACY_KERAS") in ("true", "True", "1"):
+        with suppress(ImportError):
+            import_module("tf_keras")
         return False
     try:
         version: str = import_module("keras").__version__

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from sparkdl.horovod.absent import tell_absent
+
 __all__ = ["run"]
+
+tell_absent()
 
 
 def __getattr__(name: str) -> Any:

@@ -55,21 +55,31 @@ def _unloadable(source: ModelSource, reason: str) -> ConfigError:
     return ConfigError(f"the model {source.path} cannot be loaded: {reason}")
 
 
+def run_beside(module: str, given: bytes, timeout_s: float) -> subprocess.CompletedProcess[bytes]:
+    """Run a module as a process that reads `given` and sees no GPU.
+
+    Raises:
+        TimeoutExpired: of `subprocess`.
+    """
+    return subprocess.run(
+        [sys.executable, "-m", module],
+        input=given,
+        capture_output=True,
+        env=os.environ
+        | {
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "CUDA_VISIBLE_DEVICES": "",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        },
+        timeout=timeout_s,
+        check=False,
+    )
+
+
 def _ask_process(source: ModelSource) -> Signature:
+    given = msgspec.json.encode(replace(source, content=None))
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", __name__],
-            input=msgspec.json.encode(replace(source, content=None)),
-            capture_output=True,
-            env=os.environ
-            | {
-                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-                "CUDA_VISIBLE_DEVICES": "",
-                "TF_CPP_MIN_LOG_LEVEL": "3",
-            },
-            timeout=_DEADLINE_S,
-            check=False,
-        )
+        done = run_beside(__name__, given, _DEADLINE_S)
     except subprocess.TimeoutExpired:
         raise ConfigError(
             f"the model {source.path} was not loaded within {_DEADLINE_S:g} s; is its storage slow?"

@@ -18,7 +18,7 @@ from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.feed.arrays import convert
 from sparkdl.feed.frame import is_list
 from sparkdl.feed.tensors import Array, lengths
-from sparkdl.ml.source import Signature, Tensor
+from sparkdl.ml.source import Signature, Tensor, only_one
 
 TEXT = "string"
 _WHOLE = "iu"
@@ -38,14 +38,17 @@ def input_columns(
     """Return which columns feed which inputs.
 
     Args:
-        mapping: column to input; a name may end in `:0`, as TensorFlow 1 had it. What names no
-            input, as that of the labels in training, is left out.
+        mapping: column to input; a name may end in `:0`, as TensorFlow 1 had it, and the only one
+            may be another than the model's, see `only_one`. What names no input, as that of the
+            labels in training, is left out.
 
     Raises:
         ConfigError: if an input has no column, or two, or one that is missing or of a type that
             cannot feed it.
     """
     inputs = [tensor.removesuffix(":0") for tensor in mapping.values()]
+    if only := only_one(inputs, signature.inputs):
+        inputs = [only.name]
     by_input = dict(zip(inputs, mapping, strict=True))
     if any(inputs.count(tensor.name) != 1 for tensor in signature.inputs):
         raise ConfigError(

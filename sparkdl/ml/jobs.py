@@ -97,9 +97,9 @@ def fit_in_jobs(  # noqa: PLR0913 (one option, one name)
         CheckpointError: if a checkpoint cannot be read or written.
     """
     names = tuple(columns or df.columns)
-    check_columns(df, names)
+    check_columns(df.columns, names)
     if validation is not None:
-        check_columns(validation, names)
+        check_columns(validation.columns, names)
     for name, number in (
         ("num_partitions", 1 if num_partitions is None else num_partitions),
         ("batch_size", batch_size),

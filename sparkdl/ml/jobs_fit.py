@@ -17,7 +17,8 @@ from sparkdl.ml.jobs_keras import KerasSpec, backend, signature_of
 from sparkdl.ml.jobs_keras_master import KerasMaster, final_copy
 from sparkdl.ml.jobs_loop import Loop, Plan
 from sparkdl.ml.jobs_spark import Jobs
-from sparkdl.ml.keras_train import KerasTask, as_content
+from sparkdl.ml.keras_model import as_content
+from sparkdl.ml.keras_train import KerasTask
 from sparkdl.ml.source import Signature
 from sparkdl.ml.summary import TrainingSummary
 from sparkdl.ml.training import Training

@@ -13,8 +13,9 @@ import numpy as np
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.tensors import Array
+from sparkdl.ml.keras_model import inputs_of, tensor_of
 from sparkdl.ml.keras_train import KerasTask, make_model
-from sparkdl.ml.source import Signature, Tensor
+from sparkdl.ml.source import Signature
 
 if TYPE_CHECKING:
     from pyspark import Broadcast
@@ -134,18 +135,9 @@ def signature_of(model: Any) -> Signature:
     if len(set(names)) != len(names):
         names = [f"output_{place}" for place in range(len(names))]
     return Signature(
-        tuple(tensor_of(tensor) for tensor in model.inputs),
+        inputs_of(model),
         tuple(tensor_of(t, name) for t, name in zip(model.outputs, names, strict=True)),
     )
-
-
-def tensor_of(tensor: Any, name: str | None = None) -> Tensor:
-    """Return an input or output of a Keras model."""
-    import keras
-
-    dtype = keras.backend.standardize_dtype(tensor.dtype)
-    dtype = "float32" if dtype == "bfloat16" else dtype
-    return Tensor(name or tensor.name, dtype, (None, *tensor.shape[1:]))
 
 
 def as_arrays(variables: Sequence[Any]) -> tuple[Array, ...]:

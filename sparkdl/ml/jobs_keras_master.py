@@ -12,10 +12,11 @@ import numpy as np
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.tensors import Array
-from sparkdl.ml.jobs_keras import arranged, as_arrays, assign, tensor_of
+from sparkdl.ml.jobs_keras import arranged, as_arrays, assign
 from sparkdl.ml.jobs_rows import Column
 from sparkdl.ml.jobs_sums import Sum, unpack
-from sparkdl.ml.keras_train import KerasTask, callbacks_of, make_model
+from sparkdl.ml.keras_model import inputs_by_column, inputs_of
+from sparkdl.ml.keras_train import KerasTask, callbacks_of, make_model, own_callbacks
 
 _AVERAGES = ("sum_over_batch_size", "mean")
 
@@ -33,18 +34,19 @@ class KerasMaster:
         if task.seed is not None:
             keras.utils.set_random_seed(task.seed)
         self.task, self.model, self._is_local = task, make_model(task), is_local
-        _check(task, self.model)
+        _check(self.model)
         self._callbacks = callbacks_of(task, is_chief=True)
         self._list = keras.callbacks.CallbackList(
-            self._callbacks, add_history=True, model=self.model, epochs=task.epochs
+            [*self._callbacks, *own_callbacks(task)],
+            add_history=True,
+            model=self.model,
+            epochs=task.epochs,
         )
 
     def columns(self) -> tuple[Column, ...]:
         """Return which columns are kept, and as what."""
-        inputs = {tensor.name: tensor_of(tensor) for tensor in self.model.inputs}
-        only = next(iter(inputs.values()))
-        features = self.task.features
-        found = [Column(c, inputs[i] if len(features) > 1 else only) for c, i in features.items()]
+        by_column = inputs_by_column(self.task.features, inputs_of(self.model))
+        found = [Column(name, tensor) for name, tensor in by_column.items()]
         found.append(Column(self.task.label))
         if self.task.weight:
             found.append(Column(self.task.weight, dtype="float32"))
@@ -82,6 +84,10 @@ class KerasMaster:
         self.model.reset_metrics()
         assign(self.model.metrics_variables, states)
         return {name: float(value) for name, value in self.model.get_metrics_result().items()}
+
+    def epoch_begins(self, epoch: int) -> None:
+        """Tell the callbacks."""
+        self._list.on_epoch_begin(epoch)
 
     def epoch_ended(self, epoch: int, logs: Mapping[str, float]) -> bool:
         """Tell the callbacks; return whether to stop."""
@@ -130,19 +136,9 @@ def final_copy(model: Any) -> Any:
     return copy
 
 
-def _check(task: KerasTask, model: Any) -> None:
+def _check(model: Any) -> None:
     import keras
 
-    inputs = {tensor.name for tensor in model.inputs}
-    if len(task.features) > 1 and inputs != set(task.features.values()):
-        raise ConfigError(
-            f"input_mapping={task.features} must give each input of the model one column: its "
-            f"inputs are {', '.join(sorted(inputs))}"
-        )
-    if len(task.features) == 1 and len(inputs) > 1:
-        raise ConfigError(
-            f"the model has the inputs {', '.join(sorted(inputs))}: input_mapping={{column: input}}"
-        )
     for loss in keras.tree.flatten(model.loss):
         reduction = getattr(loss, "reduction", _AVERAGES[0])
         if reduction not in _AVERAGES:

@@ -48,6 +48,9 @@ class Master(Protocol):
     def metrics(self, states: Sequence[Array]) -> dict[str, float]:
         """Return values from the sums of the metrics' states."""
 
+    def epoch_begins(self, epoch: int) -> None:
+        """Take note of an epoch that begins."""
+
     def epoch_ended(self, epoch: int, logs: Mapping[str, float]) -> bool:
         """Take note of an epoch; return whether it is the last."""
 
@@ -131,6 +134,7 @@ class Loop:
             history = {name: list(values) for name, values in progress.history.items()}
         iterations = 0
         for epoch in range(first, plan.epochs):
+            master.epoch_begins(epoch)
             iterations += self._epoch(epoch, kept, held, history)
             is_last = master.epoch_ended(epoch, {name: v[-1] for name, v in history.items()})
             if checkpoints:

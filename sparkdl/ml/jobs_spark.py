@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, JobFailedError, SparkdlError
+from sparkdl.core.jobs import named_jobs
 from sparkdl.ml.jobs_rows import Column
 from sparkdl.ml.jobs_sums import Sum, added, joined, total
 from sparkdl.ml.jobs_task import STORED_SCHEMA, Forget, Store, Work
@@ -81,13 +82,15 @@ class Jobs:
         self._retries = retries
         self._kept: list[Kept] = []
         self._tag = f"sparkdl-jobs-{self.name}"
+        self._named = ExitStack()
 
     def __enter__(self) -> Jobs:
         self.context.addJobTag(self._tag)
+        self._named.enter_context(named_jobs(self.context, f"sparkdl {self.name}", "training"))
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(Exception):  # Spark is gone, perhaps
+        with self._named, suppress(Exception):  # Spark is gone, perhaps
             self.context.cancelJobsWithTag(self._tag)  # one that was interrupted may still run
             self.context.removeJobTag(self._tag)
             for each in self._kept:

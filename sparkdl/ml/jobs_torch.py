@@ -207,6 +207,9 @@ class TorchMaster:
         """Return the mean loss by its sum over rows."""
         return {"loss": float(states[0][0] / states[0][1])}
 
+    def epoch_begins(self, epoch: int) -> None:
+        """Do nothing."""
+
     def epoch_ended(self, epoch: int, logs: Mapping[str, float]) -> bool:
         """Note the metrics; go on."""
         for name, value in logs.items():

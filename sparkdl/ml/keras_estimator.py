@@ -7,18 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import cloudpickle
 import msgspec
 from pyspark.ml.base import Estimator
 from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.core.errors import ConfigError, ResultError
+from sparkdl.core.spelling import did_you_mean
 from sparkdl.ml.estimator import launch_options
 from sparkdl.ml.jobs_fit import check_mode, fit_keras
 from sparkdl.ml.jobs_loop import Plan
-from sparkdl.ml.keras_train import KerasTask, as_config, as_content, train
+from sparkdl.ml.keras_check import check_rows, check_schema
+from sparkdl.ml.keras_describe import described
+from sparkdl.ml.keras_model import as_config, as_content, check_callbacks
+from sparkdl.ml.keras_train import Callbacks, KerasTask, train
 from sparkdl.ml.model import SCORE_ROWS, HasColumns, KerasModel
 from sparkdl.ml.params import (
     HasBatchSize,
@@ -29,7 +35,7 @@ from sparkdl.ml.params import (
     HasScoring,
     HasTraining,
 )
-from sparkdl.ml.persistence import Saved, Storage, load_code, save_code
+from sparkdl.ml.persistence import CODE, Saved, Storage, load_code, save_code
 from sparkdl.ml.source import Signature
 from sparkdl.ml.summary import TrainingSummary
 from sparkdl.ml.training import Training
@@ -69,25 +75,31 @@ class KerasEstimator(
     Args:
         model: a Keras model that tells its inputs, or a function without arguments that makes one.
             Its loss, optimizer and metrics count if it is compiled and `loss` is not set.
+        callbacks: see `setCallbacks`.
         params: parameters by name. `optimizer`, `loss` and `metrics` may be objects of Keras.
 
     Raises:
-        ConfigError: if `model` is neither, or is not compiled and there is no `loss`.
+        ConfigError: if `model` is neither, or is not compiled and there is no `loss`; if there is
+            no such parameter, or it cannot have that value.
     """
 
-    def __init__(self, model: Any = None, **params: Any) -> None:
+    def __init__(self, model: Any = None, *, callbacks: Any = (), **params: Any) -> None:
         super().__init__()
         self._set_table_defaults(batch_size=_BATCH_ROWS)
         self._made: bytes | Callable[[], Any] | None = None
-        unknown = [name for name in params if not self.hasParam(name)]
-        if unknown:
+        self._callbacks: Callbacks = ()
+        if unknown := [name for name in params if not self.hasParam(name)]:
+            known = ["model", "callbacks", *(param.name for param in self.params)]
             raise ConfigError(
                 f"KerasEstimator has no parameter {', '.join(map(repr, unknown))}; it has "
-                f"{', '.join(param.name for param in self.params)}"
+                f"{', '.join(known)}{did_you_mean(unknown[0], known)}"
             )
         self._set(**params)
+        self.setCallbacks(callbacks)
         if model is not None:
             self.setModel(model)
+            if not (callable(self._made) or model.compiled or self.getLoss()):
+                raise ConfigError("the model has no loss: set loss=, or compile the model")
 
     def _set(self, **params: Any) -> KerasEstimator:
         for name in _KERAS:
@@ -108,8 +120,6 @@ class KerasEstimator(
                     f"the {type(model).__name__} {model.name!r} does not tell its inputs: begin it "
                     "with a keras.Input, or train it with TFEstimator and a train_fn"
                 )
-            if not (model.compiled or self.getLoss()):
-                raise ConfigError("the model has no loss: set loss=, or compile the model")
             self._made = as_content(model)
         elif callable(model):
             self._made = model
@@ -120,17 +130,45 @@ class KerasEstimator(
             )
         return self
 
+    def setCallbacks(self, callbacks: Callbacks) -> KerasEstimator:
+        """Set callbacks of Keras: a list, or a function without arguments that makes it.
+
+        Every node has its own, after those that parameters ask for (early stopping, TensorBoard).
+        With `mode="jobs"` they run on the driver and are told of epochs, not of batches.
+
+        Raises:
+            ConfigError: if they are none, or cannot travel to the nodes.
+        """
+        if not callable(callbacks):
+            check_callbacks(callbacks)
+        try:
+            cloudpickle.dumps(callbacks)
+        except Exception as error:
+            raise ConfigError(
+                f"callbacks cannot travel to the nodes: {error}. Give a function that makes them"
+            ) from error
+        self._callbacks = callbacks
+        return self
+
+    def getCallbacks(self) -> Callbacks:
+        """Return what `setCallbacks` was given."""
+        return self._callbacks
+
     def _fit(self, dataset: DataFrame) -> KerasModel:
         check_mode(self)
         task = self._task()
-        weight = [task.weight] if task.weight else []
-        columns = dict.fromkeys([*task.features, task.label, *weight])
+        check_schema(task, None, dataset.schema)  # before anything that takes time
+        is_made_here = self.getMode() == "jobs"
+        inputs = described(task.model, task.optimizer, task.loss, task.metrics, is_made_here)
+        by_column = check_schema(task, inputs, dataset.schema)
         training = Training(
             map_fun=train,
             args=task,
             nodes=self.getNumWorkers(),
             epochs=task.epochs,
-            columns=tuple(columns),
+            columns=task.columns,
+            check=partial(check_rows, task, by_column, self.getNumWorkers()),
+            refuses_nulls=True,
             validation_col=self.getValidationIndicatorCol(),
             return_timeout_s=self.getShutdownTimeout(),
             cache=self.getCache(),
@@ -190,19 +228,24 @@ class KerasEstimator(
             model_dir=self.getModelDir(),
             saves=self.getCheckpointDir() is not None,
             name=self.uid,
+            callbacks=self._callbacks,
         )
 
     def _save_files(self, storage: Storage) -> None:
+        is_content = isinstance(self._made, bytes)
         if isinstance(self._made, bytes):
             storage.write(self._made, _MODEL)
-        else:
-            save_code(storage, self._made)
+        if not is_content or self._callbacks:
+            save_code(storage, None if is_content else self._made, self._callbacks)
 
     @classmethod
     def _load_files(cls, storage: Storage, metadata: dict[str, Any]) -> KerasEstimator:
         estimator = cls()
         content = storage.read(_MODEL)
-        estimator._made = content if content is not None else load_code(storage)[0]
+        if content is None or storage.read(CODE) is not None:
+            estimator._made, *callbacks = load_code(storage)
+            estimator.setCallbacks(callbacks[0] if callbacks else ())
+        estimator._made = estimator._made if content is None else content
         return estimator
 
 

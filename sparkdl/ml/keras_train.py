@@ -1,15 +1,15 @@
 """Trains a Keras model on a node: what `KerasEstimator` runs in the place of a `train_fn`.
 
-Runs in: child. `as_content` and `as_config` run in the driver, on what its user made with Keras.
+Runs in: child. `make_model` and the callbacks in the driver and in Spark tasks as well.
 """
 
 from __future__ import annotations
 
 import contextlib
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,22 @@ from sparkdl.control.values import MAX_VALUE_NBYTES
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.frameworks.keras_checkpoint import callback_for
+from sparkdl.ml.keras_model import (
+    Made,
+    as_content,
+    check_callbacks,
+    check_size,
+    compiled,
+    inputs_by_column,
+    inputs_of,
+)
 from sparkdl.ml.predict import keras_predictor
-from sparkdl.ml.source import local_path
+from sparkdl.ml.source import Tensor, local_path
 
 if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext
 
-Made = bytes | Callable[[], Any]
+Callbacks = Sequence[Any] | Callable[[], Sequence[Any]]
 _VALIDATION = "validation"
 
 
@@ -40,6 +49,7 @@ class KerasTask:
         patience: of the early stopping; None for none.
         model_dir: folder for the model's file, where it is too large to travel.
         saves: after each epoch, to go on there after a failure.
+        callbacks: the user's, or a function that makes them.
     """
 
     model: Made
@@ -62,6 +72,13 @@ class KerasTask:
     model_dir: str | None
     saves: bool
     name: str
+    callbacks: Callbacks = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are trained with."""
+        weight = [self.weight] if self.weight else []
+        return tuple(dict.fromkeys([*self.features, self.label, *weight]))
 
 
 def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
@@ -98,7 +115,11 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
         validation_data=_data(task, ctx, model, _VALIDATION) if task.validates else None,
         epochs=task.epochs,
         shuffle=False,
-        callbacks=[*callbacks_of(task, ctx.is_chief), *([checkpoint] if checkpoint else [])],
+        callbacks=[
+            *callbacks_of(task, ctx.is_chief),
+            *own_callbacks(task),
+            *([checkpoint] if checkpoint else []),
+        ],
         initial_epoch=checkpoint.initial_epoch if checkpoint else 0,
         verbose=2 if ctx.is_chief else 0,
     ).history
@@ -107,63 +128,9 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     return {**found, **_saved(copy, task, ctx)} if ctx.is_chief else found
 
 
-def as_content(model: Any) -> bytes:
-    """Return a Keras model as a `.keras` file."""
-    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
-        path = Path(folder, "model.keras")
-        model.save(path)
-        return path.read_bytes()
-
-
-def as_config(value: Any) -> Any:
-    """Return a Keras object as a dict that JSON can hold; names and lists of both likewise."""
-    if value is None or isinstance(value, (str, dict)):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [as_config(each) for each in value]
-    import keras
-
-    return keras.saving.serialize_keras_object(value)
-
-
-def _from_config(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_from_config(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    import keras
-
-    return keras.saving.deserialize_keras_object(value)
-
-
 def make_model(task: KerasTask) -> Any:
-    """Return the task's model, compiled.
-
-    Raises:
-        ConfigError: if it has no loss, or does not tell its inputs.
-    """
-    import keras
-
-    if isinstance(task.model, bytes):
-        with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
-            path = Path(folder, "model.keras")
-            path.write_bytes(task.model)
-            model = keras.saving.load_model(path)
-    else:
-        model = task.model()
-    if task.loss is not None:
-        model.compile(
-            keras.optimizers.get(_from_config(task.optimizer)),
-            _from_config(task.loss),
-            metrics=_from_config(task.metrics),
-        )
-    if not model.compiled:
-        raise ConfigError("the model has no loss: set loss=, or compile the model")
-    if not getattr(model, "inputs", None):
-        raise ConfigError(
-            f"the {type(model).__name__} {model.name!r} does not tell its inputs: begin it with a "
-            "keras.Input, or train it with TFEstimator and a train_fn"
-        )
+    """Return the task's model, compiled. Raises what `compiled` does."""
+    model = compiled(task.model, task.optimizer, task.loss, task.metrics)
     if task.learning_rate is not None:
         model.optimizer.learning_rate = task.learning_rate
     return model
@@ -192,24 +159,31 @@ def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = "input") ->
         shuffle=task.shuffle and is_training,
         seed=task.seed or 0,
     )
+    by_column = inputs_by_column(task.features, inputs_of(model))
+    for column, tensor in by_column.items():
+        _check_spec(column, batches.element_spec[0][column], tensor)
     tensors = {tensor.name: tensor for tensor in model.inputs}
-    if len(task.features) > 1 and set(tensors) != set(task.features.values()):
-        raise ConfigError(
-            f"input_mapping={task.features} must give each input of the model one column: its "
-            f"inputs are {', '.join(tensors)}"
-        )
 
     def arrange(features: dict[str, Any], label: Any) -> Any:
-        if len(task.features) == 1:
-            (column,) = task.features
-            x = _fitted(features[column], model.inputs[0])
-        else:
-            x = {i: _fitted(features[c], tensors[i]) for c, i in task.features.items()}
+        x = {t.name: _fitted(features[c], tensors[t.name]) for c, t in by_column.items()}
+        x = x if len(x) > 1 else next(iter(x.values()))
         if task.weight is None:
             return x, label
         return x, label, tf.cast(features[task.weight], tf.float32)
 
     return batches.map(arrange)
+
+
+def _check_spec(column: str, spec: Any, tensor: Tensor) -> None:
+    """Check what the feed brings, where the driver could not: see `keras_check`."""
+    is_text = spec.dtype.name == "string"
+    if is_text != (tensor.dtype == "string"):
+        raise ConfigError(
+            f"column {column!r} holds {'text' if is_text else 'numbers'}, and the model's input is "
+            f"{tensor}"
+        )
+    if spec.shape.rank is not None and None not in spec.shape[1:]:
+        check_size(column, prod(spec.shape[1:]), tensor)
 
 
 def _fitted(values: Any, tensor: Any) -> Any:
@@ -220,6 +194,17 @@ def _fitted(values: Any, tensor: Any) -> Any:
         values = tf.cast(values, tensor.dtype)
     dims = tuple(tensor.shape[1:])
     return values if None in dims else tf.reshape(values, (-1, *dims))
+
+
+def own_callbacks(task: KerasTask) -> list[Any]:
+    """Return the user's callbacks.
+
+    Raises:
+        ConfigError: if they are none.
+    """
+    found = task.callbacks() if callable(task.callbacks) else task.callbacks
+    check_callbacks(found)
+    return list(found)
 
 
 def callbacks_of(task: KerasTask, is_chief: bool) -> list[Any]:

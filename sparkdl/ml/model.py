@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.describe import signature_of
 from sparkdl.ml.inputs import TEXT, input_columns
+from sparkdl.ml.keras_model import from_content
 from sparkdl.ml.namespace import Namespace
 from sparkdl.ml.outputs import OutputColumn, class_outputs, mapped_outputs
 from sparkdl.ml.params import (
@@ -95,10 +96,12 @@ class _ScoringModel(
         return scored(dataset, Scoring(score, schema, self.getKeep(), self.getParquetReader()))
 
     def _extra(self) -> dict[str, Any]:
-        return {"history": self._summary.history} if self._summary is not None else {}
+        return {} if self._summary is None else {"summary": self._summary.saved()}
 
     def _set_summary(self, metadata: dict[str, Any]) -> None:
-        if "history" in metadata:
+        if "summary" in metadata:
+            self._summary = TrainingSummary.loaded(metadata["summary"])
+        elif "history" in metadata:  # saved by a version before
             self._summary = TrainingSummary(metadata["history"])
 
 
@@ -193,7 +196,7 @@ class KerasModel(_ScoringModel, HasColumns):
     instead.
 
     Attributes:
-        content: the trained model as a `.keras` file: for `keras.saving.load_model`.
+        content: the trained model as a `.keras` file.
     """
 
     def __init__(self, content: bytes = b"", signature: Signature | None = None) -> None:
@@ -201,6 +204,14 @@ class KerasModel(_ScoringModel, HasColumns):
         self.content = content
         self._signature = signature or Signature((), ())
         self._set_table_defaults(batch_size=SCORE_ROWS)
+
+    def getModel(self) -> Any:
+        """Return the trained Keras model, loaded anew and not compiled.
+
+        Raises:
+            FrameworkMissingError: if the driver has no Keras.
+        """
+        return from_content(self.content)
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from sparkdl.driver.executors.scored import BY_DTYPE, arrow_schema
 from sparkdl.feed.frame import is_list, is_vector
 from sparkdl.feed.tensors import Array
 from sparkdl.ml.inputs import TEXT
-from sparkdl.ml.source import Signature, Tensor
+from sparkdl.ml.source import Signature, Tensor, only_one
 
 How = Literal["as it is", "scores", "class"]
 VECTOR = "vector"
@@ -72,7 +72,8 @@ def mapped_outputs(
     """Return the columns for the outputs that are mapped, in the mapping's order.
 
     Args:
-        mapping: output to column; empty for all outputs, under their own names.
+        mapping: output to column; empty for all outputs, under their own names. The only one may
+            be called otherwise, see `only_one`.
         types: column to `vector` or to a type of Spark.
 
     Raises:
@@ -80,6 +81,8 @@ def mapped_outputs(
     """
     by_name = {tensor.name: tensor for tensor in signature.outputs}
     chosen = {tensor.removesuffix(":0"): column for tensor, column in mapping.items()}
+    if only := only_one(list(chosen), signature.outputs):
+        chosen = dict.fromkeys([only.name], *chosen.values())
     chosen = chosen or {name: name for name in by_name}
     if unknown := [name for name in chosen if name not in by_name]:
         raise ConfigError(

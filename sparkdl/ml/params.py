@@ -24,7 +24,7 @@ class HasParams(Params):
         super().__init_subclass__(**kwargs)
         for name in params:
             row = TABLE[name]
-            setattr(cls, name, Param(Params._dummy(), name, row.doc, row.convert))
+            setattr(cls, name, Param(Params._dummy(), name, row.doc, row.converted))
             setattr(cls, f"set{row.accessor}", _setter(row))
             setattr(cls, f"get{row.accessor}", _getter(row))
 

@@ -6,6 +6,7 @@ Runs in: feeder, child. Also in the process that describes a model to the driver
 from __future__ import annotations
 
 import gc
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -115,7 +116,7 @@ def keras_predictor(model: Any) -> Predictor:
     concrete = run.get_concrete_function()
     traced = concrete.structured_outputs
     found = list(traced.values()) if isinstance(traced, dict) else tf.nest.flatten(traced)
-    outputs = list(traced) if isinstance(traced, dict) else _output_names(model, len(found))
+    outputs = list(traced) if isinstance(traced, dict) else output_names(model, len(found))
 
     def outputs_of(tensors: dict[str, Any]) -> dict[str, Any]:
         given = concrete(*(tensors[name] for name in names))
@@ -160,7 +161,8 @@ def _saved_model(source: ModelSource) -> Predictor:
     )
 
 
-def _output_names(model: Any, count: int) -> list[str]:
+def output_names(model: Any, count: int) -> list[str]:
+    """Return the names of the layers that a Keras model's outputs come from; numbers if unclear."""
     names = [tensor._keras_history.operation.name for tensor in model.outputs]
     if len(names) != count or len(set(names)) != count:
         return [f"output_{place}" for place in range(count)]
@@ -198,13 +200,16 @@ def _as_file(source: ModelSource) -> Iterator[str]:
 def prepare_worker() -> None:
     """In a Spark task: as many threads as it has cores, its own GPUs, no more memory than needed.
 
-    TensorFlow takes all cores and all memory of all GPUs otherwise, in each of Spark's workers.
+    TensorFlow takes all cores and all memory of all GPUs otherwise, in each of Spark's workers. Nor
+    does each of them say on the error stream how it was built, unless the user asks for that by
+    TF_CPP_MIN_LOG_LEVEL=0.
     """
     from pyspark import TaskContext
 
     context = TaskContext.get()
     if context is None:
         return
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
 
     from sparkdl.node.resources import assigned_gpus

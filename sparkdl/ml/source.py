@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,6 +19,8 @@ from sparkdl.core.errors import ConfigError
 Format = Literal["saved_model", "keras", "weights"]
 _KERAS = (".keras", ".h5", ".hdf5")
 _WEIGHTS = ".weights.h5"
+_UNCHOSEN = re.compile(r"(output|input|inputs|input_layer|keras_tensor|args|.+_input)(_\d+)?")
+"""Names that Keras and TensorFlow give by themselves."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,19 @@ class Tensor:
     def __str__(self) -> str:
         dims = "…" if self.shape is None else ", ".join(str(n or "?") for n in self.shape)
         return f"{self.name} ({self.dtype} [{dims}])"
+
+
+def only_one(asked: Sequence[str], tensors: Sequence[Tensor]) -> Tensor | None:
+    """Return the only input or output of a model if one name is asked for, and must mean it.
+
+    So it is where nobody has chosen one of the two names: an export of Keras 3 calls its output
+    `output_0`, where one of Keras 2 had the layer's name.
+    """
+    if len(asked) == len(tensors) == 1 and any(
+        _UNCHOSEN.fullmatch(name) for name in (asked[0], tensors[0].name)
+    ):
+        return tensors[0]
+    return None
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,15 @@ Runs in: driver
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from numbers import Real
 from typing import Any
 
+import msgspec
+
+from sparkdl.control.values import decode_value, encode_value
 from sparkdl.driver.feeds.report import FeedReport
 
 
@@ -28,6 +32,17 @@ class TrainingSummary:
     feed: FeedReport = field(default_factory=FeedReport)
     seconds: float = 0.0
     results: tuple[Any, ...] = ()
+
+    def saved(self) -> dict[str, Any]:
+        """Return the summary as JSON can hold it."""
+        told = asdict(replace(self, results=()))
+        return {**told, "results": [b64encode(encode_value(r)).decode() for r in self.results]}
+
+    @classmethod
+    def loaded(cls, saved: Mapping[str, Any]) -> TrainingSummary:
+        """Return what `saved` was of."""
+        results = tuple(decode_value(b64decode(result)) for result in saved["results"])
+        return replace(msgspec.convert({**saved, "results": ()}, cls), results=results)
 
     @property
     def total_epochs(self) -> int:

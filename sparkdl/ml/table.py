@@ -14,6 +14,7 @@ from pyspark.ml.param import TypeConverters
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import InputMode
+from sparkdl.core.spelling import did_you_mean
 from sparkdl.ml.scan import READERS
 
 INVALID = ("error", "skip", "keep")
@@ -41,12 +42,24 @@ class Row:
     doc: str
     accessor: str
 
+    def converted(self, value: Any) -> Any:
+        """Return a value as the parameter has it.
+
+        Raises:
+            TypeError: if it is of another type; Spark ML names the parameter then.
+            ConfigError: if the parameter cannot be so; it names the parameter.
+        """
+        try:
+            return self.convert(value)
+        except ConfigError as error:
+            raise ConfigError(f"{self.name}={value!r} {error}") from None
+
 
 def _whole(minimum: int) -> Callable[[Any], int]:
     def convert(value: Any) -> int:
         number = TypeConverters.toInt(value)
         if number < minimum:
-            raise ConfigError(f"{number} must be at least {minimum}")
+            raise ConfigError(f"must be at least {minimum}")
         return number
 
     return convert
@@ -55,14 +68,15 @@ def _whole(minimum: int) -> Callable[[Any], int]:
 def _seconds(value: Any) -> float:
     number = TypeConverters.toFloat(value)
     if not 0 < number < math.inf:
-        raise ConfigError(f"{number} must be above zero seconds, and finite")
+        raise ConfigError("must be above zero seconds, and finite")
     return number
 
 
 def _one_of(*words: str) -> Callable[[Any], str]:
     def convert(value: Any) -> str:
         if value not in words:
-            raise ConfigError(f"{value!r}: choose one of {', '.join(map(repr, words))}")
+            near = did_you_mean(str(value), words)
+            raise ConfigError(f"cannot be: choose one of {', '.join(map(repr, words))}{near}")
         return str(value)
 
     return convert
@@ -71,7 +85,7 @@ def _one_of(*words: str) -> Callable[[Any], str]:
 def _input_mode(value: Any) -> int:
     if int(value) != InputMode.SPARK:
         raise ConfigError(
-            "input_mode: an estimator is fed from its DataFrame, so only InputMode.SPARK works; "
+            "cannot be: an estimator is fed from its DataFrame, so only InputMode.SPARK works; "
             "to read files in map_fun use TFCluster.run or sparkdl.run"
         )
     return int(value)

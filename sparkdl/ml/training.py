@@ -15,12 +15,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark.sql import DataFrame, functions
-from pyspark.sql.types import BooleanType
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, functions
+from pyspark.sql.types import BooleanType, StructField
 
-from sparkdl.core.errors import ConfigError, ResultError, ShutdownTimeoutError
+from sparkdl.core.errors import ConfigError, FeedTypeError, ResultError, ShutdownTimeoutError
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.spec import DEFAULT_FEED
+from sparkdl.core.spelling import did_you_mean
 from sparkdl.driver.executors.spark import default_fs
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
@@ -41,6 +43,8 @@ class Training:
         map_fun: runs on every node, with `args`.
         columns: those that are fed; empty for all.
         validation_col: boolean column that tells the validation rows, if there are any.
+        check: given the rows and the name of their feed, raises if they cannot be trained with.
+        refuses_nulls: a null ends the feeding, where numpy would have NaN for it.
         return_timeout_s: how long `map_fun` may take to return after the last row.
         cache: whether Spark persists the rows meanwhile.
         options: of `sparkdl.launch`.
@@ -54,18 +58,23 @@ class Training:
     validation_col: str | None
     return_timeout_s: float
     cache: bool
+    check: Callable[[DataFrame, str], None] | None = None
+    refuses_nulls: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self, dataset: DataFrame) -> TrainingSummary:
         """Train, and return what came of it.
 
         Raises:
-            ConfigError: if a column is missing or of the wrong type; nothing was started.
+            ConfigError: if a column is missing or of the wrong type, or there are no rows; nothing
+                was started.
+            FeedTypeError: if a row holds a null and `refuses_nulls`.
             NodeFailedError: if a node failed; and whatever `launch`, `feed` and `wait` raise.
         """
         start_s = time.monotonic()
         with (
             self.rows(dataset) as (training, validation),
+            self._nulls_named(),
             _own_checkpoints(dataset, self.options) as options,
             launch(dataset.sparkSession, self.map_fun, self.args, self.nodes, **options) as cluster,
         ):
@@ -82,29 +91,51 @@ class Training:
         """Give the rows to train on, and those to validate with.
 
         Raises:
-            ConfigError: if a column is missing or of the wrong type.
+            ConfigError: if a column is missing or of the wrong type, or `check` says so.
         """
         marker = self.validation_col
         names = self.columns or tuple(name for name in dataset.columns if name != marker)
-        check_columns(dataset, (*names, *([marker] if marker else [])))
+        check_columns(dataset.columns, (*names, *([marker] if marker else [])))
         if marker and not isinstance(dataset.schema[marker].dataType, BooleanType):
             raise ConfigError(
                 f"validation_indicator_col={marker!r} must be a boolean column, and is of type "
                 f"{dataset.schema[marker].dataType.simpleString()}"
             )
-        columns = [_column(name) for name in names]
-        rows = dataset.select(*columns, *([_column(marker).alias(_MARK)] if marker else []))
+        columns = [column(name) for name in names]
+        rows = dataset.select(*columns, *([column(marker).alias(_MARK)] if marker else []))
         if self.cache:
             rows.persist()
+        training, validation = rows, None
         try:
-            if marker is None:
-                yield rows, None
-            else:
+            if marker is not None:
                 mark = functions.coalesce(functions.col(_MARK), functions.lit(False))
-                yield rows.where(~mark).drop(_MARK), rows.where(mark).drop(_MARK)
+                training, validation = rows.where(~mark).drop(_MARK), rows.where(mark).drop(_MARK)
+            self._check(training, DEFAULT_FEED)
+            if validation is not None:
+                self._check(validation, VALIDATION)
+            yield self._fed(training), None if validation is None else self._fed(validation)
         finally:
             if self.cache:
                 rows.unpersist()
+
+    @contextmanager
+    def _nulls_named(self) -> Iterator[None]:
+        try:
+            yield
+        except PySparkException as error:
+            for name in self.columns:
+                if (advice := null_advice(name)) in str(error):
+                    raise FeedTypeError(advice) from error
+            raise
+
+    def _check(self, rows: DataFrame, feed: str) -> None:
+        if self.check is not None:
+            self.check(rows, feed)
+        elif feed == DEFAULT_FEED and rows.isEmpty():
+            raise ConfigError("the DataFrame has no rows to train on")
+
+    def _fed(self, rows: DataFrame) -> DataFrame:
+        return rows.select(*map(without_nulls, rows.schema)) if self.refuses_nulls else rows
 
     def _feed(
         self, cluster: Cluster, training: DataFrame, validation: DataFrame | None
@@ -155,18 +186,35 @@ def _own_checkpoints(dataset: DataFrame, options: Mapping[str, Any]) -> Iterator
         _log.warning("The checkpoints of the fit in %s were not deleted: %s", url, error)
 
 
-def check_columns(dataset: DataFrame, names: Sequence[str]) -> None:
-    """Check that a DataFrame has these columns.
+def check_columns(known: Sequence[str], names: Sequence[str]) -> None:
+    """Check that a DataFrame with the columns `known` has these.
 
     Raises:
         ConfigError: if it has not; it names those it has.
     """
-    if missing := [name for name in names if name not in dataset.columns]:
+    if missing := [name for name in names if name not in known]:
         raise ConfigError(
             f"the DataFrame has no column {', '.join(map(repr, missing))}; its columns are "
-            f"{', '.join(dataset.columns)}"
+            f"{', '.join(known)}{did_you_mean(missing[0], known)}"
         )
 
 
-def _column(name: str) -> Any:
+def without_nulls(field: StructField) -> Column:
+    """Return a column, of which a null fails the job."""
+    if not field.nullable:
+        return column(field.name)
+    failing = functions.raise_error(functions.lit(null_advice(field.name)))
+    return functions.coalesce(column(field.name), failing).alias(field.name)
+
+
+def null_advice(name: str) -> str:
+    """Return what to do about the nulls of a column."""
+    return (
+        f"column {name!r} holds a null, which cannot be trained with: fill it (df.fillna, or "
+        f"coalesce), or leave such rows out, df.dropna(subset=[{name!r}])"
+    )
+
+
+def column(name: str) -> Column:
+    """Return the column of a name, whatever is in it."""
     return functions.col(f"`{name.replace('`', '``')}`")

@@ -20,6 +20,7 @@ from pyspark.ml.evaluation import Evaluator
 from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.spelling import did_you_mean
 from sparkdl.driver.threads import begin
 from sparkdl.ml.tuning_result import SearchResult, TrialRecord
 from sparkdl.ml.tuning_trial import Nodes, Objective, PrunedError
@@ -280,12 +281,15 @@ def _distributions(space: Mapping[str, Any]) -> dict[str, Any]:
 
 def _param(estimator: Any, name: str) -> Any:
     stage, _, own = name.rpartition(".")
+    owner = estimator
     try:
-        return (estimator.getStages()[int(stage)] if stage else estimator).getParam(own)
+        owner = estimator.getStages()[int(stage)] if stage else estimator
+        return owner.getParam(own)
     except (ValueError, AttributeError, IndexError) as error:
         raise ConfigError(
-            f"space has {name!r}, which is no parameter of {type(estimator).__name__}; of a "
+            f"space has {name!r}, which is no parameter of {type(owner).__name__}; of a "
             "pipeline's stages write 'number.parameter', like '2.learning_rate'"
+            f"{did_you_mean(own, [param.name for param in owner.params])}"
         ) from error
 
 

@@ -51,11 +51,14 @@ from sparkdl.control.messages import (
     ChildFailed,
     ChildReturned,
     ChildRunning,
+    Detach,
+    Detached,
     FetchLog,
     FetchStacks,
     FromAgent,
     Gather,
     Hello,
+    LastLines,
     LogLines,
     LogTail,
     NewRound,
@@ -89,6 +92,8 @@ _log = logging.getLogger(__name__)
 LOG_PERIOD_S = 0.25
 ANSWERING_S = 0.25
 """How often to look whether results are still being read."""
+MAX_LAST_LINES = 1000
+"""Of a child that has ended: what the driver keeps of its output."""
 
 
 class Agent:
@@ -186,7 +191,6 @@ class Agent:
                     self._rank = world.member(self._order.node_id).rank
                     self._resume = resume
                     self._send_to_child(Start(world, self._order.node_id, self._spec, resume))
-                    _news(AgentNews(world_began=True))
                     self._begin_board()
                 case states.Terminate():
                     self._signal_child(signal.SIGTERM)
@@ -210,9 +214,12 @@ class Agent:
         port = port or reserve_port(self._host, self._environment)
         self._num_children += 1
         self._said_s = 0.0
-        log = ChildLog(self._work_dir / f"child-{self._num_children}.log")
+        if self._child:
+            self._child.log.close()
+        log = ChildLog()
+        log.watch(self._loop)
         if self._gpus.note:
-            log.add(self._gpus.note)
+            log.add(f"sparkdl: {self._gpus.note}")
         framework, environment = self._spec.framework, self._child_environment()
         child = Child.spawn(ChildOrder(framework, self._payload, log, port, environment))
         self._child = child
@@ -255,10 +262,14 @@ class Agent:
             host=self._host,
             generation=generation,
             step=self._step(failure),
-            log_tail=self._child.log.tail(self._spec.settings.log_tail_lines),
+            log_tail=failure.log_tail if failure.traceback else self._tail(),
         )
         age_s = time.monotonic() - self._said_s if self._said_s else 0.0
         self._tell(ChildFailed(generation, complete, age_s))
+
+    def _tail(self) -> tuple[str, ...]:
+        assert self._child is not None
+        return self._child.log.tail(self._spec.settings.log_tail_lines)
 
     def _step(self, failure: Failure) -> int:
         at = self._resume.checkpoint
@@ -282,7 +293,10 @@ class Agent:
             self.handle(states.ChildSaidHowItEnded(message))
         elif isinstance(message, Raised):
             self._said_s = time.monotonic()
-            self.handle(states.ChildSaidHowItEnded(message.failure))
+            failure = replace(message.failure, log_tail=self._tail())
+            assert self._child is not None
+            self._child.log.add(failure.traceback.rstrip())  # for who reads the log alone
+            self.handle(states.ChildSaidHowItEnded(failure))
         elif isinstance(message, Checkpointed | Committed):
             self._on_checkpoint(message)
         elif isinstance(message, Given):
@@ -310,6 +324,8 @@ class Agent:
         if self._pipe:
             self._pipe.close()  # reads the child's last words first
         self._stream_log(is_last=True)
+        if self._child:
+            self._tell(LastLines(self._child.log.tail(MAX_LAST_LINES)))
         self.handle(states.ChildExited(status))
 
     def _on_driver_message(self, message: ToAgent) -> None:  # noqa: C901 (one case a message)
@@ -318,9 +334,9 @@ class Agent:
                 self.handle(states.WorldBegan(world, resume))
             case NewRound(generation, is_again):
                 self.handle(states.RoundAsked(generation, is_again))
-            case StopChild(generation):
+            case StopChild(generation, reason):
                 grace_s = self._spec.settings.grace_s
-                self.handle(states.ChildStopAsked(generation, grace_s))
+                self.handle(states.ChildStopAsked(generation, grace_s, reason))
             case Stop(grace_s, is_patient):
                 self._stop(grace_s, is_patient)
             case CheckpointCommit(generation, step, manifest, missing, problem):
@@ -329,6 +345,8 @@ class Agent:
             case AllGathered(generation, number, values, problem):
                 if self._begun == generation:
                     self._send_to_child(Gathered(number, values, problem))
+            case Detach():
+                self._detach()
             case FetchLog(request, lines):
                 tail = self._child.log.tail(lines) if self._child else ()
                 self._tell(LogTail(request, tail))
@@ -361,16 +379,21 @@ class Agent:
         self.handle(states.Orphaned(reason))
 
     def _watch_owner(self) -> None:
-        if self._order.owner_pid is not None:
-            pid = self._order.owner_pid
-            watch_pid(self._loop, pid, lambda: self._orphan("the executor is gone"))
-            return
-
         def readable() -> None:
             self._loop.remove_reader(0)
             self._orphan(f"its {self._order.owner} is gone")
 
         self._loop.add_reader(0, readable)
+
+    def _detach(self) -> None:
+        """Let the task end without this agent, which lives as long as the executor's JVM."""
+        if not self._loop.remove_reader(0):
+            return  # it is detached already, or ends because its task has ended
+        if self._order.executor_pid is not None:
+            pid = self._order.executor_pid
+            watch_pid(self._loop, pid, lambda: self._orphan("the executor is gone"))
+        self._tell(Detached())
+        _news(AgentNews(is_detached=True))
 
     def _stream_log(self, is_last: bool = False) -> None:
         if not (self._spec.log_to_driver and self._child):
@@ -440,6 +463,7 @@ class Agent:
             self._pipe.close()
         if self._child:
             self._child.close()
+            self._child.log.close()
         self._gpus.close()
 
 

@@ -55,6 +55,8 @@ class LastCheckpoint(os.PathLike[str]):
     def __fspath__(self) -> str:
         return str(self.folder)
 
+    __str__ = __fspath__
+
     @cached_property
     def folder(self) -> Path:
         """The local folder with its files; from HDFS or an object store they come here once.
@@ -248,7 +250,8 @@ class _Writer:
             raise
         self._link.send(Committed(name.step, url))
         try:
-            self._store.sweep(name, self._spec.settings.keep_checkpoints)
+            keep = self._spec.settings.keep_checkpoints
+            self._store.sweep(name, keep, self._resumed.name if self._resumed else "")
         except OSError as error:
             _log.warning("Old checkpoints could not be deleted: %s", error)
 

@@ -162,15 +162,18 @@ class CheckpointStore:
         self._write(f"{target}/{MANIFEST}", self.with_files(target, manifest))
         return f"{self._url}/{name}"
 
-    def sweep(self, made: CheckpointName, keep: int) -> None:
+    def sweep(self, made: CheckpointName, keep: int, base: str = "") -> None:
         """Delete all but the newest checkpoints, and what has not become one.
 
         Checkpoints of later steps go as well: the training that made them was not gone on with.
         Two are always kept, because the driver may not know of the last one yet.
+
+        Args:
+            base: name of the one that this world goes on from: nodes may read it at any time.
         """
         kept = []
         for entry in self._entries():
-            if entry.name == made or _is_ahead(entry, made):
+            if entry.name == made or str(entry.name) == base or _is_ahead(entry, made):
                 continue
             if entry.is_complete and entry.name.step < made.step:
                 kept.append(entry)

@@ -32,6 +32,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ResultError
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.garbage import uncollected
+from sparkdl.core.tracebacks import user_traceback
 from sparkdl.frameworks.framework import Framework
 from sparkdl.frameworks.registry import framework_named
 from sparkdl.node.context import NodeContext, enter
@@ -147,9 +148,7 @@ def _raised(
     exit_code: int | None,
     steps: int,
 ) -> Raised:
-    """Describe an exception; whoever reads its log sees it as well."""
-    with suppress(OSError):  # the disk of the log is full: what it says goes to the driver
-        traceback.print_exception(error)
+    """Describe an exception; the agent puts it into the log as well."""
     node = start.world.member(start.node_id) if start else None
     if kind in ("setup", "exception") and framework.is_port_lost(error):
         kind = "port"
@@ -167,7 +166,7 @@ def _raised(
             pid=os.getpid(),
             exit_code=exit_code,
             exception_type=f"{type(error).__module__}.{type(error).__qualname__}",
-            traceback="".join(traceback.format_exception(error))[-_MAX_TEXT_CHARS:],
+            traceback=user_traceback(error)[-_MAX_TEXT_CHARS:],
             generation=start.world.generation if start else 0,
             step=steps,
             is_consequence=kind == "exception" and framework.is_peer_lost(error),

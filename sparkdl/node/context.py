@@ -140,6 +140,9 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
     ) -> EpochBatches:
         """Return the feed as batches of numpy arrays; each `iter` is one epoch, or a whole stream.
 
+        Of a feed that has ended the first `iter` beyond the last epoch gives no batch, with a
+        warning, and those after it raise `EndOfFeedError`; see `has_epoch`.
+
         Args:
             batch_size: rows in one batch; the last of an epoch may have fewer.
             columns: which columns, all by default. Rows of an RDD have the columns `"0"`, `"1"`, …
@@ -148,8 +151,10 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
             even: whether all nodes take the same number of steps. By default they do where a
                 framework trains synchronously.
             tail: what becomes of the rows at the end of an epoch that do not fill a step on every
-                node. `short`: they make smaller batches, and each is used once; only a node that
-                has fewer rows than steps gets one of them again. `pad`: every batch is filled up to
+                node. `short`: they make smaller batches, and each is used once; a node that got
+                fewer rows than the others have steps left, because it or the way to it was slower,
+                gets one again in each of these: `rows_padded` of the feed's report counts them.
+                `pad`: every batch is filled up to
                 `batch_size`, and has one more column, `sample_weight`, float32 `[rows]`, 0 for rows
                 that only fill. `drop`: they are not used. `carry`: they come first in the next
                 epoch.
@@ -170,6 +175,14 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
         is_even = self._trains_in_step() if even is None else even
         reader = self._link.reader(feed)
         return EpochBatches(reader, batch_size, names, is_even, tail, shuffle, seed)
+
+    def has_epoch(self, feed: str = DEFAULT_FEED) -> bool:
+        """Wait for the next epoch of a feed; return false once the feed has ended.
+
+        For loops that do not count: `while ctx.has_epoch(): for batch in batches: …`, over
+        whatever reads the feed. An epoch that was left early is still there.
+        """
+        return self._link.reader(feed).has_epoch()
 
     def parquet(  # noqa: PLR0913 (what `batches` takes, and the files)
         self,
@@ -228,6 +241,10 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
         without a strategy. `batch_size` is what this node sees in one step. Waits for the first
         row, to learn the types.
 
+        `fit` of Keras ends with a warning when the feed has ended, after the same epoch on all
+        nodes, and ends the feed when `stop_training` ends it; `fit`, `evaluate` and `predict` that
+        find no epoch raise `EndOfFeedError`, also for `validation_data` that has too few.
+
         Args:
             x: column of the features, or several for a dict of features.
             y: column or columns of the labels.
@@ -239,7 +256,9 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
             only `x` without `y`; dicts of all columns without both.
         """
         from sparkdl.feed.dataset import tf_dataset
+        from sparkdl.frameworks.keras_epochs import let_epochs_differ
 
+        let_epochs_differ()
         names = _wanted(x, y) or None
         batches = self.batches(batch_size, names, feed, even, tail, shuffle, seed)
         return tf_dataset(batches, x, y, prefetch)

@@ -137,6 +137,7 @@ class NodeFeeds:
         if isinstance(message, Consumed):
             before = self._read.get(message.feed)
             self._read[message.feed] = message
+            self._inbox.log(message.feed)  # there is one from now on, if only to be told of
             # After an epoch the child has forgotten that it was to release.
             if before is None or message.epochs != before.epochs:
                 self._reclaimed.discard(message.feed)
@@ -334,4 +335,5 @@ class NodeFeeds:
             reading=read.reading,
             read_to=read_to,
             read_problem=problem,
+            beyond=read.beyond,
         )

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 
 from sparkdl.control.channel import (
     Commit,
+    Consumed,
     Covered,
     EndMark,
     EpochMark,
@@ -34,12 +35,14 @@ from sparkdl.control.channel import (
     send,
 )
 from sparkdl.control.lease import SILENT_LOOKS, look_s
+from sparkdl.core.checkpoint import FIRST_TIME
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, ReadError, SparkdlError
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.feed.coverage import EpochRows
 from sparkdl.feed.item import Item
 from sparkdl.feed.reader import FeedReader
+from sparkdl.feed.supply import Supply
 
 _log = logging.getLogger(__name__)
 
@@ -56,11 +59,12 @@ class AgentLink:
         self._lock = threading.Lock()
         self._readers: dict[str, FeedReader] = {}
         self._own: set[str] = set()
+        self._supply = Supply()
         self._has_ended = False
         self._is_lost = False
         self._is_closing = False
         self._look_s: float | None = None
-        self._tracks = False
+        self._tracks = self._is_resumed = False
         self._thread = threading.Thread(target=self._receive, name="sparkdl-link", daemon=True)
         self._thread.start()
 
@@ -103,7 +107,11 @@ class AgentLink:
         with self._lock:
             reader = self._readers.get(feed)
             if reader is None:
-                reader = self._readers[feed] = FeedReader(feed, self.send, tracks=self._tracks)
+                supply = None if feed in self._own else self._supply
+                reader = FeedReader(feed, self.send, tracks=self._tracks, supply=supply)
+                self._readers[feed] = reader
+                if self._is_resumed:
+                    reader.resume()
                 if self._has_ended and feed not in self._own:
                     reader.end()
                 if self._is_lost:
@@ -153,6 +161,8 @@ class AgentLink:
 
     def send(self, message: Local, fd: int = -1) -> None:
         """Send a message; the caller keeps `fd`."""
+        if isinstance(message, Consumed):
+            self._supply.move()
         try:
             with self._send_lock:
                 send(self._sock, message, fd)
@@ -195,8 +205,10 @@ class AgentLink:
     def _sort(self, message: Local, fd: int) -> None:  # noqa: C901, PLR0912 (one case a message)
         match message:
             case Segment(feed):
+                self._supply.begin(feed)
                 self.reader(feed).add(Item(message, fd))
             case FeedStart(feed, epoch):
+                self._supply.begin(feed)
                 self.reader(feed).start(epoch)
             case StepsGranted(feed, epoch, rows):
                 self.reader(feed).grant(epoch, rows)
@@ -216,6 +228,8 @@ class AgentLink:
                 self._end(feed)
             case Start():
                 self._look_s = look_s(message.spec.settings.lease_s)
+                member = message.world.member(message.node_id)
+                self._supply.expect(message.spec, member, message.resume != FIRST_TIME)
                 self._track(message)
                 self._starts.put(message)
             case Commit():
@@ -227,9 +241,12 @@ class AgentLink:
         """Have all readers note which rows are used, if there are checkpoints."""
         with self._lock:
             self._tracks = start.spec.checkpoint_dir is not None
+            self._is_resumed = start.resume != FIRST_TIME
             for reader in self._readers.values():
                 if self._tracks:
                     reader.track()
+                if self._is_resumed:
+                    reader.resume()
 
     def _end(self, feed: str) -> None:
         if feed:

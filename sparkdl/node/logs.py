@@ -1,14 +1,22 @@
-"""What a child prints: a file on its executor, read by its end or line by line as it grows.
+"""What a child prints: it comes through a pipe, and the last of it is kept in memory.
 
 Runs in: agent
+
+No disk takes part, so a full one cannot be what a node fails of. A child that prints faster than
+its agent reads waits for it, as it would in a terminal.
 """
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import os
 from collections import deque
-from pathlib import Path
+from contextlib import suppress
 
+_KEPT_NBYTES = 4 * 1024 * 1024
+"""Kept at least; twice as much at most."""
+_PIPE_NBYTES = 1024 * 1024
 _TAIL_NBYTES = 256 * 1024
 _MAX_LINE_CHARS = 4000
 _MAX_READ_NBYTES = 1024 * 1024
@@ -17,44 +25,68 @@ _MAX_REST_NBYTES = 64 * 1024
 
 
 class ChildLog:
-    """The file that holds a child's stdout and stderr, in the order they were written."""
+    """The pipe that takes a child's stdout and stderr, and the last of what came through."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self) -> None:
+        self._read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self._read_fd, False)
+        with suppress(AttributeError, OSError):  # as large as the system has it
+            fcntl.fcntl(self._write_fd, fcntl.F_SETPIPE_SZ, _PIPE_NBYTES)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._kept = bytearray()
+        self._nbytes = 0
         self._offset = 0
         self._rest = b""
 
     def open_for_child(self) -> int:
-        """Return a descriptor to append with; the caller closes it."""
-        return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        """Return a descriptor to print into; the caller closes it."""
+        return os.dup(self._write_fd)
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take what comes as it comes, until `close`."""
+        self._loop = loop
+        loop.add_reader(self._read_fd, self._take)
+
+    def close(self) -> None:
+        """Take what is there, and nothing more."""
+        if self._read_fd < 0:
+            return
+        self._take()
+        if self._loop:
+            self._loop.remove_reader(self._read_fd)
+        os.close(self._read_fd)
+        os.close(self._write_fd)
+        self._read_fd = self._write_fd = -1
 
     def add(self, text: str) -> None:
-        """Append a line of the agent's own."""
-        with open(self.open_for_child(), "w", encoding="utf-8") as file:
-            file.write(f"sparkdl: {text}\n")
+        """Append lines that are not the child's."""
+        self._take()
+        self._keep(f"{text}\n".encode(errors="replace"))
 
     def nbytes(self) -> int:
         """Return how much has been printed, in bytes."""
-        return self.path.stat().st_size if self.path.exists() else 0
+        self._take()
+        return self._nbytes
 
     def tail(self, lines: int) -> tuple[str, ...]:
         """Return the last `lines` lines, of the last 256 KiB at most."""
-        if lines <= 0 or not self.path.exists():
-            return ()
-        with self.path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_NBYTES))
-            return tuple(deque(_lines(file.read()), maxlen=lines))
+        self._take()
+        return tuple(deque(_lines(bytes(self._kept[-_TAIL_NBYTES:])), maxlen=max(0, lines)))
 
     def new_lines(self, is_last: bool = False) -> tuple[str, ...]:
         """Return the whole lines since the last call; with `is_last` an unfinished one as well.
 
-        After a burst it takes several calls to get all: until nothing comes.
+        After a burst it takes several calls to get all: until nothing comes. What is no longer kept
+        by then is left out, and a line says how much.
         """
-        if not self.path.exists():
-            return ()
-        with self.path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read(_MAX_READ_NBYTES)
+        self._take()
+        gone = self._nbytes - len(self._kept) - self._offset
+        told: tuple[str, ...] = ()
+        if gone > 0:
+            told = (f"sparkdl: {gone + len(self._rest)} bytes were printed too fast to be shown",)
+            self._offset, self._rest = self._offset + gone, b""
+        start = self._offset - (self._nbytes - len(self._kept))
+        data = bytes(self._kept[start : start + _MAX_READ_NBYTES])
         is_last = is_last and len(data) < _MAX_READ_NBYTES
         self._offset += len(data)
         data = self._rest + data
@@ -62,7 +94,24 @@ class ChildLog:
         if is_last or len(data) - cut > _MAX_REST_NBYTES:
             cut = len(data)
         self._rest = data[cut:]
-        return tuple(_lines(data[:cut]))
+        return (*told, *_lines(data[:cut]))
+
+    def _take(self) -> None:
+        """Keep what is in the pipe: of a child that goes on printing, one filling of it."""
+        for _ in range(_PIPE_NBYTES // 65536):
+            try:
+                data = os.read(self._read_fd, 65536) if self._read_fd >= 0 else b""
+            except BlockingIOError:
+                return
+            if not data:
+                return
+            self._keep(data)
+
+    def _keep(self, data: bytes) -> None:
+        self._kept += data
+        self._nbytes += len(data)
+        if len(self._kept) > 2 * _KEPT_NBYTES:
+            del self._kept[:-_KEPT_NBYTES]
 
 
 def _lines(data: bytes) -> list[str]:

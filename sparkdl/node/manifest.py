@@ -6,6 +6,7 @@ Runs in: driver, child. Pure.
 from __future__ import annotations
 
 import re
+import zlib
 from dataclasses import dataclass
 
 import msgspec
@@ -16,6 +17,8 @@ from sparkdl.feed.coverage import FeedCoverage
 FORMAT = 1
 """Of the manifest. A reader refuses what is newer than itself."""
 MANIFEST = "manifest.json"
+_SUM = re.compile(rb'\{\n "checksum": "([0-9a-f]{8})",')
+"""How a manifest begins: the CRC-32 of the JSON object without this key."""
 _NAME = re.compile(r"(?P<dot>\.?)step-(?P<step>\d{10,})-(?P<cluster>[A-Za-z0-9_]+)-(?P<round>\d+)")
 
 
@@ -72,24 +75,35 @@ class Manifest(msgspec.Struct, frozen=True):
     format: int = FORMAT
 
 
+class _Format(msgspec.Struct, frozen=True):
+    """What all versions of a manifest have."""
+
+    format: int
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the manifest as JSON."""
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    """Return the manifest as JSON, with its checksum."""
+    body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    return b'{\n "checksum": "%08x",' % zlib.crc32(body) + body[1:]
 
 
 def decode_manifest(data: bytes, where: str) -> Manifest | None:
-    """Read a manifest; `None` if it is broken.
+    """Read a manifest; `None` if it is broken, in whatever way.
 
     Raises:
         CheckpointError: if a newer sparkdl has written it.
     """
+    begin = _SUM.match(data)
+    body = b"{" + data[begin.end() :] if begin else b""
+    if not begin or int(begin[1], 16) != zlib.crc32(body):
+        return None
     try:
-        header = msgspec.json.decode(data)
-        if isinstance(header, dict) and header.get("format", 0) > FORMAT:
+        written = msgspec.json.decode(body, type=_Format).format
+        if written > FORMAT:
             raise CheckpointError(
-                f"{where} was made by a newer sparkdl (format {header['format']}, this one knows "
-                f"{FORMAT}); install that, or choose another checkpoint_dir"
+                f"{where} was made by a newer sparkdl (format {written}, this one knows {FORMAT}); "
+                "install that, or choose another checkpoint_dir"
             )
-        return msgspec.json.decode(data, type=Manifest)
-    except (msgspec.DecodeError, TypeError):
+        return msgspec.json.decode(body, type=Manifest)
+    except msgspec.MsgspecError:
         return None

@@ -21,7 +21,7 @@ import msgspec
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.spec import ClusterSpec
 
-Owner = Literal["task", "executor", "process"]
+Owner = Literal["task", "process"]
 _TAIL_NBYTES = 4000
 _LENGTHS = struct.Struct("!IQ")
 
@@ -32,8 +32,9 @@ class AgentOrder(msgspec.Struct, frozen=True):
     Attributes:
         url, token: the coordinator's.
         attempt: which attempt of the Spark task this is.
-        owner: whose end is the agent's end. `task`, `process`: whoever holds the other end of its
-            standard input. `executor`: the process `owner_pid`.
+        owner: who starts it, holds the other end of its standard input, and whose end is its end.
+        executor_pid: whose end it is instead once the agent has been detached from its task;
+            `None` if it could not be found, so that the driver alone ends the agent then.
         gpus: addresses that Spark assigned; `None` where Spark assigns none.
     """
 
@@ -43,20 +44,21 @@ class AgentOrder(msgspec.Struct, frozen=True):
     spec: ClusterSpec
     owner: Owner
     attempt: int = 0
-    owner_pid: int | None = None
+    executor_pid: int | None = None
     gpus: tuple[str, ...] | None = None
 
 
 class AgentNews(msgspec.Struct, frozen=True):
-    """A line that an agent prints for whoever started it: the world began, or why it ended.
+    """A line that an agent prints for whoever started it.
 
     Attributes:
         work_dir: where its files are, told first; an agent that is killed cannot remove them.
+        is_detached: it goes on without its task.
         error: why it ended, in words; empty if it has not.
         kind: the name of the class of the error.
     """
 
-    world_began: bool = False
+    is_detached: bool = False
     error: str = ""
     kind: str = ""
     work_dir: str = ""

@@ -22,8 +22,9 @@ from typing import Any, Literal
 from sparkdl.control.channel import Returned
 from sparkdl.core.checkpoint import FIRST_TIME, Resume
 from sparkdl.core.errors import IllegalTransitionError
-from sparkdl.core.failure import Failure
+from sparkdl.core.failure import Failure, signal_name
 from sparkdl.core.world import World
+from sparkdl.feed.results import CLUSTER_FAILED
 
 Then = Literal["idle", "round", "gone"]
 
@@ -125,10 +126,15 @@ class RoundAsked:
 
 @dataclass(frozen=True)
 class ChildStopAsked:
-    """The coordinator wants the child of `generation` to end."""
+    """The coordinator wants the child of `generation` to end.
+
+    Attributes:
+        reason: the failure for which the cluster has failed for good, if that is why.
+    """
 
     generation: int
     grace_s: float
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -274,12 +280,15 @@ def _entered(state: Begun, event: ChildEnteredMapFun, now_s: float) -> Step:
 
 def _said(state: Ready | Begun, event: ChildSaidHowItEnded, now_s: float) -> Step:
     leaving = Leaving(state.generation, event.outcome, now_s + EXIT_GRACE_S)
-    return leaving, [CloseFeeds("map_fun has ended")]
+    outcome = event.outcome
+    why = "map_fun has ended" if isinstance(outcome, Returned) else outcome.describe()
+    return leaving, [CloseFeeds(why)]
 
 
 def _exited_unsaid(state: Ready | Begun, event: ChildExited, now_s: float) -> Step:
     tell = TellFailed(state.generation, None, event.status)
-    return Idle(state.generation), [CloseFeeds("the child has died"), Kill(), tell]
+    how = f"exit code {event.status}" if event.status >= 0 else signal_name(-event.status)
+    return Idle(state.generation), [CloseFeeds(f"the child has died ({how})"), Kill(), tell]
 
 
 def _leaving_exited(state: Leaving, event: ChildExited, now_s: float) -> Step:
@@ -296,20 +305,27 @@ def _leaving_expired(state: Leaving, event: DeadlinePassed, now_s: float) -> Ste
     return replace(state, deadline_s=math.inf), [Kill()]
 
 
-def _end_child(state: Any, then: Then, generation: int, grace_s: float, now_s: float) -> Step:
-    return Ending(then, generation, now_s + grace_s), [CloseFeeds("the node ends"), Terminate()]
+def _end_child(
+    then: Then, generation: int, grace_s: float, now_s: float, why: str = "the node ends"
+) -> Step:
+    return Ending(then, generation, now_s + grace_s), [CloseFeeds(why), Terminate()]
 
 
 def _child_stop(state: Ready | Begun | Leaving, event: ChildStopAsked, now_s: float) -> Step:
     if event.generation != state.generation:
         return state, []
-    return _end_child(state, "idle", state.generation, event.grace_s, now_s)
+    why = f"{CLUSTER_FAILED}: {event.reason}" if event.reason else "the node ends"
+    return _end_child("idle", state.generation, event.grace_s, now_s, why)
+
+
+def _idle_child_stop(state: Idle, event: ChildStopAsked, now_s: float) -> Step:
+    return state, [CloseFeeds(f"{CLUSTER_FAILED}: {event.reason}")] if event.reason else []
 
 
 def _round(state: Ready | Begun | Leaving, event: RoundAsked, now_s: float) -> Step:
     if event.generation <= state.generation:
         return state, []
-    return _end_child(state, "round", event.generation, 0.0, now_s)
+    return _end_child("round", event.generation, 0.0, now_s)
 
 
 def _idle_round(state: Idle, event: RoundAsked, now_s: float) -> Step:
@@ -327,7 +343,7 @@ def _ending_round(state: Ending, event: RoundAsked, now_s: float) -> Step:
 
 
 def _stop(state: Ready | Begun | Leaving, event: StopAsked, now_s: float) -> Step:
-    return _end_child(state, "gone", state.generation, event.grace_s, now_s)
+    return _end_child("gone", state.generation, event.grace_s, now_s)
 
 
 def _ending_stop(state: Ending, event: StopAsked, now_s: float) -> Step:
@@ -388,7 +404,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Ending, DeadlinePassed): _ending_expired,
     (Idle, WorldBegan): _stay,
     (Idle, RoundAsked): _idle_round,
-    (Idle, ChildStopAsked): _stay,
+    (Idle, ChildStopAsked): _idle_child_stop,
     (Idle, StopAsked): _idle_stop,
     (Idle, Orphaned): _orphaned,
     (Gone, WorldBegan): _stay,

@@ -5,6 +5,7 @@ Runs in: feeder
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import shutil
 import sys
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from sparkdl.control.messages import Refused
 from sparkdl.core.errors import LaunchError
 from sparkdl.core.spec import ClusterSpec
-from sparkdl.node.check import Problem, check_executor
+from sparkdl.node.check import Problem, check_executor, parse_problem
 from sparkdl.node.order import AgentNews, AgentOrder, start_agent, tail_of
 from sparkdl.node.resources import assigned_gpus, executor_jvm_pid
 
@@ -36,8 +38,6 @@ class NodeTask:
 
     Attributes:
         payload: the pickled `(map_fun, args)`.
-        is_attached: stay as long as the agent. Otherwise return once the world has begun, so
-            that every slot has got its one node; the agent then watches the executor's JVM.
         node_ids: by partition.
     """
 
@@ -45,7 +45,6 @@ class NodeTask:
     token: str = field(repr=False)
     spec: ClusterSpec
     payload: bytes = field(repr=False)
-    is_attached: bool
     node_ids: tuple[int, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -56,8 +55,29 @@ class NodeTask:
         context = TaskContext.get()
         assert context is not None
         node_id = self.node_ids[context.partitionId()]
-        self._run(node_id, context.attemptNumber())
+        attempt = context.attemptNumber()
+        try:
+            self._run(node_id, attempt)
+        except LaunchError as error:
+            problem = parse_problem(str(error))
+            if problem is None or attempt or not self._tell(problem):
+                raise
         yield pa.RecordBatch.from_pydict({"node_id": [node_id]})
+
+    def _tell(self, problem: Problem) -> bool:
+        """Tell the driver why the node cannot start; return whether it knows now.
+
+        Otherwise Spark would try four times, and print all of its tracebacks.
+        """
+        from sparkdl.control.client import CoordinatorClient
+
+        refused = Refused(problem.kind, problem.text)
+        lease_s = self.spec.settings.lease_s
+        try:
+            asyncio.run(CoordinatorClient.say(self.url, self.token, lease_s, refused))
+        except LaunchError:
+            return False
+        return True
 
     def _run(self, node_id: int, attempt: int) -> None:
         check_executor(self.spec, self.url)
@@ -66,9 +86,9 @@ class NodeTask:
             token=self.token,
             node_id=node_id,
             spec=self.spec,
-            owner="task" if self.is_attached else "executor",
+            owner="task",
             attempt=attempt,
-            owner_pid=None if self.is_attached else _jvm_pid(),
+            executor_pid=_jvm_pid(self.spec),
             gpus=assigned_gpus(),
         )
         # Spark may not repeat a task often, and would end the other nodes' tasks with this one.
@@ -83,6 +103,8 @@ class NodeTask:
     def _run_agent(self, order: AgentOrder) -> str:
         """Start an agent and stay with it; return how it ended, empty if in order.
 
+        One that was detached goes on without its task.
+
         Raises:
             LaunchError: with the `Problem` that it had.
         """
@@ -94,7 +116,7 @@ class NodeTask:
                 news = msgspec.json.decode(line, type=AgentNews)
                 problem = Problem(news.kind, news.error) if news.error else problem
                 work_dir = news.work_dir or work_dir
-                if news.world_began and not self.is_attached:
+                if news.is_detached:
                     return ""
             status = process.wait()
             if work_dir:
@@ -107,9 +129,9 @@ class NodeTask:
             return f"the agent of {name} ended with status {status}: {tail_of(stderr)}"
 
 
-def _jvm_pid() -> int:
+def _jvm_pid(spec: ClusterSpec) -> int | None:
     pid = executor_jvm_pid()
-    if pid is None:
+    if pid is None and spec.placement == "detached":
         raise LaunchError(
             "a detached node watches its executor's JVM, and none is among this process's "
             "parents; use placement='attached'"

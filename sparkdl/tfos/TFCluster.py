@@ -18,7 +18,7 @@ from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
 from sparkdl.tfos.arguments import num_gpus
 from sparkdl.tfos.reservation import Server
-from sparkdl.tfos.streaming import DStreamFeed, await_end
+from sparkdl.tfos.streaming import DStreamFeed, await_end, tell_how_to_end
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
@@ -42,10 +42,10 @@ class TFCluster:
         input_mode: how the nodes get their data.
         queues: the names that `train` accepts.
         cluster_meta: what the cluster was made of: `id`, `cluster_template` (executor ids by role),
-            `num_executors`, `default_fs`, `working_dir`, `server_addr` (of the coordinator),
-            `release_port`. `meta` is the same.
+            `num_executors`, `default_fs`, `working_dir`, `server_addr` (of `server`, with its
+            token), `release_port`. `meta` is the same.
         defaultFS, working_dir, num_executors, cluster_id: of it, one by one.
-        server: of a cluster that is fed from a DStream: what `reservation.Client` asks to stop.
+        server: what a `reservation.Client` asks who is there, or to end a stream.
     """
 
     def __init__(self, sc: SparkContext, cluster: Cluster, queues: Sequence[str]) -> None:
@@ -54,7 +54,7 @@ class TFCluster:
         self.cluster = cluster
         self.input_mode = spec.input_mode
         self.queues = list(queues)
-        self.server: Server | None = None
+        self.server = Server(len(spec.nodes))
         self.defaultFS = spec.default_fs
         self.working_dir = spec.working_dir
         self.num_executors = len(spec.nodes)
@@ -68,11 +68,13 @@ class TFCluster:
             "num_executors": self.num_executors,
             "default_fs": self.defaultFS,
             "working_dir": self.working_dir,
-            "server_addr": cluster.server_address,
+            "server_addr": self.server.start(beside=cluster.server_address[0]),
             "release_port": spec.release_port,
         }
         self.meta = self.cluster_meta
         self._streams: list[DStreamFeed] = []
+        for info in self.cluster_info:
+            self.server.reservations.add(info)
 
     def _repr_mimebundle_(self, **options: Any) -> dict[str, str]:
         return self.cluster._repr_mimebundle_(**options)
@@ -194,11 +196,11 @@ class TFCluster:
             if ssc is not None:
                 await_end(ssc, self.server, self._streams)
         except KeyboardInterrupt:
+            self.cluster.ending.ask(0.0)  # before anything that another interrupt could come into
             self.cluster.abort()
             raise
         finally:
-            if self.server is not None:
-                self.server.stop()
+            self.server.stop()
             self.cluster.shutdown(
                 grace_s=grace_secs if grace_secs > 0 else None,
                 timeout_s=timeout if timeout > 0 else None,
@@ -212,8 +214,7 @@ class TFCluster:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        if self.server is not None:
-            self.server.stop()
+        self.server.stop()
         self.cluster.__exit__(*error)
 
     def _check_feed(self, qname: str) -> None:
@@ -225,13 +226,11 @@ class TFCluster:
             raise ConfigError(f"qname={qname!r} is not one of queues={self.queues}")
 
     def _train_dstream(self, dstream: Any, qname: str, feed_timeout: float) -> None:
-        if self.server is None:
-            self.server = Server(1)
-            self.server.start()
         feed = next((feed for feed in self._streams if feed.stream.name == qname), None)
         if feed is None:
             feed = DStreamFeed(self.cluster, qname, feed_timeout)
             self._streams.append(feed)
+            tell_how_to_end(self.cluster_meta["server_addr"])
         feed.attach(dstream)
 
 
@@ -295,4 +294,8 @@ def run(
         num_gpus=num_gpus(tf_args),
         **options,
     )
-    return TFCluster(sc, cluster, queues)
+    try:
+        return TFCluster(sc, cluster, queues)
+    except BaseException:
+        cluster.abort()
+        raise

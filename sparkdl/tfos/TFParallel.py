@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.control.values import encode_value
 from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError, ResultError
+from sparkdl.core.jobs import named_jobs
 from sparkdl.driver.launch import launch
 from sparkdl.driver.payload import pickle_user_code
 from sparkdl.tfos.arguments import num_gpus
@@ -66,8 +67,10 @@ def run(
         with launch(sc, one, tf_args, num_executors, framework="plain", **options) as cluster:
             return _values(cluster.results())
     task = RunTask(one, tf_args, _default_fs(sc), os.getcwd())
+    tasks = sc.parallelize(range(num_executors), num_executors).mapPartitions(task)
     try:
-        returned = sc.parallelize(range(num_executors), num_executors).mapPartitions(task).collect()
+        with named_jobs(sc, "sparkdl", f"{num_executors} runs of TFParallel"):
+            returned = tasks.collect()
     except Exception as error:
         raise _told(error) from error
     return _values(returned)

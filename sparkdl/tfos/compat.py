@@ -14,6 +14,8 @@ import uuid
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from sparkdl.ml.predict import output_names
+
 if TYPE_CHECKING:
     import tensorflow as tf
 
@@ -25,6 +27,7 @@ def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> N
 
     Call it on all nodes of a strategy: reading the variables takes all of them. Only the chief
     writes to `export_dir`; a folder is there whole or not at all, and replaces one of that name.
+    Outputs of a Keras model are called after their layers.
 
     Args:
         model: of Keras 3, of tf_keras, or a `tf.Module`.
@@ -72,6 +75,20 @@ def _export(model: Any, folder: str) -> None:
     if "tf_keras" in libraries:
         model.save(folder, save_format="tf")
     elif "keras" in libraries:
-        model.export(folder, verbose=False)
+        _with_named_outputs(model).export(folder, verbose=False)
     else:
         tf.saved_model.save(model, folder)
+
+
+def _with_named_outputs(model: Any) -> Any:
+    """Return a model whose outputs are called after their layers, as those of Keras 2 are.
+
+    Keras 3 numbers the outputs of what it exports, but for those of a dict.
+    """
+    import keras
+
+    outputs = getattr(model, "outputs", None)
+    if not outputs or isinstance(getattr(model, "output", None), dict):
+        return model  # a subclass does not tell its outputs; those of a dict have their names
+    names = output_names(model, len(outputs))
+    return keras.Model(model.inputs, dict(zip(names, outputs, strict=True)))

@@ -9,8 +9,8 @@ Runs in: anywhere
       │  {type: STOP} ────────────────────────▶│  ◀── OK; `done` is true from then on
 
 Messages are MessagePack in WebSocket frames, and each connection shows the server's token before
-anything else of it is read. Clusters of sparkdl do not use it: their nodes meet at the driver's
-coordinator.
+anything else of it is read. Nodes of sparkdl do not meet here, but at the driver's coordinator; a
+`TFCluster` has a server for clients that ask who is there, or for the end of a stream.
 https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/reservation.py
 """
 
@@ -22,7 +22,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from websockets.asyncio.server import Server as WebSocketServer
@@ -127,23 +127,19 @@ class Server:
         Raises:
             ConfigError: if none is.
         """
-        host, ports = self.get_server_ip(), self.get_server_ports()
-        problem: OSError | None = None
-        for port in ports:
-            try:
-                family = socket.AF_INET6 if ":" in host else socket.AF_INET
-                return socket.create_server((host, port), family=family)
-            except OSError as error:
-                problem = error
-        raise ConfigError(
-            f"no server can listen on {host}, ports {ports[0]}-{ports[-1]}: {problem}. Set "
-            "TFOS_SERVER_HOST to an address of this machine, and TFOS_SERVER_PORT to a free port "
-            "or range"
-        )
+        return _listening_socket(self.get_server_ip(), self.get_server_ports())
 
-    def start(self) -> Address:
-        """Listen; return where. Give it to `Client`, also through a closure that Spark ships."""
-        sock = self.start_listening_socket()
+    def start(self, beside: str | None = None) -> Address:
+        """Listen; return where. Give it to `Client`, also through a closure that Spark ships.
+
+        Args:
+            beside: the host of a coordinator, which has the first free port of `TFOS_SERVER_PORT`:
+                this server takes the next one there, or any where there is none.
+        """
+        if beside is None:
+            sock = self.start_listening_socket()
+        else:
+            sock = _listening_socket(beside, [*self.get_server_ports(), 0])
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="sparkdl-reservation", daemon=True
@@ -249,6 +245,21 @@ class Server:
         while not self.reservations.done() and not deadline.has_passed:
             await asyncio.sleep(_POLL_S)
         return self.reservations.done()
+
+
+def _listening_socket(host: str, ports: Sequence[int]) -> socket.socket:
+    problem = ""  # no exception: its traceback would keep this frame and all its callers' sockets
+    for port in ports:
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            return socket.create_server((host, port), family=family)
+        except OSError as error:
+            problem = str(error)
+    raise ConfigError(
+        f"no server can listen on {host}, ports {ports[0]}-{ports[-1]}: {problem}. Set "
+        "TFOS_SERVER_HOST to an address of this machine, and TFOS_SERVER_PORT to a free port "
+        "or range"
+    )
 
 
 def await_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:

@@ -10,7 +10,8 @@ import threading
 from typing import Any
 
 from sparkdl.driver.handle import Cluster
-from sparkdl.tfos.reservation import Server
+from sparkdl.tfos.reservation import Address, Server
+from sparkdl.tfos.reservation_client import TOKEN_VARIABLE
 
 _log = logging.getLogger(__name__)
 _TURN_S = 1.0
@@ -50,7 +51,22 @@ class DStreamFeed:
         return not self.has_ended.is_set() and self.stream.is_wanted()
 
 
-def await_end(ssc: Any, server: Server | None, feeds: list[DStreamFeed]) -> None:
+def tell_how_to_end(address: Address) -> None:
+    """Log where a client asks for the end: whoever operates the program needs it.
+
+    It is a warning because such are seen where no logging is set up.
+    """
+    _log.warning(
+        "The stream goes on until a node wants no more, or a client asks the server at %s:%d for "
+        "the end: python -m sparkdl.tfos.reservation_client %s %d. In other programs than this one "
+        "it needs the token, so start both with one in %s",
+        *address,
+        *address,
+        TOKEN_VARIABLE,
+    )
+
+
+def await_end(ssc: Any, server: Server, feeds: list[DStreamFeed]) -> None:
     """Wait until the streaming has ended; end it when nobody wants more rows.
 
     That is when a node has called `terminate()`, all nodes have returned or one has failed, or a
@@ -60,7 +76,7 @@ def await_end(ssc: Any, server: Server | None, feeds: list[DStreamFeed]) -> None
         SparkdlError: if feeding failed.
     """
     while not ssc.awaitTerminationOrTimeout(_TURN_S):
-        if (server is not None and server.done) or not all(feed.is_wanted() for feed in feeds):
+        if server.done or not all(feed.is_wanted() for feed in feeds):
             for feed in feeds:
                 feed.has_ended.set()
             ssc.stop(stopSparkContext=False, stopGraceFully=True)

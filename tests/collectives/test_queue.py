@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from sparkdl.collectives.queue import InOrder
+from sparkdl.core.errors import ConfigError
 
 SOON_S = 10.0
 
@@ -35,4 +36,24 @@ def test_error_is_the_waiters_and_what_comes_after_is_done() -> None:
     assert queue.run(lambda: 8) == 8
     queue.close()
     assert queue.submit(lambda: 9).result(SOON_S) == 9, "closed, it begins anew"
+    queue.close()
+
+
+def test_name_can_be_given_again_when_its_work_is_done() -> None:
+    queue, gate = InOrder("test"), threading.Event()
+    first = queue.submit(lambda: gate.wait(SOON_S), "a name")
+    with pytest.raises(ConfigError, match="a name is under way already"):
+        queue.submit(lambda: None, "a name")
+    with pytest.raises(ConfigError, match="a name is under way already"):
+        queue.run(lambda: None, "a name")
+    others = [queue.submit(lambda: 1, "another"), queue.submit(lambda: 2), queue.submit(lambda: 3)]
+    gate.set()
+    assert first.result(SOON_S)
+    assert queue.submit(lambda: 4, "a name").result(SOON_S) == 4
+    assert [other.result(SOON_S) for other in others] == [1, 2, 3]
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            queue.run(lambda: 1 / 0, "a name")
+        with pytest.raises(ZeroDivisionError):
+            queue.submit(lambda: 1 / 0, "a name").result(SOON_S)
     queue.close()

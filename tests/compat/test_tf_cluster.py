@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import sparkdl
-from sparkdl.core.errors import ConfigError, NodeFailedError, ShutdownTimeoutError
+from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError, ShutdownTimeoutError
 from sparkdl.node.context import NodeContext
 from sparkdl.tfos import TFCluster
+from sparkdl.tfos.reservation import Client
+from sparkdl.tfos.reservation_client import TOKEN_VARIABLE, main
 from tests.doubles.map_funs import count_rows, double, hang
 from tests.doubles.nodes import SOON_S, processes
 
@@ -42,6 +43,7 @@ def run() -> Iterator[Run]:
             sc: Any = None
             cluster = TFCluster.run(sc, map_fun, tf_args, num_executors, num_ps, **options)
             stack.callback(cluster.cluster.abort)
+            stack.callback(cluster.server.stop)
             return cluster
 
         yield start
@@ -71,9 +73,6 @@ def test_cluster_info_tells_each_node_by_executor_id(run: Run) -> None:
 
 def test_cluster_tells_what_it_was_made_of(run: Run) -> None:
     cluster = run(count_rows, None, 3, 1, input_mode=1, master_node="master", release_port=False)
-    host, port = cluster.cluster_meta["server_addr"]
-    with socket.create_connection((host, port)):
-        pass
     assert (
         cluster.meta
         == cluster.cluster_meta
@@ -83,12 +82,12 @@ def test_cluster_tells_what_it_was_made_of(run: Run) -> None:
             "num_executors": 3,
             "default_fs": "file://",
             "working_dir": os.getcwd(),
-            "server_addr": ("127.0.0.1", port),
+            "server_addr": cluster.server.address,
             "release_port": False,
         }
     )
-    told = (cluster.defaultFS, cluster.working_dir, cluster.num_executors, cluster.server)
-    assert told == ("file://", os.getcwd(), 3, None)
+    told = (cluster.defaultFS, cluster.working_dir, cluster.num_executors)
+    assert told == ("file://", os.getcwd(), 3)
     assert cluster.input_mode is SPARK
     fed = [bool(info["addr"]) for info in cluster.cluster_info]
     assert fed == [False, True, True]
@@ -96,6 +95,23 @@ def test_cluster_tells_what_it_was_made_of(run: Run) -> None:
     assert {info["authkey"] for info in cluster.cluster_info} == {b""}, "no key is handed out"
     assert cluster.tensorboard_url() is None
     cluster.shutdown()
+
+
+def test_reservation_client_of_the_clusters_address_sees_the_nodes_and_asks_for_the_end(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "a secret that both know")
+    cluster = run(count_rows, None, 2, input_mode=SPARK)
+    host, port = cluster.cluster_meta["server_addr"]
+    assert host == "127.0.0.1"
+    with closing(Client(cluster.cluster_meta["server_addr"])) as client:
+        assert client.await_reservations(SOON_S) == cluster.cluster_info
+    assert not cluster.server.done
+    main(host, str(port))
+    assert cluster.server.done
+    cluster.shutdown()
+    with pytest.raises(LaunchError, match="does not let this process in"):
+        Client((host, port))
 
 
 def test_shutdown_in_another_thread_sets_no_alarm(run: Run) -> None:

@@ -17,7 +17,14 @@ from websockets.frames import Frame, Opcode
 
 from sparkdl.control.auth import bearer
 from sparkdl.control.lease import CLOSE_S
-from sparkdl.control.messages import FromAgent, Hello, ToAgent, decode_to_agent, encode
+from sparkdl.control.messages import (
+    FromAgent,
+    Hello,
+    Refused,
+    ToAgent,
+    decode_to_agent,
+    encode,
+)
 from sparkdl.control.server import CoordinatorServer, ServerAddress
 
 TOKEN = "the-token"
@@ -46,6 +53,9 @@ class Heard:
 
     def joined(self, hello: Hello) -> None:
         self.queue.put_nowait(("joined", hello.agent_id))
+
+    def refused(self, message: Refused) -> None:
+        self.queue.put_nowait(("refused", message))
 
     def said(self, agent_id: str, message: FromAgent) -> None:
         self.queue.put_nowait(("said", agent_id, message))

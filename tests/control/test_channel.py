@@ -82,7 +82,7 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     Beat: st.just(Beat()),
     Imported: st.just(Imported()),
     Running: st.just(Running()),
-    Consumed: st.builds(Consumed, TEXT, INT, INT, INT, INT, INT, INT, INT),
+    Consumed: st.builds(Consumed, TEXT, INT, INT, INT, INT, INT, INT, INT, INT),
     Release: st.builds(Release, TEXT, st.lists(INT, max_size=3).map(tuple)),
     Terminated: st.builds(Terminated, TEXT),
     ReadParquet: st.builds(

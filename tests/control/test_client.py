@@ -11,7 +11,7 @@ import pytest
 from websockets.asyncio.server import serve
 
 from sparkdl.control.client import CoordinatorClient
-from sparkdl.control.messages import FeedEnd, NewRound, Offer, Stop, encode
+from sparkdl.control.messages import FeedEnd, NewRound, Offer, Refused, Stop, encode
 from sparkdl.core.errors import LaunchError, ProtocolError
 from tests.control.rooms import LOOPBACK, SOON_S, TOKEN, hello, play, room
 
@@ -53,6 +53,18 @@ def test_what_was_queued_before_close_arrives() -> None:
             assert await here.heard.next() == ("joined", "a")
             assert await here.heard.next() == ("said", "a", Offer(3, 4))
             assert (await here.heard.next())[:2] == ("left", "a")
+
+    play(scene())
+
+
+def test_task_whose_node_cannot_start_says_so_and_goes() -> None:
+    async def scene() -> None:
+        async with room() as here:
+            refused = Refused("FrameworkMissingError", "no torch")
+            await CoordinatorClient.say(here.address.url, TOKEN, SOON_S, refused)
+            assert await here.heard.next() == ("refused", refused)
+            with pytest.raises(LaunchError, match="cannot be reached"):
+                await CoordinatorClient.say(here.address.url, "wrong", SOON_S, refused)
 
     play(scene())
 

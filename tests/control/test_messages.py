@@ -22,6 +22,8 @@ from sparkdl.control.messages import (
     ChildFailed,
     ChildReturned,
     ChildRunning,
+    Detach,
+    Detached,
     EpochEnd,
     FeedBegin,
     FeedCount,
@@ -36,12 +38,14 @@ from sparkdl.control.messages import (
     Gather,
     Granted,
     Hello,
+    LastLines,
     LogLines,
     LogTail,
     NewRound,
     NodeActive,
     Offer,
     ReadShare,
+    Refused,
     Stacks,
     Stop,
     StopChild,
@@ -94,6 +98,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 FROM_AGENT: dict[type, st.SearchStrategy[Any]] = {
     Hello: st.builds(Hello, INT, INT, TEXT, TEXT, INT, TEXT, TEXT, TEXT),
+    Detached: st.just(Detached()),
     Offer: st.builds(Offer, INT, INT),
     ChildRunning: st.builds(ChildRunning, INT, INT),
     ChildReturned: st.builds(ChildReturned, INT, st.binary(max_size=40), TEXT),
@@ -123,6 +128,8 @@ FROM_AGENT: dict[type, st.SearchStrategy[Any]] = {
         ),
         max_size=3,
     ).map(lambda counts: FeedProgress(tuple(counts))),
+    LastLines: st.builds(LastLines, LINES),
+    Refused: st.builds(Refused, TEXT, TEXT),
     LogLines: st.builds(LogLines, LINES),
     LogTail: st.builds(LogTail, INT, LINES),
     Stacks: st.builds(Stacks, INT, TEXT),
@@ -153,6 +160,7 @@ TO_AGENT: dict[type, st.SearchStrategy[Any]] = {
     FetchLog: st.builds(FetchLog, INT, INT),
     FetchStacks: st.builds(FetchStacks, INT),
     Stop: st.builds(Stop, TIME),
+    Detach: st.just(Detach()),
 }
 
 

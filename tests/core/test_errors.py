@@ -24,7 +24,10 @@ ALSO = {
     "FeedTimeoutError": TimeoutError,
     "ShutdownTimeoutError": TimeoutError,
     "FeedTypeError": TypeError,
+    "NodeFailedError": RuntimeError,  # as pyspark's TorchDistributor and Horovod raise
     "NodeLostError": NodeFailedError,
+    "RemovedModuleError": ModuleNotFoundError,
+    "SparkConfigError": RuntimeError,
 }
 """What each error is besides, so that code which knows nothing of sparkdl can catch it."""
 

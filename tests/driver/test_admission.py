@@ -63,6 +63,7 @@ def test_clusters_enter_while_slots_last_and_in_order_after_that(
     a.end()
     assert large.is_in.wait(SOON_S)
     assert small.is_in.wait(SOON_S)
+    assert (gate.others("large"), gate.others("small"), gate.others("b")) == (1, 3, 4)
     for asker in (large, small):
         asker.end()
     assert "cluster large needs 3 task slots for 3 nodes; of 4 slots 3 are held by" in caplog.text

@@ -51,7 +51,7 @@ def test_job_that_is_launched_again_goes_on_at_the_newest_checkpoint(tmp_path: P
     (torn / "manifest.json").write_text('{"step": 8, "clus')
     with launch(train, checkpoint_dir=f"file:{folder}", **options) as cluster:
         assert cluster.results(SOON_S) == [((3, str(newest)), "3")] * 2
-    assert steps_in(folder) == [5, 6], "what was unfinished is gone"
+    assert steps_in(folder) == [3, 5, 6], "what was unfinished is gone, and the base is not"
 
 
 def test_full_disk_leaves_the_checkpoints_before_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import queue
 import socket
@@ -15,6 +16,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from sparkdl.control.auth import bearer
+from sparkdl.control.client import CoordinatorClient
 from sparkdl.control.messages import (
     Begin,
     ChildFailed,
@@ -26,10 +28,12 @@ from sparkdl.control.messages import (
     FetchLog,
     FromAgent,
     Hello,
+    LastLines,
     LogLines,
     LogTail,
     NewRound,
     Offer,
+    Refused,
     Stop,
     StopChild,
     ToAgent,
@@ -39,6 +43,7 @@ from sparkdl.control.messages import (
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import (
     ConfigError,
+    FrameworkMissingError,
     LaunchError,
     NodeFailedError,
     NodeLostError,
@@ -240,9 +245,10 @@ def test_results_of_all_nodes_finish_the_job(play: Play) -> None:
 def test_an_agent_that_vanishes_is_a_lost_node_and_the_others_are_stopped(play: Play) -> None:
     agents = play.world()
     agents[1].connection.socket.shutdown(socket.SHUT_RDWR)
-    assert agents[0].hears() == StopChild(0)
+    heard = agents[0].hears()
     error = play.controller.look(lambda view: failure_of(view.state))
     assert type(error) is NodeLostError
+    assert heard == StopChild(0, error.root_cause.describe())
     lost = error.root_cause
     assert (lost.node, lost.rank, lost.host, lost.pid) == ("worker:1", 1, "host-1", 41)
     assert lost.message.startswith("its connection broke")
@@ -252,9 +258,10 @@ def test_an_agent_that_vanishes_is_a_lost_node_and_the_others_are_stopped(play: 
 def test_an_agent_that_says_no_message_is_a_lost_node_with_the_reason(play: Play) -> None:
     agents = play.world()
     agents[0].connection.send("what?")
-    assert agents[1].hears() == StopChild(0)
+    heard = agents[1].hears()
     error = play.controller.look(lambda view: failure_of(view.state))
     assert type(error) is NodeLostError
+    assert heard == StopChild(0, error.root_cause.describe())
     assert "an agent sent something that is no message" in str(error)
 
 
@@ -267,9 +274,10 @@ def test_the_earliest_failure_is_the_root_cause_whoever_is_heard_first(
     agents[1].say(child_failed(1, "exception", 7.0))
     play.until(lambda view: len(getattr(view.state, "failures", ())) == 2)
     play.controller.submit(states.DeadlinePassed())
-    assert [agent.hears() for agent in agents] == [StopChild(0)] * 2
+    heard = [agent.hears() for agent in agents]
     error = play.controller.look(lambda view: failure_of(view.state))
     assert type(error) is NodeFailedError
+    assert heard == [StopChild(0, error.root_cause.describe())] * 2
     assert [failure.node for failure in error.failures] == ["worker:1", "worker:0"]
 
 
@@ -383,6 +391,31 @@ def test_the_log_of_a_node_that_is_not_there_or_does_not_answer_is_empty(play: P
     agents[0].say(LogTail(asked.request, ("too late",)))
     agents[0].say(ChildReturned(0, b""))
     play.until(lambda view: bool(getattr(view.state, "returned", ())))
+
+
+def test_the_last_lines_of_a_child_outlive_its_agent_and_the_cluster(play: Play) -> None:
+    agents = play.world()
+    twin = play.agent(0, "twin", offers=False)
+    twin.say(LastLines(("of nobody",)))
+    agents[0].say(LastLines(("of the first child",)))
+    agents[0].say(LastLines(("one", "two", "three")))
+    agents[0].say(ChildReturned(0, b""))
+    play.until(lambda view: bool(getattr(view.state, "returned", ())))
+    play.controller.close()
+    for lines, kept in ((2, ("two", "three")), (9, ("one", "two", "three")), (0, ())):
+        assert play.controller.fetch_log(0, lines, Deadline.after(SOON_S)) == kept
+    assert play.controller.fetch_log(1, 5, Deadline.after(SOON_S)) == ()
+
+
+def test_node_that_cannot_start_is_the_launchs_error(play: Play) -> None:
+    address = play.controller.address
+    assert address is not None
+    refused = Refused("FrameworkMissingError", "no torch on exec-7")
+    asyncio.run(CoordinatorClient.say(address.url, TOKEN, SOON_S, refused))
+    play.until_is(states.Failed)
+    problem = play.controller.look(lambda view: failure_of(view.state))
+    assert isinstance(problem, FrameworkMissingError)
+    assert str(problem) == "no torch on exec-7"
 
 
 def test_lines_of_the_children_are_handed_on_with_the_nodes_name() -> None:

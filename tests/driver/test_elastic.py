@@ -14,6 +14,7 @@ from sparkdl.control.messages import (
     ChildFailed,
     ChildReturned,
     ChildRunning,
+    Detach,
     Hello,
     NewRound,
     Offer,
@@ -25,9 +26,11 @@ from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
 from sparkdl.driver.outcome import failure_of
+from sparkdl.driver.placement import Standing
 from sparkdl.driver.policy import MAX_BACKOFF_S
 from sparkdl.driver.state import (
     Action,
+    AgentDetached,
     AgentJoined,
     AgentLeft,
     AgentOffered,
@@ -46,6 +49,7 @@ from sparkdl.driver.state import (
     Relaunch,
     Running,
     Send,
+    SlotsCounted,
     State,
     StopAsked,
     Stopped,
@@ -390,6 +394,7 @@ class Chance:
 
     def next(self, generation: int) -> Event:
         kinds = ["offer"] * 6 + ["join"] * 3 + ["break", "leave", "made", "return", "expire"]
+        kinds += ["detached", "detached", "counted"]
         kind = self.data.draw(st.sampled_from(kinds)) if self.here else "join"
         self.count += 1
         if kind == "join":
@@ -403,7 +408,11 @@ class Chance:
             self.play.now_s = self.play.state.deadline_s
             return EXPIRED
         mostly = self.data.draw(st.sampled_from([generation] * 4 + [0]))
+        if kind == "counted":
+            room, is_short = self.data.draw(st.tuples(st.integers(0, 4), st.booleans()))
+            return SlotsCounted(Standing(room, is_short, ""))
         events: dict[str, Event] = {
+            "detached": AgentDetached(agent),
             "offer": self.play.offered(agent, mostly),
             "break": self.play.broke(agent, generation),
             "leave": self.play.left(agent),
@@ -419,10 +428,13 @@ def generation_of(state: State, before: int) -> int:
     return state.world.generation if isinstance(state, (Running, Failing)) else before
 
 
-def validate(play: Play) -> None:
+def validate(play: Play, asked: set[str]) -> None:
     state, spec = play.state, play.spec
     assert not isinstance(state, Stopped)
     if isinstance(state, Running):
+        roster = state.roster
+        holders = {a.agent_id for a in roster.agents.values() if a.holds_slot}
+        assert not roster.is_detaching or holders <= asked
         assert {n.name for n in spec.nodes if not n.role.is_expendable} <= set(play.names)
         assert len(play.names) >= (spec.settings.min_nodes or len(spec.nodes) - 1)
         for member in state.world.members:
@@ -437,10 +449,12 @@ def test_whatever_happens_rounds_count_up_and_only_who_is_there_is_spoken_to(
 ) -> None:
     play = Play(**data.draw(st.sampled_from(SPECS)))
     chance, generation = Chance(data, play), 0
+    asked: set[str] = set()
     for _ in range(data.draw(st.sampled_from([80, 40]))):
         play.say(chance.next(generation))
         assert {a.agent_id for a in play.actions if isinstance(a, Send)} <= chance.here
         before, generation = generation, generation_of(play.state, generation)
         assert before <= generation
         assert len(play.state.roster.history.restarts_s) <= generation  # type: ignore[union-attr]
-        validate(play)
+        asked.update(sent(play.actions, Detach))
+        validate(play, asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -23,10 +24,11 @@ from sparkdl.core.errors import (
     ShutdownTimeoutError,
 )
 from sparkdl.driver import transitions
+from sparkdl.driver.outcome import has_ended
 from sparkdl.node.context import NodeContext
 from tests.doubles.frameworks import IS_MISSING
 from tests.doubles.gates import Gate
-from tests.doubles.map_funs import die, hang, wait_for_end
+from tests.doubles.map_funs import die, double, hang, wait_for_end
 from tests.doubles.nodes import SOON_S, Lines, all_gone, launch, processes
 
 
@@ -124,15 +126,21 @@ def test_root_cause_comes_first_with_all_that_is_known_of_it(
         assert cause.kind == "exception"
         assert cause.exception_type == "builtins.ZeroDivisionError"
         assert "1 / 0" in cause.traceback
-        assert cause.log_tail[0] == "about to divide"
+        assert cause.log_tail == ("about to divide",)
         assert consequence.exception_type == "builtins.ConnectionError"
         story = str(caught.value)
         assert story.startswith(f"worker:1 (rank 1, pid {cause.pid}) on 127.0.0.1 raised ")
         assert story.index("ZeroDivisionError") < story.index("then worker:0")
         assert "  | about to divide" in story
-        assert any("ConnectionError" in line for line in cluster.logs(0)), "logs outlive the child"
+        assert story.count("ZeroDivisionError: division by zero") == 2, "headline and traceback"
+        assert "sparkdl" not in story, "the frames are the user's"
+        logs = [cluster.logs(rank) for rank in (0, 1)]
+        assert logs[0][-1] == "ConnectionError: the other worker is gone", "logs outlive the child"
+        assert logs[1][0] == "about to divide"
+        assert logs[1][-1] == "ZeroDivisionError: division by zero"
         with pytest.raises(NodeFailedError):
             cluster.shutdown()
+        assert [cluster.logs(rank) for rank in (0, 1)] == logs, "and the agents"
     assert all_gone([process for pair in them.values() for process in (pair.agent, pair.child)])
 
 
@@ -217,6 +225,55 @@ def test_function_that_only_the_driver_can_import_fails_with_its_name(
         launch(train) as cluster,
     ):
         cluster.wait(SOON_S)
+
+
+# clusters that have ended by themselves
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_cluster_that_has_ended_gives_its_processes_back_by_itself_and_still_answers(
+    monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    monkeypatch.setattr(transitions, "STAY_S", 0.2)
+
+    def end(fails: bool, ctx: NodeContext) -> int:
+        return ctx.rank if not fails else 1 // 0
+
+    with ExitStack() as stack:
+        cluster = launch(end, fails)
+        stack.callback(cluster.abort)
+        them = [process for pair in processes().values() for process in (pair.agent, pair.child)]
+        assert all_gone(them)
+        assert cluster.status() == ("Failed" if fails else "Finished")
+        assert cluster.world.size == 2
+        assert set(cluster.stacks().values()) == {"it has ended, as the cluster has"}
+        if fails:
+            for ask in (cluster.results, lambda: cluster.feed(range(10)), cluster.shutdown):
+                with pytest.raises(NodeFailedError, match="ZeroDivisionError"):
+                    ask()
+        else:
+            assert cluster.feed(range(10)).rows_used == 0, "nobody is there to read them"
+            assert cluster.results() == [0, 1]
+            cluster.shutdown()
+        assert cluster.status() == "Stopped"
+
+
+def test_results_that_are_still_being_read_keep_their_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transitions, "STAY_S", 0.0)
+    rows = [f"{number:09}" * 100_000 for number in range(40)]
+    with launch(double, nodes=1) as cluster:
+        agent = processes()["worker:0"].agent
+        results = cluster.infer(rows)
+        assert next(results) == 2 * rows[0]
+        cluster.end_feeds()
+        told_to_go = Deadline.after(SOON_S)
+        assert cluster._controller.wait_for(
+            lambda view: has_ended(view.state) and math.isinf(view.state.deadline_s), told_to_go
+        )
+        assert list(results) == [2 * row for row in rows[1:]]
+        assert all_gone([agent])
 
 
 # several at once

@@ -8,7 +8,7 @@ import pytest
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import ClusterSpec, InputMode, Placement, plan_nodes
-from sparkdl.driver.placement import Placing, Topology, choose_placing
+from sparkdl.driver.placement import Placing, Topology, choose_placing, stand
 
 YARN = "yarn"
 
@@ -203,3 +203,59 @@ def test_gpus_that_spark_does_not_give_are_refused_with_the_setting_to_change(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         choose_placing(wanted, topology)
+
+
+# Again, while nodes run: executors come and go
+
+
+def standing(
+    wanted: ClusterSpec, before: Topology, now: Topology, others: int = 0
+) -> tuple[int, bool]:
+    found = stand(wanted, choose_placing(wanted, before), now, others)
+    return found.room, found.is_short
+
+
+@pytest.mark.parametrize(
+    ("wanted", "before", "now", "others", "expected"),
+    [
+        (spec(2), (2, 2), (2, 2), 0, (2, False)),
+        (spec(2), (2, 2), (2, 1), 0, (2, False)),  # one slot is enough for feeding
+        (spec(2), (2, 2), (2,), 0, (2, True)),
+        (spec(2), (1, 1, 1), (1, 1), 0, (2, True)),
+        (spec(2), (1, 1, 1), (1,), 0, (1, True)),
+        (spec(3), (3, 3), (3,), 0, (3, True)),
+        # What other clusters may take is none for feeding.
+        (spec(2), (2, 2, 2), (2, 2), 2, (2, True)),
+        (spec(2), (2, 2, 2), (2, 2, 1), 2, (2, False)),
+        # Nodes of more than half an executor cannot take the rest of it.
+        (spec(2), (3, 3), (3,), 0, (1, False)),
+        (spec(2), (4, 4, 4), (4,), 0, (1, False)),
+        # Detached ones take nothing.
+        (spec(2), (1, 1), (1,), 0, (1, False)),
+        (spec(2, "detached"), (2, 2), (2,), 0, (2, False)),
+        # Without any executor there is nothing to decide yet.
+        (spec(2), (2, 2), (), 0, (0, False)),
+    ],
+)
+def test_nodes_that_run_may_keep_their_slots_as_long_as_one_is_left(
+    wanted: ClusterSpec,
+    before: tuple[int, ...],
+    now: tuple[int, ...],
+    others: int,
+    expected: tuple[int, bool],
+) -> None:
+    assert standing(wanted, Topology(YARN, before), Topology(YARN, now), others) == expected
+
+
+def test_gpus_limit_the_room_of_nodes_that_run() -> None:
+    assert standing(spec(2), with_gpus(1), with_gpus(1, cores=(4,))) == (1, False)
+    both = with_gpus(2, 1.0), with_gpus(2, 1.0, cores=(4,))
+    assert standing(spec(2), *both) == (2, True)
+
+
+def test_a_count_says_what_there_is_for_whom() -> None:
+    placing, now = choose_placing(spec(3), Topology(YARN, (2, 2))), Topology(YARN, (2,))
+    assert stand(spec(3), placing, now, others=1).why == (
+        "2 task slots (1 executors with [2] cores, spark.task.cpus=1) for 3 nodes "
+        "and 1 of other clusters, with room for 2 of them"
+    )

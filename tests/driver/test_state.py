@@ -17,6 +17,7 @@ from sparkdl.control.messages import (
     ChildFailed,
     ChildReturned,
     ChildRunning,
+    Detach,
     Hello,
     NewRound,
     Offer,
@@ -30,10 +31,12 @@ from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, World, build_world
+from sparkdl.driver.placement import Standing
 from sparkdl.driver.policy import History
 from sparkdl.driver.roster import Agent, Roster
 from sparkdl.driver.state import (
     Action,
+    AgentDetached,
     AgentJoined,
     AgentLeft,
     AgentOffered,
@@ -46,6 +49,7 @@ from sparkdl.driver.state import (
     Failed,
     Failing,
     Finished,
+    ForgetTask,
     Gathering,
     LaunchBroke,
     NodesBlamed,
@@ -53,10 +57,12 @@ from sparkdl.driver.state import (
     Report,
     Running,
     Send,
+    SlotsCounted,
     State,
     StopAsked,
     Stopped,
     Stopping,
+    Warn,
 )
 from sparkdl.driver.transitions import SETTLE_S, STAY_S, TRANSITIONS, begin, step
 
@@ -66,6 +72,8 @@ SPEC = ClusterSpec("c", plan_nodes(3, num_ps=1), settings=Settings(600.0, max_po
 EXPIRED = DeadlinePassed()
 STOP = StopAsked(grace_s=5.0, timeout_s=15.0)
 PROBLEM = LaunchError("the job has failed")
+COUNTED = SlotsCounted(Standing(3, False, "4 slots for 3 nodes"))
+SHORT = SlotsCounted(Standing(3, True, "3 slots for 3 nodes"))
 MADE = CheckpointMade(CheckpointRef("/c/step-7", 7))
 
 
@@ -148,9 +156,15 @@ GOES_S = 10.0 + STAY_S
 FAILED = Failed(ALL, (failure("b"),), None, {}, WORLD, deadline_s=GOES_S)
 FINISHED = Finished(ALL, WORLD, results("b", "c"), GOES_S)
 LEAVE = Stop(SPEC.settings.grace_s, is_patient=True)
+STOP_FAILED = StopChild(0, failure("b").describe())
 STOPPING = Stopping(ALL, FINISHED, 25.0)
 STOPPED = Stopped(FINISHED)
 
+ENOUGH = Report("Placement: attached (4 slots for 3 nodes)")
+TOO_FEW = Warn(
+    "Placement: detached (3 slots for 3 nodes). Nodes would take the slots that feeding needs: "
+    "they give theirs back"
+)
 BEGINS = Report("World 0 begins: 3 nodes on 3 hosts")
 
 
@@ -159,7 +173,13 @@ def with_agents(state: Any, *seated: Agent, standbys: tuple[Agent, ...] = ()) ->
     return replace(state, roster=roster(*seated, standbys=standbys, port_retries=retries))
 
 
+def with_room(state: Any, is_detaching: bool = False) -> Any:
+    return replace(state, roster=replace(state.roster, room=3, is_detaching=is_detaching))
+
+
 A, B, C, B2 = agent("a"), agent("b"), agent("c"), agent("b2")
+B_DETACHED = replace(B, is_detached=True)
+RELEASE_B: list[Action] = [ForgetTask(SPEC.nodes[1])]
 
 B2_BARE, C_BARE = agent("b2", None), agent("c", None)  # have not offered yet
 ALMOST_TWIN = with_agents(ALMOST, A, B, C_BARE, standbys=(B2,))
@@ -181,7 +201,7 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (ALMOST, left("b"), with_agents(ALMOST, A, C_BARE), []),
     (ALMOST, left("stranger"), ALMOST, []),
     (ALMOST, broke("b"), Failed(ALMOST.roster, (failure("b"),), deadline_s=GOES_S),
-     to(StopChild(0), "a", "b", "c")),
+     to(STOP_FAILED, "a", "b", "c")),
     (ALMOST, broke("b", generation=1), ALMOST, []),
     (ALMOST, broke("b", generation=-1), ALMOST, []),
     (ALMOST, entered("a"), ALMOST, []),
@@ -234,7 +254,7 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
      replace(with_agents(FAILING, A, C), failures=(failure("c"), LOST_B)), []),
     (FAILING, left("stranger"), FAILING, []),
     (FAILING, LaunchBroke(PROBLEM), FAILING, []),
-    (FAILING, EXPIRED, FAILED, to(StopChild(0), "a", "b", "c")),
+    (FAILING, EXPIRED, FAILED, to(STOP_FAILED, "a", "b", "c")),
     (FAILING, blamed("c"), FAILING, []),
     (FAILING, MADE, replace(FAILING, roster=replace(ALL, checkpoint=MADE.ref)), []),
     (FAILING, CheckpointMade(CheckpointRef("/c", 7, 1)), FAILING, []),
@@ -326,6 +346,18 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
      Failing(roster(A, B2, C), WORLD, {}, (LOST_B,), 10.0 + SETTLE_S), []),
     (FAILING_TWIN, broke("b2"),
      FAILING_BARE, []),
+    # Task slots: `test_returning.py` tells the stories.
+    (ALMOST, COUNTED, with_room(ALMOST), [ENOUGH]),
+    (RUNNING, COUNTED, with_room(RUNNING), [ENOUGH]),
+    (FAILING, COUNTED, with_room(FAILING), [ENOUGH]),
+    (RUNNING, SHORT, with_room(RUNNING, is_detaching=True),
+     [TOO_FEW, *to(Detach(), "a", "b", "c")]),
+    (ALMOST, AgentDetached("b"), with_agents(ALMOST, A, B_DETACHED, C_BARE), RELEASE_B),
+    (RUNNING, AgentDetached("b"), with_agents(RUNNING, A, B_DETACHED, C), RELEASE_B),
+    (FAILING, AgentDetached("b"), with_agents(FAILING, A, B_DETACHED, C), RELEASE_B),
+    *((state, event, state, [])
+      for state in (FINISHED, FAILED, STOPPING, STOPPED)
+      for event in (SHORT, AgentDetached("b"))),
     (FINISHED_TWIN, STOP,
      Stopping(FINISHED_TWIN.roster, FINISHED_TWIN, 25.0),
      to(Stop(5.0), "a", "b", "c", "b2")),
@@ -360,6 +392,14 @@ def test_nodes_that_did_not_come_in_time_are_named() -> None:
     assert "reservation_timeout" in text
 
 
+def test_many_that_are_missing_are_counted_rather_than_named() -> None:
+    spec = replace(roster().spec, nodes=plan_nodes(100, 0, None, False))
+    state, _ = step(Gathering(replace(roster(), spec=spec), 0, 600.0), EXPIRED, 600.0)
+    assert isinstance(state, Failed)
+    missing = "worker:0, worker:1, worker:2, worker:3, worker:4 and 95 more. "
+    assert f"0 of 100 nodes came up within 600 s; missing: {missing}" in str(state.problem)
+
+
 def test_nodes_that_came_without_a_child_are_told_apart_from_missing_ones() -> None:
     state, actions = expired(ALMOST)
     text = str(state.problem)
@@ -378,7 +418,7 @@ ONE_OF_EACH: dict[type, Any] = {
         *(START, RUNNING, FAILING, FINISHED, FAILED, STOPPING, STOPPED),
         *(joined("a"), left("a"), offered("a"), entered("a"), returned("a"), broke("a")),
         *(blamed("a"), MADE),
-        *(LaunchBroke(PROBLEM), EXPIRED, STOP),
+        *(LaunchBroke(PROBLEM), EXPIRED, STOP, AgentDetached("a"), SHORT),
     )
 }
 ILLEGAL = [
@@ -532,7 +572,7 @@ def test_ports_may_be_lost_only_so_often() -> None:
     state, actions = step(before, EXPIRED, 10.0)
     note = "ports were lost to other processes 3 times in a row"
     assert state == Failed(before.roster, before.failures, None, {}, WORLD, note, GOES_S)
-    assert actions == to(StopChild(0), "a", "b", "c")
+    assert actions == to(StopChild(0, failure("b", "port").describe()), "a", "b", "c")
 
 
 def test_results_of_a_failed_cluster_are_kept() -> None:
@@ -655,8 +695,8 @@ def check_actions(before: State, event: Event, after: State, actions: list[Actio
             assert (member.host, member.port) == (a.hello.host, a.offer.port)
     if isinstance(after, Running) and not isinstance(before, Running):
         assert begins
-    gone = Release() in actions
-    assert not gone or not after.roster.is_anybody_there, "what carries agents is not let go of"
+    gone = Release() in actions and not isinstance(after, Stopped)
+    assert not gone or not after.roster.is_anybody_there  # type: ignore[union-attr]
     by_itself = (StopAsked, DeadlinePassed)
     if isinstance(before, (Finished, Failed, Stopped)) and not isinstance(event, by_itself):
         late = [event.hello.agent_id] if isinstance(event, AgentJoined) else []

@@ -1,12 +1,15 @@
 """A Spark worker of a standalone cluster is killed, and takes the executor of a node along.
 
-Nothing can replace it: after `elastic_timeout` the world goes on with one node.
+Nothing can replace it. Either nodes find no room elsewhere: after `elastic_timeout` the world goes
+on with those that are left. Or they do, and would take the slots that feeding needs.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 import sparkdl
 from sparkdl.core.deadline import Deadline
@@ -15,12 +18,20 @@ from sparkdl.driver.state import Running
 from tests.doubles.ledger import Plan, lost_and_doubled, train
 from tests.doubles.nodes import processes
 from tests.doubles.sessions import SparkSessions
+from tests.faults.conftest import SparkProcesses
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROWS = 2 * 8 * 100
 BACK_S = 90.0
+
+
+def kill_worker(agent: psutil.Process) -> None:
+    """Kill the Spark worker of a node, and its executor."""
+    spark = SparkProcesses.of(agent)
+    spark.worker.kill()
+    spark.executor.kill()
 
 
 def has_checkpoint(view: View) -> bool:
@@ -46,11 +57,36 @@ def test_killed_spark_worker_loses_no_row(
     ) as cluster:
         feeding = cluster.feed_async(rows)
         assert cluster._controller.wait_for(has_checkpoint, Deadline.after(BACK_S))
-        parents = processes()["worker:1"].agent.parents()
-        worker = next(p for p in parents if "deploy.worker.Worker" in " ".join(p.cmdline()))
-        worker.kill()
+        kill_worker(processes()["worker:1"].agent)
         feeding.result(2 * BACK_S)
         results = cluster.results(BACK_S)
         assert [member.node.name for member in cluster.world.members] == ["worker:0"]
     assert lost_and_doubled(results, ROWS) == (0, 0)
     spark_sessions.stop()  # with one worker it is of no use to other tests
+
+
+def test_nodes_that_come_back_leave_slots_for_feeding(
+    spark_standalone: SparkSession, spark_sessions: SparkSessions, tmp_path: Path
+) -> None:
+    """Three nodes have three of six slots. Of six there are three left, one for each node."""
+    rows = spark_standalone.range(ROWS, numPartitions=3).withColumnRenamed("id", "row")
+    with sparkdl.launch(
+        spark_standalone,
+        train,
+        Plan(every=10, pause_s=0.05),
+        3,
+        framework="plain",
+        show_progress=False,
+        checkpoint_dir=str(tmp_path),
+        max_restarts=3,
+        min_nodes=1,
+        elastic_timeout=5.0,
+    ) as cluster:
+        assert cluster.spec.placement == "attached"
+        feeding = cluster.feed_async(rows)
+        assert cluster._controller.wait_for(has_checkpoint, Deadline.after(BACK_S))
+        kill_worker(processes()["worker:1"].agent)
+        feeding.result(2 * BACK_S)
+        results = cluster.results(BACK_S)
+    assert lost_and_doubled(results, ROWS) == (0, 0)
+    spark_sessions.stop()

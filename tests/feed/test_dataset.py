@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTypeError
+from sparkdl.core.errors import ConfigError, EndOfFeedError, FeedTypeError
 from sparkdl.feed.epoch import EpochBatches
 from sparkdl.feed.place import Appended, Place
 from tests.doubles.feeds import SOON_S, Arrivals, LocalNode, Running, numbers
@@ -101,7 +101,7 @@ def test_peek_at_the_first_batch_loses_no_rows() -> None:
 def test_feed_that_ended_before_a_row_came_has_no_types() -> None:
     with Arrivals() as it:
         it.end()
-        with pytest.raises(FeedClosedError, match="ended before any row came"):
+        with pytest.raises(EndOfFeedError, match="ended before any row came"):
             dataset(it)
 
 

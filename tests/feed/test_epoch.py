@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.errors import ConfigError, EndOfFeedError
 from sparkdl.feed.epoch import EpochBatches
-from tests.doubles.feeds import SOON_S, Arrivals, numbers
+from tests.doubles.feeds import SOON_S, Arrivals, Running, numbers
 
 
 def values(batches: Iterator[Any] | EpochBatches) -> list[list[int]]:
@@ -92,6 +92,79 @@ def test_end_of_the_feed_within_an_epoch_ends_the_iteration() -> None:
         batches = EpochBatches(it.reader, 3)
         assert values(batches) == [[0, 1, 2], [3, 4]]
         assert it.consumed == (5, 0)
+        assert values(batches) == [], "not the same rows again"
+
+
+def test_first_iteration_beyond_the_end_is_empty_with_a_warning_and_the_second_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Arrivals() as it:
+        batches = EpochBatches(it.reader, 3)
+        for epoch in range(2):
+            it.rows(4, epoch=epoch)
+            it.end_epoch(epoch)
+        it.end()
+        assert [flat(batches), flat(batches)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert not caplog.records
+        assert flat(batches) == []
+        assert "feed 'input' ended after 2 epochs" in caplog.text
+        with pytest.raises(EndOfFeedError, match=r"ended after 2 epochs, .* `while ctx.has_epoch"):
+            flat(batches)
+
+
+def test_loop_that_asks_for_an_epoch_ends_with_the_feed(caplog: pytest.LogCaptureFixture) -> None:
+    with Arrivals() as it:
+        batches = EpochBatches(it.reader, 3)
+        it.rows(4)
+        it.end_epoch(0, again=True)
+        it.end_epoch(1)
+        it.end_epoch(2, {0: 0})
+        it.end()
+        found = []
+        while it.reader.has_epoch():
+            found.append(flat(batches))
+        assert found == [[0, 1, 2, 3], [0, 1, 2, 3], []], "what was fed without rows is an epoch"
+        assert not caplog.records
+
+
+def test_asking_for_an_epoch_moves_nothing_and_what_is_left_of_one_is_one() -> None:
+    with Arrivals() as it:
+        asking = Running(it.reader.has_epoch)
+        it.waits.wait_for_waiter()
+        it.rows(4)
+        assert asking.result()
+        batches = EpochBatches(it.reader, 1)
+        reading = iter(batches)
+        assert next(reading)["x"].tolist() == [0]
+        assert it.reader.has_epoch()
+        assert next(reading)["x"].tolist() == [1]
+        it.end_epoch(0)
+        assert flat(reading) == [2, 3]
+
+
+def test_end_of_a_stream_is_not_beyond_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    with Arrivals() as it:
+        it.rows(2)
+        it.end_epoch(0, goes_on=True)
+        it.end()
+        assert flat(EpochBatches(it.reader, 2)) == [0, 1]
+        assert not caplog.records
+
+
+def test_world_that_goes_on_may_count_its_epochs_from_zero(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Arrivals() as it:
+        it.reader.resume()
+        batches = EpochBatches(it.reader, 2)
+        it.rows(2)
+        it.end_epoch(0)
+        it.end()
+        assert [flat(batches) for _ in range(5)] == [[0, 1], [], [], [], []]
+        assert len(caplog.records) == 1
+        with pytest.raises(EndOfFeedError, match="ended after 1 epoch,"):
+            while True:
+                flat(batches)
 
 
 def test_rows_that_were_looked_at_come_again_even_under_pressure() -> None:

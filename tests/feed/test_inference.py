@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +16,7 @@ from sparkdl.feed.datafeed import DataFeed
 from sparkdl.feed.infer_task import decode_results
 from sparkdl.feed.inference import _Partition, exchange
 from sparkdl.feed.order import FeederError
+from sparkdl.feed.results import CLUSTER_FAILED
 from tests.doubles.feeds import SOON_S, LocalNode, Running, order
 
 ROWS = list(range(50))
@@ -90,6 +92,41 @@ def test_partition_that_no_node_takes_in_time_is_an_error() -> None:
         node.call(lambda: node.feeds.close("the child has died"))
         with pytest.raises(FeederError, match=r"worker:0 failed: .*the child has died"):
             infer(node)
+
+
+def test_nobody_is_waited_for_once_the_cluster_has_failed_and_the_cause_is_told() -> None:
+    cause = "worker:1 (rank 1, pid 7) on b raised ValueError: no such layer"
+    with LocalNode(0) as one, LocalNode(1) as other:
+        one.call(lambda: one.feeds.close("map_fun has ended"))
+        one.call(lambda: one.feeds.close(f"{CLUSTER_FAILED}: {cause}"))
+        one.call(lambda: one.feeds.close("the node ends"))
+        asking = Running(lambda: infer(other, one, wait_s=SOON_S * 100))
+        other.call(lambda: other.feeds.close("the node ends"))
+        with pytest.raises(
+            FeederError, match=re.escape(f"failed: the cluster has failed: {cause}")
+        ):
+            asking.result()
+
+
+def test_long_reason_is_cut_in_its_middle_to_what_travels() -> None:
+    text = f"{CLUSTER_FAILED}: worker:0 raised\n" + "é\n" * 100_000 + "ValueError: at the end"
+    with LocalNode() as node:
+        node.call(lambda: node.feeds.close(text))
+        with pytest.raises(
+            FeederError, match=r"(?s)worker:0 raised.*\n…\n.*ValueError: at the end$"
+        ):
+            infer(node)
+
+
+def test_exchange_that_fails_leaves_nothing_of_arrows_on_the_error_stream(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with LocalNode(0) as closed:
+        closed.call(lambda: closed.feeds.close("map_fun has ended"))
+        for _ in range(5):
+            with pytest.raises(FeederError, match="map_fun has ended"):
+                infer(closed)
+    assert capfd.readouterr().err == ""
 
 
 def test_node_on_its_way_to_another_round_is_asked_again() -> None:

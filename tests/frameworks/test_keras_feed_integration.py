@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from sparkdl.core.errors import EndOfFeedError
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import launch
 
@@ -107,3 +109,83 @@ def test_fit_that_is_stopped_early_ends_the_feeds_it_reads(nodes: int) -> None:
         evaluating.result(SOON_S)
         results = cluster.results(SOON_S)
     assert [len(result["history"]["loss"]) for result in results] == [2] * nodes
+
+
+def beyond(library: str, ctx: NodeContext) -> dict[str, Any]:
+    """Ask Keras for more than feeds have: epochs, steps, evaluations."""
+    import importlib
+
+    keras = importlib.import_module(library)
+
+    def fitted(feed: str, **options: Any) -> Any:
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        data = ctx.dataset(8, x="x", y="y", feed=feed)
+        told: list[int] = []
+        ended = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: told.append(epoch))
+        history = model.fit(data, verbose=0, callbacks=[ended, *options.pop("also", [])], **options)
+        losses = history.history["loss"]
+        assert len(losses) == len(told)
+        return model, data, losses
+
+    stopping = keras.callbacks.EarlyStopping("loss", patience=9, restore_best_weights=True)
+    model, data, losses = fitted("input", epochs=5, also=[stopping])
+    found = {"input": losses, "best": stopping.best}
+    found["gaps"] = fitted("gaps", epochs=9)[2]
+    found["counted"] = fitted("counted", epochs=5, steps_per_epoch=10)[2]
+    refused = []
+    evaluated = ctx.dataset(8, x="x", y="y", feed="eval")
+    calls: list[Callable[[], Any]] = [
+        lambda: model.fit(data, verbose=0),
+        lambda: model.evaluate(data, verbose=0),
+        lambda: model.predict(data, verbose=0),
+        lambda: fitted("long", epochs=3, validation_data=evaluated),
+    ]
+    for call in calls:
+        try:
+            call()
+        except EndOfFeedError as error:
+            refused.append(str(error))
+    return {**found, "refused": refused}
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_epochs_that_are_not_fed_are_not_trained_nor_evaluated(library: str) -> None:
+    pytest.importorskip(library, reason=f"{library} is not installed")
+    with launch(beyond, library, 1, framework="tensorflow") as cluster:
+        counted = cluster.feed_async(tables(160), 1, name="counted", timeout_s=SOON_S)
+        long = cluster.feed_async(tables(20), 3, name="long", timeout_s=SOON_S)
+        evaluating = cluster.feed_async(tables(20), 1, name="eval", timeout_s=SOON_S)
+        cluster.feed(tables(20), 2, timeout_s=SOON_S)
+        cluster.end_feeds("input")
+        for table in tables(20, 0, 20):
+            cluster.feed(table, name="gaps", timeout_s=SOON_S)
+        cluster.end_feeds("gaps")
+        counted.result(SOON_S)
+        cluster.end_feeds("counted")
+        evaluating.result(SOON_S)
+        cluster.end_feeds("eval")
+        (found,) = cluster.results(SOON_S)
+        long.cancel()
+    assert len(found["input"]) == len(found["gaps"]) == len(found["counted"]) == 2
+    assert all(loss > 0 for name in ("input", "gaps", "counted") for loss in found[name])
+    assert found["best"] == min(found["input"])
+    assert all("feed 'input' ended after 2 epochs," in text for text in found["refused"][:3])
+    assert len(found["refused"]) == 4
+    assert "feed 'eval' ended after 1 epoch," in found["refused"][3]
+
+
+def test_two_workers_end_fit_at_the_same_epoch_and_with_it_all_its_feeds(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    args = {"epochs": 5, "validates": True}
+    with launch(fit, args, framework="tensorflow") as cluster:
+        evaluating = cluster.feed_async(tables(20, 4), 5, name="eval", timeout_s=SOON_S)
+        cluster.feed(tables(50, 3), 2, timeout_s=SOON_S)
+        cluster.end_feeds("input")
+        evaluating.result(SOON_S)
+        results = cluster.results(SOON_S)
+    assert [len(result["history"]["val_loss"]) for result in results] == [2, 2]
+    assert results[0]["history"] == results[1]["history"]
+    assert min(results[0]["history"]["loss"]) > 0
+    assert "feed 'input' has ended, and map_fun on" in caplog.text

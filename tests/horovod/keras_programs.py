@@ -65,6 +65,7 @@ def _everything(hvd: Any, folder: Path, fits: list[str]) -> dict[str, Any]:
         "module": type(adam(0.1)).__module__.partition(".")[0],
         "advanced": trains_as_the_advanced_example(hvd, folder),
         "local": leaves_local_layers_alone(hvd),
+        "own": keeps_local_variables(hvd),
         "refused": refuses(hvd),
     }
 
@@ -194,6 +195,27 @@ def leaves_local_layers_alone(hvd: Any) -> list[float]:
     return [float(variable.numpy()) for variable in variables]
 
 
+def keeps_local_variables(hvd: Any) -> list[list[float]]:
+    """Begin with the rank as all weights; return each layer's first weight after a broadcast."""
+    import tensorflow as tf
+
+    found = []
+    for is_one in (False, True):
+        layers = [
+            tf.keras.layers.Dense(
+                1, use_bias=False, trainable=False, kernel_initializer=tf.constant_initializer(rank)
+            )
+            for rank in [hvd.rank()] * 2
+        ]
+        model = tf.keras.Sequential([tf.keras.Input((1,)), *layers])
+        model.compile("sgd", "mse")
+        own = layers[0].variables[0] if is_one else layers[0].variables
+        start = hvd.callbacks.BroadcastGlobalVariablesCallback(1, local_variables=own)
+        model.fit(np.ones([2, 1]), np.ones([2, 1]), callbacks=[start], verbose=0)
+        found.append([float(weight[0, 0]) for weight in model.get_weights()])
+    return found
+
+
 def corrects_the_momentum(hvd: Any, legacy: Any) -> list[float]:
     """Return the momentum of each batch while the rate is halved at each epoch."""
     import tensorflow as tf
@@ -227,6 +249,7 @@ def refuses(hvd: Any) -> dict[str, str]:
         ),
         "initial_lr": lambda: hvd.callbacks.LearningRateScheduleCallback(None, 1.0),
         "steps": lambda: model.fit(endless, callbacks=[warm_up], verbose=0),
+        "local": lambda: hvd.callbacks.BroadcastGlobalVariablesCallback(0, "", ["kernel"]),
         "path": lambda: model.fit(x, y, callbacks=[hvd.callbacks.BestModelCheckpoint()], verbose=0),
     }
     found = {}

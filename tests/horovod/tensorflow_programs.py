@@ -372,6 +372,49 @@ def refuses() -> dict[str, Any]:
     return found
 
 
+def raises_tensorflows_errors() -> dict[str, Any]:
+    """Return which of TensorFlow's errors each wrong call raised, which was ours as well."""
+    import pickle
+
+    import pytest
+    import tensorflow as tf
+
+    hvd = begin()
+    rank = hvd.rank()
+    x = tf.Variable(tf.ones([2 + rank]))
+
+    def backward() -> Any:
+        with tf.GradientTape() as tape:
+            rows = hvd.allgather(x)
+        return tape.gradient(rows, x, tf.ones([5 + rank]))
+
+    asked = {
+        "splits": lambda: hvd.alltoall(tf.ones([3]), [1, 1]),
+        "uneven": lambda: hvd.alltoall(tf.ones([3])),
+        "scalar": lambda: hvd.reducescatter(tf.constant(1.0)),
+        "scalar in a graph": tf.function(lambda: hvd.allgather(tf.constant(1.0))),
+    }
+    if transport() == "gloo":
+        asked |= {
+            "shapes": lambda: hvd.allreduce(x),
+            "types": lambda: hvd.broadcast(tf.ones([2], tf.int32 if rank else tf.float32), 0),
+            "same bytes": lambda: hvd.broadcast(tf.ones([2, 3] if rank else [3, 2]), 0),
+            "roots": lambda: hvd.broadcast(tf.ones([2]), rank),
+            "gradient": backward,
+        }
+    found: dict[str, Any] = {}
+    for name, call in asked.items():
+        with pytest.raises(SparkdlError) as info:
+            call()
+        error = info.value
+        again = pickle.loads(pickle.dumps(error))  # noqa: TID251 (its own)
+        assert (str(again), type(again)) == (str(error), type(error))
+        assert isinstance(error, hvd.HorovodInternalError) != isinstance(error, ValueError)
+        kinds = (tf.errors.FailedPreconditionError, tf.errors.InvalidArgumentError)
+        found[name] = [kind.__name__ for kind in kinds if isinstance(error, kind)]
+    return found
+
+
 def joins() -> list[Any]:
     import tensorflow as tf
 
@@ -402,4 +445,5 @@ CASES = (
     trains_in_a_loop_of_its_own,
     fits,
     refuses,
+    raises_tensorflows_errors,
 )

@@ -41,6 +41,10 @@ def test_local_layers_keep_their_gradients(ranks: list[dict[str, Any]]) -> None:
     assert [found["local"] for found in ranks] == [[-1.5, -0.5], [-1.5, -1.0]]
 
 
+def test_broadcast_leaves_local_variables_alone(ranks: list[dict[str, Any]]) -> None:
+    assert [found["own"] for found in ranks] == [[[rank, 1.0]] * 2 for rank in (0.0, 1.0)]
+
+
 def test_metrics_are_averaged(ranks: list[dict[str, Any]]) -> None:
     first, second = (found["advanced"] for found in ranks)
     assert first["history"] == second["history"]
@@ -74,6 +78,7 @@ _REFUSED = {
     "initial_lr": "needs initial_lr",
     "steps": "give it steps_per_epoch",
     "path": "has no filepath",
+    "local": "'kernel' is no variable",
 }
 
 

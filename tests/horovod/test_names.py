@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from importlib import import_module
@@ -9,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from sparkdl.core.errors import RemovedModuleError
 
 PAGE = Path(__file__).parents[2] / "docs" / "horovod.md"
 VERDICTS = ("same", "better", "refused")
@@ -76,3 +79,101 @@ def test_tables_leave_no_name_out(module: str) -> None:
 def test_all_of_horovods_names_for_pytorch_are_told() -> None:
     told = {name for module, name, _ in ROWS if module == "sparkdl.horovod.torch"}
     assert set(TORCH) <= told
+
+
+@pytest.mark.parametrize(
+    ("module", "advice"),
+    [
+        ("_keras.callbacks", r"sparkdl\.horovod\.keras"),
+        ("data.data_loader_base", "DataLoader"),
+        ("mxnet", "PyTorch or TensorFlow"),
+        ("ray", r"sparkdl\.horovod\.spark\.run"),
+        ("ray.elastic_v2", r"sparkdl\.horovod\.spark\.run"),
+        ("runner.launch", "sparkdl run -np 2"),
+        ("runner.common.util.hosts", "sparkdl run -np 2"),
+        ("spark.common.store", "Store"),
+        ("spark.driver.host_discovery", r"sparkdl\.horovod\.spark\.run"),
+        ("spark.keras", r"sparkdl\.KerasEstimator"),
+        ("spark.lightning.estimator", r"docs/lightning\.md"),
+        ("spark.tensorflow.compute_worker", r"sparkdl\.parquet"),
+        ("spark.torch", r"TorchDistributor\(feed=df\)"),
+        ("tensorflow.data.compute_service", r"cluster\.feed"),
+        ("tensorflow.gradient_aggregation", "backward_passes_per_step"),
+    ],
+)
+def test_module_that_is_absent_says_what_to_use(module: str, advice: str) -> None:
+    with pytest.raises(RemovedModuleError, match=advice) as raised:
+        import_module(f"sparkdl.horovod.{module}")
+    assert isinstance(raised.value, ModuleNotFoundError)  # as programs expect that try an import
+
+
+def test_absent_module_says_so_in_each_form_of_an_import() -> None:
+    for statement in (
+        "from sparkdl.horovod import ray",
+        "from sparkdl.horovod.spark import keras",
+        "from sparkdl.horovod.spark.common.store import LocalStore",
+        "import sparkdl.horovod.spark.torch as hvd_spark",
+    ):
+        with pytest.raises(RemovedModuleError, match=r"docs/horovod\.md"):
+            exec(statement, {})
+
+
+@pytest.mark.parametrize("module", ["sparkdl.horovod.rays", "sparkdl.horovod.spark.runer"])
+def test_misspelt_module_is_the_usual_error(module: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=f"No module named '{module}'") as raised:
+        import_module(module)
+    assert not isinstance(raised.value, RemovedModuleError)
+
+
+def test_operations_are_found_where_horovod_defines_them() -> None:
+    for framework, its_own in (
+        ("torch", {"allreduce_async_", "synchronize", "poll", "Compression", "join"}),
+        ("tensorflow", {"_allreduce", "allgather", "broadcast_", "size_op", "rank_op"}),
+    ):
+        module = import_module(f"sparkdl.horovod.{framework}.mpi_ops")
+        face = import_module(f"sparkdl.horovod.{framework}")
+        both = {"init", "rank", "size", "Average", "Adasum", "ProcessSet", "gpu_available"}
+        assert its_own | both <= set(vars(module)) | set(module.__all__)
+        assert all(getattr(module, name) is not None for name in module.__all__)
+        assert all(getattr(module, name) is getattr(face, name) for name in ("init", "Average"))
+        assert module.handle_average_backwards_compatibility(None, False) is face.Sum
+        with pytest.raises(AttributeError, match="no attribute 'allreduces'"):
+            _ = module.allreduces
+
+
+def test_helpers_that_programs_import_do_what_horovods_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    util = import_module("sparkdl.horovod.common.util")
+    assert util.split_list(list(range(7)), 3) == [[0, 1, 2], [3, 4], [5, 6]]
+    assert [util.num_rank_is_power_2(n) for n in (0, 1, 2, 3, 8)] == [
+        False,
+        True,
+        True,
+        False,
+        True,
+    ]
+    assert [util.is_iterable(value) for value in ((), 1)] == [True, False]
+    assert util.mpi_built() is False
+    assert util.extension_available("torch") is (find_spec("torch") is not None)
+    assert util.extension_available("mxnet") is False
+    with pytest.raises(ImportError, match=r"horovod\.mxnet needs mxnet"):
+        util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__, "mpi_lib")
+    monkeypatch.setenv("SPARKDL_TEST_KEPT", "before")
+    monkeypatch.delenv("SPARKDL_TEST_NEW", raising=False)
+    with util.env(SPARKDL_TEST_KEPT="within", SPARKDL_TEST_NEW="1", SPARKDL_TEST_NONE=None):
+        assert os.environ["SPARKDL_TEST_KEPT"] == "within"
+        assert "SPARKDL_TEST_NONE" not in os.environ
+    assert os.environ["SPARKDL_TEST_KEPT"] == "before"
+    assert "SPARKDL_TEST_NEW" not in os.environ
+
+
+@pytest.mark.tensorflow
+def test_references_to_variables_can_be_compared() -> None:
+    tf = pytest.importorskip("tensorflow")
+    util = import_module("sparkdl.horovod.tensorflow.util")
+    variables = [tf.Variable(1.0), [tf.Variable(2.0)]]
+    refs = util.vars_to_refs(variables)
+    assert len({refs, util.vars_to_refs(variables)}) == 1
+    assert util.refs_to_vars(refs)[1][0] is variables[1][0]
+    remembered = util._cache(lambda value: [value])
+    assert remembered(3) is remembered(3)
+    assert remembered(4) == [4]

@@ -49,7 +49,7 @@ def test_run_without_a_session_says_so() -> None:
 @pytest.mark.torch
 def test_run_of_one_machine_needs_no_spark() -> None:
     assert sparkdl.horovod.run(total, (3,), np=1, show_progress=False) == [(0, 3.0)]
-    for refused in ("hosts", "host_discovery_script", "use_mpi"):
+    for refused in ("host_discovery_script", "use_mpi", "output_filename"):
         with pytest.raises(ConfigError, match=refused):
             sparkdl.horovod.run(total, (3,), **{refused: "there"})
 
@@ -86,7 +86,7 @@ def test_program_for_horovod_runs_after_one_change(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(re.sub(r"\bhorovod\b", "sparkdl.horovod", text), encoding="utf-8")
     said = []
-    for args in (["--num-proc=2"], [], ["--use-adasum"]):
+    for args in (["--num-proc=2", "--hosts=localhost:2"], [], ["--use-adasum"]):
         done = subprocess.run(
             [sys.executable, str(program), *args],
             capture_output=True,

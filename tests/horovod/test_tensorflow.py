@@ -185,7 +185,7 @@ _REFUSED = {
     "old optimizer": "RemovedError: GradientDescentOptimizer is an optimizer of TensorFlow 1",
     "no optimizer": "'adam' is no optimizer of Keras 3 or tf_keras",
     "splits": "splits=[1, 1]",
-    "other variables": "CollectiveError: ",
+    "other variables": "MismatchError: ",
     "other shapes in a graph": "CollectiveError: ",
     "barrier in a graph": "call it outside",
 }
@@ -197,6 +197,15 @@ def test_what_cannot_be_is_refused_by_name_and_harms_nobody(ranks: list[dict[str
         assert {what: text for what, text in told.items() if _REFUSED[what] not in text} == {}
         assert len(told) >= len(_REFUSED) - 2
         assert found["after"] == 2.0
+
+
+def test_eager_errors_are_those_of_tensorflow(ranks: list[dict[str, Any]]) -> None:
+    arguments = dict.fromkeys(("splits", "uneven", "scalar", "scalar in a graph"))
+    wanted = {name: ["InvalidArgumentError"] for name in arguments}
+    if ranks[0]["transport"] == "gloo":
+        different = dict.fromkeys(("shapes", "types", "same bytes", "roots", "gradient"))
+        wanted |= {name: ["FailedPreconditionError"] for name in different}
+    assert both(ranks, "raises_tensorflows_errors") == [wanted] * 2
 
 
 def test_member_that_has_joined_takes_part_with_zeros(ranks: list[dict[str, Any]]) -> None:

@@ -44,6 +44,8 @@ def operate(args: None, ctx: NodeContext) -> dict[str, Any]:
     found |= sets(hvd, evens, torch.from_numpy(array(ctx.rank)))
     found |= states(hvd, ctx.rank)
     refusals(hvd)
+    under_way(hvd, ctx)
+    found["last"] = joins(hvd)
     found["beside"] = beside(torch.distributed, hvd)
     hvd.barrier()
     hvd.shutdown()
@@ -64,6 +66,55 @@ def beside(dist: Any, hvd: Any) -> list[float]:
     hvd.synchronize(handle)
     dist.destroy_process_group()
     return [float(mine), float(theirs)]
+
+
+def under_way(hvd: Any, ctx: NodeContext) -> None:
+    """Start operations on rank 0 alone, and more of the same names; the others come later."""
+    import torch
+
+    def starts() -> list[Any]:
+        tensor = torch.ones(3, 2)
+        return [
+            hvd.allreduce_async(tensor, name="a name", op=hvd.Sum),
+            hvd.allgather_async(tensor, name="a name"),
+            hvd.broadcast_async(tensor, 0, name="a name"),
+            hvd.grouped_reducescatter_async([tensor], name="a name"),
+            hvd.sparse_allreduce_async(tensor.to_sparse(1), "a name", hvd.Sum),
+        ]
+
+    handles = starts() if ctx.rank == 0 else []
+    if ctx.rank == 0:
+        again: tuple[Any, ...] = (
+            lambda: hvd.allreduce_async_(torch.ones(3, 2), name="a name"),
+            lambda: hvd.allreduce(torch.ones(3, 2), name="a name"),
+            lambda: hvd.allgather(torch.ones(3, 2), name="a name"),
+            lambda: hvd.broadcast_(torch.ones(3, 2), 0, name="a name"),
+        )
+        for wrong in again:
+            with pytest.raises(ValueError, match="'a name' is under way already"):
+                wrong()
+    ctx.barrier()
+    for handle in handles or starts():
+        hvd.synchronize(handle)
+    assert float(hvd.allreduce(torch.ones(1), name="a name", op=hvd.Sum)) == SIZE
+
+
+def joins(hvd: Any) -> int:
+    """Join in the order 1, 2, 0; what cannot be done without rank 1 fails for its callers."""
+    import torch
+
+    from sparkdl.core.errors import MismatchError
+
+    rank, one = hvd.rank(), torch.ones(1)
+    if rank != 1:
+        with pytest.raises(MismatchError, match="only sums and averages"):
+            hvd.allgather(one)
+        with pytest.raises(hvd.HorovodInternalError, match="the members called different things"):
+            hvd.allreduce(torch.ones(1 + rank))
+        assert float(hvd.allreduce(one, op=hvd.Sum)) == SIZE - 1
+    if rank == 0:
+        assert float(hvd.allreduce(one, op=hvd.Sum)) == 1
+    return int(hvd.join())
 
 
 def reductions(hvd: Any, mine: Any) -> dict[str, Any]:
@@ -97,8 +148,10 @@ def reductions(hvd: Any, mine: Any) -> dict[str, Any]:
     found["share"] = hvd.reducescatter(mine, op=hvd.Sum)
     found["shares"] = hvd.grouped_reducescatter([mine, mine[:3]], op=hvd.Sum)
     sparse = (mine * 0).index_fill(0, __import__("torch").tensor([hvd.rank()]), 1.0).to_sparse(1)
-    reduced = hvd.synchronize(hvd.sparse_allreduce_async(sparse, "sparse", hvd.Sum))
+    handle = hvd.sparse_allreduce_async(sparse, "sparse", hvd.Sum)
+    reduced = handle()  # as Horovod's users wait for it
     assert reduced.is_sparse
+    assert hvd.synchronize(handle) is reduced
     found["sparse"] = reduced.to_dense()
     return plain(found)
 
@@ -137,6 +190,8 @@ def gradients(hvd: Any, mine: Any) -> dict[str, Any]:
         "d broadcast": gradient(hvd.broadcast(mine, 1)),
         "d alltoall": gradient(hvd.alltoall(mine[:3])),
         "d share": gradient(hvd.reducescatter(mine, op=hvd.Sum)),
+        "d share of mean": gradient(hvd.reducescatter(mine, postscale_factor=2.0)),
+        "d shares": gradient(hvd.grouped_reducescatter([mine, mine], op=hvd.Sum)[1]),
     }
     with pytest.raises(ValueError, match="no gradient of a reduction"):
         gradient(hvd.allreduce(mine, op=hvd.Max))
@@ -210,6 +265,11 @@ def refusals(hvd: Any) -> None:
         lambda: hvd.broadcast_parameters(3),
         lambda: hvd.broadcast_parameters({"a": 3}),
         lambda: hvd.synchronize(3),
+        lambda: hvd.reducescatter(tensor[0]),
+        lambda: hvd.reducescatter_async(tensor[0]),
+        lambda: hvd.grouped_reducescatter([tensor, tensor[0]]),
+        lambda: hvd.grouped_reducescatter_async([tensor, tensor[0]]),
+        lambda: hvd.alltoall(torch.zeros(3), splits=torch.ones(3)),
         lambda: hvd.mpi_threads_supported(),
         lambda: hvd.ProcessSet("all"),
         lambda: hvd.add_process_set([SIZE]),
@@ -227,6 +287,9 @@ def refusals(hvd: Any) -> None:
             removed()
     with pytest.raises(hvd.HorovodInternalError, match="the members called different things"):
         hvd.allreduce(torch.zeros(2 + hvd.rank()))
+    several = [torch.zeros(2, 3), torch.zeros(1)] if hvd.rank() else [torch.zeros(3, 2), tensor[:1]]
+    with pytest.raises(hvd.HorovodInternalError, match="the members called different things"):
+        hvd.broadcast_parameters(several)
 
 
 def plain(found: dict[str, Any]) -> dict[str, Any]:
@@ -276,7 +339,10 @@ def test_operations_give_what_numpy_computes() -> None:
         same(found["d gather"], np.full((4, 2), 2))
         same(found["d broadcast"], np.full((4, 2), 2 * (rank == 1)))
         same(found["d alltoall"], [[1, 1], [2, 2], [3, 3], [0, 0]])
-        same(found["d share"], [[1, 1], [1, 1], [2, 2], [3, 3]])
+        same(found["d share"], [[3, 3], [3, 3], [6, 6], [9, 9]])
+        same(found["d shares"], [[3, 3], [3, 3], [6, 6], [9, 9]])
+        same(found["d share of mean"], [[2, 2], [2, 2], [4, 4], [6, 6]])
+        assert found["last"] == 0
         if rank == 1:
             same(found["odds"], arrays[1])
         else:

@@ -140,20 +140,28 @@ def embeddings(hvd: Any, sparse_as_dense: bool) -> Any:
     results = []
     for is_alone in (False, True):
         torch.manual_seed(3)
-        table = torch.nn.EmbeddingBag(6, 2, sparse=not is_alone)
+        table = torch.nn.EmbeddingBag(6, 2, sparse=True)
         head = torch.nn.Linear(2, 1)
         params = [*table.parameters(), *head.parameters()]
-        optimizer: Any = torch.optim.SGD(params, lr=0.1)
+        optimizers: list[Any] = [
+            torch.optim.SparseAdam([*table.parameters()], lr=0.1),
+            torch.optim.SGD(head.parameters(), lr=0.1),
+        ]
         if not is_alone:
-            optimizer = hvd.DistributedOptimizer(optimizer, sparse_as_dense=sparse_as_dense)
+            optimizers = [
+                hvd.DistributedOptimizer(optimizer, sparse_as_dense=sparse_as_dense)
+                for optimizer in optimizers
+            ]
         for step in range(STEPS):
-            optimizer.zero_grad()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
             for part in range(SIZE) if is_alone else [hvd.rank()]:
                 words = torch.tensor([[part, (part + step) % 6, 5]])
                 loss = head(table(words)).square().sum()
                 (loss / (SIZE if is_alone else 1)).backward()
-            optimizer.step()
-        assert is_alone or params[0].grad.is_sparse != sparse_as_dense
+            for optimizer in optimizers:
+                optimizer.step()
+        assert is_alone or params[0].grad.is_sparse
         results.append(flat(torch.nn.ModuleList([table, head])))
     return results
 
@@ -214,6 +222,11 @@ def misuse(hvd: Any) -> None:
         loss_of(model, 0, 0).backward()
     optimizer.load_state_dict(optimizer.state_dict())
     optimizer.zero_grad()
+    loss_of(model, 0, 0).backward()
+    optimizer.synchronize()
+    with pytest.warns(UserWarning, match=r"step\(\) called without optimizer.skip_synchronize\(\)"):
+        optimizer.step()
+    assert len(set(optimizer._parameter_names.values())) == len([*model.parameters()])
     renewed = distributed()
     with pytest.raises(AssertionError, match="another DistributedOptimizer has been made"):
         optimizer.step()

@@ -123,6 +123,17 @@ def test_mapping_names_a_column_for_each_input() -> None:
     assert one.name == "a"
 
 
+def test_only_input_may_be_asked_for_by_another_name_if_nobody_chose_its_own() -> None:
+    keras_tensor = Tensor("keras_tensor", "float32", (None, 2))
+    for asked, tensor in (("dense", keras_tensor), ("dense_input", NUMBER)):
+        (one,) = input_columns({"v": asked}, Signature((tensor,), ()), SCHEMA)
+        assert one == InputColumn("v", tensor)
+    with pytest.raises(ConfigError, match="must give each input"):
+        input_columns({"v": "wrong"}, Signature((NUMBER,), ()), SCHEMA)
+    with pytest.raises(ConfigError, match="must give each input"):
+        input_columns({"v": "x", "a": "y"}, Signature((keras_tensor,), ()), SCHEMA)
+
+
 @pytest.mark.parametrize(
     ("mapping", "match"),
     [

@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import threading
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from pyspark.sql import functions as f
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.ml.keras_estimator import KerasEstimator
 from sparkdl.ml.model import KerasModel
 
@@ -220,10 +221,85 @@ def _is_child(process: psutil.Process) -> bool:
         return False
 
 
+def test_null_behind_the_rows_that_are_looked_at_ends_the_training(
+    spark_local: SparkSession,
+) -> None:
+    late = spark_local.range(5000).selectExpr(
+        f"array_repeat(0.5d, {FEATURES}) as features", "if(id = 4990, null, 1.0d) as label"
+    )
+    with pytest.raises(FeedTypeError, match=r"column 'label' holds a null.*dropna"):
+        KerasEstimator(classifier, loss="mse").fit(late)
+
+
+def halving(notes: Path) -> list[Any]:
+    """Return a callback that halves the learning rate in each epoch, and notes it."""
+    import keras
+
+    class Halving(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.model.optimizer.learning_rate = 0.5 ** (epoch + 1)
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            with notes.open("a") as file:
+                file.write(f"{epoch} {float(self.model.optimizer.learning_rate)} {sorted(logs)}\n")
+
+    return [Halving()]
+
+
+class Unpicklable:
+    """Holds what cannot be pickled."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("mode", ["nodes", "jobs"])
+def test_callbacks_of_the_user_run_and_the_trained_model_and_its_summary_are_kept(
+    spark_local: SparkSession, tmp_path: Path, mode: str
+) -> None:
+    import keras
+
+    rows = spark_local.range(40, numPartitions=2).selectExpr(
+        f"array_repeat(id / 40, {FEATURES}) as features", "id / 40 as label"
+    )
+    model = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    notes = tmp_path / "notes"
+    callbacks: Any = halving(notes) if mode == "jobs" else partial(halving, notes)
+    estimator: Any = KerasEstimator(model, epochs=3, mode=mode, callbacks=callbacks)
+    estimator.save(str(tmp_path / "estimator"))
+    found: Any = KerasEstimator.load(str(tmp_path / "estimator"))
+    fitted: Any = found.fit(rows)
+    assert notes.read_text() == "0 0.5 ['loss']\n1 0.25 ['loss']\n2 0.125 ['loss']\n"
+    trained = fitted.getModel()
+    assert isinstance(trained, keras.Model)
+    expected = trained.predict(np.full((1, FEATURES), 0.5), verbose=0)[0, 0]
+    scored = fitted.transform(rows.where("id = 20")).collect()
+    assert scored[0].prediction == pytest.approx(expected, rel=1e-5)
+    fitted.save(str(tmp_path / "model"))
+    loaded = KerasModel.load(str(tmp_path / "model"))
+    assert loaded.summary == fitted.summary
+    assert loaded.summary.seconds > 0
+
+
 @pytest.mark.parametrize(
     ("make", "match"),
     [
         (lambda: KerasEstimator(classifier, gone=1), "no parameter 'gone'"),
+        (lambda: KerasEstimator(classifier, batchSize=1), "did you mean 'batch_size'"),
+        (lambda: KerasEstimator(classifier, epochs=-1), "epochs=-1 must be at least 1"),
+        (lambda: KerasEstimator(classifier, mode="job"), "mode='job' cannot be: choose one of"),
+        (
+            lambda: KerasEstimator(classifier, callbacks=[Unpicklable]),
+            "callbacks=<class .*give a list",
+        ),
+        (
+            lambda: KerasEstimator(classifier, callbacks=[Unpicklable()]),
+            "callbacks cannot travel to the nodes: .*Give a function",
+        ),
         (lambda: KerasEstimator(7), "model is a int"),
         (lambda: KerasEstimator(classifier()), "has no loss"),
     ],
@@ -236,7 +312,7 @@ def test_what_cannot_work_is_refused_at_once(make: Any, match: str) -> None:
 def test_model_of_several_outputs_maps_them(spark_local: SparkSession) -> None:
     import msgspec
 
-    from sparkdl.ml.keras_train import as_content
+    from sparkdl.ml.keras_model import as_content
     from sparkdl.ml.predict import keras_predictor
     from tests.ml.models import two_in_two_out
 

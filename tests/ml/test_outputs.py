@@ -118,6 +118,17 @@ def test_names_that_are_not_there_are_refused() -> None:
         mapped_outputs({"y": "c"}, {"d": "vector"}, signature)
 
 
+@pytest.mark.parametrize(("own", "asked"), [("output_0", "dense"), ("dense", "output_0:0")])
+def test_only_output_may_be_asked_for_by_another_name_if_nobody_chose_its_own(
+    own: str, asked: str
+) -> None:
+    tensors = (Tensor(own, "float32", (None,)), Tensor("b", "float32", (None,)))
+    _, (column,) = mapped_outputs({asked: "c"}, {}, Signature((), tensors[:1]))
+    assert (column.tensor, column.name) == (own, "c")
+    with pytest.raises(ConfigError, match="and the model's outputs are"):
+        mapped_outputs({asked: "c"}, {}, Signature((), tensors))
+
+
 def test_bytes_that_are_no_text_say_what_to_declare() -> None:
     _, column = declared(Tensor("y", "string", (None,)))
     with pytest.raises(InferenceError, match="'binary' for bytes that are no text"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import msgspec
 import psutil
 import pytest
 
@@ -25,8 +27,9 @@ from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver import state as states
 from sparkdl.driver.controller import Controller, View
+from sparkdl.driver.roster import Roster
 from sparkdl.node.context import NodeContext
-from sparkdl.node.order import AgentOrder, start_agent
+from sparkdl.node.order import AgentNews, AgentOrder, start_agent
 from tests.doubles.nodes import SOON_S, NodeProcesses, all_gone, processes
 
 MapFun = Callable[[Any, NodeContext], Any]
@@ -37,6 +40,7 @@ sparkdl.node.state.EXIT_GRACE_S = 0.2
 raise SystemExit(sparkdl.node.agent.main())
 """
 SPEC = ClusterSpec("c", (NodeSpec(0, WORKER, 0),), framework="plain")
+DETACHED = replace(SPEC, placement="detached")
 
 
 class Node:
@@ -49,10 +53,10 @@ class Node:
         self.order = AgentOrder(url, self.controller._server._token, 0, spec, "process")
         self.agent: subprocess.Popen[bytes] | None = None
 
-    def start(self, owner: int | None = None) -> Node:
-        """Start the agent; it belongs to process `owner` or to this one."""
-        if owner is not None:
-            self.order = replace_order(self.order, owner)
+    def start(self, executor: int | None = None) -> Node:
+        """Start the agent, as a task does if there is an `executor` that it can go over to."""
+        if executor is not None:
+            self.order = msgspec.structs.replace(self.order, owner="task", executor_pid=executor)
         with tempfile.TemporaryFile() as stderr:
             self.agent = start_agent(self.order, self.payload, sys.path, stderr.fileno())
         return self
@@ -84,10 +88,6 @@ class Node:
         if self.agent:
             with self.agent:
                 self.agent.kill()
-
-
-def replace_order(order: AgentOrder, owner: int) -> AgentOrder:
-    return AgentOrder(order.url, order.token, 0, order.spec, "executor", owner_pid=owner)
 
 
 NewNode = Callable[..., Node]
@@ -173,12 +173,21 @@ def test_agent_dies_with_its_owner_that_holds_its_input(node: NewNode) -> None:
     assert one.agent.wait(SOON_S) == 0
 
 
-def test_agent_of_an_executor_dies_with_that_and_not_with_its_input(node: NewNode) -> None:
+def is_detached(view: View) -> bool:
+    agents = getattr(view.state, "roster", Roster(SPEC)).agents
+    return any(agent.is_detached for agent in agents.values())
+
+
+def test_detached_agent_dies_with_its_executor_and_not_with_its_input(node: NewNode) -> None:
     with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as executor:
-        one = node(ignore_term).start(owner=executor.pid)
+        one = node(ignore_term, DETACHED).start(executor.pid)
         pair = one.in_map_fun()
+        one.wait(is_detached)
         assert one.agent
         assert one.agent.stdin
+        assert one.agent.stdout
+        news = [msgspec.json.decode(one.agent.stdout.readline(), type=AgentNews) for _ in range(2)]
+        assert [each.is_detached for each in news] == [False, True]
         one.agent.stdin.close()
         assert not all_gone([pair.agent, pair.child], within_s=0.3)
         executor.kill()
@@ -186,10 +195,21 @@ def test_agent_of_an_executor_dies_with_that_and_not_with_its_input(node: NewNod
         assert one.agent.wait(SOON_S) == 0
 
 
-def test_agent_of_an_executor_that_has_gone_already_ends(node: NewNode) -> None:
+def test_agent_of_a_task_dies_with_its_input_until_it_is_detached(node: NewNode) -> None:
+    one = node(ignore_term).start(os.getpid())
+    one.in_map_fun()
+    roster = one.controller.look(lambda view: view.state).roster  # type: ignore[union-attr]
+    assert roster.agents[0].holds_slot
+    assert one.agent
+    assert one.agent.stdin
+    one.agent.stdin.close()
+    assert one.agent.wait(SOON_S) == 0
+
+
+def test_detached_agent_of_an_executor_that_has_gone_already_ends(node: NewNode) -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as executor:
         executor.wait()
-    one = node(hang).start(owner=executor.pid)
+    one = node(hang, DETACHED).start(executor.pid)
     assert one.agent
     assert one.agent.wait(SOON_S) == 0
 

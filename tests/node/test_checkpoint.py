@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -154,3 +157,23 @@ def test_checkpoint_that_cannot_be_fetched_is_an_error(contexts: Callable[..., A
     it = contexts(CheckpointRef(f"{URL}/step-0000000007-b-0", 7, -1))
     with pytest.raises(CheckpointError, match="step-0000000007-b-0 cannot be read"):
         _ = it.nodes[0].last_checkpoint.folder
+
+
+def test_base_stays_while_the_world_goes_on_from_it_and_its_string_is_its_path(
+    contexts: Callable[..., Any],
+) -> None:
+    first = contexts()
+    with ThreadPoolExecutor(2) as nodes:
+        list(nodes.map(lambda ctx: write(ctx, 1), first.nodes))
+    (base,) = first.driver.made
+    it = contexts(base)
+    with ThreadPoolExecutor(2) as nodes:
+        for step in range(2, 8):
+            list(nodes.map(partial(write, step=step), it.nodes))
+    left = [entry.name.step for entry in it.store._entries()]
+    assert sorted(left) == [1, 5, 6, 7], "three are kept, and the base"
+    last = it.nodes[1].last_checkpoint
+    assert str(last) == os.fspath(last) == f"{last}"
+    assert Path(f"{last}/deep/part-0").read_text() == "1"
+    assert Path(os.path.join(last, "deep", "part-1")).read_text() == "1"
+    assert repr(last) == f"LastCheckpoint(step=1, url={base.url!r})"

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pyarrow.fs as pafs
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from sparkdl.core.errors import CheckpointError
 from sparkdl.feed.coverage import FeedCoverage
@@ -112,6 +114,67 @@ def test_checkpoint_that_is_not_whole_is_left_out(
     assert "left out" in caplog.text
 
 
+MANIFEST_TEXT = encode_manifest(
+    Manifest(6, "one", 0, 1.5, NODES, FEEDS, {"deep/chief-0": 9, "model.bin": 10_000})
+)
+NEST = b"[" * 100_000
+
+
+@st.composite
+def hurt_manifests(draw: st.DrawFn) -> bytes:
+    """Return a manifest with bits turned, bytes changed, and parts missing or foreign."""
+    data = bytearray(MANIFEST_TEXT)
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(data)))
+        how = draw(st.sampled_from(["bit", "byte", "cut", "insert", "zeros"]))
+        if how == "bit" and at < len(data):
+            data[at] ^= 1 << draw(st.integers(0, 7))
+        elif how == "byte" and at < len(data):
+            data[at] = draw(st.integers(0, 255))
+        elif how == "cut":
+            del data[at : at + draw(st.integers(1, 500))]
+        elif how == "insert":
+            data[at:at] = draw(st.one_of(st.binary(max_size=40), st.just(NEST)))
+        elif how == "zeros":
+            length = draw(st.integers(1, 64))
+            data[at : at + length] = bytes(len(data[at : at + length]))
+    return bytes(data)
+
+
+@given(hurt_manifests())
+@settings(max_examples=1000)
+@example(b"")
+@example(NEST)
+@example(MANIFEST_TEXT.replace(b'"format": 1', b'"format": 3'))
+@example(MANIFEST_TEXT.replace(b'"one"', b'"\xff\xfe"'))
+@example(MANIFEST_TEXT.replace(b"10000", b"1" * 5000))
+def test_hurt_manifest_is_never_taken_for_another_one(hurt: bytes) -> None:
+    whole = decode_manifest(MANIFEST_TEXT, "here")
+    assert whole is not None
+    assert decode_manifest(hurt, "here") in ((None,) if hurt != MANIFEST_TEXT else (whole,))
+
+
+def test_every_turned_bit_of_a_manifest_is_seen() -> None:
+    for at in range(len(MANIFEST_TEXT) * 8):
+        hurt = bytearray(MANIFEST_TEXT)
+        hurt[at // 8] ^= 1 << at % 8
+        assert decode_manifest(bytes(hurt), "here") is None
+
+
+@pytest.mark.parametrize("hurt", [b"\xff\xfe", NEST, b"", b'{"format": 7}', b"\x00" * 500])
+def test_newest_checkpoint_whose_manifest_is_hurt_is_passed_over(
+    store: CheckpointStore, hurt: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(store, named(5))
+    make(store, named(6))
+    with store._system.open_output_stream(f"{store._path}/{named(6)}/manifest.json") as file:
+        file.write(hurt)
+    found = store.newest()
+    assert found is not None
+    assert found.ref.step == 5
+    assert f"{named(6)} has a broken manifest, and is left out" in caplog.text
+
+
 def test_manifest_of_a_newer_sparkdl_is_an_error() -> None:
     text = encode_manifest(Manifest(1, "c", 0, 1.0, (), {}, format=99))
     with pytest.raises(CheckpointError, match=r"made by a newer sparkdl \(format 99"):
@@ -137,6 +200,14 @@ def test_sweep_keeps_the_newest_and_deletes_what_never_became_one(store: Checkpo
     store.sweep(named(5, generation=1), keep=1)
     assert str(named(4)) in steps(store), "the driver may not know of the newest one yet"
     assert str(named(3)) not in steps(store)
+
+
+def test_sweep_keeps_what_the_world_goes_on_from(store: CheckpointStore) -> None:
+    for step in (1, 2, 3, 4):
+        make(store, named(step, "older"))
+    make(store, named(5))
+    store.sweep(named(5), keep=1, base=str(named(2, "older")))
+    assert set(steps(store)) == {str(named(2, "older")), str(named(4, "older")), str(named(5))}
 
 
 def test_world_that_begins_deletes_only_what_is_unfinished(store: CheckpointStore) -> None:

@@ -104,7 +104,8 @@ def start(tmp_path: Path) -> Iterator[StartNode]:
                 map_fun if isinstance(map_fun, bytes) else cloudpickle.dumps((map_fun, args))
             )
             port = reserve_port("127.0.0.1", Environment())
-            log = ChildLog(tmp_path / "log")
+            log = ChildLog()
+            stack.callback(log.close)
             child = Child.spawn(
                 ChildOrder(framework, payload, log, port, {"PYTHONUNBUFFERED": "1"})
             )
@@ -166,7 +167,7 @@ def test_sys_exit_with_a_code_is_a_failure(
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_whatever_is_raised_is_told_and_printed(
+def test_whatever_is_raised_is_told_once_with_the_users_frames_alone(
     start: StartNode, error: type[BaseException]
 ) -> None:
     def deep(args: type[BaseException], ctx: NodeContext) -> None:
@@ -177,9 +178,12 @@ def test_whatever_is_raised_is_told_and_printed(
     assert failure.kind == "exception"
     assert failure.exception_type == f"builtins.{error.__name__}"
     assert failure.message == f"{error.__name__}: no such luck"
-    assert "in deep" in failure.traceback
+    head, frame, *_, last = failure.traceback.splitlines()
+    assert head == "Traceback (most recent call last):"
+    assert frame.endswith(", in deep"), "the first frame is the user's"
+    assert last == failure.message
     assert (failure.node, failure.rank, failure.pid) == ("worker:0", 0, running.child.pid)
-    assert failure.message in running.log.tail(3)
+    assert running.log.tail(3) == (), "the agent adds it, behind what the child has printed"
 
 
 def test_code_that_cannot_be_unpickled_is_a_failed_setup(start: StartNode) -> None:

@@ -7,9 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from sparkdl.control.channel import (
     Consumed,
     EndMark,
     EpochMark,
+    FeedStart,
     Local,
     Reclaim,
     Release,
@@ -26,10 +28,13 @@ from sparkdl.control.channel import (
     receive,
     send,
 )
+from sparkdl.core.checkpoint import FIRST_TIME, Resume
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError, FeedClosedError
-from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.core.errors import ConfigError, FeedClosedError, UnfedError
+from sparkdl.core.settings import Settings
+from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
 from sparkdl.core.world import Address, build_world
+from sparkdl.feed.datafeed import DataFeed
 from sparkdl.feed.epoch import EpochBatches
 from sparkdl.feed.item import Item
 from sparkdl.feed.segment import write_segment
@@ -79,10 +84,13 @@ def linked() -> Iterator[Ends]:
     ends.agents.close()
 
 
-def start() -> Start:
+def start(resume: Resume = FIRST_TIME, **options: Any) -> Start:
     nodes = plan_nodes(1)
     world = build_world(0, {node: Address("h", 1, "") for node in nodes})
-    return Start(world, 0, ClusterSpec("c", nodes))
+    return Start(world, 0, ClusterSpec("c", nodes, **options), resume)
+
+
+SOON_GIVEN_UP = Settings(feed_timeout_s=0.05)
 
 
 def row(item: object) -> int:
@@ -125,6 +133,81 @@ def test_end_of_all_feeds_ends_those_that_nobody_used_yet_too() -> None:
         assert unused.take(unused.claim()) == EndMark("unused")
 
 
+def test_feed_of_a_cluster_that_nobody_feeds_is_refused_at_once_by_whatever_reads_it() -> None:
+    with linked() as ends:
+        ends.send(start(input_mode=InputMode.TENSORFLOW))
+        ends.link.wait_start(Deadline.after(SOON_S))
+        reader = ends.link.reader("input")
+        readers: list[Callable[[], Any]] = [
+            lambda: list(EpochBatches(reader, 4)),
+            lambda: DataFeed(reader, ends.link.send).next_batch(4),
+            lambda: DataFeed(reader, ends.link.send, train_mode=False).next_batch(4),
+            reader.peek_batch,
+            reader.has_epoch,
+        ]
+        for read in readers:
+            with pytest.raises(ConfigError, match=r"feed 'input' cannot be read.*input_mode='own'"):
+                read()
+
+
+def test_files_that_a_node_reads_itself_need_nobody_to_feed_them() -> None:
+    with linked() as ends:
+        ends.send(start(input_mode=InputMode.TENSORFLOW, settings=SOON_GIVEN_UP))
+        ends.link.wait_start(Deadline.after(SOON_S))
+        own = ends.link.own_reader("parquet")
+        waiting = Running(own.has_epoch)
+        waiting.join(4 * SOON_GIVEN_UP.feed_timeout_s)
+        assert waiting.is_alive()
+        ends.send(EndMark(own.feed))
+        assert not waiting.result()
+
+
+def test_feed_of_a_name_that_nobody_feeds_is_given_up_and_says_what_is_fed() -> None:
+    with linked() as ends:
+        ends.send(start(settings=SOON_GIVEN_UP))
+        ends.send(FeedStart("input", 0))
+        ends.send_segment(0, feed="test")
+        ends.link.wait_start(Deadline.after(SOON_S))
+        misspelt = ends.link.reader("inputs")
+        message = (
+            r"nobody has fed 'inputs' within feed_timeout=0.05 s; being fed is 'input', 'test'"
+        )
+        with pytest.raises(UnfedError, match=message):
+            list(EpochBatches(misspelt, 4))
+
+
+def test_cluster_that_is_never_fed_is_given_up() -> None:
+    with linked() as ends:
+        ends.send(start(settings=SOON_GIVEN_UP))
+        ends.link.wait_start(Deadline.after(SOON_S))
+        feed = DataFeed(ends.link.reader("input"), ends.link.send)
+        with pytest.raises(UnfedError, match=r"nothing is being fed: call cluster\.feed"):
+            feed.next_batch(1)
+
+
+@pytest.mark.parametrize("why", ["begun", "inference", "resumed", "evaluator"])
+def test_feed_that_may_still_come_is_waited_for(why: str) -> None:
+    with linked() as ends:
+        first = start(Resume(1) if why == "resumed" else FIRST_TIME, settings=SOON_GIVEN_UP)
+        if why == "evaluator":
+            nodes = plan_nodes(2, eval_node=True)
+            world = build_world(0, {node: Address("h", 1, "") for node in nodes})
+            first = Start(world, 0, ClusterSpec("c", nodes, settings=SOON_GIVEN_UP))
+        ends.send(first)
+        ends.link.wait_start(Deadline.after(SOON_S))
+        reader = ends.link.reader("input")
+        if why == "begun":
+            ends.send(FeedStart("input", 0))
+            ends.send(EpochMark("other", 0, {}))  # behind it, so that it has been heard
+            ends.link.reader("other").has_epoch()
+        feed = DataFeed(reader, ends.link.send, train_mode=why != "inference")
+        waiting = Running(lambda: feed.next_batch(1))
+        waiting.join(4 * SOON_GIVEN_UP.feed_timeout_s)
+        assert waiting.is_alive()
+        ends.send(EndMark(""))
+        assert waiting.result() == []
+
+
 def test_end_of_one_feed_ends_no_other() -> None:
     with linked() as ends:
         ends.send(EndMark("one"))
@@ -136,8 +219,11 @@ def test_end_of_one_feed_ends_no_other() -> None:
 
 def test_agent_that_asks_for_room_gets_what_was_read() -> None:
     with linked() as ends:
-        ends.send_segment(0)
         reader = ends.link.reader("input")
+        waiting = Running(reader.has_epoch)
+        assert ends.hear() == Consumed("input", 0, 0), "that it is waited for"
+        ends.send_segment(0)
+        assert waiting.result()
         owner = reader.claim()
         reader.take(owner)
         reader.give(owner, 1)

@@ -1,11 +1,10 @@
-"""A child's log is read by its end, or line by line as it grows, and nothing is lost between."""
+"""A child's log is read by its end, or line by line as it grows, and needs no disk."""
 
 from __future__ import annotations
 
 import os
-import stat
-import tempfile
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -17,13 +16,18 @@ from sparkdl.node.logs import ChildLog
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> ChildLog:
-    return ChildLog(tmp_path / "child.log")
+def log() -> Iterator[ChildLog]:
+    with closing(ChildLog()) as log:
+        yield log
 
 
 def write(log: ChildLog, data: bytes) -> None:
-    with log.path.open("ab") as file:
-        file.write(data)
+    """Print as a child does, and let the agent take it before the pipe is full."""
+    fd = log.open_for_child()
+    for start in range(0, len(data), 4096):
+        os.write(fd, data[start : start + 4096])
+        log.nbytes()
+    os.close(fd)
 
 
 def test_what_is_not_there_yet_has_no_lines(log: ChildLog) -> None:
@@ -35,11 +39,11 @@ def test_what_is_not_there_yet_has_no_lines(log: ChildLog) -> None:
 def test_the_agents_own_lines_stand_among_the_childs(log: ChildLog) -> None:
     log.add("no GPU")
     write(log, b"one\n")
-    log.add("ends")
-    assert log.tail(10) == ("sparkdl: no GPU", "one", "sparkdl: ends")
+    log.add("ends\nhere")
+    assert log.tail(10) == ("no GPU", "one", "ends", "here")
 
 
-def test_the_childs_descriptor_appends_and_only_its_user_reads(log: ChildLog) -> None:
+def test_what_several_print_stands_in_its_order(log: ChildLog) -> None:
     first, second = log.open_for_child(), log.open_for_child()
     try:
         os.write(first, b"one\n")
@@ -50,7 +54,44 @@ def test_the_childs_descriptor_appends_and_only_its_user_reads(log: ChildLog) ->
         os.close(first)
         os.close(second)
     assert log.tail(9) == ("one", "two", "three")
-    assert stat.S_IMODE(log.path.stat().st_mode) == 0o600
+
+
+def test_a_childs_lines_outlive_it_and_its_log(log: ChildLog) -> None:
+    write(log, b"one\n")
+    fd = log.open_for_child()
+    os.write(fd, b"two\n")
+    log.close()
+    with pytest.raises(BrokenPipeError):
+        os.write(fd, b"nobody reads this\n")
+    os.close(fd)
+    log.add("three")
+    assert log.tail(9) == ("one", "two", "three")
+    log.close()
+
+
+def test_log_is_bounded_however_much_is_printed(log: ChildLog) -> None:
+    line = b"x" * 999 + b"\n"
+    for _ in range(12):
+        write(log, line * 1000)
+    write(log, b"last\n")
+    assert log.nbytes() == 12_000_005
+    assert len(log._kept) <= 2 * logs._KEPT_NBYTES
+    assert log.tail(2) == ("x" * 999, "last")
+
+
+def test_lines_that_came_too_fast_to_be_shown_are_told_and_the_rest_is_whole(
+    log: ChildLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_KEPT_NBYTES", 1000)
+    write(log, b"un")
+    assert log.new_lines() == ()
+    lines = [f"line {i:05}" for i in range(1000)]
+    write(log, b"known\n" + "\n".join(lines).encode())
+    told, _cut, *heard = log.new_lines(is_last=True)
+    assert heard == lines[-len(heard) :]
+    gone = int(told.split()[1])
+    assert gone + len(_cut) + len("\n".join(["", *heard])) == log.nbytes()
+    assert log.new_lines(is_last=True) == ()
 
 
 @pytest.mark.parametrize(
@@ -110,8 +151,7 @@ def test_lines_arrive_whole_however_they_were_written(
     lines = [f"{i}{word}" for i, word in enumerate(words)]
     text = "".join(f"{line}\n" for line in lines).encode()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
-    with tempfile.TemporaryDirectory() as folder:
-        log = ChildLog(Path(folder) / "log")
+    with closing(ChildLog()) as log:
         heard: list[str] = []
         for start, stop in zip([0, *cuts], [*cuts, len(text)], strict=True):
             write(log, text[start:stop])

@@ -28,7 +28,7 @@ SPEC = ClusterSpec(
     num_gpus=2,
     settings=Settings(1.5, 2, 3, 0, 5.5, 6, 7),
 )
-ORDER = AgentOrder("ws://[::1]:5", "tök-en", 2, SPEC, "executor", 3, 4242, ("0", "1"))
+ORDER = AgentOrder("ws://[::1]:5", "tök-en", 2, SPEC, "task", 3, 4242, ("0", "1"))
 PLAIN = AgentOrder("ws://h:1", "t", 0, ClusterSpec("c", plan_nodes(1)), "process")
 
 

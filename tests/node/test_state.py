@@ -70,13 +70,18 @@ RAISED = ChildSaidHowItEnded(FAILURE)
 EXITED = ChildExited(0)
 SEGFAULTED = ChildExited(-11)
 STOP_CHILD = ChildStopAsked(1, grace_s=3.0)
+STOP_FAILED = ChildStopAsked(1, 3.0, "worker:0 raised ValueError")
 STOP = StopAsked(grace_s=3.0)
 ORPHANED = Orphaned("the executor is gone")
 EXPIRED = DeadlinePassed()
 
 ENDS: list[Action] = [CloseFeeds("the node ends"), Terminate()]
+WHY = CloseFeeds("the cluster has failed: worker:0 raised ValueError")
+ALL_FAILED: list[Action] = [WHY, Terminate()]
 HAS_ENDED: list[Action] = [CloseFeeds("map_fun has ended")]
-HAS_DIED: list[Action] = [CloseFeeds("the child has died"), Kill()]
+HAS_RAISED: list[Action] = [CloseFeeds(FAILURE.describe())]
+HAS_EXITED: list[Action] = [CloseFeeds("the child has died (exit code 0)"), Kill()]
+HAS_CRASHED: list[Action] = [CloseFeeds("the child has died (SIGSEGV)"), Kill()]
 GOES: list[Action] = [
     CloseFeeds("the executor is gone"),
     Kill(),
@@ -89,28 +94,30 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (READY, WorldBegan(World(0, ())), READY, []),
     (READY, WorldBegan(World(2, ())), READY, []),
     (READY, RETURNED, RETURNING, HAS_ENDED),
-    (READY, RAISED, RAISING, HAS_ENDED),
-    (READY, EXITED, IDLE, [*HAS_DIED, TellFailed(1, None, 0)]),
-    (READY, SEGFAULTED, IDLE, [*HAS_DIED, TellFailed(1, None, -11)]),
+    (READY, RAISED, RAISING, HAS_RAISED),
+    (READY, EXITED, IDLE, [*HAS_EXITED, TellFailed(1, None, 0)]),
+    (READY, SEGFAULTED, IDLE, [*HAS_CRASHED, TellFailed(1, None, -11)]),
     (READY, RoundAsked(2), ENDING_ROUND, ENDS),
     (READY, RoundAsked(1), READY, []),
     (READY, RoundAsked(1, is_again=True), READY, []),
     (READY, RoundAsked(0), READY, []),
     (READY, STOP_CHILD, ENDING_IDLE, ENDS),
     (READY, ChildStopAsked(0, 3.0), READY, []),
+    (READY, STOP_FAILED, ENDING_IDLE, ALL_FAILED),
     (READY, STOP, ENDING_GONE, ENDS),
     (READY, ORPHANED, GONE, GOES),
     # Begun: the child has its world.
     (BEGUN, BEGAN, BEGUN, []),
     (BEGUN, ENTERED, BEGUN, [TellRunning(1)]),
     (BEGUN, RETURNED, RETURNING, HAS_ENDED),
-    (BEGUN, RAISED, RAISING, HAS_ENDED),
-    (BEGUN, EXITED, IDLE, [*HAS_DIED, TellFailed(1, None, 0)]),
+    (BEGUN, RAISED, RAISING, HAS_RAISED),
+    (BEGUN, EXITED, IDLE, [*HAS_EXITED, TellFailed(1, None, 0)]),
     (BEGUN, RoundAsked(2), ENDING_ROUND, ENDS),
     (BEGUN, RoundAsked(1), BEGUN, []),
     (BEGUN, RoundAsked(1, is_again=True), BEGUN, []),
     (BEGUN, STOP_CHILD, ENDING_IDLE, ENDS),
     (BEGUN, ChildStopAsked(0, 3.0), BEGUN, []),
+    (BEGUN, STOP_FAILED, ENDING_IDLE, ALL_FAILED),
     (BEGUN, STOP, ENDING_GONE, ENDS),
     (BEGUN, ORPHANED, GONE, GOES),
     # Leaving: the outcome is known, and told once the process has ended.
@@ -154,6 +161,7 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (IDLE, RoundAsked(1, is_again=True), READY, [Spawn(1, is_again=True)]),
     (IDLE, RoundAsked(0, is_again=True), IDLE, []),
     (IDLE, STOP_CHILD, IDLE, []),
+    (IDLE, STOP_FAILED, IDLE, [WHY]),
     (IDLE, STOP, GONE, [End("stopped")]),
     (IDLE, ORPHANED, GONE, GOES),
     # Gone: nothing matters any more.
@@ -231,7 +239,7 @@ def test_a_finished_node_does_another_round_with_a_new_child() -> None:
     assert story == [
         *(Spawn(0), StartChild(World(0, ())), TellRunning(0), *HAS_ENDED),
         *(Kill(), TellReturned(0, RESULT)),
-        *(Spawn(1), StartChild(WORLD), TellRunning(1), *HAS_ENDED),
+        *(Spawn(1), StartChild(WORLD), TellRunning(1), *HAS_RAISED),
         *(Kill(), TellFailed(1, FAILURE, None)),
         End("stopped"),
     ]

@@ -44,7 +44,8 @@ def spawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spawn]:
                 ]
 
             monkeypatch.setattr(supervisor, "_command", command)
-            log = ChildLog(tmp_path / f"{program}.log")
+            log = ChildLog()
+            stack.callback(log.close)
             port = reserve_port("127.0.0.1", Environment())
             child = Child.spawn(ChildOrder("plain", tmp_path / "payload", log, port, {"MARK": "1"}))
             stack.callback(child.close)

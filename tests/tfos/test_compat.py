@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparkdl.ml.predict import load
+from sparkdl.ml.source import source_of
 from sparkdl.tfos import compat
 
 pytestmark = pytest.mark.tensorflow
@@ -46,6 +48,29 @@ def test_chief_exports_a_model_whole_in_the_place_of_an_older_one(
     np.testing.assert_allclose(answer(target, rows), model.get_weights()[0], rtol=1e-6)
     assert not (target / "older").exists()
     assert [path.name for path in target.parent.iterdir()] == ["model"]
+
+
+def two_outputs() -> Any:
+    import keras
+
+    rows = keras.Input((3,))
+    left = keras.layers.Dense(2, name="left")(rows)
+    return keras.Model(rows, [left, keras.layers.Dense(1, name="right")(rows)])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [keras_3, keras_2, two_outputs])
+def test_outputs_are_called_after_their_layers(make: Any, tmp_path: Path) -> None:
+    model = make()
+    compat.export_saved_model(model, str(tmp_path / "model"), is_chief=True)
+    source = source_of(str(tmp_path / "model"))
+    found = load(source)({load(source).signature.inputs[0].name: np.eye(3, dtype=np.float32)})
+    names = [layer.name for layer in model.layers if layer.name.startswith(("dense", "l", "r"))]
+    assert sorted(found) == sorted(names)
+    for name in names:
+        np.testing.assert_allclose(
+            found[name], model.get_layer(name)(np.eye(3, dtype=np.float32)), rtol=1e-6
+        )
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import socket
@@ -9,6 +10,7 @@ import struct
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Any
@@ -213,6 +215,41 @@ def test_first_free_port_of_the_range_is_taken(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv("TFOS_SERVER_PORT", f"{port}-{min(65535, port + 20)}")
         with Server(1).start_listening_socket() as found:
             assert port < found.getsockname()[1] <= port + 20
+
+
+def test_server_beside_a_coordinator_takes_another_port_where_that_has_the_only_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("TFOS_SERVER_PORT", str(taken.getsockname()[1]))
+        it = Server(1)
+        address = it.start(beside="127.0.0.1")
+        with closing(Client(address)) as client:
+            assert client.get_reservations() == []
+        it.stop()
+
+
+def test_what_a_caller_holds_is_freed_with_it_after_a_port_was_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A socket that outlives its program's function keeps the port."""
+
+    class Held:
+        pass
+
+    def caller() -> weakref.ref[Held]:
+        held = Held()
+        Server(1).start_listening_socket().close()
+        return weakref.ref(held)
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("TFOS_SERVER_PORT", f"{port}-{min(65535, port + 20)}")
+        gc.disable()
+        try:
+            assert caller()() is None
+        finally:
+            gc.enable()
 
 
 def test_server_needs_somebody_to_wait_for_and_stops_twice() -> None:

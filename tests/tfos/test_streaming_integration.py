@@ -70,18 +70,20 @@ def test_stream_ends_when_a_node_has_had_enough(ssc: Any) -> None:
     assert ssc.sparkContext.parallelize([1]).collect() == [1], "the context goes on"
 
 
-def test_stream_ends_when_a_client_asks_and_all_rows_until_then_are_read(ssc: Any) -> None:
+def test_stream_ends_when_a_client_asks_and_all_rows_until_then_are_read(
+    ssc: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     cluster = run(ssc, count, 1 << 30)
     cluster.train(stream(ssc, 3, 20))
+    host, port = cluster.cluster_meta["server_addr"]
+    assert f"reservation_client {host} {port}" in caplog.text
     ssc.start()
-    assert cluster.server is not None
-    assert cluster.server.address is not None
     controller = cluster.cluster._controller
     assert controller.wait_for(
         lambda view: sum(count.rows_consumed for count in view.feeds.values()) >= 60,
         Deadline.after(120),
     )
-    with closing(Client(cluster.server.address)) as client:
+    with closing(Client(cluster.cluster_meta["server_addr"])) as client:
         assert client.request_stop() == "OK"
     cluster.shutdown(ssc)
     assert sum(cluster.cluster.results()) == 60
@@ -110,7 +112,6 @@ def test_nodes_in_step_read_a_stream_of_uneven_rdds_and_idle_time_as_one_epoch(s
             lambda view: sum(count.rows_consumed for count in view.feeds.values()) >= 26,
             Deadline.after(120),
         )
-        assert cluster.server is not None
         cluster.server.done = True
         cluster.shutdown(ssc)
     first, second = cluster.cluster.results()

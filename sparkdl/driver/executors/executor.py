@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import SparkdlError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
+from sparkdl.driver.placement import Standing
 from sparkdl.feed.order import FedPartition, FeedOrder
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ class Launch:
     token: str = field(repr=False)
     spec: ClusterSpec
     payload: bytes = field(repr=False)
+    explain: Callable[[BaseException], SparkdlError | None] = lambda error: None
+    """Returns the failure of the nodes that is behind a failed job of inference, if one is."""
 
 
 class Executor(Protocol):
@@ -44,11 +47,24 @@ class Executor(Protocol):
             LaunchError: if the cluster is not wanted any more.
         """
 
-    def start(self, launch: Launch, on_broken: Callable[[SparkdlError], None]) -> None:
-        """Start all nodes and return; `on_broken` is called once no more nodes will come."""
+    def start(
+        self,
+        launch: Launch,
+        on_broken: Callable[[SparkdlError], object],
+        on_counted: Callable[[Standing], object],
+    ) -> None:
+        """Start all nodes and return.
+
+        Args:
+            on_broken: is called once no more nodes will come.
+            on_counted: is called when there are more or fewer slots than before.
+        """
 
     def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
         """Have new agents started for lost nodes, unless they are about to come; returns soon."""
+
+    def forget_task(self, node: NodeSpec) -> None:
+        """Note that what has carried this node has ended in order, and brings it no more."""
 
     def feed(self, data: Any, order: FeedOrder) -> list[FedPartition]:
         """Feed every partition of `data`; blocks until each is delivered or refused.
@@ -78,6 +94,9 @@ class Executor(Protocol):
 
     def cancel_feeds(self, feed: str | None = None) -> None:
         """End running `feed` calls soon: those of one feed, or all."""
+
+    def hide_progress(self) -> None:
+        """Keep progress bars of the place itself off the terminal for half a second."""
 
     def close(self, deadline: Deadline) -> None:
         """End what is left of the nodes' own jobs or processes; may be called again, by another."""

@@ -24,11 +24,12 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver.executors.executor import Launch
+from sparkdl.driver.placement import Standing
 from sparkdl.feed.batch import RowEncoder
 from sparkdl.feed.feeder import Feeder
 from sparkdl.feed.infer_task import decode_results
 from sparkdl.feed.inference import exchange
-from sparkdl.feed.order import FedPartition, FeedOrder
+from sparkdl.feed.order import FedPartition, FeederError, FeedOrder
 from sparkdl.node.check import Problem
 from sparkdl.node.gpus import split_gpus
 from sparkdl.node.order import AgentNews, AgentOrder, start_agent, tail_of
@@ -57,6 +58,7 @@ class LocalExecutor:
         self._relaunches: Counter[int] = Counter()
         self._start: Callable[[NodeSpec], None] | None = None
         self._feeds: list[tuple[str, threading.Event, list[Feeder]]] = []
+        self._explain: Callable[[BaseException], SparkdlError | None] = lambda error: None
 
     def driver_host(self) -> str:
         """Return the loopback address."""
@@ -65,12 +67,17 @@ class LocalExecutor:
     def wait_turn(self, is_wanted: Callable[[], bool]) -> None:
         """Return: processes need no slots."""
 
-    def start(self, launch: Launch, on_broken: Callable[[SparkdlError], None]) -> None:
-        """Start one agent per node; a thread each waits for its end.
+    def start(
+        self,
+        launch: Launch,
+        on_broken: Callable[[SparkdlError], object],
+        on_counted: Callable[[Standing], object] | None = None,
+    ) -> None:
+        """Start one agent per node; a thread each waits for its end. There are no slots to count.
 
         Of a cluster on Spark it starts those that run on the driver's machine.
         """
-        spec = launch.spec
+        spec, self._explain = launch.spec, launch.explain
         nodes = spec.nodes[: spec.driver_nodes or None]
         gpus = dict(_with_gpus(spec, nodes))
 
@@ -116,12 +123,15 @@ class LocalExecutor:
         self._threads.append(thread)
         thread.start()
 
+    def forget_task(self, node: NodeSpec) -> None:
+        """Do nothing: agents here belong to no task."""
+
     def _start_agent(
         self,
         launch: Launch,
         node: NodeSpec,
         gpus: tuple[str, ...] | None,
-        on_broken: Callable[[SparkdlError], None],
+        on_broken: Callable[[SparkdlError], object],
     ) -> None:
         spec, node_id = launch.spec, node.node_id
         order = AgentOrder(launch.url, launch.token, node_id, spec, "process", gpus=gpus)
@@ -186,11 +196,13 @@ class LocalExecutor:
 
     def infer_rows(self, data: Any, order: FeedOrder) -> Iterator[Any]:
         """Yield one result per row, in order."""
-        for number, partition in enumerate(_partitions(data)):
-            target = order.targets[number % len(order.targets)]
-            for index, (_, group) in enumerate(groupby(_batches(partition), lambda b: b.schema)):
-                for data_ in exchange(order, f"{number}.{index}.{id(partition)}", target, group):
-                    yield from decode_results(data_)
+        try:
+            yield from _answers(data, order)
+        except FeederError as error:
+            problem = self._explain(error)
+            if problem is None:
+                raise
+            raise problem from None
 
     def thread(self, run: Callable[[], None], name: str) -> threading.Thread:
         """Return a plain daemon thread."""
@@ -204,6 +216,9 @@ class LocalExecutor:
                     cancelled.set()
                     for feeder in feeders:
                         feeder.cancel()
+
+    def hide_progress(self) -> None:
+        """Do nothing: there is no other bar."""
 
     def close(self, deadline: Deadline) -> None:
         """Let go of the agents, which ends them, and kill those that stay."""
@@ -226,7 +241,7 @@ class LocalExecutor:
         agent: subprocess.Popen[bytes],
         stderr: IO[bytes],
         name: str,
-        on_broken: Callable[[SparkdlError], None],
+        on_broken: Callable[[SparkdlError], object],
     ) -> None:
         assert agent.stdout is not None
         problem, work_dir = None, ""
@@ -242,6 +257,14 @@ class LocalExecutor:
                 tail = tail_of(stderr)
                 text = f"the agent of {name} ended with status {status}: {tail or '(no word)'}"
                 on_broken(problem.at_driver() if problem else LaunchError(text))
+
+
+def _answers(data: Any, order: FeedOrder) -> Iterator[Any]:
+    for number, partition in enumerate(_partitions(data)):
+        target = order.targets[number % len(order.targets)]
+        for index, (_, group) in enumerate(groupby(_batches(partition), lambda b: b.schema)):
+            for results in exchange(order, f"{number}.{index}.{id(partition)}", target, group):
+                yield from decode_results(results)
 
 
 def _let_go(agent: subprocess.Popen[bytes]) -> None:

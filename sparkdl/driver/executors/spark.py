@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -19,11 +19,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
-from sparkdl.core.spec import ClusterSpec, InputMode, NodeSpec
+from sparkdl.core.jobs import context_of, named_jobs
+from sparkdl.core.spec import ClusterSpec, InputMode, NodeSpec, Placement
 from sparkdl.driver.admission import Turn
 from sparkdl.driver.advice import tell_costly_settings
 from sparkdl.driver.executors.executor import Launch
 from sparkdl.driver.executors.local import LocalExecutor
+from sparkdl.driver.executors.result_rdd import Explain, ResultRdd, explained
 from sparkdl.driver.executors.scored import (
     Keep,
     encoded,
@@ -34,8 +36,16 @@ from sparkdl.driver.executors.scored import (
 )
 from sparkdl.driver.executors.stream_query import FeedQuery, start_query
 from sparkdl.driver.feeds.streaming import StreamFeed, StreamOptions
-from sparkdl.driver.placement import choose_placing
-from sparkdl.driver.preflight import explain_job_failure, node_profile, read_topology, turn_of
+from sparkdl.driver.placement import Standing, choose_placing
+from sparkdl.driver.preflight import (
+    check_slots_over_connect,
+    counting,
+    explain_job_failure,
+    node_profile,
+    read_topology,
+    turn_of,
+)
+from sparkdl.driver.slots import LOOK_S, SlotWatch
 from sparkdl.feed.infer_task import InferRdd, decode_results
 from sparkdl.feed.order import FedPartition, FeedOrder
 from sparkdl.feed.task import FED_SCHEMA, FeedDataFrame, FeedRdd, fed_partition
@@ -49,8 +59,8 @@ class SparkExecutor:
     """Starts nodes through `spark` and feeds through whoever calls `feed`.
 
     Args:
-        is_attached: whether the nodes' tasks stay as long as the nodes.
         profile: resources of a node's task; `None` for the session's defaults.
+        count: returns what the slots there are mean for the nodes; `None` where nobody has to know.
         turn: of the cluster, where it has to wait for one.
     """
 
@@ -58,20 +68,23 @@ class SparkExecutor:
         self,
         spark: SparkSession,
         cluster_id: str,
-        is_attached: bool,
         profile: ResourceProfile | None,
+        count: Callable[[], Standing | None] | None,
         turn: Turn | None = None,
     ) -> None:
         self._spark = spark
-        self._is_attached = is_attached
         self._profile = profile
+        self._count = count
         self._turn = turn
+        self._group = f"sparkdl {cluster_id}"
         self._nodes_tag = f"sparkdl-nodes-{cluster_id}"
         self._feed_tag = f"sparkdl-feed-{cluster_id}"
-        self._jobs: dict[threading.Thread, frozenset[NodeSpec]] = {}
+        self._jobs: dict[threading.Thread, set[NodeSpec]] = {}
+        self._lock = threading.Lock()
         self._wanted: queue.SimpleQueue[Sequence[NodeSpec]] = queue.SimpleQueue()
         self._keeper: threading.Thread | None = None
-        self._context = _context(spark)
+        self._context = context_of(spark)
+        self._explain: Explain = lambda error: None
         self._here = LocalExecutor()
 
     def driver_host(self) -> str:
@@ -83,17 +96,25 @@ class SparkExecutor:
         if self._turn:
             self._turn.wait(is_wanted)
 
-    def start(self, launch: Launch, on_broken: Callable[[SparkdlError], None]) -> None:
+    def start(
+        self,
+        launch: Launch,
+        on_broken: Callable[[SparkdlError], object],
+        on_counted: Callable[[Standing], object],
+    ) -> None:
         """Submit the job whose tasks are the nodes."""
+        self._explain = launch.explain
         if launch.spec.driver_nodes:
             self._here.start(launch, on_broken)
         self._submit(launch, launch.spec.nodes[launch.spec.driver_nodes :], on_broken)
 
+        slots = SlotWatch(launch.spec.num_tasks, self._count, on_counted) if self._count else None
+
         def keep() -> None:
-            while wanted := self._wanted.get():
-                carried = [nodes for job, nodes in self._jobs.items() if job.is_alive()]
-                lost = [node for node in wanted if not any(node in nodes for nodes in carried)]
-                if lost:
+            while wanted := self._next_wanted(slots):
+                with self._lock:
+                    carried = set().union(*self._jobs.values())
+                if lost := [node for node in wanted if node not in carried]:
                     self._submit(launch, lost, on_broken)
 
         self._keeper = self.thread(keep, f"sparkdl-keeper-{launch.spec.cluster_id}")
@@ -105,36 +126,66 @@ class SparkExecutor:
         if there := [node for node in nodes if not self._here.has(node)]:
             self._wanted.put(there)
 
+    def forget_task(self, node: NodeSpec) -> None:
+        """Note that the task of this node has ended in order, so that Spark does not repeat it."""
+        with self._lock:
+            for nodes in self._jobs.values():
+                nodes.discard(node)
+
+    def _next_wanted(self, slots: SlotWatch | None) -> Sequence[NodeSpec]:
+        """Wait for nodes that are to be brought back; nobody, at the end."""
+        while True:
+            try:
+                wanted = self._wanted.get(timeout=LOOK_S if slots else None)
+            except queue.Empty:
+                wanted = None
+            if slots and wanted != ():
+                slots.look(is_node_lost=wanted is not None)
+            if wanted is not None:
+                return wanted
+
     def _submit(
-        self, launch: Launch, nodes: Sequence[NodeSpec], on_broken: Callable[[SparkdlError], None]
+        self, launch: Launch, nodes: Sequence[NodeSpec], on_broken: Callable[[SparkdlError], object]
     ) -> None:
         """Submit a job of one task for each of `nodes`, with this thread's local properties."""
         spec = launch.spec
         node_ids = tuple(node.node_id for node in nodes)
-        task = NodeTask(launch.url, launch.token, spec, launch.payload, self._is_attached, node_ids)
+        with self._lock:
+            is_again = bool(self._jobs)
+        what = f"nodes again: {', '.join(node.name for node in nodes)}" if is_again else "nodes"
+        task = NodeTask(launch.url, launch.token, spec, launch.payload, node_ids)
+        carried = set(nodes)
 
         def run() -> None:
             try:
-                with self._tagged(self._nodes_tag):
+                with self._jobs_of(what, self._nodes_tag):
                     tasks = self._spark.range(len(nodes), numPartitions=len(nodes))
                     tasks.mapInArrow(task, NODE_SCHEMA, profile=self._profile).collect()
             except Exception as error:  # noqa: BLE001 (whatever it is, the cluster has to know)
                 _log.debug("The job of the nodes failed", exc_info=True)
-                on_broken(explain_job_failure(error))
-            else:
-                if spec.settings.max_restarts:  # a node may have been lost meanwhile
-                    on_broken(LaunchError("the job of the nodes has ended"))
+                problem: SparkdlError | None = explain_job_failure(error)
+            else:  # a node may have been lost meanwhile
+                has_restarts = spec.settings.max_restarts > 0
+                problem = LaunchError("the job of the nodes has ended") if has_restarts else None
+            with self._lock:
+                carried.clear()  # before anybody is told, and asks who brings them back
+            if problem is not None:
+                on_broken(problem)
 
         job = self.thread(run, f"sparkdl-nodes-{spec.cluster_id}")
-        self._jobs = {**self._jobs, job: frozenset(nodes)}
+        with self._lock:
+            self._jobs[job] = carried
         job.start()
 
     def feed(self, data: Any, order: FeedOrder) -> list[FedPartition]:
         """Run one Spark job in the calling thread, with its local properties."""
+        first, last = order.epoch, max(order.epoch, order.last_epoch)
+        epochs = f"epochs {first}-{last}" if last > first else f"epoch {first}"
+        what = f"feed {order.feed!r}, {epochs}"
         tags = (self._feed_tag, self._tag_of(order.feed))
         if isinstance(data, RDD):
             order.check_partitions(data.getNumPartitions())
-            with self._tagged(*tags):
+            with self._jobs_of(what, *tags):
                 return data.mapPartitions(FeedRdd(order)).collect()
         if not _is_dataframe(data):
             raise ConfigError(
@@ -143,7 +194,7 @@ class SparkExecutor:
             )
         if data.isStreaming:
             raise ConfigError("a streaming DataFrame is fed with cluster.train_stream")
-        with self._tagged(*tags):
+        with self._jobs_of(what, *tags):
             rows = data.mapInArrow(FeedDataFrame(order), FED_SCHEMA).collect()
         return [fed_partition(row.partition, row.rows, row.refused, row.num_rows) for row in rows]
 
@@ -156,7 +207,12 @@ class SparkExecutor:
     def infer(self, data: Any, order: FeedOrder, schema: Any, keep: Keep) -> Any:
         """Return a DataFrame for a DataFrame; for an RDD an RDD, or a DataFrame of `schema`."""
         if _is_dataframe(data):
-            return scored(data, order, schema, keep)
+            # The results' types may take a job.
+            with (
+                explained(self._explain),
+                named_jobs(self._spark, self._group, "scoring, first rows"),
+            ):
+                return scored(data, order, schema, keep)
         if keep is not True:
             raise ConfigError(
                 "keep= names columns of a DataFrame, and an RDD has none; leave it out"
@@ -171,9 +227,10 @@ class SparkExecutor:
     def infer_rows(self, data: Any, order: FeedOrder) -> Any:
         """Return an RDD of results."""
         if isinstance(data, RDD):
-            return data.mapPartitions(InferRdd(order))
+            return ResultRdd.of(data.mapPartitions(InferRdd(order)), self._explain)
         if _is_dataframe(data):
-            return encoded(data, order).rdd.flatMap(_decode_row)
+            answers = encoded(data, order).rdd.flatMap(_decode_row)
+            return ResultRdd.of(answers, self._explain)
         raise ConfigError(f"inference takes a DataFrame or an RDD, not {type(data).__name__}")
 
     def thread(self, run: Callable[[], None], name: str) -> threading.Thread:
@@ -184,15 +241,24 @@ class SparkExecutor:
         """Cancel the jobs of running `feed` calls: those of one feed, or all."""
         self._cancel(self._feed_tag if feed is None else self._tag_of(feed))
 
+    def hide_progress(self) -> None:
+        """Have Spark's bar do what it does whenever a job ends: leave, for half a second."""
+        if self._context is not None:
+            with suppress(Exception):  # Spark is gone, perhaps, or has another bar in this version
+                bar = self._context._jsc.sc().progressBar()
+                if bar.isDefined():
+                    bar.get().finishAll()
+
     @contextmanager
-    def _tagged(self, *tags: str) -> Iterator[None]:
-        """Have `_cancel` find the jobs of this thread, in whatever session they run."""
+    def _jobs_of(self, what: str, *tags: str) -> Iterator[None]:
+        """Name the jobs of this thread, and have `_cancel` find them, in whatever session."""
         add = self._spark.addTag if self._context is None else self._context.addJobTag
         remove = self._spark.removeTag if self._context is None else self._context.removeJobTag
         for tag in tags:
             add(tag)
         try:
-            yield
+            with named_jobs(self._spark, self._group, what):
+                yield
         finally:
             for tag in tags:
                 remove(tag)
@@ -221,21 +287,15 @@ class SparkExecutor:
             return
         self._wanted.put(())
         self._keeper.join(deadline.wait_s)
-        for job in self._jobs:
+        with self._lock:
+            jobs = tuple(self._jobs)
+        for job in jobs:
             job.join(deadline.wait_s)
-        if any(job.is_alive() for job in self._jobs):
+        if any(job.is_alive() for job in jobs):
             _log.warning("The job of the nodes did not end in time; cancelling it")
             self._cancel(self._nodes_tag)
-            for job in self._jobs:
+            for job in jobs:
                 job.join(_JOIN_S)
-
-
-def _context(session: SparkSession) -> SparkContext | None:
-    """Return the session's context; Spark Connect has none."""
-    try:
-        return session.sparkContext
-    except Exception:  # noqa: BLE001 (which error varies)
-        return None
 
 
 def _is_dataframe(data: Any) -> bool:
@@ -258,19 +318,23 @@ def place(
     session = _session(spark)
     is_fed = spec.input_mode is InputMode.SPARK
     topology = read_topology(session, spec.num_tasks, is_fed)
+    if topology is None:
+        check_slots_over_connect(session, spec.num_tasks)
     placing = choose_placing(spec, topology)
+    placement: Placement = "attached" if placing.is_attached else "detached"
     _log.info(
         "Placement of %s: %s (%s)",
         spec.cluster_id,
-        "attached" if placing.is_attached else "detached",
+        placement,
         placing.why,
     )
     if is_fed:
         tell_costly_settings(session)
     profile = node_profile(placing)
     turn = turn_of(session, spec, topology, placing)
-    executor = SparkExecutor(session, spec.cluster_id, placing.is_attached, profile, turn)
-    return executor, replace(spec, default_fs=default_fs(session))
+    count = counting(session, spec, placing, topology)
+    executor = SparkExecutor(session, spec.cluster_id, profile, count, turn)
+    return executor, replace(spec, default_fs=default_fs(session), placement=placement)
 
 
 def _session(spark: SparkSession | SparkContext | None) -> SparkSession:

@@ -5,6 +5,7 @@ Runs in: driver
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +92,13 @@ class Call:
             for epoch in range(self.whole, self.asked.epochs)
             if not self._is_whole(self.covered.get(epoch, {}))
         ]
+
+    def rows_of(self, left: Sequence[EpochLeft]) -> int:
+        """Return how many rows of these epochs there are to feed; 0 if that is not known yet."""
+        if not 0 < self.shape.partitions == len(self.shape.rows):
+            return 0
+        rows = sum(self.shape.rows.values())
+        return sum(rows - num_rows(each.done) for each in left)
 
     def covered_partitions(self, done: PartRows) -> frozenset[int]:
         """Return the partitions of which all rows are `done`."""

@@ -168,11 +168,12 @@ class Feeds:
         def call() -> FeedReport:
             carrier = JobThread(f"sparkdl-job-{name}", self._executor.thread)
             try:
-                with FeedBar(name, asked.epochs, show) as bar:
-                    ask = partial(FeedAsked, asked=asked)
+                rows, hide_others = partial(runner.rows_to_read, name), self._executor.hide_progress
+                with FeedBar(name, asked.epochs, show, rows, hide_others) as bar:
                     show_rows = partial(self._show_rows, name, bar)
+                    ask = partial(FeedAsked, asked=asked)
                     report: FeedReport = runner.ask(name, ask, carrier, show_rows)
-                    show_rows()
+                    show_rows(is_last=True)
                     return report
             finally:
                 carrier.close()
@@ -181,9 +182,13 @@ class Feeds:
         runner = self._open_runner()
         return run_aside(call, f"sparkdl-feed-{name}", self._executor.thread)
 
-    def _show_rows(self, name: str, bar: FeedBar) -> None:
-        counts = self._controller.look(lambda view: dict(view.feeds))
-        bar.update(sum(each.rows_consumed for (_, feed), each in counts.items() if feed == name))
+    def _show_rows(self, name: str, bar: FeedBar, is_last: bool = False) -> None:
+        first = self._world().members[0].node.node_id
+        counts, now = self._controller.look(
+            lambda view: (dict(view.feeds), view.activity.get(first))
+        )
+        rows = sum(each.rows_consumed for (_, feed), each in counts.items() if feed == name)
+        bar.update(rows, now.metrics if now else {}, is_last)
 
     def _check_no_stream(self, name: str) -> None:
         if name in self._streams:

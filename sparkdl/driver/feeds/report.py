@@ -5,10 +5,11 @@ Runs in: driver
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from sparkdl.control.messages import FeedCount
+from sparkdl.core.spec import ClusterSpec
 from sparkdl.driver.feeds.calls import Call
 
 
@@ -25,7 +26,8 @@ class FeedReport:
         rows_padded: rows that it was given again to fill a step, see `tail` of `ctx.batches`.
         rows_dropped: rows that it was not given because they did not fill a step.
         rows_unused: rows that no node wanted, that a node received and did not read, or that it
-            carries to an epoch to come.
+            carries to an epoch to come. Where nobody wants more, those that are left are counted
+            for some seconds at most, and after a `terminate()` not at all; a log says so.
         passes: how many times the data has been read; further epochs came from the nodes' logs.
         rows_covered: rows that were fed before a restart, or in an earlier run, and that the
             checkpoint covers at which the training went on.
@@ -54,6 +56,8 @@ class Fed:
     Attributes:
         delivered: rows of all epochs by node id, if none was ended early.
         goes_on: what was not used yet may be, for more of the stream is to come.
+        is_cut: nobody wanted more, and nobody has counted how many rows were left.
+        left_by: the nodes, by id, whose `map_fun` has returned.
     """
 
     feed: str
@@ -63,6 +67,8 @@ class Fed:
     delivered: Mapping[int, int]
     rows_covered: int = 0
     goes_on: bool = False
+    is_cut: bool = False
+    left_by: Collection[int] = ()
 
 
 def report(
@@ -70,8 +76,10 @@ def report(
     names: Mapping[int, str],
     before: Mapping[int, FeedCount],
     after: Mapping[int, FeedCount],
-) -> FeedReport:
+) -> tuple[FeedReport, str]:
     """Return what became of the rows, from what the nodes had told before and tell now.
+
+    With it comes what the log says of rows that were not used; empty if there are none.
 
     Args:
         names: the nodes that were fed, by node id.
@@ -83,15 +91,26 @@ def report(
     def total(field_: str) -> int:
         return sum(max(0, since(field_, node_id)) for node_id in names)
 
-    rows, unread = {}, 0
+    rows, unread = {}, {}
     for node_id, name in names.items():
         received = since("rows_received", node_id)
         read = since("rows_consumed", node_id) + since("rows_dropped", node_id)
         # A call also reads what one before it has carried, so that `read` may be more.
         rows[name] = max(received, fed.delivered.get(node_id, read))
-        unread += max(0, rows[name] - read)
-    unused = fed.rows_refused + unread
-    return FeedReport(
+        unread[node_id] = max(0, rows[name] - read)
+    unused = fed.rows_refused + sum(unread.values())
+    is_left = names.keys() <= set(fed.left_by)
+    warning = ""
+    if (unused or (is_left and fed.is_cut)) and not fed.goes_on:
+        why = "; ".join(
+            _why(name, unread[node_id], node_id in fed.left_by, after[node_id])
+            for node_id, name in names.items()
+            if unread[node_id] or node_id in fed.left_by
+        )
+        least = "at least " * fed.is_cut
+        why = why or "no node wanted them"
+        warning = f"Feed {fed.feed!r}: {least}{unused} rows were not used: {why}"
+    told = FeedReport(
         fed.epochs,
         rows,
         {name: since("steps", node_id) for node_id, name in names.items()},
@@ -102,18 +121,51 @@ def report(
         fed.passes,
         fed.rows_covered,
     )
-
-
-def unused_warning(fed: Fed, told: FeedReport) -> Iterator[str]:
-    """Return what the log says of rows that were not used, if there are any."""
-    if told.rows_unused and not fed.goes_on:
-        yield (
-            f"Feed {fed.feed!r}: {told.rows_unused} rows were not used: map_fun ended or called "
-            "terminate() before it had read them, or tail='carry' keeps them for an epoch to come"
-        )
+    return told, warning
 
 
 def covered_report(call: Call) -> FeedReport:
     """Return the report of a call of which a checkpoint covers all rows, perhaps since a moment."""
     covered = call.rows_covered
     return FeedReport(call.asked.epochs, rows_used=covered, rows_covered=covered)
+
+
+def _why(node: str, unread: int, has_left: bool, now: FeedCount) -> str:
+    """Return why a node has not read all rows, in words."""
+    received = f", which left {unread} unread that it had received" if unread else ""
+    if has_left:
+        return f"map_fun has returned on {node}{received}"
+    if now.closed_to >= now.cut >= 0:
+        return f"map_fun has called terminate() on {node}{received}"
+    return f"{node} keeps {unread} of them for an epoch to come (tail='carry')"
+
+
+def waits_in_vain(spec: ClusterSpec, feeds: Mapping[tuple[int, str], FeedCount]) -> str:
+    """Return which feeds nodes read that nobody has fed, and which are fed; empty if none.
+
+    Args:
+        feeds: by node id and feed, what nodes have said.
+    """
+    unfed: dict[str, list[str]] = {}
+    fed = set()
+    for (node_id, feed), count in sorted(feeds.items()):
+        if count.began >= 0 or count.rows_received:
+            fed.add(feed)
+        elif not count.closed:
+            unfed.setdefault(feed, []).append(spec.nodes[node_id].name)
+    named = ", ".join(f"{feed!r} ({', '.join(nodes)})" for feed, nodes in unfed.items())
+    others = ", ".join(map(repr, sorted(fed))) or "nothing"
+    return f"nobody has fed what is read: {named}; being fed is {others}" if unfed else ""
+
+
+def gone_beyond(
+    node: str, now: FeedCount, feeds: Mapping[tuple[int, str], FeedCount]
+) -> str | None:
+    """Return what tells that `node`, the first one, has gone on beyond the end of a feed."""
+    if not now.beyond or any(c.beyond for (_, feed), c in feeds.items() if feed == now.feed):
+        return None
+    return (
+        f"feed {now.feed!r} has ended, and map_fun on {node} has gone on to another epoch, which "
+        "has no batches. Let epochs=… of the feeding and the loop of map_fun say the same, or loop "
+        f"`while ctx.has_epoch({now.feed!r})`"
+    )

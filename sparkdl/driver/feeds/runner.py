@@ -23,10 +23,11 @@ from typing import Any
 
 from sparkdl.control.messages import FeedEnd
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTypeError
+from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTypeError, SparkdlError
 from sparkdl.driver.controller import Controller, View
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.books import Books
+from sparkdl.driver.feeds.report import waits_in_vain
 from sparkdl.driver.feeds.state import (
     Action,
     Answer,
@@ -50,9 +51,10 @@ from sparkdl.driver.feeds.state import (
     StreamStopped,
     Warn,
 )
-from sparkdl.driver.feeds.transitions import is_stream_over, step
+from sparkdl.driver.feeds.transitions import REASON_S, is_stream_over, step
 from sparkdl.driver.outcome import (
     away_of,
+    before_stop,
     failure_of,
     feed_problem_of,
     generation_of,
@@ -62,6 +64,7 @@ from sparkdl.driver.outcome import (
 from sparkdl.driver.state import Finished, Running
 from sparkdl.driver.threads import Thread, begin
 from sparkdl.feed.order import FeederError, FeedOrder
+from sparkdl.feed.results import WRONG_ANSWER
 
 _log = logging.getLogger(__name__)
 
@@ -170,6 +173,11 @@ class FeedRunner:
             raise answer
         return answer
 
+    def rows_to_read(self, feed: str) -> int:
+        """Return how many rows the call that is being fed has left; 0 if that is not known."""
+        state = self._states.get(feed)
+        return 0 if state is None or isinstance(state, Idle) else state.run.rows
+
     def stop_stream(self, feed: str) -> None:
         """Bring no more of a stream: the micro-batch that is being fed is cut short."""
         self._controller.soon(self._handle, feed, StreamStopped())
@@ -236,7 +244,7 @@ class FeedRunner:
         order = replace(self._order, feed=name)
         settings = self._controller.spec.settings
         # A node that cannot be reached is known to be lost after its lease at the latest.
-        reason_s = 5.0 + (settings.lease_s if settings.max_restarts else 0.0)
+        reason_s = REASON_S + (settings.lease_s if settings.max_restarts else 0.0)
         nodes = _nodes(self._controller.view, name)
         return Idle(Feed(self._books.book(name), order, reason_s, nodes))
 
@@ -341,7 +349,28 @@ class FeedRunner:
 
     def _fetch(self, name: str, node_id: int) -> None:
         lines = self._controller.fetch_log(node_id, _BLAME_LINES, Deadline.after(_FETCH_S))
-        self._controller.soon(self._handle, name, LogFetched(node_id, tuple(lines)))
+        spec = self._controller.spec
+        unfed = self._controller.look(lambda view: waits_in_vain(spec, view.feeds))
+        self._controller.soon(self._handle, name, LogFetched(node_id, tuple(lines), unfed))
+
+
+def failure_behind(controller: Controller, error: BaseException) -> SparkdlError | None:
+    """Return why nodes did not answer, if that is why a job of inference failed.
+
+    The nodes' failure is given a moment to be known: other nodes may have failed before.
+    """
+    text = f"{error!r} {error}"
+    if FeederError.__name__ not in text:
+        return None
+    if WRONG_ANSWER not in text:
+        controller.wait_for(lambda view: has_ended(view.state), Deadline.after(REASON_S))
+    failure, state = controller.look(lambda view: (failure_of(view.state), view.state))
+    if failure is None and before_stop(state) is not state:
+        return FeedClosedError(
+            "the cluster has been shut down, and no node answers any more: results of inference "
+            "are lazy, so run the action on them before the shutdown"
+        )
+    return failure
 
 
 def _plain_thread(run: Callable[[], None], name: str) -> threading.Thread:

@@ -161,6 +161,8 @@ class Run:
         ahead: rows by node id that some nodes have of `epoch` before it is fed.
         repeated: the epoch that is read from the logs more than once, and the rows by node id.
         is_unwanted: user code of a node has ended the call, or no node is left.
+        counts_until_s: until then rows that no node is left for are counted.
+        is_cut: some of them were not.
         granted: what the nodes were told last.
         progress, quiet_s: the last news of all feeds, and when the feed timeout is over.
     """
@@ -182,6 +184,8 @@ class Run:
     ahead: Mapping[int, int] = field(default_factory=dict)
     repeated: tuple[int, Mapping[int, int]] | None = None
     is_unwanted: bool = False
+    counts_until_s: float = -math.inf
+    is_cut: bool = False
     granted: Granted | None = None
 
     @property
@@ -193,6 +197,11 @@ class Run:
     def last(self) -> int:
         """The number of the last epoch."""
         return self.order.epoch + len(self.left) - 1
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are to read; 0 if that is not known yet."""
+        return self.call.rows_of(self.left)
 
     @property
     def goes_on(self) -> bool:
@@ -379,10 +388,15 @@ class JobBroke:
 
 @dataclass(frozen=True)
 class LogFetched:
-    """The last lines of a node's log, or none if it did not answer."""
+    """The last lines of a node's log, or none if it did not answer.
+
+    Attributes:
+        unfed: which feeds are read that nobody has fed, in words.
+    """
 
     node_id: int
     lines: tuple[str, ...]
+    unfed: str = ""
 
 
 @dataclass(frozen=True)

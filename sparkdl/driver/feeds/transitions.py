@@ -46,7 +46,7 @@ from sparkdl.core.errors import (
 )
 from sparkdl.core.world import Member, World
 from sparkdl.driver.feeds.calls import Call, EpochLeft
-from sparkdl.driver.feeds.report import Fed, covered_report, report, unused_warning
+from sparkdl.driver.feeds.report import Fed, covered_report, report
 from sparkdl.driver.feeds.state import (
     Action,
     Answer,
@@ -85,6 +85,8 @@ from sparkdl.driver.feeds.state import (
     with_feed,
     with_run,
 )
+from sparkdl.feed.coverage import num_rows
+from sparkdl.feed.feeder import MAX_COUNT_S
 from sparkdl.feed.order import Target
 from sparkdl.feed.parquet import ParquetSource
 
@@ -293,14 +295,17 @@ def _deliver(feed: Feed, run: Run, name: str, now_s: float) -> Step:
     state = Delivering(feed, run, order, feed.last_job, run.quiet_s)
     head = feed.requests[0] if feed.requests else None
     ticket = head.ticket if isinstance(head, FeedAsked) and head.call is not None else None
-    return state, [StartJob(state.job, call.asked.data, order, ticket)]
+    start = StartJob(state.job, call.asked.data, order, ticket)
+    return _then([start], _look(state, now_s))
 
 
 def _share_out(feed: Feed, run: Run, order: Any, source: ParquetSource, now_s: float) -> Step:
     """Have each node that takes rows read its share of the files."""
     counts = feed.nodes.staying(run.node_ids)
     if not counts:
-        return Explaining(feed, run, None, {}, now_s + REASON_S), []
+        refused = source.num_rows - num_rows({0: order.done.get(0, ())})
+        run = replace(run, refused=run.refused + refused)
+        return _look(Explaining(feed, run, None, {}, now_s + REASON_S), now_s)
     shares = source.shares(len(counts), done=order.done.get(0, ()))
     messages = {
         node_id: ReadShare(order.feed, order.epoch, share, order.keep)
@@ -314,14 +319,18 @@ def _share_out(feed: Feed, run: Run, order: Any, source: ParquetSource, now_s: f
     received = {node_id: count.rows_received for node_id, count in counts.items()}
     state = Delivering(feed, run, order, 0, run.quiet_s, messages, received)
     said = [Send(m, frozenset({n}), order.generation) for n, m in messages.items()]
-    return _then([*said], _look_delivering(state, now_s))
+    return _then([*said], _look(state, now_s))
 
 
 def _look_delivering(state: Delivering, now_s: float) -> Step:
     """Go on once all nodes have read their shares, or end a job that nobody wants."""
     feed, run = state.feed, state.run
     if state.job:
-        return _cancel(state, None, now_s) if run.is_unwanted else (state, [])
+        if not run.is_unwanted:
+            return state, []
+        if now_s < run.counts_until_s:  # feeders count the rows that are left
+            return replace(state, deadline_s=run.counts_until_s), []
+        return _cancel(with_run(state, is_cut=True), None, now_s)
     staying = feed.nodes.staying(state.shares)
     through = {n: c for n, c in staying.items() if c.read_to == state.order.epoch}
     for node_id, count in through.items():
@@ -401,6 +410,8 @@ def _delivering_expired(state: Delivering, event: DeadlinePassed, now_s: float) 
         return _then([Warn(f"Feed {state.feed.name!r}: its Spark job does not end")], after)
     if state.is_cancelled:
         return replace(state, deadline_s=now_s + CANCEL_S), [CancelJob(state.job)]
+    if state.run.is_unwanted:
+        return _look_delivering(state, now_s)
     return _blame(state, now_s)
 
 
@@ -552,6 +563,7 @@ def _look_holding(state: Holding, now_s: float) -> Step:
 
 def _finish(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step:
     """Tell what became of the call; go on with the next one."""
+    said: list[Action]
     if error is not None:
         feed, said = _broke(feed, run.call, error)
         return _then(said, _next(feed, now_s))
@@ -563,10 +575,12 @@ def _finish(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step
         delivered={} if run.is_unwanted else run.expected,
         rows_covered=run.covered,
         goes_on=run.goes_on and not run.is_unwanted,
+        is_cut=run.is_cut and run.epoch <= run.last,
+        left_by=feed.nodes.gone(run.node_ids),
     )
     names = {member.node.node_id: member.node.name for member in run.members}
-    told = report(fed, names, run.before, feed.nodes.counts_of(run.node_ids))
-    said = [Warn(text) for text in unused_warning(fed, told)]
+    told, warning = report(fed, names, run.before, feed.nodes.counts_of(run.node_ids))
+    said = [Warn(warning)] if warning else []
     feed.book.fed(run.call, run.is_unwanted)
     feed = _note_brought(feed, run, told.rows)
     head = feed.requests[0] if feed.requests else None
@@ -618,7 +632,10 @@ def _look(state: Any, now_s: float) -> Step:
         run = replace(run, granted=granted)
         said.append(_to_nodes(run, granted))
     if not run.is_unwanted and _is_unwanted(feed, run):
-        run = replace(run, is_unwanted=True)
+        # Why all nodes have returned nobody knows, and who feeds is told of what is left.
+        has_left = len(feed.nodes.gone(run.node_ids)) == len(run.members) and not run.goes_on
+        until_s = now_s + MAX_COUNT_S if has_left else now_s
+        run = replace(run, is_unwanted=True, counts_until_s=until_s)
     state = replace(state, run=run)
     if _is_pointless(feed, run):
         if isinstance(state, Blaming):
@@ -732,7 +749,7 @@ def _blaming_fetched(state: Blaming, event: LogFetched, now_s: float) -> Step:
         f"feed {state.feed.name!r} made no progress for {state.run.order.timeout_s:g} s: {name} "
         f"has read {count.rows_consumed} rows in {count.steps} steps, and received "
         f"{count.rows_received}. Raise feed_timeout if a step may take longer; otherwise see "
-        f"what it waits for. Last log lines of {name}:{tail}"
+        f"what it waits for{event.unfed and f' ({event.unfed})'}. Last log lines of {name}:{tail}"
     )
     before: Delivering | Reading = replace(state.before, feed=state.feed, run=state.run)
     if isinstance(before, Delivering) and before.job:

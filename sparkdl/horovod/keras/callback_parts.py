@@ -17,6 +17,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import ProcessSet, global_process_set, group_of, rank, size
 from sparkdl.horovod.common.world import report_step
 from sparkdl.horovod.tensorflow.functions import broadcast_variables
+from sparkdl.horovod.tensorflow.gradients import key_of
 from sparkdl.horovod.tensorflow.optimizer import build, variables_of
 
 _log = logging.getLogger(__name__)
@@ -31,18 +32,40 @@ class Broadcast:
     Args:
         root_rank: of the member whose values count.
         device: accepted for Horovod's sake.
+        local_variables: variables, or one, of which each member keeps its own value.
+
+    Raises:
+        ConfigError: if there is something else among these.
     """
 
     model: Any
 
     def __init__(
-        self, root_rank: int, device: str = "", process_set: ProcessSet = global_process_set
+        self,
+        root_rank: int,
+        device: str = "",
+        local_variables: Any = None,
+        process_set: ProcessSet = global_process_set,
     ) -> None:
         super().__init__()
         self.root_rank = root_rank
         self.process_set = process_set
         self.broadcast_done = False
         self._batches = 0
+        self._local: set[Any] = set()
+        is_one = local_variables is not None and hasattr(local_variables, "assign")
+        for variable in [local_variables] if is_one else local_variables or ():
+            self.register_local_var(variable)
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave a variable as it is on each member.
+
+        Raises:
+            ConfigError: if it is none.
+        """
+        if not hasattr(var, "assign"):
+            raise ConfigError(f"local_variables: {var!r} is no variable of TensorFlow or Keras")
+        self._local.add(key_of(var))
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcast, if the model has been built."""
@@ -59,7 +82,8 @@ class Broadcast:
 
     def _send(self) -> None:
         self.broadcast_done = True
-        variables = [*self.model.weights, *variables_of(self.model.optimizer)]
+        shared = [weight for weight in self.model.weights if key_of(weight) not in self._local]
+        variables = [*shared, *variables_of(self.model.optimizer)]
         broadcast_variables(variables, self.root_rank, self.process_set)
 
 

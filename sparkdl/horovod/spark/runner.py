@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -45,7 +46,7 @@ def run(  # noqa: PLR0913 (Horovod's options)
     env: Mapping[str, str] | None = None,
     stdout: TextIO | None = None,
     stderr: TextIO | None = None,
-    verbose: int = 1,
+    verbose: int | None = 1,
     nics: Any = None,
     prefix_output_with_timestamp: bool = False,
     executable: str | None = None,
@@ -57,7 +58,7 @@ def run(  # noqa: PLR0913 (Horovod's options)
     `keras`.
 
     Args:
-        fn: its result may be anything that can be pickled, of some 12 MB at most.
+        fn: its result may be anything that can be pickled; from other machines some 12 MB at most.
         num_proc: how many; by default Spark's default parallelism.
         start_timeout: seconds until all must be there; by default `HOROVOD_SPARK_START_TIMEOUT`, or
             600.
@@ -65,7 +66,7 @@ def run(  # noqa: PLR0913 (Horovod's options)
         env: variables to set in each process.
         stdout: where the processes' lines go, by default this one's standard output. Their error
             output is among them; `stderr` is accepted.
-        verbose: 0 for no lines.
+        verbose: 0 for no lines; `None` is 1.
         prefix_output_with_timestamp: whether lines begin with the time.
         options: further ones of `sparkdl.launch`: `spark`, `framework`, `num_gpus`, `executor`.
 
@@ -93,7 +94,7 @@ def run_elastic(  # noqa: PLR0913 (Horovod's options)
     env: Mapping[str, str] | None = None,
     stdout: TextIO | None = None,
     stderr: TextIO | None = None,
-    verbose: int = 1,
+    verbose: int | None = 1,
     nics: Any = None,
     prefix_output_with_timestamp: bool = False,
     min_np: int | None = None,
@@ -184,7 +185,11 @@ class _Where:
 
 def _results(where: _Where, task: Task, options: dict[str, Any]) -> list[Any]:
     options = {"framework": "plain", "input_mode": "own", **options}
-    with launch(where.spark, task, None, where.num_proc, **options) as cluster:
+    with ExitStack() as stack:
+        if where.is_one_machine:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkdl-"))
+            task = replace(task, folder=folder)
+        cluster = stack.enter_context(launch(where.spark, task, None, where.num_proc, **options))
         return [unpacked(packed) for packed in cluster.results()]
 
 
@@ -193,7 +198,7 @@ def _options(
     start_timeout: float | None,
     env: Mapping[str, str] | None,
     stdout: TextIO | None,
-    verbose: int,
+    verbose: int | None,
     with_time: bool,
 ) -> dict[str, Any]:
     if any(not isinstance(item, str) for pair in (env or {}).items() for item in pair):
@@ -201,7 +206,7 @@ def _options(
     if start_timeout is None:
         start_timeout = _seconds("HOROVOD_SPARK_START_TIMEOUT", _START_TIMEOUT_S)
     chosen: dict[str, Any] = {"reservation_timeout": start_timeout}
-    if verbose > 0 or stdout is not None:
+    if verbose != 0 or stdout is not None:
         chosen["on_log"] = _Printer(stdout, with_time)
     return {**chosen, **options}
 

@@ -6,8 +6,10 @@ Runs in: child, driver
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -22,18 +24,25 @@ class Task:
 
     Attributes:
         env: variables to set before it is called.
+        folder: on this machine, for results of any size; `None` where processes are elsewhere.
     """
 
     fn: Callable[..., Any]
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
+    folder: str | None = None
 
-    def __call__(self, args: None, ctx: NodeContext) -> bytes:
-        """Call it; return its result, pickled by value."""
+    def __call__(self, args: None, ctx: NodeContext) -> bytes | str:
+        """Call it; return its result, pickled by value, or the name of the file that has it."""
         os.environ.update(self.env)
         packed: bytes = cloudpickle.dumps(self.fn(*self.args, **self.kwargs))
-        return packed
+        if self.folder is None:
+            return packed
+        file, name = tempfile.mkstemp(dir=self.folder)
+        with open(file, "wb") as out:
+            out.write(packed)
+        return name
 
 
 def get_available_devices() -> list[str]:
@@ -44,6 +53,11 @@ def get_available_devices() -> list[str]:
     return [str(number) for number, _ in enumerate(visible_gpus() or ())]
 
 
-def unpacked(packed: bytes) -> Any:
-    """Return a result of the user's own function, which came over the cluster's connections."""
-    return cloudpickle.loads(packed)
+def unpacked(packed: bytes | str | None) -> Any:
+    """Return a result of the user's own function, which came over the cluster's connections.
+
+    It is `None` of one that ended its process, `sys.exit(0)`.
+    """
+    if packed is None:
+        return None
+    return cloudpickle.loads(Path(packed).read_bytes() if isinstance(packed, str) else packed)

@@ -40,8 +40,11 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
 
         try:
             return func(*args, **kwargs)
+        except HorovodInternalError:
+            raise
         except tf.errors.OpError as error:
-            if "Collective" in str(error.message):  # an error of ours, or of TensorFlow's own ones
+            told = str(error.message)
+            if "Collective" in told or "MismatchError" in told:  # ours, or of TensorFlow's own ones
                 raise HorovodInternalError(error.message) from error
             raise
 

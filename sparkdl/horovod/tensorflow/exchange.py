@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sparkdl.collectives.base import Group, Op
+from sparkdl.collectives.tensorflow_errors import tensorflows, tensorflows_too
 from sparkdl.core.errors import ConfigError, RemovedError
 from sparkdl.horovod.common import ProcessSet, group_of
 
@@ -76,7 +77,8 @@ class ArrayExchange:
         def work(*arrays: np.ndarray) -> list[np.ndarray]:
             parts = [np.asarray(array) for array in arrays]
             flat = np.concatenate([as_bytes(part) for part in parts])
-            flat = group.broadcast(flat, root, name)
+            all_kinds = ", ".join(f"{part.dtype.name} {part.shape}" for part in parts)
+            flat = group.broadcast(flat, root, f"{name or ''} of {all_kinds}")
             ends = np.cumsum([part.nbytes for part in parts])[:-1]
             return [
                 cut.view(part.dtype).reshape(part.shape)
@@ -123,11 +125,15 @@ def in_turn(work: Function, tensors: Sequence[Any], like: Sequence[tuple[Any, An
     Args:
         work: returns one array for each of `like`.
         like: dtype and shape of each result.
+
+    Raises:
+        CollectiveError: eagerly; one of TensorFlow's as well, see `tensorflows_too`.
     """
     import tensorflow as tf
 
     if tf.executing_eagerly():
-        results = work(*[tensor.numpy() for tensor in tensors])
+        with tensorflows_too():
+            results = work(*[tensor.numpy() for tensor in tensors])
         return [tf.convert_to_tensor(result) for result in results]
     with tf.device("CPU:0"), tf.control_dependencies([turn().read_value()]):
         results = tf.numpy_function(work, list(tensors), [dtype for dtype, _ in like])
@@ -161,10 +167,11 @@ def with_rows(tensor: Any) -> Any:
     """Return the tensor, if it has rows.
 
     Raises:
-        ConfigError: if it is a scalar.
+        ConfigError: if it is a scalar; an `InvalidArgumentError` as well.
     """
     if tensor.shape.rank == 0:
-        raise ConfigError("a scalar has no rows to gather or share out; give it the shape [1]")
+        scalar = ConfigError("a scalar has no rows to gather or share out; give it the shape [1]")
+        raise tensorflows(scalar)
     return tensor
 
 

@@ -46,8 +46,7 @@ def broadcast_variables(
     if not targets or exchange.group.size == 1:
         return
     values = [tf.convert_to_tensor(variable) for variable in targets]
-    name = "broadcast_variables of " + ", ".join(f"{v.dtype.name}{v.shape}" for v in values)
-    results = exchange.broadcast(values, root, name[:1000])
+    results = exchange.broadcast(values, root, "variables")
     for variable, value in zip(targets, results, strict=True):
         variable.assign(value)
 
@@ -164,7 +163,7 @@ def join() -> int:
 
     Raises:
         ConfigError: inside `tf.function`.
-        CollectiveError: if members are lost or late, or do what cannot be done without the rest.
+        CollectiveError: if members are lost or late.
     """
     _not_in_graph("join")
     return group_of(global_process_set).join()

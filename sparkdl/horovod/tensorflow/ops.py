@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sparkdl.collectives.base import Op, even_splits
+from sparkdl.collectives.tensorflow_errors import tensorflows_too
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import ProcessSet, global_process_set
 from sparkdl.horovod.tensorflow.exchange import Exchange, differentiable, exchange_for, with_rows
@@ -122,7 +123,8 @@ def alltoall(
     rows = with_rows(tf.convert_to_tensor(tensor))
     counts = tf.zeros([0], tf.int32) if splits is None else tf.cast(splits, tf.int32)
     if tf.executing_eagerly():
-        even_splits(int(rows.shape[0]), exchange.group.size, counts.numpy())
+        with tensorflows_too():
+            even_splits(int(rows.shape[0]), exchange.group.size, counts.numpy())
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def send(value: Any) -> tuple[Any, Callable[..., Any]]:

@@ -49,3 +49,9 @@ def _flat(tensor: Any) -> Any:
     import tensorflow as tf
 
     return tf.reshape(tensor, [-1])
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SyncBatchNormalization":
+        return layer_class()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

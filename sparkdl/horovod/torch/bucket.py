@@ -17,12 +17,17 @@ class Bucket:
 
     Args:
         params: whose gradients they are.
+        is_sparse: of each, whether a process has had a sparse one: where this one has none of its
+            own, it gets a sparse one too.
     """
 
-    def __init__(self, params: Sequence[torch.nn.Parameter]) -> None:
+    def __init__(
+        self, params: Sequence[torch.nn.Parameter], is_sparse: Sequence[bool] | None = None
+    ) -> None:
         import torch
 
         self.params = list(params)
+        self._is_sparse = list(is_sparse or [False] * len(self.params))
         sizes = [param.numel() for param in self.params]
         like = self.params[0]
         self.flat = torch.zeros(sum(sizes) + len(sizes), dtype=like.dtype, device=like.device)
@@ -55,14 +60,18 @@ class Bucket:
         if can_be_absent and any(param.grad is None for param in self.params):
             is_there = (presence > 0).tolist()
         grads, results = [], []
-        for param, row, there in zip(self.params, rows, is_there, strict=True):
-            if param.grad is None:
-                param.grad = row.view(param.shape).to(param.dtype, copy=True) if there else None
-            elif param.grad.is_sparse:
-                param.grad = row.view(param.shape).clone()
+        places = zip(self.params, rows, is_there, self._is_sparse, strict=True)
+        for param, row, there, was_sparse in places:
+            grad, result = param.grad, row.view(param.shape)
+            if grad is None and not there:
+                continue
+            if was_sparse if grad is None else grad.is_sparse:
+                param.grad = result.to_sparse(1)
+            elif grad is None:
+                param.grad = result.to(param.dtype, copy=True)
             else:
-                grads.append(param.grad)
-                results.append(row.view(param.shape))
+                grads.append(grad)
+                results.append(result)
         if grads:
             torch._foreach_copy_(grads, results)
         self.waits_for = len(rows)

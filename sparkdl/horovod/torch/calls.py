@@ -32,21 +32,35 @@ def reduction(
     return Reduction(op_of(op, average), name or "", float(prescale), float(postscale))
 
 
-def done(process_set: ProcessSet, work: Callable[[Group], Any]) -> Any:
-    """Do `work` in the group of a process set."""
+def done(process_set: ProcessSet, name: str | None, work: Callable[[Group], Any]) -> Any:
+    """Do `work` in the group of a process set; see `start`."""
     group = group_of(process_set)
-    return group.run(lambda: work(group))
+    return group.run(lambda: work(group), name)
 
 
-def start(process_set: ProcessSet, work: Callable[[Group], Any], *like: torch.Tensor) -> Handle:
+def start(
+    process_set: ProcessSet,
+    name: str | None,
+    work: Callable[[Group], Any],
+    *like: torch.Tensor,
+) -> Handle:
     """Start `work` in the group of a process set, beside the caller.
 
     Args:
+        name: of the operation, see `named`.
         like: the tensors that it uses, which on a GPU may not be complete yet.
+
+    Raises:
+        ConfigError: if an operation of this name is under way.
     """
     group = group_of(process_set)
 
     def mine() -> Any:
         return work(group)
 
-    return started(group, handed_over(like[0], mine) if like else mine)
+    return started(group, handed_over(like[0], mine) if like else mine, name)
+
+
+def named(operation: str, name: str | None) -> str | None:
+    """Return the full name of an operation, of which one can be under way; none without a name."""
+    return f"{operation} {name!r}" if name else None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.collectives.group import Group
 from sparkdl.horovod.common import ProcessSet, global_process_set, group_of
 from sparkdl.horovod.torch import gradients, kernels
-from sparkdl.horovod.torch.calls import done, start
+from sparkdl.horovod.torch.calls import done, named, start
 from sparkdl.horovod.torch.compression import Compressor
 from sparkdl.horovod.torch.handles import Handle
 
@@ -44,7 +44,12 @@ def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start `allgather`; without gradients."""
-    return start(process_set, lambda group: kernels.gather(group, tensor, name or "")[0], tensor)
+    return start(
+        process_set,
+        named("allgather", name),
+        lambda group: kernels.gather(group, tensor, name or "")[0],
+        tensor,
+    )
 
 
 def grouped_allgather(
@@ -60,6 +65,7 @@ def grouped_allgather_async(
     """Start `grouped_allgather`; without gradients."""
     return start(
         process_set,
+        named("grouped_allgather", name),
         lambda group: [kernels.gather(group, t, name or "")[0] for t in tensors],
         *tensors,
     )
@@ -92,7 +98,10 @@ def broadcast_async(
 ) -> Handle:
     """Start `broadcast`; without gradients."""
     return start(
-        process_set, lambda group: kernels.broadcast(group, tensor, root_rank, name or ""), tensor
+        process_set,
+        named("broadcast", name),
+        lambda group: kernels.broadcast(group, tensor, root_rank, name or ""),
+        tensor,
     )
 
 
@@ -103,7 +112,11 @@ def broadcast_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Fill the tensor itself, and return it; see `broadcast`."""
-    done(process_set, lambda g: kernels.broadcast(g, tensor, root_rank, name or "", in_place=True))
+    done(
+        process_set,
+        named("broadcast", name),
+        lambda group: kernels.broadcast(group, tensor, root_rank, name or "", in_place=True),
+    )
     return tensor
 
 
@@ -119,7 +132,7 @@ def broadcast_async_(
         kernels.broadcast(group, tensor, root_rank, name or "", in_place=True)
         return tensor
 
-    return start(process_set, work, tensor)
+    return start(process_set, named("broadcast", name), work, tensor)
 
 
 def alltoall(
@@ -158,7 +171,7 @@ def alltoall_async(
         rows, got = kernels.all_to_all(group, tensor, splits, name or "")
         return rows if splits is None else (rows, got)
 
-    return start(process_set, work, tensor)
+    return start(process_set, named("alltoall", name), work, tensor)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

@@ -172,18 +172,18 @@ def _fill(group: Group, tensors: Sequence[torch.Tensor], root_rank: int) -> None
     _member(group, root_rank)
     for part in _parts(tensors):
         if len(part) == 1:
-            work = _broadcast(group, part[0], root_rank)
+            work = _broadcast(group, part[0], root_rank, "")
         else:
             flat = torch.cat([tensor.reshape(-1) for tensor in part])
-            work = _broadcast(group, flat, root_rank)
+            work = _broadcast(group, flat, root_rank, f"of {[list(t.shape) for t in part]}")
         filled = group.run(work)
         if len(part) > 1:
             for tensor, row in zip(part, filled.split([t.numel() for t in part]), strict=True):
                 tensor.copy_(row.view(tensor.shape))
 
 
-def _broadcast(group: Group, tensor: torch.Tensor, root_rank: int) -> Any:
-    return lambda: kernels.broadcast(group, tensor, root_rank, in_place=True)
+def _broadcast(group: Group, tensor: torch.Tensor, root_rank: int, name: str) -> Any:
+    return lambda: kernels.broadcast(group, tensor, root_rank, name, in_place=True)
 
 
 def _parts(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:

@@ -18,6 +18,7 @@ from sparkdl.collectives.arithmetic import scale_
 from sparkdl.collectives.group import Group, Op
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.torch import kernels
+from sparkdl.horovod.torch.calls import named
 from sparkdl.horovod.torch.kernels import Reduction
 
 if TYPE_CHECKING:
@@ -26,9 +27,15 @@ if TYPE_CHECKING:
 AVERAGE = Reduction(Op.AVERAGE)
 
 
-def reduce(group: Group, tensors: Sequence[torch.Tensor], how: Reduction) -> list[torch.Tensor]:
-    """Return the tensors reduced; their gradients are reduced the same way."""
-    return list(functions().Reduce.apply(group, how, *tensors))
+def reduce(
+    group: Group, tensors: Sequence[torch.Tensor], how: Reduction, operation: str = "allreduce"
+) -> list[torch.Tensor]:
+    """Return the tensors reduced; their gradients are reduced the same way.
+
+    Args:
+        operation: Horovod's name of it, of which one with the name of `how` can be under way.
+    """
+    return list(functions().Reduce.apply(group, how, operation, *tensors))
 
 
 def gather(group: Group, tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -52,7 +59,11 @@ def all_to_all(
 
 
 def reduce_scatter(group: Group, tensor: torch.Tensor, how: Reduction) -> torch.Tensor:
-    """Return this member's share of the sum; its gradient is that of all shares."""
+    """Return this member's share of the reduced rows.
+
+    The gradient is that of all shares, by Horovod's measure: times the number of members for a
+    sum, as if each had reduced all rows and taken its own.
+    """
     result: torch.Tensor = functions().ReduceScatter.apply(group, how, tensor)
     return result
 
@@ -78,28 +89,31 @@ def _reductions() -> tuple[type, ...]:
 
     class Reduce(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
-        def forward(ctx: Any, group: Group, how: Reduction, *tensors: torch.Tensor) -> Any:
+        def forward(
+            ctx: Any, group: Group, how: Reduction, operation: str, *tensors: torch.Tensor
+        ) -> Any:
             ctx.group, ctx.how = group, how
-            return tuple(group.run(lambda: kernels.reduce(group, tensors, how)))
+            own = named(operation, how.name)
+            return tuple(group.run(lambda: kernels.reduce(group, tensors, how), own))
 
         @staticmethod
         def backward(ctx: Any, *grads: torch.Tensor) -> Any:
             how = _linear(ctx.how)
-            return None, None, *ctx.group.run(lambda: kernels.reduce(ctx.group, grads, how))
+            reduced = ctx.group.run(lambda: kernels.reduce(ctx.group, grads, how))
+            return None, None, None, *reduced
 
     class ReduceScatter(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, group: Group, how: Reduction, tensor: torch.Tensor) -> Any:
             ctx.group, ctx.how, ctx.shape = group, how, tensor.shape
-            return group.run(lambda: kernels.reduce_scatter(group, tensor, how))
+            own = named("reducescatter", how.name)
+            return group.run(lambda: kernels.reduce_scatter(group, tensor, how), own)
 
         @staticmethod
         def backward(ctx: Any, *grads: torch.Tensor) -> Any:
             group, how = ctx.group, _linear(ctx.how)
             rows, _ = group.run(lambda: kernels.gather(group, grads[0]))
-            factor = how.prescale * how.postscale
-            if how.op is Op.AVERAGE:
-                factor /= group.size
+            factor = how.prescale * how.postscale * (group.size if how.op is Op.SUM else 1)
             return None, None, scale_(rows, factor).reshape(ctx.shape)
 
     return Reduce, ReduceScatter
@@ -111,7 +125,8 @@ def _moves() -> tuple[type, ...]:
     class Gather(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, group: Group, name: str, tensor: torch.Tensor) -> Any:
-            rows, ctx.counts = group.run(lambda: kernels.gather(group, tensor, name))
+            own = named("allgather", name)
+            rows, ctx.counts = group.run(lambda: kernels.gather(group, tensor, name), own)
             ctx.group, ctx.shape = group, tensor.shape
             return rows
 
@@ -126,7 +141,8 @@ def _moves() -> tuple[type, ...]:
         @staticmethod
         def forward(ctx: Any, group: Group, root: int, name: str, tensor: torch.Tensor) -> Any:
             ctx.group, ctx.root = group, root
-            return group.run(lambda: kernels.broadcast(group, tensor, root, name))
+            own = named("broadcast", name)
+            return group.run(lambda: kernels.broadcast(group, tensor, root, name), own)
 
         @staticmethod
         def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -138,7 +154,8 @@ def _moves() -> tuple[type, ...]:
     class Exchange(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
         def forward(ctx: Any, group: Group, splits: Any, name: str, tensor: torch.Tensor) -> Any:
-            rows, got = group.run(lambda: kernels.all_to_all(group, tensor, splits, name))
+            own = named("alltoall", name)
+            rows, got = group.run(lambda: kernels.all_to_all(group, tensor, splits, name), own)
             ctx.group, ctx.got, ctx.shape = group, got, tensor.shape
             ctx.mark_non_differentiable(got)
             return rows, got

@@ -16,13 +16,17 @@ T = TypeVar("T")
 
 
 class Handle:
-    """An operation that was started; give it to `synchronize` or `poll`."""
+    """An operation that was started; give it to `synchronize` or `poll`, or call it to wait."""
 
     def __init__(self, future: Future[Any]) -> None:
         self._future = future
 
     def __repr__(self) -> str:
         return f"Handle({'done' if self._future.done() else 'going on'})"
+
+    def __call__(self) -> Any:
+        """Wait for the result, as programs do with what `sparse_allreduce_async` returns."""
+        return synchronize(self)
 
     def done(self) -> bool:
         """Whether the result is there."""
@@ -33,9 +37,13 @@ class Handle:
         return self._future.result()
 
 
-def started(group: Group, work: Callable[[], Any]) -> Handle:
-    """Start `work` in the group's thread, after what was started before."""
-    return Handle(group.submit(work))
+def started(group: Group, work: Callable[[], Any], name: str | None = None) -> Handle:
+    """Start `work` in the group's thread, after what was started before.
+
+    Raises:
+        ConfigError: if something of this name is under way.
+    """
+    return Handle(group.submit(work, name))
 
 
 def synchronize(handle: Handle) -> Any:

@@ -41,11 +41,11 @@ def join(device: int = -1) -> int:
         device: accepted for Horovod's sake.
 
     Returns:
-        The rank of the process that called it last.
+        The rank of the process that called it last, the same on all.
 
     Raises:
-        CollectiveError: on all processes, if one of them calls something else meanwhile than sums,
-            averages and steps of optimizers; or if one was lost.
+        CollectiveError: if a process was lost. One that calls something else meanwhile than sums,
+            averages and steps of optimizers gets it alone, and those that have joined wait on.
         ConfigError: if a process set's optimizer is there, which would wait for ever.
     """
     world = group_of()

@@ -148,7 +148,10 @@ def all_to_all(
     import torch
 
     own, tensor = tensors_of(group), tensor.detach()
-    parts = None if splits is None else torch.as_tensor(splits).tolist()
+    parts = None if splits is None else torch.as_tensor(splits)
+    if parts is not None and parts.is_floating_point():
+        raise ConfigError(f"splits of {parts.dtype}: give numbers of rows, as torch.int32")
+    parts = None if parts is None else parts.tolist()
     if own is None:
         rows = tensor.clone() if tensor.dim() else tensor.reshape(1).clone()
         got = even_splits(len(rows), 1, parts)
@@ -179,6 +182,12 @@ def check_reducible(tensors: Sequence[torch.Tensor]) -> None:
             raise ConfigError(f"{what} cannot be reduced; choose one of {known}")
         if tensor.is_sparse:
             raise ConfigError("a sparse tensor: use sparse_allreduce_async, or .to_dense()")
+
+
+def check_scatterable(tensors: Sequence[torch.Tensor]) -> None:
+    """Raise `ConfigError` for a scalar: its one row would go to the first member alone."""
+    if any(tensor.dim() == 0 for tensor in tensors):
+        raise ConfigError("a scalar has no rows to share out: use allreduce, or the shape [rows]")
 
 
 def _flat(tensors: Sequence[torch.Tensor], in_place: bool) -> torch.Tensor:

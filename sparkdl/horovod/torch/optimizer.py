@@ -7,7 +7,7 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/torch/optimizer.py
 
 from __future__ import annotations
 
-import logging
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -25,14 +25,13 @@ from sparkdl.horovod.torch.reducer import Options, Reducer
 if TYPE_CHECKING:
     import torch
 
-_log = logging.getLogger(__name__)
-
 
 class Distributed:
     """What a distributed optimizer does otherwise than its base class, the user's own one."""
 
     param_groups: list[dict[str, Any]]
     _reducer: Reducer | None
+    _parameter_names: dict[torch.nn.Parameter, str]
     _has_synchronized: bool
     _should_synchronize: bool
     _steps: int
@@ -69,9 +68,10 @@ class Distributed:
         """
         if self._should_synchronize:
             if self._has_synchronized:
-                _log.warning(
-                    "optimizer.step() after optimizer.synchronize() reduces the gradients twice; "
-                    "call it inside optimizer.skip_synchronize()"
+                warnings.warn(
+                    "optimizer.step() called without optimizer.skip_synchronize() after "
+                    "optimizer.synchronize(): the gradients are reduced twice",
+                    stacklevel=2,
                 )
             self.synchronize()
         self._has_synchronized = False
@@ -134,7 +134,8 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and options)
             rest of the number of processes afterwards; with `hvd.Average` alone.
         num_groups: how many buckets; by default by size.
         groups: lists of parameters that travel together, or how many buckets.
-        sparse_as_dense: whether sparse gradients are made dense, rather than gathered.
+        sparse_as_dense: whether sparse gradients travel as dense ones, rather than as rows that are
+            gathered; `step` gets sparse ones either way.
         process_set: which processes; on others the optimizer is as it was.
 
     Raises:
@@ -169,6 +170,7 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and options)
     own = {name: value for name, value in vars(optimizer).items() if name != "step"}
     vars(distributed).update(own)  # but for a scheduler's wrapper, which steps the old one
     distributed._reducer = reducer
+    distributed._parameter_names = {param: name for name, param in named}
     distributed._has_synchronized, distributed._should_synchronize = False, True
     distributed._steps = 0
     return distributed

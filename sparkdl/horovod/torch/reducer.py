@@ -37,7 +37,7 @@ class Options:
         how: operation and factors.
         passes: backward passes before a step.
         groups: see `buckets.plan`, parameters by their numbers.
-        sparse_as_dense: whether sparse gradients are made dense.
+        sparse_as_dense: whether sparse gradients travel as dense ones.
     """
 
     how: Reduction
@@ -70,7 +70,6 @@ class Reducer:
         self._layout: Layout | None = None
         self._buckets: list[Bucket] = []
         self._places: dict[int, tuple[int, int]] = {}
-        self._order: list[int] = []
         self._passes = options.passes
         self.is_replaced = False
         self._futures: list[Future[Any]] = []
@@ -99,6 +98,7 @@ class Reducer:
         self._passes = self._passes if passes is None else passes
         self._left = [self._passes] * len(self._params)
         self._filled: set[int] = set()
+        self._order: list[int] = []  # of the first backward pass, until the buckets are planned
         self._futures = []
         self._next = 0
         self._has_begun = False
@@ -170,9 +170,6 @@ class Reducer:
         return hook
 
     def _ready(self, number: int) -> None:
-        param = self._params[number]
-        if self._options.sparse_as_dense and param.grad is not None and param.grad.is_sparse:
-            param.grad = param.grad.to_dense()
         if self._layout is None:
             self._order.append(number)
         elif number in self._places:
@@ -275,15 +272,15 @@ class Reducer:
                 )
         order: list[int] = next((other["order"] for other in heard if other["order"]), [])
         sparse = {number for other in heard for number in other["sparse"]}
-        if self._options.sparse_as_dense:
-            sparse = set()
+        gathered = set() if self._options.sparse_as_dense else sparse
         slots = [
             Slot(param.numel() * param.element_size(), f"{param.dtype} {param.device}")
             for param in self._params
         ]
-        self._layout = plan(slots, order, sparse, self._options.groups)
+        self._layout = plan(slots, order, gathered, self._options.groups)
         self._buckets = [
-            Bucket([self._params[number] for number in bucket]) for bucket in self._layout.buckets
+            Bucket([self._params[number] for number in bucket], [n in sparse for n in bucket])
+            for bucket in self._layout.buckets
         ]
         self._places = {
             number: (which, place)

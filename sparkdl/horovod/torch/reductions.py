@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.collectives.group import Group
 from sparkdl.horovod.common import ProcessSet, global_process_set, group_of
 from sparkdl.horovod.torch import gradients, kernels
-from sparkdl.horovod.torch.calls import done, reduction, start
+from sparkdl.horovod.torch.calls import done, named, reduction, start
 from sparkdl.horovod.torch.compression import Compression, Compressor
 from sparkdl.horovod.torch.handles import Handle
 
@@ -48,8 +48,9 @@ def allreduce(
 
     Raises:
         NotInitializedError: before `hvd.init()`.
-        ConfigError: for a dtype that cannot be reduced.
-        CollectiveError: if not all processes called it alike in time, or one was lost.
+        ConfigError: for a dtype that cannot be reduced, or a name that is under way already.
+        MismatchError: if the processes called different things.
+        CollectiveError: if not all processes called it in time, or one was lost.
     """
     how = reduction(op, average, name, prescale_factor, postscale_factor)
     narrow, ctx = compression.compress(tensor)
@@ -68,7 +69,8 @@ def allreduce_async(
 ) -> Handle:
     """Start `allreduce`; without gradients."""
     how = reduction(op, average, name, prescale_factor, postscale_factor)
-    return start(process_set, lambda group: kernels.reduce(group, [tensor], how)[0], tensor)
+    own = named("allreduce", name)
+    return start(process_set, own, lambda group: kernels.reduce(group, [tensor], how)[0], tensor)
 
 
 def allreduce_(
@@ -82,7 +84,8 @@ def allreduce_(
 ) -> torch.Tensor:
     """Reduce the tensor itself, and return it; see `allreduce`."""
     how = reduction(op, average, name, prescale_factor, postscale_factor)
-    done(process_set, lambda group: kernels.reduce(group, [tensor], how, in_place=True))
+    own = named("allreduce", name)
+    done(process_set, own, lambda group: kernels.reduce(group, [tensor], how, in_place=True))
     return tensor
 
 
@@ -102,7 +105,7 @@ def allreduce_async_(
         kernels.reduce(group, [tensor], how, in_place=True)
         return tensor
 
-    return start(process_set, work, tensor)
+    return start(process_set, named("allreduce", name), work, tensor)
 
 
 def grouped_allreduce(
@@ -118,7 +121,8 @@ def grouped_allreduce(
     """Return the tensors reduced, in one go; see `allreduce`."""
     how = reduction(op, average, name, prescale_factor, postscale_factor)
     pairs = [compression.compress(tensor) for tensor in tensors]
-    reduced = gradients.reduce(group_of(process_set), [narrow for narrow, _ in pairs], how)
+    narrow = [tensor for tensor, _ in pairs]
+    reduced = gradients.reduce(group_of(process_set), narrow, how, "grouped_allreduce")
     return [compression.decompress(r, ctx) for r, (_, ctx) in zip(reduced, pairs, strict=True)]
 
 
@@ -133,7 +137,8 @@ def grouped_allreduce_async(
 ) -> Handle:
     """Start `grouped_allreduce`; without gradients."""
     how = reduction(op, average, name, prescale_factor, postscale_factor)
-    return start(process_set, lambda group: kernels.reduce(group, tensors, how), *tensors)
+    own = named("grouped_allreduce", name)
+    return start(process_set, own, lambda group: kernels.reduce(group, tensors, how), *tensors)
 
 
 def grouped_allreduce_(
@@ -147,7 +152,8 @@ def grouped_allreduce_(
 ) -> list[torch.Tensor]:
     """Reduce the tensors themselves, in one go, and return them; see `allreduce`."""
     how = reduction(op, average, name, prescale_factor, postscale_factor)
-    done(process_set, lambda group: kernels.reduce(group, tensors, how, in_place=True))
+    own = named("grouped_allreduce", name)
+    done(process_set, own, lambda group: kernels.reduce(group, tensors, how, in_place=True))
     return list(tensors)
 
 
@@ -167,13 +173,15 @@ def grouped_allreduce_async_(
         kernels.reduce(group, tensors, how, in_place=True)
         return list(tensors)
 
-    return start(process_set, work, *tensors)
+    return start(process_set, named("grouped_allreduce", name), work, *tensors)
 
 
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str, op: Any, process_set: ProcessSet = global_process_set
 ) -> Handle:
     """Start reducing a sparse tensor; its result is sparse, with the entries of all processes.
+
+    The handle can be called for the result, or be given to `synchronize`.
 
     Args:
         tensor: in COO layout.
@@ -183,7 +191,8 @@ def sparse_allreduce_async(
         ConfigError: for another operation, or a dense tensor.
     """
     how = reduction(op, None, name, 1.0, 1.0)
-    return start(process_set, lambda group: kernels.reduce_sparse(group, tensor, how), tensor)
+    own = named("sparse_allreduce", name)
+    return start(process_set, own, lambda group: kernels.reduce_sparse(group, tensor, how), tensor)
 
 
 def reducescatter(
@@ -202,9 +211,11 @@ def reducescatter(
         op: `hvd.Average` (the default), `Sum`, `Min`, `Max` or `Product`.
 
     Raises:
+        ConfigError: for a scalar, which has no rows.
         CollectiveError: see `allreduce`.
     """
     how = reduction(op, None, name, prescale_factor, postscale_factor)
+    kernels.check_scatterable([tensor])
     narrow, ctx = compression.compress(tensor)
     return compression.decompress(gradients.reduce_scatter(group_of(process_set), narrow, how), ctx)
 
@@ -219,7 +230,9 @@ def reducescatter_async(
 ) -> Handle:
     """Start `reducescatter`; without gradients."""
     how = reduction(op, None, name, prescale_factor, postscale_factor)
-    return start(process_set, lambda group: kernels.reduce_scatter(group, tensor, how), tensor)
+    kernels.check_scatterable([tensor])
+    own = named("reducescatter", name)
+    return start(process_set, own, lambda group: kernels.reduce_scatter(group, tensor, how), tensor)
 
 
 def grouped_reducescatter(
@@ -232,6 +245,7 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
     """Return this process's share of the rows of each tensor; gradients flow back."""
+    kernels.check_scatterable(tensors)
     rest = (name, compression, op, process_set, prescale_factor, postscale_factor)
     return [reducescatter(tensor, *rest) for tensor in tensors]
 
@@ -246,8 +260,10 @@ def grouped_reducescatter_async(
 ) -> Handle:
     """Start `grouped_reducescatter`; without gradients."""
     how = reduction(op, None, name, prescale_factor, postscale_factor)
+    kernels.check_scatterable(tensors)
     return start(
         process_set,
+        named("grouped_reducescatter", name),
         lambda group: [kernels.reduce_scatter(group, t, how) for t in tensors],
         *tensors,
     )

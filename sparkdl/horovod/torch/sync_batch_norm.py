@@ -65,3 +65,9 @@ def sync_batch_norm() -> Any:
             self.running_var.lerp_(variance.to(self.running_var.dtype), factor)
 
     return SyncBatchNorm
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SyncBatchNorm":
+        return sync_batch_norm()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

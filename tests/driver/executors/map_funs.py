@@ -35,6 +35,12 @@ def double(args: Any, ctx: NodeContext) -> None:
         feed.batch_results([2 * value for value in feed.next_batch(7)])
 
 
+def fail_at_a_row(args: Any, ctx: NodeContext) -> None:
+    """Take a row of inference and raise."""
+    ctx.get_data_feed(train_mode=False).next_batch(1)
+    raise ValueError("no such layer")
+
+
 def steps_of_epochs(args: Any, ctx: NodeContext) -> list[list[int]]:
     """Return the rows of each batch, for each of `args` epochs."""
     batches = ctx.batches(args["batch_size"], even=True)

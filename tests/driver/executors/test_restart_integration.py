@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +13,12 @@ import psutil
 import pytest
 
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
 from sparkdl.driver.controller import View
-from sparkdl.driver.state import Running
+from sparkdl.driver.executors.spark import SparkExecutor
+from sparkdl.driver.placement import Standing, choose_placing
+from sparkdl.driver.preflight import counting, read_topology
+from sparkdl.driver.state import Running, SlotsCounted
 from tests.driver.executors import map_funs
 from tests.driver.executors.test_spark_integration import (
     executor_of,
@@ -59,15 +65,94 @@ def test_lost_node_is_replaced(
         placement=placement,
         input_mode="own",
         max_restarts=2,
+        elastic_timeout=BACK_S,
     ) as cluster:
         agents, children = node_processes(cluster)
         happens(spark_cluster, psutil.Process(min(agents)))
-        results = cluster.results(BACK_S)
+        results = cluster.results(2 * BACK_S)
         assert "was lost" in cluster.status()
     assert [result[0] for result in results] == [0, 1]
     assert all(1 <= result[1] == result[2] <= 2 for result in results)
     wait_until_gone(agents | children)
     assert spark_cluster.range(3).count() == 3
+
+
+def test_job_that_has_failed_carries_nobody_though_its_thread_still_lives(
+    spark_cluster: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyspark closes a connection at the end of a thread, and nodes are asked for meanwhile."""
+    may_end = threading.Event()
+    thread = SparkExecutor.thread
+
+    def lingering(self: SparkExecutor, run: Callable[[], None], name: str) -> threading.Thread:
+        def run_and_linger() -> None:
+            run()
+            may_end.wait(BACK_S)
+
+        return thread(self, run_and_linger if "-nodes-" in name else run, name)
+
+    monkeypatch.setattr(SparkExecutor, "thread", lingering)
+    with launch(
+        spark_cluster,
+        map_funs.wait_in_the_first_world,
+        placement="attached",
+        input_mode="own",
+        max_restarts=2,
+        elastic_timeout=20.0,
+    ) as cluster:
+        node_processes(cluster)
+        spark_cluster.sparkContext.cancelAllJobs()
+        try:
+            results = cluster.results(BACK_S)
+        finally:
+            may_end.set()
+    assert [result[0] for result in results] == [0, 1]
+
+
+def no_jobs(spark: SparkSession) -> bool:
+    tracker, deadline = spark.sparkContext.statusTracker(), Deadline.after(BACK_S)
+    while (active := tracker.getActiveJobsIds()) and not deadline.has_passed:
+        threading.Event().wait(0.05)
+    return not active
+
+
+def test_nodes_that_run_give_their_slots_back_and_come_back_all_the_same(
+    spark_cluster: SparkSession,
+) -> None:
+    """They are attached at first, and their job ends without them."""
+    with launch(
+        spark_cluster, map_funs.wait_in_the_first_world, placement="attached", max_restarts=2
+    ) as cluster:
+        agents, children = node_processes(cluster)
+        assert spark_cluster.sparkContext.statusTracker().getActiveJobsIds()
+        short = SlotsCounted(Standing(2, True, "as if an executor had gone"))
+        cluster._controller.submit(short)
+        assert no_jobs(spark_cluster)
+        assert node_processes(cluster) == (agents, children)
+        kill_executor(spark_cluster, psutil.Process(min(agents)))
+        results = cluster.results(BACK_S)
+        assert no_jobs(spark_cluster)
+    assert [result[0] for result in results] == [0, 1]
+    wait_until_gone(agents | children)
+
+
+def test_slots_are_counted_while_nodes_run(spark_cluster: SparkSession) -> None:
+    spec = ClusterSpec("c", plan_nodes(2))
+    topology = read_topology(spark_cluster, 2, True)
+    assert topology is not None
+    placing = choose_placing(spec, topology)
+    count = counting(spark_cluster, spec, placing, topology)
+    assert count is not None
+    standing = count()
+    assert standing is not None
+    assert (standing.room, standing.is_short) == (2, False)
+    own = replace(spec, input_mode=InputMode.TENSORFLOW)
+    assert counting(spark_cluster, own, placing, topology) is None
+    dynamic = replace(topology, is_dynamic=True)
+    assert counting(spark_cluster, spec, placing, dynamic) is None
+    uncountable = counting(spark_cluster, spec, placing, None)
+    assert uncountable is not None
+    assert uncountable() is None
 
 
 def test_rows_of_a_lost_executor_are_fed_again_and_no_others(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
+from pyspark.errors import PySparkException
 
 import sparkdl
 from sparkdl.core.deadline import Deadline
@@ -18,6 +22,8 @@ from sparkdl.core.errors import (
     NodeFailedError,
     NodeLostError,
 )
+from sparkdl.core.jobs import named_jobs
+from sparkdl.driver.preflight import check_slots_over_connect
 from tests.driver.executors import map_funs
 
 if TYPE_CHECKING:
@@ -36,14 +42,18 @@ def launch(spark: SparkSession, map_fun: Any, args: Any = None, **options: Any) 
 
 def executor_of(agent: int) -> psutil.Process:
     """Return an agent's executor: they share a folder. The Python worker between may have ended."""
-    folder = psutil.Process(agent).cwd()
-    executor = next(
-        process
-        for process in psutil.process_iter(["name"])
-        if process.info["name"] == "java" and process.cwd() == folder
-    )
+    executor = java_in(psutil.Process(agent).cwd())
     assert "CoarseGrainedExecutorBackend" in " ".join(executor.cmdline())
     return executor
+
+
+def java_in(folder: str) -> psutil.Process:
+    """Return the JVM that runs in a folder; others end meanwhile, or are zombies and have none."""
+    return next(
+        process
+        for process in psutil.process_iter(["name", "cwd"])
+        if process.info["name"] == "java" and process.info["cwd"] == folder
+    )
 
 
 def wait_until_gone(pids: set[int]) -> None:
@@ -78,6 +88,23 @@ def check_feeding(spark: SparkSession) -> None:
     assert sum(result["rows"] for result in results) == 3000
     assert sum(result["total"] for result in results) == 3 * sum(range(1000))
     assert abs(results[0]["rows"] - results[1]["rows"]) <= 10
+
+
+def test_an_executor_is_found_though_another_has_just_been_killed(tmp_path: Path) -> None:
+    """The killed one has no folder any more, and its parent has not asked for its end yet."""
+    java = tmp_path / "java"
+    java.symlink_to(shutil.which("sleep") or "/bin/sleep")
+    folder = tmp_path / "executor"
+    folder.mkdir()
+    processes = [subprocess.Popen([java, "60"], cwd=cwd) for cwd in (tmp_path, folder)]
+    try:
+        processes[0].kill()
+        os.waitid(os.P_PID, processes[0].pid, os.WEXITED | os.WNOWAIT)
+        assert java_in(str(folder)).pid == processes[1].pid
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def test_local_master_feeds_and_gathers(spark_local: SparkSession) -> None:
@@ -130,12 +157,45 @@ def test_attached_nodes_keep_their_slots(spark_cluster: SparkSession) -> None:
     assert not tracker.getActiveJobsIds()
 
 
+def test_rows_that_nobody_reads_are_counted_on_spark_and_told_with_the_nodes(
+    spark_local: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    with launch(spark_local, map_funs.where) as cluster:
+        cluster.wait(60)
+        assert cluster.feed(spark_local.range(1000, numPartitions=4)).rows_unused == 1000
+        rows = spark_local.sparkContext.parallelize(range(300), 3)
+        assert cluster.feed(rows, epochs=2).rows_unused == 300
+    assert "1000 rows were not used: map_fun has returned on worker:0; map_fun" in caplog.text
+
+
 def test_inference_answers_each_row_in_order(spark_cluster: SparkSession) -> None:
     numbers = spark_cluster.sparkContext.parallelize(range(100), 5)
     with launch(spark_cluster, map_funs.double) as cluster:
         assert cluster.infer(numbers).collect() == [2 * n for n in range(100)]
         frame = cluster.infer(numbers.map(float), schema="double")
         assert [row.value for row in frame.collect()] == [2.0 * n for n in range(100)]
+
+
+def test_action_on_results_of_inference_raises_or_tells_what_the_node_raised(
+    spark_cluster: SparkSession,
+) -> None:
+    rows = spark_cluster.sparkContext.parallelize(range(100), 5)
+    with launch(spark_cluster, map_funs.fail_at_a_row) as cluster:
+        results = cluster.infer(rows).map(abs)
+        scored = cluster.infer(spark_cluster.range(100), schema="prediction long")
+        for act in (results.count, results.first):
+            with pytest.raises(NodeFailedError, match="raised ValueError: no such layer") as caught:
+                act()
+            assert caught.value.root_cause.exception_type == "builtins.ValueError"
+        # Spark's own error, as far as Spark lets a task say it.
+        with pytest.raises(PySparkException, match=r"FeederError: inference at worker:. ") as told:
+            scored.collect()
+        assert "the cluster has failed: worker:" in str(told.value)
+        assert "raised ValueError: no such layer" in str(told.value)
+        assert "in fail_at_a_row" in str(told.value), "its traceback"
+        with pytest.raises(NodeFailedError, match="no such layer"):
+            cluster.infer(rows)
+        cluster.abort()
 
 
 def test_all_nodes_take_the_same_steps_on_uneven_partitions(spark_cluster: SparkSession) -> None:
@@ -233,6 +293,72 @@ def test_killed_python_worker_ends_its_attached_node(spark_cluster: SparkSession
         worker.kill()
         cluster.wait(GONE_S)
     wait_until_gone(agents | children)
+
+
+def names_of_jobs(spark: SparkSession) -> set[tuple[str | None, str | None]]:
+    """Return group and description of each job, as Spark's UI shows them."""
+    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
+    told = [jobs.apply(i) for i in range(jobs.size())]
+    names = [(job.jobGroup(), job.description()) for job in told]
+    return {tuple(each.get() if each.isDefined() else None for each in pair) for pair in names}  # type: ignore[misc]
+
+
+def test_jobs_say_what_they_are(spark_local: SparkSession) -> None:
+    with launch(spark_local, map_funs.count_rows) as cluster:
+        cluster.feed(spark_local.range(10), epochs=2)
+        cluster.feed(spark_local.sparkContext.parallelize(range(10), 2))
+        group = f"sparkdl {cluster.spec.cluster_id}"
+    told = {what for of, what in names_of_jobs(spark_local) if of == group}
+    assert told == {
+        f"{group}: nodes",
+        f"{group}: feed 'input', epochs 0-1",
+        f"{group}: feed 'input', epoch 2",
+    }
+
+
+def test_jobs_keep_the_users_own_names_and_leave_none_of_theirs(spark_local: SparkSession) -> None:
+    context: Any = spark_local.sparkContext
+    context.setJobGroup("mine", "my own words")
+    try:
+        with launch(spark_local, map_funs.count_rows) as cluster:
+            cluster.feed(spark_local.range(10))
+            group = f"sparkdl {cluster.spec.cluster_id}"
+        told = names_of_jobs(spark_local)
+        assert ("mine", "my own words") in told
+        assert group not in {of for of, _ in told}
+        context.setLocalProperty("spark.jobGroup.id", None)
+        context.setLocalProperty("spark.job.description", None)
+        with named_jobs(spark_local, "sparkdl c", "a job"):
+            spark_local.range(3).count()
+        spark_local.range(4).count()
+        assert ("sparkdl c", "sparkdl c: a job") in names_of_jobs(spark_local)
+        assert context.getLocalProperty("spark.jobGroup.id") is None
+        assert context.getLocalProperty("spark.job.description") is None
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)
+        context.setLocalProperty("spark.job.description", None)
+
+
+def test_slots_are_counted_where_there_is_no_context_to_ask(spark_local: SparkSession) -> None:
+    """As over Spark Connect, by what any session can be asked."""
+    slots = spark_local.sparkContext.defaultParallelism
+    check_slots_over_connect(spark_local, slots)
+    with pytest.raises(ConfigError, match=f"100 nodes need 100 task slots .* has {slots}. Ask"):
+        check_slots_over_connect(spark_local, 100)
+    spark_local.conf.set("spark.sql.leafNodeDefaultParallelism", "200")
+    try:
+        check_slots_over_connect(spark_local, 100)  # how many there are is not known then
+    finally:
+        spark_local.conf.unset("spark.sql.leafNodeDefaultParallelism")
+
+
+def test_node_that_cannot_start_fails_no_task(spark_cluster: SparkSession) -> None:
+    before = spark_cluster.sparkContext._jsc.sc().statusStore().jobsList(None).size()
+    with pytest.raises(ConfigError, match="GPU"):
+        launch(spark_cluster, map_funs.where, num_gpus=64, reservation_timeout=60.0)
+    jobs = spark_cluster.sparkContext._jsc.sc().statusStore().jobsList(None)
+    assert jobs.size() == before + 1
+    assert max(jobs.apply(i).numFailedTasks() for i in range(1)) == 0
 
 
 def test_cancelled_job_ends_attached_nodes(spark_cluster: SparkSession) -> None:

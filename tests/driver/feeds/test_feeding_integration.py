@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import sparkdl
@@ -309,18 +310,130 @@ def test_results_of_inference_are_in_order_and_come_as_they_are_asked_for() -> N
         assert cluster.status() == "Running"
 
 
-def test_inference_after_a_failure_raises_what_failed() -> None:
+def test_inference_raises_the_failure_of_whichever_node_there_then_and_later() -> None:
     def fail(args: None, ctx: NodeContext) -> None:
-        ctx.get_data_feed(train_mode=False).next_batch(1)
-        raise RuntimeError("out of luck")
+        feed = ctx.get_data_feed(train_mode=False)
+        feed.next_batch(1)
+        if ctx.rank == 0:
+            raise RuntimeError("out of luck")
+        threading.Event().wait()  # the other one is asked instead, and does not answer
 
-    cluster = launch(fail, nodes=1)
+    cluster = launch(fail, nodes=2)
     try:
-        with pytest.raises(sparkdl.SparkdlError, match=r"map_fun has ended|out of luck"):
+        with pytest.raises(NodeFailedError, match="out of luck") as caught:
             list(cluster.infer(range(10)))
+        assert caught.value.root_cause.node == "worker:0"
         with pytest.raises(NodeFailedError, match="out of luck"):
             cluster.wait(SOON_S)
         with pytest.raises(NodeFailedError, match="out of luck"):
             cluster.infer(range(10))
     finally:
         cluster.abort()
+
+
+def test_results_that_are_asked_for_after_the_shutdown_say_that_nobody_answers() -> None:
+    with launch(double) as cluster:
+        answers = cluster.infer(range(10), timeout_s=1)
+    with pytest.raises(FeedClosedError, match="run the action on them before the shutdown"):
+        list(answers)
+
+
+# feeds that nobody reads, or feeds
+
+
+def returns(args: None, ctx: NodeContext) -> None:
+    """Read nothing."""
+
+
+def misspells(args: None, ctx: NodeContext) -> int:
+    """Read a feed that nobody feeds."""
+    return len(list(ctx.batches(10, feed="inputs")))
+
+
+def test_rows_that_nobody_reads_are_counted_and_the_warning_names_the_nodes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with launch(returns) as cluster:
+        cluster.wait(SOON_S)
+        report = cluster.feed(range(1000))
+        assert (report.rows_unused, report.rows_used, report.epochs) == (1000, 0, 0)
+    assert "1000 rows were not used: map_fun has returned on worker:0; map_fun" in caplog.text
+    assert "has returned on worker:1" in caplog.text
+
+
+def test_rows_left_by_nodes_that_return_while_they_are_fed_are_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def reads_one_batch(args: None, ctx: NodeContext) -> int:
+        return len(next(iter(ctx.batches(10)))["value"])
+
+    with launch(reads_one_batch) as cluster:
+        report = cluster.feed(range(1000))
+        assert (report.rows_used, report.rows_unused) == (20, 980)
+    assert "980 rows were not used" in caplog.text
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_rows_of_files_that_nobody_reads_are_counted(tmp_path: Path, epochs: int) -> None:
+    pq.write_table(pa.table({"x": range(100)}), tmp_path / "part.parquet")
+    with launch(returns) as cluster:
+        cluster.wait(SOON_S)
+        assert cluster.feed(str(tmp_path), epochs=epochs).rows_unused == 100
+
+
+def test_own_data_is_no_feed_and_reading_one_fails_at_once() -> None:
+    with pytest.raises(NodeFailedError, match=r"ConfigError: feed 'input' cannot be read.*'own'"):
+        sparkdl.run(None, count_rows, nodes=2, framework="plain", executor="local")
+
+
+def test_feed_of_another_name_than_is_fed_is_told_with_both_names() -> None:
+    with (
+        pytest.raises(NodeFailedError, match=r"nobody has fed 'inputs' .* being fed is 'input'"),
+        launch(misspells, feed_timeout=1.0) as cluster,
+    ):
+        cluster.feed(range(10), timeout_s=SOON_S)
+
+
+def test_driver_that_gives_up_a_feed_first_says_which_one_is_read() -> None:
+    waits = r"nobody has fed what is read: 'inputs' \(worker:0, worker:1\); being fed is 'input'"
+    with launch(misspells) as cluster, pytest.raises(FeedTimeoutError, match=waits):
+        cluster.feed(range(10), timeout_s=2.0)
+
+
+def test_cluster_that_is_never_fed_ends_by_itself() -> None:
+    with launch(count_rows, feed_timeout=0.5) as cluster:
+        with pytest.raises(NodeFailedError, match=r"UnfedError: .* nothing is being fed"):
+            cluster.wait(SOON_S)
+        cluster.abort()
+
+
+def test_loop_that_goes_on_beyond_the_end_is_told_of_and_then_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def epochs(args: int, ctx: NodeContext) -> list[int]:
+        batches = ctx.batches(10)
+        return [sum(len(batch["value"]) for batch in batches) for _ in range(args)]
+
+    with launch(epochs, 3) as cluster:
+        cluster.feed(range(20), epochs=2)
+        assert cluster.results(SOON_S) == [[10, 10, 0]] * 2
+    assert "feed 'input' has ended, and map_fun on worker:" in caplog.text
+    with (
+        pytest.raises(NodeFailedError, match="EndOfFeedError: feed 'input' ended after 2 epochs"),
+        launch(epochs, 5) as cluster,
+    ):
+        cluster.feed(range(20), epochs=2)
+
+
+def test_loop_need_not_count_epochs(caplog: pytest.LogCaptureFixture) -> None:
+    def all_epochs(args: None, ctx: NodeContext) -> list[int]:
+        batches, found = ctx.batches(10), []
+        while ctx.has_epoch():
+            found.append(sum(len(batch["value"]) for batch in batches))
+        return found
+
+    with launch(all_epochs) as cluster:
+        cluster.feed(range(20), epochs=2)
+        cluster.feed(range(40))
+        assert cluster.results(SOON_S) == [[10, 10, 20]] * 2
+    assert "has ended" not in caplog.text

@@ -1,0 +1,81 @@
+"""Which feeds anybody brings rows for, and when a reader gives up one that nobody does.
+
+Runs in: child
+
+Between two calls of `cluster.feed` a node waits as long as it takes. A feed of which nobody has
+brought anything is another matter: its name may be misspelt, or the driver may never feed.
+"""
+
+from __future__ import annotations
+
+import time
+
+from sparkdl.core.errors import ConfigError, SparkdlError, UnfedError
+from sparkdl.core.spec import ClusterSpec, InputMode
+from sparkdl.core.world import Member
+
+
+class Supply:
+    """The feeds of one node. Any thread may call."""
+
+    def __init__(self) -> None:
+        self._begun: set[str] = set()
+        self._moved_s = 0.0
+        self._timeout_s: float | None = None
+        self._who: str | None = None
+
+    def expect(self, spec: ClusterSpec, member: Member, is_resumed: bool) -> None:
+        """Give up, from now on, what nobody feeds.
+
+        Args:
+            is_resumed: the world goes on from another one. What was fed there may be over, and
+                nobody says so before the feeds end.
+        """
+        self._who = None
+        if spec.input_mode is not InputMode.SPARK:
+            self._who = "a cluster with input_mode='own', as sparkdl.run launches it"
+        elif not member.role.can_be_fed:
+            self._who = f"{member.node.name}, for its role takes no rows"
+        if not is_resumed and (member.role.finishes_job or member.role.is_server):
+            self._timeout_s = spec.settings.feed_timeout_s
+
+    def begin(self, feed: str) -> None:
+        """Somebody brings rows of `feed`."""
+        self._begun.add(feed)
+
+    def move(self) -> None:
+        """User code has read something, in whatever feed: the node does not stand still."""
+        self._moved_s = time.monotonic()
+
+    def impossible(self, feed: str) -> ConfigError | None:
+        """Return why nobody can ever bring rows of `feed`, if that is so."""
+        if self._who is None or feed in self._begun:
+            return None
+        return ConfigError(
+            f"feed {feed!r} cannot be read: nobody feeds {self._who}. Launch with "
+            "input_mode='spark' and call cluster.feed, or read files with ctx.parquet"
+        )
+
+    def left_s(self, feed: str, since_s: float) -> float | None:
+        """Return how long to wait for a feed on; `None` for as long as it takes.
+
+        Args:
+            since_s: when the wait began.
+        """
+        if self._timeout_s is None or feed in self._begun:
+            return None
+        return max(0.0, max(since_s, self._moved_s) + self._timeout_s - time.monotonic())
+
+    def unfed(self, feed: str) -> SparkdlError:
+        """Return what tells that nobody has fed `feed`."""
+        others = ", ".join(repr(other) for other in sorted(self._begun))
+        return UnfedError(
+            f"nobody has fed {feed!r} within feed_timeout={self._timeout_s:g} s; "
+            + (
+                f"being fed is {others}: give cluster.feed(…, name=…) and ctx.batches(…, feed=…) "
+                "the same name"
+                if others
+                else "nothing is being fed: call cluster.feed(…) in the driver, or launch with a "
+                "longer feed_timeout"
+            )
+        )

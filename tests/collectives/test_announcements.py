@@ -1,0 +1,50 @@
+"""What follows from the members' announcements: whether they go together, and who joined last."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkdl.collectives.announcements import Call, Kind, last_to_join, objection
+
+SUM = Call(Kind.ALL_REDUCE, "sum of [3]", numel=3)
+MAX = Call(Kind.ALL_REDUCE, "max of [3]", numel=3, is_sum=False)
+GATHER = Call(Kind.ALL_GATHER, "rows", extra=1)
+MORE = Call(Kind.ALL_GATHER, "rows", extra=2)
+STEP = Call(Kind.STEP, "step 0", extra=0)
+
+
+def joined(stood_in: int = 0, since_ns: int = 0) -> Call:
+    return Call(Kind.JOIN, "join()", extra=stood_in, since_ns=since_ns)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [(SUM, SUM), (GATHER, MORE), (SUM, joined(), SUM), (joined(), STEP), (joined(), joined(2))],
+)
+def test_members_that_call_alike_go_on(calls: tuple[Call, ...]) -> None:
+    assert objection([call.words() for call in calls]) is None
+
+
+@pytest.mark.parametrize("calls", [(SUM, MAX), (SUM, GATHER), (joined(), SUM, GATHER)])
+def test_members_that_call_different_things_do_not(calls: tuple[Call, ...]) -> None:
+    assert "all must call the same" in str(objection([call.words() for call in calls]))
+
+
+@pytest.mark.parametrize("call", [MAX, GATHER])
+def test_only_sums_go_on_without_those_that_have_joined(call: Call) -> None:
+    assert "only sums and averages" in str(objection([call.words(), joined().words()]))
+
+
+@pytest.mark.parametrize(
+    ("calls", "last"),
+    [
+        ((joined(0), joined(1)), 0),
+        ((joined(1), joined(0), joined(2)), 1),
+        ((joined(0, since_ns=5), joined(0, since_ns=4), joined(1, since_ns=9)), 0),
+        ((joined(2), joined(2)), 1),
+    ],
+)
+def test_last_to_join_has_stood_in_least_then_came_latest(
+    calls: tuple[Call, ...], last: int
+) -> None:
+    assert last_to_join([call.words() for call in calls]) == last

@@ -1,0 +1,58 @@
+"""What is told of rows that were not used, and of feeds that nobody feeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkdl.control.messages import FeedCount
+from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.driver.feeds.report import Fed, gone_beyond, report, waits_in_vain
+
+SPEC = ClusterSpec("c", plan_nodes(2))
+NAMES = {0: "worker:0", 1: "worker:1"}
+
+
+def test_nodes_that_read_what_nobody_feeds_are_named_with_what_is_fed() -> None:
+    fed = FeedCount("input", began=0)
+    feeds = {(0, "input"): fed, (0, "inputs"): FeedCount("inputs"), (1, "input"): fed}
+    assert waits_in_vain(SPEC, feeds) == (
+        "nobody has fed what is read: 'inputs' (worker:0); being fed is 'input'"
+    )
+    assert waits_in_vain(SPEC, {(1, "input"): FeedCount("input")}).endswith("being fed is nothing")
+
+
+def test_feed_that_began_brought_rows_or_is_not_read_any_more_is_no_reason() -> None:
+    for count in (
+        FeedCount("input", began=3),
+        FeedCount("input", rows_received=1),
+        FeedCount("input", closed=True),
+    ):
+        assert waits_in_vain(SPEC, {(0, "input"): count}) == ""
+
+
+def test_first_node_beyond_the_end_of_a_feed_is_told_of_and_no_other() -> None:
+    beyond = FeedCount("input", beyond=1)
+    assert gone_beyond("worker:0", FeedCount("input"), {}) is None
+    assert "map_fun on worker:0 has gone on" in (gone_beyond("worker:0", beyond, {}) or "")
+    assert gone_beyond("worker:1", beyond, {(0, "input"): beyond}) is None
+    assert gone_beyond("worker:1", beyond, {(0, "other"): FeedCount("other", beyond=1)})
+
+
+@pytest.mark.parametrize(
+    ("now", "left_by", "why"),
+    [
+        (FeedCount("f"), [0], "map_fun has returned on worker:0, which left 7 unread"),
+        (FeedCount("f", closed_to=4, cut=4), [], "called terminate() on worker:0, which left 7"),
+        (FeedCount("f"), [], "worker:0 keeps 7 of them for an epoch to come"),
+    ],
+)
+def test_warning_says_which_node_has_not_read_rows_and_why(
+    now: FeedCount, left_by: list[int], why: str
+) -> None:
+    before = dict.fromkeys(NAMES, FeedCount("f"))
+    fed = Fed("f", 1, 1, rows_refused=2, delivered={0: 7, 1: 0}, left_by=left_by)
+    told, warning = report(fed, NAMES, before, {0: now, 1: FeedCount("f")})
+    assert told.rows_unused == 9
+    assert "Feed 'f': 9 rows were not used" in warning
+    assert why in warning
+    assert "worker:1" not in warning

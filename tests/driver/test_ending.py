@@ -1,0 +1,294 @@
+"""Whatever is interrupted wherever, no cluster is left that the next call does not end."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from itertools import count
+from typing import Any
+
+import pytest
+
+import sparkdl
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import LaunchError, ResultError
+from sparkdl.core.settings import Environment, Settings
+from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
+from sparkdl.driver.changed import Changed
+from sparkdl.driver.ending import Ending, ends_if_interrupted, is_interrupt
+from sparkdl.driver.threads import run_aside
+from tests.doubles.interrupts import Interrupts, PlayedNodes
+
+launching = import_module("sparkdl.driver.launch")
+
+SOON_S = 10.0
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> list[PlayedNodes]:
+    """The nodes of all clusters that are launched, which are played here."""
+    made: list[PlayedNodes] = []
+
+    class Known(Ending):
+        def __init__(self, cluster_id: str, executor: Any) -> None:
+            super().__init__(cluster_id, executor)
+            executor.ending = self
+            made.append(executor)
+
+    monkeypatch.setattr(launching, "Ending", Known)
+    return made
+
+
+def start(mode: InputMode = InputMode.TENSORFLOW) -> sparkdl.Cluster:
+    spec = ClusterSpec(
+        "played", plan_nodes(2), "plain", mode, settings=Settings(hang_timeout_s=None)
+    )
+    cluster: sparkdl.Cluster = launching._start(
+        spec, PlayedNodes(), Environment(), b"", print, False
+    )
+    return cluster
+
+
+def ends(nodes: PlayedNodes, within_s: float = SOON_S) -> bool:
+    """Wait until nothing is left of a cluster."""
+    ending = nodes.ending
+    assert ending
+    is_over = ending._changed.wait_for(lambda: ending.is_over, Deadline.after(within_s))
+    return is_over and nodes.closed.is_set()
+
+
+def call_aside(call: Callable[[], Any]) -> Any:
+    """Call in another thread, for which this one may have left no lock behind."""
+    outcome: list[Any] = []
+    thread = threading.Thread(target=lambda: outcome.append(call()), daemon=True)
+    thread.start()
+    thread.join(SOON_S)
+    assert outcome, "a lock was left behind, or the end does not come"
+    return outcome[0]
+
+
+def alone() -> Iterator[Interrupts]:
+    """Yield an interrupt at each place, until the call gets through without."""
+    for first in count(1):
+        interrupts = Interrupts(first)
+        yield interrupts
+        if not interrupts.are_over:
+            return
+
+
+def in_pairs(step: int = 5) -> Iterator[Interrupts]:
+    """Yield an interrupt at the beginning of a function, with a second at each place behind.
+
+    Args:
+        step: every so manieth function; 1 takes minutes on a small machine.
+    """
+    for first in count(1, step):
+        for second in count(1):
+            interrupts = Interrupts(first, second)
+            yield interrupts
+            if not interrupts.are_over:
+                break
+        if not interrupts.has_come:
+            return
+
+
+@pytest.mark.parametrize("interrupts_of", [alone, in_pairs])
+def test_interrupted_launch_ends_by_itself_what_it_has_begun(
+    nodes: list[PlayedNodes], interrupts_of: Callable[[], Iterator[Interrupts]]
+) -> None:
+    begun = 0
+    for interrupts in interrupts_of():
+        nodes.clear()
+        got = interrupts.during(start)
+        if isinstance(got, sparkdl.Cluster):
+            call_aside(got.abort)
+        else:
+            assert isinstance(got, KeyboardInterrupt)
+        for each in nodes:
+            begun += each.has_started
+            assert not each.has_started or ends(each), interrupts
+    assert begun > 10, "some interrupts came when nodes had been started"
+
+
+@pytest.mark.parametrize(
+    ("method", "interrupts_of"),
+    [(method, alone) for method in ("wait", "results", "shutdown", "abort")]
+    + [("shutdown", in_pairs)],
+)
+def test_interrupted_call_leaves_a_cluster_that_the_next_call_ends(
+    nodes: list[PlayedNodes], interrupts_of: Callable[[], Iterator[Interrupts]], method: str
+) -> None:
+    for interrupts in interrupts_of():
+        cluster = start(InputMode.SPARK)
+        if method != "abort":
+            nodes[-1].finish()
+        interrupts.during(getattr(cluster, method))
+        call_aside(cluster.abort)
+        assert ends(nodes[-1]), interrupts
+
+
+def test_interrupted_wait_in_which_a_second_one_falls_has_asked_for_the_end_already(
+    nodes: list[PlayedNodes],
+) -> None:
+    """Nobody calls anything afterwards: the first interrupt was enough."""
+    for second in count(1):
+        cluster = start()
+        interrupts = Interrupts(sys.maxsize, second)
+
+        @ends_if_interrupted
+        def wait(cluster: sparkdl.Cluster, interrupts: Interrupts = interrupts) -> None:
+            interrupts.raise_first()
+
+        interrupts.during(lambda: wait(cluster))  # noqa: B023 (called at once)
+        assert ends(nodes[-1])
+        if not interrupts.are_over:
+            assert second > 5
+            return
+
+
+def test_abort_acts_at_once_behind_a_shutdown_that_waits(nodes: list[PlayedNodes]) -> None:
+    cluster = start()
+    with ThreadPoolExecutor(2) as pool:
+        shutdown = pool.submit(cluster.shutdown)
+        with_limit = pool.submit(cluster.shutdown, timeout_s=1000)
+        waiters, never = cluster._controller.changed._waiters, threading.Event()
+        deadline = Deadline.after(SOON_S)
+        while len(waiters) < 2:
+            assert not deadline.has_passed
+            never.wait(0.005)
+        call_aside(cluster.abort)
+        assert nodes[-1].closed.is_set()
+        for waiting in (shutdown, with_limit):
+            with pytest.raises(ResultError, match="aborted before worker:0, worker:1 had returned"):
+                waiting.result(SOON_S)
+    cluster.shutdown()
+
+
+def test_launch_that_fails_has_nothing_left_and_says_why(nodes: list[PlayedNodes]) -> None:
+    def fails(self: PlayedNodes, launch: Any, on_broken: Callable[[Any], None]) -> None:
+        self.has_started = True
+        raise LaunchError("no such room")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PlayedNodes, "start", fails)
+        with pytest.raises(LaunchError, match="no such room"):
+            start()
+    assert nodes[-1].closed.is_set()
+    assert nodes[-1].ending
+    assert nodes[-1].ending.is_over
+
+
+def test_lock_that_an_interrupted_wait_held_is_free() -> None:
+    for interrupts in alone():
+        changed = Changed()
+        told: list[int] = []
+
+        def tell(changed: Changed = changed, told: list[int] = told) -> None:
+            with changed:
+                told.append(1)
+                changed.notify_all()
+
+        def wait(changed: Changed = changed, told: list[int] = told) -> None:
+            thread = threading.Thread(target=tell)
+            thread.start()
+            changed.wait_for(lambda: bool(told), Deadline.after(SOON_S))
+
+        interrupts.during(wait)
+        call_aside(tell)
+        assert not changed.wait_for(lambda: False, Deadline.after(0.0))
+
+
+def test_interrupted_wait_for_a_job_lets_the_job_go_on() -> None:
+    may_end, has_ended = threading.Event(), threading.Event()
+
+    def job() -> None:
+        may_end.wait(SOON_S)
+        has_ended.set()
+
+    def thread(run: Callable[[], None], name: str) -> threading.Thread:
+        return threading.Thread(target=run, name=name)
+
+    got = Interrupts(12).during(lambda: run_aside(job, "job", thread))
+    assert isinstance(got, KeyboardInterrupt)
+    may_end.set()
+    assert has_ended.wait(SOON_S)
+
+
+# Ctrl-C under Spark's handler of the signal.
+
+
+class Py4JError(Exception):
+    """What py4j raises where a second signal comes into a call to the JVM."""
+
+
+@pytest.fixture
+def _spark_handles() -> Iterator[None]:
+    """A handler as pyspark's: it calls the JVM before it raises, and that call may fail."""
+
+    def handle(_number: int, _frame: Any) -> None:
+        raise Py4JError("An error occurred while calling o26.cancelAllJobs")
+
+    before = signal.signal(signal.SIGINT, handle)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_spark_handles")
+def test_error_of_py4j_that_comes_out_of_the_handler_is_an_interrupt(
+    nodes: list[PlayedNodes],
+) -> None:
+    cluster = start()
+
+    @ends_if_interrupted
+    def wait(cluster: sparkdl.Cluster) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt, match="the training was ended"):
+        wait(cluster)
+    assert ends(nodes[-1])
+
+
+@pytest.mark.usefixtures("_spark_handles")
+def test_other_errors_are_no_interrupts_even_behind_one(nodes: list[PlayedNodes]) -> None:
+    cluster = start()
+
+    @ends_if_interrupted
+    def fail(cluster: sparkdl.Cluster) -> None:
+        raise LaunchError("mine")
+
+    def fail_behind(error: BaseException) -> None:
+        try:
+            raise error
+        except BaseException:  # noqa: BLE001 (whatever a user handles)
+            fail(cluster)
+
+    for before in (KeyboardInterrupt(), Py4JError()):
+        with pytest.raises(LaunchError, match="mine"):
+            fail_behind(before)
+    assert cluster.status() == "Running"
+    assert is_interrupt(KeyboardInterrupt())
+    assert not is_interrupt(Py4JError())
+    cluster.abort()
+
+
+# What is left when a cluster has ended by itself.
+
+
+def test_cluster_that_has_ended_lets_go_of_what_carried_it_and_still_answers(
+    nodes: list[PlayedNodes],
+) -> None:
+    cluster = start()
+    nodes[-1].finish()
+    cluster.wait(SOON_S)
+    nodes[-1].go()
+    assert nodes[-1].closed.wait(SOON_S)
+    assert not nodes[-1].ending.is_asked  # type: ignore[union-attr]
+    assert cluster.status() == "Finished"
+    assert cluster.results() == [None, None]
+    assert set(cluster.stacks().values()) == {"it has ended, as the cluster has"}
+    cluster.shutdown()
+    assert cluster.status() == "Stopped"

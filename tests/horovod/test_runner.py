@@ -1,0 +1,106 @@
+"""`horovod.run` on this machine: its hosts, its results, and the command line of a program."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sparkdl.horovod
+from sparkdl.core.errors import ConfigError
+from sparkdl.horovod.runner.command import Command
+from sparkdl.horovod.runner.hosts import check_hosts
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    ["localhost:2", "127.0.0.1:1,localhost:1", f"{socket.gethostname()}:4", "[::1]:1, localhost:1"],
+)
+def test_names_of_this_machine_are_taken(hosts: str) -> None:
+    check_hosts(hosts, None, 2)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "problem"),
+    [
+        ("localhost:1", r"more processes \(2\) than there are available slots \(1\)"),
+        ("localhost:2,192.0.2.1:2", "192.0.2.1 is not this machine"),
+        ("host.invalid:2", r"sparkdl\.horovod\.spark\.run"),
+        ("localhost", "write it like localhost:2"),
+        ("localhost:2;a:2", "write it like localhost:2"),
+    ],
+)
+def test_hosts_that_cannot_work_are_refused(hosts: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        check_hosts(hosts, None, 2)
+
+
+def test_hostfile_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("# one machine\n\nlocalhost slots=1\n127.0.0.1 slots = 2  # again\n")
+    check_hosts(None, str(file), 3)
+    with pytest.raises(ConfigError, match=r"more processes \(4\)"):
+        check_hosts(None, str(file), 4)
+    with pytest.raises(ConfigError, match="give one of them"):
+        check_hosts("localhost:2", str(file), 1)
+    file.write_text("localhost 2\n")
+    with pytest.raises(ConfigError, match="'localhost 2' is not written like"):
+        check_hosts(None, str(file), 1)
+    with pytest.raises(ConfigError, match="No such file"):
+        check_hosts(None, str(tmp_path / "none"), 1)
+
+
+def test_command_lines_of_python_programs_are_read(tmp_path: Path) -> None:
+    script = str(tmp_path / "train.py")
+    Path(script).touch()
+    no_suffix = str(tmp_path / "train")
+    Path(no_suffix).touch()
+    options = ("--lr", "0.1", "-np", "3")
+    assert Command.parse(["python", script, *options]) == Command(script, options)
+    assert Command.parse([sys.executable, "-u", script]) == Command(script, ())
+    assert Command.parse([script, *options]) == Command(script, options)
+    assert Command.parse(["python3.11", no_suffix]) == Command(no_suffix, ())
+    module = Command("package.train", options, is_module=True)
+    assert Command.parse(["python3", "-m", "package.train", *options]) == module
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["python"], ["bash", "run.sh"], ["python", "-c", "1"], ["python", "-m"], ["/bin/ls"]],
+)
+def test_command_lines_of_other_programs_are_refused(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match="does not start a Python program"):
+        Command.parse(words)
+
+
+def test_script_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"there is no file none\.py"):
+        Command.parse(["python", "none.py"])
+
+
+def test_interpreter_that_will_not_be_used_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (script := tmp_path / "train.py").touch()
+    Command.parse([sys.executable, str(script)])
+    assert not caplog.records
+    Command.parse([str(tmp_path / "python"), str(script)])
+    assert sys.executable in caplog.text
+
+
+def large_or_none(is_large: bool) -> Any:
+    if not is_large:
+        raise SystemExit(0)
+    return lambda: b"s" * 20_000_000
+
+
+def test_results_of_this_machine_may_be_of_any_size() -> None:
+    (large,) = sparkdl.horovod.run(large_or_none, (True,), hosts="localhost:1", verbose=None)
+    assert len(large()) == 20_000_000
+
+
+def test_function_that_ends_its_process_has_no_result() -> None:
+    assert sparkdl.horovod.run(large_or_none, (False,), ssh_port=22, disable_cache=True) == [None]

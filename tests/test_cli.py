@@ -1,0 +1,100 @@
+"""The command line: versions, and programs in several processes of this machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sparkdl.cli import main
+from sparkdl.version import __version__
+
+PROGRAM = """
+import sys
+
+import beside
+import torch
+
+import sparkdl.horovod.torch as hvd
+
+if __name__ == "__main__":
+    hvd.init()
+    total = hvd.allreduce(torch.tensor(float(hvd.rank() + 1)), op=hvd.Sum)
+    print(f"{beside.WORD} {sys.argv[1:]} rank {hvd.rank()} of {hvd.size()}: {total:.0f}")
+"""
+FAILS = """
+import sys
+
+if "--raise" in sys.argv:
+    1 / 0
+sys.exit(3)
+"""
+
+
+def test_module_and_command_print_versions(capfd: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-m", "sparkdl", "version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith(f"sparkdl {__version__}, Python 3.")
+    assert "\npyspark " in done.stdout
+    assert main(["version"]) == 0
+    assert capfd.readouterr().out == done.stdout
+
+
+@pytest.mark.torch
+def test_program_runs_in_several_processes(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "beside.py").write_text("WORD = 'found'")
+    program = tmp_path / "train.py"
+    program.write_text(PROGRAM)
+    words = ["python", str(program), "--lr", "0.1", "-np", "7", "--version"]
+    assert main(["run", "-np", "2", "-H", "localhost:2", "--gloo", *words]) == 0
+    said = capfd.readouterr().out
+    for rank in (0, 1):
+        arguments = "['--lr', '0.1', '-np', '7', '--version']"
+        assert f"[worker:{rank}] found {arguments} rank {rank} of 2: 3" in said
+
+
+def test_status_is_that_of_the_program_that_failed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "fails.py"
+    program.write_text(FAILS)
+    assert main(["run", sys.executable, str(program)]) == 3
+    said = capfd.readouterr().err
+    assert "ended with exit code 3" in said
+    assert "Traceback" not in said  # which is among the lines of the process
+    assert main(["run", str(program), "--raise"]) == 1
+    both = capfd.readouterr()
+    assert "raised ZeroDivisionError" in both.err
+    assert "    1 / 0" in both.out
+
+
+RESTARTS = """
+from sparkdl.node.context import current
+
+restarts = current().restarts
+print(f"restarts: {restarts}")
+if not restarts:
+    raise RuntimeError("once")
+"""
+
+
+def test_program_begins_anew_as_often_as_it_may(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (program := tmp_path / "train.py").write_text(RESTARTS)
+    assert main(["run", "-np", "1", "--reset-limit", "1", "python", str(program)]) == 0
+    assert "[worker:0] restarts: 1\n" in capfd.readouterr().out
+
+
+def test_what_cannot_work_is_told_without_a_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-np", "2", "-H", "host.invalid:2", "python", __file__]) == 1
+    assert "sparkdl run: hosts: host.invalid is not this machine" in capfd.readouterr().err
+    assert main(["run", "-np", "2", "bash", "train.sh"]) == 1
+    assert "does not start a Python program" in capfd.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", "--mpi", "python", __file__])
+    assert "unrecognized arguments: --mpi" in capfd.readouterr().err
