@@ -108,7 +108,10 @@ LONG_FILES = {  # longest each may become, and why it is one file
     "feed/reader.py": (380, "what two threads call of one feed, behind one lock"),
     "feed/encode.py": (340, "one codec for each kind of value, side by side"),
     "node/context.py": (370, "what map_fun is given: a method for each thing to ask, and its docs"),
-    "tfos/TFCluster.py": (330, "TensorFlowOnSpark's cluster: its methods, their arguments and docs"),
+    "tfos/TFCluster.py": (
+        330,
+        "TensorFlowOnSpark's cluster: its methods, their arguments and docs",
+    ),
     "frameworks/keras.py": (360, "what Keras 2 and Keras 3 need, side by side"),
 }
 LONG_FUNCTIONS = {  # and why each is one function
