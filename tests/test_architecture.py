@@ -84,6 +84,7 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
     "feed/tensors.py": "batches become tensors",
     "collectives/*": "reduces a framework's tensors",
     "ml/predict.py": "loads a saved model",
+    "ml/daemon.py": "imports TensorFlow for Spark's workers",
     "ml/keras_train.py": "trains a Keras model",
     "ml/jobs_keras*.py": "a Keras model in Spark jobs",
     "ml/jobs_torch.py": "a PyTorch model in Spark jobs",

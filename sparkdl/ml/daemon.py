@@ -1,11 +1,11 @@
 """Spark's daemon of Python workers, with TensorFlow imported before it forks the first.
 
-Runs in: feeder (its parent process)
+Runs in: feeder
 
-`spark.python.daemon.module=sparkdl.ml.daemon`: an executor imports TensorFlow once, ahead of the
-first task, and its workers share the pages. Otherwise each worker imports it by itself, which is
-most of what the first partition of a scoring takes. Nothing of TensorFlow but the import happens
-here: its threads and devices begin in the worker.
+Set `spark.python.daemon.module=sparkdl.ml.daemon`, and it is the parent of the workers: an executor
+imports TensorFlow once, ahead of the first task, and its workers share the pages. Otherwise each
+worker imports it by itself, which is most of what the first partition of a scoring takes. Nothing
+of TensorFlow but the import happens here: its threads and devices begin in the worker.
 """
 
 from __future__ import annotations
