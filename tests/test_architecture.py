@@ -85,6 +85,7 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
     "feed/tensors.py": "batches become tensors",
     "collectives/*": "reduces a framework's tensors",
     "ml/predict.py": "loads a saved model",
+    "ml/daemon.py": "imports TensorFlow for Spark's workers",
     "ml/keras_train.py": "trains a Keras model",
     "ml/keras_model.py": "makes and compiles a Keras model",
     "ml/jobs_keras*.py": "a Keras model in Spark jobs",

@@ -56,12 +56,13 @@ def predictor(source: ModelSource) -> Predictor:
         if _held:
             _held.clear()
             gc.unfreeze()
+            gc.collect()
         with uncollected():
             prepare_worker()
             _held[source.key] = load(source)
         # Spark's workers collect garbage after each task: half a second for TensorFlow's objects,
-        # unless these are frozen. What another model has left is collected here.
-        gc.collect()
+        # unless these are frozen. To look for garbage among them first takes as long, and finds
+        # next to nothing.
         gc.freeze()
     return _held[source.key]
 

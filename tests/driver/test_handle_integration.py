@@ -262,7 +262,7 @@ def test_results_that_are_still_being_read_keep_their_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(transitions, "STAY_S", 0.0)
-    rows = [f"{number:09}" * 100_000 for number in range(40)]
+    rows = [f"{number:09}" * 1_000 for number in range(4000)]  # more than a connection buffers
     with launch(double, nodes=1) as cluster:
         agent = processes()["worker:0"].agent
         results = cluster.infer(rows)
@@ -272,6 +272,9 @@ def test_results_that_are_still_being_read_keep_their_node(
         assert cluster._controller.wait_for(
             lambda view: has_ended(view.state) and math.isinf(view.state.deadline_s), told_to_go
         )
+        assert not cluster._controller.wait_for(
+            lambda view: not view.state.roster.agents, Deadline.after(4.0)
+        ), "it goes only when it has sent them all"
         assert list(results) == [2 * row for row in rows[1:]]
         assert all_gone([agent])
 

@@ -1,0 +1,42 @@
+"""Spark's daemon of Python workers, with TensorFlow imported before it forks the first.
+
+Runs in: feeder
+
+Set `spark.python.daemon.module=sparkdl.ml.daemon`, and it is the parent of the workers: an executor
+imports TensorFlow once, ahead of the first task, and its workers share the pages. Otherwise each
+worker imports it by itself, which is most of what the first partition of a scoring takes. Nothing
+of TensorFlow but the import happens here: its threads and devices begin in the worker.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+
+from sparkdl.core.garbage import uncollected
+
+_log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Import TensorFlow, then do what `pyspark.daemon` does."""
+    from pyspark.daemon import manager
+
+    stdout = os.dup(1)
+    os.dup2(2, 1)  # Spark reads a port from the standard output, which is no place for a log line
+    try:
+        with uncollected():
+            import tensorflow  # noqa: F401 (for the workers)
+    except ImportError as error:
+        _log.warning("TensorFlow cannot be imported ahead of the Python workers: %s", error)
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
+    gc.collect()
+    gc.freeze()  # or a worker's collector would copy the pages by looking at them
+    manager()
+
+
+if __name__ == "__main__":
+    main()
