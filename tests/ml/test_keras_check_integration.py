@@ -86,7 +86,7 @@ def no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("params", "match"),
     [
-        ({"label_col": "lable"}, "no column 'lable'.*did you mean 'label'"),
+        ({"label_col": "labels"}, "no column 'labels'.*did you mean 'label'"),
         ({"label_col": "text"}, r"column 'text' is of type string, and labels are .*StringIndexer"),
         ({"label_col": "map"}, r"column 'map' is of type map<string,double>, and labels are"),
         ({"label_col": "gap"}, r"column 'gap' holds a null.*dropna\(subset=\['gap'\]\).*row 4"),

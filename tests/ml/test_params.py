@@ -116,7 +116,7 @@ def test_namespace_of_anything_else_is_refused() -> None:
         ("InputMode", 0, "^input_mode=0 cannot be: .* only InputMode.SPARK"),
         ("FeedTimeout", -1, "^feed_timeout=-1 must be above zero seconds"),
         ("Placement", "here", "^placement='here' cannot be: choose one of"),
-        ("Placement", "atached", "choose one of .*; did you mean 'attached'"),
+        ("Placement", "Attached", "choose one of .*; did you mean 'attached'"),
     ],
 )
 def test_values_that_cannot_work_are_refused(name: str, value: Any, match: str) -> None:
