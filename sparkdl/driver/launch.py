@@ -5,7 +5,6 @@ Runs in: driver
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import sys
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdl.control.auth import new_token
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError
+from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError, SparkdlError
 from sparkdl.core.settings import Environment, HangAction, Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, Placement, plan_nodes
 from sparkdl.driver import state as states
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-_log = logging.getLogger(__name__)
 _INPUT_MODES = {
     "spark": InputMode.SPARK,
     "tensorflow": InputMode.TENSORFLOW,
@@ -224,10 +222,11 @@ def _start(
         ending.controller = controller
         host = environment.driver_host or where.driver_host()
         address = controller.start(host, environment.driver_ports)
-        where.start(
-            Launch(address.url, token, newest, payload),
-            lambda problem: controller.submit(states.LaunchBroke(problem)),
-        )
+
+        def broken(problem: SparkdlError) -> None:
+            controller.submit(states.LaunchBroke(problem))
+
+        where.start(Launch(address.url, token, newest, payload), broken)
         return controller
 
     handled = sys.exc_info()[1]

@@ -24,7 +24,7 @@ from sparkdl.core.errors import (
     ShutdownTimeoutError,
 )
 from sparkdl.driver import transitions
-from sparkdl.driver.outcome import has_ended
+from sparkdl.driver.outcome import has_ended, is_empty
 from sparkdl.node.context import NodeContext
 from tests.doubles.frameworks import IS_MISSING
 from tests.doubles.gates import Gate
@@ -267,7 +267,7 @@ def test_results_that_are_still_being_read_keep_their_node(
             lambda view: has_ended(view.state) and math.isinf(view.state.deadline_s), told_to_go
         )
         assert not cluster._controller.wait_for(
-            lambda view: not view.state.roster.agents, Deadline.after(4.0)
+            lambda view: is_empty(view.state), Deadline.after(4.0)
         ), "it goes only when it has sent them all"
         assert list(results) == [2 * row for row in rows[1:]]
         assert all_gone([agent])
