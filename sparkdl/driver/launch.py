@@ -5,7 +5,6 @@ Runs in: driver
 
 from __future__ import annotations
 
-import logging
 import os
 import secrets
 import sys
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdl.control.auth import new_token
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError
+from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError, SparkdlError
 from sparkdl.core.settings import Environment, HangAction, Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, Placement, plan_nodes
 from sparkdl.driver import state as states
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-_log = logging.getLogger(__name__)
 _INPUT_MODES = {
     "spark": InputMode.SPARK,
     "tensorflow": InputMode.TENSORFLOW,

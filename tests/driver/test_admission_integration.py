@@ -10,6 +10,7 @@ import pytest
 
 import sparkdl
 from sparkdl.core.errors import CheckpointError
+from sparkdl.driver import transitions
 from sparkdl.driver.admission import gate_of
 
 if TYPE_CHECKING:
@@ -28,10 +29,14 @@ def fail(_args: Any, ctx: Any) -> None:
 
 @pytest.mark.parametrize("ends", ["failed", "finished"])
 def test_next_launch_gets_the_slots_of_a_cluster_that_has_ended_and_was_not_shut_down(
-    spark_local: SparkSession, caplog: pytest.LogCaptureFixture, ends: str
+    spark_local: SparkSession,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    ends: str,
 ) -> None:
     """As programs do that catch what `inference` raises, and run the next cluster."""
-    map_fun = fail if ends == "failed" else (lambda args, ctx: ctx.rank)
+    monkeypatch.setattr(transitions, "SETTLE_S", 2.0)  # the launch returns before it has failed
+    map_fun: Any = fail if ends == "failed" else (lambda args, ctx: ctx.rank)
     options: dict[str, Any] = {"framework": "plain", "input_mode": "own", "reservation_timeout": 60}
     ended = sparkdl.launch(spark_local, map_fun, nodes=4, **options)
     try:
