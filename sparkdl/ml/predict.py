@@ -6,7 +6,6 @@ Runs in: feeder, child. Also in the process that describes a model to the driver
 from __future__ import annotations
 
 import gc
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -201,16 +200,13 @@ def _as_file(source: ModelSource) -> Iterator[str]:
 def prepare_worker() -> None:
     """In a Spark task: as many threads as it has cores, its own GPUs, no more memory than needed.
 
-    TensorFlow takes all cores and all memory of all GPUs otherwise, in each of Spark's workers. Nor
-    does each of them say on the error stream how it was built, unless the user asks for that by
-    TF_CPP_MIN_LOG_LEVEL=0.
+    TensorFlow takes all cores and all memory of all GPUs otherwise, in each of Spark's workers.
     """
     from pyspark import TaskContext
 
     context = TaskContext.get()
     if context is None:
         return
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
 
     from sparkdl.node.resources import assigned_gpus

@@ -140,26 +140,3 @@ def test_sources_of_urls_are_asked_each_time(saved: Saved) -> None:
     far = source_of("s3://bucket/model.keras")
     assert (far.path, far.fingerprint) == ("s3://bucket/model.keras", "")
     assert replace(far, fingerprint="x").key != far.key
-
-
-_SCORE = """
-from pyspark import TaskContext
-TaskContext._getOrCreate()._cpus = 1
-TaskContext._getOrCreate()._resources = {}
-from sparkdl.ml.predict import prepare_worker
-prepare_worker()
-import tensorflow as tf
-print(float(tf.reduce_sum(tf.ones([2, 2]))))
-"""
-
-
-@pytest.mark.parametrize(("level", "is_told"), [(None, False), ("0", True)])
-def test_worker_that_scores_says_how_tensorflow_was_built_only_if_asked(
-    level: str | None, is_told: bool
-) -> None:
-    env = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
-    env |= {"TF_CPP_MIN_LOG_LEVEL": level} if level else {}
-    command = [sys.executable, "-c", _SCORE]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    assert done.stdout == "4.0\n"
-    assert bool(done.stderr) is is_told
