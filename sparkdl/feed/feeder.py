@@ -34,7 +34,7 @@ PATIENCE_S = 1.5
 MIN_PIECE_NBYTES = 4 * 1024 * 1024
 MAX_PIECE_NBYTES = 8 * 1024 * 1024
 """What one node gets at once, where the batches allow."""
-MAX_COUNT_S = 10.0
+MAX_COUNT_S = 30.0
 """How long rows are counted that no node wants, for whoever fed them to know."""
 MAX_JOINED_NBYTES = 32 * 1024 * 1024
 MAX_JOINED_S = 0.1

@@ -27,7 +27,7 @@ class FeedReport:
         rows_dropped: rows that it was not given because they did not fill a step.
         rows_unused: rows that no node wanted, that a node received and did not read, or that it
             carries to an epoch to come. Where nobody wants more, those that are left are counted
-            for some seconds at most, and after a `terminate()` not at all; a log says so.
+            for half a minute at most, and after a `terminate()` not at all; a log says so.
         passes: how many times the data has been read; further epochs came from the nodes' logs.
         rows_covered: rows that were fed before a restart, or in an earlier run, and that the
             checkpoint covers at which the training went on.
