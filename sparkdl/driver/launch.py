@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdl.control.auth import new_token
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError, SparkdlError
+from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError
 from sparkdl.core.settings import Environment, HangAction, Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, Placement, plan_nodes
 from sparkdl.driver import state as states
