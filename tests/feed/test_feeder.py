@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -176,22 +177,29 @@ def test_node_closed_from_the_start_gets_nothing() -> None:
         assert fed == FedPartition(0, {0: 0, 1: 100}, 0, 100)
 
 
-def test_rows_that_nobody_wants_are_counted_and_the_rest_is_not_read() -> None:
+@pytest.mark.parametrize("is_endless", [False, True])
+def test_rows_that_nobody_wants_are_counted_until_the_feeder_is_cancelled(is_endless: bool) -> None:
     with LocalNode(0) as a, LocalNode(1) as b:
         read_until = 0
 
         def source() -> Iterator[pa.RecordBatch]:
             nonlocal read_until
-            for batch in batches(1000, 10):
+            for batch in itertools.cycle(batches(1000, 10)) if is_endless else batches(1000, 10):
                 read_until += 10
                 if read_until == 50:
                     for node in (a, b):
                         node.call(lambda node=node: node.feeds.close("over"))  # type: ignore[misc]
+                if read_until == 2000:
+                    feeding.cancel()
                 yield batch
 
-        fed = Feeder(order([a.target, b.target]), 0).feed(source())
-        assert fed.rows_refused >= 10
-        assert sum(fed.rows.values()) + fed.rows_refused == read_until <= 80
+        feeding = Feeder(order([a.target, b.target]), 0)
+        if is_endless:
+            with pytest.raises(FeederError, match="it was cancelled"):
+                feeding.feed(source())
+            return
+        fed = feeding.feed(source())
+        assert sum(fed.rows.values()) + fed.rows_refused == read_until == 1000
 
 
 # full nodes
