@@ -115,7 +115,12 @@ class PlayedNodes:
         """Return the loopback address."""
         return "127.0.0.1"
 
-    def start(self, launch: Launch, on_broken: Callable[[Any], None]) -> None:
+    def start(
+        self,
+        launch: Launch,
+        on_broken: Callable[[Any], object],
+        on_counted: Callable[[Any], object],
+    ) -> None:
         """Have all nodes join and offer."""
         self.has_started = True
         self._spec = launch.spec
@@ -133,6 +138,12 @@ class PlayedNodes:
 
     def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
         """Bring nobody."""
+
+    def forget_task(self, node: NodeSpec) -> None:
+        """Do nothing: there are no tasks."""
+
+    def hide_progress(self) -> None:
+        """Do nothing: there is no other bar."""
 
     def thread(self, run: Callable[[], None], name: str) -> threading.Thread:
         """Return a daemon thread."""

@@ -53,7 +53,7 @@ class Way:
 def way_to_node_1(monkeypatch: pytest.MonkeyPatch) -> Iterator[Way]:
     with ExitStack() as stack:
         way = Way(stack)
-        monkeypatch.setattr("sparkdl.driver.feeds.bringing.feed_targets", way.targets)
+        monkeypatch.setattr("sparkdl.driver.feeds.transitions.feed_targets", way.targets)
         yield way
 
 
