@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from typing import NoReturn
 
-from sparkdl.core.errors import FrameworkMissingError
+from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Member, World
 from sparkdl.frameworks.framework import Framework, OpenFeed
@@ -46,13 +47,14 @@ class KillsItsAgent(Framework):
 
 
 class Serves(Framework):
-    """Has servers, which read one epoch for nobody."""
+    """Has servers, which read one epoch for nobody where they are fed."""
 
     has_servers = True
 
     def serve(self, open_feed: OpenFeed) -> NoReturn:
-        for _ in open_feed(8, even=False):
-            pass
+        with suppress(ConfigError):  # a ps is not
+            for _ in open_feed(8, even=False):
+                pass
         while True:
             signal.pause()
 
