@@ -2,7 +2,7 @@
 
 Runs in: driver
 
-It decides in `driver/state.py`; this file performs. All of it runs on one event loop in one
+It decides in `driver/transitions.py`; this file performs. All of it runs on one event loop in one
 thread; the handle asks from other threads through `submit`, `broadcast` and `wait_for`.
 """
 
