@@ -223,11 +223,12 @@ class Backlog:
 
     def finish_epoch(self) -> list[int]:
         """Move past the epoch's end; return the segments that are free now."""
-        if self.mark is None:  # cut off by the feed's end; it is not to be read again
-            self._position = self._given_items = len(self._items)
-            self._given_rows = 0
-            self.raise_floor()
-            return []
+        if self.mark is None:
+            if self.has_ended:  # which has cut it off; it is not to be read again
+                self._position = self._given_items = len(self._items)
+                self._given_rows = 0
+                self.raise_floor()
+            return []  # or it was called off since
         if self._marks[self.epoch].again:
             self._marks.pop(self.epoch)
             self.epoch += 1

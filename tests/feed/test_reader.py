@@ -326,6 +326,23 @@ def test_repeats_that_were_announced_are_called_off() -> None:
         assert first_row(taking.result()) == 1
 
 
+def test_mark_that_is_called_off_before_its_epoch_is_finished_takes_no_rows_along() -> None:
+    """Epoch 1 reads again what is here; it is called off while user code is about to leave it."""
+    with Arrivals() as it:
+        it.end_epoch(0)
+        it.end_epoch(1)
+        owner = it.reader.claim()
+        assert isinstance(it.reader.take(owner), EpochMark)
+        it.reader.finish_epoch(owner)
+        assert isinstance(it.reader.take(owner), EpochMark)
+        it.reader.hold(1)
+        it.end_epoch(0)
+        it.reader.finish_epoch(owner)
+        it.rows(2, epoch=1)
+        it.reader.finish_epoch(owner)
+        assert first_row(it.reader.take(owner)) == 0
+
+
 @pytest.mark.parametrize("is_begun", [True, False])
 def test_epoch_that_another_node_has_begun_is_the_last(is_begun: bool) -> None:
     with Arrivals() as it:
