@@ -178,7 +178,7 @@ def test_checkpoints(tmp_path: Path) -> None:
     program = [sys.executable, str(EXAMPLES / "checkpoints.py"), "--die-at=130"]
     assert said(tmp_path, program, "goes on at step") == 120
     kept = sorted((tmp_path / "out" / "checkpoints").iterdir())
-    assert [path.name.split("-")[1] for path in kept] == ["0000000300", "0000000320"]
+    assert [path.name.split("-")[1] for path in kept] == ["0000000120", "0000000300", "0000000320"]
 
 
 @pytest.mark.spark
