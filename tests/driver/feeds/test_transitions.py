@@ -674,6 +674,8 @@ def played(seed: int, *faults: str) -> Simulation:
         pytest.fail(f"it never comes to rest: {simulation.state}")
     assert isinstance(simulation.state, Idle), "every state has a way out"
     assert simulation.answers.keys() == simulation.asked.keys(), "nobody waits for ever"
+    reading = {node.reading for node in simulation.nodes.values() if node.closed_to < 0}
+    assert len(reading) <= 1, "who has not terminated has read as many epochs as the others"
     return simulation
 
 
@@ -687,7 +689,7 @@ def test_every_row_is_used_once_an_epoch_whenever_nodes_die(seed: int) -> None:
     for ticket, (fed, epochs) in simulation.asked.items():
         report = simulation.answers[ticket]
         assert report.epochs == epochs
-        assert report.rows_fed == epochs * sum(fed.sizes)
+        assert report.rows_used == report.rows_fed == epochs * sum(fed.sizes)
         for part, size in enumerate(fed.sizes):
             expected.update({(fed.call, part, row): epochs for row in range(size)})
     assert simulation.model() == expected
