@@ -55,12 +55,15 @@ class NodeTask:
         context = TaskContext.get()
         assert context is not None
         node_id = self.node_ids[context.partitionId()]
-        attempt = context.attemptNumber()
+        attempt, has_been_there = context.attemptNumber(), False
         try:
+            check_executor(self.spec, self.url)
+            has_been_there = True
             self._run(node_id, attempt)
         except LaunchError as error:
             problem = parse_problem(str(error))
-            if problem is None or attempt or not self._tell(problem):
+            # A driver that was there and is not has ended the cluster: nobody wants to know.
+            if problem is None or attempt or not (self._tell(problem) or has_been_there):
                 raise
         yield pa.RecordBatch.from_pydict({"node_id": [node_id]})
 
@@ -80,7 +83,6 @@ class NodeTask:
         return True
 
     def _run(self, node_id: int, attempt: int) -> None:
-        check_executor(self.spec, self.url)
         order = AgentOrder(
             url=self.url,
             token=self.token,

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from pyspark.errors import PySparkException
 
 import sparkdl
 from sparkdl.core.deadline import Deadline
@@ -176,23 +175,16 @@ def test_inference_answers_each_row_in_order(spark_cluster: SparkSession) -> Non
         assert [row.value for row in frame.collect()] == [2.0 * n for n in range(100)]
 
 
-def test_action_on_results_of_inference_raises_or_tells_what_the_node_raised(
+def test_action_on_results_of_inference_raises_what_the_node_raised(
     spark_cluster: SparkSession,
 ) -> None:
     rows = spark_cluster.sparkContext.parallelize(range(100), 5)
     with launch(spark_cluster, map_funs.fail_at_a_row) as cluster:
         results = cluster.infer(rows).map(abs)
-        scored = cluster.infer(spark_cluster.range(100), schema="prediction long")
         for act in (results.count, results.first):
             with pytest.raises(NodeFailedError, match="raised ValueError: no such layer") as caught:
                 act()
             assert caught.value.root_cause.exception_type == "builtins.ValueError"
-        # Spark's own error, as far as Spark lets a task say it.
-        with pytest.raises(PySparkException, match=r"FeederError: inference at worker:. ") as told:
-            scored.collect()
-        assert "the cluster has failed: worker:" in str(told.value)
-        assert "raised ValueError: no such layer" in str(told.value)
-        assert "in fail_at_a_row" in str(told.value), "its traceback"
         with pytest.raises(NodeFailedError, match="no such layer"):
             cluster.infer(rows)
         cluster.abort()
