@@ -59,7 +59,6 @@ from sparkdl.driver.outcome import (
     feed_problem_of,
     generation_of,
     has_ended,
-    is_decided,
 )
 from sparkdl.driver.state import Finished, Running
 from sparkdl.driver.threads import Thread, begin
@@ -109,7 +108,10 @@ class JobThread:
 
     def _run(self) -> None:
         while job := self._jobs.get():
-            job()
+            try:
+                job()
+            except Exception:  # noqa: BLE001 (of Spark, which may be gone; the next job is run)
+                _log.warning("A job of a feed did not end in order", exc_info=True)
 
 
 class FeedRunner:
@@ -301,13 +303,12 @@ class FeedRunner:
         if not isinstance(view.state, Running):
             return
         generation = view.state.world.generation
-        everyone = {node.node_id for node in self._controller.spec.nodes}
         for feed, asked_in in self._ended.items():
-            is_asked_now = asked_in == generation
-            if (feed, generation) in self._told:
+            if (feed, generation) in self._told or not self._is_settled(
+                feed, generation, is_asked_now=asked_in == generation
+            ):
                 continue
-            if not self._is_settled(feed, generation, is_asked_now):
-                continue
+            everyone = {node.node_id for node in self._controller.spec.nodes}
             self._controller.broadcast(FeedEnd((feed,) if feed else ()), everyone, generation)
             with self._controller.changed:
                 self._told.add((feed, generation))
@@ -380,13 +381,12 @@ def _plain_thread(run: Callable[[], None], name: str) -> threading.Thread:
 def _nodes(view: View, feed: str) -> Nodes:
     """Return what concerns a feed in what is known of the cluster."""
     state = view.state
-    is_there = is_decided(state) and isinstance(state, (Running, Finished))
     counts: Mapping[int, Any] = {
         node_id: told for (node_id, name), told in view.feeds.items() if name == feed
     }
     return Nodes(
         generation=generation_of(state),
-        world=state.world if is_there else None,  # type: ignore[union-attr]
+        world=state.world if isinstance(state, (Running, Finished)) else None,
         problem=feed_problem_of(state),
         has_failed=failure_of(state) is not None,
         has_finished=isinstance(state, Finished),
