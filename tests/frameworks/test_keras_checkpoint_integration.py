@@ -117,6 +117,7 @@ def alone(args: None, ctx: NodeContext) -> dict[str, Any]:
     options = {"initial_epoch": checkpoint.initial_epoch, "callbacks": [checkpoint]}
     weights = fit(4 if ctx.generation else 2, **options)
     if not ctx.generation:
+        ctx.barrier()  # the slower node has saved its second epoch as well
         raise RuntimeError("interrupted")
     expected, resumed = fit(4), checkpoint.initial_epoch
     return {"weights": weights, "expected": expected, "resumed": resumed}
