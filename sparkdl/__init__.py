@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from sparkdl.core.spec import InputMode
     from sparkdl.driver.handle import Cluster
     from sparkdl.driver.launch import launch, run
-    from sparkdl.feed.parquet_paths import parquet
-    from sparkdl.ml.estimator import TFEstimator
-    from sparkdl.ml.keras_estimator import KerasEstimator
-    from sparkdl.ml.model import KerasModel, TFModel
+    from sparkdl.feed.parquet.paths import parquet
+    from sparkdl.ml.estimators.estimator import TFEstimator
+    from sparkdl.ml.estimators.keras_estimator import KerasEstimator
+    from sparkdl.ml.scoring.model import KerasModel, TFModel
     from sparkdl.node.context import NodeContext
     from sparkdl.tfos import TFCluster, TFNode, TFParallel
     from sparkdl.torch_distributor import TorchDistributor
@@ -33,13 +33,13 @@ _HOMES = {
     "Cluster": "sparkdl.driver.handle",
     "Failure": "sparkdl.core.failure",
     "InputMode": "sparkdl.core.spec",
-    "KerasEstimator": "sparkdl.ml.keras_estimator",
-    "KerasModel": "sparkdl.ml.model",
+    "KerasEstimator": "sparkdl.ml.estimators.keras_estimator",
+    "KerasModel": "sparkdl.ml.scoring.model",
     "NodeContext": "sparkdl.node.context",
     "SparkdlError": "sparkdl.core.errors",
     "TFCluster": "sparkdl.tfos",
-    "TFEstimator": "sparkdl.ml.estimator",
-    "TFModel": "sparkdl.ml.model",
+    "TFEstimator": "sparkdl.ml.estimators.estimator",
+    "TFModel": "sparkdl.ml.scoring.model",
     "TFNode": "sparkdl.tfos",
     "TFParallel": "sparkdl.tfos",
     "TorchDistributor": "sparkdl.torch_distributor",
@@ -47,7 +47,7 @@ _HOMES = {
     "errors": "sparkdl.core",
     "keras": "sparkdl",
     "launch": "sparkdl.driver.launch",
-    "parquet": "sparkdl.feed.parquet_paths",
+    "parquet": "sparkdl.feed.parquet.paths",
     "run": "sparkdl.driver.launch",
 }
 

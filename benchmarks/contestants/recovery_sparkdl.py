@@ -27,7 +27,7 @@ def recover(spark: SparkSession, parsed: argparse.Namespace) -> dict[str, Any]:
     """Launch, kill, and wait until all nodes train again."""
     import sparkdl
     from sparkdl.core.deadline import Deadline
-    from sparkdl.driver.state import Running
+    from sparkdl.driver.lifecycle.state import Running
 
     with tempfile.TemporaryDirectory(prefix="bench-recovery-") as folder:
         prepare(folder)

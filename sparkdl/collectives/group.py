@@ -11,8 +11,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from sparkdl.collectives.alone import Alone
 from sparkdl.collectives.base import Group, Op
+from sparkdl.collectives.single import Alone
 from sparkdl.core.errors import FrameworkMissingError
 
 __all__ = ["Group", "Op", "connect"]

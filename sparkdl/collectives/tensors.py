@@ -17,7 +17,7 @@ from weakref import WeakMethod
 from sparkdl.collectives.announcements import HEAD_WORDS, Call, Kind, last_to_join, objection
 from sparkdl.collectives.arithmetic import dtypes, reduced, scale_
 from sparkdl.collectives.base import Op, even_splits, shares
-from sparkdl.collectives.wire import Wire, bytes_of, row_nbytes
+from sparkdl.collectives.transport import Wire, bytes_of, row_nbytes
 from sparkdl.core.errors import CollectiveError, ConfigError, MismatchError
 
 if TYPE_CHECKING:

@@ -19,10 +19,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from sparkdl.control.shares import Storage
 from sparkdl.core.errors import ConfigError, WriteError
 from sparkdl.data.compression import SUFFIXES, Deflater
-from sparkdl.feed.parquet_plan import Storage
-from sparkdl.feed.parquet_storage import locate, open_storage
+from sparkdl.storage import locate, open_storage
 
 _SUCCESS = "_SUCCESS"
 _FAILURES = (OSError, pa.ArrowException)

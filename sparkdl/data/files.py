@@ -13,13 +13,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from sparkdl.control.shares import Storage
 from sparkdl.core.errors import ConfigError, ReadError
 from sparkdl.data.columns import EXAMPLE, RECORD_TYPES
 from sparkdl.data.compression import AUTO, SUFFIXES, Inflated, compression_of
 from sparkdl.data.framing import CHUNK_NBYTES, HEAD_NBYTES, Chunk, Readable, read_chunks
-from sparkdl.feed.parquet import partition_fields
-from sparkdl.feed.parquet_plan import Storage
-from sparkdl.feed.parquet_storage import find_files, locate, open_storage
+from sparkdl.feed.parquet.source import partition_fields
+from sparkdl.storage import find_files, locate, open_storage
 
 _NAMES = ("path", "paths", "recordType", "compression", "inferRecords", "storageOptions")
 
@@ -112,7 +112,7 @@ class DataSet:
 
 
 def find(options: Options) -> DataSet:
-    """List the files that the paths mean, see `sparkdl.feed.parquet_storage.find_files`.
+    """List the files that the paths mean, see `sparkdl.storage.find_files`.
 
     Raises:
         ConfigError: if a path is not there or cannot be listed, paths are in different storages,

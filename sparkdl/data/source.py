@@ -25,6 +25,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from sparkdl.control.shares import Storage
 from sparkdl.core.errors import ConfigError
 from sparkdl.data.columns import Column, columns_of
 from sparkdl.data.commit import Destination
@@ -35,8 +36,7 @@ from sparkdl.data.files import DataFile, Options, find, options_of, read_file
 from sparkdl.data.framing import frame
 from sparkdl.data.infer import Rules, add_up, see_file, whole_schema
 from sparkdl.data.types import arrow_schema, spark_schema
-from sparkdl.feed.parquet_plan import Storage
-from sparkdl.feed.parquet_storage import locate
+from sparkdl.storage import locate
 
 _INFER_THREADS = 8
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 import msgspec
 
+from sparkdl.control.coverage import FeedCoverage
 from sparkdl.control.messages import CheckpointCommit, CheckpointDone, CheckpointPart
 from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.world import World
-from sparkdl.driver.feeds.books import Books
-from sparkdl.feed.coverage import FeedCoverage
-from sparkdl.node.manifest import Manifest
+from sparkdl.driver.feeds.coverage import Books
+from sparkdl.node.checkpoint.manifest import Manifest
 
 
 class Checkpoints:

@@ -2,8 +2,8 @@
 
 Runs in: driver
 
-It decides in `driver/transitions.py`; this file performs. All of it runs on one event loop in one
-thread; the handle asks from other threads through `submit`, `broadcast` and `wait_for`.
+It decides in `driver/lifecycle/transitions.py`; this file performs. All of it runs on one event
+loop in one thread; the handle asks from other threads through `submit`, `broadcast` and `wait_for`.
 """
 
 from __future__ import annotations
@@ -49,17 +49,16 @@ from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import IllegalTransitionError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
-from sparkdl.driver import state as states
 from sparkdl.driver.changed import Changed
 from sparkdl.driver.checkpoints import Checkpoints
-from sparkdl.driver.feeds.books import Books
+from sparkdl.driver.feeds.coverage import Books
 from sparkdl.driver.feeds.report import gone_beyond
 from sparkdl.driver.gatherings import Gatherings
-from sparkdl.driver.hang_watch import HangWatch
-from sparkdl.driver.inquiries import Inquiries, Inquiry, Question
-from sparkdl.driver.outcome import generation_of, is_empty
-from sparkdl.driver.roster import Roster
-from sparkdl.driver.transitions import begin, step
+from sparkdl.driver.lifecycle import state as states
+from sparkdl.driver.lifecycle.outcome import generation_of, is_empty
+from sparkdl.driver.lifecycle.roster import Roster
+from sparkdl.driver.lifecycle.transitions import begin, step
+from sparkdl.driver.pending_requests import Inquiries, Inquiry, Question
 from sparkdl.node.check import Problem
 
 _log = logging.getLogger(__name__)
@@ -149,9 +148,6 @@ class Controller:
         try:
             self.address = self._call(self._server.start(host, ports))
             self.soon(self._arm_timer, self.view.state.deadline_s)
-            hang_timeout_s = self.spec.settings.hang_timeout_s
-            if hang_timeout_s is not None:
-                self.soon(HangWatch(self, hang_timeout_s).look, self._loop)
             return self.address
         except BaseException:
             self.close()

@@ -24,7 +24,7 @@ from sparkdl.core.errors import LaunchError, NodeFailedError
 from sparkdl.driver.changed import Changed
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
-from sparkdl.driver.state import StopAsked, Stopped
+from sparkdl.driver.lifecycle.state import StopAsked, Stopped
 from sparkdl.driver.threads import Outcome
 
 _log = logging.getLogger(__name__)

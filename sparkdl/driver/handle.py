@@ -24,11 +24,11 @@ from sparkdl.driver.feeds.calls import Asked
 from sparkdl.driver.feeds.feeds import Feeds
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.feeds.streaming import StreamFeed, StreamOptions, trigger_options
-from sparkdl.driver.notebook import LiveTable
-from sparkdl.driver.outcome import before_stop, failure_of, has_ended, is_empty, status_of
-from sparkdl.driver.table import as_html
+from sparkdl.driver.lifecycle.outcome import before_stop, failure_of, has_ended, is_empty, status_of
+from sparkdl.driver.show.notebook import LiveTable
+from sparkdl.driver.show.table import as_html
 from sparkdl.driver.threads import begin
-from sparkdl.feed.order import FeedOrder
+from sparkdl.feed.transfer.request import FeedOrder
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -192,7 +192,13 @@ class Cluster:
         """
         options = StreamOptions(checkpoint_location, query_name, trigger_options(trigger))
         open_stream = partial(self.open_stream, name, timeout_s, to)
-        return self._executor.start_stream(data, open_stream, options)
+        if not self._executor.takes_streams:
+            raise ConfigError(
+                "train_stream needs Spark; with executor='local' feed with cluster.open_stream()"
+            )
+        from sparkdl.driver.executors.stream_query import start_query  # it needs a classic Spark
+
+        return start_query(data, open_stream, options, self._executor.thread)
 
     def open_stream(
         self, name: str = DEFAULT_FEED, timeout_s: float | None = None, to: str | None = None

@@ -18,16 +18,17 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError
 from sparkdl.core.settings import Environment, HangAction, Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, Placement, plan_nodes
-from sparkdl.driver import state as states
 from sparkdl.driver.controller import Controller, LogLine
 from sparkdl.driver.ending import Ending, is_interrupt
 from sparkdl.driver.executors.executor import Executor, Launch
-from sparkdl.driver.feeds.progress import print_beside
 from sparkdl.driver.feeds.runner import failure_behind
 from sparkdl.driver.handle import Cluster
-from sparkdl.driver.outcome import failure_of, has_ended
+from sparkdl.driver.health.hang_watch import HangWatch
+from sparkdl.driver.lifecycle import state as states
+from sparkdl.driver.lifecycle.outcome import failure_of, has_ended
 from sparkdl.driver.payload import pickle_user_code
 from sparkdl.driver.resume import at_newest_checkpoint
+from sparkdl.driver.show.progress import print_beside
 from sparkdl.frameworks.registry import framework_named
 
 if TYPE_CHECKING:
@@ -235,6 +236,8 @@ def _start(
         ending.controller = controller
         host = environment.driver_host or where.driver_host()
         address = controller.start(host, environment.driver_ports)
+        if spec.settings.hang_timeout_s is not None:
+            HangWatch(controller, spec.settings.hang_timeout_s).start()
         where.start(
             Launch(address.url, token, newest, payload, partial(failure_behind, controller)),
             lambda problem: controller.submit(states.LaunchBroke(problem)),

@@ -20,7 +20,7 @@ import threading
 from typing import Any
 
 from sparkdl.core.errors import FrameworkMissingError
-from sparkdl.frameworks.patch import Function, Patch
+from sparkdl.core.patch import Function, Patch
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Member, World
 
 if TYPE_CHECKING:
-    from sparkdl.feed.epoch import EpochBatches
+    from sparkdl.feed.reader.batches import EpochBatches
 
 _BROKEN_GLOO = re.compile(r"gloo/transport/.*(closed|reset) by peer", re.IGNORECASE)
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, ClassVar
 from sparkdl.core.errors import FrameworkMissingError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Member, World
+from sparkdl.feed.adapters.mesh import axis_sizes
 from sparkdl.frameworks.framework import Framework, shared_cores
-from sparkdl.frameworks.mesh import axis_sizes
 
 if TYPE_CHECKING:
     import jax

@@ -29,7 +29,7 @@ from pathlib import PurePath
 from typing import Any
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
-from sparkdl.frameworks.patch import Function, Patch
+from sparkdl.core.patch import Function, Patch
 
 _logger = logging.getLogger(__name__)
 

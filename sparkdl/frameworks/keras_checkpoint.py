@@ -23,8 +23,8 @@ import msgspec
 
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.spec import DEFAULT_FEED
+from sparkdl.feed.adapters.keras_epochs import let_epochs_differ
 from sparkdl.frameworks.keras import spans_workers
-from sparkdl.frameworks.keras_epochs import let_epochs_differ
 
 _log = logging.getLogger(__name__)
 _PROGRESS = "training.json"

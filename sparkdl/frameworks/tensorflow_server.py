@@ -25,10 +25,10 @@ import numpy as np
 
 from sparkdl.control.channel import EndMark
 from sparkdl.core.errors import FrameworkMissingError
-from sparkdl.feed.columns import Columns
-from sparkdl.feed.dataset import spec_of
-from sparkdl.feed.epoch import EpochBatches
-from sparkdl.feed.plan import Tail
+from sparkdl.feed.adapters.tensorflow import spec_of
+from sparkdl.feed.reader.batches import EpochBatches
+from sparkdl.feed.reader.tail import Tail
+from sparkdl.feed.values.columns import Columns
 from sparkdl.frameworks.framework import OpenFeed
 
 TOKEN = "sparkdl.feed"

@@ -19,8 +19,8 @@ from sparkdl.core.errors import FrameworkMissingError
 from sparkdl.core.settings import visible_gpus
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Member, World
+from sparkdl.feed.adapters.mesh import axis_sizes
 from sparkdl.frameworks.framework import Framework, shared_cores
-from sparkdl.frameworks.mesh import axis_sizes
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -76,13 +76,13 @@ from sparkdl.core.spec import InputMode
 from sparkdl.frameworks.registry import framework_named
 from sparkdl.node import state as states
 from sparkdl.node.activity import Activity, log_period_s
-from sparkdl.node.board import Board
 from sparkdl.node.gpus import share_gpus
 from sparkdl.node.logs import ChildLog
-from sparkdl.node.order import AgentNews, AgentOrder, read_order, write_private
 from sparkdl.node.pipe import ChildPipe
 from sparkdl.node.resources import feed_disk, feed_memory, own_host, reserve_port, work_root
+from sparkdl.node.spec import AgentNews, AgentOrder, read_order, write_private
 from sparkdl.node.supervisor import Child, ChildOrder, watch_pid
+from sparkdl.node.tensorboard import Board
 
 if TYPE_CHECKING:
     from sparkdl.control.client import CoordinatorClient
@@ -132,7 +132,7 @@ class Agent:
         self._perform(actions)  # before the heavy imports: the child's own are what takes long
 
         from sparkdl.control.client import CoordinatorClient
-        from sparkdl.feed.inbox import Store
+        from sparkdl.feed.store.store import Store
         from sparkdl.node.feeds import NodeFeeds
 
         self._connect = CoordinatorClient.connect

@@ -16,17 +16,17 @@ from sparkdl.core.paths import absolute_url
 from sparkdl.core.settings import visible_gpus
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
 from sparkdl.core.world import Member, World
-from sparkdl.feed.datafeed import DataFeed
-from sparkdl.feed.epoch import EpochBatches
-from sparkdl.feed.parquet_paths import ParquetPaths, Paths
-from sparkdl.feed.plan import Tail
-from sparkdl.node.checkpoint import Checkpointing
+from sparkdl.feed.adapters.tfos import DataFeed
+from sparkdl.feed.parquet.paths import ParquetPaths, Paths
+from sparkdl.feed.reader.batches import EpochBatches
+from sparkdl.feed.reader.tail import Tail
+from sparkdl.node.checkpoint.checkpoints import Checkpointing
 from sparkdl.node.coordination import Coordination
+from sparkdl.node.direct_read import read_own, wanted_files
 from sparkdl.node.gathering import Gathering
 from sparkdl.node.legacy import NodeManager, RemovedCalls
 from sparkdl.node.link import AgentLink
 from sparkdl.node.meshes import Meshes
-from sparkdl.node.own_files import read_own, wanted_files
 from sparkdl.node.reporting import reported
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.utils.data import IterableDataset
 
-    from sparkdl.feed.jax_batches import JaxBatches
+    from sparkdl.feed.adapters.jax import JaxBatches
 
 _log = logging.getLogger(__name__)
 
@@ -255,8 +255,8 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
             Elements `(x, y)`, with `tail="pad"` `(x, y, sample_weight)`, as `model.fit` takes them;
             only `x` without `y`; dicts of all columns without both.
         """
-        from sparkdl.feed.dataset import tf_dataset
-        from sparkdl.frameworks.keras_epochs import let_epochs_differ
+        from sparkdl.feed.adapters.keras_epochs import let_epochs_differ
+        from sparkdl.feed.adapters.tensorflow import tf_dataset
 
         let_epochs_differ()
         names = _wanted(x, y) or None
@@ -288,13 +288,13 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
 
         Returns:
             Elements `(x, y)`, with `tail="pad"` `(x, y, sample_weight)`; `x` alone without `y`;
-            dicts of the columns without both. See `sparkdl.feed.torch_dataset.torch_dataset`.
+            dicts of the columns without both. See `sparkdl.feed.adapters.torch.torch_dataset`.
         """
-        from sparkdl.feed.torch_dataset import torch_dataset
+        from sparkdl.feed.adapters.torch import torch_dataset
 
         shared = None
         if mesh is not None:
-            from sparkdl.feed.torch_mesh import SharedRows
+            from sparkdl.feed.adapters.torch_mesh import SharedRows
 
             shared = SharedRows(mesh, data_axis)
             batch_size = shared.share_of(batch_size)
@@ -325,10 +325,10 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
             prefetch: batches put onto the device in advance.
             options: `feed`, `even`, `tail`, `shuffle`, `seed`, see `batches`.
         """
-        from sparkdl.feed.jax_batches import JaxBatches
+        from sparkdl.feed.adapters.jax import JaxBatches
 
         if sharding is not None:
-            from sparkdl.feed.jax_mesh import GlobalRows
+            from sparkdl.feed.adapters.jax_mesh import GlobalRows
 
             batch_size = GlobalRows.of(sharding).share_of(batch_size)
         options = {"tail": "pad", "even": self.num_workers > 1 or None, **options}

@@ -28,6 +28,7 @@ from sparkdl.control.channel import (
     StepsGranted,
     Terminated,
 )
+from sparkdl.control.coverage import EpochRows
 from sparkdl.control.messages import (
     EpochEnd,
     FeedBegin,
@@ -42,12 +43,11 @@ from sparkdl.control.messages import (
     ToFeeds,
 )
 from sparkdl.core.deadline import Deadline
-from sparkdl.feed.coverage import EpochRows
-from sparkdl.feed.inbox import Inbox, InboxListener, Store
-from sparkdl.feed.log import Log
-from sparkdl.feed.receiver import Receiver
-from sparkdl.feed.segment import StoredSegment
-from sparkdl.node.reading import OwnReading, Reading, ShareReading, Sink
+from sparkdl.feed.store.log import Log
+from sparkdl.feed.store.parquet_loader import OwnReading, Reading, ShareReading, Sink
+from sparkdl.feed.store.segment import StoredSegment
+from sparkdl.feed.store.store import Inbox, InboxListener, Store
+from sparkdl.feed.transfer.server import Receiver
 
 PROGRESS_PERIOD_S = 0.1
 """Counts go to the coordinator this often while they change."""

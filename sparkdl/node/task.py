@@ -20,8 +20,8 @@ from sparkdl.control.messages import Refused
 from sparkdl.core.errors import LaunchError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.node.check import Problem, check_executor, parse_problem
-from sparkdl.node.order import AgentNews, AgentOrder, start_agent, tail_of
 from sparkdl.node.resources import assigned_gpus, executor_jvm_pid
+from sparkdl.node.spec import AgentNews, AgentOrder, start_agent, tail_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

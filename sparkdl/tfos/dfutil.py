@@ -30,7 +30,7 @@ from sparkdl.data.messages import message_class
 from sparkdl.data.source import TFRecordDataSource
 from sparkdl.data.types import arrow_schema
 from sparkdl.driver.executors.spark import default_fs
-from sparkdl.feed.parquet_storage import locate, open_storage
+from sparkdl.storage import locate, open_storage
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -13,10 +13,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sparkdl.core.errors import RemovedError
-from sparkdl.ml.estimator import TFEstimator
-from sparkdl.ml.model import TFModel
-from sparkdl.ml.namespace import Namespace
-from sparkdl.ml.params import (
+from sparkdl.ml.estimators.estimator import TFEstimator
+from sparkdl.ml.estimators.namespace import Namespace
+from sparkdl.ml.estimators.params import (
     HasBatchSize,
     HasClusterSize,
     HasEpochs,
@@ -37,7 +36,8 @@ from sparkdl.ml.params import (
     HasTFRecordDir,
     TFParams,
 )
-from sparkdl.ml.table import TFTypeConverters
+from sparkdl.ml.estimators.table import TFTypeConverters
+from sparkdl.ml.scoring.model import TFModel
 
 __all__ = [
     "HasBatchSize",

@@ -54,12 +54,12 @@ from sparkdl.control.messages import (
     decode_to_agent,
     encode,
 )
+from sparkdl.control.shares import DataFile, FileRange, Share, Storage
 from sparkdl.core.checkpoint import CheckpointRef, Resume
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.spec import plan_nodes
 from sparkdl.core.world import Address, World, build_world
-from sparkdl.feed.parquet_plan import DataFile, FileRange, Share, Storage
 
 Decode = Callable[[bytes | str], Any]
 

@@ -15,7 +15,7 @@ from sparkdl.data.decode import decode
 from sparkdl.data.encode import encode
 from sparkdl.data.files import read_file
 from sparkdl.data.framing import frame
-from sparkdl.feed.parquet_storage import locate
+from sparkdl.storage import locate
 
 pytestmark = pytest.mark.tensorflow
 

@@ -20,12 +20,12 @@ import pyarrow as pa
 from sparkdl.control.channel import Consumed, EpochMark, Local, Release, Segment
 from sparkdl.control.messages import EpochEnd, FeedEnd, FeedProgress, Granted
 from sparkdl.core.errors import FeedClosedError
-from sparkdl.feed.epoch import EpochBatches
-from sparkdl.feed.inbox import Store
-from sparkdl.feed.item import Item
-from sparkdl.feed.order import FeedOrder, Target
-from sparkdl.feed.reader import FeedReader
-from sparkdl.feed.segment import write_segment
+from sparkdl.feed.reader.batches import EpochBatches
+from sparkdl.feed.reader.item import Item
+from sparkdl.feed.reader.reader import FeedReader
+from sparkdl.feed.store.segment import write_segment
+from sparkdl.feed.store.store import Store
+from sparkdl.feed.transfer.request import FeedOrder, Target
 from sparkdl.node.feeds import NodeFeeds
 from sparkdl.node.link import AgentLink
 from sparkdl.node.pipe import ChildPipe

@@ -17,9 +17,9 @@ from typing import Any
 from sparkdl.control.messages import ChildReturned, Hello, Offer
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.spec import NodeSpec
-from sparkdl.driver import state as states
 from sparkdl.driver.ending import Ending
 from sparkdl.driver.executors.executor import Launch
+from sparkdl.driver.lifecycle import state as states
 
 
 class Interrupts:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import CheckpointError, ConfigError, NodeFailedError
-from sparkdl.node.checkpoint_places import open_store
+from sparkdl.node.checkpoint.places import open_store
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S, launch
 

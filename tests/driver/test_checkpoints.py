@@ -5,14 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from sparkdl.control.coverage import EpochRows, FeedCoverage
 from sparkdl.control.messages import CheckpointCommit, CheckpointDone, CheckpointPart
 from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.spec import plan_nodes
 from sparkdl.core.world import Address, World, build_world
 from sparkdl.driver.checkpoints import Checkpoints
-from sparkdl.driver.feeds.books import Books
-from sparkdl.feed.coverage import EpochRows, FeedCoverage
-from sparkdl.node.manifest import Manifest
+from sparkdl.driver.feeds.coverage import Books
+from sparkdl.node.checkpoint.manifest import Manifest
 
 AT_S = 1e9
 

@@ -53,10 +53,10 @@ from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, World, build_world
-from sparkdl.driver import state as states
-from sparkdl.driver import transitions
 from sparkdl.driver.controller import Controller, LogLine, View
-from sparkdl.driver.outcome import failure_of
+from sparkdl.driver.lifecycle import state as states
+from sparkdl.driver.lifecycle import transitions
+from sparkdl.driver.lifecycle.outcome import failure_of
 
 HOST, TOKEN = "127.0.0.1", "the-token"
 SOON_S = 20.0

@@ -25,10 +25,9 @@ from sparkdl.core.errors import LaunchError
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
-from sparkdl.driver.outcome import failure_of
-from sparkdl.driver.placement import Standing
-from sparkdl.driver.policy import MAX_BACKOFF_S
-from sparkdl.driver.state import (
+from sparkdl.driver.lifecycle.outcome import failure_of
+from sparkdl.driver.lifecycle.policy import MAX_BACKOFF_S
+from sparkdl.driver.lifecycle.state import (
     Action,
     AgentDetached,
     AgentJoined,
@@ -55,7 +54,8 @@ from sparkdl.driver.state import (
     Stopped,
     Warn,
 )
-from sparkdl.driver.transitions import begin, step
+from sparkdl.driver.lifecycle.transitions import begin, step
+from sparkdl.driver.slots.placement import Standing
 
 EXPIRED = DeadlinePassed()
 KILLED = ("signal", 9)

@@ -23,8 +23,8 @@ from sparkdl.core.errors import (
     ResultError,
     ShutdownTimeoutError,
 )
-from sparkdl.driver import transitions
-from sparkdl.driver.outcome import has_ended, is_empty
+from sparkdl.driver.lifecycle import transitions
+from sparkdl.driver.lifecycle.outcome import has_ended, is_empty
 from sparkdl.node.context import NodeContext
 from tests.doubles.frameworks import IS_MISSING
 from tests.doubles.gates import Gate

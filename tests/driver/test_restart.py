@@ -16,7 +16,7 @@ from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import NodeFailedError, NodeLostError
 from sparkdl.driver.controller import View
-from sparkdl.driver.state import CheckpointMade, Gathering, Running
+from sparkdl.driver.lifecycle.state import CheckpointMade, Gathering, Running
 from sparkdl.node.context import NodeContext
 from tests.doubles.map_funs import die, hang
 from tests.doubles.nodes import SOON_S, Lines, launch, processes

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from sparkdl.core.settings import Settings
-from sparkdl.node.order import start_agent
+from sparkdl.node.spec import start_agent
 from tests.doubles.proxy import Proxy
 
 

@@ -14,7 +14,7 @@ import pytest
 import sparkdl
 from sparkdl.core.world import Member
 from sparkdl.driver.feeds.transitions import feed_targets
-from sparkdl.feed.order import FeederError, Target
+from sparkdl.feed.transfer.request import FeederError, Target
 from tests.doubles.ledger import Plan, lost_and_doubled, table, train
 from tests.doubles.nodes import SOON_S, launch
 from tests.doubles.proxy import Proxy
@@ -74,7 +74,9 @@ def test_spark_repeats_the_tasks_and_each_row_is_there_once(
 def test_without_spark_the_feed_says_which_node_it_was(
     way_to_node_1: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparkdl.feed.lane.Handoff.connect", lambda name, token: None)
+    monkeypatch.setattr(
+        "sparkdl.feed.transfer.put_stream.Handoff.connect", lambda name, token: None
+    )
     way_to_node_1.break_at = ROWS_NBYTES
     (rows,) = table(ROWS)
     payload = pa.FixedSizeListArray.from_arrays(np.zeros(ROWS * WORDS), WORDS)

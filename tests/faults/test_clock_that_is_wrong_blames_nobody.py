@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import NodeFailedError
-from sparkdl.driver import transitions
+from sparkdl.driver.lifecycle import transitions
 from sparkdl.node.context import NodeContext
 from tests.doubles.gates import Gate
 from tests.doubles.nodes import SOON_S, launch

@@ -14,7 +14,7 @@ import psutil
 import sparkdl
 from sparkdl.core.deadline import Deadline
 from sparkdl.driver.controller import View
-from sparkdl.driver.state import Running
+from sparkdl.driver.lifecycle.state import Running
 from tests.doubles.ledger import Plan, lost_and_doubled, train
 from tests.doubles.nodes import processes
 from tests.doubles.sessions import SparkSessions

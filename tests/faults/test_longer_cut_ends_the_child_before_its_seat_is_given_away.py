@@ -14,7 +14,7 @@ import pytest
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import NodeLostError
-from sparkdl.driver.state import Running
+from sparkdl.driver.lifecycle.state import Running
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S, launch, processes
 from tests.faults.conftest import Network

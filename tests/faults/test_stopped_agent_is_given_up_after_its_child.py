@@ -12,7 +12,7 @@ import pytest
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.settings import Settings
-from sparkdl.driver.state import Running
+from sparkdl.driver.lifecycle.state import Running
 from tests.doubles.ledger import Plan, lost_and_doubled, table, train
 from tests.doubles.nodes import SOON_S, all_gone, launch, processes
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdl.feed.epoch import EpochBatches
-from sparkdl.feed.plan import Tail
+from sparkdl.feed.reader.batches import EpochBatches
+from sparkdl.feed.reader.tail import Tail
 from tests.doubles.feeds import Arrivals, Running, numbers
 
 TIMEOUT_S = 5.0

@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdl.control.channel import Reclaim, Results
-from sparkdl.feed import feeder
-from sparkdl.feed.batch import RowEncoder
-from sparkdl.feed.datafeed import DataFeed
-from sparkdl.feed.epoch import EpochBatches
-from sparkdl.feed.feeder import Feeder
-from sparkdl.feed.infer_task import InferRdd, decode_results
-from sparkdl.feed.inference import exchange
-from sparkdl.feed.order import FeederError
-from sparkdl.feed.segment import write_segment
+from sparkdl.feed.adapters.tfos import DataFeed
+from sparkdl.feed.infer.client import exchange
+from sparkdl.feed.infer.task import InferRdd, decode_results
+from sparkdl.feed.reader.batches import EpochBatches
+from sparkdl.feed.store.segment import write_segment
+from sparkdl.feed.transfer import feeder
+from sparkdl.feed.transfer.feeder import Feeder
+from sparkdl.feed.transfer.request import FeederError
+from sparkdl.feed.values.row_codec import RowEncoder
 from tests.doubles.feeds import SOON_S, LocalNode, Running, numbers, order, values
 
 

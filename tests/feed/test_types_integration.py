@@ -22,8 +22,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import types as t
 
 from sparkdl.core.errors import FeedTypeError
-from sparkdl.feed.batch import RowEncoder, rows
-from sparkdl.feed.columns import concat, to_columns
+from sparkdl.feed.values.columns import concat, to_columns
+from sparkdl.feed.values.row_codec import RowEncoder, rows
 
 POINT = t.StructType(
     [t.StructField("x", t.DoubleType()), t.StructField("tags", t.ArrayType(t.StringType()))]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from sparkdl.core.errors import FrameworkMissingError
+from sparkdl.feed.adapters.keras_epochs import _LIBRARIES
 from sparkdl.frameworks import keras as shim
-from sparkdl.frameworks.keras_epochs import _LIBRARIES
 
 keras = pytest.importorskip("keras", reason="Keras is not installed")
 tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")

@@ -17,7 +17,7 @@ from sparkdl.control.channel import Terminated
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
-from sparkdl.feed.epoch import EpochBatches
+from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.frameworks.tensorflow_server import (
     FLUSHED,
     NO_ROW,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.keras_estimator import KerasEstimator
+from sparkdl.ml.estimators.keras_estimator import KerasEstimator
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

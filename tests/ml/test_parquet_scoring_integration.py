@@ -14,7 +14,7 @@ from pyspark.ml.linalg import Vectors
 from pyspark.sql import functions as f
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.model import TFModel
+from sparkdl.ml.scoring.model import TFModel
 from tests.ml.conftest import Saved
 from tests.ml.models import linear
 
@@ -113,7 +113,7 @@ def test_what_is_not_comes_through_spark(
         with pytest.raises(ConfigError, match=reason):
             scored(saved, frame, "python")
         return
-    from sparkdl.ml.scan import file_columns
+    from sparkdl.ml.scoring.scan import file_columns
 
     with pytest.raises(ConfigError, match=reason):
         file_columns(frame, [1], "python")

@@ -25,11 +25,11 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.roles import WORKER
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, NodeSpec
-from sparkdl.driver import state as states
 from sparkdl.driver.controller import Controller, View
-from sparkdl.driver.roster import Roster
+from sparkdl.driver.lifecycle import state as states
+from sparkdl.driver.lifecycle.roster import Roster
 from sparkdl.node.context import NodeContext
-from sparkdl.node.order import AgentNews, AgentOrder, start_agent
+from sparkdl.node.spec import AgentNews, AgentOrder, start_agent
 from tests.doubles.nodes import SOON_S, NodeProcesses, all_gone, processes
 
 MapFun = Callable[[Any, NodeContext], Any]

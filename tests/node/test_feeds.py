@@ -7,6 +7,7 @@ import os
 import pytest
 
 from sparkdl.control.channel import EndMark, EpochMark, Reclaim, Results
+from sparkdl.control.coverage import PartRows
 from sparkdl.control.messages import (
     EpochEnd,
     FeedBegin,
@@ -17,12 +18,11 @@ from sparkdl.control.messages import (
     FeedProgress,
 )
 from sparkdl.core.deadline import Deadline
-from sparkdl.feed.coverage import PartRows
-from sparkdl.feed.epoch import EpochBatches
-from sparkdl.feed.feeder import Feeder
-from sparkdl.feed.item import Item
-from sparkdl.feed.place import Appended, Attempt, Place
-from sparkdl.feed.segment import write_segment
+from sparkdl.feed.reader.batches import EpochBatches
+from sparkdl.feed.reader.item import Item
+from sparkdl.feed.store.segment import write_segment
+from sparkdl.feed.transfer.feeder import Feeder
+from sparkdl.feed.transfer.placement import Appended, Attempt, Place
 from tests.doubles.feeds import FEED, SOON_S, LocalNode, Running, numbers, order, values
 
 BATCH = numbers(0, 100)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.ml.predict import load
-from sparkdl.ml.source import source_of
+from sparkdl.ml.estimators.source import source_of
+from sparkdl.ml.scoring.predict import load
 from sparkdl.tfos import compat
 
 pytestmark = pytest.mark.tensorflow

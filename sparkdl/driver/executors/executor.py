@@ -8,17 +8,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import SparkdlError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
-from sparkdl.driver.placement import Standing
-from sparkdl.feed.order import FedPartition, FeedOrder
-
-if TYPE_CHECKING:
-    from sparkdl.driver.executors.stream_query import FeedQuery
-    from sparkdl.driver.feeds.streaming import StreamFeed, StreamOptions
+from sparkdl.driver.slots.placement import Standing
+from sparkdl.feed.transfer.request import FedPartition, FeedOrder
 
 
 @dataclass(frozen=True)
@@ -34,7 +30,13 @@ class Launch:
 
 
 class Executor(Protocol):
-    """Starts nodes and runs feeders. Methods may be called from any thread."""
+    """Starts nodes and runs feeders. Methods may be called from any thread.
+
+    Attributes:
+        takes_streams: whether there are streaming DataFrames, whose micro-batches `feed` takes.
+    """
+
+    takes_streams: bool
 
     def driver_host(self) -> str:
         """Return the address of this machine under which the executors reach it."""
@@ -72,15 +74,6 @@ class Executor(Protocol):
         Raises:
             ConfigError: if `data` is of a kind that this executor cannot feed.
             SparkdlError: if feeding failed.
-        """
-
-    def start_stream(
-        self, data: Any, open_stream: Callable[[], StreamFeed], options: StreamOptions
-    ) -> FeedQuery:
-        """Start a query that feeds what `open_stream` returns.
-
-        Raises:
-            ConfigError: if `data` is no stream that this executor can feed.
         """
 
     def infer(self, data: Any, order: FeedOrder, schema: Any, keep: bool | Sequence[str]) -> Any:

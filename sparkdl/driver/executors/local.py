@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
 import msgspec
 import pyarrow as pa
@@ -24,16 +24,16 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver.executors.executor import Launch
-from sparkdl.driver.placement import Standing
-from sparkdl.feed.batch import RowEncoder
-from sparkdl.feed.feeder import Feeder
-from sparkdl.feed.infer_task import decode_results
-from sparkdl.feed.inference import exchange
-from sparkdl.feed.order import FedPartition, FeederError, FeedOrder
+from sparkdl.driver.slots.placement import Standing
+from sparkdl.feed.infer.client import exchange
+from sparkdl.feed.infer.task import decode_results
+from sparkdl.feed.transfer.feeder import Feeder
+from sparkdl.feed.transfer.request import FedPartition, FeederError, FeedOrder
+from sparkdl.feed.values.row_codec import RowEncoder
 from sparkdl.node.check import Problem
 from sparkdl.node.gpus import split_gpus
-from sparkdl.node.order import AgentNews, AgentOrder, start_agent, tail_of
 from sparkdl.node.resources import assigned_gpus
+from sparkdl.node.spec import AgentNews, AgentOrder, start_agent, tail_of
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +49,8 @@ class LocalExecutor:
     Data to feed is an iterable of rows or a `pyarrow.Table`; a list of tables has one partition
     per table.
     """
+
+    takes_streams = False
 
     def __init__(self) -> None:
         self._agents: dict[int, subprocess.Popen[bytes]] = {}
@@ -177,12 +179,6 @@ class LocalExecutor:
             pool.shutdown(wait=False, cancel_futures=True)
             with self._lock:
                 self._feeds.remove(feed)
-
-    def start_stream(self, data: Any, open_stream: Any, options: Any) -> NoReturn:
-        """Raise: there are no streaming DataFrames here."""
-        raise ConfigError(
-            "train_stream needs Spark; with executor='local' feed with cluster.open_stream()"
-        )
 
     def infer(
         self, data: Any, order: FeedOrder, schema: Any, keep: bool | Sequence[str]

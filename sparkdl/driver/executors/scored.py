@@ -19,9 +19,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import DataType, StructField, StructType
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.feed.encode import row_fields
-from sparkdl.feed.infer_task import RESULT_SCHEMA, InferColumns, InferRows, decode_results
-from sparkdl.feed.order import FeedOrder
+from sparkdl.feed.infer.task import RESULT_SCHEMA, InferColumns, InferRows, decode_results
+from sparkdl.feed.transfer.request import FeedOrder
+from sparkdl.feed.values.encode import row_fields
 
 Keep = bool | Sequence[str]
 

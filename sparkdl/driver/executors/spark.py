@@ -21,8 +21,6 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
 from sparkdl.core.jobs import context_of, named_jobs
 from sparkdl.core.spec import ClusterSpec, InputMode, NodeSpec, Placement
-from sparkdl.driver.admission import Turn
-from sparkdl.driver.advice import tell_costly_settings
 from sparkdl.driver.executors.executor import Launch
 from sparkdl.driver.executors.local import LocalExecutor
 from sparkdl.driver.executors.result_rdd import Explain, ResultRdd, explained
@@ -34,10 +32,9 @@ from sparkdl.driver.executors.scored import (
     result_schema,
     scored,
 )
-from sparkdl.driver.executors.stream_query import FeedQuery, start_query
-from sparkdl.driver.feeds.streaming import StreamFeed, StreamOptions
-from sparkdl.driver.placement import Standing, choose_placing
-from sparkdl.driver.preflight import (
+from sparkdl.driver.slots.advice import tell_costly_settings
+from sparkdl.driver.slots.placement import Standing, choose_placing
+from sparkdl.driver.slots.preflight import (
     check_slots_over_connect,
     counting,
     explain_job_failure,
@@ -45,10 +42,11 @@ from sparkdl.driver.preflight import (
     read_topology,
     turn_of,
 )
-from sparkdl.driver.slots import LOOK_S, SlotWatch
-from sparkdl.feed.infer_task import InferRdd, decode_results
-from sparkdl.feed.order import FedPartition, FeedOrder
-from sparkdl.feed.task import FED_SCHEMA, FeedDataFrame, FeedRdd, fed_partition
+from sparkdl.driver.slots.queue import Turn
+from sparkdl.driver.slots.watch import LOOK_S, SlotWatch
+from sparkdl.feed.infer.task import InferRdd, decode_results
+from sparkdl.feed.transfer.request import FedPartition, FeedOrder
+from sparkdl.feed.transfer.task import FED_SCHEMA, FeedDataFrame, FeedRdd, fed_partition
 from sparkdl.node.task import NODE_SCHEMA, NodeTask
 
 _log = logging.getLogger(__name__)
@@ -63,6 +61,8 @@ class SparkExecutor:
         count: returns what the slots there are mean for the nodes; `None` where nobody has to know.
         turn: of the cluster, where it has to wait for one.
     """
+
+    takes_streams = True
 
     def __init__(
         self,
@@ -197,12 +197,6 @@ class SparkExecutor:
         with self._jobs_of(what, *tags):
             rows = data.mapInArrow(FeedDataFrame(order), FED_SCHEMA).collect()
         return [fed_partition(row.partition, row.rows, row.refused, row.num_rows) for row in rows]
-
-    def start_stream(
-        self, data: Any, open_stream: Callable[[], StreamFeed], options: StreamOptions
-    ) -> FeedQuery:
-        """Start a query whose micro-batches are fed."""
-        return start_query(data, open_stream, options, self.thread)
 
     def infer(self, data: Any, order: FeedOrder, schema: Any, keep: Keep) -> Any:
         """Return a DataFrame for a DataFrame; for an RDD an RDD, or a DataFrame of `schema`."""

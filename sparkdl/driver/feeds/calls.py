@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparkdl.core.errors import ConfigError
-from sparkdl.feed.coverage import (
+from sparkdl.control.coverage import (
     UNKNOWN,
     CallShape,
     EpochRows,
     PartRows,
     num_rows,
 )
-from sparkdl.feed.order import WHAT_TO_DO, other_data
+from sparkdl.core.errors import ConfigError
+from sparkdl.feed.transfer.request import WHAT_TO_DO, other_data
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from sparkdl.control.coverage import UNKNOWN, CallShape
 from sparkdl.core.errors import ConfigError, FeedClosedError
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.spec import ClusterSpec, InputMode
@@ -18,19 +19,18 @@ from sparkdl.core.world import World
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.calls import Asked
-from sparkdl.driver.feeds.progress import FeedBar
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.feeds.runner import EVERY, FeedRunner, JobThread
 from sparkdl.driver.feeds.state import FeedAsked
 from sparkdl.driver.feeds.streaming import StreamFeed
 from sparkdl.driver.feeds.transitions import fed_members, feed_targets
-from sparkdl.driver.outcome import failure_of
-from sparkdl.driver.policy import MAX_BACKOFF_S
+from sparkdl.driver.lifecycle.outcome import failure_of
+from sparkdl.driver.lifecycle.policy import MAX_BACKOFF_S
+from sparkdl.driver.show.progress import FeedBar
 from sparkdl.driver.threads import run_aside
-from sparkdl.feed.coverage import UNKNOWN, CallShape
-from sparkdl.feed.order import FeedOrder
-from sparkdl.feed.parquet import ParquetSource, list_files
-from sparkdl.feed.parquet_paths import parquet_paths
+from sparkdl.feed.parquet.paths import parquet_paths
+from sparkdl.feed.parquet.source import ParquetSource, list_files
+from sparkdl.feed.transfer.request import FeedOrder
 
 _log = logging.getLogger(__name__)
 

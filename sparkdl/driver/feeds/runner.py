@@ -26,7 +26,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTypeError, SparkdlError
 from sparkdl.driver.controller import Controller, View
 from sparkdl.driver.executors.executor import Executor
-from sparkdl.driver.feeds.books import Books
+from sparkdl.driver.feeds.coverage import Books
 from sparkdl.driver.feeds.report import waits_in_vain
 from sparkdl.driver.feeds.state import (
     Action,
@@ -52,7 +52,7 @@ from sparkdl.driver.feeds.state import (
     Warn,
 )
 from sparkdl.driver.feeds.transitions import REASON_S, is_stream_over, step
-from sparkdl.driver.outcome import (
+from sparkdl.driver.lifecycle.outcome import (
     away_of,
     before_stop,
     failure_of,
@@ -60,10 +60,10 @@ from sparkdl.driver.outcome import (
     generation_of,
     has_ended,
 )
-from sparkdl.driver.state import Finished, Running
+from sparkdl.driver.lifecycle.state import Finished, Running
 from sparkdl.driver.threads import Thread, begin
-from sparkdl.feed.order import FeederError, FeedOrder
-from sparkdl.feed.results import WRONG_ANSWER
+from sparkdl.feed.infer.exchange import WRONG_ANSWER
+from sparkdl.feed.transfer.request import FeederError, FeedOrder
 
 _log = logging.getLogger(__name__)
 

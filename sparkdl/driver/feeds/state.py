@@ -17,10 +17,10 @@ from typing import Any
 from sparkdl.control.messages import FeedCount, Granted, ReadShare, ToAgent
 from sparkdl.core.errors import SparkdlError
 from sparkdl.core.world import Member, World
-from sparkdl.driver.feeds.books import CallBook
 from sparkdl.driver.feeds.calls import Asked, Call, EpochLeft
+from sparkdl.driver.feeds.coverage import CallBook
 from sparkdl.driver.feeds.report import FeedReport
-from sparkdl.feed.order import FedPartition, FeedOrder
+from sparkdl.feed.transfer.request import FedPartition, FeedOrder
 
 # what a feed knows
 

@@ -24,7 +24,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.feeds.state import StreamAsked, StreamEndAsked
-from sparkdl.driver.outcome import failure_of, has_ended
+from sparkdl.driver.lifecycle.outcome import failure_of, has_ended
 
 if TYPE_CHECKING:
     from sparkdl.driver.controller import Controller, View

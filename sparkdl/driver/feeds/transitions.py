@@ -24,6 +24,7 @@ from typing import Any
 
 from msgspec import structs
 
+from sparkdl.control.coverage import num_rows
 from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
     EpochEnd,
@@ -85,10 +86,9 @@ from sparkdl.driver.feeds.state import (
     with_feed,
     with_run,
 )
-from sparkdl.feed.coverage import num_rows
-from sparkdl.feed.feeder import MAX_COUNT_S
-from sparkdl.feed.order import Target
-from sparkdl.feed.parquet import ParquetSource
+from sparkdl.feed.parquet.source import ParquetSource
+from sparkdl.feed.transfer.feeder import MAX_COUNT_S
+from sparkdl.feed.transfer.request import Target
 
 ANSWER_S = 30.0
 """How long nodes may take to say what they have of an epoch, or which one they read."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from sparkdl.collectives.base import Op
 from sparkdl.core.errors import ConfigError, RemovedError
-from sparkdl.frameworks.patch import Function, Patch
+from sparkdl.core.patch import Function, Patch
 from sparkdl.horovod.common import Average, ProcessSet, global_process_set
 from sparkdl.horovod.tensorflow.compression import Compression, Compressor
 from sparkdl.horovod.tensorflow.gradients import Groups, Reduction, key_of

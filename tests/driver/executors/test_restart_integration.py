@@ -16,9 +16,9 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
 from sparkdl.driver.controller import View
 from sparkdl.driver.executors.spark import SparkExecutor
-from sparkdl.driver.placement import Standing, choose_placing
-from sparkdl.driver.preflight import counting, read_topology
-from sparkdl.driver.state import Running, SlotsCounted
+from sparkdl.driver.lifecycle.state import Running, SlotsCounted
+from sparkdl.driver.slots.placement import Standing, choose_placing
+from sparkdl.driver.slots.preflight import counting, read_topology
 from tests.driver.executors import map_funs
 from tests.driver.executors.test_spark_integration import (
     executor_of,

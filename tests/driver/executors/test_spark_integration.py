@@ -22,7 +22,7 @@ from sparkdl.core.errors import (
     NodeLostError,
 )
 from sparkdl.core.jobs import named_jobs
-from sparkdl.driver.preflight import check_slots_over_connect
+from sparkdl.driver.slots.preflight import check_slots_over_connect
 from tests.driver.executors import map_funs
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import pytest
 
 import sparkdl
 from sparkdl.core.errors import ConfigError, FeedTimeoutError, NodeFailedError, ReadError
-from sparkdl.feed.parquet import list_files
+from sparkdl.feed.parquet.source import list_files
 from sparkdl.node.context import NodeContext
 from sparkdl.tfos import TFCluster
 from tests.doubles.frameworks import LOSES_PORTS

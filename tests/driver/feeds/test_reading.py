@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from sparkdl.control.messages import ReadShare
+from sparkdl.control.shares import DataFile, Share, Storage
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.feeds.feeds import listed
 from sparkdl.driver.feeds.transitions import _check_size
-from sparkdl.feed.parquet_plan import DataFile, Share, Storage
 
 SPEC = ClusterSpec("c", plan_nodes(1))
 

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from sparkdl.control.coverage import CallShape, EpochRows, FeedCoverage
 from sparkdl.core.errors import ConfigError, FeedClosedError
 from sparkdl.driver.feeds.report import FeedReport
-from sparkdl.feed.coverage import CallShape, EpochRows, FeedCoverage
 from sparkdl.node.context import NodeContext
 from tests.doubles.gates import Gate
 from tests.doubles.nodes import SOON_S, launch, processes

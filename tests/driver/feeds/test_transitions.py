@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkdl.control.coverage import EpochRows, merge_epochs
 from sparkdl.control.messages import EpochEnd, FeedBegin, FeedCount, FeedCut, FeedHold, Granted
 from sparkdl.core.errors import (
     FeedClosedError,
@@ -23,8 +24,8 @@ from sparkdl.core.errors import (
 )
 from sparkdl.core.spec import plan_nodes
 from sparkdl.core.world import Address, World, build_world
-from sparkdl.driver.feeds.books import CallBook
 from sparkdl.driver.feeds.calls import Asked
+from sparkdl.driver.feeds.coverage import CallBook
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.feeds.state import (
     Action,
@@ -59,8 +60,7 @@ from sparkdl.driver.feeds.state import (
     Warn,
 )
 from sparkdl.driver.feeds.transitions import ANSWER_S, CANCEL_S, REASON_S, TRANSITIONS, step
-from sparkdl.feed.coverage import EpochRows, merge_epochs
-from sparkdl.feed.order import FedPartition, FeedOrder
+from sparkdl.feed.transfer.request import FedPartition, FeedOrder
 
 TIMEOUT_S = 600.0
 BOTH = frozenset({0, 1})

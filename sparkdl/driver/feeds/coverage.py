@@ -1,0 +1,282 @@
+"""The books of all feeds: which calls were fed as which epochs, and what no checkpoint covers.
+
+Runs in: driver. Pure, but for a lock: the controller asks as well.
+
+    call 0            call 1                              call 2
+    ▓▓▓▓▓▓ ▓▓▓▓▓▓     ▓▓▓▓▓▓ ▓▓▓▒▒▒ ▒░░░░░ ░░░░░░         ░░░░░░      one block: one epoch
+    covered           0      1      2      3
+
+    ▓ a checkpoint covers it    ▒ used since    ░ to be fed
+
+What is ▒ when a new generation begins is fed to it again, before what is ░ and in the same order.
+An epoch that is covered as a whole is not fed at all; of others only the rows that are not covered.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import wraps
+from typing import Any, TypeVar
+
+from msgspec import structs
+
+from sparkdl.control.coverage import UNKNOWN, CallShape, EpochRows, FeedCoverage, merge_epochs
+from sparkdl.driver.feeds.calls import Asked, Call, agreed
+
+M = TypeVar("M", bound=Callable[..., Any])
+
+
+def _locked(method: M) -> M:
+    """Have one thread at a time in a book."""
+
+    @wraps(method)
+    def call(book: Any, *args: Any, **options: Any) -> Any:
+        with book._lock:
+            return method(book, *args, **options)
+
+    return call  # type: ignore[return-value]
+
+
+class CallBook:
+    """The calls of one feed, oldest first; none that a checkpoint covers.
+
+    Args:
+        keeps: calls are kept until a checkpoint covers them; else until they have been fed.
+    """
+
+    def __init__(self, feed: str, keeps: bool = True) -> None:
+        self._feed = feed
+        self._lock = threading.RLock()
+        self._keeps = keeps
+        self._calls: dict[int, Call] = {}
+        self._next_number = 0
+        self._next_micro_batch = -1
+        self._first = 0
+        """All calls with smaller numbers are covered."""
+        self._restored = FeedCoverage()
+        self._generation = 0
+        self._owners: dict[int, tuple[int, int]] = {}
+        """Call and epoch of the call, by epoch of this generation."""
+        self._next_epoch = 0
+
+    def restore(self, coverage: FeedCoverage) -> None:
+        """Begin with what a checkpoint of an earlier run covers; before the first call."""
+        self._restored = coverage
+
+    @_locked
+    def add(self, asked: Asked) -> Call:
+        """Enter a call.
+
+        Raises:
+            ConfigError: if an earlier run has fed a part of it, and it had other data.
+        """
+        if asked.is_micro_batch:
+            number, self._next_micro_batch = self._next_micro_batch, self._next_micro_batch - 1
+        else:
+            number, self._next_number = self._next_number, self._next_number + 1
+        call = Call(number, asked, uuid.uuid4().hex, asked.shape)
+        if 0 <= number < self._restored.calls:
+            call.whole = asked.epochs
+        elif number >= 0 and number in self._restored.rows:
+            before = self._restored.shapes.get(number, UNKNOWN)
+            call.shape = agreed(self._feed, before, asked.shape)
+            call.take(self._restored.rows[number])
+        self._calls[number] = call
+        return call
+
+    @_locked
+    def begin(self, generation: int) -> list[Call]:
+        """Begin a generation if it is new: what no checkpoint covers is to be fed again.
+
+        Returns:
+            The micro-batches that no checkpoint covers and that cannot be fed again.
+        """
+        if generation <= self._generation:
+            return []
+        self._generation = generation
+        self._owners, self._next_epoch = {}, 0
+        for call in self._calls.values():
+            call.has_ended_early = False
+        lost = [c for c in self._calls.values() if c.asked.is_micro_batch and c.fed_in >= 0]
+        for call in lost:
+            del self._calls[call.number]
+        return lost
+
+    @_locked
+    def next(self, up_to: Call | None = None) -> Call | None:
+        """Return the first call of which this generation has to be fed rows; none after `up_to`."""
+        for call in self._calls.values():
+            if call.fed_in < self._generation and not call.is_broken and call.left():
+                return call
+            if call is up_to:
+                break
+        return None
+
+    @_locked
+    def open_epochs(self, call: Call | None, epochs: Sequence[int]) -> int:
+        """Number epochs of `call` in this generation; return the number of the first.
+
+        Args:
+            call: none for epochs that hold no rows.
+        """
+        first = self._next_epoch
+        self._next_epoch += len(epochs)
+        if call is not None:
+            for i, epoch in enumerate(epochs):
+                self._owners[first + i] = (call.number, epoch)
+        return first
+
+    @_locked
+    def measured(self, call: Call, partitions: int, rows: Mapping[int, int]) -> None:
+        """Note what a pass over the data has shown: its partitions, and rows of some of them."""
+        call.shape = CallShape(partitions, {**call.shape.rows, **rows})
+
+    @_locked
+    def fed(self, call: Call, has_ended_early: bool) -> None:
+        """This generation has all rows of `call`, or the nodes want no more of them."""
+        call.fed_in, call.has_ended_early = self._generation, has_ended_early
+        self._forget()
+
+    @_locked
+    def broke(self, call: Call) -> None:
+        """Feeding `call` has failed."""
+        call.is_broken = True
+        self._forget()
+
+    @_locked
+    def coverage(self, generation: int, parts: Iterable[EpochRows]) -> FeedCoverage:
+        """Return what a checkpoint covers, with what the last one does.
+
+        Args:
+            generation: whose epochs `parts` name: of each node the rows that it has used.
+        """
+        found: dict[int, list[EpochRows]] = {}
+        reached = -1
+        for part in parts if generation == self._generation else ():
+            reached = max(reached, *part, -1)
+            for epoch, rows in part.items():
+                if epoch in self._owners:
+                    number, own = self._owners[epoch]
+                    found.setdefault(number, []).append({own: rows})
+        first, rows_by_call, shapes = self._first, dict[int, EpochRows](), dict[int, CallShape]()
+        for number, call in sorted(self._calls.items()):
+            now = Call(number, call.asked, call.run, call.shape, call.whole)
+            now.covered = merge_epochs([call.covered, *found.get(number, ())])
+            left = [] if self._is_passed(call, reached) else now.left()
+            if not left and number == first:
+                first += 1
+            elif left and (left[0].epoch or now.covered):
+                whole = left[0].epoch
+                rows_by_call[number] = {
+                    e: now.covered.get(e, {}) for e in {whole, *now.covered} if e >= whole
+                }
+                shapes[number] = call.shape
+            elif not left:
+                rows_by_call[number] = {call.asked.epochs: {}}
+        return FeedCoverage(first, rows_by_call, shapes)
+
+    @_locked
+    def covered_to(self, generation: int) -> int:
+        """Return the first epoch of a generation that the last checkpoint leaves rows of."""
+        if generation != self._generation:
+            return 0
+        for epoch, (number, own) in sorted(self._owners.items()):
+            if number in self._calls and own >= self._calls[number].whole:
+                return epoch
+        return self._next_epoch
+
+    @_locked
+    def cover(self, coverage: FeedCoverage) -> None:
+        """A checkpoint is complete that covers this."""
+        for number, call in self._calls.items():
+            if 0 <= number < coverage.calls:
+                call.whole = call.asked.epochs
+            else:
+                call.take(coverage.rows.get(number, {}))
+        self._forget()
+
+    def _is_passed(self, call: Call, reached: int) -> bool:
+        """Whether nodes are behind a call that has no rows left for them, whatever is covered."""
+        own = [epoch for epoch, owner in self._owners.items() if owner[0] == call.number]
+        return (call.has_ended_early or call.is_empty) and bool(own) and reached > max(own)
+
+    def _forget(self) -> None:
+        """Let go of calls, and of data, that are not needed any more."""
+        for number, call in list(self._calls.items()):
+            is_over = call.fed_in == self._generation or call.is_broken or not call.left()
+            if is_over and (call.asked.is_micro_batch or not self._keeps or not call.left()):
+                call.asked = replace(call.asked, data=None)
+            is_done = not call.left() and number <= self._first
+            if is_done or (is_over and not self._keeps):
+                del self._calls[number]
+                self._owners = {e: o for e, o in self._owners.items() if o[0] != number}
+                self._first = max(self._first, number + 1)
+
+
+class Books:
+    """The books of all feeds.
+
+    Args:
+        keeps: see `CallBook`.
+    """
+
+    def __init__(self, keeps: bool = True) -> None:
+        self._keeps = keeps
+        self._books: dict[str, CallBook] = {}
+        self._restored: dict[str, FeedCoverage] = {}
+
+    @property
+    def by_feed(self) -> dict[str, CallBook]:
+        """The books by feed, of feeds that have been fed."""
+        return dict(self._books)
+
+    def book(self, feed: str) -> CallBook:
+        """Return the book of a feed, which comes into being when it is first named."""
+        if feed not in self._books:
+            self._books[feed] = CallBook(feed, self._keeps)
+            self._books[feed].restore(self._restored.get(feed, FeedCoverage()))
+        return self._books[feed]
+
+    def restore(self, coverage: Mapping[str, FeedCoverage]) -> None:
+        """Begin with what a checkpoint of an earlier run covers."""
+        self._restored = dict(coverage)
+
+    def coverage(
+        self, generation: int, parts: Mapping[int, Mapping[str, EpochRows]]
+    ) -> dict[str, FeedCoverage]:
+        """Return what a checkpoint covers whose parts say this, by feed.
+
+        A feed that nodes read themselves (`ctx.parquet`) counts as one call, whose epochs have the
+        same numbers in all generations.
+
+        Args:
+            parts: by node id, by feed: rows used in `generation`.
+        """
+        feeds = {feed for part in parts.values() for feed in part}
+        covered = {}
+        for feed in sorted({*feeds, *self._books, *self._restored}):
+            found = [part[feed] for part in parts.values() if feed in part]
+            if feed in self._books:
+                covered[feed] = self._books[feed].coverage(generation, found)
+            else:
+                before = self._restored.get(feed, FeedCoverage())
+                rows = merge_epochs([before.rows.get(0, {}), *found])
+                covered[feed] = (
+                    structs.replace(before, rows={**before.rows, 0: rows}) if found else before
+                )
+        return covered
+
+    def covered_to(self, generation: int) -> dict[str, int]:
+        """Return by feed the first epoch of `generation` that is not covered as a whole."""
+        return {feed: book.covered_to(generation) for feed, book in self.by_feed.items()}
+
+    def cover(self, coverage: Mapping[str, FeedCoverage]) -> None:
+        """A checkpoint is complete that covers this."""
+        for feed, covered in coverage.items():
+            if feed in self._books:
+                self._books[feed].cover(covered)
+            else:
+                self._restored[feed] = covered

@@ -1,0 +1,159 @@
+"""Who is connected, and what survives the rounds of children. Pure.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from sparkdl.control.messages import Hello, Offer
+from sparkdl.core.checkpoint import CheckpointRef, Resume
+from sparkdl.core.spec import ClusterSpec, NodeSpec
+from sparkdl.core.world import Address, World, build_world
+from sparkdl.driver.lifecycle.policy import History
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A connected agent, what it has offered, and whether it has let go of its Spark task."""
+
+    hello: Hello
+    offer: Offer | None = None
+    is_detached: bool = False
+
+    @property
+    def agent_id(self) -> str:
+        """Which connection this is."""
+        return self.hello.agent_id
+
+    @property
+    def holds_slot(self) -> bool:
+        """Whether a task of Spark stays with it."""
+        return self.hello.owner == "task" and not self.is_detached
+
+    def address(self, generation: int) -> Address | None:
+        """Return where its child of this generation can be reached, if it has offered one."""
+        if self.offer is None or self.offer.generation != generation:
+            return None
+        return Address(self.hello.host, self.offer.port, self.hello.data_address)
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The connected agents: one per node id, and standbys that wait for a node to be lost.
+
+    Attributes:
+        history: of the rounds so far.
+        alone: of the nodes that have begun anew by themselves, by node id.
+        checkpoint: the last one that is complete.
+        is_detaching: agents are to give their task slots back once there is a world.
+        room: for how many nodes there are slots; `None` for as many as there were at the launch.
+    """
+
+    spec: ClusterSpec
+    agents: Mapping[int, Agent] = field(default_factory=dict)
+    standbys: tuple[Agent, ...] = ()
+    history: History = field(default_factory=History)
+    alone: Mapping[int, History] = field(default_factory=dict)
+    checkpoint: CheckpointRef | None = None
+    is_detaching: bool = False
+    room: int | None = None
+
+    @property
+    def resume(self) -> Resume:
+        """Where the next world goes on."""
+        return Resume(len(self.history.restarts_s), self.checkpoint)
+
+    def node_of(self, agent_id: str) -> int | None:
+        """Return the node that this agent is, or `None` for a standby or a stranger."""
+        for node_id, agent in self.agents.items():
+            if agent.agent_id == agent_id:
+                return node_id
+        return None
+
+    def missing(self) -> tuple[NodeSpec, ...]:
+        """Return the nodes without an agent."""
+        return tuple(node for node in self.spec.nodes if node.node_id not in self.agents)
+
+    @property
+    def is_anybody_there(self) -> bool:
+        """Whether there are agents."""
+        return bool(self.agents or self.standbys)
+
+    def wanted(self) -> tuple[NodeSpec, ...]:
+        """Return those of the missing nodes that there is room for, needed ones first.
+
+        `min_nodes`, and those that the cluster cannot do without, are wanted in any case.
+        """
+        missing = sorted(self.missing(), key=lambda node: node.role.is_expendable)
+        least = self.spec.settings.min_nodes
+        if self.room is None or least is None:
+            return tuple(missing)
+        needed = sum(not node.role.is_expendable for node in missing)
+        free = max(least, self.room + self.spec.driver_nodes) - len(self.agents)
+        return tuple(missing[: max(needed, free)])
+
+    def detached(self, agent_id: str) -> Roster:
+        """Note that an agent has let go of its task."""
+        agents = {
+            node_id: replace(agent, is_detached=True) if agent.agent_id == agent_id else agent
+            for node_id, agent in self.agents.items()
+        }
+        return replace(self, agents=agents)
+
+    def seated(self, agent: Agent) -> Roster:
+        """Give the agent its node, or make it a standby if the node has a living agent."""
+        node_id = agent.hello.node_id
+        if node_id in self.agents or not 0 <= node_id < len(self.spec.nodes):
+            return replace(self, standbys=(*self.standbys, agent))
+        return replace(self, agents={**self.agents, node_id: agent})
+
+    def without(self, agent_id: str) -> Roster:
+        """Remove an agent; a standby for the same node takes its seat."""
+        node_id = self.node_of(agent_id)
+        standbys = tuple(a for a in self.standbys if a.agent_id != agent_id)
+        agents = {n: a for n, a in self.agents.items() if n != node_id}
+        successor = next((a for a in standbys if a.hello.node_id == node_id), None)
+        if successor is not None and node_id is not None:
+            agents[node_id] = successor
+            standbys = tuple(a for a in standbys if a is not successor)
+        return replace(self, agents=agents, standbys=standbys)
+
+    def offering(self, agent_id: str, offer: Offer | None) -> Roster:
+        """Note what an agent offers."""
+
+        def update(agent: Agent) -> Agent:
+            return replace(agent, offer=offer) if agent.agent_id == agent_id else agent
+
+        return replace(
+            self,
+            agents={node_id: update(agent) for node_id, agent in self.agents.items()},
+            standbys=tuple(update(agent) for agent in self.standbys),
+        )
+
+    def world(self, generation: int, may_be_small: bool = False) -> World | None:
+        """Return the world of those who have offered a child of `generation`.
+
+        Args:
+            may_be_small: whether `min_nodes` are enough. A chief and parameter servers cannot be
+                done without, and one node has to train.
+
+        Returns:
+            `None` if somebody is missing.
+        """
+        addresses: dict[NodeSpec, Address] = {}
+        for node in self.spec.nodes:
+            agent = self.agents.get(node.node_id)
+            address = agent.address(generation) if agent else None
+            if address is not None:
+                addresses[node] = address
+            elif not (may_be_small and node.role.is_expendable):
+                return None
+        needed = sum(node.role.is_needed for node in self.spec.nodes)
+        if len(addresses) < (self.spec.settings.min_nodes or needed):
+            return None
+        if not any(node.role.finishes_job for node in addresses):
+            return None
+        return build_world(generation, addresses)

@@ -1,0 +1,291 @@
+"""The states of a cluster, what can happen to it, and what then has to be done. Pure.
+
+Runs in: driver
+
+`driver/lifecycle/transitions.py` says what leads where.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparkdl.control.messages import (
+    ChildFailed,
+    ChildReturned,
+    ChildRunning,
+    Hello,
+    Offer,
+    ToAgent,
+)
+from sparkdl.core.checkpoint import CheckpointRef
+from sparkdl.core.errors import SparkdlError
+from sparkdl.core.failure import Failure
+from sparkdl.core.spec import NodeSpec
+from sparkdl.core.world import World
+from sparkdl.driver.lifecycle.roster import Roster
+from sparkdl.driver.slots.placement import Standing
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """Waiting until every node has an agent that has offered a child for `generation`.
+
+    Attributes:
+        is_held: whether the round may not begin before `deadline_s`, because others failed soon.
+        failures: what this round is to make good; without any it is the first, or has new ports,
+            or more nodes.
+        reason: why there is another round.
+        world: the one before.
+        is_growth: whether it begins as soon as all who are there have offered.
+        problem: why the last attempt to bring nodes back has failed.
+    """
+
+    roster: Roster
+    generation: int
+    deadline_s: float
+    is_held: bool = False
+    failures: tuple[Failure, ...] = ()
+    reason: str = ""
+    world: World | None = None
+    is_growth: bool = False
+    problem: SparkdlError | None = None
+
+
+@dataclass(frozen=True)
+class Running:
+    """The world has begun.
+
+    Attributes:
+        returned: the nodes whose `map_fun` has returned.
+        alone: nodes whose child is replaced by another in this world.
+        left: nodes that have failed, and without which the training goes on.
+    """
+
+    roster: Roster
+    world: World
+    in_map_fun: frozenset[int] = frozenset()
+    returned: Mapping[int, ChildReturned] = field(default_factory=dict)
+    alone: frozenset[int] = frozenset()
+    left: frozenset[int] = frozenset()
+    deadline_s: float = math.inf
+
+
+@dataclass(frozen=True)
+class Failing:
+    """Something failed a moment ago; other failures are awaited until `deadline_s`."""
+
+    roster: Roster
+    world: World
+    returned: Mapping[int, ChildReturned]
+    failures: tuple[Failure, ...]
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class Finished:
+    """Every node that finishes the job has returned. Agents stay until `deadline_s`, then go."""
+
+    roster: Roster
+    world: World
+    returned: Mapping[int, ChildReturned]
+    deadline_s: float = math.inf
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The cluster has failed. Agents stay until `deadline_s`, then go.
+
+    Attributes:
+        note: why it was not restarted.
+    """
+
+    roster: Roster
+    failures: tuple[Failure, ...]
+    problem: SparkdlError | None = None
+    returned: Mapping[int, ChildReturned] = field(default_factory=dict)
+    world: World | None = None
+    note: str = ""
+    deadline_s: float = math.inf
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """Agents have been told to stop; `before` is the state in which the stop came."""
+
+    roster: Roster
+    before: Any
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The end. `left_behind` names nodes whose agents did not go in time."""
+
+    before: Any
+    left_behind: tuple[str, ...] = ()
+    deadline_s: float = math.inf
+
+
+State = Gathering | Running | Failing | Finished | Failed | Stopping | Stopped
+
+
+@dataclass(frozen=True)
+class AgentJoined:
+    """An agent has connected."""
+
+    hello: Hello
+
+
+@dataclass(frozen=True)
+class AgentLeft:
+    """An agent's connection has ended."""
+
+    agent_id: str
+    reason: str
+    wall_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class AgentOffered:
+    """An agent has a child coming up and a port held."""
+
+    agent_id: str
+    offer: Offer
+
+
+@dataclass(frozen=True)
+class AgentDetached:
+    """An agent has let go of its Spark task."""
+
+    agent_id: str
+
+
+@dataclass(frozen=True)
+class ChildEntered:
+    """A child has entered `map_fun`."""
+
+    agent_id: str
+    message: ChildRunning
+
+
+@dataclass(frozen=True)
+class ChildGaveResult:
+    """A child's `map_fun` has returned and the child has ended."""
+
+    agent_id: str
+    message: ChildReturned
+
+
+@dataclass(frozen=True)
+class ChildBroke:
+    """A child has failed."""
+
+    agent_id: str
+    message: ChildFailed
+
+
+@dataclass(frozen=True)
+class NodesBlamed:
+    """Somebody who watches the nodes of world `generation` says that they have failed."""
+
+    generation: int
+    failures: tuple[Failure, ...]
+
+
+@dataclass(frozen=True)
+class CheckpointMade:
+    """A checkpoint is complete, of the world of its generation."""
+
+    ref: CheckpointRef
+
+
+@dataclass(frozen=True)
+class LaunchBroke:
+    """What carries nodes has failed: it will bring no more agents."""
+
+    problem: SparkdlError
+
+
+@dataclass(frozen=True)
+class SlotsCounted:
+    """There are more or fewer task slots than before, for good as it seems."""
+
+    standing: Standing
+
+
+@dataclass(frozen=True)
+class DeadlinePassed:
+    """The state's deadline has passed."""
+
+
+@dataclass(frozen=True)
+class StopAsked:
+    """The user wants the end: children get `grace_s`, agents `timeout_s`."""
+
+    grace_s: float
+    timeout_s: float
+
+
+Event = (
+    AgentJoined
+    | AgentLeft
+    | AgentOffered
+    | AgentDetached
+    | ChildEntered
+    | ChildGaveResult
+    | ChildBroke
+    | NodesBlamed
+    | CheckpointMade
+    | LaunchBroke
+    | SlotsCounted
+    | DeadlinePassed
+    | StopAsked
+)
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send `message` to an agent."""
+
+    agent_id: str
+    message: ToAgent
+
+
+@dataclass(frozen=True)
+class Report:
+    """Tell the log, at INFO."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Warn:
+    """Tell the log, at WARNING."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Relaunch:
+    """Bring new agents for these nodes, unless somebody does already."""
+
+    nodes: tuple[NodeSpec, ...]
+
+
+@dataclass(frozen=True)
+class Release:
+    """Let go of what carried the nodes, and of the slots: no agent is there any more."""
+
+
+@dataclass(frozen=True)
+class ForgetTask:
+    """Note that the task of this node has ended in order: Spark will not repeat it."""
+
+    node: NodeSpec
+
+
+Action = Send | Report | Warn | Relaunch | Release | ForgetTask
+Step = tuple[State, list[Action]]

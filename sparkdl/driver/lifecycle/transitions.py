@@ -1,0 +1,566 @@
+"""The life of a cluster as the coordinator sees it. Pure: no sockets, threads, clocks or Spark.
+
+Runs in: driver
+
+    Gathering ──all have offered──▶ Running ──trainers returned──▶ Finished
+        ▲  │                          │                               │
+        │  └─deadline, launch failed──┼──────────┐                    │
+        └──restart, new ports──── Failing ──▶ Failed                  │
+                                                 └──stop──▶ Stopping ◀┘ ──agents gone──▶ Stopped
+
+Agents of a cluster that has failed or finished go by themselves, a moment later.
+
+`step(state, event, now_s)` returns the next state and the actions that the controller has to
+perform. All transitions are in `TRANSITIONS`; a pair that is not there is a bug and raises
+`IllegalTransitionError`. States, events and actions are in `driver/lifecycle/state.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sparkdl.control.messages import Begin, NewRound, Stop, StopChild, ToAgent
+from sparkdl.core.checkpoint import CheckpointRef
+from sparkdl.core.errors import IllegalTransitionError, ReservationTimeoutError
+from sparkdl.core.failure import Failure
+from sparkdl.core.spec import ClusterSpec, NodeSpec
+from sparkdl.driver.lifecycle.independent_restart import (
+    goes_on_without,
+    may_fail_alone,
+    offered_alone,
+)
+from sparkdl.driver.lifecycle.policy import Fail, Retry, decide
+from sparkdl.driver.lifecycle.roster import Agent, Roster
+from sparkdl.driver.lifecycle.state import (
+    Action,
+    AgentDetached,
+    AgentJoined,
+    AgentLeft,
+    AgentOffered,
+    CheckpointMade,
+    ChildBroke,
+    ChildEntered,
+    ChildGaveResult,
+    DeadlinePassed,
+    Event,
+    Failed,
+    Failing,
+    Finished,
+    Gathering,
+    LaunchBroke,
+    NodesBlamed,
+    Release,
+    Report,
+    Running,
+    Send,
+    SlotsCounted,
+    State,
+    Step,
+    StopAsked,
+    Stopped,
+    Stopping,
+    Warn,
+)
+from sparkdl.driver.slots.returning import (
+    counted,
+    detach,
+    detached,
+    has_begun,
+    is_too_many,
+    refused,
+    relaunch,
+)
+
+_MAX_NAMES = 5
+SETTLE_S = 0.3
+"""After a first failure, how long to wait for others: the one that is told of first need not be
+the one that happened first."""
+
+STAY_S = 3.0
+"""After the end, how long agents stay: feeders whose rows are refused ask again, to learn why."""
+
+
+def begin(spec: ClusterSpec, now_s: float, checkpoint: CheckpointRef | None = None) -> Gathering:
+    """Return the first state; its world goes on at `checkpoint`."""
+    roster = Roster(spec, checkpoint=checkpoint, is_detaching=spec.placement == "detached")
+    return Gathering(roster, 0, now_s + spec.settings.reservation_timeout_s)
+
+
+def step(state: State, event: Event, now_s: float) -> Step:
+    """Return the state after `event`, and what has to be done.
+
+    Raises:
+        IllegalTransitionError: if the state has no transition for the event.
+    """
+    handler = TRANSITIONS.get((type(state), type(event)))
+    if handler is None:
+        raise IllegalTransitionError(f"{type(event).__name__} in {type(state).__name__}")
+    return handler(state, event, now_s)
+
+
+def _stay(state: State, event: Event, now_s: float) -> Step:
+    return state, []
+
+
+def _to_all(roster: Roster, message: ToAgent, standbys: bool = False) -> list[Action]:
+    agents = [*roster.agents.values(), *(roster.standbys if standbys else ())]
+    return [Send(agent.agent_id, message) for agent in agents]
+
+
+def _try_begin(state: Gathering, may_be_small: bool = False) -> Step:
+    """Begin the world if every node has offered a child for this generation."""
+    roster = state.roster
+    if state.is_growth:
+        there = [agent.address(state.generation) for agent in roster.agents.values()]
+        may_be_small = may_be_small or None not in there
+    world = None if state.is_held else roster.world(state.generation, may_be_small)
+    if world is None:
+        return state, []
+    hosts = len({member.host for member in world.members})
+    text = f"World {world.generation} begins: {world.size} nodes on {hosts} hosts"
+    members = {member.node.node_id for member in world.members}
+    begins: list[Action] = [
+        Send(agent.agent_id, Begin(world, roster.resume))
+        for node_id, agent in roster.agents.items()
+        if node_id in members
+    ]
+    begins += detach(roster)
+    if world.size == len(roster.spec.nodes):
+        return Running(roster, world), [Report(text), *begins]
+    names = {node.name for node in roster.spec.nodes} - {m.node.name for m in world.members}
+    return Running(roster, world), [Warn(f"{text}, without {', '.join(sorted(names))}"), *begins]
+
+
+def _gathering_joined(state: Gathering, event: AgentJoined, now_s: float) -> Step:
+    """Seat the agent; it brings a child for generation 0, so tell it of a later one."""
+    if is_too_many(state, event):
+        return refused(state, event)
+    gathering = replace(state, roster=state.roster.seated(Agent(event.hello)))
+    if state.generation == 0:
+        return gathering, []
+    return gathering, [Send(event.hello.agent_id, NewRound(state.generation))]
+
+
+def _gathering_left(state: Gathering, event: AgentLeft, now_s: float) -> Step:
+    after, actions = _try_begin(replace(state, roster=state.roster.without(event.agent_id)))
+    return after, [*actions, *relaunch(after)]
+
+
+def _gathering_offered(state: Gathering, event: AgentOffered, now_s: float) -> Step:
+    return _try_begin(replace(state, roster=state.roster.offering(event.agent_id, event.offer)))
+
+
+def _gathering_broke(state: Gathering, event: ChildBroke, now_s: float) -> Step:
+    if event.message.generation != state.generation:
+        return state, []
+    if state.roster.node_of(event.agent_id) is None:
+        return _standby_broke(state, event, now_s)
+    return _decide(state, (event.message.failure,), now_s)
+
+
+def _standby_broke(state: Gathering | Running | Failing, event: ChildBroke, now_s: float) -> Step:
+    """Forget what a standby offered: it fails nobody, and cannot begin before the next round."""
+    return replace(state, roster=state.roster.offering(event.agent_id, None)), []
+
+
+def _gathering_expired(state: Gathering, event: DeadlinePassed, now_s: float) -> Step:
+    roster = state.roster
+    if state.is_held:
+        deadline_s = now_s + roster.spec.settings.elastic_timeout_s
+        return _try_begin(replace(state, is_held=False, deadline_s=deadline_s))
+    after, actions = _try_begin(state, may_be_small=state.world is not None)
+    if isinstance(after, Running):
+        return after, actions
+    stops = _stop_children(roster, state.generation)
+    missing = _named(roster.missing())
+    if state.failures:
+        why = f" The last attempt: {state.problem}" if state.problem else ""
+        note = (
+            f"{state.reason}; but {missing or 'not all children'} did not come back within "
+            f"elastic_timeout={roster.spec.settings.elastic_timeout_s:g} s, and min_nodes="
+            f"{roster.spec.settings.min_nodes}. See the Spark UI for free slots and executors.{why}"
+        )
+        failed = Failed(roster, state.failures, None, {}, state.world, note, now_s + STAY_S)
+        return failed, stops
+    total = len(roster.spec.nodes)
+    timeout_s = roster.spec.settings.reservation_timeout_s
+    problem = ReservationTimeoutError(
+        f"{total - len(roster.missing())} of {total} nodes came up within {timeout_s:g} s; "
+        f"missing: {missing or 'none, but not all children started'}. Their Spark tasks are "
+        "waiting for a free slot or cannot reach the driver; see the Spark UI, free slots or ask "
+        "for fewer nodes, or raise reservation_timeout"
+    )
+    return Failed(roster, (), problem, deadline_s=now_s + STAY_S), stops
+
+
+def _named(nodes: Sequence[NodeSpec]) -> str:
+    """Return the names of the first few nodes, and how many more there are."""
+    names = ", ".join(node.name for node in nodes[:_MAX_NAMES])
+    return names if len(nodes) <= _MAX_NAMES else f"{names} and {len(nodes) - _MAX_NAMES} more"
+
+
+def _launch_broke(state: Gathering, event: LaunchBroke, now_s: float) -> Step:
+    """Before the first world nothing can work; later, others may carry what is missing."""
+    if has_begun(state):
+        return replace(state, problem=event.problem), relaunch(state)
+    failed = Failed(state.roster, (), event.problem, deadline_s=now_s + STAY_S)
+    return failed, _stop_children(state.roster, state.generation)
+
+
+def _running_entered(state: Running, event: ChildEntered, now_s: float) -> Step:
+    node_id = state.roster.node_of(event.agent_id)
+    if node_id is None or event.message.generation != state.world.generation:
+        return state, []
+    return replace(state, in_map_fun=state.in_map_fun | {node_id}), []
+
+
+def _running_returned(state: Running, event: ChildGaveResult, now_s: float) -> Step:
+    node_id = state.roster.node_of(event.agent_id)
+    if node_id is None or event.message.generation != state.world.generation:
+        return state, []
+    returned = {**state.returned, node_id: event.message}
+    finishing = {m.node.node_id for m in state.world.members if m.role.finishes_job}
+    if not finishing <= set(returned):
+        return replace(state, returned=returned), []
+    helpers = [
+        Send(agent.agent_id, StopChild(agent.offer.generation if agent.offer else 0))
+        for node, agent in state.roster.agents.items()
+        if node not in returned
+    ]
+    report = Report(f"All {len(finishing)} training nodes have returned")
+    # TensorBoard runs beside the first node, and is looked at when the training is over.
+    stay_s = STAY_S if state.roster.spec.tensorboard is None else math.inf
+    finished = Finished(state.roster, state.world, returned, now_s + stay_s)
+    return finished, [report, *helpers]
+
+
+def _running_broke(state: Running, event: ChildBroke, now_s: float) -> Step:
+    if event.message.generation != state.world.generation:
+        return state, []
+    if state.roster.node_of(event.agent_id) is None:
+        return _standby_broke(state, event, now_s)
+    return _fails(state, event.message.failure, now_s)
+
+
+def _running_left(state: Running, event: AgentLeft, now_s: float) -> Step:
+    failure = _lost(state, event)
+    left = replace(state, roster=state.roster.without(event.agent_id))
+    after, actions = _fails(left, failure, now_s) if failure else (left, [])
+    if isinstance(after, Running):  # a standby may have the seat now
+        actions = [*actions, *detach(after.roster)]
+    return after, actions
+
+
+def _running_blamed(state: Running, event: NodesBlamed, now_s: float) -> Step:
+    if event.generation != state.world.generation:
+        return state, []
+    return _failing(state, event.failures, now_s), []
+
+
+def _running_offered(state: Running, event: AgentOffered, now_s: float) -> Step:
+    after = replace(state, roster=state.roster.offering(event.agent_id, event.offer))
+    return offered_alone(after, event.agent_id, event.offer, now_s) or (after, [])
+
+
+def _running_joined(state: Running, event: AgentJoined, now_s: float) -> Step:
+    """Seat the agent; one that others wait for is told of the round.
+
+    One that nobody waits for must not keep the slot that feeding needs until its world begins.
+    """
+    if is_too_many(state, event):
+        return refused(state, event)
+    after = replace(state, roster=state.roster.seated(Agent(event.hello)))
+    actions = detach(after.roster, event.hello.agent_id)
+    generation = state.world.generation
+    if generation == 0 or after.roster.node_of(event.hello.agent_id) not in state.alone:
+        return after, actions
+    return after, [Send(event.hello.agent_id, NewRound(generation)), *actions]
+
+
+def _fails(state: Running, failure: Failure, now_s: float) -> Step:
+    return goes_on_without(state, failure, now_s) or (_failing(state, (failure,), now_s), [])
+
+
+def _failing(state: Running, failures: tuple[Failure, ...], now_s: float) -> Failing:
+    return Failing(state.roster, state.world, state.returned, failures, now_s + SETTLE_S)
+
+
+def _running_checkpoint(state: Running, event: CheckpointMade, now_s: float) -> Step:
+    """Note it; nodes that came meanwhile take part from here on."""
+    if event.ref.generation != state.world.generation:
+        return state, []
+    roster = replace(state.roster, checkpoint=event.ref)
+    members = {member.node.node_id for member in state.world.members}
+    newcomers = [roster.spec.nodes[n].name for n in sorted(roster.agents.keys() - members)]
+    if state.returned:
+        return replace(state, roster=roster), []
+    if not newcomers:
+        return replace(state, roster=roster), relaunch(replace(state, roster=roster))
+    reason = f"{', '.join(newcomers)} came back: the world grows at step {event.ref.step}"
+    gathering = Gathering(
+        roster,
+        state.world.generation + 1,
+        now_s + roster.spec.settings.elastic_timeout_s,
+        reason=reason,
+        world=state.world,
+        is_growth=True,
+    )
+    return gathering, [Report(reason), *_to_all(roster, NewRound(gathering.generation), True)]
+
+
+def _failing_broke(state: Failing, event: ChildBroke, now_s: float) -> Step:
+    if event.message.generation != state.world.generation:
+        return state, []
+    if state.roster.node_of(event.agent_id) is None:
+        return _standby_broke(state, event, now_s)
+    return _failed_as_well(state, event.message.failure), []
+
+
+def _failing_left(state: Failing, event: AgentLeft, now_s: float) -> Step:
+    failure = _lost(state, event)
+    after = replace(state, roster=state.roster.without(event.agent_id))
+    if failure is None or any(known.node_id == failure.node_id for known in state.failures):
+        return after, []
+    return _failed_as_well(after, failure), []
+
+
+def _failed_as_well(state: Failing, failure: Failure) -> Failing:
+    """Note a failure, unless it is of a node whose failure none of the others minds."""
+    if may_fail_alone(state.roster, state.roster.spec.nodes[failure.node_id]):
+        return state
+    return replace(state, failures=(*state.failures, failure))
+
+
+def _failing_returned(state: Failing, event: ChildGaveResult, now_s: float) -> Step:
+    node_id = state.roster.node_of(event.agent_id)
+    if node_id is None or event.message.generation != state.world.generation:
+        return state, []
+    return replace(state, returned={**state.returned, node_id: event.message}), []
+
+
+def _failing_checkpoint(state: Failing, event: CheckpointMade, now_s: float) -> Step:
+    if event.ref.generation != state.world.generation:
+        return state, []
+    return replace(state, roster=replace(state.roster, checkpoint=event.ref)), []
+
+
+def _failing_settled(state: Failing, event: DeadlinePassed, now_s: float) -> Step:
+    return _decide(state, state.failures, now_s)
+
+
+def _decide(state: Gathering | Failing, failures: tuple[Failure, ...], now_s: float) -> Step:
+    """Fail, or begin another round for whom failures left; who is missing is brought back."""
+    roster, world, settings = state.roster, state.world, state.roster.spec.settings
+    history = roster.history
+    generation = state.world.generation if isinstance(state, Failing) else state.generation
+    decision = decide(failures, history, settings, now_s)
+    if isinstance(decision, Fail):
+        returned = state.returned if isinstance(state, Failing) else {}
+        end_s = now_s + STAY_S
+        failed = Failed(roster, failures, None, returned, world, decision.reason, end_s)
+        cause = min(failures, key=lambda failure: failure.order)
+        return failed, _stop_children(roster, generation, replace(cause, log_tail=()).describe())
+    is_held = False
+    if isinstance(decision, Retry):
+        history = replace(history, port_retries=history.port_retries + 1)
+        deadline_s = now_s + settings.reservation_timeout_s
+        said: Action = Report(decision.reason)
+        failures = ()
+    else:
+        cause = min(failures, key=lambda failure: failure.order)
+        history = replace(history, restarts_s=(*history.restarts_s, now_s), cause=cause)
+        is_held = decision.backoff_s > 0
+        deadline_s = now_s + (decision.backoff_s if is_held else settings.elastic_timeout_s)
+        said = Warn(decision.reason)
+    gathering = Gathering(
+        replace(roster, history=history),
+        generation + 1,
+        deadline_s,
+        is_held,
+        failures,
+        decision.reason,
+        world,
+    )
+    rounds = _to_all(roster, NewRound(generation + 1), True)
+    return gathering, [said, *rounds, *relaunch(gathering)]
+
+
+def _ending_joined(state: Failed | Finished, event: AgentJoined, now_s: float) -> Step:
+    """A late agent, such as a retried task's, has nothing to do here."""
+    return state, [Send(event.hello.agent_id, Stop(0.0))]
+
+
+def _failing_joined(state: Failing, event: AgentJoined, now_s: float) -> Step:
+    return replace(state, roster=state.roster.seated(Agent(event.hello))), []
+
+
+def _failing_offered(state: Failing, event: AgentOffered, now_s: float) -> Step:
+    return replace(state, roster=state.roster.offering(event.agent_id, event.offer)), []
+
+
+def _roster_left(state: Failed | Finished, event: AgentLeft, now_s: float) -> Step:
+    after = replace(state, roster=state.roster.without(event.agent_id))
+    is_last = state.roster.is_anybody_there and not after.roster.is_anybody_there
+    return after, [Release()] if is_last and math.isinf(state.deadline_s) else []
+
+
+def _let_go(state: Failed | Finished, event: DeadlinePassed, now_s: float) -> Step:
+    """Have the agents go, those first that nobody reads results of any more."""
+    roster, after = state.roster, replace(state, deadline_s=math.inf)
+    stops = _to_all(roster, Stop(roster.spec.settings.grace_s, is_patient=True), standbys=True)
+    return after, stops or [Release()]
+
+
+def _stop(state: Any, event: StopAsked, now_s: float) -> Step:
+    roster = state.roster
+    if not roster.is_anybody_there:
+        return Stopped(state), []
+    stopping = Stopping(roster, state, now_s + event.timeout_s)
+    return stopping, _to_all(roster, Stop(event.grace_s), standbys=True)
+
+
+def _stopping_joined(state: Stopping, event: AgentJoined, now_s: float) -> Step:
+    roster = state.roster.seated(Agent(event.hello))
+    return replace(state, roster=roster), [Send(event.hello.agent_id, Stop(0.0))]
+
+
+def _stopping_left(state: Stopping, event: AgentLeft, now_s: float) -> Step:
+    roster = state.roster.without(event.agent_id)
+    if roster.is_anybody_there:
+        return replace(state, roster=roster), []
+    return Stopped(state.before), []
+
+
+def _stopping_asked(state: Stopping, event: StopAsked, now_s: float) -> Step:
+    """Stop sooner than it was asked for before."""
+    deadline_s = now_s + event.timeout_s
+    if deadline_s >= state.deadline_s:
+        return state, []
+    stops = _to_all(state.roster, Stop(event.grace_s), standbys=True)
+    return replace(state, deadline_s=deadline_s), stops
+
+
+def _stopping_expired(state: Stopping, event: DeadlinePassed, now_s: float) -> Step:
+    nodes = state.roster.spec.nodes
+    return Stopped(state.before, tuple(nodes[n].name for n in state.roster.agents)), []
+
+
+def _stop_children(roster: Roster, generation: int, reason: str = "") -> list[Action]:
+    return _to_all(roster, StopChild(generation, reason), standbys=True)
+
+
+def _lost(state: Running | Failing, event: AgentLeft) -> Failure | None:
+    """Return the failure of a node whose agent has gone; `None` if it is not in the world."""
+    node_id = state.roster.node_of(event.agent_id)
+    member = next((m for m in state.world.members if m.node.node_id == node_id), None)
+    if member is None:
+        return None
+    hello = state.roster.agents[member.node.node_id].hello
+    return Failure(
+        node=member.node.name,
+        kind="lost",
+        message=event.reason,
+        time_s=event.wall_s,
+        node_id=member.node.node_id,
+        rank=member.rank,
+        host=hello.host,
+        pid=hello.pid,
+        generation=state.world.generation,
+    )
+
+
+TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
+    (Gathering, AgentJoined): _gathering_joined,
+    (Gathering, AgentLeft): _gathering_left,
+    (Gathering, AgentDetached): detached,
+    (Gathering, AgentOffered): _gathering_offered,
+    (Gathering, ChildBroke): _gathering_broke,
+    (Gathering, NodesBlamed): _stay,
+    (Gathering, CheckpointMade): _stay,
+    (Gathering, ChildEntered): _stay,
+    (Gathering, ChildGaveResult): _stay,
+    (Gathering, DeadlinePassed): _gathering_expired,
+    (Gathering, SlotsCounted): counted,
+    (Gathering, LaunchBroke): _launch_broke,
+    (Gathering, StopAsked): _stop,
+    (Running, AgentJoined): _running_joined,
+    (Running, AgentLeft): _running_left,
+    (Running, AgentDetached): detached,
+    (Running, AgentOffered): _running_offered,
+    (Running, ChildEntered): _running_entered,
+    (Running, ChildGaveResult): _running_returned,
+    (Running, ChildBroke): _running_broke,
+    (Running, NodesBlamed): _running_blamed,
+    (Running, CheckpointMade): _running_checkpoint,
+    (Running, SlotsCounted): counted,
+    (Running, LaunchBroke): _stay,
+    (Running, StopAsked): _stop,
+    (Failing, AgentJoined): _failing_joined,
+    (Failing, AgentLeft): _failing_left,
+    (Failing, AgentDetached): detached,
+    (Failing, AgentOffered): _failing_offered,
+    (Failing, ChildEntered): _stay,
+    (Failing, ChildGaveResult): _failing_returned,
+    (Failing, ChildBroke): _failing_broke,
+    (Failing, NodesBlamed): _stay,
+    (Failing, CheckpointMade): _failing_checkpoint,
+    (Failing, DeadlinePassed): _failing_settled,
+    (Failing, SlotsCounted): counted,
+    (Failing, LaunchBroke): _stay,
+    (Failing, StopAsked): _stop,
+    (Finished, AgentJoined): _ending_joined,
+    (Finished, AgentLeft): _roster_left,
+    (Finished, AgentDetached): _stay,
+    (Finished, AgentOffered): _stay,
+    (Finished, ChildEntered): _stay,
+    (Finished, ChildGaveResult): _stay,
+    (Finished, ChildBroke): _stay,
+    (Finished, NodesBlamed): _stay,
+    (Finished, CheckpointMade): _stay,
+    (Finished, SlotsCounted): _stay,
+    (Finished, DeadlinePassed): _let_go,
+    (Finished, LaunchBroke): _stay,
+    (Finished, StopAsked): _stop,
+    (Failed, AgentJoined): _ending_joined,
+    (Failed, AgentLeft): _roster_left,
+    (Failed, AgentDetached): _stay,
+    (Failed, AgentOffered): _stay,
+    (Failed, ChildEntered): _stay,
+    (Failed, ChildGaveResult): _stay,
+    (Failed, ChildBroke): _stay,
+    (Failed, NodesBlamed): _stay,
+    (Failed, CheckpointMade): _stay,
+    (Failed, SlotsCounted): _stay,
+    (Failed, DeadlinePassed): _let_go,
+    (Failed, LaunchBroke): _stay,
+    (Failed, StopAsked): _stop,
+    (Stopping, AgentJoined): _stopping_joined,
+    (Stopping, AgentLeft): _stopping_left,
+    (Stopping, AgentDetached): _stay,
+    (Stopping, AgentOffered): _stay,
+    (Stopping, ChildEntered): _stay,
+    (Stopping, ChildGaveResult): _stay,
+    (Stopping, ChildBroke): _stay,
+    (Stopping, NodesBlamed): _stay,
+    (Stopping, CheckpointMade): _stay,
+    (Stopping, DeadlinePassed): _stopping_expired,
+    (Stopping, SlotsCounted): _stay,
+    (Stopping, LaunchBroke): _stay,
+    (Stopping, StopAsked): _stopping_asked,
+    (Stopped, AgentJoined): _ending_joined,
+    (Stopped, AgentLeft): _stay,
+    (Stopped, AgentDetached): _stay,
+    (Stopped, AgentOffered): _stay,
+    (Stopped, ChildEntered): _stay,
+    (Stopped, ChildGaveResult): _stay,
+    (Stopped, ChildBroke): _stay,
+    (Stopped, NodesBlamed): _stay,
+    (Stopped, CheckpointMade): _stay,
+    (Stopped, SlotsCounted): _stay,
+    (Stopped, LaunchBroke): _stay,
+    (Stopped, StopAsked): _stay,
+}
+"""Every legal pair of state and event; `_stay`: the event is expected and means nothing."""

@@ -1,0 +1,113 @@
+"""Which nodes come back, and who gives a task slot back to Spark for feeding. Pure.
+
+Runs in: driver
+
+    attached ──SlotsCounted: none is left for feeding──▶ Detach ──▶ AgentDetached ──▶ ForgetTask
+
+A node that comes back takes a slot, whoever brings it. Where that leaves none for feeding, agents
+are detached: the world's at once, and from then on those of each world as it begins, and those that
+join it later as they come. One for which there is no room goes again, if `min_nodes` are there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sparkdl.control.messages import Detach, Stop
+from sparkdl.driver.lifecycle.roster import Roster
+from sparkdl.driver.lifecycle.state import (
+    Action,
+    AgentDetached,
+    AgentJoined,
+    Failing,
+    ForgetTask,
+    Gathering,
+    Relaunch,
+    Report,
+    Running,
+    Send,
+    SlotsCounted,
+    State,
+    Step,
+    Warn,
+)
+
+
+def relaunch(state: State) -> list[Action]:
+    """Have missing nodes brought back, if they were there before."""
+    if not isinstance(state, (Gathering, Running)) or not has_begun(state):
+        return []
+    left = state.left if isinstance(state, Running) else ()
+    wanted = tuple(node for node in state.roster.wanted() if node.node_id not in left)
+    return [Relaunch(wanted)] if wanted else []
+
+
+def has_begun(state: Gathering | Running) -> bool:
+    """Whether nodes that are missing were there before, and are to come back."""
+    is_first = isinstance(state, Gathering) and not state.failures and state.world is None
+    return not is_first and state.roster.spec.settings.max_restarts > 0
+
+
+def is_too_many(state: Gathering | Running, event: AgentJoined) -> bool:
+    """Whether an agent is to go at once: it would take a slot, and nobody needs it.
+
+    There is no room for its node; or that has an agent, which lives on without its task.
+    """
+    roster, node_id = state.roster, event.hello.node_id
+    holder = roster.agents.get(node_id)
+    if holder is not None:
+        return holder.is_detached
+    is_unknown = not 0 <= node_id < len(roster.spec.nodes)
+    wanted = {node.node_id for node in roster.wanted()}
+    return has_begun(state) and not is_unknown and node_id not in wanted
+
+
+def refused(state: Gathering | Running, event: AgentJoined) -> Step:
+    """Have an agent that is too many end, in order: its task is not repeated."""
+    node = state.roster.spec.nodes[event.hello.node_id]
+    return state, [Send(event.hello.agent_id, Stop(0.0)), ForgetTask(node)]
+
+
+def detach(roster: Roster, agent_id: str | None = None) -> list[Action]:
+    """Have one agent or all give their slots back, if that is decided."""
+    return [
+        Send(agent.agent_id, Detach())
+        for agent in roster.agents.values()
+        if roster.is_detaching and agent.holds_slot and agent_id in (None, agent.agent_id)
+    ]
+
+
+def detached(state: Gathering | Running | Failing, event: AgentDetached, now_s: float) -> Step:
+    """Note that an agent's task ends; whoever stands by for it would hold a slot for nothing.
+
+    Not before: of attempts of one task, Spark ends the others when the first has ended.
+    """
+    node_id = state.roster.node_of(event.agent_id)
+    if node_id is None:
+        return state, []
+    roster = state.roster.detached(event.agent_id)
+    idle = [agent for agent in roster.standbys if agent.hello.node_id == node_id]
+    ends = [Send(agent.agent_id, Stop(0.0)) for agent in idle]
+    return replace(state, roster=roster), [ForgetTask(roster.spec.nodes[node_id]), *ends]
+
+
+def counted(state: Gathering | Running | Failing, event: SlotsCounted, now_s: float) -> Step:
+    """Decide the placement again: attached or detached, with how many nodes."""
+    before, standing, num_nodes = state.roster, event.standing, state.roster.spec.num_tasks
+    is_new = standing.is_short and not before.is_detaching
+    roster = replace(
+        before, room=standing.room, is_detaching=before.is_detaching or standing.is_short
+    )
+    after = replace(state, roster=roster)
+    text = f"Placement: {'detached' if roster.is_detaching else 'attached'} ({standing.why})"
+    if is_new:
+        text += ". Nodes would take the slots that feeding needs: they give theirs back"
+    if standing.room < num_nodes:
+        text += f". Until there are more slots {num_nodes} nodes are too many: lost ones " + (
+            "are done without, as min_nodes allows"
+            if before.spec.settings.min_nodes is not None
+            else "are waited for until elastic_timeout"
+        )
+    word = Warn if is_new or standing.room < num_nodes else Report
+    detaches = detach(roster) if isinstance(after, Running) else []
+    return after, [word(text), *detaches, *relaunch(after)]

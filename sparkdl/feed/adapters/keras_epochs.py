@@ -1,0 +1,259 @@
+"""Keras follows its feed: an epoch is as long as it is fed, and there are as many as are fed.
+
+Runs in: child
+
+Keras does not know the length of a stream, so it takes all epochs for as long as the first one, and
+trains as many as it was told. But an epoch that goes on after a failure is shorter than those after
+it, each `cluster.feed` may bring more rows than the one before, and a feed may end before `fit`
+does. An epoch of no batches has a loss of 0.0, the best there is. So
+
+- each epoch of a feed is read to its end;
+- `fit` ends with a warning when its feed has ended, as Keras does with other data that runs out;
+- callbacks and history are not told of an epoch of no rows;
+- `fit`, `evaluate` and `predict` that find no epoch at all raise `EndOfFeedError`;
+- when `stop_training` has ended `fit`, its feeds end: nobody reads the rest of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.core.patch import Function, Patch
+from sparkdl.feed.adapters.tensorflow import readers_of
+from sparkdl.feed.reader.reader import FeedReader
+
+_log = logging.getLogger(__name__)
+_STEPS = "_sparkdl_steps"
+"""Of Keras' iterator: how many batches its feeds had given as it began."""
+_RUN = "_sparkdl_run"
+
+
+def let_epochs_differ() -> None:
+    """Have Keras 3 and tf_keras, where imported, follow their feeds. Again it changes nothing."""
+    for library in _LIBRARIES:
+        if library.name not in sys.modules:
+            continue
+        patches = library.patches()
+        if objections := [text for patch in patches if (text := patch.objection())]:
+            _log.warning(
+                "fit does not follow its feed: all epochs must have as many rows as the first, "
+                "and there must be as many as are fed: %s",
+                objections[0],
+            )
+            continue
+        for patch in patches:
+            patch.apply()
+
+
+@dataclass
+class _Run:
+    """A `fit` that reads feeds; its callbacks and its iterator over the training data have it.
+
+    Attributes:
+        batches: that Keras has told callbacks of, in this epoch.
+        has_rows: whether the epoch that has ended had any.
+        has_ended: whether `fit` ends because a feed has.
+    """
+
+    iterator: Any
+    readers: list[FeedReader]
+    batches: int = 0
+    has_rows: bool = True
+    has_ended: bool = False
+
+
+_begun: ContextVar[Any] = ContextVar("sparkdl_begun", default=None)
+"""The callbacks of a `fit` whose next step, in this thread, is to iterate over its data."""
+
+
+@dataclass(frozen=True)
+class _Library:
+    """What Keras 3 and tf_keras call the same things.
+
+    Attributes:
+        iterator: of the data of `fit`, `evaluate` and `predict`; `begin` its method that begins.
+        before: what callbacks are told before that.
+        length: its attribute, how many batches an epoch has.
+        dataset_of: its data.
+        counts: whether it was told a number of steps, so that several of Keras' epochs may be one.
+    """
+
+    name: str
+    fit: Callable[[], str]
+    iterator: str
+    begin: str
+    before: str
+    length: str
+    dataset_of: Callable[[Any], Any]
+    counts: Callable[[Any], bool]
+    callbacks: str
+
+    def patches(self) -> tuple[Patch, ...]:
+        """Return what is changed."""
+        mentions = (self.length,)
+        return (
+            Patch(self.fit(), ("self", "x"), _fit, ("stop_training",)),
+            Patch(f"{self.iterator}.{self.begin}", ("self",), self._begin),
+            Patch(f"{self.iterator}.catch_stop_iteration", ("self",), self._catch, mentions),
+            Patch(f"{self.callbacks}.{self.before}", ("self",), _before),
+            Patch(f"{self.callbacks}.on_train_batch_end", ("self", "batch", "logs"), _count),
+            Patch(f"{self.callbacks}.on_epoch_end", ("self", "epoch", "logs"), self._epoch_ended),
+            Patch(f"{self.callbacks}.on_train_end", ("self", "logs"), _train_ended),
+        )
+
+    def _goes_on(self, iterator: Any) -> bool:
+        """Whether Keras goes on with the data's iterator that it has."""
+        has_begun = hasattr(iterator, _STEPS)
+        # Keras 3 forgets one that is at its end, tf_keras ends `fit` then.
+        has_one = getattr(iterator, "_current_iterator", iterator) is not None
+        return self.counts(iterator) and has_begun and has_one
+
+    def _begin(self, stock: Function, iterator: Any) -> Any:
+        """Begin to iterate: over an epoch, unless Keras goes on in one."""
+        readers = readers_of(self.dataset_of(iterator))
+        callbacks = _begun.get()
+        _begun.set(None)
+        if readers and callbacks is not None:
+            setattr(callbacks, _RUN, _Run(iterator, readers))
+            setattr(iterator, _RUN, getattr(callbacks, _RUN))
+        if not self._goes_on(iterator):
+            for reader in readers:
+                if not reader.has_epoch():
+                    raise reader.end_of_feed()
+        setattr(iterator, _STEPS, _steps(readers))
+        return stock(iterator)
+
+    @contextmanager
+    def _catch(self, stock: Function, iterator: Any) -> Iterator[None]:
+        """Note the end of an iteration."""
+        before, has_ended = getattr(iterator, self.length), False
+        with stock(iterator):
+            try:
+                yield
+            except Exception:
+                has_ended = True
+                raise
+        readers = readers_of(self.dataset_of(iterator))
+        if not readers:
+            return
+        if before is None:
+            setattr(iterator, self.length, None)
+        has_rows = not has_ended or _steps(readers) != getattr(iterator, _STEPS)
+        if run := getattr(iterator, _RUN, None):
+            run.has_rows = has_rows or run.batches > 0
+        elif not has_rows and not self.counts(iterator):
+            names = ", ".join(repr(reader.feed) for reader in readers)
+            raise ConfigError(
+                f"this epoch of feed {names} has no rows, so there is nothing to evaluate or "
+                "predict. Feed rows for each epoch in which it is read"
+            )
+
+    def _epoch_ended(self, stock: Function, callbacks: Any, epoch: int, logs: Any = None) -> None:
+        """Tell the callbacks of an epoch that had rows; end `fit` where there is no further one."""
+        run, model = getattr(callbacks, _RUN, None), callbacks.model
+        if run is None or run.has_rows or model.stop_training:
+            stock(callbacks, epoch, logs)
+        else:
+            _log.warning("epoch %d of fit had no rows; callbacks are not told of it", epoch + 1)
+        if run is None:
+            return
+        run.batches = 0
+        setattr(run.iterator, _STEPS, _steps(run.readers))  # tf_keras begins once for all epochs
+        epochs = (callbacks.params or {}).get("epochs", 0)
+        if model.stop_training or epoch + 1 >= epochs or self._goes_on(run.iterator):
+            return
+        if ended := [reader for reader in run.readers if not reader.has_epoch()]:
+            model.stop_training = run.has_ended = True
+            ended[0].tell_end()
+            _log.warning(
+                "Your input ran out of data; interrupting training: feed %r has ended, and fit was "
+                "to go on to epoch %d of %d. Let epochs=… of the feeding and of fit say the same",
+                ended[0].feed,
+                epoch + 2,
+                epochs,
+            )
+
+
+def _fit(stock: Function, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """End the feeds of an early stop that callbacks do not know of; train nothing without rows."""
+    bound = inspect.signature(stock).bind(model, *args, **kwargs)
+    given = bound.arguments
+    readers = readers_of(given.get("x"))
+    if any(reader.is_resumed and not reader.has_epoch() for reader in readers):
+        _log.warning("fit has nothing left to train on: an earlier run has used all of it")
+        given["initial_epoch"] = given.get("epochs", 1)
+    history = stock(*bound.args, **bound.kwargs)
+    if model.stop_training:
+        _terminate([r for r in readers_of(given.get("validation_data")) if r not in readers])
+    return history
+
+
+def _before(stock: Function, callbacks: Any, *args: Any, **kwargs: Any) -> None:
+    stock(callbacks, *args, **kwargs)
+    if not hasattr(callbacks, _RUN):
+        _begun.set(callbacks)
+
+
+def _count(stock: Function, callbacks: Any, batch: int, logs: Any = None) -> None:
+    if run := getattr(callbacks, _RUN, None):
+        run.batches += 1
+    stock(callbacks, batch, logs)
+
+
+def _train_ended(stock: Function, callbacks: Any, logs: Any = None) -> None:
+    stock(callbacks, logs)
+    if run := getattr(callbacks, _RUN, None):
+        delattr(callbacks, _RUN)
+        if callbacks.model.stop_training and not run.has_ended:
+            _terminate(run.readers)
+
+
+def _terminate(readers: list[FeedReader]) -> None:
+    for reader in dict.fromkeys(readers):
+        _log.warning("fit has stopped early, and so feed %r ends", reader.feed)
+        reader.terminate()
+
+
+def _steps(readers: list[FeedReader]) -> list[int]:
+    return [reader.steps for reader in readers]
+
+
+def _fit_of_keras() -> str:
+    names = {"tensorflow": "TensorFlowTrainer", "jax": "JAXTrainer", "torch": "TorchTrainer"}
+    backend = import_module("keras").backend.backend()
+    return f"keras.src.backend.{backend}.trainer:{names.get(backend, 'Trainer')}.fit"
+
+
+_LIBRARIES = (
+    _Library(
+        "keras",
+        _fit_of_keras,
+        "keras.src.trainers.epoch_iterator:EpochIterator",
+        "__iter__",
+        "on_epoch_begin",
+        "_num_batches",
+        lambda iterator: getattr(iterator.data_adapter, "_dataset", None),
+        lambda iterator: bool(iterator.steps_per_epoch),
+        "keras.src.callbacks.callback_list:CallbackList",
+    ),
+    _Library(
+        "tf_keras",
+        lambda: "tf_keras.src.engine.training:Model.fit",
+        "tf_keras.src.engine.data_adapter:DataHandler",
+        "enumerate_epochs",
+        "on_train_begin",
+        "_inferred_steps",
+        lambda handler: handler._adapter.get_dataset(),
+        lambda handler: not handler._adapter.should_recreate_iterator(),
+        "tf_keras.src.callbacks:CallbackList",
+    ),
+)

@@ -1,0 +1,150 @@
+"""One epoch of a feed as a `tf.data.Dataset`.
+
+Runs in: child
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkdl.core.errors import FeedTypeError
+from sparkdl.feed.adapters.elements import Names, arrange
+from sparkdl.feed.reader.batches import SAMPLE_WEIGHT, EpochBatches
+from sparkdl.feed.reader.reader import FeedReader
+from sparkdl.feed.values.columns import to_columns
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+_MARK = "_sparkdl_is_step_batched"
+_READER = "_sparkdl_reader"
+
+
+def tf_dataset(
+    batches: EpochBatches, x: Names | None, y: Names | None, prefetch: int = 0
+) -> tf.data.Dataset:
+    """Return a dataset whose every iteration is one epoch of the feed.
+
+    Args:
+        x: column of the features, or several columns for a dict of features.
+        y: column or columns of the labels.
+        prefetch: batches that are made ready while others are used.
+
+    Returns:
+        Elements are `(x, y)`; `x` alone without `y`; a dict of all columns without both. With
+        `tail="pad"` the sample weights are a further element at the end, `(x, y, sample_weight)`,
+        unless `x` or `y` names them. Tensors are `[rows, …]` with `rows` up to the batch size,
+        with `tail="pad"` always the batch size.
+
+    Raises:
+        EndOfFeedError: if the feed has ended and no row is left; a row's types are needed.
+        FeedTypeError: if a column cannot be a tensor.
+    """
+    import tensorflow as tf
+
+    first = batches.reader.peek_batch()
+    if first is None:
+        raise batches.reader.end_of_feed()
+    pads = batches.tail == "pad"
+    sample = to_columns(first, batches.columns)
+    if pads:
+        sample[SAMPLE_WEIGHT] = np.ones(first.num_rows, np.float32)
+    rows = batches.batch_size if pads else None
+    signature = tf.nest.map_structure(lambda column: spec_of(column, rows), arrange(sample, x, y))
+
+    def epoch() -> Iterator[Any]:
+        for columns in batches:
+            batches.reader.read_ahead(None)
+            yield arrange(columns, x, y)
+
+    dataset = tf.data.Dataset.from_generator(epoch, output_signature=signature)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    # A hidden prefetch would take rows that a peek at the first batch can't give back.
+    options.experimental_optimization.inject_prefetch = False
+    # The thread that tunes now and then sleeps through the end of its iterator, for as long as that
+    # has lived (TensorFlow 2.21), and the next epoch waits for it. Nothing here is to be tuned; a
+    # `map` with AUTOTUNE that follows has a thread per core, and `with_options` takes this back.
+    options.autotune.enabled = False
+    dataset = dataset.with_options(options)
+    if prefetch:
+        dataset = dataset.prefetch(prefetch)
+    # The length of an epoch is known only at its end, which Keras mistakes for an interruption.
+    warnings.filterwarnings("ignore", "Your input ran out of data", UserWarning)
+    setattr(dataset, _MARK, True)
+    setattr(dataset, _READER, batches.reader)
+    let_strategies_keep_batches()
+    return dataset
+
+
+class Fed:
+    """Says which feed data comes from that is no dataset of TensorFlow, see `readers_of`."""
+
+    def __init__(self, reader: FeedReader) -> None:
+        setattr(self, _READER, reader)
+
+
+def readers_of(dataset: Any) -> list[FeedReader]:
+    """Return the readers of the feeds that `dataset` comes from, none for anything else."""
+    if reader := getattr(dataset, _READER, None):
+        return [reader]
+    inputs: list[Any] = getattr(dataset, "_inputs", lambda: [])()
+    return [reader for part in inputs for reader in readers_of(part)]
+
+
+def spec_of(column: np.ndarray, rows: int | None) -> tf.TensorSpec:
+    """Return what a column is as a tensor; `rows` is the fixed size of a batch, if it has one.
+
+    Raises:
+        FeedTypeError: if it cannot be one.
+    """
+    import tensorflow as tf
+
+    if column.dtype != object:
+        return tf.TensorSpec((rows, *column.shape[1:]), tf.as_dtype(column.dtype))
+    if len(column) and not isinstance(column[0], (str, bytes)):
+        raise FeedTypeError(
+            f"a column of {type(column[0]).__name__} values of different lengths has no tensor "
+            "shape; make all rows the same length, or read it with ctx.batches()"
+        )
+    return tf.TensorSpec((rows,), tf.string)
+
+
+def let_strategies_keep_batches() -> None:
+    """Make strategies that span several nodes take our batches as they are. Imports TensorFlow.
+
+    `experimental_distribute_dataset` cuts each batch into one part per replica of the whole
+    cluster, assuming that every node reads the same global batches. A node's feed holds that node's
+    rows only, so its datasets go in as per-node datasets.
+    """
+    import tensorflow as tf
+
+    original = tf.distribute.Strategy.experimental_distribute_dataset
+    if getattr(original, _MARK, False):
+        return
+
+    def experimental_distribute_dataset(
+        self: tf.distribute.Strategy, dataset: Any, options: Any = None
+    ) -> Any:
+        spans_nodes = getattr(self.extended, "_num_workers", 1) > 1
+        if spans_nodes and _is_step_batched(dataset):
+            return self.distribute_datasets_from_function(lambda _context: dataset, options)
+        return original(self, dataset, options)
+
+    experimental_distribute_dataset.__doc__ = original.__doc__
+    setattr(experimental_distribute_dataset, _MARK, True)
+    tf.distribute.Strategy.experimental_distribute_dataset = experimental_distribute_dataset
+
+
+def _is_step_batched(dataset: Any) -> bool:
+    """Whether `dataset` is one of ours, or comes from one without being batched anew."""
+    if getattr(dataset, _MARK, False):
+        return True
+    if "batch" in type(dataset).__name__.lower():
+        return False
+    inputs: list[Any] = getattr(dataset, "_inputs", lambda: [])()
+    return len(inputs) == 1 and _is_step_batched(inputs[0])

@@ -1,0 +1,276 @@
+"""Batches of one feed, handed out to worker processes of this process: each batch to one worker.
+
+Runs in: child
+
+    node's process                               worker processes (fork, forkserver or spawn)
+      │◀─ Hello + socket ── the door, inherited ───── │  one iteration of one worker
+      │◀──────────── "next" ────────────────────────  │
+      │── batch: where its description starts + fd ─▶ │  an anonymous memory file, mapped there
+      │── failed: the same, for the error's text ───▶ │
+      │── end of the epoch ─────────────────────────▶ │
+
+The door is one end of a socket pair that workers inherit, so that nobody else can knock and nothing
+has a name. A worker sends a socket of its own through it for each of its iterations; when either
+process ends, the other sees the end of that socket.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import socket
+import struct
+import threading
+import weakref
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from multiprocessing import parent_process
+
+import msgspec
+
+from sparkdl.core.errors import FeedClosedError
+from sparkdl.feed.adapters.shared_columns import (
+    Columns,
+    Plain,
+    pack,
+    pack_failure,
+    unpack,
+    unpack_failure,
+)
+from sparkdl.feed.reader.batches import EpochBatches
+
+_BATCH, _FAILED, _END = b"b", b"f", b"e"
+_REPLY = struct.Struct("!cQ")
+_LOOK_S = 5.0
+"""How often a worker that waits makes sure that the node's process is still there."""
+_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+_log = logging.getLogger(__name__)
+
+
+class Hello(msgspec.Struct, frozen=True):
+    """Who begins an iteration.
+
+    Attributes:
+        loader: which loader; all its workers say the same.
+        workers: how many it has.
+        worker: which of them this is, from 0.
+        number: how many iterations it began before; all workers of a loader begin equally many.
+    """
+
+    loader: int
+    workers: int
+    worker: int
+    number: int
+
+
+_hellos = msgspec.json.Decoder(Hello)
+
+
+class Handout:
+    """The node's end: hands the batches of each epoch to the workers that ask.
+
+    Args:
+        prepare: makes columns plain, or raises; runs in the node's process.
+
+    Attributes:
+        door: what workers inherit. Pickling it works only while a process is spawned.
+    """
+
+    def __init__(self, batches: EpochBatches, prepare: Callable[[Columns], Plain]) -> None:
+        own, self.door = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        desk = _Desk(own, batches, prepare)
+        threading.Thread(target=desk.open, name="sparkdl-handout", daemon=True).start()
+        weakref.finalize(self, desk.close, self.door).atexit = False
+
+
+class _Epoch:
+    """One iteration of one loader: who takes part, and the batches that they share."""
+
+    def __init__(self, hello: Hello, batches: EpochBatches, number: int) -> None:
+        self.hello = hello
+        self.joined = {hello.worker}
+        self.is_broken = False
+        self._reader, self._batches = batches.reader, iter(batches)
+        self._number = number
+        self._rounds: Counter[int] = Counter()
+        self._lock = threading.Lock()
+
+    def takes(self, hello: Hello) -> bool:
+        """Whether `hello` belongs to this iteration, whose workers do not all come at once."""
+        is_same = msgspec.structs.replace(hello, worker=self.hello.worker) == self.hello
+        return is_same and hello.worker not in self.joined and not self.is_broken
+
+    def is_after(self, hello: Hello) -> bool:
+        """Whether this is a later iteration of the same loader."""
+        ours, theirs = self.hello, hello
+        is_same = (ours.loader, ours.workers) == (theirs.loader, theirs.workers)
+        return is_same and ours.number > theirs.number
+
+    def take(self, worker: int) -> Columns | None:
+        """Return the next batch. A loader puts out one of each worker in turn, in their order."""
+        with self._lock:
+            self._reader.read_ahead(None, (self._number, self._rounds[worker], worker))
+            self._rounds[worker] += 1
+            return next(self._batches, None)
+
+
+class _Desk:
+    """Owns the threads and sockets; knows nothing of `Handout`, so that this can be forgotten."""
+
+    def __init__(
+        self, own: socket.socket, batches: EpochBatches, prepare: Callable[[Columns], Plain]
+    ) -> None:
+        self._own, self._batches, self._prepare = own, batches, prepare
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._epoch: _Epoch | None = None
+        self._epochs = itertools.count()
+        self._workers: set[socket.socket] = set()
+        self._is_closed = False
+
+    def open(self) -> None:
+        """Let workers in until `close`."""
+        with self._own:
+            while (knock := _receive(self._own, 4096))[0]:
+                data, fd = knock
+                worker = socket.socket(fileno=fd)
+                with self._lock:
+                    if self._is_closed:
+                        worker.close()
+                        continue
+                    self._workers.add(worker)
+                serve = threading.Thread(
+                    target=self._serve,
+                    args=(worker, _hellos.decode(data)),
+                    name="sparkdl-handout-worker",
+                    daemon=True,
+                )
+                serve.start()
+
+    def close(self, door: socket.socket) -> None:
+        """End the threads, without waiting for them: garbage collection calls this anywhere."""
+        if os.getpid() != self._pid:
+            return  # a forked copy
+        with self._lock:
+            self._is_closed = True
+            for sock in (self._own, *self._workers):
+                with suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+            if self._workers:
+                self._batches.reader.claim()  # who waits for rows stops waiting
+        door.close()
+
+    def _serve(self, worker: socket.socket, hello: Hello) -> None:
+        epoch = self._join(hello)
+        has_ended = epoch is None
+        try:
+            while worker.recv(1):
+                kind = _END if epoch is None else self._answer(worker, hello.worker, epoch)
+                if kind == _END:
+                    worker.sendall(_REPLY.pack(_END, 0))
+                has_ended |= kind != _BATCH
+        except OSError as error:
+            _log.debug("Worker %d went away: %s", hello.worker, error)
+        finally:
+            if epoch is not None and not has_ended:
+                epoch.is_broken = True
+            with self._lock:
+                self._workers.discard(worker)
+            worker.close()
+
+    def _join(self, hello: Hello) -> _Epoch | None:
+        """Return the epoch that `hello` belongs to, `None` if that has been abandoned."""
+        with self._lock:
+            epoch = self._epoch
+            if epoch is not None and epoch.is_after(hello):
+                return None
+            if epoch is not None and epoch.takes(hello):
+                epoch.joined.add(hello.worker)
+                return epoch
+            self._epoch = _Epoch(hello, self._batches, next(self._epochs))
+            return self._epoch
+
+    def _answer(self, worker: socket.socket, number: int, epoch: _Epoch) -> bytes:
+        """Send the next batch, or why there is none; return what it was."""
+        try:
+            columns = epoch.take(number) if epoch is self._epoch else None
+            if columns is None:
+                return _END
+            kind, (fd, at) = _BATCH, pack(self._prepare(columns))
+        except Exception as error:  # noqa: BLE001 (raised again in the worker)
+            kind, (fd, at) = _FAILED, pack_failure(error)
+        try:
+            socket.send_fds(worker, [_REPLY.pack(kind, at)], [fd])
+        finally:
+            os.close(fd)
+        return kind
+
+
+def batches_from(door: socket.socket, hello: Hello) -> Iterator[Plain]:
+    """Take batches in a worker until the epoch ends; arrays are its own, and writable.
+
+    Raises:
+        FeedClosedError: if the node's process is gone, or has closed the feed.
+        SparkdlError: what reading the feed raises.
+    """
+    own, theirs = socket.socketpair()
+    with own:
+        own.settimeout(_LOOK_S)
+        with theirs:
+            _ask(lambda: socket.send_fds(door, [msgspec.json.encode(hello)], [theirs.fileno()]))
+        while (columns := _next(own)) is not None:
+            yield columns
+            del columns
+
+
+def _next(own: socket.socket) -> Plain | None:
+    _ask(lambda: own.sendall(b"n"))
+    kind, at, fd = _reply(own)
+    if kind == _END:
+        return None
+    try:
+        if kind == _FAILED:
+            raise unpack_failure(fd, at)
+        return unpack(fd, at)
+    finally:
+        os.close(fd)
+
+
+def _ask(send: Callable[[], object]) -> None:
+    try:
+        send()
+    except OSError as error:
+        raise FeedClosedError(
+            f"the node's process is gone, or has closed this feed: {error}"
+        ) from None
+
+
+def _reply(own: socket.socket) -> tuple[bytes, int, int]:
+    parent = parent_process()
+    while True:
+        try:
+            data, fd = _receive(own, _REPLY.size)
+        except ConnectionError:
+            data, fd = b"", -1
+        except TimeoutError:
+            if parent is not None and not parent.is_alive():
+                raise FeedClosedError("the node's process is gone") from None
+            continue
+        if not data:
+            raise FeedClosedError("the node's process is gone, or has closed this feed")
+        return (*_REPLY.unpack(data), fd)
+
+
+def _receive(sock: socket.socket, nbytes: int) -> tuple[bytes, int]:
+    """Read one message and the descriptor that came with it, -1 without."""
+    fds = array("i")
+    space = socket.CMSG_LEN(fds.itemsize)
+    data, extras, _flags, _address = sock.recvmsg(nbytes, space, _CLOSE_ON_EXEC)
+    for level, kind, body in extras:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(body[: fds.itemsize])
+    return data, fds[0] if fds else -1

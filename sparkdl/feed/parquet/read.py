@@ -1,0 +1,219 @@
+"""The rows of a node's share of a Parquet data set, as record batches of bounded size.
+
+Runs in: agent
+
+Row groups are decoded on threads of their own, the next ones while the first is delivered, each
+into a queue that is bounded by bytes. Arrow's threads decode the columns of each.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from sparkdl.control.shares import DataFile, FileRange, Share
+from sparkdl.core.errors import ReadError
+from sparkdl.core.row_ranges import merge_ranges
+from sparkdl.feed.parquet.read_ahead import Batches, in_order
+from sparkdl.feed.parquet.types import convert, has_text
+from sparkdl.storage import READ_NBYTES, open_file, open_storage
+
+BATCH_NBYTES = 8 * 1024 * 1024
+PREFETCH_NBYTES = 64 * 1024 * 1024
+_MAX_TEXT_ROWS = 65_536
+"""Rows decoded at once where the sizes of strings are a guess (dictionaries hide them)."""
+_JOINED_NBYTES = 16 * 1024 * 1024
+"""Small row groups of a file are read together up to this size."""
+_KEPT_FOOTERS = 16
+_SMALL = 4
+"""Batches that are together less than this part of the limit become one."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Ranges of one file that are read in one go, their row groups ascending."""
+
+    file: DataFile
+    ranges: tuple[FileRange, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return self.file.row_nbytes * sum(part.stop - part.start for part in self.ranges)
+
+
+def read_share(
+    share: Share, *, batch_nbytes: int = BATCH_NBYTES, prefetch_nbytes: int = PREFETCH_NBYTES
+) -> Batches:
+    """Yield the rows of a share, in its order; all batches have the share's schema.
+
+    Closing the generator waits for its threads, and these for the batch that they decode.
+
+    Args:
+        share: from `ParquetSource.shares`.
+        batch_nbytes: the most that a batch holds; a row that is larger comes alone.
+        prefetch_nbytes: about how much may be decoded ahead of what was yielded. What the decoders
+            hold is not counted: for storages other than local ones, the compressed bytes of the
+            wanted columns of the row groups that are being read, two at least.
+
+    Raises:
+        ConfigError: if the storage cannot be opened here.
+        ReadError: if a file cannot be read, or has changed since the plan was made.
+    """
+    reader = _Reader(open_storage(share.storage), share, batch_nbytes)
+    with closing(in_order(_pieces(share), reader.read, prefetch_nbytes)) as batches:
+        yield from _joined(batches, batch_nbytes)
+
+
+def _pieces(share: Share) -> Iterator[_Piece]:
+    ranges: list[FileRange] = []
+    nbytes = 0
+    for part in share.ranges:
+        more = share.files[part.file].row_nbytes * (part.stop - part.start)
+        if ranges and not _is_read_with(part, ranges[-1], nbytes + more):
+            yield _Piece(share.files[ranges[0].file], tuple(ranges))
+            ranges, nbytes = [], 0
+        ranges.append(part)
+        nbytes += more
+    if ranges:
+        yield _Piece(share.files[ranges[0].file], tuple(ranges))
+
+
+def _is_read_with(part: FileRange, last: FileRange, nbytes: int) -> bool:
+    """Whether a range is read in one go with those up to `last`, which are `nbytes` with it.
+
+    What is left of a row group of which rows are done may be many ranges; it is decoded once.
+    """
+    if part.file != last.file:
+        return False
+    if part.row_group == last.row_group:
+        return part.start >= last.stop
+    return part.row_group > last.row_group and nbytes <= _JOINED_NBYTES
+
+
+class _Reader:
+    """Decodes pieces; used by several threads at once."""
+
+    def __init__(self, system: pafs.FileSystem, share: Share, batch_nbytes: int) -> None:
+        self._system = system
+        self._schema = pa.ipc.read_schema(pa.py_buffer(share.schema))
+        self._partitions = share.partitions
+        self._own = [name for name in self._schema.names if name not in share.partitions]
+        self._has_text = any(has_text(self._schema.field(name).type) for name in self._own)
+        self._batch_nbytes = batch_nbytes
+        self._lock = threading.Lock()
+        self._footers: dict[str, pq.FileMetaData] = {}  # of the files read last
+
+    def read(self, piece: _Piece) -> Batches:
+        """Yield the batches of a piece.
+
+        Raises:
+            ReadError: see `read_share`.
+        """
+        try:
+            with self._open(piece.file.path) as file:
+                wanted = _wanted_rows(piece, file.metadata)
+                for batch in _cut(self._decode(piece, file), wanted):
+                    yield from _halved(self._complete(batch, piece.file), self._batch_nbytes)
+        except (OSError, pa.ArrowException, KeyError) as error:
+            groups = sorted(part.row_group for part in piece.ranges)
+            raise ReadError(
+                f"{piece.file.path}, row groups {groups[0]} to {groups[-1]}: {error}. Has the file "
+                "been replaced since the feed began, or is it not on all nodes?"
+            ) from error
+
+    def _open(self, path: str) -> pq.ParquetFile:
+        with self._lock:
+            footer = self._footers.get(path)
+        file = open_file(self._system, path, footer)
+        with self._lock:
+            self._footers[path] = file.metadata
+            if len(self._footers) > _KEPT_FOOTERS:
+                del self._footers[next(iter(self._footers))]
+        return file
+
+    def _decode(self, piece: _Piece, file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+        rows = max(1, self._batch_nbytes * 15 // 16 // piece.file.row_nbytes)
+        if self._has_text:
+            rows = min(rows, _MAX_TEXT_ROWS)
+        groups = list(dict.fromkeys(part.row_group for part in piece.ranges))
+        batches: Iterator[pa.RecordBatch] = file.iter_batches(
+            rows, groups, self._own, use_threads=piece.nbytes > READ_NBYTES
+        )
+        return batches
+
+    def _complete(self, batch: pa.RecordBatch, file: DataFile) -> pa.RecordBatch:
+        """Return `batch` with the share's schema, and the values of the file's folders."""
+        values = dict(zip(self._partitions, file.values, strict=True))
+        columns = [
+            pa.repeat(pa.scalar(values[field.name]).cast(field.type), batch.num_rows)
+            if field.name in values
+            else convert(batch.column(field.name), field.type)
+            for field in self._schema
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def _wanted_rows(piece: _Piece, footer: pq.FileMetaData) -> list[tuple[int, int]]:
+    """Return which rows of the piece's row groups, laid end to end, are wanted."""
+    wanted, offset, rows, last = [], 0, 0, -1
+    for part in piece.ranges:
+        groups = footer.num_row_groups
+        if part.row_group != last:
+            offset, last = offset + rows, part.row_group
+            rows = footer.row_group(last).num_rows if last < groups else 0
+        if part.stop > rows:
+            raise ReadError(
+                f"{piece.file.path} has {rows} rows in row group {part.row_group}, not "
+                f"{part.stop} as planned: it has been replaced since the feed began"
+            )
+        wanted.append((offset + part.start, offset + part.stop))
+    return merge_ranges(wanted)
+
+
+def _cut(
+    batches: Iterator[pa.RecordBatch], wanted: Sequence[tuple[int, int]]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the wanted rows; what comes after the last of them is not decoded."""
+    offset = 0
+    for batch in batches:
+        end = offset + batch.num_rows
+        for start, stop in wanted:
+            if start < end and stop > offset:
+                low = max(start, offset)
+                yield batch.slice(low - offset, min(stop, end) - low)
+        if not wanted or end >= wanted[-1][1]:
+            return
+        offset = end
+
+
+def _halved(batch: pa.RecordBatch, limit_nbytes: int) -> Iterator[pa.RecordBatch]:
+    if batch.num_rows <= 1 or batch.nbytes <= limit_nbytes:
+        yield batch
+        return
+    middle = batch.num_rows // 2
+    yield from _halved(batch.slice(0, middle), limit_nbytes)
+    yield from _halved(batch.slice(middle), limit_nbytes)
+
+
+def _joined(batches: Iterable[pa.RecordBatch], limit_nbytes: int) -> Iterator[pa.RecordBatch]:
+    """Make one of small batches that follow each other, as many small files give them."""
+    small: list[pa.RecordBatch] = []
+    small_nbytes = 0
+    for batch in batches:
+        nbytes = batch.nbytes
+        if small and small_nbytes + nbytes > limit_nbytes // _SMALL:
+            yield pa.concat_batches(small)
+            small, small_nbytes = [], 0
+        if nbytes > limit_nbytes // _SMALL:
+            yield batch
+        else:
+            small.append(batch)
+            small_nbytes += nbytes
+    if small:
+        yield pa.concat_batches(small)

@@ -1,0 +1,270 @@
+"""What a Parquet data set holds, and each node's share of it.
+
+Runs in: driver
+
+    source = list_files("s3://bucket/train", columns=["features", "label"])
+    shares = source.shares(num_nodes)      # one for each node, as JSON to its agent
+    for batch in read_share(shares[rank]): ...  # there, see `parquet_read`
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import date
+from itertools import accumulate
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from sparkdl.control.shares import DataFile, Share, Storage
+from sparkdl.core.errors import ConfigError
+from sparkdl.core.row_ranges import Range
+from sparkdl.feed.parquet.plan import own_files, plan
+from sparkdl.feed.parquet.types import INT96_UNIT, spark_schema
+from sparkdl.storage import find_files, locate, open_storage
+
+_FOOTER_THREADS = 16
+_VARIABLE_NBYTES = 4
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8}
+_NAME_THEM = "Name the columns that all files have, once each"
+
+Values = Mapping[str, str | None]
+
+
+@dataclass(frozen=True)
+class ParquetSource:
+    """The files of a data set and what is in them.
+
+    Attributes:
+        schema: of every batch that is read.
+        partitions: the columns whose values are in the names of folders.
+        row_groups: for each file, how many rows each of its row groups has.
+    """
+
+    storage: Storage
+    schema: pa.Schema
+    partitions: tuple[str, ...]
+    files: tuple[DataFile, ...]
+    row_groups: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows all files have."""
+        return sum(map(sum, self.row_groups))
+
+    def shares(
+        self,
+        num_nodes: int,
+        seed: int | None = None,
+        epoch: int = 0,
+        done: Sequence[Range] = (),
+    ) -> list[Share]:
+        """Return what each node reads, see `parquet_plan.plan`."""
+        schema = self.schema.serialize().to_pybytes()
+        return [
+            Share(self.storage, schema, self.partitions, *own_files(self.files, ranges))
+            for ranges in plan(self.row_groups, num_nodes, seed, epoch, done)
+        ]
+
+
+@dataclass(frozen=True)
+class _Footer:
+    """What the end of a file says of it; `schema` holds all columns as they will be read."""
+
+    schema: pa.Schema
+    row_groups: tuple[int, ...]
+    row_nbytes: int
+
+
+def list_files(
+    paths: str | Sequence[str],
+    columns: Sequence[str] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> ParquetSource:
+    """Find Parquet files and read their footers, several at a time.
+
+    `key=value` folders give columns, after those of the files: int32, int64, float64, date32 or
+    string, whichever all values fit first. A name that is in the files as well means the folder's.
+
+    Args:
+        paths: folders, files or patterns, all in one storage, see `parquet_storage`; local ones
+            must be there on all nodes.
+        columns: which columns, in this order; None means all.
+        options: how to open the storage, see `parquet_storage.locate`. They go to the agents.
+
+    Raises:
+        ConfigError: if nothing is found, a file is not Parquet or cannot be read, the storage is
+            not supported, there is no such column or it is named twice, or files
+            differ in the wanted columns' types.
+    """
+    asked = [paths] if isinstance(paths, str) else list(paths)
+    located = [locate(path, dict(options or {})) for path in asked]
+    if len({storage.uri for storage, _ in located}) > 1:
+        raise ConfigError(f"{', '.join(asked)} are in different storages; name one at a time")
+    if not located:
+        raise ConfigError("no path was given; name a folder, a file or a pattern")
+    if columns is not None and (not columns or len(set(columns)) < len(columns)):
+        raise ConfigError(f"columns is {list(columns)}; name at least one, and each once")
+    storage = located[0][0]
+    system = open_storage(storage)
+    found = _find(system, asked, [path for _, path in located])
+    partitions = partition_fields(found)
+    own = _without(columns, partitions.names)
+    footers = _footers(system, list(found), own)
+    schema = _whole(_agreed_schema(list(found), footers, own), partitions, columns)
+    kept = tuple(name for name in partitions.names if name in schema.names)
+    files = tuple(
+        DataFile(path, footer.row_nbytes, tuple(values[name] for name in kept))
+        for (path, values), footer in zip(found.items(), footers, strict=True)
+    )
+    return ParquetSource(storage, schema, kept, files, tuple(f.row_groups for f in footers))
+
+
+def _without(columns: Sequence[str] | None, partitions: Sequence[str]) -> list[str] | None:
+    return None if columns is None else [name for name in columns if name not in partitions]
+
+
+def _whole(own: pa.Schema, partitions: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
+    """Return the schema with the folders' columns in it, in the order that was asked for."""
+    fields = {field.name: field for field in [*own, *partitions]}
+    return pa.schema([fields[name] for name in (fields if columns is None else columns)])
+
+
+def _find(system: pafs.FileSystem, asked: Sequence[str], paths: Sequence[str]) -> dict[str, Values]:
+    """Return all files, sorted, each once, with the values of its folders."""
+    found: dict[str, Values] = {}
+    for name, path in zip(asked, paths, strict=True):
+        here = dict(find_files(system, path))
+        if not here:
+            raise ConfigError(
+                f"{name}: no Parquet file found. Hidden names (with _ or . in front) and folders "
+                "that are not named key=value do not count, as in Spark; a pattern such as "
+                "path/*/*.parquet finds files in other folders"
+            )
+        found.update(here)
+    return dict(sorted(found.items()))
+
+
+def partition_fields(found: Mapping[str, Values]) -> pa.Schema:
+    """Return the columns that folders give, by the values for each file; at least one file.
+
+    Raises:
+        ConfigError: if files lie in folders with different columns.
+    """
+    (first, values), *others = found.items()
+    for path, more in others:
+        if list(more) != list(values):
+            raise ConfigError(
+                f"files lie in folders of different kinds: {first} has the partition columns "
+                f"{list(values)}, {path} has {list(more)}. Name the paths that belong together"
+            )
+    return pa.schema(
+        [(name, _narrowest({values[name] for values in found.values()})) for name in values]
+    )
+
+
+def _narrowest(values: set[str | None]) -> pa.DataType:
+    """Return the first type that all values fit, as Spark does; strings if there is none."""
+    present = [value for value in values if value is not None]
+    if present and all(re.fullmatch(r"[+-]?\d{1,18}", value) for value in present):
+        is_small = all(-(2**31) <= int(value) < 2**31 for value in present)
+        return pa.int32() if is_small else pa.int64()
+    number = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
+    if present and all(re.fullmatch(number, value) for value in present):
+        return pa.float64()
+    return pa.date32() if present and all(map(_is_date, present)) else pa.string()
+
+
+def _is_date(value: str) -> bool:
+    try:
+        return bool(re.fullmatch(r"\d{4}-\d\d-\d\d", value) and date.fromisoformat(value))
+    except ValueError:
+        return False
+
+
+def _footers(
+    system: pafs.FileSystem, paths: Sequence[str], columns: Sequence[str] | None
+) -> list[_Footer]:
+    def footer(path: str) -> _Footer:
+        return _read_footer(system, path, columns)
+
+    pool = ThreadPoolExecutor(min(_FOOTER_THREADS, len(paths)), "sparkdl-parquet-footer")
+    try:
+        return list(pool.map(footer, paths))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _read_footer(system: pafs.FileSystem, path: str, columns: Sequence[str] | None) -> _Footer:
+    try:
+        with pq.ParquetFile(
+            path, filesystem=system, coerce_int96_timestamp_unit=INT96_UNIT
+        ) as file:
+            schema = spark_schema(file.schema_arrow)
+            wanted = set(schema.names if columns is None else columns)
+            return _Footer(schema, _row_counts(file.metadata), _row_nbytes(file.metadata, wanted))
+    except pa.ArrowInvalid as error:
+        raise ConfigError(f"{path} is not a Parquet file, or is damaged: {error}") from error
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def _row_counts(footer: pq.FileMetaData) -> tuple[int, ...]:
+    return tuple(footer.row_group(i).num_rows for i in range(footer.num_row_groups))
+
+
+def _row_nbytes(footer: pq.FileMetaData, names: set[str]) -> int:
+    """Estimate what a row takes in memory: encodings make numbers small in the file."""
+    total = 0
+    leaves = [i for i in range(footer.num_columns) if _is_in(footer.schema.column(i).path, names)]
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        for leaf in map(group.column, leaves):
+            if leaf.physical_type in _WIDTHS:
+                width = _WIDTHS[leaf.physical_type] * leaf.num_values
+                total += max(width, leaf.total_uncompressed_size)
+            else:
+                total += _VARIABLE_NBYTES * leaf.num_values + leaf.total_uncompressed_size
+    return max(1, int(total) // max(1, int(footer.num_rows)))
+
+
+def _is_in(path: str, names: set[str]) -> bool:
+    """Return whether the leaf `path`, as `list.element`, is of one of the columns `names`."""
+    return not names.isdisjoint(accumulate(path.split("."), "{}.{}".format))
+
+
+def _agreed_schema(
+    paths: Sequence[str], footers: Sequence[_Footer], columns: Sequence[str] | None
+) -> pa.Schema:
+    """Return the wanted columns of the files; `columns` are not those of folders."""
+    first = footers[0].schema
+    names = list(first.names if columns is None else columns)
+    for path, footer in zip(paths, footers, strict=True):
+        schema = footer.schema
+        if schema is not first and schema.equals(first):
+            continue
+        _raise_if_missing(names, schema.names, path)
+        others = [name for name in schema.names if name not in names]
+        if columns is None and others:
+            raise ConfigError(f"{path} has columns that {paths[0]} has not: {others}. {_NAME_THEM}")
+        for name in names:
+            kinds = first.field(name).type, schema.field(name).type
+            if not kinds[0].equals(kinds[1]):
+                raise ConfigError(
+                    f"column {name!r} is {kinds[0]} in {paths[0]}, {kinds[1]} in {path}. "
+                    "Write the files anew with one type, or feed them through Spark"
+                )
+    return pa.schema([first.field(name) for name in names])
+
+
+def _raise_if_missing(names: Iterable[str], there: Sequence[str], path: str) -> None:
+    missing = [name for name in names if there.count(name) != 1]
+    if missing:
+        raise ConfigError(
+            f"{path} has no column {missing[0]!r}, or two of that name; its columns are "
+            f"{', '.join(map(repr, there))}. {_NAME_THEM}"
+        )

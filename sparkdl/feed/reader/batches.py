@@ -1,0 +1,275 @@
+"""One epoch of a feed as batches of columns.
+
+Runs in: child
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from typing import get_args
+
+import numpy as np
+
+from sparkdl.control.channel import EpochMark
+from sparkdl.core.errors import ConfigError
+from sparkdl.feed.reader.consumed import Origin, Part
+from sparkdl.feed.reader.item import Item
+from sparkdl.feed.reader.reader import FeedReader
+from sparkdl.feed.reader.shuffle_buffer import Columns, GatheredRows
+from sparkdl.feed.reader.tail import Tail, agreed_steps, next_share
+from sparkdl.feed.values.columns import slice_columns, to_columns
+
+SAMPLE_WEIGHT = "sample_weight"
+"""The column of `tail="pad"`: float32 `[rows]`, 1 for rows of the feed, 0 for those that fill."""
+
+
+@dataclass
+class EpochBatches:
+    """Each `iter` is one epoch: the next of the feed, or the same again if it was abandoned.
+
+    Of a stream it is all micro-batches until the stream ends. To the nodes each is an epoch that
+    goes on with the next one, so that they know at its end how many steps there are for everybody.
+
+    Attributes:
+        batch_size: rows of one batch.
+        columns: which columns, `None` for all.
+        is_even: all nodes take the same number of steps: a synchronous step finds everybody.
+        tail: what becomes of the rows at an epoch's end that do not fill a step on every node.
+            short: they make smaller batches. Each row is used once; only a node that runs out of
+                rows before the others gets one of its last again. In a stream, rows of which some
+                node has none wait for the next micro-batch, likewise with `pad`.
+            pad: every batch is filled up with rows of weight 0, see `SAMPLE_WEIGHT`.
+            drop: they are not used.
+            carry: they come first in the next epoch; those of the last epoch are not used.
+        shuffle: `True` mixes rows within some 32 MB; a number, within so many rows. An epoch that
+            is read from the node's log has its segments in random order as well.
+        seed: of the random order, which differs from epoch to epoch.
+    """
+
+    reader: FeedReader
+    batch_size: int
+    columns: tuple[str, ...] | None = None
+    is_even: bool = False
+    tail: Tail = "short"
+    shuffle: bool | int = False
+    seed: int = 0
+    _carried: list[tuple[Columns, int, Origin]] = field(
+        default_factory=list, init=False, repr=False
+    )
+    _carried_by_node: dict[int, int] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size={self.batch_size} must be at least 1")
+        if self.tail not in get_args(Tail):
+            raise ConfigError(f"tail={self.tail!r} is none of {', '.join(get_args(Tail))}")
+        if self.shuffle is not True and self.shuffle < 0:
+            raise ConfigError(f"shuffle={self.shuffle} must be True, False or a number of rows")
+
+    def __iter__(self) -> Iterator[Columns]:
+        return self._iteration(self.reader.claim())
+
+    def _iteration(self, owner: int) -> Iterator[Columns]:
+        epoch = _Epoch(self, owner)
+        yield from epoch.batches()
+        while epoch.goes_on:
+            epoch = _Epoch(self, owner, is_continued=True)
+            yield from epoch.batches()
+
+
+class _Epoch:
+    """One epoch of an iteration, for whoever has claimed the reader.
+
+    Attributes:
+        goes_on: the next epoch belongs to the same iteration; known at the end.
+    """
+
+    def __init__(self, of: EpochBatches, owner: int, is_continued: bool = False) -> None:
+        self.goes_on = False
+        self._is_continued = is_continued
+        self._of = of
+        self._reader = of.reader
+        self._owner = owner
+        self._rows = GatheredRows()
+        for columns, rows, origin in of._carried:
+            self._rows.add(columns, rows, origin)
+        self._is_over = False
+        self._mark: EpochMark | None = None
+        self._steps = 0
+        self._last: Columns | None = None
+
+    def batches(self) -> Iterator[Columns]:
+        size = self._of.batch_size
+        if not self._begin():
+            return
+        ahead = self._rows_ahead()
+        while True:
+            if not self._fill(size + ahead):
+                return
+            if self._is_over:
+                break
+            if self._may_step():
+                if not (yield from self._hand_out(size)):
+                    return
+            elif not self._fill(None):
+                return
+        yield from self._finish()
+
+    def _rows_ahead(self) -> int:
+        """Return how many rows beyond the batch are needed before a step."""
+        of = self._of
+        if of.is_even and of.tail == "short":
+            return 1  # shows that the step is not the last, whose rows may be those of several
+        if of.is_even and of.tail == "carry":
+            # Grants count the rows of this epoch alone. So whoever waits for one has these, and
+            # whoever has not takes what there is, which makes room for more.
+            return sum(rows for _, rows, _ in of._carried)
+        return 0
+
+    def _fill(self, rows: int | None) -> bool:
+        """Gather so many rows, or as many as there are; false once somebody else has claimed."""
+        while not self._is_over and (rows is None or self._rows.count < rows):
+            item = self._reader.take(self._owner)
+            if item is None:
+                return False
+            if isinstance(item, Item):
+                self._gather(item)
+            else:
+                self._is_over = True
+                self._mark = item if isinstance(item, EpochMark) else None
+                self._rows.flush()
+        return True
+
+    def _begin(self) -> bool:
+        """Wait for the epoch, and prepare its random order; false once somebody has claimed."""
+        epoch = self._reader.wait_epoch(self._owner, begins=not self._is_continued)
+        if epoch is not None and self._of.shuffle:
+            random = np.random.default_rng((self._of.seed, epoch))
+            self._reader.reorder(self._owner, random)
+            self._rows.shuffle(random, self._of.shuffle)
+        return epoch is not None
+
+    def _gather(self, item: Item) -> None:
+        columns = to_columns(item.batch(), self._of.columns)
+        if item.skip:
+            columns = slice_columns(columns, item.skip, item.segment.rows)
+        origin = None if item.origin is None else item.origin + item.skip
+        self._rows.add(columns, item.segment.rows - item.skip, origin)
+
+    def _may_step(self) -> bool:
+        """Wait until it is known whether every node can take the next step."""
+        if not self._of.is_even:
+            return True
+        if self._of.tail in ("short", "pad"):
+            return self._steps > 0 or self._has_row_everywhere()
+        if self._reader.is_granted(self._owner, (self._steps + 1) * self._of.batch_size):
+            return True
+        mark = self._reader.known_mark(self._owner)
+        return mark is not None and self._steps < self._agreed_steps(mark)
+
+    def _has_row_everywhere(self) -> bool:
+        """Wait until it is known whether every node has a row: without one it can take no step."""
+        if self._reader.is_granted(self._owner, 1):
+            return True
+        mark = self._reader.known_mark(self._owner)
+        # Without any node it is the end of a stream, or of a feed whose nodes are not in step.
+        least = 0 if self._is_continued else 1
+        return mark is not None and min(mark.rows.values(), default=least) > 0
+
+    def _agreed_steps(self, mark: EpochMark | None) -> int:
+        """Return how many steps the epoch has."""
+        of = self._of
+        if of.is_even and mark is None and (of.tail in ("drop", "carry") or of._carried):
+            return self._steps  # the feed has ended: nobody else takes what was carried
+        if of.is_even and self._is_continued and mark is not None and not mark.rows:
+            return self._steps  # somebody has left the stream
+        if of.is_even and mark is not None and mark.rows:
+            rows = self._rows_by_node(mark)
+            if self._is_short_of_rows(mark, rows):
+                return self._steps
+        else:
+            rows = [self._steps * of.batch_size + self._rows.count]
+        return agreed_steps(rows, of.batch_size, of.tail)
+
+    def _rows_by_node(self, mark: EpochMark) -> list[int]:
+        carried = self._of._carried_by_node
+        return [count + carried.get(node, 0) for node, count in mark.rows.items()]
+
+    def _is_short_of_rows(self, mark: EpochMark, rows: list[int]) -> bool:
+        """Whether this is a micro-batch that leaves a node without a row, so without a step."""
+        is_part = mark.goes_on or self._is_continued
+        return is_part and self._of.tail in ("short", "pad") and min(rows) == 0
+
+    def _hand_out(self, rows: int, repeated: int = 0) -> Generator[Columns, None, bool]:
+        """Yield a batch of `rows` rows and `repeated` more; return false if nobody wants it."""
+        parts: list[Part] = []
+        if rows:
+            self._last, parts = self._rows.cut(rows)
+        if not self._reader.give(self._owner, rows, repeated, parts=parts):
+            return False
+        self._steps += 1
+        assert self._last is not None
+        yield self._filled(self._last, rows, repeated)
+        return True
+
+    def _filled(self, columns: Columns, rows: int, repeated: int) -> Columns:
+        if repeated:
+            order = np.concatenate([np.arange(rows), np.zeros(repeated, np.int64)])
+            columns = {name: array[order] for name, array in columns.items()}
+        if self._of.tail != "pad":
+            return columns
+        if SAMPLE_WEIGHT in columns:
+            raise ConfigError(
+                f"tail='pad' adds a column {SAMPLE_WEIGHT!r}; rename the one that the feed has"
+            )
+        weights = np.concatenate([np.ones(rows, np.float32), np.zeros(repeated, np.float32)])
+        return {**columns, SAMPLE_WEIGHT: weights}
+
+    def _finish(self) -> Iterator[Columns]:
+        """Take the steps that are left, of which everybody knows how many they are."""
+        size, tail = self._of.batch_size, self._of.tail
+        steps = self._agreed_steps(self._mark)
+        for step in range(self._steps, steps):
+            rows = min(size, self._rows.count)
+            if tail == "short":
+                rows = next_share(self._rows.count, steps - step, size)
+            if not rows and self._last is None:
+                raise self._too_few()
+            repeated = size - rows if tail == "pad" else int(not rows)
+            if not (yield from self._hand_out(rows, repeated)):
+                return
+        mark = self._mark
+        carries = mark is not None and self._carries(mark)
+        rest = self._rows.rest()
+        dropped = [] if carries else [(rows, origin) for _, rows, origin in rest]
+        if self._reader.finish_epoch(self._owner, dropped):
+            self._of._carried = rest if carries else []
+            self._carry(mark if carries else None, steps * size)
+            self.goes_on = mark is not None and mark.goes_on
+
+    def _carries(self, mark: EpochMark) -> bool:
+        """Whether the rows that are left come first in the next epoch."""
+        if self._is_continued and not mark.rows:
+            return False
+        if self._of.tail == "carry":
+            return True
+        waits = self._of.is_even and mark.goes_on and bool(mark.rows)
+        return waits and self._is_short_of_rows(mark, self._rows_by_node(mark))
+
+    def _carry(self, mark: EpochMark | None, used: int) -> None:
+        carried = self._of._carried_by_node
+        self._of._carried_by_node = (
+            {node: count + carried.get(node, 0) - used for node, count in mark.rows.items()}
+            if mark
+            else {}
+        )
+
+    def _too_few(self) -> ConfigError:
+        assert self._mark is not None
+        mark = self._mark
+        return ConfigError(
+            f"epoch {mark.epoch} of feed {mark.feed!r} has {sum(mark.rows.values())} rows for "
+            f"{len(mark.rows)} nodes; a synchronous step needs a row on each. Feed more rows "
+            "or use fewer nodes"
+        )

@@ -1,0 +1,308 @@
+"""What is here of a feed, epoch by epoch, and where its reader stands. No locks, no messages.
+
+Runs in: child
+
+    epoch 0: ▓▓▓ ▓▓▓ ▓▓▓ ░░░ ░░░ mark        epoch 1: the same again, or segments of its own
+             ▲       ▲   ▲
+             floor   │   position            ▓ taken   ░ not taken yet
+                     given: how far user code has been handed rows
+
+An iteration that is abandoned goes back to the floor. Segments are free when no epoch reads them
+any more, or, when room is wanted, as soon as user code has been given their rows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+from msgspec import structs
+
+from sparkdl.control.channel import EpochMark
+from sparkdl.feed.reader.consumed import Origin, UsedRows, part_of
+from sparkdl.feed.reader.item import Item
+
+HEAD_STEPS = 8
+"""Batches at the start of an iteration that are given back in any case."""
+
+
+class Counts(NamedTuple):
+    """What user code has been given, as in `Consumed`."""
+
+    rows: int = 0
+    steps: int = 0
+    padded: int = 0
+    dropped: int = 0
+
+
+class Backlog:
+    """The segments and marks of a feed that have arrived, and a position among them.
+
+    Attributes:
+        epoch: the number of the epoch that is read.
+        counts: what user code has been given, in all epochs.
+        asked: segments of inference, which belong to no epoch.
+        has_ended: nothing more will arrive.
+        granted: rows of the epoch, by its number, that every node has at least.
+        reading: at the last `hold`, the epoch that was read, or had been.
+        used: which rows were in the batches that user code has been given.
+    """
+
+    def __init__(self, feed: str = "") -> None:
+        self.epoch = 0
+        self.counts = Counts()
+        self.asked: deque[Item] = deque()
+        self.has_ended = False
+        self.granted: dict[int, int] = {}
+        self.reading = -1
+        self.used = UsedRows(feed)
+        self._is_held = False
+        self._passes: dict[int, list[Item]] = {}
+        self._marks: dict[int, EpochMark] = {}
+        self._base = 0
+        """The epoch whose segments are read: `epoch`, or the one that it repeats."""
+        self._start = 0
+        self._first = 0
+        """The first segment of the epoch that has not been let go of."""
+        self._position = 0
+        self._given_items = self._given_rows = 0
+        self._floor_items = self._floor_rows = 0
+        self._counts_at_floor = Counts()
+
+    # What arrives.
+
+    def add(self, item: Item) -> None:
+        """Take a segment."""
+        if item.segment.exchange:
+            self.asked.append(item)
+        else:
+            self._passes.setdefault(item.segment.epoch, []).append(item)
+
+    def add_mark(self, mark: EpochMark) -> list[int]:
+        """An epoch is complete; return the segments that are free now."""
+        if mark.epoch >= self.epoch:
+            self._marks[mark.epoch] = mark
+        return [] if mark.again else self.call_off(mark.epoch)
+
+    def start_at(self, epoch: int) -> None:
+        """No epoch before `epoch` will come any more."""
+        self._start = max(self._start, epoch)
+        self._is_held = False
+
+    def hold(self) -> None:
+        """Begin no later epoch before `call_off` or `start_at`."""
+        self.reading = self.epoch if self.is_begun else self.epoch - 1
+        self._is_held = True
+
+    def call_off(self, last: int) -> list[int]:
+        """No epoch after `last` reads again what is here; return the segments that are free now."""
+        self._is_held = False
+        last = max([last, self.epoch] if self.is_begun else [last])
+        self._marks = {e: mark for e, mark in self._marks.items() if e <= last}
+        if last in self._marks:
+            self._marks[last] = structs.replace(self._marks[last], again=False)
+        return self.enter(self.epoch) if last < self.epoch and self._base < self.epoch else []
+
+    def end(self) -> list[int]:
+        """Nothing more will arrive; return the segments that are free now."""
+        self.has_ended = True
+        return self.call_off(max([self.reading, *self._passes])) if self._is_held else []
+
+    # Where the reader stands.
+
+    @property
+    def mark(self) -> EpochMark | None:
+        """The mark of the epoch that is read, once it is complete."""
+        return self._marks.get(self.epoch) if self._is_open else None
+
+    @property
+    def next_item(self) -> Item | None:
+        """The segment at the position, if it is here."""
+        is_here = self._is_open and self._position < len(self._items)
+        return self._items[self._position] if is_here else None
+
+    @property
+    def can_begin_anew(self) -> bool:
+        """Whether everything from the floor on is here."""
+        return self._first <= self._floor_items
+
+    def first_item(self) -> Item | None:
+        """Return the first segment of any epoch that is here."""
+        return next((items[0] for _, items in sorted(self._passes.items()) if items), None)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next segment or mark of the epoch is here, or nothing more will come."""
+        return self.next_item is not None or self.is_complete
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no further segment of the epoch will come."""
+        return self.mark is not None or self.has_ended
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no iteration finds anything any more."""
+        is_here = self._is_open and self._floor_items < len(self._items)
+        return self.has_ended and not is_here and self.mark is None
+
+    def skip_what_will_not_come(self) -> list[int]:
+        """Go on to the epoch that comes next, if there is nothing more of this one.
+
+        Returns:
+            The segments that are free now.
+        """
+        is_read = self.has_ended and self.next_item is None
+        if self.mark is not None or (self._items and not is_read):
+            return []
+        later = [e for e in (*self._passes, *self._marks) if e > self.epoch]
+        if self.has_ended and later:
+            return self.enter(min(later))
+        if self._start > self.epoch:
+            return self.enter(min([self._start, *later]))
+        return []
+
+    def take(self) -> Item:
+        """Map the segment at the position and move past it."""
+        item = self._items[self._position]
+        item.batch()  # here, where nobody lets go of it meanwhile
+        self._position += 1
+        if item.epoch != self.epoch:
+            segment = item.segment
+            item.origin = self.used.lay(self.epoch, segment.number, segment.rows)
+        item.epoch = self.epoch
+        return item
+
+    def reorder(self, random: np.random.Generator) -> None:
+        """Put the segments of an epoch that is complete and was not begun into random order."""
+        if self._position == 0 and self.mark is not None:
+            items = sorted(self._items, key=lambda item: item.segment.number)
+            self._passes[self._base] = [items[i] for i in random.permutation(len(items))]
+
+    def give(self, rows: int, padded: int, steps: int, for_good: bool) -> None:
+        """Count rows that are handed to user code."""
+        was = self.counts
+        self.counts = Counts(was.rows + rows, was.steps + steps, was.padded + padded, was.dropped)
+        self._given_rows += rows
+        while self._given_items < self._position:
+            in_item = self._items[self._given_items].segment.rows
+            if in_item > self._given_rows:
+                break
+            self._given_rows -= in_item
+            self._given_items += 1
+        if for_good:
+            self.raise_floor()
+
+    def drop(self, dropped: Iterable[tuple[int, Origin]]) -> None:
+        """Count rows that user code is not given."""
+        for rows, origin in dropped:
+            self.counts = self.counts._replace(dropped=self.counts.dropped + rows)
+            self.used.drop(part_of(origin, 0, rows))
+
+    def rewind(self) -> None:
+        """Go back to the floor."""
+        self.used.rewind()
+        self.counts = self._counts_at_floor
+        self._position = self._given_items = self._floor_items
+        self._given_rows = self._floor_rows
+        if self._position < len(self._items):
+            self._items[self._position].skip = self._floor_rows
+
+    def raise_floor(self) -> None:
+        """Make what user code is given next the place to go back to."""
+        self._floor_items, self._floor_rows = self._given_items, self._given_rows
+        self._counts_at_floor = self.counts
+        self.used.raise_floor()
+
+    @property
+    def rows_since_floor(self) -> int:
+        """Rows that user code has been given since the place to go back to."""
+        return self.counts.rows - self._counts_at_floor.rows
+
+    def finish_epoch(self) -> list[int]:
+        """Move past the epoch's end; return the segments that are free now."""
+        if self.mark is None:
+            if self.has_ended:  # which has cut it off; it is not to be read again
+                self._position = self._given_items = len(self._items)
+                self._given_rows = 0
+                self.raise_floor()
+            return []  # or it was called off since
+        if self._marks[self.epoch].again:
+            self._marks.pop(self.epoch)
+            self.epoch += 1
+            self._reset()
+            return []
+        return self.enter(self.epoch + 1)
+
+    def enter(self, epoch: int) -> list[int]:
+        """Begin `epoch`, whose segments are its own; return those of earlier ones."""
+        gone = [e for e in self._passes if e < epoch]
+        freed = let_go(item for e in gone for item in self._passes.pop(e))
+        self._marks = {e: mark for e, mark in self._marks.items() if e >= epoch}
+        self.granted = {e: rows for e, rows in self.granted.items() if e >= epoch}
+        self.epoch = self._base = epoch
+        self._first = 0
+        self._reset()
+        return freed
+
+    def read_already(self, is_waiting: bool) -> list[int]:
+        """Return the segments that can be released early: user code has been given their rows.
+
+        They stay here as long as an abandoned iteration would go back to them.
+
+        Args:
+            is_waiting: user code waits for more, so what was taken is gathered elsewhere.
+        """
+        mark = self.mark
+        if self._base != self.epoch or (mark is not None and mark.again):
+            return []  # a later epoch reads them again
+        freed = _keep(self._items[self._given_items : self._position]) if is_waiting else []
+        steps = self.counts.steps - self._counts_at_floor.steps
+        unneeded = self._given_items if steps > HEAD_STEPS else self._floor_items
+        freed += let_go(self._items[self._first : unneeded])
+        freed += _keep(self._items[unneeded : self._given_items])
+        self._first = max(self._first, unneeded)
+        return freed
+
+    def clear(self) -> None:
+        """Drop everything that is here."""
+        let_go((*self.asked, *(item for items in self._passes.values() for item in items)))
+        self.asked.clear()
+        self._passes.clear()
+        self._marks.clear()
+        self.granted.clear()
+        self._is_held = False
+        self._first = 0
+        self._reset()
+
+    @property
+    def _is_open(self) -> bool:
+        return not self._is_held or self.epoch <= self.reading
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether an iteration has taken anything of the epoch, and not read it to its end."""
+        return self._position > 0 or self._given_items > 0 or self._given_rows > 0
+
+    @property
+    def _items(self) -> list[Item]:
+        return self._passes.get(self._base, [])
+
+    def _reset(self) -> None:
+        """Begin an epoch at its first row."""
+        for item in self._items:
+            item.skip = 0
+        self._position = self._given_items = self._given_rows = 0
+        self.raise_floor()
+
+
+def let_go(items: Iterable[Item]) -> list[int]:
+    """Forget segments; return those of which the agent does not know yet that they are free."""
+    return [number for item in items if (number := item.let_go()) is not None]
+
+
+def _keep(items: Iterable[Item]) -> list[int]:
+    """Keep segments mapped that the agent may free; return those of which it does not know yet."""
+    return [number for item in items if (number := item.keep()) is not None]

@@ -1,0 +1,454 @@
+"""The child's end of one feed: waits for what arrives, and tells the agent what was read.
+
+Runs in: child
+
+What is here and where the reader stands is in `backlog.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.control.channel import Consumed, EndMark, EpochMark, Local, Release, Terminated
+from sparkdl.control.coverage import EpochRows
+from sparkdl.core.errors import EndOfFeedError, FeedClosedError, FeedTimeoutError, SparkdlError
+from sparkdl.feed.reader.consumed import Origin, Part, Turn
+from sparkdl.feed.reader.cursor import Backlog, let_go
+from sparkdl.feed.reader.item import Item
+from sparkdl.feed.store.supply import Supply
+
+_log = logging.getLogger(__name__)
+
+TELL_PERIOD_S = 0.02
+"""The agent is told what was read this often at most, and when user code waits for more."""
+MAX_ITERATIONS_BEYOND = 1000
+"""Of a feed that has ended, in a world that goes on: loops may count epochs from 0 again there."""
+
+
+class FeedReader:
+    """One feed. The receiving thread adds, user code reads; all methods may be called by either.
+
+    Args:
+        tracks: whether it is known which rows user code was handed, see `position`.
+        supply: knows whether anybody feeds it.
+    """
+
+    def __init__(
+        self,
+        feed: str,
+        send: Callable[[Local], None],
+        timeout_s: float | None = None,
+        tell_period_s: float = TELL_PERIOD_S,
+        tracks: bool = False,
+        supply: Supply | None = None,
+    ) -> None:
+        self.feed, self._send = feed, send
+        self._supply, self._is_patient = supply, False
+        self._timeout_s, self._tell_period_s = timeout_s, tell_period_s
+        self._changed = threading.Condition()
+        self._backlog = Backlog(feed)
+        self._backlog.used.is_wanted = tracks
+        self._owner = 0
+        self._told_at_s, self._is_told, self._is_announced = 0.0, True, supply is None
+        self._pressed_epoch = self._held = -1
+        self._is_waiting = self._is_terminated = self._is_lost = self._is_resumed = False
+        self._epochs = self._beyond = 0
+        self._problem: SparkdlError | None = None
+
+    # What the receiving thread calls.
+
+    def track(self) -> None:
+        """Note from now on which rows user code is handed; before any."""
+        with self._changed:
+            self._backlog.used.is_wanted = True
+
+    def be_patient(self) -> None:
+        """Wait for a first row as long as it takes: inference may be asked at any time."""
+        with self._changed:
+            self._is_patient = self._is_announced = True
+
+    def resume(self) -> None:
+        """This world goes on where another one was: before any row."""
+        self._is_resumed = True
+
+    @property
+    def steps(self) -> int:
+        """How many batches user code has been given, in all epochs."""
+        return self._backlog.counts.steps
+
+    def add(self, item: Item) -> None:
+        """Take a segment."""
+        with self._changed:
+            if self._is_terminated:
+                item.close()
+            else:
+                self._backlog.add(item)
+            self._changed.notify_all()
+
+    def start(self, epoch: int) -> None:
+        """No epoch before `epoch` will come any more."""
+        with self._changed:
+            self._backlog.start_at(epoch)
+            self._changed.notify_all()
+
+    def grant(self, epoch: int, rows: int) -> None:
+        """Every node has `rows` rows of `epoch` at least."""
+        with self._changed:
+            self._backlog.granted[epoch] = rows
+            self._changed.notify_all()
+
+    def mark(self, mark: EpochMark) -> None:
+        """An epoch is complete."""
+        with self._changed:
+            if not self._is_terminated:
+                self._release(self._backlog.add_mark(mark))
+            self._changed.notify_all()
+
+    def hold(self, number: int) -> None:
+        """Begin no later epoch before a mark that ends the feeding; tell which is being read."""
+        with self._changed:
+            self._held = number
+            if not self._is_terminated:
+                self._backlog.hold()
+            self._tell()
+
+    def end(self) -> None:
+        """The feed has ended: what is here is the last."""
+        with self._changed:
+            self._release(self._backlog.end())
+            self._changed.notify_all()
+
+    def reclaim(self) -> None:
+        """Release what has been read, from now to the end of the epoch: feeders wait for room."""
+        with self._changed:
+            self._pressed_epoch = self._backlog.epoch
+            self._release(self._backlog.read_already(self._is_waiting))
+
+    def reopen(self, epoch: int) -> None:
+        """The agent knows that the feeding was terminated; what comes now is of a later one."""
+        with self._changed:
+            self._is_terminated = False
+            self._backlog.start_at(epoch)
+            self._release(self._backlog.enter(max(self._backlog.epoch, epoch)))
+            self._tell()
+            self._changed.notify_all()
+
+    def lose(self) -> None:
+        """The agent is gone: fail every wait."""
+        with self._changed:
+            self._is_lost = True
+            self._changed.notify_all()
+
+    def fail(self, problem: SparkdlError) -> None:
+        """No more rows can be brought: raise `problem` once those that are here have been read."""
+        with self._changed:
+            self._problem = problem
+            self._changed.notify_all()
+
+    # What user code's thread calls.
+
+    def claim(self) -> int:
+        """Become the one who reads; whoever read before gets nothing more.
+
+        Rows that the previous owner took from an unfinished epoch are given back.
+        """
+        with self._changed:
+            self._owner += 1
+            if not self._backlog.can_begin_anew:
+                _log.warning(
+                    "Feed %r: an iteration was abandoned after %d rows. The next one goes on "
+                    "behind them, because the first have been released for want of feed memory",
+                    self.feed,
+                    self._backlog.rows_since_floor,
+                )
+                self._backlog.raise_floor()
+            self._backlog.rewind()
+            self._changed.notify_all()
+            return self._owner
+
+    def peek_batch(self) -> pa.RecordBatch | None:
+        """Wait for the next segment; return its batch without moving, `None` at the feed's end."""
+        with self._changed:
+            self._wait(lambda: self._backlog.first_item() is not None or self._backlog.has_ended)
+            item = self._backlog.first_item()
+            return None if item is None else item.batch()
+
+    def has_epoch(self) -> bool:
+        """Wait until there is an epoch to read, or what is left of one; false at the feed's end."""
+        with self._changed:
+            self._wait(lambda: self._backlog.is_begun or self._is_due())
+            return not self._backlog.is_over
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether this world goes on where another one was."""
+        return self._is_resumed
+
+    def tell_end(self) -> None:
+        """Have the driver told that user code was to go on to an epoch that is not fed."""
+        with self._changed:
+            self._beyond = max(1, self._beyond)
+            self._tell()
+
+    def end_of_feed(self) -> EndOfFeedError:
+        """Return what tells that there is no further epoch."""
+        count = self._epochs
+        epochs = f"after {count} epoch{'s' * (count > 1)}" if count else "before any row came"
+        return EndOfFeedError(
+            f"feed {self.feed!r} ended {epochs}, and map_fun goes on to epoch {count + 1}, which "
+            "has no batches. Let epochs=… of the feeding and the loop of map_fun say the same, or "
+            f"loop `while ctx.has_epoch({self.feed!r})`"
+        )
+
+    def wait_epoch(self, owner: int, begins: bool = True) -> int | None:
+        """Wait for the first item of an epoch; return the epoch's number, `None` as `take` does.
+
+        Args:
+            begins: an iteration begins with the epoch: none may for ever find that there is none.
+
+        Raises:
+            EndOfFeedError: if the iteration before this one has found the feed's end already.
+        """
+        with self._changed:
+            self._wait(lambda: owner != self._owner or self._is_due())
+            if owner != self._owner:
+                return None
+            if begins and self._backlog.is_over:
+                self._go_beyond()
+            return self._backlog.epoch
+
+    def take(self, owner: int, with_exchange: bool = False) -> Item | EpochMark | EndMark | None:
+        """Wait for the next item and return it; `None` once somebody else has claimed.
+
+        A segment is mapped and moved past. A mark is not moved past: see `finish_epoch`.
+
+        Args:
+            with_exchange: rows of inference as well, when no others are due.
+        """
+        backlog = self._backlog
+        with self._changed:
+            self._is_waiting = True
+            try:
+                if self._pressed_epoch == self._backlog.epoch:
+                    self._release(backlog.read_already(not self._is_due(with_exchange)))
+                self._wait(lambda: owner != self._owner or self._is_due(with_exchange))
+            finally:
+                self._is_waiting = False
+            if owner != self._owner:
+                return None
+            if backlog.next_item is not None:
+                return backlog.take()
+            if backlog.mark is not None:
+                return backlog.mark
+            if with_exchange and backlog.asked:
+                item = backlog.asked.popleft()
+                item.batch()
+                return item
+            return EndMark(self.feed)
+
+    def known_mark(self, owner: int) -> EpochMark | None:
+        """Return the mark of this epoch if it is there."""
+        with self._changed:
+            return self._backlog.mark if owner == self._owner else None
+
+    def reorder(self, owner: int, random: np.random.Generator) -> None:
+        """Put the segments of an epoch that is complete and was not begun into random order."""
+        with self._changed:
+            if owner == self._owner:
+                self._backlog.reorder(random)
+
+    def is_granted(self, owner: int, rows: int) -> bool:
+        """Wait until every node has `rows` rows of this epoch, or it is known that they do not.
+
+        Returns:
+            Whether they have; false as well once somebody else has claimed.
+        """
+        backlog = self._backlog
+        with self._changed:
+
+            def has_rows() -> bool:
+                return backlog.granted.get(backlog.epoch, 0) >= rows
+
+            self._wait(lambda: owner != self._owner or has_rows() or backlog.is_complete)
+            return owner == self._owner and has_rows()
+
+    def give(self, owner: int, rows: int, padded: int = 0, parts: list[Part] | None = None) -> bool:
+        """Count a batch that is about to be handed to user code.
+
+        Args:
+            padded: rows that are given beyond these, again.
+            parts: where the rows come from.
+
+        Returns:
+            False once somebody else has claimed: then nothing may be handed out.
+        """
+        with self._changed:
+            if owner != self._owner:
+                return False
+            self._backlog.give(rows, padded, steps=1, for_good=False)
+            self._backlog.used.add(parts or [])
+            self._tell_if_due()
+            return True
+
+    def give_for_good(self, owner: int, rows: int) -> None:
+        """Count rows that are not given back if others claim; `note_batch` says in which batch."""
+        with self._changed:
+            if owner == self._owner:
+                self._backlog.give(rows, padded=0, steps=0, for_good=True)
+                self._tell_if_due()
+
+    def note_batch(self, parts: list[Part]) -> None:
+        """User code is handed a batch of rows that were given for good."""
+        with self._changed:
+            self._backlog.used.add(parts)
+            self._backlog.used.raise_floor()
+
+    def finish_epoch(self, owner: int, dropped: Sequence[tuple[int, Origin]] = ()) -> bool:
+        """Move past the epoch's end: what no later epoch reads is released.
+
+        Args:
+            dropped: rows of the epoch that user code is not given: how many, and where from.
+
+        Returns:
+            False once somebody else has claimed.
+        """
+        with self._changed:
+            if owner != self._owner:
+                return False
+            self._backlog.drop(dropped)
+            mark = self._backlog.mark
+            self._epochs += mark is not None and not mark.goes_on
+            self._release(self._backlog.finish_epoch())
+            self._tell()
+            return True
+
+    def read_ahead(self, batches: int | None, turn: Turn = ()) -> None:
+        """Say how many of the batches that are handed out the training has not been given yet.
+
+        Args:
+            batches: `None` if nobody knows, from now on.
+            turn: where in its order the next batch comes out, see `UsedRows.add`.
+        """
+        with self._changed:
+            used = self._backlog.used
+            used.ahead = None if used.ahead is None else batches
+            used.turn = turn
+
+    @property
+    def batches_given(self) -> int:
+        """How many batches user code was handed and has not given back; 0 if nobody counts."""
+        return self._backlog.used.count
+
+    def position(self, batches: int | None) -> EpochRows:
+        """Return the rows of the first batches handed out, by epoch and segment.
+
+        Args:
+            batches: how many, of all iterations together, but for what an abandoned one gave
+                back; `None` for all that the training was given.
+
+        Raises:
+            ConfigError: if there are not so many; if what reads ahead of the training hides how
+                many it was given; or if nobody has noted which rows they are.
+        """
+        with self._changed:
+            return self._backlog.used.position(batches)
+
+    def forget(self, epoch: int) -> None:
+        """No position need name rows of the epochs before `epoch` any more."""
+        with self._changed:
+            self._backlog.used.forget(epoch)
+
+    def answer_taken(self, item: Item) -> None:
+        """Rows of inference have been handed to user code: the segment is free."""
+        self._release(let_go([item]))
+
+    def terminate(self) -> None:
+        """Take no more rows of the feeding that is under way; drop those that are here."""
+        with self._changed:
+            if self._is_terminated:
+                return
+            self._is_terminated = True
+            self._owner += 1
+            self._backlog.clear()
+            self._tell()
+            self._changed.notify_all()
+        self._send(Terminated(self.feed))
+
+    # The lock is held.
+
+    def _is_due(self, with_exchange: bool = False) -> bool:
+        self._release(self._backlog.skip_what_will_not_come())
+        return self._backlog.is_due or (with_exchange and bool(self._backlog.asked))
+
+    def _go_beyond(self) -> None:
+        """Count an iteration that finds no epoch: the first one may, and learns of the end."""
+        self._beyond += 1
+        if self._beyond > (MAX_ITERATIONS_BEYOND if self._is_resumed else 1):
+            raise self.end_of_feed()
+        if self._beyond == 1:
+            _log.warning("%s", self.end_of_feed())
+            self._tell()
+
+    def _release(self, numbers: Iterable[int]) -> None:
+        if numbers := tuple(numbers):
+            self._send(Release(self.feed, numbers))
+
+    def _tell(self) -> None:
+        self._told_at_s, self._is_told = time.monotonic(), True
+        self._send(self._consumed())
+
+    def _consumed(self) -> Consumed:
+        here, now = self._backlog, self._backlog.counts
+        counts = (now.rows, here.epoch, now.steps, now.padded, now.dropped)
+        return Consumed(self.feed, *counts, self._held, here.reading, self._beyond)
+
+    def _tell_if_due(self) -> None:
+        self._is_told = False
+        if time.monotonic() - self._told_at_s >= self._tell_period_s:
+            self._tell()
+
+    def _wait(self, is_ready: Callable[[], bool]) -> None:
+        def is_over() -> bool:
+            return is_ready() or self._is_lost or self._problem is not None
+
+        if not is_over():
+            self._begin_wait()
+        since_s = time.monotonic()
+        while not self._changed.wait_for(is_over, self._left_s(since_s)):
+            if self._left_s(since_s) == 0:
+                raise self._late()
+        if is_ready():
+            return
+        if self._problem is not None:
+            raise self._problem
+        if self._is_lost:
+            raise FeedClosedError(f"feed {self.feed!r}: the agent of this node is gone")
+
+    def _begin_wait(self) -> None:
+        if self._supply and (problem := self._supply.impossible(self.feed)):
+            raise problem
+        if not self._is_told:
+            self._tell()
+        elif not self._is_announced:  # the driver is to know what is waited for
+            self._send(self._consumed())
+        self._is_announced = True
+
+    def _left_s(self, since_s: float) -> float | None:
+        if self._timeout_s is not None:
+            return max(0.0, since_s + self._timeout_s - time.monotonic())
+        if self._supply is None or self._is_patient:
+            return None
+        return self._supply.left_s(self.feed, since_s)
+
+    def _late(self) -> SparkdlError:
+        if self._timeout_s is None and self._supply is not None:
+            return self._supply.unfed(self.feed)
+        return FeedTimeoutError(
+            f"feed {self.feed!r} brought no row for {self._timeout_s:g} s; is it being fed?"
+        )

@@ -1,0 +1,232 @@
+"""Parquet files go into a node's logs: one thread a data set, held up by the budget as feeders are.
+
+Runs in: agent
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import random
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import chain, groupby
+
+import msgspec
+
+from sparkdl.control.channel import (
+    EndMark,
+    EpochMark,
+    FeedStart,
+    Local,
+    ReadFailed,
+    ReadParquet,
+    StepsGranted,
+)
+from sparkdl.control.messages import ReadShare
+from sparkdl.control.shares import Share
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import ConfigError, SparkdlError
+from sparkdl.feed.parquet.plan import RowNumbers
+from sparkdl.feed.store.log import Log
+from sparkdl.feed.transfer.placement import Appended, Place
+
+_log = logging.getLogger(__name__)
+
+_FULL_WAIT_S = 1.0
+_MIN_BATCH_NBYTES = 1 << 16
+_MARKS_AHEAD = 4
+"""The child knows of so many epochs beyond its own that they read the same rows again."""
+
+
+@dataclass(frozen=True)
+class Sink:
+    """A log and how rows come into it.
+
+    Attributes:
+        log: of one generation; it is closed when its child ends.
+        on_rows: told after each batch.
+        memory_nbytes: of all feeds of the node; batches, and what is read ahead, are fractions.
+    """
+
+    log: Log
+    on_rows: Callable[[str], None]
+    memory_nbytes: int
+
+    def read(self, share: Share, epoch: int, keep: bool) -> bool:
+        """Read a share to its end; return whether all of it was wanted.
+
+        Raises:
+            ReadError: if a file cannot be read.
+            ConfigError: if the storage cannot be opened here.
+        """
+        # Here, since agents that read no files need none of it.
+        from sparkdl.feed.parquet.read import BATCH_NBYTES, PREFETCH_NBYTES, read_share
+
+        batch_nbytes = max(_MIN_BATCH_NBYTES, min(BATCH_NBYTES, self.memory_nbytes // 16))
+        prefetch_nbytes = max(batch_nbytes, min(PREFETCH_NBYTES, self.memory_nbytes // 4))
+        numbers = RowNumbers(share.ranges)
+        batches = read_share(share, batch_nbytes=batch_nbytes, prefetch_nbytes=prefetch_nbytes)
+        with closing(batches):
+            for batch in batches:
+                outcome = Appended.FULL
+                place = Place(epoch, keep=keep, spans=numbers.take(batch.num_rows))
+                while outcome is Appended.FULL:
+                    outcome = self.log.append(batch, Deadline.after(_FULL_WAIT_S), place)
+                if outcome is Appended.CLOSED:
+                    return False
+                self.on_rows(self.log.feed)
+        return self.log.takes(epoch)
+
+
+class Reading(threading.Thread):
+    """What reads one data set. Ends by itself once its log takes no more rows."""
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__(name=f"sparkdl-reading-{sink.log.feed}", daemon=True)
+        self.sink = sink
+
+    def stop(self) -> None:
+        """Wait for nothing any more. The log has been closed."""
+
+
+class ShareReading(Reading):
+    """A pass that the driver has ordered.
+
+    Args:
+        on_end: called on this thread with why not all rows could be read, or an empty text.
+    """
+
+    def __init__(
+        self, order: ReadShare, sink: Sink, on_end: Callable[[ShareReading, str], None]
+    ) -> None:
+        super().__init__(sink)
+        self.order = order
+        self._on_end = on_end
+
+    def run(self) -> None:
+        """Read the share."""
+        problem = ""
+        try:
+            self.sink.read(self.order.share, self.order.epoch, self.order.keep)
+        except Exception as error:  # noqa: BLE001 (the driver has to know)
+            problem = _told(error)
+        self._on_end(self, problem)
+
+
+class OwnReading(Reading):
+    """A data set that user code of this node has asked for, epoch after epoch.
+
+    While one epoch is used the next is read, as far as there is room; not the one after it.
+
+    Args:
+        tell_child: called on this thread; in order with the segments of the log.
+    """
+
+    def __init__(
+        self, order: ReadParquet, sink: Sink, tell_child: Callable[[OwnReading, Local], None]
+    ) -> None:
+        super().__init__(sink)
+        self._order = order
+        self._tell_child = tell_child
+        self._changed = threading.Condition()
+        self._epoch = 0
+        self._is_stopped = False
+
+    def reached(self, epoch: int) -> None:
+        """The child has come to this epoch."""
+        with self._changed:
+            self._epoch = epoch
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Wait for nothing any more. The log has been closed."""
+        with self._changed:
+            self._is_stopped = True
+            self._changed.notify_all()
+
+    def run(self) -> None:
+        """List the files, and read this node's share for each epoch."""
+        try:
+            self._read_all()
+        except Exception as error:  # noqa: BLE001 (user code has to know)
+            is_config = isinstance(error, ConfigError)
+            self._tell_child(self, ReadFailed(self.sink.log.feed, _told(error), is_config))
+
+    def _read_all(self) -> None:
+        from sparkdl.feed.parquet.source import list_files
+
+        order, log = self._order, self.sink.log
+        source = list_files(order.paths, order.columns, order.options)
+        has_begun = False
+        for epoch in itertools.takewhile(lambda e: e != order.epochs, itertools.count()):
+            done = order.done.get(epoch, {}).get(0, ())
+            if done == ((0, source.num_rows),):
+                self._tell_child(self, FeedStart(log.feed, epoch + 1))
+                continue
+            if has_begun and not self._wait_for(epoch - 1):
+                return
+            has_begun = True
+            is_last = self._is_last(epoch)
+            # All nodes plan the same, for all epochs: some may read again what others still have.
+            shares = source.shares(len(order.nodes), order.seed, done=done)
+            rows = {n: share.num_rows for n, share in zip(order.nodes, shares, strict=True)}
+            if len(rows) > 1:
+                self._tell_child(self, StepsGranted(log.feed, epoch, min(rows.values())))
+            share = _shuffled(shares[order.nodes.index(order.node)], order.seed, epoch)
+            if not self.sink.read(share, epoch, keep=not (is_last or done)):
+                return
+            if log.cut(epoch).is_whole and not is_last and not self._has_done_from(epoch):
+                self._read_again(epoch, rows)
+                return
+            log.settle(epoch)
+            # If fewer rows than nodes are left, they come first in the next epoch.
+            goes_on = bool(done) and not all(rows.values())
+            self._tell_child(self, EpochMark(log.feed, epoch, rows, goes_on=goes_on))
+        self._tell_child(self, EndMark(log.feed))
+
+    def _has_done_from(self, epoch: int) -> bool:
+        """Whether some rows of `epoch` or a later one are not to be read."""
+        return any(each >= epoch and rows for each, rows in self._order.done.items())
+
+    def _read_again(self, first: int, rows: dict[int, int]) -> None:
+        """Let all further epochs read what is in the log."""
+        log = self.sink.log
+        for epoch in itertools.count(first):
+            if not self._wait_for(epoch - _MARKS_AHEAD):
+                return
+            is_last = self._is_last(epoch)
+            self._tell_child(self, EpochMark(log.feed, epoch, rows, again=not is_last))
+            if is_last:
+                log.settle(epoch)
+                self._tell_child(self, EndMark(log.feed))
+                return
+
+    def _is_last(self, epoch: int) -> bool:
+        return epoch + 1 == self._order.epochs
+
+    def _wait_for(self, epoch: int) -> bool:
+        """Wait until the child has come to `epoch`; return whether to go on."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_stopped or self._epoch >= epoch)
+            return not self._is_stopped
+
+
+def _shuffled(share: Share, seed: int | None, epoch: int) -> Share:
+    """Return the share with its row groups in random order, if there is a seed."""
+    if seed is None:
+        return share
+    # What is left of a row group may be many ranges, which are read in one go.
+    whole = groupby(share.ranges, lambda part: (part.file, part.row_group))
+    groups = [tuple(ranges) for _, ranges in whole]
+    random.Random(f"{seed}/{epoch}").shuffle(groups)
+    return msgspec.structs.replace(share, ranges=tuple(chain.from_iterable(groups)))
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, SparkdlError):
+        return str(error)
+    _log.error("Reading Parquet files failed", exc_info=error)
+    return f"{type(error).__name__}: {error}"

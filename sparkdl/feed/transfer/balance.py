@@ -1,0 +1,91 @@
+"""Who gets how many of the next rows, such that all nodes have equally many. One for all feeders.
+
+Runs in: agent
+
+The feeders of a feed ask the first of the nodes before they send. So what others have on its way
+counts as well, which no node could tell by what it has. A feeder that breaks leaves what it had on
+its way in the books: two pieces for each node at most.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+
+def level(num_rows: int, totals: Sequence[int], open_nodes: Sequence[bool]) -> list[int]:
+    """Share rows out so that the nodes' totals become as even as they can.
+
+    Like water poured into a vessel with an uneven floor: the lowest nodes fill up to the next
+    lowest, then those rise together. Rows that do not make a full layer go one each to the
+    nodes that were lowest, the lower index first.
+
+    Args:
+        num_rows: how many rows there are to share out.
+        totals: how many rows each node has had so far.
+        open_nodes: whether each node takes rows; a closed node gets none.
+
+    Returns:
+        How many rows go to each node; they sum to `num_rows` unless every node is closed.
+    """
+    if num_rows < 0:
+        raise ValueError(f"num_rows is {num_rows}; it cannot be negative")
+    shares = [0] * len(totals)
+    by_total = sorted(
+        (total, node)
+        for node, (total, is_open) in enumerate(zip(totals, open_nodes, strict=True))
+        if is_open
+    )
+    if not by_total:
+        return shares
+    wet, held = 0, num_rows  # how many nodes get water; water plus the floor below it
+    for total, _ in by_total:
+        if wet and held < total * wet:  # the water stands below this node's floor
+            break
+        wet, held = wet + 1, held + total
+    surface, remainder = divmod(held, wet)
+    for position, (total, node) in enumerate(by_total[:wet]):
+        shares[node] = surface - total + (position < remainder)
+    return shares
+
+
+class Ledger:
+    """The rows of one feed that were planned for each node, by epoch."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._planned: dict[int, Counter[int]] = {}
+
+    def plan(
+        self,
+        epoch: int,
+        rows: int,
+        node_ids: Sequence[int],
+        back: Mapping[int, int],
+        ahead: Mapping[int, int] = MappingProxyType({}),
+    ) -> list[int]:
+        """Share rows of an epoch out over nodes.
+
+        Args:
+            node_ids: the nodes that have room.
+            back: rows by node id that were planned and are not going to get there.
+            ahead: rows by node id that nodes had more than others before the epoch. Without it, of
+                a stream of single rows the first node would get all.
+
+        Returns:
+            How many rows each of `node_ids` gets.
+        """
+        with self._lock:
+            planned = self._planned.setdefault(epoch, Counter(ahead))
+            planned.subtract(back)
+            totals = [planned[node_id] for node_id in node_ids]
+            shares = level(rows, totals, [True] * len(totals))
+            planned.update(dict(zip(node_ids, shares, strict=True)))
+            return shares
+
+    def forget(self, epoch: int) -> None:
+        """Drop the books of `epoch` and those before it."""
+        with self._lock:
+            self._planned = {e: planned for e, planned in self._planned.items() if e > epoch}

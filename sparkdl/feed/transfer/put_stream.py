@@ -1,0 +1,217 @@
+"""A feeder's connection to one node.
+
+Runs in: feeder
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from sparkdl.feed.store.segment import write_segment
+from sparkdl.feed.transfer.fd_passing import Handoff
+from sparkdl.feed.transfer.request import FeederError, FeedOrder, Target, flight_reason
+from sparkdl.feed.transfer.server import PlanRequest, PutAck, PutHeader, PutPiece
+
+WINDOW = 2
+"""Pieces on their way to one node: one is being stored while the next one travels."""
+FULL_PAUSE_S = 1.0
+"""How long a node that gave a piece back for want of room is left alone."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of a partition, from `start_row` on, on their way to one node."""
+
+    batch: pa.RecordBatch
+    start_row: int
+
+
+class Lane:
+    """The connection to one node for one partition, with a thread that reads acknowledgements.
+
+    Fields are guarded by `changed`, which all lanes of a feeder share.
+    """
+
+    def __init__(
+        self, target: Target, header: PutHeader, order: FeedOrder, changed: threading.Condition
+    ):
+        self.target = target
+        self.is_closed = False
+        self.is_late = False
+        self.error = ""
+        self.was_full = False
+        self.full_until_s = 0.0
+        self.rows_accepted = 0
+        self.covered: tuple[tuple[int, int], ...] = ()
+        self.refused: list[Piece] = []
+        self.unacknowledged: deque[Piece] = deque()
+        self._greeted = False
+        self._has_covered = False
+        self._has_ended = False
+        self._header = flight.FlightDescriptor.for_command(msgspec.json.encode(header))
+        self._order = order
+        self._changed = changed
+        self._client = flight.connect(target.uri)
+        self._schema: pa.Schema | None = None
+        self._handoff: Handoff | None = None
+        self._writer: flight.FlightStreamWriter | None = None
+        self._reader: threading.Thread | None = None
+
+    def open(self, schema: pa.Schema) -> None:
+        """Begin a stream of batches of `schema`; the first acknowledgement comes at once."""
+        self._finish_stream()
+        self._schema = schema
+        self._greeted = self._has_ended = False
+        try:
+            writer, metadata = self._client.do_put(self._header, schema, self._order.options())
+        except (pa.ArrowException, OSError) as error:
+            self._fail(error)
+            return
+        self._writer = writer
+        self._reader = threading.Thread(
+            target=self._read_acks,
+            args=(metadata,),
+            name=f"sparkdl-acks-{self.target.name}",
+            daemon=True,
+        )
+        self._reader.start()
+
+    def wait_open(self) -> None:
+        """Wait for the first acknowledgement, which tells what the node has of the partition."""
+        with self._changed:
+            if not self._changed.wait_for(
+                lambda: self._greeted or self.problem(), self._order.timeout_s
+            ):
+                self.error = f"{self.target.name} did not answer for {self._order.timeout_s:g} s"
+
+    def send(self, piece: Piece) -> None:
+        """Send one piece; blocks only while the socket's buffers are full."""
+        if piece.batch.schema != self._schema:
+            self.open(piece.batch.schema)
+        with self._changed:
+            self.unacknowledged.append(piece)
+        if self._writer is None:
+            return
+        try:
+            key = self._hand_over(piece.batch)
+            batch = piece.batch.slice(0, 0) if key else piece.batch
+            what = PutPiece(piece.start_row, piece.batch.num_rows, key)
+            self._writer.write_with_metadata(batch, msgspec.json.encode(what))
+        except (pa.ArrowException, OSError) as error:
+            self._fail(error)
+
+    def plan(self, request: PlanRequest) -> list[int]:
+        """Ask this node how to share rows out over all nodes."""
+        action = flight.Action("plan", msgspec.json.encode(request))
+        try:
+            (answer,) = self._client.do_action(action, self._order.options())
+        except (pa.ArrowException, OSError) as error:
+            self._fail(error)
+            raise FeederError(self.error) from None
+        return msgspec.json.decode(answer.body.to_pybytes(), type=list[int])
+
+    def close(self) -> None:
+        """End the stream in order, then the connection."""
+        self._finish_stream()
+        self._disconnect()
+
+    def abort(self) -> None:
+        """End the stream without waiting for what is in flight."""
+        if self._writer is not None:
+            with suppress(pa.ArrowException, OSError):
+                self._writer.done_writing()
+        self._disconnect()
+
+    def problem(self) -> str:
+        """Return why this lane cannot go on, or nothing."""
+        if not self.error and self._has_ended and self._writer is not None:
+            try:
+                self._writer.close()
+                self.error = f"{self.target.name} ended the stream"
+            except (pa.ArrowException, OSError) as error:
+                self._fail(error)
+        return self.error
+
+    def has_room(self) -> bool:
+        """Whether another piece may be sent."""
+        return self.may_send() and time.monotonic() >= self.full_until_s
+
+    def may_send(self) -> bool:
+        """Whether another piece may be sent, but for the pause of a full node."""
+        return not self.is_closed and len(self.unacknowledged) < WINDOW
+
+    def _hand_over(self, batch: pa.RecordBatch) -> str:
+        """Write the segment for a node on this machine; return its key, empty for another one."""
+        if self._handoff is None:
+            return ""
+        fd, _nbytes = write_segment(batch)
+        try:
+            return self._handoff.send(fd)
+        except OSError:  # the stream knows better what has happened
+            self._handoff.close()
+            self._handoff = None
+            return ""
+        finally:
+            os.close(fd)
+
+    def _disconnect(self) -> None:
+        if self._handoff is not None:
+            self._handoff.close()
+        self._client.close()
+
+    def _finish_stream(self) -> None:
+        if self._writer is None or self._reader is None:
+            return
+        writer, reader = self._writer, self._reader
+        self._writer = self._reader = None
+        try:
+            writer.done_writing()
+            reader.join(self._order.timeout_s)
+            writer.close()
+        except (pa.ArrowException, OSError) as error:
+            self._fail(error)
+
+    def _read_acks(self, metadata: flight.FlightMetadataReader) -> None:
+        try:
+            while (buffer := metadata.read()) is not None:
+                ack = msgspec.json.decode(buffer.to_pybytes(), type=PutAck)
+                with self._changed:
+                    self._take(ack)
+                    self._changed.notify_all()
+        except (pa.ArrowException, OSError) as error:
+            self._fail(error)
+        finally:
+            with self._changed:
+                self._has_ended = True
+                self._changed.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
+            self.error = self.error or f"{self.target.name}: {flight_reason(error)}"
+
+    def _take(self, ack: PutAck) -> None:
+        self.is_closed = ack.closed
+        self.is_late = False
+        if not self._greeted:
+            self._greeted = True
+            if not self._has_covered:
+                self.covered, self._has_covered = ack.covered, True
+                self._handoff = Handoff.connect(ack.handoff, self._order.token)
+            return
+        piece = self.unacknowledged.popleft()
+        self.was_full = not (ack.accepted or ack.closed)
+        if ack.accepted:
+            self.rows_accepted += piece.batch.num_rows
+            return
+        self.refused.append(piece)
+        if self.was_full:
+            self.full_until_s = time.monotonic() + FULL_PAUSE_S

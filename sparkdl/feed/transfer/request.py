@@ -1,0 +1,110 @@
+"""What is to be fed to whom, and what became of it.
+
+Runs in: driver, feeder
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pyarrow.flight as flight
+
+from sparkdl.control.auth import bearer
+from sparkdl.core.errors import ConfigError, SparkdlError
+from sparkdl.core.row_ranges import Range
+
+
+class FeederError(SparkdlError):
+    """A feeder lost its connection to a node; Spark tries the partition again."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A node that can be fed."""
+
+    node_id: int
+    name: str
+    uri: str
+
+
+@dataclass(frozen=True)
+class FeedOrder:
+    """Which feed, which epoch, to whom. Goes to Spark inside the task.
+
+    Attributes:
+        run: unique to one Spark job, so that attempts at its partitions recognise each other.
+        generation: the world's that is to be fed; nodes of a later one refuse the rows.
+        last_epoch: the last one of the same `feed` call.
+        keep: later epochs are to read the rows again.
+        ahead: rows by node id that a stream has brought to a node beyond the poorest of them.
+        done: rows by partition that a checkpoint covers; they are not fed.
+        skipped: partitions of which all rows are `done`; they are not even read.
+        partitions: how many there were when rows were fed before; 0 where that is not known.
+        patience_s: how long inference waits for nodes that are between two generations.
+    """
+
+    feed: str
+    epoch: int
+    run: str
+    targets: tuple[Target, ...]
+    token: str = field(repr=False)
+    timeout_s: float = 600.0
+    generation: int = 0
+    last_epoch: int = 0
+    keep: bool = False
+    ahead: Mapping[int, int] = field(default_factory=dict)
+    done: Mapping[int, tuple[Range, ...]] = field(default_factory=dict)
+    skipped: frozenset[int] = frozenset()
+    partitions: int = 0
+    patience_s: float = 10.0
+
+    def check_partitions(self, partitions: int) -> None:
+        """Check that the data come in as many partitions as before.
+
+        Raises:
+            ConfigError: if they do not.
+        """
+        named = max(self.done, default=-1) + 1
+        if self.partitions not in (0, partitions) or named > partitions:
+            raise other_data(self.feed, self.partitions or named, partitions)
+
+    def options(self) -> flight.FlightCallOptions:
+        """Return the call options that carry the token."""
+        return flight.FlightCallOptions(headers=[(b"authorization", bearer(self.token).encode())])
+
+
+WHAT_TO_DO = (
+    "Which rows are left cannot be told: feed the same data, in the same partitions (cache a "
+    "DataFrame whose partitions vary, or write it to Parquet), or take another checkpoint_dir"
+)
+
+
+def other_data(feed: str, before: int, now: int) -> ConfigError:
+    """Return the error for data that come in other partitions than before."""
+    return ConfigError(
+        f"feed {feed!r}: the data have {now} partitions, and {before} when rows of them were fed "
+        f"before. {WHAT_TO_DO}"
+    )
+
+
+@dataclass(frozen=True)
+class FedPartition:
+    """What became of one partition.
+
+    Attributes:
+        rows: by node id.
+        rows_refused: rows that no node wanted any more.
+        num_rows: of the partition, those `done` as well; -1 if it was not read to its end.
+    """
+
+    partition: int
+    rows: dict[int, int]
+    rows_refused: int
+    num_rows: int = -1
+
+
+def flight_reason(error: BaseException) -> str:
+    """Return what Flight says, without what it adds for its own developers."""
+    text = str(error).partition(". gRPC client debug context:")[0]
+    return text.rpartition(". Detail:")[0] or text

@@ -1,0 +1,258 @@
+"""The Arrow Flight server of an agent: rows come in, results go out.
+
+Runs in: agent
+
+`DoPut` appends to a log. The descriptor's command is a `PutHeader`; each batch comes with a
+`PutPiece`; the server answers once at the start and then once per batch with a `PutAck`, within
+`FULL_WAIT_S`. `DoAction` answers a `PlanRequest`. `DoExchange` is one inference partition: batches
+in, and for each one or more one-column batches (`ipc`: binary) back, whose value is an Arrow IPC
+stream of encoded result rows.
+Every call carries the cluster's token (`authorization: Bearer …`), checked before the call reaches
+any of these.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from sparkdl.control.auth import is_authorized
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import FeedClosedError, InferenceError, SparkdlError
+from sparkdl.core.world import host_port
+from sparkdl.feed.infer.exchange import Exchange
+from sparkdl.feed.store.store import Inbox
+from sparkdl.feed.transfer.fd_passing import HandoffServer
+from sparkdl.feed.transfer.placement import Appended, Attempt, Place
+
+RESULT_SCHEMA = pa.schema([("ipc", pa.binary())])
+
+_HANDOFF_S = 10.0
+"""How long the descriptor of a segment may take that was sent before the segment was announced."""
+FULL_WAIT_S = 1.0
+"""How long a full node keeps a batch before it gives it back: another node may be hungry."""
+
+
+class PutHeader(msgspec.Struct, frozen=True):
+    """What a stream of batches is part of.
+
+    Attributes:
+        last_epoch: the last one of the same `feed` call.
+        attempt: grows from one attempt to the next.
+        keep: later epochs are to read the rows again.
+    """
+
+    feed: str
+    epoch: int
+    run: str
+    partition: int
+    attempt: int = 0
+    generation: int = 0
+    last_epoch: int = 0
+    keep: bool = False
+
+
+class PutAck(msgspec.Struct, frozen=True):
+    """The answer to a batch.
+
+    Attributes:
+        accepted: whether this batch is here now.
+        closed: whether the node takes no more rows of this epoch.
+        covered: in the first answer, which rows of the partition an earlier attempt has brought
+            here already, as half-open ranges.
+        handoff: in the first answer, where feeders on the same machine hand over segments.
+    """
+
+    accepted: bool
+    closed: bool
+    covered: tuple[tuple[int, int], ...] = ()
+    handoff: str = ""
+
+
+class PutPiece(msgspec.Struct, frozen=True):
+    """What comes with a batch: its first row's number in the partition.
+
+    Attributes:
+        rows, key: of a segment that was handed over; the batch itself is empty then.
+    """
+
+    start_row: int
+    rows: int = 0
+    key: str = ""
+
+
+class PlanRequest(msgspec.Struct, frozen=True):
+    """Asks how to share out `rows` rows over nodes that have room, see `Ledger.plan`."""
+
+    feed: str
+    generation: int
+    epoch: int
+    rows: int
+    node_ids: tuple[int, ...]
+    back: dict[int, int] = {}
+    ahead: dict[int, int] = {}
+
+
+class ExchangeHeader(msgspec.Struct, frozen=True):
+    """One attempt at one inference partition; `exchange` is unique to the attempt."""
+
+    feed: str
+    exchange: str
+    timeout_s: float | None = None
+
+
+_MAX_REASON_NBYTES = 7000
+"""An error's text travels in gRPC's headers, of which 8 KiB are let through: it is there twice,
+once with three bytes for each that is no plain character."""
+
+
+class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    def __init__(self, token: str) -> None:
+        super().__init__()
+        self._token = token
+
+    def start_call(self, info: Any, headers: dict[str, list[str]]) -> None:
+        values = headers.get("authorization") or headers.get("Authorization") or []
+        if not is_authorized(values[0] if values else None, self._token):
+            raise flight.FlightUnauthenticatedError("wrong or missing token")
+
+
+class Receiver(flight.FlightServerBase):  # type: ignore[misc]
+    """Serves one inbox on `host`, at a port of the system's choice (`port`)."""
+
+    def __init__(self, host: str, token: str, inbox: Inbox) -> None:
+        super().__init__(f"grpc://{host_port(host, 0)}", middleware={"token": _TokenCheck(token)})
+        self._inbox = inbox
+        self._handoff = HandoffServer(token)
+        self.uri = f"grpc://{host_port(host, self.port)}"
+
+    def do_put(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.FlightMetadataWriter,
+    ) -> None:
+        """Append the batches of one feeder to the log."""
+        header = msgspec.json.decode(descriptor.command, type=PutHeader)
+        epoch = header.epoch
+        log = self._inbox.log(header.feed, header.generation)
+        log.expect(header.last_epoch)
+        attempt = Attempt(header.run, header.partition, header.attempt)
+        covered = tuple(log.begin(attempt, epoch))
+        is_closed = not log.takes(epoch)
+        first = PutAck(True, is_closed, covered, self._handoff.name)
+        writer.write(msgspec.json.encode(first))
+        for chunk in reader:
+            piece = msgspec.json.decode(chunk.app_metadata.to_pybytes(), type=PutPiece)
+            place = Place(epoch, attempt, piece.start_row, keep=header.keep)
+            if piece.key:
+                fd = self._handoff.take(piece.key, Deadline.after(_HANDOFF_S))
+                outcome = log.adopt(fd, piece.rows, Deadline.after(FULL_WAIT_S), place)
+            else:
+                outcome = log.append(chunk.data, Deadline.after(FULL_WAIT_S), place)
+            self._inbox.received(header.feed)
+            is_closed = outcome is Appended.CLOSED or not log.takes(epoch)
+            ack = PutAck(outcome is Appended.STORED, is_closed)
+            writer.write(msgspec.json.encode(ack))
+
+    def shutdown(self) -> None:
+        """End all calls, and the connections of feeders on this machine."""
+        self._handoff.close()
+        super().shutdown()
+
+    def do_action(
+        self, context: flight.ServerCallContext, action: flight.Action
+    ) -> Iterator[flight.Result]:
+        """Answer a `PlanRequest` with the rows for each node."""
+        ask = msgspec.json.decode(action.body.to_pybytes(), type=PlanRequest)
+        log = self._inbox.log(ask.feed, ask.generation)
+        shares = log.ledger.plan(ask.epoch, ask.rows, ask.node_ids, ask.back, ask.ahead)
+        yield flight.Result(msgspec.json.encode(shares))
+
+    def do_exchange(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.MetadataRecordBatchWriter,
+    ) -> None:
+        """Hand one inference partition to the child and return its results."""
+        header = msgspec.json.decode(descriptor.command, type=ExchangeHeader)
+        exchange = self._open_exchange(header.exchange)
+        is_answered = threading.Event()
+
+        def answer() -> None:
+            try:
+                self._answer(header, exchange, writer)
+            finally:
+                is_answered.set()
+
+        threading.Thread(target=answer, name="sparkdl-answers", daemon=True).start()
+        try:
+            self._take_in(header, exchange, reader)
+        except (SparkdlError, pa.ArrowException, OSError) as error:
+            exchange.fail(f"receiving the partition failed: {error}")
+        finally:
+            is_answered.wait()  # neither thread may use a stream whose call has ended
+            self._inbox.close_exchange(header.exchange)
+        if exchange.failure:
+            raise flight.FlightServerError(_fitting(exchange.failure))
+
+    def _open_exchange(self, name: str) -> Exchange:
+        try:
+            return self._inbox.open_exchange(name)
+        except FeedClosedError as error:
+            raise flight.FlightServerError(_fitting(str(error))) from None
+
+    def _answer(
+        self, header: ExchangeHeader, exchange: Exchange, writer: flight.MetadataRecordBatchWriter
+    ) -> None:
+        try:
+            writer.begin(RESULT_SCHEMA)
+            for data in exchange.results(header.timeout_s or self._inbox.timeout_s):
+                writer.write_batch(pa.record_batch([pa.array([data], pa.binary())], RESULT_SCHEMA))
+        except InferenceError:
+            return  # the other thread tells the client
+        except (pa.ArrowException, OSError) as error:
+            exchange.fail(f"sending results failed: {error}")
+
+    def _take_in(
+        self, header: ExchangeHeader, exchange: Exchange, reader: flight.MetadataRecordBatchReader
+    ) -> None:
+        log = self._inbox.log(header.feed)
+        timeout_s = header.timeout_s or self._inbox.timeout_s
+        last = None
+        for chunk in reader:
+            if exchange.failure:
+                return
+            last = chunk.data
+            exchange.expect(last.num_rows)
+            if not last.num_rows:
+                continue
+            outcome = log.append(last, Deadline.after(timeout_s), Place(exchange=header.exchange))
+            if outcome is Appended.FULL:
+                exchange.fail(f"the node's feed memory stayed full for {timeout_s:g} s")
+            elif outcome is Appended.CLOSED:
+                exchange.fail("the node takes no more rows")
+            if outcome is not Appended.STORED:
+                return
+        if last is not None:
+            end = Place(exchange=header.exchange, is_last=True)
+            log.append(last.slice(0, 0), Deadline.after(timeout_s), end)
+        exchange.finish_input()
+
+
+def _fitting(reason: str) -> str:
+    """Return as much of a reason as can travel: its beginning, and the end of its traceback."""
+    text, chars = reason, len(reason)
+    while len(quote(text)) + len(text.encode()) > _MAX_REASON_NBYTES:
+        chars = chars * 3 // 4
+        text = f"{reason[: chars // 3]}\n…\n{reason[-(chars * 2 // 3) :]}"
+    return text

@@ -1,0 +1,314 @@
+"""A column of Python values becomes one Arrow array, and a codec by which it can come back.
+
+Runs in: feeder, child
+
+`encode` looks at all values of a column at once and picks a codec; codecs nest:
+
+    bool int float str bytes     Arrow's own type, with nulls where values are None; null if all are
+    bytearray date timedelta     likewise
+    datetime                     likewise; its UTC offset is kept, its zone's name is not
+    decimal, npstr, npbytes      text or bytes
+    scalar, ndarray              numpy's: primitives, fixed-size lists, ...: `tensors.py`
+    list, tuple                  Arrow list of the encoded elements
+    dict                         struct<keys, values> of two lists
+    row, dense, sparse, matrix   pyspark's Row with names: struct; its vectors and matrices
+    optional                     struct<there, value>: some dicts have no such key
+    union                        dense union: the values are of several of these kinds
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from functools import partial
+from itertools import chain, compress
+from types import NoneType
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.core.errors import FeedTypeError
+from sparkdl.feed.values.linalg import MODULES, store_matrices
+from sparkdl.feed.values.ndarrays import INT32_MAX, dtype_name, store, store_lists, store_scalars
+from sparkdl.feed.values.pack import pack_numbers, pack_rows
+
+_NATIVE: dict[type, pa.DataType] = {
+    bool: pa.bool_(),
+    int: pa.int64(),
+    float: pa.float64(),
+    str: pa.string(),
+    bytes: pa.binary(),
+    bytearray: pa.binary(),
+    date: pa.date32(),
+    timedelta: pa.duration("us"),
+}
+_Key = tuple[str, Hashable]
+_BY_TYPE: dict[type, str] = {kind: kind.__name__ for kind in _NATIVE} | {
+    NoneType: "null",
+    list: "list",
+    tuple: "tuple",
+    dict: "dict",
+    Decimal: "decimal",
+    datetime: "datetime",
+    np.ndarray: "ndarray",
+    np.str_: "npstr",
+    np.bytes_: "npbytes",
+}
+# Types whose values need no closer look: the type alone says what `_key` does.
+_KEYS: dict[type, _Key] = {
+    kind: (name, None) for kind, name in _BY_TYPE.items() if name not in ("datetime", "ndarray")
+}
+_BY_BASE = {np.generic: "scalar", tuple: "tuple", list: "list", dict: "dict"}
+_SCALAR_DTYPES = {np.dtype(code).type: np.dtype(code).str for code in "?bBhHiIlLqQefdgFD"}
+_MATRICES = dict.fromkeys(("DenseMatrix", "SparseMatrix"), "matrix")
+_BY_NAME = {"DenseVector": "dense", "SparseVector": "sparse"} | _MATRICES
+_LARGE = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+_UTF8_MAX_NBYTES = 4
+_MAX_UNION = 127
+_WIDE = 16
+
+
+class Codec(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the values of an Arrow array were in Python.
+
+    Attributes:
+        name: one of the names in this module's docstring.
+        of: the codecs of the parts: element; key and value; fields; members.
+        detail: numpy dtype; UTC offset in microseconds ("" for naive); a vector's module.
+        names: the fields of a Row.
+    """
+
+    name: str
+    of: tuple[Codec, ...] = ()
+    detail: str = ""
+    names: tuple[str, ...] = ()
+
+
+class _Missing:
+    """Stands in a column where a dict has no such key."""
+
+
+MISSING = _Missing()
+
+Encoded = tuple[pa.Array, Codec]
+Values = list[Any] | tuple[Any, ...] | np.ndarray[Any, Any]
+
+
+def encode(values: Values, where: str) -> Encoded:
+    """Return `values` as one Arrow array of the same length, and how to turn them back.
+
+    Args:
+        values: the values of one column, of any mix of kinds; or what `pack_numbers` returned.
+        where: names the column in errors.
+
+    Raises:
+        FeedTypeError: if a value is of a type that cannot travel.
+    """
+    if not isinstance(values, np.ndarray):
+        numbers = pack_numbers(values)
+        if numbers is None:
+            return _encode_objects(values, where)
+        values = numbers
+    return pa.array(values), Codec("float" if values.dtype.kind == "f" else "int")
+
+
+def row_fields(value: Any) -> tuple[str, ...] | None:
+    """Return the names of a pyspark Row's fields; None if it is no Row or has no names."""
+    if type(value).__name__ != "Row" or not isinstance(value, tuple):
+        return None
+    return tuple(map(str, getattr(value, "__fields__", ()))) or None
+
+
+def _encode_objects(values: Sequence[Any], where: str) -> Encoded:
+    types = set(map(type, values))
+    if _Missing in types:
+        return _encode_optional(values, where)
+    kinds = types - {NoneType}
+    if not kinds:
+        return pa.nulls(len(values)), Codec("null")
+    kind = next(iter(kinds))
+    if len(kinds) == 1 and kind in _NATIVE:
+        return _encode_native(values, kind, where)
+    if len(types) == 1 and kind in _ENCODERS_BY_TYPE:
+        return _ENCODERS_BY_TYPE[kind](values, None, where)
+    if len(types) == 1 and kind in _SCALAR_DTYPES:
+        return _encode_scalars(values, _SCALAR_DTYPES[kind], where)
+    if types <= _KEYS.keys():
+        keys = [_KEYS[kind] for kind in map(type, values)]
+    else:
+        keys = [_key(value, where) for value in values]
+    members = list(dict.fromkeys(keys))
+    name, detail = next(member for member in members if member[0] != "null")
+    if len(members) > (2 if name == "datetime" and NoneType in types else 1):
+        return _encode_union(values, keys, members, where)
+    return _ENCODERS[name](values, detail, where)
+
+
+def _key(value: Any, where: str) -> _Key:
+    """Return the codec's name and what values must share, beside it, to be in one array."""
+    kind = type(value)
+    name = _BY_TYPE.get(kind)
+    if name is None:
+        name = next((name for base, name in _BY_BASE.items() if isinstance(value, base)), None)
+        fields = row_fields(value)
+        if fields:
+            return "row", fields
+        if kind.__module__ in MODULES and kind.__name__ in _BY_NAME:
+            return _BY_NAME[kind.__name__], kind.__module__
+    if name in ("ndarray", "scalar"):
+        return name, _dtype_detail(value.dtype, where)
+    if name == "datetime":
+        offset = value.utcoffset()
+        return name, "" if offset is None else str(offset // timedelta(microseconds=1))
+    if name is None:
+        raise FeedTypeError(
+            f"{where} holds a {kind.__module__}.{kind.__qualname__}, which cannot travel in a "
+            "feed. Convert it before feeding, for example in rdd.map, to numbers, str, bytes, "
+            "numpy arrays, or lists, tuples or dicts of these."
+        )
+    return name, None
+
+
+def _dtype_detail(dtype: np.dtype[Any], where: str) -> str:
+    name = dtype_name(dtype)
+    if name is None:
+        raise FeedTypeError(
+            f"{where} holds a numpy value of dtype {dtype}, which cannot travel in a feed. Convert "
+            "it before feeding: to a plain dtype with .astype(...), or to lists with .tolist()."
+        )
+    return name
+
+
+def _encode_native(values: Sequence[Any], kind: type, where: str) -> Encoded:
+    native = _NATIVE[kind]
+    if native in _LARGE:
+        nbytes = sum(map(len, filter(None, values))) * (_UTF8_MAX_NBYTES if kind is str else 1)
+        native = _LARGE[native] if nbytes > INT32_MAX else native
+    try:
+        return pa.array(values, native), Codec(kind.__name__)
+    except (OverflowError, pa.ArrowException) as error:
+        hint = (
+            "" if kind is not int else " Integers are 64 bits in a feed: feed it as float or str."
+        )
+        raise FeedTypeError(f"{where} holds a {kind.__name__} too large: {error}.{hint}") from None
+    except UnicodeEncodeError as error:
+        raise FeedTypeError(f"{where} holds a str that is not valid Unicode: {error}") from None
+
+
+def _encode_datetimes(values: Sequence[Any], detail: Any, _where: str) -> Encoded:
+    kind = pa.timestamp("us", tz="UTC" if detail else None)
+    return pa.array(values, kind), Codec("datetime", detail=detail)
+
+
+def _encode_text(name: str, kind: type, values: Sequence[Any], _: Any, where: str) -> Encoded:
+    if name == "decimal":  # numpy's text goes in as it is: its str() drops a NUL at the end
+        values = list(map(str, values))
+    return _encode_native(values, kind, where)[0], Codec(name)
+
+
+def _encode_scalars(values: Sequence[Any], dtype: Any, _where: str) -> Encoded:
+    return store_scalars(values, dtype), Codec("scalar", detail=dtype)
+
+
+def _encode_arrays(values: Sequence[Any], dtype: Any, _where: str) -> Encoded:
+    return store(values, dtype), Codec("ndarray", detail=dtype)
+
+
+def _encode_lists(name: str, values: Sequence[Any], _detail: Any, where: str) -> Encoded:
+    counts = list(map(len, values))
+    is_wide = counts[0] > _WIDE and len(set(counts)) == 1
+    packed = pack_rows(values, max_runs=1) if is_wide else None
+    flat = list(chain.from_iterable(values)) if packed is None else packed[0].reshape(-1)
+    array, element = encode(flat, where)
+    return store_lists(counts, array), Codec(name, (element,))
+
+
+def _encode_dicts(values: Sequence[Any], _detail: Any, where: str) -> Encoded:
+    keys, key = _encode_lists("list", values, None, where)
+    items, item = _encode_lists("list", [list(value.values()) for value in values], None, where)
+    array = pa.StructArray.from_arrays([keys, items], names=["keys", "values"])
+    return array, Codec("dict", (key, item))
+
+
+def _encode_rows(values: Sequence[Any], fields: Any, where: str) -> Encoded:
+    columns = zip(*values, strict=True)
+    parts = [encode(c, f"{where}.{field}") for c, field in zip(columns, fields, strict=True)]
+    array = pa.StructArray.from_arrays([array for array, _ in parts], names=list(fields))
+    return array, Codec("row", tuple(codec for _, codec in parts), names=fields)
+
+
+def _encode_dense(values: Sequence[Any], module: Any, _where: str) -> Encoded:
+    return store([value.toArray() for value in values], "<f8"), Codec("dense", detail=module)
+
+
+def _encode_sparse(values: Sequence[Any], module: Any, _where: str) -> Encoded:
+    counts = [len(value.indices) for value in values]
+    indices = np.concatenate([value.indices for value in values]).astype(np.int32)
+    items = np.concatenate([value.values for value in values]).astype(np.float64)
+    parts = [
+        pa.array([value.size for value in values], pa.int64()),
+        store_lists(counts, pa.array(indices)),
+        store_lists(counts, pa.array(items)),
+    ]
+    array = pa.StructArray.from_arrays(parts, names=["size", "indices", "values"])
+    return array, Codec("sparse", detail=module)
+
+
+def _encode_matrices(values: Sequence[Any], module: Any, _where: str) -> Encoded:
+    return store_matrices(values), Codec("matrix", detail=module)
+
+
+def _encode_optional(values: Sequence[Any], where: str) -> Encoded:
+    there = [value is not MISSING for value in values]
+    array, codec = encode([None if value is MISSING else value for value in values], where)
+    optional = pa.StructArray.from_arrays([pa.array(there), array], names=["there", "value"])
+    return optional, Codec("optional", (codec,))
+
+
+def _encode_union(
+    values: Sequence[Any], keys: Sequence[_Key], members: Sequence[_Key], where: str
+) -> Encoded:
+    if len(members) > _MAX_UNION:
+        raise FeedTypeError(
+            f"{where} holds values of {len(members)} types within one batch, the limit is "
+            f"{_MAX_UNION}. Convert them before feeding to fewer types or dtypes."
+        )
+    numbers = {key: number for number, key in enumerate(members)}
+    type_ids = np.fromiter(map(numbers.__getitem__, keys), np.int8, len(values))
+    offsets = np.empty(len(values), np.int32)
+    parts: list[Encoded] = []
+    for number in range(len(members)):
+        is_member = type_ids == number
+        group = list(compress(values, is_member))
+        offsets[is_member] = np.arange(len(group))
+        parts.append(encode(group, where))
+    arrays, codecs = zip(*parts, strict=True)
+    array = pa.UnionArray.from_dense(pa.array(type_ids), pa.array(offsets), list(arrays))
+    return array, Codec("union", codecs)
+
+
+_Encoder = Callable[[Sequence[Any], Any, str], Encoded]
+_ENCODERS: dict[str, _Encoder] = {
+    "decimal": partial(_encode_text, "decimal", str),
+    "npstr": partial(_encode_text, "npstr", str),
+    "npbytes": partial(_encode_text, "npbytes", bytes),
+    "datetime": _encode_datetimes,
+    "scalar": _encode_scalars,
+    "ndarray": _encode_arrays,
+    "list": partial(_encode_lists, "list"),
+    "tuple": partial(_encode_lists, "tuple"),
+    "dict": _encode_dicts,
+    "row": _encode_rows,
+    "dense": _encode_dense,
+    "sparse": _encode_sparse,
+    "matrix": _encode_matrices,
+}
+# Types whose values need no closer look: the type alone says the codec.
+_ENCODERS_BY_TYPE: dict[type, _Encoder] = {
+    kind: _ENCODERS[name]
+    for kind, name in _BY_TYPE.items()
+    if name in ("list", "tuple", "dict", "decimal", "npstr", "npbytes")
+}

@@ -1,0 +1,168 @@
+"""`TFEstimator`: trains with the user's `train_fn` on a cluster of nodes, fed from a DataFrame.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.ml.base import Estimator
+from pyspark.ml.util import MLReadable, MLWritable
+from pyspark.sql import DataFrame
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.ml.estimators.namespace import Namespace
+from sparkdl.ml.estimators.params import (
+    HasBatchSize,
+    HasClusterSize,
+    HasEpochs,
+    HasExportDir,
+    HasGraceSecs,
+    HasInputMapping,
+    HasInputMode,
+    HasMasterNode,
+    HasModelDir,
+    HasNumPS,
+    HasOutputMapping,
+    HasProtocol,
+    HasReaders,
+    HasScoring,
+    HasSignatureDefKey,
+    HasSteps,
+    HasTagSet,
+    HasTensorboard,
+    HasTFRecordDir,
+    HasTraining,
+    TFParams,
+)
+from sparkdl.ml.estimators.persistence import Saved, Storage, load_code, save_code
+from sparkdl.ml.estimators.table import TABLE
+from sparkdl.ml.estimators.training import Training
+from sparkdl.ml.scoring.model import TFModel
+
+TrainFn = Callable[[Any, Any], Any]
+
+
+class TFEstimator(
+    Estimator[TFModel],
+    TFParams,
+    HasInputMapping,
+    HasClusterSize,
+    HasNumPS,
+    HasInputMode,
+    HasMasterNode,
+    HasProtocol,
+    HasGraceSecs,
+    HasTensorboard,
+    HasModelDir,
+    HasExportDir,
+    HasTFRecordDir,
+    HasBatchSize,
+    HasEpochs,
+    HasReaders,
+    HasSteps,
+    HasTraining,
+    HasOutputMapping,
+    HasSignatureDefKey,
+    HasTagSet,
+    HasScoring,
+    Saved,
+    MLWritable,
+    MLReadable[Any],
+    params=["framework"],
+):
+    """Runs `train_fn(args, ctx)` on `cluster_size` nodes and feeds them the DataFrame.
+
+    `args` are the user's arguments with all parameters: a parameter that was set beats an argument,
+    which beats the parameter's default. `train_fn` reads `ctx.get_data_feed(input_mapping=
+    args.input_mapping)` or `ctx.dataset(…)`, saves its model in `args.export_dir`, and may return
+    its history: `return model.fit(…).history`.
+
+    The columns of `input_mapping` are fed, in the order of their names, and `weight_col`; all
+    columns if there is no mapping. Rows marked by `validation_indicator_col` are the feed
+    `"validation"`. What belongs to `transform` (`output_mapping`, `output_types`, ...) goes to the
+    model, so that it can score in a pipeline.
+
+    https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/pipeline.py
+
+    Args:
+        train_fn: runs on every node.
+        tf_args: a dict, an `argparse.Namespace`, or a list of command-line arguments: then
+            `train_fn` is given the list as it is.
+        export_fn: refused; TensorFlow 2 saves in `train_fn`.
+    """
+
+    def __init__(self, train_fn: TrainFn, tf_args: Any = None, export_fn: Any = None) -> None:
+        super().__init__()
+        if export_fn is not None:
+            raise ConfigError(
+                "export_fn is for TensorFlow 1: save the model at the end of train_fn, for example "
+                "`if ctx.is_chief: model.export(args.export_dir)`"
+            )
+        self.train_fn = train_fn
+        self.args = Namespace(tf_args)
+        self._set_table_defaults()
+
+    def _fit(self, dataset: DataFrame) -> TFModel:
+        args: Any = self.merge_args_params()
+        training = Training(
+            map_fun=self.train_fn,
+            args=args.argv if args.argv else args,
+            nodes=_value(args, "cluster_size"),
+            epochs=_value(args, "epochs"),
+            columns=self._columns(args),
+            validation_col=args.validation_indicator_col,
+            return_timeout_s=float(self._return_timeout_s(args)),
+            cache=_value(args, "cache"),
+            options={
+                "num_ps": _value(args, "num_ps"),
+                "driver_ps_nodes": _value(args, "driver_ps_nodes"),
+                "master_node": args.master_node,
+                "tensorboard": (args.log_dir or True) if _value(args, "tensorboard") else False,
+                **launch_options(args),
+                "framework": args.framework,
+            },
+        )
+        model = self._copyValues(TFModel(self.args))
+        model._summary = training.run(dataset)
+        return model
+
+    def _columns(self, args: Any) -> tuple[str, ...]:
+        columns = sorted(args.input_mapping)
+        weight = args.weight_col
+        return (*columns, weight) if columns and weight not in (None, *columns) else tuple(columns)
+
+    def _return_timeout_s(self, args: Any) -> float:
+        is_set = self.isSet("grace_secs") and args.grace_secs > 0
+        return float(args.grace_secs) if is_set else float(_value(args, "shutdown_timeout"))
+
+    def _save_files(self, storage: Storage) -> None:
+        save_code(storage, self.train_fn, self.args)
+
+    @classmethod
+    def _load_files(cls, storage: Storage, metadata: dict[str, Any]) -> TFEstimator:
+        return cls(*load_code(storage))
+
+
+def launch_options(args: Any) -> dict[str, Any]:
+    """Return the options of `sparkdl.launch` that are parameters of every estimator.
+
+    Args:
+        args: with the parameters of `HasTraining` as attributes.
+    """
+    names = (
+        *("reservation_timeout", "feed_timeout", "num_gpus", "log_to_driver", "placement"),
+        *("max_restarts", "checkpoint_dir"),
+    )
+    return {name: _value(args, name) for name in names}
+
+
+def _value(args: Any, name: str) -> Any:
+    """Return an argument as the parameter of that name would be, for it may be the user's own."""
+    value = getattr(args, name)
+    try:
+        return None if value is None else TABLE[name].convert(value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name}={value!r} in tf_args: {error}") from None

@@ -1,0 +1,198 @@
+"""A Keras model as it travels, how it is made and compiled, and what it takes.
+
+Runs in: driver, child, feeder
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.spelling import did_you_mean
+from sparkdl.ml.estimators.source import Tensor
+
+Made = bytes | Callable[[], Any]
+_METRICS_BY_LOSS = ("accuracy", "acc", "crossentropy", "ce")
+"""Names that `compile` takes for a metric by the loss, and `keras.metrics.get` does not know."""
+
+
+def as_content(model: Any) -> bytes:
+    """Return a Keras model as a `.keras` file."""
+    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
+        path = Path(folder, "model.keras")
+        model.save(path)
+        return path.read_bytes()
+
+
+def as_config(value: Any) -> Any:
+    """Return a Keras object as a dict that JSON can hold; likewise names, and lists and dicts."""
+    if value is None or isinstance(value, str) or _is_config(value):
+        return value
+    if isinstance(value, dict):
+        return {name: as_config(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_config(each) for each in value]
+    import keras
+
+    return keras.saving.serialize_keras_object(value)
+
+
+def _from_config(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_from_config(each) for each in value]
+    if isinstance(value, dict) and not _is_config(value):
+        return {name: _from_config(each) for name, each in value.items()}
+    if not isinstance(value, dict):
+        return value
+    import keras
+
+    return keras.saving.deserialize_keras_object(value)
+
+
+def _is_config(value: Any) -> bool:
+    return isinstance(value, dict) and "class_name" in value
+
+
+def from_content(content: bytes, compiles: bool = False) -> Any:
+    """Return the Keras model of a `.keras` file.
+
+    Raises:
+        FrameworkMissingError: if there is no Keras.
+    """
+    try:
+        import keras
+    except ImportError as error:
+        raise FrameworkMissingError(
+            f"Keras cannot be imported here: {error}. Install it, and what it runs on: "
+            "pip install keras tensorflow (or tensorflow-cpu)"
+        ) from error
+    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
+        path = Path(folder, "model.keras")
+        path.write_bytes(content)
+        return keras.saving.load_model(path, compile=compiles)
+
+
+def compiled(made: Made, optimizer: Any, loss: Any, metrics: Any) -> Any:
+    """Return a model, compiled with `loss` if that is not None.
+
+    Raises:
+        ConfigError: if it has no loss, or does not tell its inputs; or if Keras has nothing of a
+            name.
+    """
+    import keras
+
+    model = from_content(made, compiles=True) if isinstance(made, bytes) else made()
+    if not isinstance(model, keras.Model):
+        raise ConfigError(
+            f"the function that makes the model returned a {type(model).__name__}, not a Keras "
+            "model"
+        )
+    if loss is not None:
+        _check_names("loss", loss, keras.losses)
+        _check_names("metrics", metrics, keras.metrics)
+        _check_names("optimizer", optimizer, keras.optimizers)
+        model.compile(
+            keras.optimizers.get(_from_config(optimizer)),
+            _from_config(loss),
+            metrics=_from_config(metrics),
+        )
+    if not model.compiled:
+        raise ConfigError("the model has no loss: set loss=, or compile the model")
+    if not getattr(model, "inputs", None):
+        raise ConfigError(
+            f"the {type(model).__name__} {model.name!r} does not tell its inputs: begin it with a "
+            "keras.Input, or train it with TFEstimator and a train_fn"
+        )
+    return model
+
+
+def costs_nothing(made: Made) -> bool:
+    """Whether a model can be made in the driver: Keras is there already, and no GPU to be taken."""
+    if "keras" not in sys.modules or isinstance(made, bytes):
+        return "keras" in sys.modules
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        return False
+    import tensorflow as tf
+
+    return not tf.config.list_physical_devices("GPU")
+
+
+def _check_names(parameter: str, value: Any, known: Any) -> None:
+    if isinstance(value, (list, dict)) and not _is_config(value):
+        for each in value.values() if isinstance(value, dict) else value:
+            _check_names(parameter, each, known)
+    if not isinstance(value, str) or value in _METRICS_BY_LOSS:
+        return
+    try:
+        known.get(value)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{parameter}: Keras has no {value!r}{did_you_mean(value, dir(known))}"
+        ) from error
+
+
+def inputs_of(model: Any) -> tuple[Tensor, ...]:
+    """Return what a Keras model takes."""
+    return tuple(tensor_of(tensor) for tensor in model.inputs)
+
+
+def tensor_of(tensor: Any, name: str | None = None) -> Tensor:
+    """Return an input or output of a Keras model."""
+    import keras
+
+    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    dtype = "float32" if dtype == "bfloat16" else dtype
+    return Tensor(name or tensor.name, dtype, (None, *tensor.shape[1:]))
+
+
+def inputs_by_column(features: Mapping[str, str], inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return which column feeds which of the model's inputs; an only one feeds an only one.
+
+    Raises:
+        ConfigError: if an input has no column or two, or a column names no input.
+    """
+    if len(features) == len(inputs) == 1:
+        return dict(zip(features, inputs, strict=True))
+    by_name = {tensor.name: tensor for tensor in inputs}
+    if sorted(features.values()) == sorted(by_name):
+        return {column: by_name[name] for column, name in features.items()}
+    raise ConfigError(
+        f"the model has the inputs {', '.join(by_name)}, and input_mapping={dict(features)} must "
+        "give each of them one column: setInputMapping({column: input, …})"
+    )
+
+
+def check_size(column: str, size: int, tensor: Tensor) -> None:
+    """Check how many values a row of a column holds.
+
+    Raises:
+        ConfigError: if the model's input takes another number.
+    """
+    dims = (tensor.shape or (None, None))[1:]
+    if None not in dims and (wanted := prod(n or 0 for n in dims)) != size:
+        raise ConfigError(
+            f"column {column!r} holds {size} values in a row, and the model's input {tensor} takes "
+            f"{wanted}"
+        )
+
+
+def check_callbacks(found: Any) -> None:
+    """Check that these are callbacks of Keras.
+
+    Raises:
+        ConfigError: if they are not.
+    """
+    listed = found if isinstance(found, (list, tuple)) else [found]
+    for each in listed:
+        if isinstance(each, type) or not hasattr(each, "on_epoch_end"):
+            raise ConfigError(
+                f"callbacks={each!r}: give a list of Keras callbacks, or a function without "
+                "arguments that makes it"
+            )

@@ -1,0 +1,237 @@
+"""Trains a Keras model on a node: what `KerasEstimator` runs in the place of a `train_fn`.
+
+Runs in: child. `make_model` and the callbacks in the driver and in Spark tasks as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sparkdl.control.values import MAX_VALUE_NBYTES
+from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.spec import DEFAULT_FEED
+from sparkdl.frameworks.keras_checkpoint import callback_for
+from sparkdl.ml.estimators.keras_model import (
+    Made,
+    as_content,
+    check_callbacks,
+    check_size,
+    compiled,
+    inputs_by_column,
+    inputs_of,
+)
+from sparkdl.ml.estimators.source import Tensor, local_path
+from sparkdl.ml.scoring.predict import keras_predictor
+
+if TYPE_CHECKING:
+    from sparkdl.node.context import NodeContext
+
+Callbacks = Sequence[Any] | Callable[[], Sequence[Any]]
+_VALIDATION = "validation"
+
+
+@dataclass(frozen=True)
+class KerasTask:
+    """What every node is given.
+
+    Attributes:
+        model: a `.keras` file, or a function that makes the model.
+        features: column to the model's input; a single column feeds a single input of any name.
+        optimizer, loss, metrics: names, or what `as_config` made of Keras' objects.
+        patience: of the early stopping; None for none.
+        model_dir: folder for the model's file, where it is too large to travel.
+        saves: after each epoch, to go on there after a failure.
+        callbacks: the user's, or a function that makes them.
+    """
+
+    model: Made
+    features: dict[str, str]
+    label: str
+    weight: str | None
+    validates: bool
+    batch_size: int
+    epochs: int
+    optimizer: Any
+    loss: Any
+    metrics: Any
+    learning_rate: float | None
+    shuffle: bool
+    seed: int | None
+    patience: int | None
+    monitor: str | None
+    min_delta: float
+    log_dir: str | None
+    model_dir: str | None
+    saves: bool
+    name: str
+    callbacks: Callbacks = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are trained with."""
+        weight = [self.weight] if self.weight else []
+        return tuple(dict.fromkeys([*self.features, self.label, *weight]))
+
+
+def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
+    """Fit the model, under a strategy if there are several nodes.
+
+    Returns:
+        `history`; and of the chief `signature` as JSON, and `content`, the `.keras` file, or `path`
+        if it is in `model_dir`.
+
+    Raises:
+        ConfigError: if the model cannot be trained, or could not be returned; before any row.
+        FrameworkMissingError: if TensorBoard is to log and is not installed.
+    """
+    import keras
+    import tensorflow as tf
+
+    if task.log_dir and find_spec("tensorboard") is None:
+        raise FrameworkMissingError(
+            "log_dir needs TensorBoard on the executors: pip install tensorboard"
+        )
+    if task.seed is not None:
+        keras.utils.set_random_seed(task.seed)
+    several = ctx.num_workers > 1
+    strategy = tf.distribute.MultiWorkerMirroredStrategy() if several else None
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = make_model(task)
+    # Made before the training, so that a model that cannot be copied costs no epochs: a copy
+    # without optimizer, which is twice the size of the weights, and without strategy.
+    copy = keras.models.model_from_json(model.to_json())
+    _check_size(model, task)
+    checkpoint = callback_for(ctx, None, 1, DEFAULT_FEED) if task.saves else None
+    history = model.fit(
+        _data(task, ctx, model),
+        validation_data=_data(task, ctx, model, _VALIDATION) if task.validates else None,
+        epochs=task.epochs,
+        shuffle=False,
+        callbacks=[
+            *callbacks_of(task, ctx.is_chief),
+            *own_callbacks(task),
+            *([checkpoint] if checkpoint else []),
+        ],
+        initial_epoch=checkpoint.initial_epoch if checkpoint else 0,
+        verbose=2 if ctx.is_chief else 0,
+    ).history
+    found = {"history": {name: [float(v) for v in values] for name, values in history.items()}}
+    copy.set_weights(model.get_weights())  # on all nodes: reading some of them is a collective
+    return {**found, **_saved(copy, task, ctx)} if ctx.is_chief else found
+
+
+def make_model(task: KerasTask) -> Any:
+    """Return the task's model, compiled. Raises what `compiled` does."""
+    model = compiled(task.model, task.optimizer, task.loss, task.metrics)
+    if task.learning_rate is not None:
+        model.optimizer.learning_rate = task.learning_rate
+    return model
+
+
+def _check_size(model: Any, task: KerasTask) -> None:
+    nbytes = sum(int(weight.nbytes) for weight in model.get_weights())
+    if task.model_dir is None and nbytes > MAX_VALUE_NBYTES * 9 // 10:
+        raise ConfigError(
+            f"the model's weights take {nbytes} bytes, and {MAX_VALUE_NBYTES} at most can travel "
+            "to the driver: set model_dir to a folder that all nodes and the driver share"
+        )
+
+
+def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = "input") -> Any:
+    """Return batches of `(x, y)` or `(x, y, weight)`, shaped as the model's inputs are."""
+    import tensorflow as tf
+
+    is_training = feed != _VALIDATION
+    columns = [*task.features, *([task.weight] if task.weight else [])]
+    batches = ctx.dataset(
+        task.batch_size,
+        x=list(dict.fromkeys(columns)),
+        y=task.label,
+        feed=feed,
+        shuffle=task.shuffle and is_training,
+        seed=task.seed or 0,
+    )
+    by_column = inputs_by_column(task.features, inputs_of(model))
+    for column, tensor in by_column.items():
+        _check_spec(column, batches.element_spec[0][column], tensor)
+    tensors = {tensor.name: tensor for tensor in model.inputs}
+
+    def arrange(features: dict[str, Any], label: Any) -> Any:
+        x = {t.name: _fitted(features[c], tensors[t.name]) for c, t in by_column.items()}
+        x = x if len(x) > 1 else next(iter(x.values()))
+        if task.weight is None:
+            return x, label
+        return x, label, tf.cast(features[task.weight], tf.float32)
+
+    return batches.map(arrange)
+
+
+def _check_spec(column: str, spec: Any, tensor: Tensor) -> None:
+    """Check what the feed brings, where the driver could not: see `keras_check`."""
+    is_text = spec.dtype.name == "string"
+    if is_text != (tensor.dtype == "string"):
+        raise ConfigError(
+            f"column {column!r} holds {'text' if is_text else 'numbers'}, and the model's input is "
+            f"{tensor}"
+        )
+    if spec.shape.rank is not None and None not in spec.shape[1:]:
+        check_size(column, prod(spec.shape[1:]), tensor)
+
+
+def _fitted(values: Any, tensor: Any) -> Any:
+    """Return a column as the model's input takes it."""
+    import tensorflow as tf
+
+    if values.dtype != tensor.dtype:
+        values = tf.cast(values, tensor.dtype)
+    dims = tuple(tensor.shape[1:])
+    return values if None in dims else tf.reshape(values, (-1, *dims))
+
+
+def own_callbacks(task: KerasTask) -> list[Any]:
+    """Return the user's callbacks.
+
+    Raises:
+        ConfigError: if they are none.
+    """
+    found = task.callbacks() if callable(task.callbacks) else task.callbacks
+    check_callbacks(found)
+    return list(found)
+
+
+def callbacks_of(task: KerasTask, is_chief: bool) -> list[Any]:
+    """Return the callbacks that the task's parameters ask for."""
+    import keras
+
+    found: list[Any] = []
+    if task.patience is not None:
+        found.append(
+            keras.callbacks.EarlyStopping(
+                monitor=task.monitor or ("val_loss" if task.validates else "loss"),
+                patience=task.patience,
+                min_delta=task.min_delta,
+                restore_best_weights=True,
+            )
+        )
+    if task.log_dir and is_chief:
+        found.append(keras.callbacks.TensorBoard(task.log_dir, write_graph=False))
+    return found
+
+
+def _saved(model: Any, task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
+    signature = msgspec.json.encode(keras_predictor(model).signature).decode()
+    if task.model_dir is None:
+        return {"signature": signature, "content": as_content(model)}
+    path = f"{local_path(ctx.absolute_path(task.model_dir))}/{task.name}.keras"
+    if "://" not in path:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    model.save(path)
+    return {"signature": signature, "path": path}

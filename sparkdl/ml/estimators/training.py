@@ -1,0 +1,220 @@
+"""One training on a cluster of its own: launch, feed, wait, results.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, functions
+from pyspark.sql.types import BooleanType, StructField
+
+from sparkdl.core.errors import ConfigError, FeedTypeError, ResultError, ShutdownTimeoutError
+from sparkdl.core.paths import absolute_url
+from sparkdl.core.spec import DEFAULT_FEED
+from sparkdl.core.spelling import did_you_mean
+from sparkdl.driver.executors.spark import default_fs
+from sparkdl.driver.feeds.report import FeedReport
+from sparkdl.driver.handle import Cluster
+from sparkdl.driver.launch import launch
+from sparkdl.ml.estimators.summary import TrainingSummary, history_of
+from sparkdl.storage import locate, open_storage
+
+VALIDATION = "validation"
+"""The feed of the validation rows."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a `fit` does.
+
+    Attributes:
+        map_fun: runs on every node, with `args`.
+        columns: those that are fed; empty for all.
+        validation_col: boolean column that tells the validation rows, if there are any.
+        check: given the rows and the name of their feed, raises if they cannot be trained with.
+        refuses_nulls: a null ends the feeding, where numpy would have NaN for it.
+        return_timeout_s: how long `map_fun` may take to return after the last row.
+        cache: whether Spark persists the rows meanwhile.
+        options: of `sparkdl.launch`.
+    """
+
+    map_fun: Callable[[Any, Any], Any]
+    args: Any
+    nodes: int
+    epochs: int
+    columns: tuple[str, ...]
+    validation_col: str | None
+    return_timeout_s: float
+    cache: bool
+    check: Callable[[DataFrame, str], None] | None = None
+    refuses_nulls: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def run(self, dataset: DataFrame) -> TrainingSummary:
+        """Train, and return what came of it.
+
+        Raises:
+            ConfigError: if a column is missing or of the wrong type, or there are no rows; nothing
+                was started.
+            FeedTypeError: if a row holds a null and `refuses_nulls`.
+            NodeFailedError: if a node failed; and whatever `launch`, `feed` and `wait` raise.
+        """
+        start_s = time.monotonic()
+        with (
+            self.rows(dataset) as (training, validation),
+            self._nulls_named(),
+            _own_checkpoints(dataset, self.options) as options,
+            launch(dataset.sparkSession, self.map_fun, self.args, self.nodes, **options) as cluster,
+        ):
+            if url := cluster.tensorboard_url():
+                _log.info("TensorBoard answers at %s", url)
+            report = self._feed(cluster, training, validation)
+            results = self._results(cluster)
+        history = history_of(results[0] if results else None)
+        seconds = time.monotonic() - start_s
+        return TrainingSummary(history, report, seconds, tuple(results))
+
+    @contextmanager
+    def rows(self, dataset: DataFrame) -> Iterator[tuple[DataFrame, DataFrame | None]]:
+        """Give the rows to train on, and those to validate with.
+
+        Raises:
+            ConfigError: if a column is missing or of the wrong type, or `check` says so.
+        """
+        marker = self.validation_col
+        names = self.columns or tuple(name for name in dataset.columns if name != marker)
+        check_columns(dataset.columns, (*names, *([marker] if marker else [])))
+        if marker and not isinstance(dataset.schema[marker].dataType, BooleanType):
+            raise ConfigError(
+                f"validation_indicator_col={marker!r} must be a boolean column, and is of type "
+                f"{dataset.schema[marker].dataType.simpleString()}"
+            )
+        columns = [column(name) for name in names]
+        rows = dataset.select(*columns, *([column(marker).alias(_MARK)] if marker else []))
+        if self.cache:
+            rows.persist()
+        training, validation = rows, None
+        try:
+            if marker is not None:
+                mark = functions.coalesce(functions.col(_MARK), functions.lit(False))
+                training, validation = rows.where(~mark).drop(_MARK), rows.where(mark).drop(_MARK)
+            self._check(training, DEFAULT_FEED)
+            if validation is not None:
+                self._check(validation, VALIDATION)
+            yield self._fed(training), None if validation is None else self._fed(validation)
+        finally:
+            if self.cache:
+                rows.unpersist()
+
+    @contextmanager
+    def _nulls_named(self) -> Iterator[None]:
+        try:
+            yield
+        except PySparkException as error:
+            for name in self.columns:
+                if (advice := null_advice(name)) in str(error):
+                    raise FeedTypeError(advice) from error
+            raise
+
+    def _check(self, rows: DataFrame, feed: str) -> None:
+        if self.check is not None:
+            self.check(rows, feed)
+        elif feed == DEFAULT_FEED and rows.isEmpty():
+            raise ConfigError("the DataFrame has no rows to train on")
+
+    def _fed(self, rows: DataFrame) -> DataFrame:
+        return rows.select(*map(without_nulls, rows.schema)) if self.refuses_nulls else rows
+
+    def _feed(
+        self, cluster: Cluster, training: DataFrame, validation: DataFrame | None
+    ) -> FeedReport:
+        validating: Future[FeedReport] | None = None
+        if validation is not None:
+            validating = cluster.feed_async(validation, self.epochs, name=VALIDATION)
+            # Whoever reads it to its end is told of that also while this thread waits below.
+            validating.add_done_callback(lambda _: cluster.end_feeds(VALIDATION))
+        report = cluster.feed(training, self.epochs)
+        cluster.end_feeds(DEFAULT_FEED)
+        try:
+            cluster.wait(self.return_timeout_s)
+        except TimeoutError as error:
+            raise ShutdownTimeoutError(
+                f"{error}. If train_fn only needs longer, for example to save a model, raise "
+                "grace_secs or shutdown_timeout"
+            ) from None
+        if validating is not None:
+            validating.result(self.return_timeout_s)
+        return report
+
+    def _results(self, cluster: Cluster) -> list[Any]:
+        try:
+            return cluster.results(self.return_timeout_s)
+        except ResultError as error:
+            _log.warning("The model was trained, but has no history: %s", error)
+            return []
+
+
+_MARK = "sparkdl_is_validation"
+
+
+@contextmanager
+def _own_checkpoints(dataset: DataFrame, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Give a fit a folder of its own: it must not go on with what another one has made."""
+    parent = options.get("checkpoint_dir")
+    if parent is None:
+        yield dict(options)
+        return
+    parent = absolute_url(parent, default_fs(dataset.sparkSession), os.getcwd())
+    url = f"{parent.rstrip('/')}/fit-{secrets.token_hex(4)}"
+    yield {**options, "checkpoint_dir": url}
+    storage, path = locate(url)
+    try:
+        open_storage(storage).delete_dir(path)
+    except (OSError, ConfigError) as error:
+        _log.warning("The checkpoints of the fit in %s were not deleted: %s", url, error)
+
+
+def check_columns(known: Sequence[str], names: Sequence[str]) -> None:
+    """Check that a DataFrame with the columns `known` has these.
+
+    Raises:
+        ConfigError: if it has not; it names those it has.
+    """
+    if missing := [name for name in names if name not in known]:
+        raise ConfigError(
+            f"the DataFrame has no column {', '.join(map(repr, missing))}; its columns are "
+            f"{', '.join(known)}{did_you_mean(missing[0], known)}"
+        )
+
+
+def without_nulls(field: StructField) -> Column:
+    """Return a column, of which a null fails the job."""
+    if not field.nullable:
+        return column(field.name)
+    failing = functions.raise_error(functions.lit(null_advice(field.name)))
+    return functions.coalesce(column(field.name), failing).alias(field.name)
+
+
+def null_advice(name: str) -> str:
+    """Return what to do about the nulls of a column."""
+    return (
+        f"column {name!r} holds a null, which cannot be trained with: fill it (df.fillna, or "
+        f"coalesce), or leave such rows out, df.dropna(subset=[{name!r}])"
+    )
+
+
+def column(name: str) -> Column:
+    """Return the column of a name, whatever is in it."""
+    return functions.col(f"`{name.replace('`', '``')}`")

@@ -1,0 +1,183 @@
+"""Keras models in a training as Spark jobs: the workers'. Any backend.
+
+Runs in: feeder. What it shares with the driver's model in the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.feed.values.ndarrays import Array
+from sparkdl.ml.estimators.keras_model import inputs_of, tensor_of
+from sparkdl.ml.estimators.keras_train import KerasTask, make_model
+from sparkdl.ml.estimators.source import Signature
+
+if TYPE_CHECKING:
+    from pyspark import Broadcast
+
+
+@dataclass(frozen=True)
+class KerasSpec:
+    """Makes a worker's model.
+
+    Attributes:
+        task: without the model where `content` has it.
+        is_local: workers take steps themselves, with the optimizer.
+        backend: Keras' on the driver.
+    """
+
+    task: KerasTask
+    content: Broadcast[bytes] | None
+    is_local: bool
+    backend: str
+
+    def learner(self) -> KerasLearner:
+        """Return the worker's model.
+
+        Raises:
+            ConfigError: if the worker's Keras has another backend.
+        """
+        import keras
+
+        if keras.backend.backend() != self.backend:
+            raise ConfigError(
+                f"Keras runs on {self.backend} at the driver and on {keras.backend.backend()} at "
+                "the executors: set spark.executorEnv.KERAS_BACKEND to the driver's"
+            )
+        _share_threads(self.backend)
+        task = self.task if self.content is None else replace(self.task, model=self.content.value)
+        return KerasLearner(task, make_model(task), self.is_local)
+
+
+class KerasLearner:
+    """A worker's model: computes gradients by the model's own `train_on_batch`.
+
+    So loss, metrics, regularisation, weights of rows and the model's own `train_step` are Keras'.
+    In the place of the optimizer is one that keeps the gradients, if steps are not local.
+    """
+
+    def __init__(self, task: KerasTask, model: Any, is_local: bool) -> None:
+        self._task, self._model, self._is_local = task, model, is_local
+        if not is_local:
+            model.optimizer = _keeper(model.optimizer.name)
+        model.optimizer.build(model.trainable_variables)
+        self._seeds = [v for v in model.variables if "seed_generator_state" in v.name]
+
+    def load(self, state: Sequence[Array]) -> None:
+        """Take over weights, and the optimizer's variables where steps are local."""
+        assign(self._state(), state)
+
+    def learn(self, batch: dict[str, Array], seed: int) -> tuple[Array, ...]:
+        """Compute a gradient, or take a step."""
+        for place, variable in enumerate(self._seeds):
+            state = np.random.SeedSequence([seed, place]).generate_state(2) >> 1
+            variable.assign(state.astype(str(variable.dtype)))  # its type differs by backend
+        if backend() == "torch":
+            import torch
+
+            torch.manual_seed(seed)  # which Keras' dropout draws from there
+        self._model.reset_metrics()
+        self._model.train_on_batch(*arranged(self._task, self._model, batch))
+        return as_arrays(self._model.metrics_variables)
+
+    def learned(self) -> Sequence[Array]:
+        """Return the gradients and the weights that are not trained; or all."""
+        if self._is_local:
+            return as_arrays(self._state())
+        gradients = self._model.optimizer.gradients
+        return as_arrays([*gradients, *self._model.non_trainable_weights])
+
+    def evaluate(self, batch: dict[str, Array]) -> tuple[Array, ...]:
+        """Evaluate some rows."""
+        self._model.reset_metrics()
+        self._model.test_on_batch(*arranged(self._task, self._model, batch))
+        return as_arrays(self._model.metrics_variables)
+
+    def _state(self) -> list[Any]:
+        own = self._model.optimizer.variables if self._is_local else []
+        return [*self._model.weights, *own]
+
+
+def arranged(task: KerasTask, model: Any, batch: Mapping[str, Array]) -> tuple[Any, ...]:
+    """Return `(x, y)` or `(x, y, weight)`, as the model's methods take them."""
+    if len(task.features) == 1:
+        (column,) = task.features
+        x: Any = batch[column]
+    else:
+        x = {name: batch[column] for column, name in task.features.items()}
+    weight = () if task.weight is None else (batch[task.weight],)
+    return (x, batch[task.label], *weight)
+
+
+def backend() -> str:
+    """Return the name of Keras' backend."""
+    import keras
+
+    return str(keras.backend.backend())
+
+
+def signature_of(model: Any) -> Signature:
+    """Return what a Keras model takes and gives, as `predict.keras_predictor` finds by TensorFlow.
+
+    Raises:
+        ConfigError: if it does not tell its outputs.
+    """
+    if not getattr(model, "outputs", None):
+        raise ConfigError(f"the model {model.name!r} does not tell its outputs")
+    names = [tensor._keras_history.operation.name for tensor in model.outputs]
+    if isinstance(output := getattr(model, "output", None), dict):  # a Sequential may have none
+        names = list(output)
+    if len(set(names)) != len(names):
+        names = [f"output_{place}" for place in range(len(names))]
+    return Signature(
+        inputs_of(model),
+        tuple(tensor_of(t, name) for t, name in zip(model.outputs, names, strict=True)),
+    )
+
+
+def as_arrays(variables: Sequence[Any]) -> tuple[Array, ...]:
+    """Return the values of Keras' variables."""
+    import keras
+
+    # A copy: on the CPU some backends share the memory, which the next step changes.
+    return tuple(np.array(keras.ops.convert_to_numpy(variable)) for variable in variables)
+
+
+def assign(variables: Sequence[Any], values: Sequence[Array]) -> None:
+    """Set Keras' variables."""
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _keeper(name: str) -> Any:
+    """Return an optimizer that changes nothing and keeps the gradients it is given."""
+    import keras
+
+    class Keeper(keras.optimizers.Optimizer):  # type: ignore[misc]
+        def build(self, variables: Any) -> None:
+            if not self.built:
+                super().build(variables)
+                self.gradients = self.add_optimizer_variables(variables, "gradient")
+
+        def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+            place = self._get_variable_index(variable)
+            self.assign(self.gradients[place], keras.ops.convert_to_tensor(gradient))
+
+    return Keeper(learning_rate=0.0, name=name)
+
+
+def _share_threads(backend: str) -> None:
+    """In a Spark task: as many threads as it has cores; frameworks take all cores otherwise."""
+    if backend == "tensorflow":
+        from sparkdl.ml.scoring.predict import prepare_worker
+
+        prepare_worker()
+    elif backend == "torch":
+        from sparkdl.ml.jobs.torch import share_threads
+
+        share_threads()

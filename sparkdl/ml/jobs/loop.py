@@ -1,0 +1,208 @@
+"""The driver's loop of a training as Spark jobs: epochs, iterations, validation, checkpoints.
+
+Runs in: driver
+
+```text
+ driver   state ──broadcast──▶ tasks ──gradients──▶ groups or slices ──sums──▶ driver: one update
+```
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from pyspark.sql import DataFrame
+
+from sparkdl.core.paths import absolute_url
+from sparkdl.driver.executors.spark import default_fs
+from sparkdl.feed.values.ndarrays import Array
+from sparkdl.ml.jobs.checkpoint import Checkpoints, Progress
+from sparkdl.ml.jobs.rows import Column, num_steps, read_sample
+from sparkdl.ml.jobs.spark import Jobs, Kept
+from sparkdl.ml.jobs.sums import Aggregation, Sum, num_groups, total
+from sparkdl.ml.jobs.task import LearnerSpec, Work
+
+_log = logging.getLogger(__name__)
+
+
+class Master(Protocol):
+    """The driver's model and optimizer."""
+
+    def columns(self) -> tuple[Column, ...]:
+        """Return which columns are kept."""
+
+    def begin(self, sample: dict[str, Array]) -> None:
+        """Build all, from one row `[1, …]`."""
+
+    def state(self) -> list[Array]:
+        """Return what workers need."""
+
+    def apply(self, found: Sum) -> None:
+        """Go one step on with the average of what workers have learned."""
+
+    def metrics(self, states: Sequence[Array]) -> dict[str, float]:
+        """Return values from the sums of the metrics' states."""
+
+    def epoch_begins(self, epoch: int) -> None:
+        """Take note of an epoch that begins."""
+
+    def epoch_ended(self, epoch: int, logs: Mapping[str, float]) -> bool:
+        """Take note of an epoch; return whether it is the last."""
+
+    def end(self) -> None:
+        """Take note of the end."""
+
+    def save(self) -> list[Array]:
+        """Return all that a checkpoint needs."""
+
+    def restore(self, saved: Sequence[Array]) -> None:
+        """Go on from what `save` returned."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked for.
+
+    Attributes:
+        partitions: into how many the rows are shared out; None for as many as there are.
+        batch_size: rows of a mini-batch in each of them, on average.
+        sync_every: steps between two averages; 1 averages gradients.
+        seed: of the order of the rows, and of what is random in the model.
+        checkpoint_dir: folder that outlives the driver; None for no checkpoints.
+        identity: what tells this training from others, beside all that is here and the rows.
+    """
+
+    partitions: int | None
+    batch_size: int
+    epochs: int
+    sync_every: int
+    aggregation: Aggregation
+    shuffle: bool
+    seed: int
+    retries: int
+    checkpoint_dir: str | None
+    identity: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of it: metric to its values, one an epoch; rows and time."""
+
+    history: dict[str, list[float]]
+    rows: int
+    iterations: int
+    seconds: float
+
+
+class Loop:
+    """One training.
+
+    Args:
+        jobs: open, and left open.
+        spec: makes the workers' models; `master` is the driver's.
+    """
+
+    def __init__(self, jobs: Jobs, plan: Plan, master: Master, spec: LearnerSpec) -> None:
+        self._jobs, self._plan, self._master, self._spec = jobs, plan, master, spec
+
+    def run(self, training: DataFrame, validation: DataFrame | None) -> Outcome:
+        """Train.
+
+        Raises:
+            ConfigError: if it cannot work as asked; before the first iteration.
+            JobFailedError: if a job failed.
+            CheckpointError: if a checkpoint could not be read or written.
+        """
+        start_s, plan, master = time.monotonic(), self._plan, self._master
+        columns = master.columns()
+        kept = self._jobs.keep(training, "training", columns, plan.partitions)
+        held = None
+        if validation is not None:
+            held = self._jobs.keep(validation, "validation", columns, plan.partitions)
+        master.begin(read_sample(kept.sample))
+        checkpoints = self._checkpoints(training, kept)
+        history: dict[str, list[float]] = {}
+        first = 0
+        if checkpoints and (progress := checkpoints.read()):
+            master.restore(progress.arrays)
+            first = progress.epochs
+            history = {name: list(values) for name, values in progress.history.items()}
+        iterations = 0
+        for epoch in range(first, plan.epochs):
+            master.epoch_begins(epoch)
+            iterations += self._epoch(epoch, kept, held, history)
+            is_last = master.epoch_ended(epoch, {name: v[-1] for name, v in history.items()})
+            if checkpoints:
+                done = plan.epochs if is_last else epoch + 1
+                checkpoints.write(Progress(done, master.save(), history))
+            if is_last:
+                break
+        master.end()
+        if checkpoints:
+            checkpoints.delete()
+        return Outcome(history, sum(kept.rows), iterations, time.monotonic() - start_s)
+
+    def _epoch(
+        self, epoch: int, kept: Kept, held: Kept | None, history: dict[str, list[float]]
+    ) -> int:
+        """Train one epoch; return the iterations."""
+        plan, start_s = self._plan, time.monotonic()
+        steps = num_steps(kept.rows, plan.batch_size * len(kept.rows))
+        sums: list[Sum] = []
+        rounds = range(0, steps, plan.sync_every)
+        for start in rounds:
+            taken = tuple(range(start, min(start + plan.sync_every, steps)))
+            with self._jobs.sent(self._master.state()) as state:
+                found = self._jobs.run(kept, self._work(kept, state, epoch, taken, steps))
+            assert found.vector is not None
+            self._master.apply(replace(found, vector=found.vector / found.weight))
+            sums = [total([*sums, Sum(0, metrics=found.metrics)])]
+        logs = self._master.metrics(sums[0].metrics)
+        if held is not None:
+            with self._jobs.sent(self._master.state()) as state:
+                found = self._jobs.run(held, self._work(held, state))
+            measured = self._master.metrics(found.metrics)
+            logs |= {f"val_{name}": value for name, value in measured.items()}
+        for name, value in logs.items():
+            history.setdefault(name, []).append(value)
+        seconds = time.monotonic() - start_s
+        told = ", ".join(f"{name} {value:.4g}" for name, value in logs.items())
+        _log.info("Epoch %d: %d iterations in %.1f s, %s", epoch, len(rounds), seconds, told)
+        return len(rounds)
+
+    def _work(
+        self,
+        kept: Kept,
+        state: object,
+        epoch: int = 0,
+        steps: tuple[int, ...] = (),
+        steps_of_epoch: int = 1,
+    ) -> Work:
+        plan, partitions = self._plan, len(kept.rows)
+        return Work(
+            self._jobs.name,
+            self._spec,
+            state,  # type: ignore[arg-type]
+            kept.role,
+            kept.digests,
+            epoch,
+            steps,
+            steps_of_epoch,
+            plan.seed,
+            plan.shuffle,
+            plan.aggregation,
+            num_groups(plan.aggregation, partitions) if steps else 0,
+        )
+
+    def _checkpoints(self, data: DataFrame, kept: Kept) -> Checkpoints | None:
+        if self._plan.checkpoint_dir is None:
+            return None
+        url = absolute_url(self._plan.checkpoint_dir, default_fs(data.sparkSession), os.getcwd())
+        told = replace(self._plan, checkpoint_dir=None, retries=0)
+        shapes = [array.shape for array in self._master.state()]
+        return Checkpoints(url, [told, kept.rows, kept.digests, shapes])

@@ -1,0 +1,212 @@
+"""The Spark side of a training as Spark jobs: rows kept on executors, and one job an iteration.
+
+Runs in: driver
+
+`kept` is a persisted RDD with one small record for each partition, made by the task that puts the
+partition's rows on its executor's disk. So Spark schedules each iteration's task where the rows
+are, and where an executor is lost computes its partitions again elsewhere, within the very task
+that needs them. A task that runs anywhere else tells that it lacks the rows; a second job then
+brings them to wherever it runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from py4j.protocol import Py4JJavaError
+from pyspark import RDD, SparkContext, StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.ml.linalg import MatrixUDT, VectorUDT
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as t
+
+from sparkdl.core.errors import ConfigError, JobFailedError, SparkdlError
+from sparkdl.core.jobs import named_jobs
+from sparkdl.ml.jobs.rows import Column
+from sparkdl.ml.jobs.sums import Sum, added, joined, total
+from sparkdl.ml.jobs.task import STORED_SCHEMA, Forget, Store, Work
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def context_of(spark: SparkSession) -> SparkContext:
+    """Return the session's context.
+
+    Raises:
+        ConfigError: over Spark Connect, which has neither RDDs nor broadcasts.
+    """
+    try:
+        return spark.sparkContext
+    except Exception as error:  # which error varies
+        raise ConfigError(
+            "training as Spark jobs needs a classic SparkSession: Spark Connect has neither "
+            "broadcasts nor RDDs. Run the program with spark-submit, or train on nodes "
+            "(mode='nodes')"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Rows on executors.
+
+    Attributes:
+        again: the same records as `kept`, but not persisted: a task of it brings the rows along.
+        rows, digests: by partition.
+        sample: the first row, see `jobs_rows.read_sample`.
+    """
+
+    kept: RDD[Any]
+    again: RDD[Any]
+    role: str
+    rows: tuple[int, ...]
+    digests: tuple[int, ...]
+    sample: bytes
+
+
+class Jobs:
+    """The jobs of one training. Use it as a context manager: it takes back what it has put out.
+
+    Args:
+        retries: how many jobs may fail, beyond what Spark's own repetition of tasks makes good.
+    """
+
+    def __init__(self, spark: SparkSession, retries: int = 0) -> None:
+        self.context = context_of(spark)
+        self.name = secrets.token_hex(6)
+        self._retries = retries
+        self._kept: list[Kept] = []
+        self._tag = f"sparkdl-jobs-{self.name}"
+        self._named = ExitStack()
+
+    def __enter__(self) -> Jobs:
+        self.context.addJobTag(self._tag)
+        self._named.enter_context(named_jobs(self.context, f"sparkdl {self.name}", "training"))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._named, suppress(Exception):  # Spark is gone, perhaps
+            self.context.cancelJobsWithTag(self._tag)  # one that was interrupted may still run
+            self.context.removeJobTag(self._tag)
+            for each in self._kept:
+                each.kept.mapPartitions(Forget(self.name)).collect()
+                each.kept.unpersist()
+
+    def keep(
+        self, data: DataFrame, role: str, columns: Sequence[Column], partitions: int | None
+    ) -> Kept:
+        """Have the executors keep the rows of a DataFrame.
+
+        Args:
+            partitions: into how many the rows are shared out; None for as many as there are.
+        """
+        for column in columns:
+            _check_type(column.name, data.schema[column.name].dataType)
+        names = [f"`{column.name.replace('`', '``')}`" for column in columns]
+        data, store = data.select(*names), Store(self.name, role, tuple(columns))
+        again = data.mapInArrow(store, STORED_SCHEMA).rdd
+        if partitions is not None and again.getNumPartitions() != partitions:
+            again = data.repartition(partitions).mapInArrow(store, STORED_SCHEMA).rdd
+        kept: RDD[Any] = again.mapPartitions(_same).persist(StorageLevel.MEMORY_AND_DISK)
+        records = self._tried(lambda: sorted(kept.collect(), key=lambda record: record.part))
+        samples = [bytes(record.sample) for record in records if record.rows]
+        if not samples:
+            raise ConfigError(f"the DataFrame has no {role} rows")
+        found = Kept(
+            kept,
+            again,
+            role,
+            tuple(record.rows for record in records),
+            tuple(record.digest for record in records),
+            samples[0],
+        )
+        self._kept.append(found)
+        return found
+
+    @contextmanager
+    def sent(self, state: Any) -> Iterator[Any]:
+        """Give a broadcast, which is destroyed afterwards."""
+        broadcast = self.context.broadcast(state)
+        try:
+            yield broadcast
+        finally:
+            with suppress(Exception):  # Spark is gone, perhaps
+                broadcast.destroy()
+
+    def run(self, kept: Kept, work: Work) -> Sum:
+        """Run one iteration; return the sum over all partitions.
+
+        Raises:
+            JobFailedError: if a task failed more often than Spark repeats it.
+        """
+        return self._tried(lambda: self._run(kept, work))
+
+    def _run(self, kept: Kept, work: Work) -> Sum:
+        found = kept.kept.mapPartitionsWithIndex(work)
+        if not work.groups:
+            whole = total(each for _, each in found.collect())
+        else:
+            merged = found.partitionBy(work.groups, int).mapPartitions(added)
+            try:
+                whole = joined(merged.collect(), work.aggregation)
+            finally:
+                with suppress(Exception):  # else Spark keeps the files until the driver collects
+                    merged._jrdd.rdd().cleanShuffleDependencies(False)
+        if not whole.missing:
+            return whole
+        # Each of them now computes where it has just got its rows, so this ends.
+        moved = sorted(set(whole.missing))
+        _log.info("Partitions %s of the %s rows are put on other executors", moved, kept.role)
+        alone = replace(work, groups=0)
+        rest = self.context.runJob(
+            kept.again.mapPartitionsWithIndex(alone), lambda pairs: pairs, moved
+        )
+        there = [each for _, each in rest]
+        if lost := [number for each in there for number in each.missing]:
+            raise JobFailedError(
+                f"partitions {lost} were stored and not found by the same task: an executor's "
+                "local directory is not the same for all its Python workers"
+            )
+        return total([replace(whole, missing=()), *there])
+
+    def _tried(self, run: Callable[[], T]) -> T:
+        while True:
+            try:
+                return run()
+            except (Py4JJavaError, PySparkException) as error:
+                if "SparkContext was shut down" in str(error) or not self._retries:
+                    raise _explained(error) from None
+                self._retries -= 1
+                _log.warning("A job of the training failed and is run again: %s", _explained(error))
+
+
+def _check_type(name: str, kind: t.DataType) -> None:
+    element = kind
+    while isinstance(element, t.ArrayType):
+        element = element.elementType
+    if not isinstance(element, t.NumericType | t.BooleanType | VectorUDT | MatrixUDT):
+        raise ConfigError(
+            f"column {name!r} is of type {kind.simpleString()}: training as Spark jobs takes "
+            "numbers, arrays of them and ML vectors. Encode it as numbers, leave it out, or train "
+            "on nodes (mode='nodes')"
+        )
+
+
+def _same(records: Iterable[Any]) -> Iterable[Any]:
+    return records
+
+
+def _explained(error: Exception) -> SparkdlError:
+    """Return what the Python of a task raised, as far as Spark's text tells it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    raised = [line for line in lines if "Error: " in line and not line.startswith(("at ", "py4j"))]
+    told = next(iter(raised), lines[0] if lines else type(error).__name__)
+    kind, _, text = told.partition(": ")
+    if kind.endswith("errors.ConfigError"):
+        return ConfigError(text)
+    return JobFailedError(f"a Spark job of the training failed: {told}")

@@ -1,0 +1,230 @@
+"""What the tasks of a training as Spark jobs do: keep rows, and learn from them.
+
+Runs in: feeder
+
+A task may run anywhere, again, or twice. Each finds the same: what it does depends on its order
+alone, and what a worker process keeps between tasks (a model, mapped files) only saves time.
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from sparkdl.core.errors import ReadError
+from sparkdl.core.garbage import uncollected
+from sparkdl.feed.values.ndarrays import Array
+from sparkdl.ml.jobs.rows import Column, Rows, folder_of, store
+from sparkdl.ml.jobs.sums import Aggregation, Sum, pack, parts, total
+from sparkdl.node.resources import work_root
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark import Broadcast
+
+STORED_SCHEMA = "part int, rows long, digest long, sample binary"
+_MAX_LEARNERS = 4
+_EVALUATION_ROWS = 256
+
+State = Sequence[Array]
+
+
+class Learner(Protocol):
+    """A model in a worker process."""
+
+    def load(self, state: State) -> None:
+        """Take over weights; and the optimizer's variables, where steps are local."""
+
+    def learn(self, batch: dict[str, Array], seed: int) -> tuple[Array, ...]:
+        """Compute a gradient, or take a step with it; return the states of the metrics."""
+
+    def learned(self) -> State:
+        """Return the gradient, or what `load` takes."""
+
+    def evaluate(self, batch: dict[str, Array]) -> tuple[Array, ...]:
+        """Return the states of the metrics."""
+
+
+class LearnerSpec(Protocol):
+    """Makes a learner, anywhere."""
+
+    def learner(self) -> Learner:
+        """Return a learner; takes seconds, since it imports a framework."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """For `DataFrame.mapInArrow`: keeps each partition's rows on its executor."""
+
+    job: str
+    role: str
+    columns: tuple[Column, ...]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Store a partition; yield one row of what is known of it."""
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        number = context.partitionId()
+        folder = folder_of(work_root(), self.job, f"{self.role}-{number}")
+        stored = store(folder, self.columns, batches)  # type: ignore[arg-type]
+        schema = pa.schema(
+            [
+                ("part", pa.int32()),
+                ("rows", pa.int64()),
+                ("digest", pa.int64()),
+                ("sample", pa.binary()),
+            ]
+        )
+        row = [[number], [stored.rows], [stored.digest], [stored.sample]]
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(v, f.type) for v, f in zip(row, schema, strict=True)], schema=schema
+        )
+
+
+@dataclass(frozen=True)
+class Work:
+    """One iteration: what each partition's task does. For `RDD.mapPartitionsWithIndex`.
+
+    Attributes:
+        spec: makes the model, where a worker has none of this job yet.
+        role: of the rows: `training`, or others, which are evaluated.
+        digests: by partition, what its rows have to be.
+        steps: of the epoch, which this iteration takes; several are local ones.
+        num_steps: that the epoch has.
+        seed: of the order of the rows, and of what is random in the model.
+    """
+
+    job: str
+    spec: LearnerSpec
+    state: Broadcast[State] = field(repr=False)
+    role: str
+    digests: tuple[int, ...]
+    epoch: int = 0
+    steps: tuple[int, ...] = ()
+    num_steps: int = 1
+    seed: int = 0
+    shuffle: bool = False
+    aggregation: Aggregation = "tree"
+    groups: int = 0
+
+    def __call__(self, number: int, records: Iterable[Any]) -> Iterator[tuple[int, Sum]]:
+        """Yield what this partition adds, by group; or that its rows are not here."""
+        for record in records:  # all are to be read, or Spark gives this worker up
+            self._check(number, record.digest)
+        folder = folder_of(work_root(), self.job, f"{self.role}-{number}")
+        if not folder.is_dir():
+            found = Sum(number, missing=(number,))
+        else:
+            rows = _rows(folder)
+            self._check(number, rows.digest)
+            found = self._learn(number, rows) if self.steps else self._evaluate(number, rows)
+        yield from parts(found, self.aggregation, self.groups)
+
+    def _check(self, number: int, digest: int) -> None:
+        if digest != self.digests[number]:
+            raise ReadError(
+                f"Spark computed partition {number} of the {self.role} rows again, and they are "
+                "not those of before: make the DataFrame deterministic, or write it to Parquet "
+                "and read that"
+            )
+
+    def _learn(self, number: int, rows: Rows) -> Sum:
+        learner = _learner(self)
+        weight, sums = 0, [Sum(number)]
+        order = ((self.seed + number) % 2**32, self.epoch) if self.shuffle else None
+        for step in self.steps:
+            batch = rows.batch(step, self.num_steps, order)
+            size = len(next(iter(batch.values()), ()))
+            if size:
+                if not weight:
+                    learner.load(self.state.value)
+                metrics = learner.learn(batch, self._random_seed(number, step))
+                sums.append(Sum(number, metrics=metrics))
+                weight += size
+        if weight:
+            vector, exact = pack(learner.learned())
+            sums.append(Sum(number, weight, vector * vector.dtype.type(weight), exact))
+            _settle()
+        return total(sums)
+
+    def _evaluate(self, number: int, rows: Rows) -> Sum:
+        learner = _learner(self)
+        learner.load(self.state.value)
+        steps = num_batches(rows.num_rows)
+        found = (learner.evaluate(rows.batch(step, steps, None)) for step in range(steps))
+        return total([Sum(number), *(Sum(number, metrics=metrics) for metrics in found)])
+
+    def _random_seed(self, number: int, step: int) -> int:
+        sequence = np.random.SeedSequence([self.seed % 2**32, self.epoch, step, number])
+        return int(sequence.generate_state(1)[0])
+
+
+def num_batches(rows: int) -> int:
+    """Return into how many batches rows are cut to be evaluated."""
+    return -(-rows // _EVALUATION_ROWS)
+
+
+@dataclass(frozen=True)
+class Forget:
+    """Takes the rows of a job from the executors' disks, and its model from this worker."""
+
+    job: str
+
+    def __call__(self, records: Iterable[Any]) -> Iterator[Any]:
+        """Forget; yields nothing."""
+        list(records)
+        shutil.rmtree(folder_of(work_root(), self.job, ""), ignore_errors=True)
+        _learners.pop(self.job, None)
+        for folder in [f for f in _open_rows if self.job in f.parent.name]:
+            del _open_rows[folder]
+        yield from ()
+
+
+_learners: OrderedDict[str, Learner] = OrderedDict()
+_open_rows: dict[Path, Rows] = {}
+"""What this process keeps for the next task: Spark gives its Python workers no other place."""
+_has_settled = False
+
+
+def _rows(folder: Path) -> Rows:
+    if folder not in _open_rows:
+        for gone in [each for each in _open_rows if not each.is_dir()]:
+            del _open_rows[gone]  # of a job that has ended; its files go with their last reader
+        _open_rows[folder] = Rows(folder)
+    return _open_rows[folder]
+
+
+def _learner(work: Work) -> Learner:
+    """Return the model of a job: this process's, or a new one. The least used one is let go."""
+    global _has_settled
+    if work.job not in _learners:
+        gc.unfreeze()
+        with uncollected():
+            _learners[work.job] = work.spec.learner()
+        _has_settled = False
+        while len(_learners) > _MAX_LEARNERS:
+            _learners.popitem(last=False)
+    _learners.move_to_end(work.job)
+    return _learners[work.job]
+
+
+def _settle() -> None:
+    """Spark's workers collect garbage after each task, which takes long over a framework's objects.
+
+    They are frozen after the first step, which has made the last of them.
+    """
+    global _has_settled
+    if not _has_settled:
+        gc.collect()
+        gc.freeze()
+        _has_settled = True

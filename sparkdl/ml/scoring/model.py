@@ -1,0 +1,272 @@
+"""Models that score DataFrames: the stages that `fit` returns, and that can be made by hand.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from pyspark.ml.base import Model
+from pyspark.ml.util import MLReadable, MLWritable
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.ml.estimators.describe import signature_of
+from sparkdl.ml.estimators.keras_model import from_content
+from sparkdl.ml.estimators.namespace import Namespace
+from sparkdl.ml.estimators.params import (
+    HasBatchSize,
+    HasExportDir,
+    HasInputMapping,
+    HasModelDir,
+    HasOutputMapping,
+    HasParams,
+    HasScoring,
+    HasSignatureDefKey,
+    HasTagSet,
+    TFParams,
+)
+from sparkdl.ml.estimators.persistence import Saved, Storage
+from sparkdl.ml.estimators.source import (
+    ModelSource,
+    Signature,
+    source_of,
+    source_of_content,
+)
+from sparkdl.ml.estimators.summary import TrainingSummary
+from sparkdl.ml.scoring.inputs import TEXT, input_columns
+from sparkdl.ml.scoring.outputs import OutputColumn, class_outputs, mapped_outputs
+from sparkdl.ml.scoring.task import Score
+from sparkdl.ml.scoring.transform import Scoring, scored
+
+SCORE_ROWS = 1024
+"""Rows that a `KerasModel` is given at once, if nothing else is set."""
+_FILES = "model"
+
+
+class _ScoringModel(
+    Model,
+    HasInputMapping,
+    HasOutputMapping,
+    HasBatchSize,
+    HasScoring,
+    Saved,
+    MLWritable,
+    MLReadable[Any],
+):
+    """What models share: where they come from, and how they are scored."""
+
+    _summary: TrainingSummary | None = None
+
+    @property
+    def hasSummary(self) -> bool:
+        """Whether this model comes from a `fit` in this program, or was saved after one."""
+        return self._summary is not None
+
+    @property
+    def summary(self) -> TrainingSummary:
+        """What came of the training.
+
+        Raises:
+            ConfigError: if the model does not come from a `fit`.
+        """
+        if self._summary is None:
+            raise ConfigError(f"{self.uid} was not trained by fit, so it has no summary")
+        return self._summary
+
+    @property
+    def history(self) -> dict[str, list[float]]:
+        """Metric to its values, one for each epoch."""
+        return self.summary.history
+
+    def _scored(
+        self,
+        dataset: DataFrame,
+        source: ModelSource,
+        signature: Signature,
+        args: Any,
+        outputs: tuple[StructType, tuple[OutputColumn, ...]],
+    ) -> DataFrame:
+        schema, columns = outputs
+        inputs = input_columns(args.input_mapping, signature, dataset.schema)
+        score = Score(source, inputs, columns, args.batch_size, self.getHandleInvalid())
+        return scored(dataset, Scoring(score, schema, self.getKeep(), self.getParquetReader()))
+
+    def _extra(self) -> dict[str, Any]:
+        return {} if self._summary is None else {"summary": self._summary.saved()}
+
+    def _set_summary(self, metadata: dict[str, Any]) -> None:
+        if "summary" in metadata:
+            self._summary = TrainingSummary.loaded(metadata["summary"])
+        elif "history" in metadata:  # saved by a version before
+            self._summary = TrainingSummary(metadata["history"])
+
+
+class TFModel(
+    _ScoringModel,
+    TFParams,
+    HasModelDir,
+    HasExportDir,
+    HasSignatureDefKey,
+    HasTagSet,
+    params=["model_config"],
+):
+    """Scores with a saved model: a SavedModel, a `.keras` file, or weights with their model.
+
+    `input_mapping` names the column for each of the model's inputs, `output_mapping` the column
+    for each output that is wanted; without it all outputs are there under their own names. What
+    inputs and outputs there are is told by the model, in a process of its own; no Spark job runs.
+
+    Each Python worker of Spark loads the model once and keeps it until it is given another one.
+
+    Args:
+        tf_args: arguments that stand for parameters of the same name that are not set.
+    """
+
+    _file = ""
+
+    def __init__(self, tf_args: Any = None) -> None:
+        super().__init__()
+        self.args = Namespace(tf_args)
+        self._set_table_defaults()
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        args: Any = self.merge_args_params()
+        source = self._source(args)
+        signature = signature_of(source)
+        outputs = mapped_outputs(args.output_mapping, args.output_types, signature)
+        return self._scored(dataset, source, signature, args, outputs)
+
+    def _source(self, args: Any) -> ModelSource:
+        path = args.export_dir or args.model_dir
+        if not path:
+            raise ConfigError(
+                f"{self.uid} does not know its model: setExportDir(path) to a SavedModel's folder, "
+                "a .keras file or weights. In tf_args, export_dir does the same"
+            )
+        return source_of(path, args.signature_def_key, args.tag_set, args.model_config)
+
+    def _to_save(self) -> dict[str, Any]:
+        merged = vars(self.merge_args_params())
+        return {
+            param.name: merged[param.name]
+            for param in self.params
+            if param in self._paramMap or merged[param.name] != self._defaultParamMap[param]
+        }
+
+    def _save_files(self, storage: Storage) -> None:
+        source = self._source(self.merge_args_params())
+        storage.add(source.path, f"{_FILES}/{_name(source)}")
+
+    def _extra(self) -> dict[str, Any]:
+        return {**super()._extra(), "file": _name(self._source(self.merge_args_params()))}
+
+    @classmethod
+    def _load_files(cls, storage: Storage, metadata: dict[str, Any]) -> TFModel:
+        model = cls()
+        model._set_summary(metadata)
+        model._file = metadata["file"]
+        return model
+
+    def _after_load(self, storage: Storage) -> None:
+        self.setExportDir(storage.location(f"{_FILES}/{self._file}"))
+
+
+def _name(source: ModelSource) -> str:
+    """Return the name under which a model is saved: its ending tells what it is."""
+    return "saved_model" if source.format == "saved_model" else source.path.rpartition("/")[2]
+
+
+class HasColumns(
+    HasParams,
+    params=["features_col", "prediction_col", "probability_col", "raw_prediction_col"],
+):
+    """Has Spark ML's usual columns."""
+
+
+class KerasModel(_ScoringModel, HasColumns):
+    """What `KerasEstimator.fit` returns.
+
+    The model's output is the column `prediction_col`. If `probability_col` is set (or
+    `raw_prediction_col`, for logits), the output is there as a vector, and `prediction_col` holds
+    the number of the class with the highest score. With `output_mapping`, its columns are there
+    instead.
+
+    Attributes:
+        content: the trained model as a `.keras` file.
+    """
+
+    def __init__(self, content: bytes = b"", signature: Signature | None = None) -> None:
+        super().__init__()
+        self.content = content
+        self._signature = signature or Signature((), ())
+        self._set_table_defaults(batch_size=SCORE_ROWS)
+
+    def getModel(self) -> Any:
+        """Return the trained Keras model, loaded anew and not compiled.
+
+        Raises:
+            FrameworkMissingError: if the driver has no Keras.
+        """
+        return from_content(self.content)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the model's inputs."""
+        return tuple(tensor.name for tensor in self._signature.inputs)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the model's outputs."""
+        return tuple(tensor.name for tensor in self._signature.outputs)
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        args: Any = Namespace({param.name: self.getOrDefault(param) for param in self.params})
+        args.input_mapping = self.getInputMapping() or {self.getFeaturesCol(): self._only_input()}
+        source = source_of_content(self.content)
+        return self._scored(dataset, source, self._signature, args, self._outputs())
+
+    def _only_input(self) -> str:
+        if len(self._signature.inputs) != 1:
+            raise ConfigError(
+                f"the model has the inputs {', '.join(self.inputs)}: setInputMapping({{column: "
+                "input, …}) instead of features_col"
+            )
+        return self.inputs[0]
+
+    def _outputs(self) -> tuple[StructType, tuple[OutputColumn, ...]]:
+        mapping, types = self.getOutputMapping(), self.getOutputTypes()
+        if mapping:
+            return mapped_outputs(mapping, types, self._signature)
+        if len(self._signature.outputs) != 1:
+            raise ConfigError(
+                f"the model has the outputs {', '.join(self.outputs)}: setOutputMapping({{output: "
+                "column, …}) instead of prediction_col"
+            )
+        (output,) = self._signature.outputs
+        prediction = self.getPredictionCol()
+        for column, complement in ((self.getProbabilityCol(), 1), (self.getRawPredictionCol(), 0)):
+            if column:
+                return class_outputs(output, column, prediction, complement)
+        if output.shape is not None and output.shape[1:] in ((), (1,)) and output.dtype != TEXT:
+            types = {prediction: "double", **types}
+        return mapped_outputs({output.name: prediction}, types, self._signature)
+
+    def _extra(self) -> dict[str, Any]:
+        signature = msgspec.json.encode(self._signature).decode()
+        return {**super()._extra(), "signature": signature}
+
+    def _save_files(self, storage: Storage) -> None:
+        storage.write(self.content, f"{_FILES}.keras")
+
+    @classmethod
+    def _load_files(cls, storage: Storage, metadata: dict[str, Any]) -> KerasModel:
+        content = storage.read(f"{_FILES}.keras")
+        if content is None:
+            raise ConfigError(f"{storage.location('')} holds no model: it was not saved whole")
+        model = cls(content, msgspec.json.decode(metadata["signature"], type=Signature))
+        model._set_summary(metadata)
+        return model

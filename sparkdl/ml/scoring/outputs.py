@@ -1,0 +1,213 @@
+"""What a model gives becomes columns of types that were declared before it ran.
+
+Runs in: driver, feeder
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from pyspark.ml.linalg import VectorUDT
+from pyspark.sql import types as t
+
+from sparkdl.core.errors import ConfigError, InferenceError
+from sparkdl.driver.executors.scored import BY_DTYPE, arrow_schema
+from sparkdl.feed.values.dataframe_rows import is_list, is_vector
+from sparkdl.feed.values.ndarrays import Array
+from sparkdl.ml.estimators.source import Signature, Tensor, only_one
+from sparkdl.ml.scoring.inputs import TEXT
+
+How = Literal["as it is", "scores", "class"]
+VECTOR = "vector"
+
+
+@dataclass(frozen=True)
+class OutputColumn:
+    """A column and the model's output that fills it.
+
+    Attributes:
+        how: `scores`: one score for each class; where the model gives a single one, those of both
+            classes. `class`: the number of the class with the highest score.
+        complement: what a single score and that of the other class add up to: 1 for
+            probabilities, 0 for logits.
+    """
+
+    name: str
+    tensor: str
+    type: pa.DataType
+    how: How = "as it is"
+    complement: float = 0.0
+
+    def column(self, values: Array) -> pa.Array:
+        """Return the model's output as an array of the declared type.
+
+        Args:
+            values: [rows, …].
+
+        Raises:
+            InferenceError: if a value does not fit the type.
+        """
+        if self.how != "as it is":
+            values = _scores(values, self.complement)
+        if self.how == "class":
+            values = values.argmax(axis=1)
+        try:
+            return _array(values, self.type)
+        except pa.ArrowException as error:
+            raise InferenceError(
+                f"the model's output {self.tensor!r} does not fit column {self.name!r} of type "
+                f"{self.type}: {error}. Declare another type: setOutputTypes({{{self.name!r}: …}}),"
+                " for example 'binary' for bytes that are no text"
+            ) from None
+
+
+def mapped_outputs(
+    mapping: Mapping[str, str], types: Mapping[str, str], signature: Signature
+) -> tuple[t.StructType, tuple[OutputColumn, ...]]:
+    """Return the columns for the outputs that are mapped, in the mapping's order.
+
+    Args:
+        mapping: output to column; empty for all outputs, under their own names. The only one may
+            be called otherwise, see `only_one`.
+        types: column to `vector` or to a type of Spark.
+
+    Raises:
+        ConfigError: if there is no such output, or it cannot be of that type.
+    """
+    by_name = {tensor.name: tensor for tensor in signature.outputs}
+    chosen = {tensor.removesuffix(":0"): column for tensor, column in mapping.items()}
+    if only := only_one(list(chosen), signature.outputs):
+        chosen = dict.fromkeys([only.name], *chosen.values())
+    chosen = chosen or {name: name for name in by_name}
+    if unknown := [name for name in chosen if name not in by_name]:
+        raise ConfigError(
+            f"output_mapping names {', '.join(map(repr, unknown))}, and the model's outputs are "
+            f"{', '.join(map(str, signature.outputs))}; write setOutputMapping({{output: column}})"
+        )
+    if unknown := [name for name in types if name not in chosen.values()]:
+        raise ConfigError(
+            f"output_types names {', '.join(map(repr, unknown))}, and the columns of the outputs "
+            f"are {', '.join(chosen.values())}"
+        )
+    fields = [
+        t.StructField(column, _type(by_name[name], types.get(column)))
+        for name, column in chosen.items()
+    ]
+    schema = t.StructType(fields)
+    columns = zip(chosen.items(), arrow_schema(schema), strict=True)
+    return schema, tuple(OutputColumn(c, name, field.type) for (name, c), field in columns)
+
+
+def class_outputs(
+    tensor: Tensor, score_col: str, prediction_col: str, complement: float
+) -> tuple[t.StructType, tuple[OutputColumn, ...]]:
+    """Return a classifier's columns: a vector of scores, and the class as a double.
+
+    Raises:
+        ConfigError: if the output is not one or more scores for each row.
+    """
+    rank = 0 if tensor.shape is None else len(tensor.shape)
+    if rank > 2 or tensor.dtype == TEXT or not _dims(tensor, rank or 1):
+        raise ConfigError(
+            f"the model's output {tensor} is no scores of classes: float [rows] or [rows, classes]"
+        )
+    schema = t.StructType(
+        [t.StructField(score_col, VectorUDT()), t.StructField(prediction_col, t.DoubleType())]
+    )
+    vector, number = (field.type for field in arrow_schema(schema))
+    return schema, (
+        OutputColumn(score_col, tensor.name, vector, "scores", complement),
+        OutputColumn(prediction_col, tensor.name, number, "class", complement),
+    )
+
+
+def _type(tensor: Tensor, declared: str | None) -> t.DataType:
+    dims = _dims(tensor, 1)
+    if declared == VECTOR:
+        if len(dims) != 2 or tensor.dtype == TEXT:
+            raise ConfigError(f"the model's output {tensor} is no vector for each row")
+        return VectorUDT()
+    own = t.StringType() if tensor.dtype == TEXT else BY_DTYPE.get(_code(tensor))
+    if own is None:
+        raise ConfigError(f"Spark has no type for the model's output {tensor}")
+    for _ in dims[1:]:
+        own = t.ArrayType(own)
+    if declared is None:
+        return own
+    try:
+        kind = t.DataType.fromDDL(declared)
+    except Exception as error:  # noqa: BLE001 (Spark's parser raises several, Connect others)
+        reason = next(iter(str(error).strip().splitlines()), "")
+        raise ConfigError(f"output_types: {declared!r} is no type of Spark: {reason}") from None
+    if not _fits(kind, own, dims):
+        raise ConfigError(
+            f"output_types: the model's output {tensor} cannot be a column of type {declared}; by "
+            f"itself it is {own.simpleString()}"
+        )
+    return kind
+
+
+def _fits(kind: t.DataType, own: t.DataType, dims: tuple[int | None, ...]) -> bool:
+    if not isinstance(kind, t.ArrayType) and prod(n or 0 for n in dims[1:]) == 1:
+        while isinstance(own, t.ArrayType):
+            own = own.elementType
+    while isinstance(kind, t.ArrayType) and isinstance(own, t.ArrayType):
+        kind, own = kind.elementType, own.elementType
+    text = t.StringType | t.BinaryType
+    is_number = isinstance(kind, t.NumericType) and isinstance(own, t.NumericType)
+    return is_number or (isinstance(kind, text) and isinstance(own, text)) or kind == own
+
+
+def _dims(tensor: Tensor, min_rank: int) -> tuple[int | None, ...]:
+    shape = tensor.shape
+    if shape is None or len(shape) < min_rank or None in shape[1:]:
+        raise ConfigError(
+            f"the model's output {tensor} has no fixed shape for each row, so no type can be "
+            "declared for it. Leave it out of output_mapping, or save the model with fixed shapes"
+        )
+    if shape[0] is not None:
+        raise ConfigError(
+            f"the model's output {tensor} does not have the rows as its first axis. Leave it out "
+            "of output_mapping, or save the model for batches of any size"
+        )
+    return shape
+
+
+def _code(tensor: Tensor) -> str:
+    return str(np.dtype(tensor.dtype).str[1:])
+
+
+def _scores(values: Array, complement: float) -> Array:
+    scores = values.reshape(len(values), -1).astype(np.float64)
+    return scores if scores.shape[1] > 1 else np.hstack([complement - scores, scores])
+
+
+def _array(values: Array, kind: pa.DataType) -> pa.Array:
+    if is_vector(kind):
+        return _vectors(values.astype(np.float64), kind)
+    if is_list(kind):
+        rows, width = values.shape[:2]
+        ends = pa.array(np.arange(rows + 1, dtype=np.int32) * np.int32(width))
+        inner = _array(values.reshape(-1, *values.shape[2:]), kind.value_type)
+        return pa.ListArray.from_arrays(ends, inner, type=kind)
+    flat = values.reshape(-1)
+    if flat.dtype == object:
+        return pa.array(flat, pa.binary()).cast(kind)
+    return pa.array(flat).cast(kind)
+
+
+def _vectors(values: Array, kind: pa.DataType) -> pa.Array:
+    rows = len(values)
+    fields = {field.name: field.type for field in kind}
+    parts = [
+        pa.array(np.ones(rows, np.int8)),
+        pa.nulls(rows, fields["size"]),
+        pa.nulls(rows, fields["indices"]),
+        _array(values, fields["values"]),
+    ]
+    return pa.StructArray.from_arrays(parts, fields=list(kind))

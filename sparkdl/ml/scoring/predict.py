@@ -1,0 +1,222 @@
+"""Loads a saved model with TensorFlow, and keeps it for the next partition.
+
+Runs in: feeder, child. Also in the process that describes a model to the driver.
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.core.garbage import uncollected
+from sparkdl.feed.values.ndarrays import Array
+from sparkdl.ml.estimators.source import ModelSource, Signature, Tensor
+
+_DEFAULT_KEY = "serving_default"
+
+
+class Predictor:
+    """A loaded model.
+
+    Attributes:
+        signature: its inputs and outputs.
+    """
+
+    def __init__(self, signature: Signature, run: Callable[[dict[str, Any]], dict[str, Any]]):
+        self.signature = signature
+        self._run = run
+
+    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return all outputs for some rows.
+
+        Args:
+            inputs: by name, of the dtype and shape that the signature tells; text as objects.
+        """
+        import tensorflow as tf
+
+        tensors = {name: tf.convert_to_tensor(values) for name, values in inputs.items()}
+        return {name: _numpy(tensor) for name, tensor in self._run(tensors).items()}
+
+
+_held: dict[tuple[object, ...], Predictor] = {}
+"""The one model of this process: Spark gives its Python workers no other place to keep one."""
+
+
+def predictor(source: ModelSource) -> Predictor:
+    """Return the model, loaded if it is not the one that this process holds; another is let go."""
+    if source.key not in _held:
+        if _held:
+            _held.clear()
+            gc.unfreeze()
+            gc.collect()
+        with uncollected():
+            prepare_worker()
+            _held[source.key] = load(source)
+        # Spark's workers collect garbage after each task: half a second for TensorFlow's objects,
+        # unless these are frozen. To look for garbage among them first takes as long, and finds
+        # next to nothing.
+        gc.freeze()
+    return _held[source.key]
+
+
+def load(source: ModelSource) -> Predictor:
+    """Load a model.
+
+    Raises:
+        ConfigError: if it is of no kind that can be used; it says what to change.
+    """
+    if source.format == "saved_model":
+        return _saved_model(source)
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        raise ConfigError(
+            f"Keras is set to the backend {keras.backend.backend()!r}; models are run with "
+            "TensorFlow: unset KERAS_BACKEND on the executors"
+        )
+    if source.format == "weights":
+        model = keras.models.model_from_json(source.config)
+        model.load_weights(source.path)
+    else:
+        with _as_file(source) as path:
+            model = keras.saving.load_model(path, compile=False)
+    return keras_predictor(model)
+
+
+def keras_predictor(model: Any) -> Predictor:
+    """Return a predictor for a Keras model that has been built.
+
+    Raises:
+        ConfigError: if the model does not tell its inputs.
+    """
+    import tensorflow as tf
+
+    flat = getattr(model, "inputs", None)
+    if not flat:
+        raise ConfigError(
+            f"the model {model.name!r} is a {type(model).__name__} that does not tell its inputs. "
+            "Save it with model.export(folder), which makes a SavedModel with a signature"
+        )
+    names = [tensor.name for tensor in flat]
+    struct = flat[0] if len(flat) == 1 else model.input
+    specs = [tf.TensorSpec((None, *t.shape[1:]), t.dtype) for t in flat]
+
+    @tf.function(input_signature=specs, autograph=False)  # type: ignore[untyped-decorator]
+    def run(*tensors: Any) -> Any:
+        by_name = dict(zip(names, tensors, strict=True))
+        return model(tf.nest.map_structure(lambda t: by_name[t.name], struct), training=False)
+
+    concrete = run.get_concrete_function()
+    traced = concrete.structured_outputs
+    found = list(traced.values()) if isinstance(traced, dict) else tf.nest.flatten(traced)
+    outputs = list(traced) if isinstance(traced, dict) else output_names(model, len(found))
+
+    def outputs_of(tensors: dict[str, Any]) -> dict[str, Any]:
+        given = concrete(*(tensors[name] for name in names))
+        values = given.values() if isinstance(given, dict) else tf.nest.flatten(given)
+        return dict(zip(outputs, values, strict=True))
+
+    return Predictor(
+        Signature(
+            tuple(_tensor(name, spec) for name, spec in zip(names, specs, strict=True)),
+            tuple(_tensor(name, spec) for name, spec in zip(outputs, found, strict=True)),
+        ),
+        outputs_of,
+    )
+
+
+def _saved_model(source: ModelSource) -> Predictor:
+    import tensorflow as tf
+
+    model = tf.saved_model.load(source.path, tags=list(source.tag_set) or None)
+    keys = list(model.signatures)
+    only = keys[0] if len(keys) == 1 else _DEFAULT_KEY
+    key = source.signature_def_key or only
+    if key not in keys:
+        raise ConfigError(
+            f"the SavedModel {source.path} has no signature {key!r}; it has "
+            f"{', '.join(map(repr, keys)) or 'none'}: setSignatureDefKey(…)"
+        )
+    function = model.signatures[key]
+    inputs = function.structured_input_signature[1]
+    outputs = function.structured_outputs
+
+    def run(tensors: dict[str, Any]) -> dict[str, Any]:
+        assert model is not None  # its variables live as long as the model
+        return dict(function(**tensors))
+
+    return Predictor(
+        Signature(
+            tuple(_tensor(name, spec) for name, spec in sorted(inputs.items())),
+            tuple(_tensor(name, spec) for name, spec in sorted(outputs.items())),
+        ),
+        run,
+    )
+
+
+def output_names(model: Any, count: int) -> list[str]:
+    """Return the names of the layers that a Keras model's outputs come from; numbers if unclear."""
+    names = [tensor._keras_history.operation.name for tensor in model.outputs]
+    if len(names) != count or len(set(names)) != count:
+        return [f"output_{place}" for place in range(count)]
+    return names
+
+
+def _tensor(name: str, spec: Any) -> Tensor:
+    import tensorflow as tf
+
+    dtype = tf.as_dtype(spec.dtype)
+    name_of = "float32" if dtype == tf.bfloat16 else dtype.name
+    shape = spec.shape
+    is_known = not isinstance(shape, tf.TensorShape) or shape.rank is not None
+    return Tensor(name, name_of, tuple(shape) if is_known else None)
+
+
+def _numpy(tensor: Any) -> Array:
+    import tensorflow as tf
+
+    values: Array = (tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor).numpy()
+    return np.asarray(values)
+
+
+@contextmanager
+def _as_file(source: ModelSource) -> Iterator[str]:
+    if source.content is None:
+        yield source.path
+        return
+    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
+        path = Path(folder, "model.keras")
+        path.write_bytes(source.content)
+        yield str(path)
+
+
+def prepare_worker() -> None:
+    """In a Spark task: as many threads as it has cores, its own GPUs, no more memory than needed.
+
+    TensorFlow takes all cores and all memory of all GPUs otherwise, in each of Spark's workers.
+    """
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        return
+    import tensorflow as tf
+
+    from sparkdl.node.resources import assigned_gpus
+
+    gpus = tf.config.list_physical_devices("GPU")
+    mine = [gpu for place, gpu in enumerate(gpus) if str(place) in (assigned_gpus() or ())]
+    with suppress(RuntimeError):  # a user's function has run TensorFlow in this worker before
+        tf.config.threading.set_intra_op_parallelism_threads(context.cpus())
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        if mine:
+            tf.config.set_visible_devices(mine, "GPU")
+        for gpu in mine or gpus:
+            tf.config.experimental.set_memory_growth(gpu, True)

@@ -1,0 +1,297 @@
+"""Hyper-parameter search: trials in parallel over sub-clusters, chosen by Optuna's ask and tell.
+
+Runs in: driver
+
+https://optuna.readthedocs.io/en/stable/tutorial/20_recipes/009_ask_and_tell.html
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Literal
+
+from pyspark import InheritableThread
+from pyspark.ml.base import Estimator
+from pyspark.ml.evaluation import Evaluator
+from pyspark.sql import DataFrame, SparkSession
+
+from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.spelling import did_you_mean
+from sparkdl.driver.threads import begin
+from sparkdl.ml.tuning.result import SearchResult, TrialRecord
+from sparkdl.ml.tuning.trial import Nodes, Objective, PrunedError
+
+if TYPE_CHECKING:
+    import optuna
+
+    Space = Mapping[str, Any] | Callable[[optuna.Trial], dict[str, Any]]
+
+_log = logging.getLogger(__name__)
+Direction = Literal["minimize", "maximize"]
+Run = Callable[[dict[str, Any], Callable[[int, float], bool]], float]
+
+
+def search(  # noqa: PLR0913 (one option, one name)
+    spark: SparkSession | None,
+    objective: Objective,
+    space: Space,
+    *,
+    trials: int,
+    parallelism: int = 1,
+    nodes: int = 1,
+    metric: str = "value",
+    direction: Direction = "minimize",
+    study: optuna.Study | None = None,
+    sampler: optuna.samplers.BaseSampler | None = None,
+    pruner: optuna.pruners.BasePruner | None = None,
+    seed: int | None = None,
+    trial_timeout_s: float | None = None,
+    **options: Any,
+) -> SearchResult:
+    """Search for the parameters with which `objective(params, ctx)` is best.
+
+    Each trial is a sub-cluster of `nodes` nodes that all run `objective`. Rank 0's value counts: a
+    number, or a dict with `metric`. `ctx.report(step, **{metric: value})` on rank 0 is seen by the
+    driver, and the pruner may end the trial. Trials that fail are noted, and the search goes on.
+
+    Args:
+        spark: the session; None for the active one, or with `executor="local"`.
+        objective: `map_fun` of each trial, with its parameters as `args`.
+        space: parameter to its values: a list of choices, `(low, high)` for whole numbers or
+            floats, or a distribution of Optuna; or a function from Optuna's trial to parameters.
+        trials: how many, those that fail and are pruned included.
+        parallelism: how many at once. Those for which there are no slots wait for their turn.
+        study: Optuna's study, to go on with or with a storage of its own; then leave out
+            `direction`, `sampler`, `pruner` and `seed`, which it has already.
+        sampler, pruner: Optuna's; by default TPE, and no pruning.
+        seed: of the sampler. With `parallelism=1` the same seed gives the same trials.
+        trial_timeout_s: for each trial; it fails after that.
+        options: of `sparkdl.launch`: `framework`, `max_restarts`, … By default `map_fun` reads
+            its own data, and no framework is imported.
+
+    Raises:
+        ConfigError: if it cannot work as asked; nothing was started.
+        FrameworkMissingError: without Optuna: pip install optuna.
+    """
+    if nodes < 1:
+        raise ConfigError(f"nodes={nodes} must be at least 1")
+    found = _study(study, direction, sampler, pruner, seed)
+    if spark is None and options.get("executor") != "local":
+        spark = SparkSession.getActiveSession()  # which other threads do not know
+    run = Nodes(spark, objective, nodes, metric, trial_timeout_s, options)
+    try:
+        return _Search(found, space, run, trials, parallelism).run()
+    except BaseException:
+        run.stop.set()
+        raise
+
+
+def search_estimator(  # noqa: PLR0913 (one option, one name)
+    estimator: Estimator[Any],
+    evaluator: Evaluator,
+    train: DataFrame,
+    validation: DataFrame,
+    space: Space,
+    *,
+    trials: int,
+    parallelism: int = 1,
+    study: optuna.Study | None = None,
+    sampler: optuna.samplers.BaseSampler | None = None,
+    seed: int | None = None,
+) -> SearchResult:
+    """Search for the parameters with which a stage, or a pipeline of them, is best.
+
+    A trial fits a copy of `estimator` to `train`; the evaluator's metric of the model on
+    `validation` is its value. See `search` for the other arguments and errors.
+
+    Args:
+        space: names are those of the estimator's parameters; of a pipeline's stages `stage.param`,
+            with the stage's number from 0.
+    """
+    found = _study(
+        study, "maximize" if evaluator.isLargerBetter() else "minimize", sampler, None, seed
+    )
+
+    def run(params: dict[str, Any], report: Callable[[int, float], bool]) -> float:
+        values = {_param(estimator, name): value for name, value in params.items()}
+        model = estimator.fit(train, values)
+        return float(evaluator.evaluate(model.transform(validation)))
+
+    if isinstance(space, Mapping):
+        for name in space:
+            _param(estimator, name)
+    return _Search(found, space, run, trials, parallelism).run()
+
+
+class _Search:
+    """Asks, runs and tells, in as many threads as trials may run at once."""
+
+    def __init__(
+        self, study: optuna.Study, space: Space, run: Run, trials: int, parallelism: int
+    ) -> None:
+        for name, number in (("trials", trials), ("parallelism", parallelism)):
+            if number < 1:
+                raise ConfigError(f"{name}={number} must be at least 1")
+        self._study, self._run = study, run
+        self._space = _distributions(space) if isinstance(space, Mapping) else space
+        self._left, self._parallelism = trials, min(parallelism, trials)
+        self._lock = threading.Lock()
+        self._records: list[TrialRecord] = []
+
+    def run(self) -> SearchResult:
+        workers: list[Future[None]] = [
+            begin(self._work, f"sparkdl-trials-{number}", _thread)
+            for number in range(self._parallelism)
+        ]
+        try:
+            for worker in workers:
+                worker.result()
+        except BaseException:
+            with self._lock:
+                self._left = 0  # those that run come to their end; no other begins
+            raise
+        return SearchResult(self._study, tuple(sorted(self._records, key=lambda r: r.number)))
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:  # a study is not meant for several threads
+                if not self._left:
+                    return
+                self._left -= 1
+                trial, params = self._ask()
+            self._try(trial, params)
+
+    def _ask(self) -> tuple[optuna.Trial, dict[str, Any]]:
+        if callable(self._space):
+            trial = self._study.ask()
+            return trial, dict(self._space(trial))
+        trial = self._study.ask(self._space)
+        return trial, dict(trial.params)
+
+    def _try(self, trial: optuna.Trial, params: dict[str, Any]) -> None:
+        import optuna
+
+        state, value, error = optuna.trial.TrialState.COMPLETE, None, ""
+        reports: list[tuple[int, float]] = []
+
+        def report(step: int, metric: float) -> bool:
+            reports.append((step, metric))
+            with self._lock:
+                trial.report(metric, step)
+                return trial.should_prune()
+
+        start_s = time.monotonic()
+        try:
+            value = self._run(params, report)
+        except PrunedError:
+            state = optuna.trial.TrialState.PRUNED
+            value = reports[-1][1]
+        except Exception as problem:  # noqa: BLE001 (a trial may fail in any way)
+            state, error = optuna.trial.TrialState.FAIL, f"{type(problem).__name__}: {problem}"
+            _log.warning("Trial %d with %s failed: %s", trial.number, params, error)
+        seconds = time.monotonic() - start_s
+        with self._lock:
+            if error:
+                trial.set_user_attr("error", error)
+            is_done = state is optuna.trial.TrialState.COMPLETE
+            self._tell(trial, value if is_done else None, state)
+            self._records.append(
+                TrialRecord(
+                    trial.number, state.name.lower(), params, value, tuple(reports), error, seconds
+                )
+            )
+        if value is not None:
+            _log.info("Trial %d with %s: %s %g", trial.number, params, state.name.lower(), value)
+
+    def _tell(self, trial: optuna.Trial, value: float | None, state: Any) -> None:
+        try:
+            self._study.tell(trial, value, state)
+        except RuntimeError as error:
+            if "Study.stop" not in str(error):
+                raise
+            self._left = 0  # the sampler, of a grid for example, has nothing more to ask for
+
+
+def _study(
+    study: optuna.Study | None,
+    direction: Direction,
+    sampler: optuna.samplers.BaseSampler | None,
+    pruner: optuna.pruners.BasePruner | None,
+    seed: int | None,
+) -> optuna.Study:
+    try:
+        import optuna
+    except ImportError as error:
+        raise FrameworkMissingError(
+            "hyper-parameter search needs Optuna on the driver: pip install optuna"
+        ) from error
+    if study is not None:
+        if any(given is not None for given in (sampler, pruner, seed)):
+            raise ConfigError(
+                "study= has a sampler and a pruner already: leave out sampler, pruner and seed"
+            )
+        if len(study.directions) > 1:
+            raise ConfigError("study= has several objectives: a trial has one value here")
+        return study
+    if direction not in ("minimize", "maximize"):
+        raise ConfigError(f"direction={direction!r}: choose 'minimize' or 'maximize'")
+    if sampler is not None and seed is not None:
+        raise ConfigError("seed= is for the sampler that is made here: give yours its own")
+    return optuna.create_study(
+        direction=direction,
+        sampler=sampler or optuna.samplers.TPESampler(seed=seed),
+        pruner=pruner or optuna.pruners.NopPruner(),
+    )
+
+
+def _distributions(space: Mapping[str, Any]) -> dict[str, Any]:
+    """Return Optuna's distributions.
+
+    Raises:
+        ConfigError: for what stands for none.
+    """
+    import optuna
+
+    kinds = optuna.distributions
+    found = {}
+    for name, values in space.items():
+        is_pair = isinstance(values, tuple) and len(values) == 2
+        try:
+            if isinstance(values, kinds.BaseDistribution):
+                found[name] = values
+            elif is_pair and all(isinstance(value, int) for value in values):
+                found[name] = kinds.IntDistribution(*values)
+            elif is_pair and all(isinstance(value, int | float) for value in values):
+                found[name] = kinds.FloatDistribution(*values)
+            elif isinstance(values, Sequence) and not isinstance(values, tuple | str):
+                found[name] = kinds.CategoricalDistribution(values)
+            else:
+                raise ValueError("it is no list, no pair of numbers and no distribution")
+        except ValueError as error:
+            raise ConfigError(
+                f"space[{name!r}]={values!r}: {error}. Give a list of choices, (low, high), or "
+                "one of optuna.distributions"
+            ) from error
+    return found
+
+
+def _param(estimator: Any, name: str) -> Any:
+    stage, _, own = name.rpartition(".")
+    owner = estimator
+    try:
+        owner = estimator.getStages()[int(stage)] if stage else estimator
+        return owner.getParam(own)
+    except (ValueError, AttributeError, IndexError) as error:
+        raise ConfigError(
+            f"space has {name!r}, which is no parameter of {type(owner).__name__}; of a "
+            "pipeline's stages write 'number.parameter', like '2.learning_rate'"
+            f"{did_you_mean(own, [param.name for param in owner.params])}"
+        ) from error
+
+
+def _thread(run: Callable[[], None], name: str) -> threading.Thread:
+    return InheritableThread(target=run, name=name, daemon=True)

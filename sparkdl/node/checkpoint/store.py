@@ -1,0 +1,281 @@
+"""The folder of the checkpoints: what is in it, and how one comes into it as a whole or not at all.
+
+Runs in: driver, child
+
+On a local or mounted disk all nodes write into one hidden folder, which is synced and renamed. On
+HDFS and object stores each node writes into a folder of its own and uploads that; the manifest
+comes last. Either way a folder without a manifest that agrees with its files is no checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import shutil
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pyarrow.fs as pafs
+
+from sparkdl.core.checkpoint import CheckpointRef
+from sparkdl.core.errors import CheckpointError, ConfigError
+from sparkdl.node.checkpoint.manifest import (
+    MANIFEST,
+    CheckpointName,
+    Manifest,
+    decode_manifest,
+    encode_manifest,
+)
+
+_log = logging.getLogger(__name__)
+MARK = ".written-by-"
+_DIRECTORY = pafs.FileType.Directory
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A folder that is a checkpoint, or would have become one."""
+
+    name: CheckpointName
+    path: str
+    is_complete: bool
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint of an earlier job; `ref.generation` is -1."""
+
+    ref: CheckpointRef
+    manifest: Manifest
+
+
+class CheckpointStore:
+    """Checkpoints in a folder of HDFS or an object store.
+
+    Args:
+        path: of the folder within `system`.
+        url: of the folder, for users.
+        scratch: a local folder of this process, for what comes and goes.
+    """
+
+    def __init__(self, system: pafs.FileSystem, path: str, url: str, scratch: Path) -> None:
+        self._system = system
+        self._path = path
+        self._url = url.rstrip("/")
+        self._scratch = scratch
+
+    # At launch.
+
+    def check_writable(self) -> None:
+        """Create the folder, and a file in it that is deleted again.
+
+        Raises:
+            ConfigError: if that does not work.
+        """
+        probe = f"{self._path}/.probe-{uuid.uuid4().hex}"
+        try:
+            self._system.create_dir(self._path, recursive=True)
+            with self._system.open_output_stream(probe) as file:
+                file.write(b"sparkdl")
+            self._system.delete_file(probe)
+        except OSError as error:
+            raise ConfigError(
+                f"checkpoint_dir={self._url} cannot be written: {error}. Choose a folder that all "
+                "nodes may write to"
+            ) from error
+
+    def newest(self) -> Found | None:
+        """Return the newest checkpoint that is whole; `None` if there is none.
+
+        Raises:
+            CheckpointError: if the folder cannot be read, or a newer sparkdl has written to it.
+        """
+        try:
+            found = []
+            for entry in self._entries():
+                manifest = self._read(entry) if entry.is_complete else None
+                if manifest is not None:
+                    found.append((manifest.step, manifest.time_s, entry, manifest))
+        except OSError as error:
+            raise CheckpointError(f"checkpoint_dir={self._url} cannot be read: {error}") from error
+        if not found:
+            return None
+        step, _, entry, manifest = max(found, key=lambda each: each[:2])
+        return Found(CheckpointRef(f"{self._url}/{entry.name}", step, -1), manifest)
+
+    def manifest(self, name: str) -> Manifest:
+        """Return the manifest of the checkpoint called `name`.
+
+        Raises:
+            CheckpointError: if it cannot be read.
+        """
+        try:
+            with self._system.open_input_stream(f"{self._path}/{name}/{MANIFEST}") as file:
+                manifest = decode_manifest(file.read(), f"{self._url}/{name}")
+        except OSError as error:
+            raise CheckpointError(f"{self._url}/{name} cannot be read: {error}") from error
+        if manifest is None:
+            raise CheckpointError(f"{self._url}/{name} has a broken manifest")
+        return manifest
+
+    def fetch(self, name: str) -> Path:
+        """Return a local folder with the checkpoint called `name`, downloaded for this process."""
+        folder = self._empty("last-checkpoint")
+        pafs.copy_files(f"{self._path}/{name}", str(folder), self._system, pafs.LocalFileSystem())
+        return folder
+
+    # At a node.
+
+    def open(self, name: CheckpointName) -> Path:
+        """Return a folder for this node to write its files into."""
+        return self._empty("checkpoint")
+
+    def finish(self, name: CheckpointName, folder: Path, node: str) -> None:
+        """Put what `node` has written where it stays if the machine fails."""
+        target = f"{self._path}/{name}"
+        self._system.create_dir(target, recursive=True)
+        pafs.copy_files(str(folder), target, pafs.LocalFileSystem(), self._system)
+        with self._system.open_output_stream(f"{target}/{MARK}{plain(node)}") as file:
+            file.write(b"1")  # some object stores do not keep empty objects
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def give_up(self, name: CheckpointName, folder: Path | None, for_all: bool) -> None:
+        """Delete what this node has written, or, `for_all`, what all have."""
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        if for_all:
+            self._delete(f"{self._path}/{name}")
+
+    # At the first node.
+
+    def commit(self, name: CheckpointName, manifest: Manifest) -> str:
+        """Make the checkpoint complete; return its URL.
+
+        Raises:
+            CheckpointError: if a node's part is not here.
+        """
+        target = f"{self._path}/{name}"
+        self.remove_marks(target, manifest.nodes)
+        self._write(f"{target}/{MANIFEST}", self.with_files(target, manifest))
+        return f"{self._url}/{name}"
+
+    def sweep(self, made: CheckpointName, keep: int, base: str = "") -> None:
+        """Delete all but the newest checkpoints, and what has not become one.
+
+        Checkpoints of later steps go as well: the training that made them was not gone on with.
+        Two are always kept, because the driver may not know of the last one yet.
+
+        Args:
+            base: name of the one that this world goes on from: nodes may read it at any time.
+        """
+        kept = []
+        for entry in self._entries():
+            if entry.name == made or str(entry.name) == base or _is_ahead(entry, made):
+                continue
+            if entry.is_complete and entry.name.step < made.step:
+                kept.append(entry)
+            else:
+                self._delete(entry.path)
+        kept.sort(key=lambda entry: entry.name, reverse=True)
+        for entry in kept[max(keep - 1, 1) :]:
+            self._delete(entry.path)
+
+    def sweep_unfinished(self, now: CheckpointName) -> None:
+        """Delete what worlds before this one have begun and not completed."""
+        for entry in self._entries():
+            if not entry.is_complete and not _is_ahead(entry, now) and entry.name != now:
+                self._delete(entry.path)
+
+    def _empty(self, name: str) -> Path:
+        folder = self._scratch / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
+    def _entries(self) -> Iterator[Entry]:
+        selector = pafs.FileSelector(self._path, allow_not_found=True)
+        for info in self._system.get_file_info(selector):
+            parsed = CheckpointName.parse(info.base_name)
+            if parsed is None or info.type != _DIRECTORY:
+                continue
+            name, is_unfinished = parsed
+            manifest = self._system.get_file_info(f"{info.path}/{MANIFEST}")
+            is_complete = not is_unfinished and manifest.type == pafs.FileType.File
+            yield Entry(name, info.path, is_complete)
+
+    def _read(self, entry: Entry) -> Manifest | None:
+        """Return the manifest, if it agrees with the files."""
+        with self._system.open_input_stream(f"{entry.path}/{MANIFEST}") as file:
+            manifest = decode_manifest(file.read(), f"{self._url}/{entry.name}")
+        if manifest is None:
+            _log.warning("%s/%s has a broken manifest, and is left out", self._url, entry.name)
+            return None
+        there = self._files(entry.path)
+        wrong = [name for name, size in manifest.files.items() if there.get(name) != size]
+        if wrong:
+            _log.warning(
+                "%s/%s is left out: %s is not as it was written", self._url, entry.name, wrong[0]
+            )
+            return None
+        return manifest
+
+    def _files(self, folder: str) -> dict[str, int]:
+        """Return the bytes of each file in `folder`, by its path in it."""
+        infos = self._system.get_file_info(pafs.FileSelector(folder, recursive=True))
+        return {
+            info.path.strip("/")[len(folder.strip("/")) + 1 :]: info.size
+            for info in infos
+            if info.type == pafs.FileType.File
+        }
+
+    def with_files(self, folder: str, manifest: Manifest) -> bytes:
+        """Return the manifest as JSON, with the files that are in `folder`."""
+        return encode_manifest(msgspec.structs.replace(manifest, files=self._files(folder)))
+
+    def remove_marks(self, folder: str, nodes: tuple[str, ...]) -> None:
+        """Delete what says that the nodes have finished.
+
+        Raises:
+            CheckpointError: if that of a node is not here.
+        """
+        for node in nodes:
+            mark = f"{folder}/{MARK}{plain(node)}"
+            if self._system.get_file_info(mark).type != pafs.FileType.File:
+                raise CheckpointError(
+                    f"{node} has written its part of {self._url} elsewhere: it is not in the "
+                    "folder that the first node sees. Put checkpoint_dir on storage that all nodes "
+                    "share: a mounted file system, HDFS or an object store"
+                )
+        for node in nodes:
+            self._system.delete_file(f"{folder}/{MARK}{plain(node)}")
+
+    def _write(self, path: str, data: bytes) -> None:
+        with self._system.open_output_stream(path) as file:
+            file.write(data)
+
+    def _delete(self, path: str) -> None:
+        """Delete a folder, its manifest first, so that no half of it looks whole."""
+        with contextlib.suppress(OSError):
+            self._system.delete_file(f"{path}/{MANIFEST}")
+        try:
+            self._system.delete_dir(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            _log.warning("%s could not be deleted: %s", path, error)
+
+
+def _is_ahead(entry: Entry, now: CheckpointName) -> bool:
+    """Whether `entry` may be being written, or is of a world after that of `now`."""
+    name = entry.name
+    if name.cluster_id != now.cluster_id or name.generation < now.generation:
+        return False
+    return name.generation > now.generation or (not entry.is_complete and name.step > now.step)
+
+
+def plain(node: str) -> str:
+    """Return a node's name as part of a file name."""
+    return node.replace(":", "-")

@@ -1,0 +1,141 @@
+"""TensorBoard beside a node: started, asked whether it answers, ended with its agent.
+
+Runs in: agent
+
+`python -m sparkdl.node.tensorboard --logdir …` is `python -m tensorboard.main` that ends with its
+standard input: the agent holds the other end, so nothing that ends the agent leaves it behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import runpy
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from importlib.util import find_spec
+
+from sparkdl.control.messages import BoardStarted
+from sparkdl.core.errors import LaunchError
+from sparkdl.node.check import BOARD_MISSING
+
+START_S = 120.0
+"""How long it may take to answer: it imports TensorFlow where that is installed."""
+_TAIL_LINES = 20
+_STOP_S = 3.0
+_ANNOUNCED = re.compile(rb"TensorBoard \S+ at https?://\S+:(\d+)/")
+
+
+class Board:
+    """One TensorBoard. `begin` it, and `close` it in any case.
+
+    Args:
+        log_dir: what it shows: a folder or a URL, as TensorBoard takes them.
+        host: the address that it listens on.
+        port: 0 for any that is free.
+    """
+
+    def __init__(self, log_dir: str, host: str, port: int) -> None:
+        self._log_dir = log_dir
+        self._host = host
+        self._port = port
+        self._lines: deque[bytes] = deque(maxlen=_TAIL_LINES)
+        self._process: asyncio.subprocess.Process | None = None
+        self._tasks: list[asyncio.Future[None]] = []
+
+    def begin(self, tell: Callable[[BoardStarted], None]) -> None:
+        """Start it, and tell once it answers, or why it does not."""
+        self._tasks.append(asyncio.ensure_future(self._begin(tell)))
+
+    async def close(self) -> None:
+        """End it."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if self._process is None:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with suppress(ProcessLookupError, asyncio.TimeoutError):
+                os.killpg(self._process.pid, number)
+                await asyncio.wait_for(self._process.wait(), _STOP_S)
+
+    async def _begin(self, tell: Callable[[BoardStarted], None]) -> None:
+        if find_spec("tensorboard") is None:
+            tell(BoardStarted(problem=BOARD_MISSING.format(python=sys.executable), is_missing=True))
+            return
+        try:
+            port = await asyncio.wait_for(self._come_up(), START_S)
+        except (asyncio.TimeoutError, OSError, LaunchError) as error:
+            tell(BoardStarted(problem=self._story(str(error) or f"not within {START_S:g} s")))
+            return
+        assert self._process is not None
+        tell(BoardStarted(port, self._process.pid))
+
+    async def _come_up(self) -> int:
+        """Return its port as soon as it answers there."""
+        self._process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "sparkdl.node.tensorboard", "--logdir", self._log_dir),
+            *("--host", self._host, "--port", str(self._port)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+            start_new_session=True,
+        )
+        assert self._process.stdout is not None
+        async for line in self._process.stdout:
+            self._lines.append(line)
+            if found := _ANNOUNCED.search(line):
+                self._tasks.append(asyncio.ensure_future(self._read_on(self._process.stdout)))
+                await self._ask(int(found[1]))
+                return int(found[1])
+        raise LaunchError(f"it ended with status {await self._process.wait()}")
+
+    async def _read_on(self, output: asyncio.StreamReader) -> None:
+        """Keep its output flowing, or it would stop at a full pipe."""
+        while data := await output.read(1 << 16):
+            self._lines.append(data)
+
+    async def _ask(self, port: int) -> None:
+        reader, writer = await asyncio.open_connection(self._host, port)
+        try:
+            writer.write(b"GET / HTTP/1.0\r\nHost: tensorboard\r\n\r\n")
+            status = await reader.readline()
+        finally:
+            writer.close()
+        if b" 200" not in status:
+            raise LaunchError(f"it answers {status.decode(errors='replace').strip()!r}")
+
+    def _story(self, what: str) -> str:
+        said = b"".join(self._lines).decode(errors="replace").strip()
+        tail = "".join(f"\n  | {line}" for line in said.splitlines()) or " (nothing)"
+        return (
+            f"TensorBoard for {self._log_dir!r} does not answer on {self._host}: {what}. Set "
+            "TENSORBOARD_PORT to a free port on the executors, or leave tensorboard out. Its last "
+            f"lines:{tail}"
+        )
+
+
+def main() -> None:
+    """Be TensorBoard until the standard input ends."""
+    threading.Thread(target=_end_with_owner, name="sparkdl-owner", daemon=True).start()
+    sys.argv[0] = "tensorboard"
+    runpy.run_module("tensorboard.main", run_name="__main__", alter_sys=True)
+
+
+def _end_with_owner() -> None:
+    while os.read(0, 1):
+        pass
+    os.killpg(0, signal.SIGTERM)  # a session of its own: it and what it has started
+    threading.Event().wait(_STOP_S)
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

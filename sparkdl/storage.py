@@ -1,0 +1,200 @@
+"""Where files are: paths as users write them become a file system and the files in it.
+
+Runs in: driver, agent, feeder. Listing: driver.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from sparkdl.control.shares import Storage
+from sparkdl.core.errors import ConfigError
+
+READ_NBYTES = 256 * 1024
+"""Local files are read in pieces of this size for each column."""
+_URI = re.compile(r"(?P<base>(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<host>[^/]*))(?P<path>.*)")
+_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
+_SCHEMES = ("file", "hdfs", "viewfs", "s3", "gs", "abfs", "abfss")
+_NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+
+
+def locate(path: str, options: dict[str, Any] | None = None) -> tuple[Storage, str]:
+    """Return the storage that `path` is in, and the path within it. Connects to nothing.
+
+    Args:
+        path: a local path, absolute or not, or `file`, `hdfs`, `viewfs`, `s3` (`s3a`), `gs`,
+            `abfs` or `abfss` with `://`; not URL-encoded.
+        options: keyword arguments of the `pyarrow.fs` class of that scheme, such as `region` and
+            `endpoint_override` for S3; they must be able to travel as JSON.
+
+    Raises:
+        ConfigError: for another scheme.
+    """
+    match = _URI.fullmatch(path)
+    if not match:
+        scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", path)
+        if scheme and scheme[1] != "file":
+            raise _unknown_scheme(scheme[1], path)
+        local = path.removeprefix("file:")
+        return Storage("file://", options or {}), os.path.abspath(local)
+    scheme_name, host, rest = match["scheme"].lower(), match["host"], match["path"]
+    scheme_name = _ALIASES.get(scheme_name, scheme_name)
+    if scheme_name not in _SCHEMES:
+        raise _unknown_scheme(scheme_name, path)
+    if scheme_name == "file":
+        return Storage("file://", options or {}), os.path.abspath(rest)
+    if scheme_name in ("s3", "gs"):
+        rest = f"{host.rpartition('@')[2]}/{rest.strip('/')}"
+    elif scheme_name in ("abfs", "abfss") and "@" in host:
+        rest = f"{host.partition('@')[0]}/{rest.strip('/')}"
+    return Storage(f"{scheme_name}://{host}", options or {}), rest.rstrip("/") or "/"
+
+
+def open_storage(storage: Storage) -> pafs.FileSystem:
+    """Open a storage.
+
+    Raises:
+        ConfigError: if it cannot be opened: wrong options, no credentials, no libhdfs.
+    """
+    uri = urlsplit(storage.uri)
+    options = dict(storage.options)
+    try:
+        if uri.scheme == "file":
+            return pafs.LocalFileSystem(**options)
+        if not options and (uri.netloc or uri.scheme != "hdfs"):
+            return pafs.FileSystem.from_uri(f"{storage.uri}/")[0]
+        if uri.scheme == "s3":
+            return pafs.S3FileSystem(**options)
+        if uri.scheme == "gs":
+            return pafs.GcsFileSystem(**options)
+        if uri.scheme in ("abfs", "abfss"):
+            options.setdefault("account_name", (uri.hostname or "").split(".")[0])
+            return pafs.AzureFileSystem(**options)
+        return pafs.HadoopFileSystem(uri.hostname or "default", uri.port or 0, **options)
+    except (OSError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
+        raise ConfigError(
+            f"{uri.scheme}://{uri.hostname or ''} cannot be opened with the storage options "
+            f"{sorted(storage.options)}: {error}"
+        ) from error
+
+
+def open_file(
+    system: pafs.FileSystem, path: str, footer: pq.FileMetaData | None = None
+) -> pq.ParquetFile:
+    """Open a Parquet file to read it in pieces.
+
+    Args:
+        path: within `system`.
+        footer: what was read of it before.
+
+    Raises:
+        OSError, pyarrow.ArrowException: if it cannot be read, or is no Parquet file.
+    """
+    is_local = isinstance(system, pafs.LocalFileSystem)
+    return pq.ParquetFile(
+        path,
+        metadata=footer,
+        filesystem=system,
+        pre_buffer=not is_local,  # fewer and larger requests
+        buffer_size=READ_NBYTES if is_local else 0,
+        coerce_int96_timestamp_unit="us",
+    )
+
+
+def find_files(system: pafs.FileSystem, path: str) -> Iterator[tuple[str, dict[str, str | None]]]:
+    """Yield the files that `path` means, as Spark reads them, with their partition values.
+
+    A folder stands for the files in it and in its `key=value` folders, at any depth; other folders
+    in it are left out, as are names that begin with a dot or an underscore. In a pattern, `*`, `?`
+    and `[...]` stand for parts of one name; the `key=value` folders that it finds count as well.
+
+    Args:
+        path: within `system`; may be a pattern.
+
+    Raises:
+        ConfigError: if there is no such file or folder, or it may not be listed.
+    """
+    try:
+        itself = system.get_file_info(path)
+        found = [(itself, dict[str, str | None]())] if _exists(itself) else _matches(system, path)
+        for info, values in found:
+            if info.type == pafs.FileType.File:
+                yield info.path, values
+            else:
+                yield from _in_folder(system, info.path, values)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be listed: {error}") from error
+
+
+def _unknown_scheme(scheme: str, path: str) -> ConfigError:
+    return ConfigError(
+        f"{path}: agents cannot read {scheme}://. They read local paths and "
+        f"{', '.join(_SCHEMES)}. Or feed it through Spark: cluster.feed(spark.read.parquet(...))"
+    )
+
+
+def _exists(info: pafs.FileInfo) -> bool:
+    return bool(info.type in (pafs.FileType.File, pafs.FileType.Directory))
+
+
+def _is_hidden(name: str) -> bool:
+    is_marker = name.startswith("_") and "=" not in name
+    return is_marker or name.startswith(".") or name.endswith((".crc", "._COPYING_"))
+
+
+def _partition(name: str) -> dict[str, str | None]:
+    key, equals, value = name.partition("=")
+    if not equals:
+        return {}
+    return {unquote(key): None if value == _NULL_FOLDER else unquote(value)}
+
+
+Found = tuple[pafs.FileInfo, dict[str, str | None]]
+
+
+def _children(system: pafs.FileSystem, folder: str) -> list[pafs.FileInfo]:
+    infos = system.get_file_info(pafs.FileSelector(folder or "/"))
+    return sorted((i for i in infos if not _is_hidden(i.base_name)), key=lambda info: info.path)
+
+
+def _matches(system: pafs.FileSystem, pattern: str) -> Iterator[Found]:
+    """Match a pattern name by name, so that only the folders on its way are listed."""
+    names = pattern.split("/")
+    wild = next((i for i, name in enumerate(names) if re.search(r"[*?[]", name)), len(names))
+    if wild == len(names):
+        return
+    folder = "/".join(names[:wild])
+    found: list[Found] = [(info, {}) for info in [system.get_file_info(folder or "/")]]
+    for name in names[wild:]:
+        found = [
+            (info, {**values, **(_partition(info.base_name) if _is_folder(info) else {})})
+            for parent, values in found
+            if _is_folder(parent)
+            for info in _children(system, parent.path)
+            if fnmatchcase(info.base_name, name)
+        ]
+    yield from found
+
+
+def _is_folder(info: pafs.FileInfo) -> bool:
+    return bool(info.type == pafs.FileType.Directory)
+
+
+def _in_folder(
+    system: pafs.FileSystem, folder: str, values: dict[str, str | None]
+) -> Iterator[tuple[str, dict[str, str | None]]]:
+    infos = system.get_file_info(pafs.FileSelector(folder, recursive=True))  # one call for S3
+    for info in sorted(infos, key=lambda info: info.path):
+        *folders, name = info.path[len(folder) :].strip("/").split("/")
+        parts = [_partition(part) for part in folders]
+        if info.type == pafs.FileType.File and all(parts) and not _is_hidden(name):
+            yield info.path, {k: v for part in [values, *parts] for k, v in part.items()}

@@ -1,0 +1,273 @@
+"""The book of calls: what is fed again is what no checkpoint covers, no more and no less."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkdl.control.coverage import CallShape, EpochRows, FeedCoverage
+from sparkdl.core.errors import ConfigError
+from sparkdl.core.row_ranges import merge_ranges
+from sparkdl.driver.feeds.calls import Asked, Call, EpochLeft
+from sparkdl.driver.feeds.coverage import Books, CallBook
+from sparkdl.feed.transfer.request import FeedOrder
+
+Row = tuple[int, int, int, int]
+"""Call, epoch, partition, row."""
+
+
+def fed(book: CallBook, call: Call, sizes: tuple[int, ...] = (10,)) -> None:
+    """Feed all that is left of a call."""
+    book.open_epochs(call, [left.epoch for left in call.left()])
+    book.measured(call, len(sizes), dict(enumerate(sizes)))
+    book.fed(call, has_ended_early=False)
+
+
+def ended(book: CallBook) -> CallBook:
+    """Begin the next generation."""
+    book.begin(book._generation + 1)
+    return book
+
+
+# by hand
+
+
+def test_a_call_goes_on_in_the_next_generation_with_the_rows_that_no_checkpoint_covers() -> None:
+    book = CallBook("input")
+    call = book.add(Asked("data", epochs=3))
+    assert call.left() == [EpochLeft(0), EpochLeft(1), EpochLeft(2)]
+    assert book.open_epochs(call, [0, 1, 2]) == 0
+    book.measured(call, 2, {0: 10, 1: 5})
+    nodes: list[EpochRows] = [
+        {0: {0: ((0, 10),), 1: ((0, 2),)}, 1: {0: ((0, 4),)}},
+        {0: {1: ((2, 5),)}, 1: {0: ((7, 9),)}},
+    ]
+    covered = book.coverage(0, nodes)
+    assert covered == FeedCoverage(
+        0, {0: {1: {0: ((0, 4), (7, 9))}}}, {0: CallShape(2, {0: 10, 1: 5})}
+    )
+    assert book.next() is call
+    assert len(call.left()) == 3, "the checkpoint is not complete yet"
+    assert book.covered_to(0) == 0
+    book.cover(covered)
+    assert book.covered_to(0) == 1, "nodes need not tell of epoch 0 again"
+    ended(book)
+    assert call.left() == [EpochLeft(1, {0: ((0, 4), (7, 9))}), EpochLeft(2)]
+    assert call.rows_covered == 15 + 6
+    assert book.open_epochs(call, [1, 2]) == 0, "epochs are numbered anew in each generation"
+    more = book.coverage(1, [{0: {0: ((4, 7), (9, 10)), 1: ((0, 5),)}}])
+    assert more.rows == {0: {2: {}}}, "epochs 0 and 1 are covered as a whole"
+    assert book.coverage(0, nodes) == covered, "what an older generation says changes nothing"
+
+
+def test_calls_before_the_one_under_way_are_fed_first_and_forgotten_once_covered() -> None:
+    book = CallBook("input")
+    first, second = book.add(Asked("a")), book.add(Asked("b"))
+    fed(book, first)
+    assert book.next(first) is None
+    assert book.next(second) is second
+    book.open_epochs(second, [0])
+    ended(book)
+    assert book.next(second) is first
+    fed(book, first)
+    assert book.next(second) is second
+    fed(book, second)
+    book.cover(book.coverage(1, [{0: {0: ((0, 10),)}}]))
+    assert (book.covered_to(1), book.covered_to(0)) == (1, 0)
+    ended(book)
+    assert book.next() is second, "the first is covered"
+    book.cover(FeedCoverage(2))
+    assert book.covered_to(2) == book._next_epoch
+    assert book.coverage(2, []) == FeedCoverage(2)
+    assert not book._calls
+    assert second.asked.data is None
+
+
+def test_a_call_that_nobody_wanted_more_of_is_over_once_rows_behind_it_are_covered() -> None:
+    book = CallBook("input")
+    endless, empty, then = book.add(Asked("a", 5)), book.add(Asked([])), book.add(Asked("b"))
+    book.open_epochs(endless, range(5))
+    book.fed(endless, has_ended_early=True)
+    fed(book, empty, (0,))
+    assert book.coverage(0, [{2: {0: ((0, 9),)}}]).calls == 0, "it may go on there"
+    fed(book, then)
+    covered = book.coverage(0, [{2: {0: ((0, 9),)}, 6: {0: ((0, 4),)}}])
+    assert covered.calls == 2
+    assert list(covered.rows) == [2]
+    book.cover(covered)
+    assert book.next() is None
+    assert ended(book).next() is then
+
+
+def test_a_call_that_failed_is_not_tried_again() -> None:
+    book = CallBook("input")
+    broken, after = book.add(Asked("a")), book.add(Asked("b"))
+    book.open_epochs(broken, [0])
+    book.broke(broken)
+    fed(book, after)
+    assert ended(book).next() is after
+
+
+def test_micro_batches_that_no_checkpoint_covers_are_told_of_and_not_fed_again() -> None:
+    book = CallBook("input")
+    calls = [book.add(Asked("rows", is_micro_batch=True)) for _ in range(3)]
+    for call in calls[:2]:
+        fed(book, call)
+        assert call.asked.data is None, "Spark's micro-batches come once"
+    covered = book.coverage(0, [{0: {0: ((0, 10),)}, 1: {0: ((0, 4),)}}])
+    assert covered.rows == {-1: {1: {}}, -2: {0: {0: ((0, 4),)}}}
+    book.cover(covered)
+    assert book.begin(1) == [calls[1]]
+    assert calls[1].rows_covered == 4
+    assert book.next() is calls[2], "the one under way is fed again"
+    later = CallBook("input")
+    later.restore(covered)
+    assert later.add(Asked("rows", is_micro_batch=True)).left(), "numbers of another run"
+    assert later.add(Asked("rows")).left()
+
+
+def test_without_restarts_or_checkpoints_data_are_let_go_of_once_they_are_fed() -> None:
+    book = CallBook("input", keeps=False)
+    call = book.add(Asked("rows"))
+    fed(book, call)
+    assert call.asked.data is None
+    assert ended(book).next() is None
+
+
+def test_a_later_run_goes_on_in_the_call_where_the_checkpoint_was() -> None:
+    book = CallBook("input")
+    book.restore(FeedCoverage(1, {1: {2: {0: ((0, 5),)}}}, {1: CallShape(2, {0: 10, 1: 4})}))
+    first, second, third = (book.add(Asked("data", epochs=4)) for _ in range(3))
+    assert not first.left()
+    assert second.left() == [EpochLeft(2, {0: ((0, 5),)}), EpochLeft(3)]
+    assert second.rows_covered == 2 * 14 + 5
+    assert len(third.left()) == 4
+    assert book.next(first) is None
+    assert book.next() is second
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "text"),
+    [
+        (CallShape(3), CallShape(4), "4 partitions, and 3 when .* the same data, in the same"),
+        (CallShape(1, {0: 10}), CallShape(1, {0: 12}), "10 rows of files, and there are 12 now"),
+    ],
+)
+def test_other_data_than_a_checkpoint_was_made_with_are_refused(
+    before: CallShape, now: CallShape, text: str
+) -> None:
+    book = CallBook("input")
+    book.restore(FeedCoverage(0, {0: {0: {0: ((0, 5),)}}}, {0: before}))
+    with pytest.raises(ConfigError, match=text):
+        book.add(Asked("data", shape=now))
+
+
+def test_data_that_come_in_other_partitions_the_second_time_are_refused() -> None:
+    order = FeedOrder("input", 0, "run", (), "token")
+    order.check_partitions(2)
+    replace(order, partitions=3).check_partitions(3)
+    with pytest.raises(ConfigError, match="2 partitions, and 3"):
+        replace(order, partitions=3).check_partitions(2)
+    with pytest.raises(ConfigError, match="6 partitions, and 7"):
+        replace(order, done={6: ((0, 1),)}).check_partitions(6)
+
+
+def test_feeds_that_nodes_read_themselves_are_covered_by_their_epochs() -> None:
+    books = Books()
+    book = books.book("input")
+    book.open_epochs(book.add(Asked("data")), [0])
+    parts: dict[int, Mapping[str, EpochRows]] = {
+        0: {"own": {3: {0: ((0, 5),)}}, "input": {0: {1: ((0, 2),)}}},
+        1: {"own": {3: {0: ((5, 7),)}}},
+    }
+    covered = books.coverage(0, parts)
+    assert covered["own"].rows == {0: {3: {0: ((0, 7),)}}}
+    assert covered["input"].rows == {0: {0: {1: ((0, 2),)}}}
+    books.cover(covered)
+    more = books.coverage(1, {0: {"own": {4: {0: ((0, 1),)}}}})
+    assert more["own"].rows == {0: {3: {0: ((0, 7),)}, 4: {0: ((0, 1),)}}}
+    assert more["input"] == covered["input"]
+
+
+# at random
+
+
+@dataclass
+class World:
+    """Calls, what was used of them, and what the last checkpoint covers: row by row."""
+
+    sizes: list[tuple[int, ...]]
+    epochs: list[int]
+    covered: set[Row] = field(default_factory=set)
+
+    def rows(self) -> list[Row]:
+        return [
+            (call, epoch, partition, row)
+            for call, sizes in enumerate(self.sizes)
+            for epoch in range(self.epochs[call])
+            for partition, size in enumerate(sizes)
+            for row in range(size)
+        ]
+
+
+SIZES = st.lists(st.integers(0, 5), min_size=1, max_size=3).map(tuple)
+WORLDS = st.lists(st.tuples(SIZES, st.integers(1, 3)), min_size=1, max_size=4)
+
+
+def as_parts(used: list[tuple[int, Row]], nodes: int, data: st.DataObject) -> list[EpochRows]:
+    """Deal rows, each with the epoch of the generation, out to nodes, as they tell of them."""
+    parts: list[EpochRows] = [{} for _ in range(nodes)]
+    for epoch, (_, _, partition, row) in used:
+        rows = parts[data.draw(st.integers(0, nodes - 1))].setdefault(epoch, {})
+        ranges = [*rows.get(partition, ()), (row, row + 1)]
+        rows[partition] = tuple(merge_ranges(ranges))
+    return parts
+
+
+@settings(max_examples=150, deadline=None)
+@given(WORLDS, st.integers(1, 4), st.integers(1, 3), st.data())
+def test_rows_that_are_fed_again_are_exactly_those_that_no_checkpoint_covers(
+    calls: list[tuple[tuple[int, ...], int]], generations: int, nodes: int, data: st.DataObject
+) -> None:
+    """Whatever was used, in whatever order, and wherever it stopped; also by a run after it."""
+    world = World([sizes for sizes, _ in calls], [epochs for _, epochs in calls])
+    book = CallBook("input")
+    made = [book.add(Asked("data", epochs)) for _, epochs in calls]
+    for generation in range(generations):
+        assert book.begin(generation) == []
+        if data.draw(st.booleans()):  # another run
+            stored = msgspec.json.encode(book.coverage(generation, []))
+            book = CallBook("input")
+            book.restore(msgspec.json.decode(stored, type=FeedCoverage))
+            made = [book.add(Asked("data", epochs)) for _, epochs in calls]
+            book.begin(generation)
+        left_over = [row for row in world.rows() if row not in world.covered]
+        got: list[tuple[int, Row]] = []
+        while (call := book.next()) is not None:
+            number = made.index(call)
+            left = call.left()
+            first = book.open_epochs(call, [each.epoch for each in left])
+            for i, each in enumerate(left):
+                done = {p: set().union(*(range(*r) for r in rs)) for p, rs in each.done.items()}
+                skipped = call.covered_partitions(each.done)
+                for partition, size in enumerate(world.sizes[number]):
+                    rows = [r for r in range(size) if r not in done.get(partition, ())]
+                    assert not (rows and partition in skipped)
+                    got += [(first + i, (number, each.epoch, partition, row)) for row in rows]
+            sizes = world.sizes[number]
+            if data.draw(st.booleans(), "the job came to its end"):
+                book.measured(call, len(sizes), dict(enumerate(sizes)))
+            book.fed(call, has_ended_early=False)
+        assert [row for _, row in got] == left_over
+        used = got[: data.draw(st.integers(0, len(got)), "so far the nodes have come")]
+        if data.draw(st.booleans(), "uneven"):
+            used = [each for each in used if data.draw(st.booleans())]
+        now = book.coverage(generation, as_parts(used, nodes, data))
+        if data.draw(st.booleans(), "the checkpoint is complete"):
+            book.cover(now)
+            world.covered |= {row for _, row in used}

@@ -1,0 +1,222 @@
+"""When a training stands still, and who is behind: decided from what nodes have told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sparkdl.control.messages import ChildReturned, FeedCount, NodeActive
+from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
+from sparkdl.core.world import Address, build_world
+from sparkdl.driver.health.hangs import Hang, Watch, look
+from sparkdl.driver.health.stragglers import (
+    PERIOD_S,
+    SILENCE_S,
+    Pace,
+    Progress,
+    compare,
+    progress_of,
+)
+from sparkdl.driver.lifecycle.roster import Roster
+from sparkdl.driver.lifecycle.state import Running
+
+TIMEOUT_S = 60.0
+ONE, TWO = Progress(0, "worker:0", 0, told=7), Progress(1, "worker:1", 1, told=7)
+
+
+def hang_of(*rounds: tuple[Progress, ...], every_s: float = 10.0) -> Hang | None:
+    """Look once for each of `rounds`, then until a hang is found or long after the timeout."""
+    watch, hang = Watch(), None
+    looks = [*rounds, *[rounds[-1]] * 20]
+    for number, nodes in enumerate(looks):
+        watch, found = look(watch, 0, nodes, number * every_s, TIMEOUT_S)
+        assert not (found and hang), "told of once only"
+        hang = hang or found
+    return hang
+
+
+def test_nobody_is_behind_where_all_are_at_the_same_step() -> None:
+    hang = hang_of((ONE, TWO))
+    assert hang
+    assert (hang.behind, hang.ahead) == ((ONE, TWO), ())
+    assert hang.describe() == (
+        "no step, no row and no exit in any node for 60 s; all nodes at step 7"
+    )
+    assert hang.message(ONE) == "made no progress for 60 s, at step 7"
+
+
+def test_who_is_behind_is_told_from_who_is_ahead() -> None:
+    behind = replace(TWO, told=-1)
+    hang = hang_of((ONE, behind))
+    assert hang
+    assert hang.behind == (behind,)
+    assert "behind: worker:1 (rank 1) at no step yet; ahead: worker:0 (rank 0) at step 7" in (
+        hang.describe()
+    )
+    assert hang.message(behind).endswith("at no step yet, while worker:0 (rank 0) is at step 7")
+
+
+def test_batches_of_feeds_count_where_nobody_tells_of_steps() -> None:
+    one, two = replace(ONE, told=-1, batches=3, rows=96), replace(TWO, told=-1, batches=2, rows=64)
+    hang = hang_of((one, two))
+    assert hang
+    assert hang.behind == (two,)
+    assert "worker:1 (rank 1) at batch 2" in hang.describe()
+
+
+@pytest.mark.parametrize(
+    "news",
+    [
+        (replace(ONE, told=8), TWO),
+        (replace(ONE, batches=1), TWO),
+        (replace(ONE, rows=1), TWO),
+        (TWO,),  # the other has returned
+    ],
+)
+def test_progress_of_one_node_is_progress_of_all(news: tuple[Progress, ...]) -> None:
+    watch, _ = look(Watch(), 0, (ONE, TWO), 0.0, TIMEOUT_S)
+    for now_s in (20.0, 40.0):
+        watch, _ = look(watch, 0, (ONE, TWO), now_s, TIMEOUT_S)
+    watch, hang = look(watch, 0, news, 59.0, TIMEOUT_S)
+    assert (watch.since_s, hang) == (59.0, None)
+
+
+def test_lines_count_for_those_alone_who_never_told_a_step() -> None:
+    silent = Progress(0, "worker:0", 0)
+    prints = [(replace(silent, log_nbytes=n),) for n in range(30)]
+    watch = Watch()
+    for number, nodes in enumerate(prints):
+        watch, hang = look(watch, 0, nodes, number * 10.0, TIMEOUT_S)
+        assert hang is None
+    assert hang_of(prints[0])
+    chatty = [(ONE, replace(TWO, log_nbytes=n)) for n in range(7)]
+    assert hang_of(*chatty), "who has told steps is not kept alive by what it prints"
+    mixed = [(ONE, replace(silent, node_id=1, log_nbytes=n)) for n in range(7)]
+    assert hang_of(*mixed), "nor by a node that tells none"
+
+
+def test_nodes_that_have_read_all_wait_for_the_next_feed_and_do_not_hang() -> None:
+    idle = replace(ONE, is_idle=True), replace(TWO, is_idle=True)
+    assert hang_of(idle) is None
+    assert hang_of((idle[0], TWO)), "one of them has rows"
+
+
+def test_new_world_begins_to_count_anew() -> None:
+    watch, _ = look(Watch(), 0, (ONE,), 0.0, TIMEOUT_S)
+    watch, hang = look(watch, 1, (ONE,), 100.0, TIMEOUT_S)
+    assert (watch.since_s, hang) == (100.0, None)
+
+
+def test_driver_that_stood_still_itself_blames_nobody() -> None:
+    watch, _ = look(Watch(), 0, (ONE,), 0.0, TIMEOUT_S)
+    watch, hang = look(watch, 0, (ONE,), 1000.0, TIMEOUT_S)
+    assert hang is None
+    for now_s in (1020.0, 1040.0):
+        watch, hang = look(watch, 0, (ONE,), now_s, TIMEOUT_S)
+        assert hang is None
+    assert look(watch, 0, (ONE,), 1060.0, TIMEOUT_S)[1]
+
+
+def test_nodes_that_come_up_get_the_time_to_do_so() -> None:
+    starting = replace(ONE, told=-1, has_entered=False)
+    watch, _ = look(Watch(), 0, (starting, TWO), 0.0, TIMEOUT_S, 300.0)
+    for now_s in range(20, 300, 20):
+        watch, hang = look(watch, 0, (starting, TWO), now_s, TIMEOUT_S, 300.0)
+        assert hang is None
+    assert look(watch, 0, (starting, TWO), 300.0, TIMEOUT_S, 300.0)[1]
+
+
+# Stragglers.
+
+
+def pace_of(first: tuple[Progress, ...], last: tuple[Progress, ...], looks: int = 12) -> str:
+    """Compare over one period in which the nodes went from `first` to `last`."""
+    pace, _ = compare(Pace(), 0, first, 0.0)
+    for number in range(1, looks):
+        pace, text = compare(pace, 0, first, number * PERIOD_S / looks)
+        assert not text
+    return compare(pace, 0, last, PERIOD_S)[1]
+
+
+def test_node_that_takes_less_than_half_the_steps_is_a_straggler() -> None:
+    after = replace(ONE, told=107), replace(TWO, told=47)
+    assert pace_of((ONE, TWO), after) == (
+        "slower than the others for 60 s: worker:1 (rank 1) took 40 steps, the fastest 100"
+    )
+    assert pace_of((ONE, TWO), (replace(ONE, told=107), replace(TWO, told=67))) == ""
+    assert pace_of((ONE, TWO), (replace(ONE, told=12), TWO)) == "", "too few steps to compare"
+
+
+def test_node_with_rows_while_others_wait_for_some_is_a_straggler() -> None:
+    nodes = (replace(ONE, is_idle=True), TWO)
+    assert "worker:1 (rank 1) has rows to read while the others wait" in pace_of(nodes, nodes)
+
+
+def test_stragglers_are_named_once_in_a_while() -> None:
+    pace, now_s, named_s, told = Pace(), 0.0, [], 0
+    while now_s < 2 * SILENCE_S:
+        nodes = (replace(ONE, told=told), TWO)
+        pace, text = compare(pace, 0, nodes, now_s)
+        named_s += [now_s] if text else []
+        now_s, told = now_s + 10, told + 10
+    assert named_s == [PERIOD_S, PERIOD_S + SILENCE_S]
+
+
+# What is known of the nodes.
+
+
+def test_rows_at_servers_are_progress_of_the_chief_that_steps_on_them() -> None:
+    nodes = plan_nodes(3, 1, "chief", is_coordinated=True)
+    world = build_world(0, {node: Address("h", 1, "") for node in nodes})
+    running = Running(Roster(ClusterSpec("c", nodes)), world, frozenset({0, 1, 2}))
+    feeds = {(2, "a"): FeedCount("a", 8, 4, steps=1, epoch_rows=8)}
+    (chief,) = progress_of(running, feeds, {}, False)
+    assert (chief.node, chief.batches, chief.rows, chief.is_idle) == ("chief:0", 1, 4, False)
+    (chief,) = progress_of(running, {(2, "a"): FeedCount("a", 8, 8)}, {}, False)
+    assert chief.is_idle
+
+
+NODES = plan_nodes(4, 1, "chief", eval_node=True)
+WORLD = build_world(3, {node: Address("h", 1, "") for node in NODES})
+SPEC = ClusterSpec("c", NODES, framework="plain")
+RUNNING = Running(Roster(SPEC), WORLD, frozenset({1, 3}))
+CHIEF, WORKER = 1, 3
+
+
+def test_only_nodes_that_finish_the_job_are_watched_until_they_return() -> None:
+    found = progress_of(RUNNING, {}, {}, False)
+    assert [node.node for node in found] == ["chief:0", "worker:0"]
+    running = replace(RUNNING, returned={CHIEF: ChildReturned(3, b"")})
+    assert [node.node for node in progress_of(running, {}, {}, False)] == ["worker:0"]
+
+
+def test_what_is_told_of_another_world_does_not_count() -> None:
+    activity = {CHIEF: NodeActive(2, 50), WORKER: NodeActive(3, 4, batches=2, log_nbytes=9)}
+    feeds = {(WORKER, "a"): FeedCount("a", 8, 8, steps=1), (WORKER, "b"): FeedCount("b", 4, 2)}
+    chief, worker = progress_of(RUNNING, feeds, activity, False)
+    assert (chief.told, chief.tells) == (-1, False)
+    assert (worker.told, worker.batches, worker.rows, worker.log_nbytes) == (4, 3, 10, 9)
+
+
+@pytest.mark.parametrize(
+    ("count", "is_idle"),
+    [
+        (FeedCount("a"), True),
+        (FeedCount("a", rows_received=2, rows_consumed=1, epoch_rows=2), False),
+        (FeedCount("a", 3, 2, cut=0, epochs_done=1, epoch=1), True),  # one waits for the next epoch
+        (FeedCount("a", rows_received=2, rows_consumed=1, rows_dropped=1), True),
+        (FeedCount("a", rows_received=2, rows_consumed=2, cut=0), False),  # its end is to be seen
+        (FeedCount("a", rows_received=2, rows_consumed=2, cut=0, epochs_done=1, epoch=1), True),
+        (FeedCount("a", rows_received=2, rows_consumed=4, cut=2, epochs_done=2), False),
+        (FeedCount("a", rows_received=2, closed_to=0), True),
+        (FeedCount("a", rows_received=2, closed=True), True),
+    ],
+)
+def test_node_is_idle_once_it_has_read_all(count: FeedCount, is_idle: bool) -> None:
+    feeds = {(CHIEF, "a"): count, (WORKER, "a"): count}
+    assert [n.is_idle for n in progress_of(RUNNING, feeds, {}, False)] == [is_idle] * 2
+    assert not any(n.is_idle for n in progress_of(RUNNING, feeds, {}, True)), "no feed will come"
+    own = replace(SPEC, input_mode=InputMode.TENSORFLOW)
+    running = replace(RUNNING, roster=Roster(own))
+    assert not any(n.is_idle for n in progress_of(running, feeds, {}, False))

@@ -1,0 +1,122 @@
+"""What is worth another round, and what is not: the whole of the policy, as a table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sparkdl.core.failure import Failure, FailureKind
+from sparkdl.core.settings import Settings
+from sparkdl.driver.lifecycle.policy import Decision, Fail, History, Restart, Retry, decide
+
+SETTINGS = Settings(max_port_retries=2)
+PORT = Failure("worker:1", "port", "address in use", 2.0)
+
+RESTARTS = Settings(max_restarts=3, restart_backoff_s=2.0, restart_window_s=100.0)
+TRACE = '  File "train.py", line {}, in train\n    raise'
+ERROR = Failure(
+    *("worker:1", "exception", "ValueError: no", 2.0),
+    exception_type="builtins.ValueError",
+    traceback=TRACE.format(7),
+    step=5,
+)
+KILLED = Failure("worker:0", "signal", "", 1.0, signal_number=9, step=5)
+SEGFAULT = replace(KILLED, signal_number=11)
+LOST = Failure("worker:0", "lost", "its connection closed", 1.0)
+EXIT = Failure("worker:0", "exit", "", 1.0, exit_code=3)
+PEER = replace(ERROR, exception_type="tensorflow...UnavailableError", message="socket closed")
+BROKEN = replace(ERROR, message="Connection reset by peer", time_s=0.5, is_consequence=True)
+AGAIN = "failed the same way at the same step twice: not restarted again"
+HOPELESS = "another start would fail the same way: not restarted"
+
+
+@pytest.mark.parametrize("kind", ["exception", "exit", "signal", "oom", "lost", "setup", "hang"])
+def test_without_restarts_whatever_is_no_port_fails_the_cluster(kind: FailureKind) -> None:
+    assert decide([Failure("ps:0", kind, "", 1.0)], History(), SETTINGS) == Fail()
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_lost_port_is_tried_again(retries: int) -> None:
+    assert decide([PORT], History(retries), SETTINGS) == Retry(
+        f"worker:1 lost its port to another process; retry {retries + 1} of 2 on new ports"
+    )
+
+
+def test_what_fails_because_another_lost_its_port_does_not_stop_the_retry() -> None:
+    failures = [Failure("chief:0", "exception", "cannot connect", 1.0), PORT]
+    assert isinstance(decide(failures, History(), SETTINGS), Retry)
+
+
+@pytest.mark.parametrize("retries", [2, 3])
+def test_after_so_many_retries_a_lost_port_is_a_failure(retries: int) -> None:
+    assert decide([PORT], History(retries), SETTINGS) == Fail(
+        f"ports were lost to other processes {retries + 1} times in a row"
+    )
+
+
+def test_without_retries_the_first_lost_port_is_a_failure() -> None:
+    assert isinstance(decide([PORT], History(), Settings(max_port_retries=0)), Fail)
+
+
+def restart(number: int, failure: Failure, backoff_s: float = 0.0) -> Restart:
+    return Restart(f"restart {number} of 3 because {failure.headline()}", backoff_s)
+
+
+TABLE: list[tuple[list[Failure], History, Decision]] = [
+    # Whatever can be better the next time, in the order in which it happened.
+    ([ERROR], History(), restart(1, ERROR)),
+    ([EXIT], History(), restart(1, EXIT)),
+    ([LOST, ERROR], History(), restart(1, LOST)),
+    ([ERROR, KILLED], History(), restart(1, KILLED)),
+    # Who says that another node is gone is no cause, if another node is.
+    ([BROKEN, KILLED], History(), restart(1, KILLED)),
+    ([BROKEN], History(0, (990.0,), BROKEN), restart(2, BROKEN, 2.0)),
+    # Those in a row wait longer and longer; one that is long ago does not count.
+    ([ERROR], History(0, (990.0,)), restart(2, ERROR, 2.0)),
+    ([ERROR], History(0, (980.0, 990.0)), restart(3, ERROR, 4.0)),
+    ([ERROR], History(0, (900.0, 980.0, 990.0)),
+     Fail("max_restarts=3 are used up")),
+    ([ERROR], History(0, (899.0, 980.0, 990.0)), restart(3, ERROR, 4.0)),
+    ([ERROR], History(0, (100.0, 200.0, 300.0)), restart(1, ERROR)),
+    # What says that the program is wrong.
+    ([replace(ERROR, kind="setup")], History(), Fail(HOPELESS)),
+    ([replace(ERROR, exception_type="sparkdl.core.errors.ConfigError")], History(), Fail(HOPELESS)),
+    ([replace(ERROR, exception_type="builtins.ModuleNotFoundError")], History(), Fail(HOPELESS)),
+    # The same again.
+    ([ERROR], History(0, (990.0,), ERROR), Fail(AGAIN)),
+    ([replace(ERROR, node="worker:0", time_s=9.0)], History(0, (990.0,), ERROR), Fail(AGAIN)),
+    ([SEGFAULT], History(0, (990.0,), SEGFAULT), Fail(AGAIN)),
+    ([EXIT], History(0, (990.0,), EXIT), Fail(AGAIN)),
+    ([replace(ERROR, message="no <a at 0x7f3b>")],
+     History(0, (990.0,), replace(ERROR, message="no <a at 0x11>")), Fail(AGAIN)),
+    # Another step, place, word or code; or what comes from outside.
+    ([replace(ERROR, step=6)], History(0, (990.0,), ERROR), restart(2, ERROR, 2.0)),
+    ([replace(ERROR, traceback=TRACE.format(8))], History(0, (990.0,), ERROR),
+     restart(2, ERROR, 2.0)),
+    ([EXIT], History(0, (990.0,), replace(EXIT, exit_code=4)), restart(2, EXIT, 2.0)),
+    ([KILLED], History(0, (990.0,), KILLED), restart(2, KILLED, 2.0)),
+    ([LOST], History(0, (990.0,), LOST), restart(2, LOST, 2.0)),
+    ([PEER], History(0, (990.0,), PEER), restart(2, PEER, 2.0)),
+    ([replace(LOST, kind="oom")], History(0, (990.0,), replace(LOST, kind="oom")),
+     restart(2, replace(LOST, kind="oom"), 2.0)),
+]  # fmt: skip
+"""Failures of one round at 1000 s, what was before, what is decided."""
+
+
+@pytest.mark.parametrize(("failures", "history", "decision"), TABLE)
+def test_table(failures: list[Failure], history: History, decision: Decision) -> None:
+    assert decide(failures, history, RESTARTS, 1000.0) == decision
+
+
+def test_no_restart_waits_longer_than_the_longest_back_off() -> None:
+    settings = replace(RESTARTS, max_restarts=50)
+    decision = decide([ERROR], History(0, (999.0,) * 40), settings, 1000.0)
+    assert isinstance(decision, Restart)
+    assert decision.backoff_s == 30.0
+
+
+def test_reason_is_one_line_though_the_message_has_many() -> None:
+    decision = decide([replace(ERROR, message="a\nb")], History(), RESTARTS)
+    assert isinstance(decision, Restart)
+    assert decision.reason.endswith("raised a")

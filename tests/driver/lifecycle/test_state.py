@@ -1,0 +1,735 @@
+"""The cluster's life, step by step: exactly which state follows, and exactly what is sent."""
+
+from __future__ import annotations
+
+import math
+import typing
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdl.control.messages import (
+    Begin,
+    ChildFailed,
+    ChildReturned,
+    ChildRunning,
+    Detach,
+    Hello,
+    NewRound,
+    Offer,
+    Stop,
+    StopChild,
+    ToAgent,
+)
+from sparkdl.core.checkpoint import CheckpointRef
+from sparkdl.core.errors import IllegalTransitionError, LaunchError, ReservationTimeoutError
+from sparkdl.core.failure import Failure, FailureKind
+from sparkdl.core.settings import Settings
+from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.core.world import Address, World, build_world
+from sparkdl.driver.lifecycle.policy import History
+from sparkdl.driver.lifecycle.roster import Agent, Roster
+from sparkdl.driver.lifecycle.state import (
+    Action,
+    AgentDetached,
+    AgentJoined,
+    AgentLeft,
+    AgentOffered,
+    CheckpointMade,
+    ChildBroke,
+    ChildEntered,
+    ChildGaveResult,
+    DeadlinePassed,
+    Event,
+    Failed,
+    Failing,
+    Finished,
+    ForgetTask,
+    Gathering,
+    LaunchBroke,
+    NodesBlamed,
+    Release,
+    Report,
+    Running,
+    Send,
+    SlotsCounted,
+    State,
+    StopAsked,
+    Stopped,
+    Stopping,
+    Warn,
+)
+from sparkdl.driver.lifecycle.transitions import SETTLE_S, STAY_S, TRANSITIONS, begin, step
+from sparkdl.driver.slots.placement import Standing
+
+SPEC = ClusterSpec("c", plan_nodes(3, num_ps=1), settings=Settings(600.0, max_port_retries=2))
+"""ps:0 is node 0 and agent "a", worker:0 is 1 and "b", worker:1 is 2 and "c"."""
+
+EXPIRED = DeadlinePassed()
+STOP = StopAsked(grace_s=5.0, timeout_s=15.0)
+PROBLEM = LaunchError("the job has failed")
+COUNTED = SlotsCounted(Standing(3, False, "4 slots for 3 nodes"))
+SHORT = SlotsCounted(Standing(3, True, "3 slots for 3 nodes"))
+MADE = CheckpointMade(CheckpointRef("/c/step-7", 7))
+
+
+# Words for what happens: agents a, b, c belong to nodes 0, 1, 2; "b2" is a twin of "b".
+
+
+def hello(agent_id: str) -> Hello:
+    node_id = ord(agent_id[0]) - ord("a")
+    return Hello(node_id, 0, agent_id, f"host-{agent_id}", 40 + node_id, "grpc://x", "3", "task")
+
+
+def agent(agent_id: str, generation: int | None = 0) -> Agent:
+    offer = None if generation is None else Offer(generation, 8000 + generation)
+    return Agent(hello(agent_id), offer)
+
+
+def roster(*seated: Agent, standbys: tuple[Agent, ...] = (), port_retries: int = 0) -> Roster:
+    return Roster(SPEC, {a.hello.node_id: a for a in seated}, standbys, History(port_retries))
+
+
+def world_of(agents: Mapping[int, Agent], generation: int = 0) -> World:
+    nodes = {}
+    for node_id, a in agents.items():
+        assert a.offer is not None
+        where = Address(a.hello.host, a.offer.port, a.hello.data_address)
+        nodes[SPEC.nodes[node_id]] = where
+    return build_world(generation, nodes)
+
+
+def joined(agent_id: str) -> AgentJoined:
+    return AgentJoined(hello(agent_id))
+
+
+def offered(agent_id: str, generation: int = 0) -> AgentOffered:
+    return AgentOffered(agent_id, Offer(generation, 8000 + generation))
+
+
+def left(agent_id: str) -> AgentLeft:
+    return AgentLeft(agent_id, "its connection closed", wall_s=1234.5)
+
+
+def entered(agent_id: str, generation: int = 0) -> ChildEntered:
+    return ChildEntered(agent_id, ChildRunning(generation, 77))
+
+
+def returned(agent_id: str, generation: int = 0) -> ChildGaveResult:
+    return ChildGaveResult(agent_id, ChildReturned(generation, agent_id.encode()))
+
+
+def failure(agent_id: str, kind: FailureKind = "exception", generation: int = 0) -> Failure:
+    node = SPEC.nodes[hello(agent_id).node_id]
+    return Failure(node.name, kind, "no", 1.0, node_id=node.node_id, generation=generation)
+
+
+def broke(agent_id: str, kind: FailureKind = "exception", generation: int = 0) -> ChildBroke:
+    return ChildBroke(agent_id, ChildFailed(generation, failure(agent_id, kind, generation)))
+
+
+def blamed(agent_id: str, generation: int = 0) -> NodesBlamed:
+    return NodesBlamed(generation, (failure(agent_id),))
+
+
+def to(message: ToAgent, *agent_ids: str) -> list[Action]:
+    return [Send(agent_id, message) for agent_id in agent_ids]
+
+
+def results(*agent_ids: str) -> dict[int, ChildReturned]:
+    return {hello(a).node_id: returned(a).message for a in agent_ids}
+
+
+ALL = roster(agent("a"), agent("b"), agent("c"))
+WORLD = world_of(ALL.agents)
+LOST_B = Failure("worker:0", "lost", "its connection closed", 1234.5, 1, 0, "host-b", 41)
+
+START = Gathering(Roster(SPEC), 0, 600.0)
+ALMOST = Gathering(roster(agent("a"), agent("b"), agent("c", None)), 0, 600.0)
+RUNNING = Running(ALL, WORLD)
+FAILING = Failing(ALL, WORLD, {}, (failure("b"),), 10.0 + SETTLE_S)
+GOES_S = 10.0 + STAY_S
+FAILED = Failed(ALL, (failure("b"),), None, {}, WORLD, deadline_s=GOES_S)
+FINISHED = Finished(ALL, WORLD, results("b", "c"), GOES_S)
+LEAVE = Stop(SPEC.settings.grace_s, is_patient=True)
+STOP_FAILED = StopChild(0, failure("b").describe())
+STOPPING = Stopping(ALL, FINISHED, 25.0)
+STOPPED = Stopped(FINISHED)
+
+ENOUGH = Report("Placement: attached (4 slots for 3 nodes)")
+TOO_FEW = Warn(
+    "Placement: detached (3 slots for 3 nodes). Nodes would take the slots that feeding needs: "
+    "they give theirs back"
+)
+BEGINS = Report("World 0 begins: 3 nodes on 3 hosts")
+
+
+def with_agents(state: Any, *seated: Agent, standbys: tuple[Agent, ...] = ()) -> Any:
+    retries = state.roster.history.port_retries
+    return replace(state, roster=roster(*seated, standbys=standbys, port_retries=retries))
+
+
+def with_room(state: Any, is_detaching: bool = False) -> Any:
+    return replace(state, roster=replace(state.roster, room=3, is_detaching=is_detaching))
+
+
+A, B, C, B2 = agent("a"), agent("b"), agent("c"), agent("b2")
+B_DETACHED = replace(B, is_detached=True)
+RELEASE_B: list[Action] = [ForgetTask(SPEC.nodes[1])]
+
+B2_BARE, C_BARE = agent("b2", None), agent("c", None)  # have not offered yet
+ALMOST_TWIN = with_agents(ALMOST, A, B, C_BARE, standbys=(B2,))
+ALMOST_BARE = with_agents(ALMOST, A, B, C_BARE, standbys=(B2_BARE,))
+RUNNING_TWIN = with_agents(RUNNING, A, B, C, standbys=(B2,))
+RUNNING_BARE = with_agents(RUNNING, A, B, C, standbys=(B2_BARE,))
+FAILING_TWIN = with_agents(FAILING, A, B, C, standbys=(B2,))
+FAILING_BARE = with_agents(FAILING, A, B, C, standbys=(B2_BARE,))
+FINISHED_TWIN = with_agents(FINISHED, A, B, C, standbys=(B2,))
+ENDLESS = replace(FINISHED, deadline_s=math.inf)
+
+STEPS: list[tuple[State, Event, State, list[Action]]] = [
+    # Gathering: seats fill, and the world begins with the last offer.
+    (START, joined("b"), with_agents(START, agent("b", None)), []),
+    (ALMOST, joined("b2"), ALMOST_BARE, []),
+    (ALMOST, offered("b2"), ALMOST, []),
+    (ALMOST, offered("c"), RUNNING, [BEGINS, *to(Begin(WORLD), "a", "b", "c")]),
+    (ALMOST, offered("c", 1), with_agents(ALMOST, A, B, agent("c", 1)), []),
+    (ALMOST, left("b"), with_agents(ALMOST, A, C_BARE), []),
+    (ALMOST, left("stranger"), ALMOST, []),
+    (ALMOST, broke("b"), Failed(ALMOST.roster, (failure("b"),), deadline_s=GOES_S),
+     to(STOP_FAILED, "a", "b", "c")),
+    (ALMOST, broke("b", generation=1), ALMOST, []),
+    (ALMOST, broke("b", generation=-1), ALMOST, []),
+    (ALMOST, entered("a"), ALMOST, []),
+    (ALMOST, returned("a"), ALMOST, []),
+    (ALMOST, LaunchBroke(PROBLEM),
+     Failed(ALMOST.roster, (), PROBLEM, deadline_s=GOES_S), to(StopChild(0), "a", "b", "c")),
+    (ALMOST, blamed("b"), ALMOST, []),
+    (ALMOST, MADE, ALMOST, []),
+    (ALMOST, STOP, Stopping(ALMOST.roster, ALMOST, 25.0), to(Stop(5.0), "a", "b", "c")),
+    (START, STOP, Stopped(START), []),
+    # Running: results are collected, the first failure ends it.
+    (RUNNING, joined("b2"), RUNNING_BARE, []),
+    (RUNNING, offered("b", 1), with_agents(RUNNING, A, agent("b", 1), C), []),
+    (RUNNING, entered("b"), replace(RUNNING, in_map_fun=frozenset({1})), []),
+    (RUNNING, entered("b", 1), RUNNING, []),
+    (RUNNING, entered("stranger"), RUNNING, []),
+    (RUNNING, returned("b"), replace(RUNNING, returned=results("b")), []),
+    (RUNNING, returned("b", 1), RUNNING, []),
+    (RUNNING, returned("stranger"), RUNNING, []),
+    (RUNNING, returned("a"), replace(RUNNING, returned=results("a")), []),
+    (replace(RUNNING, returned=results("a")), returned("b"),
+     replace(RUNNING, returned=results("a", "b")), []),
+    (replace(RUNNING, returned=results("b")), returned("c"), FINISHED,
+     [Report("All 2 training nodes have returned"), *to(StopChild(0), "a")]),
+    (replace(RUNNING, returned=results("a", "b")), returned("c"),
+     replace(FINISHED, returned=results("a", "b", "c")),
+     [Report("All 2 training nodes have returned")]),
+    (RUNNING, broke("b"), FAILING, []),
+    (RUNNING, broke("b", generation=1), RUNNING, []),
+    (RUNNING, left("b"), Failing(roster(A, C), WORLD, {}, (LOST_B,), 10.0 + SETTLE_S), []),
+    (RUNNING, left("stranger"), RUNNING, []),
+    (RUNNING, LaunchBroke(PROBLEM), RUNNING, []),
+    (RUNNING, blamed("b"), FAILING, []),
+    (RUNNING, blamed("b", 1), RUNNING, []),
+    (RUNNING, MADE, replace(RUNNING, roster=replace(ALL, checkpoint=MADE.ref)), []),
+    (RUNNING, CheckpointMade(CheckpointRef("/c", 7, 1)), RUNNING, []),
+    (RUNNING, STOP, Stopping(ALL, RUNNING, 25.0), to(Stop(5.0), "a", "b", "c")),
+    # Failing: what else failed is awaited, then it is decided.
+    (FAILING, joined("b2"), FAILING_BARE, []),
+    (FAILING, offered("b", 1), with_agents(FAILING, A, agent("b", 1), C), []),
+    (FAILING, entered("c"), FAILING, []),
+    (FAILING, returned("c"), replace(FAILING, returned=results("c")), []),
+    (FAILING, returned("c", 1), FAILING, []),
+    (FAILING, returned("stranger"), FAILING, []),
+    (FAILING, broke("c", "exit"),
+     replace(FAILING, failures=(failure("b"), failure("c", "exit"))), []),
+    (FAILING, broke("c", generation=1), FAILING, []),
+    (FAILING, left("b"), with_agents(FAILING, A, C), []),
+    (replace(FAILING, failures=(failure("c"),)), left("b"),
+     replace(with_agents(FAILING, A, C), failures=(failure("c"), LOST_B)), []),
+    (FAILING, left("stranger"), FAILING, []),
+    (FAILING, LaunchBroke(PROBLEM), FAILING, []),
+    (FAILING, EXPIRED, FAILED, to(STOP_FAILED, "a", "b", "c")),
+    (FAILING, blamed("c"), FAILING, []),
+    (FAILING, MADE, replace(FAILING, roster=replace(ALL, checkpoint=MADE.ref)), []),
+    (FAILING, CheckpointMade(CheckpointRef("/c", 7, 1)), FAILING, []),
+    (FAILING, STOP, Stopping(ALL, FAILING, 25.0), to(Stop(5.0), "a", "b", "c")),
+    # Finished and Failed: agents stay for a moment; who comes late is sent away.
+    (FINISHED, joined("b2"), FINISHED, to(Stop(0.0), "b2")),
+    (FINISHED, left("b"), with_agents(FINISHED, A, C), []),
+    (FINISHED, offered("b", 1), FINISHED, []),
+    (FINISHED, entered("a"), FINISHED, []),
+    (FINISHED, returned("a"), FINISHED, []),
+    (FINISHED, broke("a", "signal"), FINISHED, []),
+    (FINISHED, blamed("c"), FINISHED, []),
+    (FINISHED, MADE, FINISHED, []),
+    (FINISHED, LaunchBroke(PROBLEM), FINISHED, []),
+    (FINISHED, EXPIRED, ENDLESS, to(LEAVE, "a", "b", "c")),
+    (FINISHED_TWIN, EXPIRED, replace(FINISHED_TWIN, deadline_s=math.inf),
+     to(LEAVE, "a", "b", "c", "b2")),
+    (with_agents(FINISHED), EXPIRED, with_agents(ENDLESS), [Release()]),
+    (with_agents(FINISHED, C), left("c"), with_agents(FINISHED), []),
+    (with_agents(ENDLESS, C), left("stranger"), with_agents(ENDLESS, C), []),
+    (with_agents(ENDLESS, C), left("c"), with_agents(ENDLESS), [Release()]),
+    (with_agents(ENDLESS), left("stranger"), with_agents(ENDLESS), []),
+    (with_agents(ENDLESS), STOP, Stopped(with_agents(ENDLESS)), []),
+    (FINISHED, STOP, STOPPING, to(Stop(5.0), "a", "b", "c")),
+    (FAILED, joined("b2"), FAILED, to(Stop(0.0), "b2")),
+    (FAILED, left("b"), with_agents(FAILED, A, C), []),
+    (FAILED, offered("b", 1), FAILED, []),
+    (FAILED, entered("a"), FAILED, []),
+    (FAILED, returned("c"), FAILED, []),
+    (FAILED, broke("c"), FAILED, []),
+    (FAILED, blamed("c"), FAILED, []),
+    (FAILED, MADE, FAILED, []),
+    (FAILED, LaunchBroke(PROBLEM), FAILED, []),
+    (FAILED, EXPIRED, replace(FAILED, deadline_s=math.inf), to(LEAVE, "a", "b", "c")),
+    (with_agents(FAILED), EXPIRED, replace(with_agents(FAILED), deadline_s=math.inf), [Release()]),
+    (replace(with_agents(FAILED, B), deadline_s=math.inf), left("b"),
+     replace(with_agents(FAILED), deadline_s=math.inf), [Release()]),
+    (FAILED, STOP, Stopping(ALL, FAILED, 25.0), to(Stop(5.0), "a", "b", "c")),
+    # Stopping: until the last agent has gone, or time is up.
+    (STOPPING, joined("b2"),
+     with_agents(STOPPING, A, B, C, standbys=(B2_BARE,)), to(Stop(0.0), "b2")),
+    (STOPPING, left("b"), with_agents(STOPPING, A, C), []),
+    (with_agents(STOPPING, C), left("c"), STOPPED, []),
+    (with_agents(STOPPING, B, standbys=(B2,)), left("b"), with_agents(STOPPING, B2), []),
+    (with_agents(STOPPING, standbys=(B2,)), left("b2"), STOPPED, []),
+    (STOPPING, offered("b", 1), STOPPING, []),
+    (STOPPING, entered("b"), STOPPING, []),
+    (STOPPING, returned("b"), STOPPING, []),
+    (STOPPING, broke("b"), STOPPING, []),
+    (STOPPING, blamed("c"), STOPPING, []),
+    (STOPPING, MADE, STOPPING, []),
+    (STOPPING, LaunchBroke(PROBLEM), STOPPING, []),
+    (STOPPING, STOP, STOPPING, []),
+    (STOPPING, StopAsked(0.0, 10.0), replace(STOPPING, deadline_s=20.0),
+     to(Stop(0.0), "a", "b", "c")),
+    (with_agents(STOPPING, A, C), EXPIRED, Stopped(FINISHED, ("ps:0", "worker:1")), []),
+    # Stopped: only late agents are answered.
+    (STOPPED, joined("b2"), STOPPED, to(Stop(0.0), "b2")),
+    (STOPPED, left("b"), STOPPED, []),
+    (STOPPED, offered("b"), STOPPED, []),
+    (STOPPED, entered("b"), STOPPED, []),
+    (STOPPED, returned("b"), STOPPED, []),
+    (STOPPED, broke("b"), STOPPED, []),
+    (STOPPED, blamed("c"), STOPPED, []),
+    (STOPPED, MADE, STOPPED, []),
+    (STOPPED, LaunchBroke(PROBLEM), STOPPED, []),
+    (STOPPED, STOP, STOPPED, []),
+    # Standbys: a twin of a living agent.
+    (ALMOST_TWIN, offered("c"),
+     Running(roster(A, B, C, standbys=(B2,)), WORLD), [BEGINS, *to(Begin(WORLD), "a", "b", "c")]),
+    (ALMOST_BARE, offered("b2"),
+     ALMOST_TWIN, []),
+    (ALMOST_TWIN, left("b"),
+     with_agents(ALMOST, A, B2, C_BARE), []),
+    (ALMOST_TWIN, left("b2"), ALMOST, []),
+    (ALMOST_TWIN, broke("b2"),
+     ALMOST_BARE, []),
+    (with_agents(ALMOST, A, B, standbys=(B2,)), LaunchBroke(PROBLEM),
+     Failed(roster(A, B, standbys=(B2,)), (), PROBLEM, deadline_s=GOES_S),
+     to(StopChild(0), "a", "b", "b2")),
+    (RUNNING_TWIN, broke("b2"),
+     RUNNING_BARE, []),
+    (RUNNING_TWIN, returned("b2"),
+     RUNNING_TWIN, []),
+    (RUNNING_TWIN, entered("b2"),
+     RUNNING_TWIN, []),
+    (RUNNING_TWIN, left("b2"), RUNNING, []),
+    (RUNNING_TWIN, left("b"),
+     Failing(roster(A, B2, C), WORLD, {}, (LOST_B,), 10.0 + SETTLE_S), []),
+    (FAILING_TWIN, broke("b2"),
+     FAILING_BARE, []),
+    # Task slots: `test_returning.py` tells the stories.
+    (ALMOST, COUNTED, with_room(ALMOST), [ENOUGH]),
+    (RUNNING, COUNTED, with_room(RUNNING), [ENOUGH]),
+    (FAILING, COUNTED, with_room(FAILING), [ENOUGH]),
+    (RUNNING, SHORT, with_room(RUNNING, is_detaching=True),
+     [TOO_FEW, *to(Detach(), "a", "b", "c")]),
+    (ALMOST, AgentDetached("b"), with_agents(ALMOST, A, B_DETACHED, C_BARE), RELEASE_B),
+    (RUNNING, AgentDetached("b"), with_agents(RUNNING, A, B_DETACHED, C), RELEASE_B),
+    (FAILING, AgentDetached("b"), with_agents(FAILING, A, B_DETACHED, C), RELEASE_B),
+    *((state, event, state, [])
+      for state in (FINISHED, FAILED, STOPPING, STOPPED)
+      for event in (SHORT, AgentDetached("b"))),
+    (FINISHED_TWIN, STOP,
+     Stopping(FINISHED_TWIN.roster, FINISHED_TWIN, 25.0),
+     to(Stop(5.0), "a", "b", "c", "b2")),
+]  # fmt: skip
+"""At 10 s: state, what happens, the state after, what is done."""
+
+
+def name_of(row: tuple[State, Event, State, list[Action]]) -> str:
+    before, event, after, _actions = row
+    return f"{type(before).__name__}-{type(event).__name__}-{type(after).__name__}"
+
+
+@pytest.mark.parametrize("row", STEPS, ids=name_of)
+def test_step(row: tuple[State, Event, State, list[Action]]) -> None:
+    before, event, after, actions = row
+    assert step(before, event, 10.0) == (after, actions)
+
+
+def expired(before: Gathering) -> tuple[Failed, list[Action]]:
+    state, actions = step(before, EXPIRED, 600.0)
+    assert isinstance(state, Failed)
+    assert isinstance(state.problem, ReservationTimeoutError)
+    return state, actions
+
+
+def test_nodes_that_did_not_come_in_time_are_named() -> None:
+    state, actions = expired(Gathering(roster(agent("b", None)), 0, 600.0))
+    assert state == Failed(roster(agent("b", None)), (), state.problem, deadline_s=600.0 + STAY_S)
+    assert actions == to(StopChild(0), "b")
+    text = str(state.problem)
+    assert text.startswith("1 of 3 nodes came up within 600 s; missing: ps:0, worker:1. ")
+    assert "reservation_timeout" in text
+
+
+def test_many_that_are_missing_are_counted_rather_than_named() -> None:
+    spec = replace(roster().spec, nodes=plan_nodes(100, 0, None, False))
+    state, _ = step(Gathering(replace(roster(), spec=spec), 0, 600.0), EXPIRED, 600.0)
+    assert isinstance(state, Failed)
+    missing = "worker:0, worker:1, worker:2, worker:3, worker:4 and 95 more. "
+    assert f"0 of 100 nodes came up within 600 s; missing: {missing}" in str(state.problem)
+
+
+def test_nodes_that_came_without_a_child_are_told_apart_from_missing_ones() -> None:
+    state, actions = expired(ALMOST)
+    text = str(state.problem)
+    assert text.startswith("3 of 3 nodes came up within 600 s; missing: none, but not all children")
+    assert actions == to(StopChild(0), "a", "b", "c")
+
+
+def test_every_legal_pair_is_stepped_through() -> None:
+    tried = {(type(before), type(event)) for before, event, _after, _actions in STEPS}
+    assert tried | {(Gathering, DeadlinePassed)} == set(TRANSITIONS)
+
+
+ONE_OF_EACH: dict[type, Any] = {
+    type(one): one
+    for one in (
+        *(START, RUNNING, FAILING, FINISHED, FAILED, STOPPING, STOPPED),
+        *(joined("a"), left("a"), offered("a"), entered("a"), returned("a"), broke("a")),
+        *(blamed("a"), MADE),
+        *(LaunchBroke(PROBLEM), EXPIRED, STOP, AgentDetached("a"), SHORT),
+    )
+}
+ILLEGAL = [
+    (state, event)
+    for state in typing.get_args(State)
+    for event in typing.get_args(Event)
+    if (state, event) not in TRANSITIONS
+]
+
+
+def test_only_a_deadline_that_a_state_does_not_have_is_illegal() -> None:
+    assert set(ILLEGAL) == {(state, DeadlinePassed) for state in (Running, Stopped)}
+
+
+@pytest.mark.parametrize(("state", "event"), ILLEGAL)
+def test_an_illegal_pair_raises_and_names_both(state: type, event: type) -> None:
+    with pytest.raises(IllegalTransitionError, match=f"^{event.__name__} in {state.__name__}$"):
+        step(ONE_OF_EACH[state], ONE_OF_EACH[event], 0.0)
+
+
+def test_the_first_state_waits_for_everyone_until_the_reservation_timeout() -> None:
+    assert begin(SPEC, 100.0) == Gathering(Roster(SPEC), 0, 700.0)
+
+
+@pytest.mark.parametrize("state", typing.get_args(State))
+def test_only_states_that_expire_have_a_deadline(state: type) -> None:
+    has_deadline = not math.isinf(ONE_OF_EACH[state].deadline_s)
+    assert has_deadline == ((state, DeadlinePassed) in TRANSITIONS)
+
+
+# Stories of more than one step.
+
+
+def test_finished_cluster_whose_tensorboard_is_looked_at_stays_until_it_is_stopped() -> None:
+    spec = replace(SPEC, tensorboard="")
+    before = replace(RUNNING, roster=replace(ALL, spec=spec), returned=results("b"))
+    finished, _ = step(before, returned("c"), 10.0)
+    assert isinstance(finished, Finished)
+    assert math.isinf(finished.deadline_s)
+    failing = replace(FAILING, roster=replace(ALL, spec=spec))
+    assert step(failing, EXPIRED, 10.0)[0].deadline_s == GOES_S
+
+
+def after(state: State, *events: Event) -> tuple[State, list[Action]]:
+    """Return the state after the events, at 10 s each, and the actions of the last one."""
+    actions: list[Action] = []
+    for event in events:
+        state, actions = step(state, event, 10.0)
+    return state, actions
+
+
+def test_a_world_gathers_in_any_order_and_is_of_those_who_are_there() -> None:
+    state, actions = after(
+        begin(SPEC, 0.0),
+        *(joined("c"), offered("c"), joined("b"), offered("b"), left("c"), joined("a")),
+        *(joined("c2"), offered("c2"), offered("a")),
+    )
+    world = world_of({0: A, 1: B, 2: agent("c2")})
+    assert world.member(2).host == "host-c2"
+    assert isinstance(state, Running)
+    assert (state.world, set(state.roster.agents)) == (world, {0, 1, 2})
+    assert sorted(str(action) for action in actions) == sorted(
+        str(action) for action in [BEGINS, *to(Begin(world), "a", "b", "c2")]
+    )
+
+
+def test_a_standby_that_has_offered_lets_the_world_begin_when_it_is_promoted() -> None:
+    state = with_agents(ALMOST, A, agent("b", None), C, standbys=(B2,))
+    world = world_of({0: A, 1: B2, 2: C})
+    assert step(state, left("b"), 10.0) == (
+        Running(Roster(SPEC, {0: A, 2: C, 1: B2}), world),
+        [BEGINS, *to(Begin(world), "a", "c", "b2")],
+    )
+
+
+def test_a_standby_whose_child_broke_begins_no_world_when_it_is_promoted() -> None:
+    state = with_agents(ALMOST, A, B, agent("c", None), standbys=(B2,))
+    gathering, actions = after(state, broke("b2"), left("b"), offered("c"))
+    assert isinstance(gathering, Gathering)
+    assert gathering.roster == roster(A, agent("b2", None), C)
+    assert actions == []
+
+
+def test_the_oldest_standby_of_the_node_is_promoted_and_no_other() -> None:
+    twins = (agent("a2"), B2, agent("b3"))
+    state, actions = step(with_agents(ALMOST, A, B, standbys=twins), left("b"), 10.0)
+    assert isinstance(state, Gathering)
+    assert (state.roster, actions) == (roster(A, B2, standbys=(twins[0], twins[2])), [])
+
+
+@pytest.mark.parametrize("node_id", [-1, 3, 99])
+def test_an_agent_of_no_node_never_gets_a_seat(node_id: int) -> None:
+    stranger = AgentJoined(hello_of("x", node_id))
+    state, actions = after(START, stranger)
+    assert isinstance(state, Gathering)
+    assert (dict(state.roster.agents), actions) == ({}, [])
+    assert [standby.hello.agent_id for standby in state.roster.standbys] == ["x"]
+    assert after(state, STOP)[1] == to(Stop(5.0), "x")
+
+
+def hello_of(agent_id: str, node_id: int) -> Hello:
+    return Hello(node_id, 0, agent_id, "h", 1, "", "3", "task")
+
+
+LOST_PORT = replace(FAILING, failures=(failure("b", "port"),))
+RETRY = Report("worker:0 lost its port to another process; retry 1 of 2 on new ports")
+SECOND = Gathering(replace(ALL, history=History(1)), 1, 610.0, reason=RETRY.text, world=WORLD)
+
+
+def test_a_lost_port_starts_another_round_for_everyone() -> None:
+    assert step(LOST_PORT, EXPIRED, 10.0) == (
+        SECOND,
+        [RETRY, *to(NewRound(1), "a", "b", "c")],
+    )
+
+
+def test_standbys_take_part_in_another_round() -> None:
+    before = with_agents(LOST_PORT, A, B, C, standbys=(B2,))
+    assert step(before, EXPIRED, 10.0)[1] == [RETRY, *to(NewRound(1), "a", "b", "c", "b2")]
+
+
+def test_another_round_is_waited_for_until_all_have_offered_again() -> None:
+    state, actions = after(SECOND, offered("a", 1), offered("b", 1))
+    assert isinstance(state, Gathering)
+    assert (state.roster.agents, actions) == ({0: agent("a", 1), 1: agent("b", 1), 2: C}, [])
+    second = roster(agent("a", 1), agent("b", 1), agent("c", 1), port_retries=1)
+    world = world_of(second.agents, 1)
+    assert step(state, offered("c", 1), 10.0) == (
+        Running(second, world),
+        [Report("World 1 begins: 3 nodes on 3 hosts"), *to(Begin(world), "a", "b", "c")],
+    )
+
+
+def test_an_agent_that_joins_a_later_round_is_told_of_it() -> None:
+    state, actions = after(SECOND, left("b"), joined("b2"))
+    assert isinstance(state, Gathering)
+    assert (state.roster.agents[1], actions) == (agent("b2", None), to(NewRound(1), "b2"))
+    running, _ = after(state, *(offered(a, 1) for a in ("a", "c")), offered("b2", 0))
+    assert isinstance(running, Gathering)
+    assert isinstance(after(running, offered("b2", 1))[0], Running)
+
+
+def test_news_of_the_round_before_means_nothing_in_the_next() -> None:
+    for old in (entered("b"), returned("b"), broke("b")):
+        assert step(SECOND, old, 10.0) == (SECOND, [])
+
+
+def test_ports_may_be_lost_only_so_often() -> None:
+    retries = SPEC.settings.max_port_retries
+    before = replace(LOST_PORT, roster=replace(ALL, history=History(retries)))
+    state, actions = step(before, EXPIRED, 10.0)
+    note = "ports were lost to other processes 3 times in a row"
+    assert state == Failed(before.roster, before.failures, None, {}, WORLD, note, GOES_S)
+    assert actions == to(StopChild(0, failure("b", "port").describe()), "a", "b", "c")
+
+
+def test_results_of_a_failed_cluster_are_kept() -> None:
+    state, _ = after(RUNNING, returned("c"), broke("b"), returned("a"), EXPIRED)
+    assert isinstance(state, Failed)
+    assert state.returned == results("c", "a")
+
+
+def test_an_agent_may_be_replaced_while_others_fail() -> None:
+    state, _ = after(RUNNING, left("b"), joined("b2"), offered("b2"), left("b2"))
+    assert isinstance(state, Failing)
+    assert (state.failures, state.roster) == ((LOST_B,), roster(A, C))
+
+
+# Whatever happens: random events never break what always holds.
+
+AGENT_IDS = [letter + twin for letter in "abc" for twin in ("", "2", "3")] + ["z"]
+OFTEN: dict[type, str] = {
+    Gathering: "join join join offer offer offer offer offer leave",
+    Running: "enter return return break break break leave join offer",
+    Failing: "expire expire break leave return join offer",
+    Stopping: "leave leave leave leave expire join",
+}
+"""What moves each state along, so that random events get far."""
+NOW_AND_THEN = "join offer enter return break leave expire launch stop"
+
+
+def draw_event(data: st.DataObject, state: State, connected: set[str]) -> Event:
+    """Draw what might happen: the server tells only of agents that are there, and so on."""
+    often = OFTEN.get(type(state), NOW_AND_THEN)
+    is_odd = data.draw(st.integers(0, 19)) == 19
+    kind = data.draw(st.sampled_from((NOW_AND_THEN if is_odd else often).split()))
+    away = sorted(set(AGENT_IDS) - connected)
+    if kind == "expire" and not math.isinf(state.deadline_s):
+        return EXPIRED
+    if kind == "launch":
+        return LaunchBroke(PROBLEM)
+    if kind == "stop":
+        return STOP
+    if away and (kind == "join" or not connected):
+        agent_id = data.draw(st.sampled_from(away))
+        return AgentJoined(hello_of(agent_id, 7 if agent_id == "z" else hello(agent_id).node_id))
+    agent_id = data.draw(st.sampled_from(sorted(connected)))
+    if kind == "leave":
+        return left(agent_id)
+    now = generation_of(state)
+    generation = data.draw(st.sampled_from([now, now, now, now, now + 1, max(0, now - 1)]))
+    if kind in ("enter", "return"):
+        return (entered if kind == "enter" else returned)(agent_id, generation)
+    if kind == "break":
+        failed: FailureKind = data.draw(st.sampled_from(["port", "port", "port", "exception"]))
+        made = Failure("?", failed, "no", 1.0, generation=generation)
+        return ChildBroke(agent_id, ChildFailed(generation, made))
+    return offered(agent_id, generation)
+
+
+def generation_of(state: State) -> int:
+    if isinstance(state, Gathering):
+        return state.generation
+    world = getattr(state, "world", None)
+    return 0 if world is None else int(world.generation)
+
+
+def finishing(spec: ClusterSpec) -> set[int]:
+    return {node.node_id for node in spec.nodes if node.role.finishes_job}
+
+
+def validate(state: State) -> None:
+    """What holds of every state that can be reached."""
+    if isinstance(state, Stopped):
+        return
+    seats, standbys = state.roster.agents, state.roster.standbys
+    ids = [agent.hello.agent_id for agent in (*seats.values(), *standbys)]
+    assert len(ids) == len(set(ids)), "an agent sits once"
+    for node_id, seated in seats.items():
+        assert seated.hello.node_id == node_id, "an agent sits on its own node"
+    assert seats.keys() <= {node.node_id for node in SPEC.nodes}
+    for standby in standbys:
+        node_id = standby.hello.node_id
+        assert node_id in seats or node_id == 7, "nobody stands by an empty seat"
+    assert state.roster.history.port_retries <= SPEC.settings.max_port_retries
+    if isinstance(state, Gathering):
+        assert state.generation == state.roster.history.port_retries, "each round cost a port"
+        ready = [seats.get(node.node_id) for node in SPEC.nodes]
+        assert not all(a and a.offer and a.offer.generation == state.generation for a in ready), (
+            "a complete world has begun"
+        )
+    if isinstance(state, Running):
+        assert seats.keys() == {node.node_id for node in SPEC.nodes}, "all are there"
+        assert not finishing(SPEC) <= state.returned.keys()
+        assert state.in_map_fun <= seats.keys()
+    if isinstance(state, Finished):
+        assert finishing(SPEC) <= state.returned.keys(), "all that finish have returned"
+    if isinstance(state, Failing):
+        assert state.failures
+    if isinstance(state, Failed):
+        assert bool(state.failures) != bool(state.problem), "there is one reason"
+    if isinstance(state, (Running, Failing, Finished)):
+        assert state.world.size == len(SPEC.nodes)
+        assert all(m.generation == state.world.generation for m in state.returned.values())
+
+
+def check_actions(before: State, event: Event, after: State, actions: list[Action]) -> None:
+    """What holds of every step that can be taken."""
+    sends = [action for action in actions if isinstance(action, Send)]
+    begins = [send.message for send in sends if isinstance(send.message, Begin)]
+    if begins:
+        assert isinstance(before, Gathering)
+        assert isinstance(after, Running)
+        for message in begins:
+            assert message.world == after.world
+        assert after.world.generation == before.generation
+        assert {send.agent_id for send in sends} == {
+            a.hello.agent_id for a in after.roster.agents.values()
+        }, "everyone in the world is told, and nobody else"
+        for a in after.roster.agents.values():
+            assert a.offer is not None
+            member = after.world.member(a.hello.node_id)
+            assert a.offer.generation == after.world.generation
+            assert (member.host, member.port) == (a.hello.host, a.offer.port)
+    if isinstance(after, Running) and not isinstance(before, Running):
+        assert begins
+    gone = Release() in actions
+    assert not gone or (not isinstance(after, Stopped) and not after.roster.is_anybody_there), (
+        "what carries agents is not let go of"
+    )
+    by_itself = (StopAsked, DeadlinePassed)
+    if isinstance(before, (Finished, Failed, Stopped)) and not isinstance(event, by_itself):
+        late = [event.hello.agent_id] if isinstance(event, AgentJoined) else []
+        assert sends == to(Stop(0.0), *late), "only who comes late is spoken to"
+    if isinstance(event, AgentJoined) and not isinstance(before, Stopped):
+        for node_id, seated in before.roster.agents.items():
+            assert not isinstance(after, Stopped)
+            assert after.roster.agents[node_id] is seated, "nobody loses a seat to a newcomer"
+    if isinstance(before, (Stopping, Stopped)):
+        assert isinstance(after, (Stopping, Stopped)), "a stop is final"
+    if isinstance(before, (Failing, Failed)):
+        assert not isinstance(after, Finished)
+
+
+@given(st.data())
+def test_whatever_happens_the_state_stays_valid(data: st.DataObject) -> None:
+    state: State = begin(SPEC, 0.0)
+    connected: set[str] = set()
+    stopped_s = math.inf
+    for now_s in range(data.draw(st.sampled_from([150, 100, 50]))):
+        if now_s > stopped_s + 3:
+            break
+        event = draw_event(data, state, connected)
+        if isinstance(event, AgentJoined):
+            connected.add(event.hello.agent_id)
+        elif isinstance(event, AgentLeft):
+            connected.remove(event.agent_id)
+        before, (state, actions) = state, step(state, event, float(now_s))
+        stopped_s = min(stopped_s, now_s) if isinstance(state, Stopped) else math.inf
+        validate(state)
+        check_actions(before, event, state, actions)
+        assert all(a.agent_id in connected for a in actions if isinstance(a, Send)), (
+            "only who is there is spoken to"
+        )

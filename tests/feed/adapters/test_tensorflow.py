@@ -1,0 +1,274 @@
+"""A feed as a `tf.data.Dataset`: types as they are, each iteration an epoch, batches kept whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import ConfigError, EndOfFeedError, FeedTypeError
+from sparkdl.feed.reader.batches import EpochBatches
+from sparkdl.feed.transfer.placement import Appended, Place
+from tests.doubles.feeds import SOON_S, Arrivals, LocalNode, Running, numbers
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+pytestmark = pytest.mark.tensorflow
+
+
+@pytest.fixture(autouse=True)
+def _strategies_stay_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    import tensorflow as tf
+
+    original = tf.distribute.Strategy.experimental_distribute_dataset
+    monkeypatch.setattr(tf.distribute.Strategy, "experimental_distribute_dataset", original)
+
+
+STORED = Appended.STORED
+
+
+def rows(start: int, stop: int) -> pa.RecordBatch:
+    """Features "x" float32 [rows, 2], labels "y" int64 [rows], names "s"."""
+    flat = np.repeat(np.arange(start, stop, dtype=np.float32), 2)
+    return pa.record_batch(
+        {
+            "x": pa.FixedSizeListArray.from_arrays(pa.array(flat), 2),
+            "y": np.arange(start, stop),
+            "s": [f"name {i}" for i in range(start, stop)],
+        }
+    )
+
+
+def dataset(it: Arrivals, x: Any = None, y: Any = None, batch_size: int = 4) -> tf.data.Dataset:
+    from sparkdl.feed.adapters.tensorflow import tf_dataset
+
+    names = [n for part in (x, y) for n in ([part] if isinstance(part, str) else part or [])]
+    return tf_dataset(EpochBatches(it.reader, batch_size, tuple(names) or None), x, y)
+
+
+def test_elements_have_the_types_of_the_rows() -> None:
+    import tensorflow as tf
+
+    features = tf.TensorSpec((None, 2), tf.float32)
+    labels = tf.TensorSpec((None,), tf.int64)
+    names = tf.TensorSpec((None,), tf.string)
+    with Arrivals() as it:
+        it.batch(rows(0, 3))
+        everything = {"x": features, "y": labels, "s": names}
+        assert dataset(it).element_spec == everything
+        assert dataset(it, "x").element_spec == features
+        assert dataset(it, "x", "y").element_spec == (features, labels)
+        assert dataset(it, ["x", "s"], "y").element_spec == ({"x": features, "s": names}, labels)
+        assert dataset(it, "x", ["y", "s"]).element_spec == (features, {"y": labels, "s": names})
+
+
+def test_each_iteration_is_one_epoch() -> None:
+    with Arrivals() as it:
+        for epoch in range(2):
+            it.batch(rows(epoch * 6, epoch * 6 + 6), epoch)
+            it.end_epoch(epoch)
+        data = dataset(it, "y")
+        assert [batch.numpy().tolist() for batch in data] == [[0, 1, 2, 3], [4, 5]]
+        assert [batch.numpy().tolist() for batch in data] == [[6, 7, 8, 9], [10, 11]]
+        assert it.consumed == (12, 2)
+
+
+def test_strings_and_shapes_arrive() -> None:
+    with Arrivals() as it:
+        it.batch(rows(0, 2))
+        it.end_epoch(0)
+        (batch,) = dataset(it)
+        assert batch["s"].numpy().tolist() == [b"name 0", b"name 1"]
+        assert batch["x"].numpy().tolist() == [[0, 0], [1, 1]]
+
+
+def test_peek_at_the_first_batch_loses_no_rows() -> None:
+    with Arrivals() as it:
+        it.batch(rows(0, 10))
+        it.end_epoch(0)
+        data = dataset(it, "y")
+        for _ in range(2):
+            assert next(iter(data)).numpy().tolist() == [0, 1, 2, 3]
+        assert [v for batch in data for v in batch.numpy().tolist()] == list(range(10))
+
+
+def test_feed_that_ended_before_a_row_came_has_no_types() -> None:
+    with Arrivals() as it:
+        it.end()
+        with pytest.raises(EndOfFeedError, match="ended before any row came"):
+            dataset(it)
+
+
+def test_column_that_has_no_tensor_is_refused() -> None:
+    with Arrivals() as it:
+        it.batch(pa.record_batch({"ragged": [[1], [1, 2]]}))
+        with pytest.raises(FeedTypeError, match="different lengths"):
+            dataset(it, "ragged")
+
+
+def test_dataset_is_not_sharded_and_takes_no_rows_in_advance() -> None:
+    import tensorflow as tf
+
+    with Arrivals() as it:
+        it.batch(rows(0, 3))
+        options = dataset(it, "x").options()
+        off = tf.data.experimental.AutoShardPolicy.OFF
+        assert options.experimental_distribute.auto_shard_policy == off
+        assert options.experimental_optimization.inject_prefetch is False
+        assert options.autotune.enabled is False  # see docs/design.md: epochs would wait for it
+
+
+def model(strategy: Any = None) -> Any:
+    """Return a model that adds up the labels it was fed, as the metric "seen"."""
+    import tensorflow as tf
+
+    class Seen(tf.keras.metrics.Metric):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(name="seen")
+            self.total = self.add_weight(name="total", initializer="zeros")
+
+        def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+            self.total.assign_add(tf.reduce_sum(tf.cast(y_true, tf.float32)))
+
+        def result(self) -> Any:
+            return self.total + 0.0
+
+    with strategy.scope() if strategy is not None else tf.device("cpu"):
+        built = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+        built.compile("sgd", "mse", metrics=[Seen()])
+    return built
+
+
+def fit(model: Any, node: LocalNode, epochs: int) -> list[float]:
+    from sparkdl.feed.adapters.tensorflow import tf_dataset
+
+    data = tf_dataset(EpochBatches(node.reader(), 4, ("x", "y")), "x", "y")
+    history = model.fit(data, epochs=epochs, verbose=0, shuffle=False).history
+    return [float(seen) for seen in history["seen"]]
+
+
+@pytest.mark.parametrize("strategy", ["none", "mirrored"])
+def test_fit_reads_as_many_epochs_as_it_is_told_and_every_row_of_them(strategy: str) -> None:
+    import tensorflow as tf
+
+    scope = tf.distribute.MirroredStrategy(["CPU:0"]) if strategy == "mirrored" else None
+    built = model(scope)
+    with LocalNode() as node:
+        log = node.feeds._inbox.log("input")
+        for epoch in range(3):
+            assert (
+                log.append(rows(epoch * 10, epoch * 10 + 6), Deadline.after(SOON_S), Place(epoch))
+                is STORED
+            )
+            assert (
+                log.append(
+                    rows(epoch * 10 + 6, epoch * 10 + 10), Deadline.after(SOON_S), Place(epoch)
+                )
+                is STORED
+            )
+            node.end_epoch(epoch, {0: 10})
+        assert fit(built, node, 2) == [sum(range(10)), sum(range(10, 20))]
+        reader = node.reader()
+        left = [v for batch in EpochBatches(reader, 4) for v in batch["y"].tolist()]
+        assert left == list(range(20, 30))
+
+
+def test_fit_follows_a_feed_that_is_larger_than_the_budget() -> None:
+    built = model()
+    with LocalNode(limit_nbytes=3_000) as node:
+        log = node.feeds._inbox.log("input")
+
+        def feed() -> None:
+            for epoch in range(2):
+                for start in range(0, 200, 10):
+                    batch = rows(start + epoch, start + epoch + 10)
+                    assert log.append(batch, Deadline.after(SOON_S), Place(epoch)) is STORED
+                node.end_epoch(epoch, {0: 200})
+
+        feeding = Running(feed)
+        node.wait_sent(lambda sent: bool(sent))  # the budget is full before Keras begins
+        assert fit(built, node, 2) == [sum(range(200)), sum(range(1, 201))]
+        feeding.result()
+
+
+# strategies
+
+
+def distribute(num_workers: int, data: Any) -> list[str]:
+    """Distribute `data` with a strategy of that many nodes; return what was done."""
+    import tensorflow as tf
+
+    from sparkdl.feed.adapters.tensorflow import let_strategies_keep_batches
+
+    done: list[str] = []
+
+    class Fake:
+        extended = SimpleNamespace(_num_workers=num_workers)
+
+        def distribute_datasets_from_function(self, function: Any, options: Any) -> None:
+            assert function(None) is data
+            done.append("kept")
+
+    def original(self: Any, dataset: Any, options: Any = None) -> None:
+        assert dataset is data
+        done.append("cut")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tf.distribute.Strategy, "experimental_distribute_dataset", original)
+        for _ in range(2):
+            let_strategies_keep_batches()
+        tf.distribute.Strategy.experimental_distribute_dataset(Fake(), data)
+    return done
+
+
+@pytest.fixture
+def ours() -> Iterator[Any]:
+    with Arrivals() as it:
+        it.batch(numbers(0, 3))
+        yield dataset(it, "x")
+
+
+def test_strategy_of_several_nodes_keeps_our_batches(ours: Any) -> None:
+    assert distribute(2, ours) == ["kept"]
+    assert distribute(2, ours.map(lambda x: x + 1).prefetch(1)) == ["kept"]
+
+
+def test_strategy_of_several_nodes_cuts_what_was_batched_anew(ours: Any) -> None:
+    assert distribute(2, ours.unbatch().batch(2)) == ["cut"]
+    assert distribute(2, ours.rebatch(2)) == ["cut"]
+    assert distribute(2, ours.unbatch().ragged_batch(2)) == ["cut"]
+
+
+def test_other_datasets_and_strategies_of_one_node_are_left_alone(ours: Any) -> None:
+    import tensorflow as tf
+
+    others = tf.data.Dataset.range(4).batch(2)
+    assert distribute(2, others) == ["cut"]
+    assert distribute(2, tf.data.Dataset.zip((ours, others))) == ["cut"]
+    assert distribute(1, ours) == ["cut"]
+
+
+def test_position_is_what_was_used_of_what_is_made_ready_in_advance() -> None:
+    with Arrivals(tracks=True) as it:
+        for epoch in range(2):
+            it.batch(rows(epoch * 10, epoch * 10 + 10), epoch)
+            it.end_epoch(epoch)
+        count = 0
+        batches = dataset(it, "y").prefetch(2)
+        for epoch in range(2):
+            used: list[int] = []
+            for batch in batches:
+                used += batch.numpy().tolist()
+                count += 1
+                assert used == list(range(epoch * 10, epoch * 10 + len(used)))
+                position = it.reader.position(count)
+                assert position[epoch] == {epoch: ((0, len(used)),)}
+                with pytest.raises(ConfigError, match="Pass batches="):
+                    it.reader.position(None)
+        assert it.reader.position(count) == {epoch: {epoch: ((0, 10),)} for epoch in range(2)}

@@ -1,0 +1,297 @@
+"""A feed as a dataset of PyTorch: tensors of one's own, each batch to one worker of a loader."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import traceback
+import warnings
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sparkdl.core.errors import ConfigError, FeedTimeoutError, FeedTypeError
+from sparkdl.feed.adapters.torch import torch_dataset
+from sparkdl.feed.reader.batches import EpochBatches
+from tests.doubles.feeds import Arrivals, Running
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+pytestmark = [
+    pytest.mark.torch,
+    # Whoever forks a process with threads is warned, by Python 3.12 and by JAX.
+    pytest.mark.filterwarnings("ignore:.*fork.*"),
+]
+
+
+def rows(start: int, stop: int) -> pa.RecordBatch:
+    """Features "x" float32 [rows, 2], labels "y" int64 [rows], names "s"."""
+    flat = np.repeat(np.arange(start, stop, dtype=np.float32), 2)
+    return pa.record_batch(
+        {
+            "x": pa.FixedSizeListArray.from_arrays(pa.array(flat), 2),
+            "y": np.arange(start, stop),
+            "s": [f"name {i}" for i in range(start, stop)],
+        }
+    )
+
+
+def dataset(it: Arrivals, x: Any = None, y: Any = None, batch_size: int = 4) -> Any:
+    names = [n for part in (x, y) for n in ([part] if isinstance(part, str) else part or [])]
+    return torch_dataset(EpochBatches(it.reader, batch_size, tuple(names) or None), x, y)
+
+
+def loader(it: Arrivals, workers: int = 2, **options: Any) -> DataLoader[Any]:
+    from torch.utils.data import DataLoader
+
+    return DataLoader(
+        dataset(it, "y"),
+        batch_size=None,
+        num_workers=workers,
+        multiprocessing_context="fork" if workers else None,
+        **options,
+    )
+
+
+def feed(it: Arrivals, epochs: int, count: int) -> None:
+    """Let `epochs` arrive of `count` rows each, that go on counting, in segments of ten."""
+    for epoch in range(epochs):
+        for start in range(epoch * count, (epoch + 1) * count, 10):
+            it.batch(rows(start, min(start + 10, (epoch + 1) * count)), epoch)
+        it.end_epoch(epoch)
+
+
+def values(batches: Any) -> list[int]:
+    return sorted(v for batch in batches for v in batch.tolist())
+
+
+def error_of(batches: Any) -> Exception:
+    """Return what reading all batches raises.
+
+    A traceback would hold the loader's iterator in a circle of references, and then PyTorch waits
+    five seconds for each worker.
+    """
+    try:
+        list(batches)
+    except Exception as error:  # noqa: BLE001 (looked at by the test)
+        traceback.clear_frames(error.__traceback__)
+        return error.with_traceback(None)
+    raise AssertionError("nothing was raised")
+
+
+# elements
+
+
+def test_elements_are_tensors_or_lists_of_strings() -> None:
+    import torch
+
+    with Arrivals() as it:
+        it.batch(rows(0, 2))
+        it.end_epoch(0)
+        (batch,) = dataset(it)
+        assert batch["x"].dtype == torch.float32
+        assert batch["x"].tolist() == [[0, 0], [1, 1]]
+        assert batch["y"].dtype == torch.int64
+        assert batch["s"] == ["name 0", "name 1"]
+
+
+def test_features_and_labels_come_as_they_are_named() -> None:
+    with Arrivals() as it:
+        it.batch(rows(0, 2))
+        it.end()
+        assert next(iter(dataset(it, "y"))).tolist() == [0, 1]
+        features, labels = next(iter(dataset(it, ["x", "s"], "y")))
+        assert list(features) == ["x", "s"]
+        assert labels.tolist() == [0, 1]
+
+
+def test_weights_of_padded_rows_come_last() -> None:
+    weights = np.array([1, 1, 0], np.float32)
+    batch = {"x": np.zeros(3), "y": np.ones(3), "sample_weight": weights}
+    data: Any = [batch]  # as far as a process reads its own feed, any iterable will do
+    x, y, weight = next(iter(torch_dataset(data, "x", "y")))
+    assert (x.tolist(), y.tolist(), weight.tolist()) == ([0, 0, 0], [1, 1, 1], [1, 1, 0])
+    x, weight = next(iter(torch_dataset(data, "x")))
+    assert weight.tolist() == [1, 1, 0]
+    assert len(next(iter(torch_dataset(data, ["x", "sample_weight"], "y")))) == 2
+    assert set(next(iter(torch_dataset(data)))) == set(batch)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_writing_to_a_tensor_changes_nothing_but_itself(workers: int) -> None:
+    with Arrivals() as it, warnings.catch_warnings():
+        feed(it, epochs=1, count=10)
+        first = next(iter(loader(it, workers)))
+        first += 100
+        assert first.tolist() == [100, 101, 102, 103]
+        assert values(loader(it, workers)) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        (pa.array([[1], [1, 2]]), "'c' holds ndarray values"),
+        (pa.array([0, 1], pa.timestamp("us")), "'c' is of type datetime64"),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_column_that_is_no_tensor_is_refused_by_name(
+    column: pa.Array, words: str, workers: int
+) -> None:
+    from torch.utils.data import DataLoader
+
+    with Arrivals() as it:
+        it.batch(pa.record_batch({"c": column}))
+        it.end_epoch(0)
+        data = DataLoader(dataset(it), batch_size=None, num_workers=workers)
+        with pytest.raises(FeedTypeError, match=words):
+            raise error_of(data)
+
+
+def test_strings_of_all_kinds_are_lists() -> None:
+    strings = {
+        "a": pa.array(["ä", None]),
+        "b": pa.array([b"\x00", b"\xff"]),
+        "f": pa.array([True, False]),
+    }
+    with Arrivals() as it:
+        it.batch(pa.record_batch(strings))
+        it.end_epoch(0)
+        (batch,) = dataset(it)
+        assert batch["a"] == ["ä", None]
+        assert batch["b"] == [b"\x00", b"\xff"]
+        assert batch["f"].tolist() == [True, False]
+
+
+# epochs
+
+
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_workers_share_each_epoch_and_end_with_it(is_persistent: bool) -> None:
+    with Arrivals() as it:
+        feed(it, epochs=3, count=50)
+        data = loader(it, persistent_workers=is_persistent)
+        for epoch in range(3):
+            assert values(data) == list(range(epoch * 50, epoch * 50 + 50))
+        assert it.consumed == (150, 3)
+        it.end()
+        assert values(data) == []
+
+
+def test_without_workers_each_iteration_is_one_epoch() -> None:
+    with Arrivals() as it:
+        feed(it, epochs=2, count=6)
+        data = loader(it, workers=0)
+        assert [batch.tolist() for batch in data] == [[0, 1, 2, 3], [4, 5]]
+        assert [batch.tolist() for batch in data] == [[6, 7, 8, 9], [10, 11]]
+
+
+def test_epoch_of_fewer_batches_than_workers_ends_for_all() -> None:
+    with Arrivals() as it:
+        feed(it, epochs=2, count=3)
+        data = loader(it, persistent_workers=True)
+        assert values(data) == [0, 1, 2]
+        assert values(data) == [3, 4, 5]
+
+
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_loop_that_is_left_gives_its_rows_back(is_persistent: bool) -> None:
+    import torch
+
+    with Arrivals() as it:
+        feed(it, epochs=2, count=100)
+        data = loader(it, persistent_workers=is_persistent)
+        for _ in range(2):
+            torch.manual_seed(0)  # the same seed is no sign of the same iteration
+            for _batch in data:
+                break
+        torch.manual_seed(0)
+        assert values(data) == list(range(100))
+        assert values(data) == list(range(100, 200))
+
+
+def test_rows_may_come_while_workers_wait_for_them() -> None:
+    with Arrivals() as it:
+        reading = Running(partial(values, loader(it)))
+        it.waits.wait_for_waiter()
+        feed(it, epochs=1, count=30)
+        assert reading.result() == list(range(30))
+
+
+# what goes wrong
+
+
+def die_at_8(batch: Any) -> Any:
+    if 8 in batch.tolist():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return batch
+
+
+def test_worker_that_dies_is_an_error_and_the_feed_can_be_read_again() -> None:
+    with Arrivals() as it:
+        feed(it, epochs=1, count=100)
+        # The last is PyTorch's while the worker's end has not been noticed.
+        said = r"exited unexpectedly|killed by signal|reset by peer"
+        with pytest.raises((RuntimeError, ConnectionError), match=said):
+            raise error_of(loader(it, collate_fn=die_at_8))
+        assert values(loader(it)) == list(range(100))
+
+
+def test_feed_that_brings_nothing_fails_in_the_training_loop() -> None:
+    with Arrivals(timeout_s=0.1) as it, pytest.raises(FeedTimeoutError, match="brought no row"):
+        raise error_of(loader(it))
+
+
+def test_dataset_that_is_forgotten_lets_go_of_the_feed() -> None:
+    with Arrivals() as it:
+        feed(it, epochs=1, count=20)
+        batches = iter(loader(it, workers=1, prefetch_factor=1))
+        next(batches)
+        del batches  # the threads must be gone when the leak police looks, though rows wait
+
+
+def test_dataset_is_pickled_only_for_a_process_that_starts() -> None:
+    with Arrivals() as it, pytest.raises(RuntimeError, match="inheritance"):
+        pickle.dumps(dataset(it))
+
+
+def test_process_that_is_no_worker_of_a_loader_is_refused() -> None:
+    with Arrivals() as it:
+        data = dataset(it)
+        data._pid += 1  # as if forked
+        with pytest.raises(ConfigError, match="DataLoader"):
+            iter(data)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_position_is_what_the_loader_has_put_out(workers: int) -> None:
+    """Workers ask in any order, and ahead of the training."""
+    with Arrivals(tracks=True) as it:
+        feed(it, 2, 50)
+
+        def position(batches: int | None) -> list[int]:
+            used = it.reader.position(batches).values()
+            found = [
+                (s, rows) for segments in used for s, ranges in segments.items() for rows in ranges
+            ]
+            return sorted(s * 10 + row for s, (start, stop) in found for row in range(start, stop))
+
+        came: list[int] = []
+        count = 0
+        batches = loader(it, workers)
+        for _ in range(2):
+            for batch in batches:
+                came += batch.tolist()
+                count += 1
+                assert position(count) == sorted(came)
+                if workers:
+                    with pytest.raises(ConfigError, match="Pass batches="):
+                        position(None)
+                else:
+                    assert position(None) == sorted(came)
+        assert len(came) == 100

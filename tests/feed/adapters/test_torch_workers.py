@@ -1,0 +1,122 @@
+"""Batches handed out: who takes part in an epoch, who comes too late, and what ends it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from sparkdl.core.errors import FeedClosedError, FeedTypeError
+from sparkdl.feed.adapters.shared_columns import Columns, Plain
+from sparkdl.feed.adapters.torch_workers import Handout, Hello, batches_from
+from sparkdl.feed.reader.batches import EpochBatches
+from tests.doubles.feeds import SOON_S, Arrivals, Running
+
+
+def handout(it: Arrivals) -> Handout:
+    return Handout(EpochBatches(it.reader, 4), dict)
+
+
+def begin(at: Handout, worker: int, number: int = 0, loader: int = 1) -> Iterator[list[int]]:
+    """Begin an iteration, here instead of in a worker process."""
+    for batch in batches_from(at.door, Hello(loader, 2, worker, number)):
+        column = batch["x"]
+        assert isinstance(column, np.ndarray)
+        yield column.tolist()
+
+
+def arrive(it: Arrivals, epochs: int = 1) -> None:
+    """Let epochs of three batches arrive."""
+    for epoch in range(epochs):
+        it.rows(12, epoch=epoch)
+        it.end_epoch(epoch)
+
+
+def test_workers_share_an_epoch_and_both_see_its_end() -> None:
+    with Arrivals() as it:
+        arrive(it)
+        at = handout(it)
+        first, second = begin(at, 0), begin(at, 1)
+        assert [next(first), next(second), next(first)] == [
+            [0, 1, 2, 3],
+            [4, 5, 6, 7],
+            [8, 9, 10, 11],
+        ]
+        assert next(second, None) is None
+        assert next(first, None) is None
+        assert it.consumed == (12, 1)
+
+
+def test_worker_that_comes_after_the_end_sees_the_end() -> None:
+    with Arrivals() as it:
+        arrive(it, epochs=2)
+        at = handout(it)
+        assert len(list(begin(at, 0))) == 3
+        assert list(begin(at, 1)) == []
+        assert len(list(begin(at, 1, number=1))) == 3
+        assert list(begin(at, 0, number=1)) == []
+        assert it.consumed == (24, 2)
+
+
+@pytest.mark.parametrize("again", [{"number": 1}, {"loader": 2}, {}])
+def test_who_begins_again_takes_the_epoch_over(again: dict[str, int]) -> None:
+    with Arrivals() as it:
+        arrive(it)
+        at = handout(it)
+        old = begin(at, 0)
+        next(old)
+        new = begin(at, 0, **again)
+        assert next(new) == [0, 1, 2, 3]
+        assert list(old) == []
+        assert len(list(new)) == 2
+
+
+def test_worker_that_still_reads_an_iteration_left_by_others_takes_nothing() -> None:
+    with Arrivals() as it:
+        arrive(it)
+        at = handout(it)
+        next(begin(at, 0))
+        new = begin(at, 0, number=1)
+        next(new)
+        assert list(begin(at, 1, number=0)) == []
+        assert len(list(new)) == 2
+
+
+def test_epoch_whose_worker_went_away_is_not_joined() -> None:
+    with Arrivals() as it:
+        arrive(it)
+        at = handout(it)
+        old = begin(at, 0)
+        next(old)
+        del old
+        for thread in threading.enumerate():
+            if thread.name == "sparkdl-handout-worker":
+                thread.join(SOON_S)
+        assert next(begin(at, 1)) == [0, 1, 2, 3]
+
+
+def test_error_of_one_batch_ends_the_epoch_of_who_asked() -> None:
+    def refuse(columns: Columns) -> Plain:
+        raise FeedTypeError("column 'x'")
+
+    with Arrivals() as it:
+        arrive(it)
+        at = Handout(EpochBatches(it.reader, 4), refuse)
+        with pytest.raises(FeedTypeError, match=r"^column 'x'$"):
+            list(begin(at, 0))
+
+
+def test_handout_that_is_forgotten_ends_who_waits() -> None:
+    with Arrivals() as it:
+        at = handout(it)
+        door = at.door.dup()
+        waiting = Running(lambda: list(batches_from(door, Hello(1, 2, 0, 0))))
+        it.waits.wait_for_waiter()
+        del at
+        with pytest.raises(FeedClosedError, match="closed this feed"):
+            waiting.result()
+        with pytest.raises(FeedClosedError, match="closed this feed"):
+            list(batches_from(door, Hello(1, 2, 1, 0)))
+        door.close()

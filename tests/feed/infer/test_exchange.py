@@ -1,0 +1,142 @@
+"""An inference partition gets one result per row, in order, or an error that says what is wrong."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdl.core.errors import InferenceError
+from sparkdl.feed.infer.exchange import Exchange
+from tests.doubles.feeds import SOON_S
+
+
+def test_results_come_in_order_until_each_row_has_one() -> None:
+    exchange = Exchange("0.a")
+    exchange.expect(3)
+    exchange.add(b"first", 1)
+    exchange.expect(2)
+    exchange.add(b"second", 4)
+    exchange.finish_input()
+    assert list(exchange.results(SOON_S)) == [b"first", b"second"]
+    assert exchange.failure == ""
+
+
+def test_partition_without_rows_has_no_results() -> None:
+    exchange = Exchange("0.a")
+    exchange.finish_input()
+    assert list(exchange.results(SOON_S)) == []
+
+
+def test_results_that_come_before_the_input_is_complete_are_given_at_once() -> None:
+    exchange = Exchange("0.a")
+    exchange.expect(1)
+    exchange.add(b"early", 1)
+    results = exchange.results(SOON_S)
+    assert next(results) == b"early"
+    exchange.finish_input()
+    assert list(results) == []
+
+
+def test_too_many_results_are_an_error() -> None:
+    exchange = Exchange("0.a")
+    exchange.expect(2)
+    exchange.add(b"", 3)
+    with pytest.raises(InferenceError, match=r"3 results for 2 rows of inference partition 0\.a"):
+        list(exchange.results(SOON_S))
+
+
+def test_too_few_results_are_an_error_after_the_timeout() -> None:
+    exchange = Exchange("0.a")
+    exchange.expect(2)
+    exchange.finish_input()
+    exchange.add(b"one", 1)
+    results = exchange.results(0.01)
+    assert next(results) == b"one"
+    with pytest.raises(InferenceError, match="1 of 2 rows"):
+        next(results)
+
+
+def test_failure_ends_the_wait() -> None:
+    exchange = Exchange("0.a")
+    exchange.expect(1)
+    raised: list[str] = []
+
+    def wait() -> None:
+        try:
+            list(exchange.results(SOON_S))
+        except InferenceError as error:
+            raised.append(str(error))
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    exchange.fail("the child has died")
+    exchange.fail("a later reason")
+    waiting.join(SOON_S)
+    assert raised == ["the child has died"]
+
+
+def test_failure_after_the_last_result_does_not_matter() -> None:
+    exchange = Exchange("0.a")
+    exchange.expect(1)
+    exchange.finish_input()
+    exchange.add(b"x", 1)
+    exchange.fail("map_fun has returned")
+    assert list(exchange.results(SOON_S)) == [b"x"]
+
+
+@given(st.lists(st.integers(1, 5), max_size=8), st.data())
+def test_any_split_of_the_results_is_given_back_in_order(
+    pieces: list[int], data: st.DataObject
+) -> None:
+    exchange = Exchange("0.a")
+    todo = list(enumerate(pieces))
+    rows_in = rows_out = 0
+    given_back: list[bytes] = []
+    results = exchange.results(SOON_S)
+    while todo:
+        if rows_in < sum(pieces) and data.draw(st.booleans()):
+            exchange.expect(1)
+            rows_in += 1
+        number, rows = todo[0]
+        if rows_out + rows <= rows_in:
+            exchange.add(b"%d" % number, rows)
+            rows_out += rows
+            given_back.append(next(results))
+            del todo[0]
+        elif rows_in < sum(pieces):
+            exchange.expect(1)
+            rows_in += 1
+    exchange.finish_input()
+    assert list(results) == []
+    assert given_back == [b"%d" % number for number in range(len(pieces))]
+
+
+def test_time_until_more_rows_come_does_not_count() -> None:
+    exchange = Exchange("0.a")
+    exchange.expect(1)
+    exchange.add(b"first", 1)
+    results = exchange.results(0.1)
+    assert next(results) == b"first"
+
+    def go_on() -> None:
+        threading.Event().wait(0.5)  # Spark takes its time
+        exchange.expect(1)
+        exchange.add(b"second", 1)
+        exchange.finish_input()
+
+    slow = threading.Thread(target=go_on)
+    slow.start()
+    assert list(results) == [b"second"]
+    slow.join()
+
+
+def test_time_of_rows_that_come_late_begins_when_they_come() -> None:
+    exchange = Exchange("0.a")
+    late = threading.Timer(0.3, lambda: exchange.expect(1))
+    late.start()
+    with pytest.raises(InferenceError, match="0 of 1 rows"):
+        next(exchange.results(0.1))
+    late.join()

@@ -1,0 +1,316 @@
+"""Batches of one epoch: every row once and in order, as many steps as the others take."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkdl.core.errors import ConfigError, EndOfFeedError
+from sparkdl.feed.reader.batches import EpochBatches
+from tests.doubles.feeds import SOON_S, Arrivals, Running, numbers
+
+
+def values(batches: Iterator[Any] | EpochBatches) -> list[list[int]]:
+    return [batch["x"].tolist() for batch in batches]
+
+
+def flat(batches: Iterator[Any] | EpochBatches) -> list[int]:
+    return [value for batch in values(batches) for value in batch]
+
+
+def test_each_iter_is_one_epoch() -> None:
+    with Arrivals() as it:
+        batches = EpochBatches(it.reader, 4)
+        it.rows(3, 3, epoch=0)
+        it.end_epoch(0)
+        it.rows(5, epoch=1)
+        it.end_epoch(1)
+        assert values(batches) == [[0, 1, 2, 3], [4, 5]]
+        assert it.consumed == (6, 1)
+        assert values(batches) == [[6, 7, 8, 9], [10]]
+        assert it.consumed == (11, 2)
+        assert it.released == 3
+
+
+def test_epoch_without_rows_has_no_batches() -> None:
+    with Arrivals() as it:
+        it.end_epoch(0, {0: 0})
+        assert values(EpochBatches(it.reader, 4)) == []
+        it.rows(2, epoch=1)
+        it.end_epoch(1)
+        assert values(EpochBatches(it.reader, 4)) == [[0, 1]]
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_abandoned_iterator_gives_its_rows_back(taken: int) -> None:
+    with Arrivals() as it:
+        batches = EpochBatches(it.reader, 2)
+        it.rows(3, 3)
+        it.end_epoch(0)
+        abandoned = iter(batches)
+        for _ in range(taken):
+            next(abandoned)
+        assert flat(batches) == list(range(6))
+        assert it.consumed == (6, 1)
+
+
+def test_superseded_iterator_gets_nothing_more_even_of_a_segment_it_has_begun() -> None:
+    with Arrivals() as it:
+        batches = EpochBatches(it.reader, 2)
+        it.rows(10)
+        it.end_epoch(0)
+        old = iter(batches)
+        assert next(old)["x"].tolist() == [0, 1]
+        new = iter(batches)
+        assert next(new)["x"].tolist() == [0, 1]
+        assert values(old) == []
+        assert flat(new) == list(range(2, 10))
+        assert it.consumed == (10, 1)
+
+
+def test_segments_of_the_next_epoch_that_come_too_early_stay_out_of_this_one() -> None:
+    with Arrivals() as it:
+        batches = EpochBatches(it.reader, 3)
+        it.rows(4, epoch=0)
+        it.rows(4, epoch=1)
+        it.end_epoch(0)
+        it.end_epoch(1)
+        assert flat(batches) == [0, 1, 2, 3]
+        assert flat(batches) == [4, 5, 6, 7]
+
+
+def test_end_of_the_feed_within_an_epoch_ends_the_iteration() -> None:
+    with Arrivals() as it:
+        it.rows(5)
+        it.end()
+        batches = EpochBatches(it.reader, 3)
+        assert values(batches) == [[0, 1, 2], [3, 4]]
+        assert it.consumed == (5, 0)
+        assert values(batches) == [], "not the same rows again"
+
+
+def test_first_iteration_beyond_the_end_is_empty_with_a_warning_and_the_second_an_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Arrivals() as it:
+        batches = EpochBatches(it.reader, 3)
+        for epoch in range(2):
+            it.rows(4, epoch=epoch)
+            it.end_epoch(epoch)
+        it.end()
+        assert [flat(batches), flat(batches)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+        assert not caplog.records
+        assert flat(batches) == []
+        assert "feed 'input' ended after 2 epochs" in caplog.text
+        with pytest.raises(EndOfFeedError, match=r"ended after 2 epochs, .* `while ctx.has_epoch"):
+            flat(batches)
+
+
+def test_loop_that_asks_for_an_epoch_ends_with_the_feed(caplog: pytest.LogCaptureFixture) -> None:
+    with Arrivals() as it:
+        batches = EpochBatches(it.reader, 3)
+        it.rows(4)
+        it.end_epoch(0, again=True)
+        it.end_epoch(1)
+        it.end_epoch(2, {0: 0})
+        it.end()
+        found = []
+        while it.reader.has_epoch():
+            found.append(flat(batches))
+        assert found == [[0, 1, 2, 3], [0, 1, 2, 3], []], "what was fed without rows is an epoch"
+        assert not caplog.records
+
+
+def test_asking_for_an_epoch_moves_nothing_and_what_is_left_of_one_is_one() -> None:
+    with Arrivals() as it:
+        asking = Running(it.reader.has_epoch)
+        it.waits.wait_for_waiter()
+        it.rows(4)
+        assert asking.result()
+        batches = EpochBatches(it.reader, 1)
+        reading = iter(batches)
+        assert next(reading)["x"].tolist() == [0]
+        assert it.reader.has_epoch()
+        assert next(reading)["x"].tolist() == [1]
+        it.end_epoch(0)
+        assert flat(reading) == [2, 3]
+
+
+def test_end_of_a_stream_is_not_beyond_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    with Arrivals() as it:
+        it.rows(2)
+        it.end_epoch(0, goes_on=True)
+        it.end()
+        assert flat(EpochBatches(it.reader, 2)) == [0, 1]
+        assert not caplog.records
+
+
+def test_world_that_goes_on_may_count_its_epochs_from_zero(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Arrivals() as it:
+        it.reader.resume()
+        batches = EpochBatches(it.reader, 2)
+        it.rows(2)
+        it.end_epoch(0)
+        it.end()
+        assert [flat(batches) for _ in range(5)] == [[0, 1], [], [], [], []]
+        assert len(caplog.records) == 1
+        with pytest.raises(EndOfFeedError, match="ended after 1 epoch,"):
+            while True:
+                flat(batches)
+
+
+def test_rows_that_were_looked_at_come_again_even_under_pressure() -> None:
+    with Arrivals() as it:
+        batches = EpochBatches(it.reader, 2)
+        it.rows(2, 2, 3, 1)
+        it.end_epoch(0)
+        abandoned = iter(batches)
+        for _ in range(3):
+            next(abandoned)
+        it.reader.reclaim()  # two segments were given whole, the third in part
+        assert it.released == 2
+        assert flat(batches) == list(range(8))
+        assert it.consumed == (8, 1)
+
+
+def test_data_of_ten_budgets_flow_through() -> None:
+    """A double of the agent holds ten segments at most and asks for them."""
+    with Arrivals() as it:
+        room, most = 10, 0
+
+        def feed() -> None:
+            nonlocal most
+            for number in range(100):
+                if number - it.released >= room:
+                    it.reader.reclaim()
+                    it.wait_sent(lambda _, n=number: n - it.released < room)  # type: ignore[misc]
+                it.rows(7)
+                most = max(most, number + 1 - it.released)
+            it.end_epoch(0)
+
+        feeding = threading.Thread(target=feed)
+        feeding.start()
+        assert flat(EpochBatches(it.reader, 5)) == list(range(700))
+        feeding.join(SOON_S)
+        assert most <= room
+        assert it.released == 100
+
+
+# even steps
+
+
+@pytest.mark.parametrize(
+    ("mine", "steps"), [(10, 5), (7, 5), (1, 5), (9, 5)], ids=["most", "fewer", "one", "less"]
+)
+def test_all_nodes_take_the_steps_of_the_one_with_the_most_rows(mine: int, steps: int) -> None:
+    with Arrivals() as it:
+        it.rows(mine)
+        it.end_epoch(0, {0: 10, 1: mine})
+        batches = values(EpochBatches(it.reader, 2, is_even=True))
+        assert len(batches) == steps
+        own = -(-mine // 2)
+        assert [v for batch in batches[:own] for v in batch] == list(range(mine))
+        assert batches[own:] == [batches[own - 1][:1]] * (steps - own)
+        assert it.consumed == (mine, 1)
+
+
+def test_uneven_epoch_is_not_padded_unless_asked() -> None:
+    with Arrivals() as it:
+        it.rows(1)
+        it.end_epoch(0, {0: 10, 1: 1})
+        assert values(EpochBatches(it.reader, 2)) == [[0]]
+
+
+def test_node_without_a_row_cannot_take_part_in_a_step() -> None:
+    with Arrivals() as it:
+        it.end_epoch(0, {0: 17, 1: 0, 2: 5})
+        with pytest.raises(ConfigError, match=r"22 rows for 3 nodes"):
+            list(EpochBatches(it.reader, 2, is_even=True))
+
+
+def test_pressure_that_comes_while_an_epoch_is_padded_is_forgotten_with_it_and_told() -> None:
+    """The agent presses again when it is told of the new epoch."""
+    with Arrivals() as it:
+        it.reader.reclaim()
+        it.rows(2)
+        it.end_epoch(0, {0: 6, 1: 2})
+        batches = iter(EpochBatches(it.reader, 2, is_even=True))
+        for _ in range(2):
+            next(batches)
+        it.rows(2, epoch=1)
+        it.reader.reclaim()
+        assert len(list(batches)) == 1
+        assert it.consumed == (2, 1)
+
+
+# batches
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 12), max_size=10), st.integers(1, 15), st.lists(st.booleans()))
+def test_batches_are_the_rows_in_order(
+    segments: list[int], batch_size: int, pressures: list[bool]
+) -> None:
+    with Arrivals() as it:
+        it.rows(*segments)
+        it.end_epoch(0)
+        pressing = iter(pressures)
+        found = []
+        for batch in EpochBatches(it.reader, batch_size):
+            found.append(batch["x"].tolist())
+            if next(pressing, False):
+                it.reader.reclaim()
+        rows = list(range(sum(segments)))
+        assert found == [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
+        assert it.consumed == (len(rows), 1)
+        assert it.released == len(segments)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=8), st.integers(1, 8), st.integers(0, 20))
+def test_abandoned_anywhere_an_epoch_is_whole_the_next_time(
+    segments: list[int], batch_size: int, taken: int
+) -> None:
+    with Arrivals() as it:
+        it.rows(*segments)
+        it.end_epoch(0)
+        it.rows(2, epoch=1)
+        batches = EpochBatches(it.reader, batch_size)
+        steps = -(-sum(segments) // batch_size)
+        abandoned = iter(batches)
+        for _ in range(min(taken, steps)):
+            next(abandoned)
+        assert flat(batches) == list(range(sum(segments)))
+
+
+def test_selected_columns_are_the_only_ones_converted() -> None:
+    with Arrivals() as it:
+        it.batch(pa.record_batch({"a": [1, 2], "s": [{"f": 1}, {"f": 2}], "b": ["x", "y"]}))
+        it.end_epoch(0)
+        (batch,) = EpochBatches(it.reader, 4, columns=("b", "a"))
+        assert list(batch) == ["b", "a"]
+        assert batch["a"].tolist() == [1, 2]
+        assert batch["b"].tolist() == ["x", "y"]
+
+
+def test_batch_within_one_segment_is_a_view() -> None:
+    with Arrivals() as it:
+        it.batch(numbers(0, 100))
+        it.end_epoch(0)
+        first, second = EpochBatches(it.reader, 50)
+        assert not first["x"].flags.owndata
+        assert first["x"].base is not None
+        assert second["x"].tolist() == list(range(50, 100))
+
+
+def test_batch_size_below_one_is_refused() -> None:
+    with Arrivals() as it, pytest.raises(ConfigError, match="batch_size=0"):
+        EpochBatches(it.reader, 0)

@@ -1,0 +1,492 @@
+"""A reader keeps what may be given back, releases what may not, and never gives rows to two."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from sparkdl.control.channel import EndMark, EpochMark, Release, Terminated
+from sparkdl.core.errors import FeedClosedError, FeedTimeoutError
+from sparkdl.feed.reader.cursor import HEAD_STEPS
+from sparkdl.feed.reader.item import Item
+from sparkdl.feed.reader.reader import FeedReader
+from tests.doubles.feeds import (
+    FEED,
+    SOON_S,
+    Arrivals,
+    NoticingCondition,
+    Running,
+    item,
+    numbers,
+)
+
+
+def first_row(taken: Any) -> int:
+    assert isinstance(taken, Item)
+    return int(taken.batch().column(0)[0].as_py())
+
+
+def test_segments_come_in_order() -> None:
+    with Arrivals() as it:
+        it.rows(3, 2)
+        owner = it.reader.claim()
+        assert [first_row(it.reader.take(owner)) for _ in range(2)] == [0, 3]
+
+
+def test_take_waits_for_the_next_segment() -> None:
+    with Arrivals() as it:
+        owner = it.reader.claim()
+        taking = Running(lambda: it.reader.take(owner))
+        it.rows(1)
+        assert first_row(taking.result()) == 0
+
+
+def test_taken_rows_are_given_back_to_the_next_owner() -> None:
+    with Arrivals() as it:
+        it.rows(3, 2, 4)
+        owner = it.reader.claim()
+        for rows in (3, 2):
+            it.reader.take(owner)
+            it.reader.give(owner, rows)
+        owner = it.reader.claim()
+        assert [first_row(it.reader.take(owner)) for _ in range(3)] == [0, 3, 5]
+        it.reader.give(owner, 9)  # nothing is left to read, so that the agent is told
+        assert it.consumed == (9, 0)
+        assert it.released == 0
+
+
+def test_rows_that_were_given_for_good_are_not_given_back() -> None:
+    with Arrivals() as it:
+        it.rows(3, 2)
+        owner = it.reader.claim()
+        it.reader.take(owner)
+        it.reader.give_for_good(owner, 2)
+        owner = it.reader.claim()
+        rest = it.reader.take(owner)
+        assert isinstance(rest, Item)
+        assert (first_row(rest), rest.skip) == (0, 2)
+        it.reader.give_for_good(owner, 1)
+        owner = it.reader.claim()
+        assert first_row(it.reader.take(owner)) == 3
+
+
+def test_superseded_owner_gets_nothing_more() -> None:
+    with Arrivals() as it:
+        it.rows(3)
+        old = it.reader.claim()
+        new = it.reader.claim()
+        assert it.reader.take(old) is None
+        assert not it.reader.give(old, 3)
+        assert it.consumed == (0, 0)
+        it.end_epoch(0)
+        it.reader.take(new)
+        it.reader.finish_epoch(old)
+        assert isinstance(it.reader.take(new), EpochMark)
+
+
+def test_superseded_owner_that_waits_is_woken() -> None:
+    with Arrivals() as it:
+        owner = it.reader.claim()
+        taking = Running(lambda: it.reader.take(owner))
+        it.reader.claim()
+        assert taking.result() is None
+
+
+def test_finished_epoch_is_released_and_not_given_back() -> None:
+    with Arrivals() as it:
+        it.rows(1, 1)
+        it.end_epoch(0)
+        owner = it.reader.claim()
+        for _ in range(2):
+            it.reader.take(owner)
+            it.reader.give(owner, 1)
+        assert it.released == 0
+        assert isinstance(it.reader.take(owner), EpochMark)
+        it.reader.finish_epoch(owner)
+        assert it.released == 2
+        assert it.consumed == (2, 1)
+        it.rows(1, epoch=1)
+        assert first_row(it.reader.take(it.reader.claim())) == 2
+
+
+def test_mark_is_taken_again_until_the_epoch_is_finished() -> None:
+    with Arrivals() as it:
+        it.end_epoch(0)
+        owner = it.reader.claim()
+        for _ in range(2):
+            assert isinstance(it.reader.take(owner), EpochMark)
+
+
+def test_segments_that_overtake_an_epochs_end_stay_out_of_it() -> None:
+    with Arrivals() as it:
+        it.rows(1, epoch=0)
+        it.rows(1, 1, epoch=1)
+        owner = it.reader.claim()
+        assert first_row(it.reader.take(owner)) == 0
+        taking = Running(lambda: it.reader.take(owner))
+        it.waits.wait_for_waiter()
+        it.end_epoch(0)
+        assert isinstance(taking.result(), EpochMark)
+        it.reader.finish_epoch(owner)
+        assert [first_row(it.reader.take(owner)) for _ in range(2)] == [1, 2]
+
+
+def test_end_of_the_feed_makes_everything_due() -> None:
+    with Arrivals() as it:
+        it.rows(1, epoch=1)
+        it.end()
+        owner = it.reader.claim()
+        assert first_row(it.reader.take(owner)) == 0
+        for _ in range(2):
+            assert isinstance(it.reader.take(owner), EndMark)
+
+
+# pressure
+
+
+def test_pressure_releases_what_was_given_and_nothing_else() -> None:
+    with Arrivals() as it:
+        it.rows(2, 2, 2, 2)
+        owner = it.reader.claim()
+        for _ in range(3):
+            it.reader.take(owner)
+        it.reader.give(owner, 3)  # one whole segment and half of the next
+        it.reader.reclaim()
+        assert it.released == 1
+
+
+def test_first_batches_are_given_back_even_when_their_segments_were_released() -> None:
+    with Arrivals() as it:
+        it.rows(*[1] * (HEAD_STEPS + 2))
+        owner = it.reader.claim()
+        for _ in range(HEAD_STEPS):
+            it.reader.take(owner)
+            it.reader.give(owner, 1)
+        it.reader.reclaim()
+        assert it.released == HEAD_STEPS
+        owner = it.reader.claim()
+        found = [first_row(it.reader.take(owner)) for _ in range(HEAD_STEPS + 2)]
+        assert found == list(range(HEAD_STEPS + 2))
+
+
+def test_iteration_that_cannot_begin_anew_goes_on_behind_what_was_given(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    given = 2 * HEAD_STEPS
+    with Arrivals() as it:
+        it.rows(*[2] * given)
+        owner = it.reader.claim()
+        for _ in range(given):  # one row of two each, so that half of the segments is given whole
+            it.reader.take(owner)
+            it.reader.give(owner, 1)
+        it.reader.reclaim()
+        owner = it.reader.claim()
+        assert first_row(it.reader.take(owner)) == given
+        assert f"abandoned after {given} rows" in caplog.text
+
+
+def test_nothing_is_released_that_a_later_epoch_reads_again() -> None:
+    with Arrivals() as it:
+        it.rows(1, 1)
+        it.end_epoch(0, again=True)
+        it.end_epoch(1)
+        for epoch in range(2):
+            owner = it.reader.claim()
+            for row in range(2):
+                assert first_row(it.reader.take(owner)) == row
+                it.reader.give(owner, 1)
+            it.reader.reclaim()
+            assert it.released == 0 if epoch == 0 else 2
+            it.reader.take(owner)
+            it.reader.finish_epoch(owner)
+        assert it.released == 2
+        assert it.consumed == (4, 2)
+
+
+def test_pressure_lasts_to_the_end_of_the_epoch() -> None:
+    with Arrivals() as it:
+        it.reader.reclaim()
+        it.rows(1, 1, epoch=0)
+        it.end_epoch(0)
+        it.rows(1, 1, epoch=1)
+        owner = it.reader.claim()
+        for expected in (0, 1):
+            assert first_row(it.reader.take(owner)) == expected
+            assert it.released == expected
+            it.reader.give(owner, 1)
+        it.reader.take(owner)
+        it.reader.finish_epoch(owner)
+        assert it.released == 2
+        for _ in range(2):
+            it.reader.take(owner)
+            it.reader.give(owner, 1)
+        assert it.released == 2
+
+
+def test_what_was_taken_is_released_when_user_code_waits_under_pressure() -> None:
+    """It gathers a batch that is larger than what the node may hold."""
+    with Arrivals() as it:
+        it.rows(1, 1)
+        owner = it.reader.claim()
+        for _ in range(2):
+            it.reader.take(owner)
+        taking = Running(lambda: it.reader.take(owner))
+        it.waits.wait_for_waiter()
+        it.reader.reclaim()
+        assert it.released == 2
+        it.rows(1)
+        assert first_row(taking.result()) == 2
+
+
+def test_batch_stays_valid_after_its_segment_was_released() -> None:
+    with Arrivals() as it:
+        it.rows(5)
+        owner = it.reader.claim()
+        taken = it.reader.take(owner)
+        assert isinstance(taken, Item)
+        batch = taken.batch()
+        it.end_epoch(0)
+        it.reader.take(owner)
+        it.reader.finish_epoch(owner)
+        assert it.released == 1
+        assert batch.column(0).to_pylist() == list(range(5))
+
+
+# inference
+
+
+def test_rows_of_inference_come_only_to_those_who_ask_and_do_not_count() -> None:
+    with Arrivals() as it:
+        it.batch(numbers(0, 7), exchange="0.a")
+        it.rows(2)
+        owner = it.reader.claim()
+        assert first_row(it.reader.take(owner)) == 0
+        it.reader.give(owner, 2)
+        asked = it.reader.take(owner, with_exchange=True)
+        assert isinstance(asked, Item)
+        assert asked.segment.exchange == "0.a"
+        assert asked.fd == -1  # mapped, so that no release comes between
+        it.reader.answer_taken(asked)
+        assert it.released == 1
+        assert it.consumed == (2, 0)
+
+
+# a feeding that ends early
+
+
+def test_epoch_that_was_brought_whole_is_read_though_the_feeding_ended() -> None:
+    with Arrivals() as it:
+        it.rows(1)
+        it.end_epoch(0)
+        it.rows(1, epoch=1)
+        it.end_epoch(1, again=True)
+        it.end_epoch(2)
+        it.reader.hold(2)
+        it.end()
+        owner = it.reader.claim()
+        for row in range(2):
+            assert first_row(it.reader.take(owner)) == row
+            assert isinstance(it.reader.take(owner), EpochMark)
+            it.reader.finish_epoch(owner)
+        assert isinstance(it.reader.take(owner), EndMark)
+
+
+def test_epoch_that_will_not_come_is_skipped() -> None:
+    with Arrivals() as it:
+        owner = it.reader.claim()
+        taking = Running(lambda: it.reader.take(owner))
+        it.rows(1, epoch=5)
+        it.reader.start(5)
+        assert first_row(taking.result()) == 0
+        it.end_epoch(5)
+        it.reader.take(owner)
+        it.reader.finish_epoch(owner)
+        assert it.consumed[1] == 6
+
+
+def test_repeats_that_were_announced_are_called_off() -> None:
+    with Arrivals() as it:
+        it.rows(1)
+        for epoch in range(3):
+            it.end_epoch(epoch, again=epoch < 2)
+        owner = it.reader.claim()
+        it.reader.take(owner)
+        it.reader.hold(2)
+        assert it.held == (2, 0)
+        it.reader.take(owner)
+        it.reader.finish_epoch(owner)
+        taking = Running(lambda: it.reader.take(owner))
+        assert it.released == 0
+        it.end_epoch(0)
+        assert it.released == 1
+        it.rows(1, epoch=3)
+        it.reader.start(3)
+        assert first_row(taking.result()) == 1
+
+
+def test_mark_that_is_called_off_before_its_epoch_is_finished_takes_no_rows_along() -> None:
+    """Epoch 1 reads again what is here; it is called off while user code is about to leave it."""
+    with Arrivals() as it:
+        it.end_epoch(0)
+        it.end_epoch(1)
+        owner = it.reader.claim()
+        assert isinstance(it.reader.take(owner), EpochMark)
+        it.reader.finish_epoch(owner)
+        assert isinstance(it.reader.take(owner), EpochMark)
+        it.reader.hold(1)
+        it.end_epoch(0)
+        it.reader.finish_epoch(owner)
+        it.rows(2, epoch=1)
+        it.reader.finish_epoch(owner)
+        assert first_row(it.reader.take(owner)) == 0
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_epoch_that_another_node_has_begun_is_the_last(is_begun: bool) -> None:
+    with Arrivals() as it:
+        it.rows(1)
+        for epoch in range(4):
+            it.end_epoch(epoch, again=epoch < 3)
+        owner = it.reader.claim()
+        for _ in range(2):
+            it.reader.take(owner)
+            it.reader.finish_epoch(owner)
+        if is_begun:
+            it.reader.take(owner)
+        it.reader.hold(3)
+        assert it.held == (3, 2 if is_begun else 1)
+        taking = Running(lambda: it.reader.take(owner))
+        it.end_epoch(2)
+        assert isinstance(taking.result(), EpochMark if is_begun else Item)
+        it.reader.finish_epoch(owner)
+        assert it.released == 1
+        it.end()
+        assert isinstance(it.reader.take(owner), EndMark)
+
+
+# peeking
+
+
+def test_peek_waits_for_the_first_segment_and_leaves_it() -> None:
+    with Arrivals() as it:
+        peeking = Running(it.reader.peek_batch)
+        it.end_epoch(0)
+        it.rows(4, epoch=1)
+        batch = peeking.result()
+        assert batch is not None
+        assert batch.num_rows == 4
+        owner = it.reader.claim()
+        assert isinstance(it.reader.take(owner), EpochMark)
+        it.reader.finish_epoch(owner)
+        assert first_row(it.reader.take(owner)) == 0
+
+
+def test_peek_at_a_feed_that_ended_gives_nothing() -> None:
+    with Arrivals() as it:
+        it.end()
+        assert it.reader.peek_batch() is None
+
+
+# ends
+
+
+def test_wait_ends_with_an_error_when_no_row_comes() -> None:
+    with Arrivals(timeout_s=0.01) as it, pytest.raises(FeedTimeoutError, match="'input'"):
+        it.reader.take(it.reader.claim())
+
+
+def test_wait_ends_with_an_error_when_the_agent_is_gone() -> None:
+    with Arrivals() as it:
+        owner = it.reader.claim()
+        taking = Running(lambda: it.reader.take(owner))
+        it.reader.lose()
+        for wait in (taking.result, it.reader.peek_batch):
+            with pytest.raises(FeedClosedError, match="agent of this node is gone"):
+                wait()
+
+
+def test_what_is_here_can_be_read_after_the_agent_is_gone() -> None:
+    with Arrivals() as it:
+        it.rows(1)
+        it.reader.lose()
+        assert first_row(it.reader.take(it.reader.claim())) == 0
+
+
+def test_terminated_reader_drops_everything_and_tells_the_agent_once() -> None:
+    before = set(os.listdir("/dev/fd"))
+    with Arrivals() as it:
+        it.rows(1, 1)
+        owner = it.reader.claim()
+        it.reader.take(owner)
+        it.reader.terminate()
+        it.reader.terminate()
+        assert it.sent.count(Terminated(FEED)) == 1
+        it.rows(1)
+        it.end_epoch(0)
+        assert it.reader.take(owner) is None
+        assert set(os.listdir("/dev/fd")) == before
+        it.reader.reclaim()
+        assert not any(isinstance(message, Release) for message in it.sent)
+
+
+def test_terminated_reader_reads_the_next_feeding_only() -> None:
+    with Arrivals() as it:
+        it.rows(1)
+        it.reader.terminate()
+        owner = it.reader.claim()
+        taking = Running(lambda: it.reader.take(owner))
+        it.rows(1)  # was on its way
+        it.reader.reopen(3)
+        it.end_epoch(0)
+        it.rows(1, epoch=3)
+        it.reader.start(3)
+        assert first_row(taking.result()) == 2
+
+
+def test_item_closes_its_descriptor_once() -> None:
+    one = item(numbers(0, 3), 0)
+    assert one.batch() is one.batch()
+    assert one.fd == -1
+    one.close()
+
+
+def test_room_that_a_terminated_feeding_was_asked_for_is_not_made_in_the_next_one() -> None:
+    """The agent believes that all of it is here and can be read again."""
+    with Arrivals() as arrivals:
+        reader = arrivals.reader
+        arrivals.rows(10)
+        reader.reclaim()
+        reader.terminate()
+        reader.reopen(5)
+        arrivals.rows(10, 10, epoch=5)
+        owner = reader.claim()
+        for _ in range(2):
+            assert isinstance(reader.take(owner), Item)
+            reader.give_for_good(owner, 10)
+        arrivals.end_epoch(5, again=True)
+        assert isinstance(reader.take(owner), EpochMark)
+        assert arrivals.released == 0
+        reader.finish_epoch(owner)
+        assert isinstance(reader.take(owner), Item)
+
+
+# telling
+
+
+def test_agent_is_told_now_and_then_and_when_there_is_nothing_left() -> None:
+    sent: list[Any] = []
+    reader = FeedReader(FEED, sent.append, SOON_S, tell_period_s=1000)
+    reader._changed = waits = NoticingCondition()
+    reader.add(item(numbers(0, 100), 0))
+    owner = reader.claim()
+    reader.take(owner)
+    for _ in range(100):
+        assert reader.give(owner, 1)
+    assert [m.rows for m in sent] == [1]
+    taking = Running(lambda: reader.take(owner))
+    waits.wait_for_waiter()
+    assert [m.rows for m in sent] == [1, 100]
+    reader.mark(EpochMark(FEED, 0, {0: 100}))
+    assert isinstance(taking.result(), EpochMark)

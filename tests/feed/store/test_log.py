@@ -1,0 +1,393 @@
+"""A log takes segments within a budget, and what waits for room is told when it may go on."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import FeedClosedError
+from sparkdl.feed.store.budget import Budget
+from sparkdl.feed.store.log import Log
+from sparkdl.feed.store.segment import StoredSegment, read_segment, write_segment
+from sparkdl.feed.transfer.placement import Appended, Attempt, EpochCount, Place
+from tests.doubles.feeds import SOON_S, Running, numbers
+
+BATCH = numbers(0, 100)
+STORED = Appended.STORED
+
+
+def nbytes_of(batch: pa.RecordBatch) -> int:
+    fd, nbytes = write_segment(batch)
+    os.close(fd)
+    return nbytes
+
+
+NBYTES = nbytes_of(BATCH)
+
+
+FIRST = Place()
+
+
+class Pressed:
+    """Lets a test wait until an append waits for room."""
+
+    def __init__(self) -> None:
+        self.semaphore = threading.Semaphore(0)
+
+    def __call__(self) -> None:
+        self.semaphore.release()
+
+    def wait(self) -> None:
+        assert self.semaphore.acquire(timeout=SOON_S), "no append waits for room"
+
+
+@contextmanager
+def open_log(
+    limit_nbytes: int,
+    limit_segments: int | None = None,
+    disk_nbytes: int = 0,
+    folder: Path | None = None,
+) -> Iterator[LogFixture]:
+    fixture = LogFixture(limit_nbytes, limit_segments, disk_nbytes, folder)
+    yield fixture
+    fixture.log.close()
+
+
+class LogFixture:
+    def __init__(
+        self,
+        limit_nbytes: int,
+        limit_segments: int | None,
+        disk_nbytes: int,
+        folder: Path | None,
+    ) -> None:
+        self.pressed = Pressed()
+        self.budget = Budget(limit_nbytes, self.pressed, limit_segments, disk_nbytes)
+        self.segments: list[StoredSegment] = []
+        self.log = Log("input", self.budget, self.segments.append, folder=folder)
+
+    def append(
+        self, batch: pa.RecordBatch = BATCH, timeout_s: float = SOON_S, place: Place = FIRST
+    ) -> Appended:
+        return self.log.append(batch, Deadline.after(timeout_s), place)
+
+
+def descriptors() -> set[str]:
+    return {name for name in os.listdir("/dev/fd") if os.path.exists(f"/dev/fd/{name}")}
+
+
+# the budget
+
+
+def test_full_budget_blocks_append_until_release() -> None:
+    with open_log(2 * NBYTES) as it:
+        assert it.append() is STORED
+        assert it.append() is STORED
+        third = Running(it.append)
+        it.pressed.wait()
+        assert [segment.number for segment in it.segments] == [0, 1]
+        it.log.release([0])
+        assert third.result() is STORED
+        assert [segment.number for segment in it.segments] == [0, 1, 2]
+        assert it.budget.used_nbytes == 2 * NBYTES
+
+
+def test_release_frees_what_is_named_once() -> None:
+    with open_log(3 * NBYTES) as it:
+        for _ in range(3):
+            assert it.append() is STORED
+        it.log.release([0, 1])
+        assert it.budget.used_nbytes == NBYTES
+        it.log.release([0, 1])
+        assert it.budget.used_nbytes == NBYTES
+
+
+def test_segment_larger_than_the_budget_fits_alone() -> None:
+    with open_log(NBYTES - 1) as it:
+        assert it.append() is STORED
+        second = Running(it.append)
+        it.pressed.wait()
+        it.log.release([0])
+        assert second.result() is STORED
+
+
+def test_number_of_segments_is_limited_for_the_sake_of_descriptors() -> None:
+    with open_log(1 << 30, limit_segments=2) as it:
+        assert it.append() is STORED
+        assert it.append() is STORED
+        third = Running(it.append)
+        it.pressed.wait()
+        it.log.release([0])
+        assert third.result() is STORED
+
+
+def test_full_budget_that_stays_full_gives_the_batch_back() -> None:
+    with open_log(NBYTES) as it:
+        assert it.append() is STORED
+        before = descriptors()
+        assert it.append(timeout_s=0.01) is Appended.FULL
+        assert descriptors() == before
+        assert it.budget.used_nbytes == NBYTES
+
+
+def test_budget_is_shared_by_logs_and_each_may_have_one_segment() -> None:
+    """Whoever waits for rows of one feed gets them however full the others are."""
+    with open_log(NBYTES) as it:
+        other = Log("other", it.budget, it.segments.append)
+        assert it.append() is STORED
+        assert other.append(BATCH, Deadline.after(0), FIRST) is STORED
+        assert other.append(BATCH, Deadline.after(0), FIRST) is Appended.FULL
+        waiting = Running(lambda: other.append(BATCH, Deadline.after(SOON_S), FIRST))
+        it.pressed.wait()
+        it.log.close()
+        other.release([0])
+        assert waiting.result() is STORED
+        other.close()
+        assert it.budget.used_nbytes == 0
+
+
+# epochs that are read again
+
+
+KEPT = Place(keep=True)
+
+
+def test_kept_rows_go_to_disk_when_memory_is_full(tmp_path: Path) -> None:
+    before = descriptors()
+    with open_log(NBYTES, disk_nbytes=2 * NBYTES, folder=tmp_path) as it:
+        for _ in range(3):
+            assert it.append(place=KEPT) is STORED
+        assert [segment.is_on_disk for segment in it.segments] == [False, True, True]
+        assert (it.budget.used_nbytes, it.budget.used_disk_nbytes) == (NBYTES, 2 * NBYTES)
+        assert list(tmp_path.iterdir()) == []  # without a name, so that nothing can be left behind
+        assert read_segment(it.segments[2].fd).equals(BATCH)
+        assert it.append(timeout_s=0, place=KEPT) is Appended.FULL
+        it.log.release([1])
+        assert it.append(place=KEPT) is STORED
+        assert it.segments[-1].is_on_disk
+    assert descriptors() == before
+    assert it.budget.used_disk_nbytes == 0
+
+
+def test_rows_that_are_read_once_wait_for_memory_rather_than_go_to_disk(tmp_path: Path) -> None:
+    with open_log(NBYTES, disk_nbytes=9 * NBYTES, folder=tmp_path) as it:
+        assert it.append() is STORED
+        assert it.append(timeout_s=0) is Appended.FULL
+
+
+def test_epoch_is_whole_until_something_had_to_go() -> None:
+    with open_log(2 * NBYTES) as it:
+        for _ in range(2):
+            assert it.append(place=KEPT) is STORED
+        assert it.log.cut(0) == EpochCount(0, 200, is_whole=True)
+        assert not it.log.press()  # what is counted as whole stays, whoever else wants room
+        it.log.settle(0)
+        assert it.log.press()
+        it.log.release([0, 1])
+        assert it.append(place=Place(1)) is STORED
+        assert it.log.cut(1) == EpochCount(1, 100, is_whole=False)
+        it.log.settle(1)
+        it.log.release([2])
+        assert it.append(place=Place(2)) is STORED
+        assert it.log.cut(2) == EpochCount(2, 100, is_whole=True)
+
+
+def test_epoch_that_was_counted_takes_no_more_rows() -> None:
+    with open_log(NBYTES) as it:
+        assert it.append() is STORED
+        waiting = Running(it.append)
+        it.pressed.wait()
+        assert it.log.cut(0).rows == 100
+        assert waiting.result() is Appended.CLOSED
+        assert it.append() is Appended.CLOSED
+        assert it.log.cut(0).rows == 100
+        it.log.release([0])
+        assert it.append(place=Place(1)) is STORED
+        assert it.log.rows_of(1) == 100
+
+
+def test_feeding_that_was_ended_takes_no_more_rows_and_the_next_one_does() -> None:
+    with open_log(9 * NBYTES) as it:
+        it.log.expect(last_epoch=4)
+        assert it.append() is STORED
+        it.log.close_call()
+        assert it.budget.used_nbytes == 0
+        assert it.append(place=Place(4)) is Appended.CLOSED
+        assert it.append(place=Place(5)) is STORED
+        assert not it.log.is_closed
+
+
+def test_disk_that_is_full_before_its_time_counts_as_full(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    with open_log(NBYTES, disk_nbytes=9 * NBYTES, folder=gone) as it:
+        assert it.append(place=KEPT) is STORED
+        assert it.append(place=KEPT) is Appended.FULL  # writing fails
+        assert it.budget.disk_nbytes == it.budget.used_disk_nbytes == 0
+        assert it.budget.num_segments == 1
+
+
+# closing
+
+
+def test_close_wakes_waiting_appends() -> None:
+    with open_log(NBYTES) as it:
+        assert it.append() is STORED
+        waiting = [Running(it.append) for _ in range(2)]
+        it.pressed.wait()
+        it.pressed.wait()
+        it.log.close()
+        assert [append.result() for append in waiting] == [Appended.CLOSED] * 2
+        assert it.budget.used_nbytes == 0
+
+
+def test_closed_log_refuses() -> None:
+    with open_log(NBYTES) as it:
+        it.log.close()
+        assert it.log.is_closed
+        assert it.append() is Appended.CLOSED
+        assert it.segments == []
+        assert it.log.rows_received == 0
+
+
+# segments
+
+
+def test_segments_are_anonymous_and_their_descriptors_go() -> None:
+    before, shared = descriptors(), os.listdir("/dev/shm")
+    with open_log(1 << 30) as it:
+        for _ in range(5):
+            assert it.append() is STORED
+        assert len(descriptors() - before) == 5
+        assert os.listdir("/dev/shm") == shared
+        for name in descriptors() - before:
+            assert os.fstat(int(name)).st_nlink == 0
+        it.log.release([0, 1])
+        assert len(descriptors() - before) == 3
+    assert descriptors() == before
+
+
+def test_segment_comes_back_as_it_was() -> None:
+    batch = pa.record_batch({"a": [1, None], "b": ["x", "y"]})
+    batch = batch.replace_schema_metadata({"k": "v"})
+    fd, nbytes = write_segment(batch)
+    try:
+        again = read_segment(fd)
+        assert os.fstat(fd).st_size == nbytes
+    finally:
+        os.close(fd)
+    assert again.equals(batch, check_metadata=True)
+
+
+def test_batch_that_cannot_be_written_leaves_no_descriptor() -> None:
+    before = descriptors()
+    with pytest.raises(AttributeError):
+        write_segment(None)
+    assert descriptors() == before
+
+
+def test_exchange_rows_are_not_counted_as_received() -> None:
+    with open_log(1 << 30) as it:
+        assert it.append(place=Place(exchange="0.a")) is STORED
+        assert it.log.rows_received == 0
+        assert it.append() is STORED
+        assert it.log.rows_received == 100
+
+
+# attempts
+
+
+def append_from(
+    it: LogFixture, attempt: Attempt, start: int, stop: int, epoch: int = 0
+) -> Appended:
+    return it.append(numbers(start, stop), place=Place(epoch, attempt, start))
+
+
+def test_later_attempt_learns_which_rows_are_here() -> None:
+    with open_log(1 << 30) as it:
+        first = Attempt("run", 7)
+        assert it.log.begin(first, 0) == []
+        for start, stop in ((0, 10), (20, 30), (10, 20), (50, 60)):
+            assert append_from(it, first, start, stop) is STORED
+        assert it.log.begin(Attempt("run", 7, 1), 0) == [(0, 30), (50, 60)]
+        assert it.log.begin(Attempt("run", 8), 0) == []
+        assert it.log.begin(Attempt("another run", 7), 0) == []
+
+
+def test_refused_rows_are_not_here() -> None:
+    with open_log(1 << 30) as it:
+        it.log.begin(Attempt("run", 0), 0)
+        it.log.close()
+        assert append_from(it, Attempt("run", 0), 0, 10) is Appended.CLOSED
+        assert it.log.begin(Attempt("run", 0, 1), 0) == []
+
+
+def test_earlier_attempt_brings_nothing_more_once_a_later_one_has_begun() -> None:
+    with open_log(NBYTES) as it:
+        early, late = Attempt("run", 0, 3), Attempt("run", 0, 5)
+        it.log.begin(early, 0)
+        assert append_from(it, early, 0, 100) is STORED
+        waiting = Running(lambda: append_from(it, early, 100, 200))
+        it.pressed.wait()
+        assert it.log.begin(late, 0) == [(0, 100)]
+        with pytest.raises(FeedClosedError, match="attempt 3 at partition 0"):
+            waiting.result()
+        it.log.release([0])
+        with pytest.raises(FeedClosedError, match="out of date"):
+            append_from(it, early, 200, 300)
+        with pytest.raises(FeedClosedError, match="out of date"):
+            it.log.begin(early, 0)
+        assert append_from(it, late, 100, 200) is STORED
+        assert it.log.rows_received == 200
+
+
+def test_end_of_an_epoch_forgets_its_attempts_and_not_those_of_the_next() -> None:
+    with open_log(1 << 30) as it:
+        old, new = Attempt("run 0", 0), Attempt("run 1", 0)
+        it.log.begin(old, 0)
+        it.log.begin(new, 1)
+        assert append_from(it, old, 0, 10) is STORED
+        assert append_from(it, new, 0, 10, epoch=1) is STORED
+        it.log.cut(0)
+        assert append_from(it, old, 10, 20) is Appended.CLOSED
+        assert append_from(it, new, 10, 20, epoch=1) is STORED
+        assert it.log.begin(Attempt("run 1", 0, 1), 1) == [(0, 20)]
+
+
+# any sequence
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.integers(1, 5 * NBYTES),
+    st.lists(st.one_of(st.integers(1, 400), st.just("release")), max_size=30),
+)
+def test_bytes_stay_within_the_budget(limit_nbytes: int, steps: list[int | str]) -> None:
+    with open_log(limit_nbytes) as it:
+        held: list[StoredSegment] = []
+        for step in steps:
+            if isinstance(step, str):
+                for segment in held[:1]:
+                    it.log.release([segment.number])
+                held = held[1:]
+                continue
+            batch = numbers(0, step)
+            used = sum(segment.nbytes for segment in held)
+            fits = not held or used + nbytes_of(batch) <= limit_nbytes
+            if fits:
+                assert it.append(batch) is STORED
+                held.append(it.segments[-1])
+            else:
+                assert it.append(batch, timeout_s=0.0) is Appended.FULL
+            used = sum(segment.nbytes for segment in held)
+            assert it.budget.used_nbytes == used
+            assert used <= limit_nbytes or len(held) == 1
+    assert it.budget.used_nbytes == 0

@@ -1,0 +1,128 @@
+"""Descriptors reach the agent on one machine, from those who know the token, and none stays."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import ProtocolError
+from sparkdl.feed.store.segment import read_segment, write_segment
+from sparkdl.feed.transfer.fd_passing import Handoff, HandoffServer
+from tests.doubles.feeds import SOON_S, TOKEN, Running, numbers
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's own")
+BATCH = numbers(0, 10)
+
+
+@contextmanager
+def serving() -> Iterator[HandoffServer]:
+    server = HandoffServer(TOKEN)
+    yield server
+    server.close()
+
+
+@contextmanager
+def connected(server: HandoffServer, token: str = TOKEN) -> Iterator[Handoff]:
+    handoff = Handoff.connect(server.name, token)
+    assert handoff is not None
+    yield handoff
+    handoff.close()
+
+
+def send(handoff: Handoff) -> str:
+    fd, _ = write_segment(BATCH)
+    try:
+        return handoff.send(fd)
+    finally:
+        os.close(fd)
+
+
+def soon() -> Deadline:
+    return Deadline.after(SOON_S)
+
+
+def segments() -> int:
+    """Return how many descriptors of segments this process has."""
+    names = (f"/dev/fd/{name}" for name in os.listdir("/dev/fd"))
+    return sum("sparkdl-segment" in os.readlink(n) for n in names if os.path.lexists(n))
+
+
+def test_descriptors_come_under_their_keys_in_any_order() -> None:
+    with serving() as server, connected(server) as one, connected(server) as other:
+        keys = [send(handoff) for handoff in (one, one, other)]
+        assert len(set(keys)) == 3
+        for key in reversed(keys):
+            fd = server.take(key, soon())
+            assert read_segment(fd).equals(BATCH)
+            os.close(fd)
+        assert segments() == 0
+
+
+def test_descriptor_is_waited_for() -> None:
+    with serving() as server, connected(server) as handoff:
+        first = send(handoff)
+        second = first.rpartition("-")[0] + "-2"
+        waiting = Running(lambda: server.take(second, soon()))
+        assert send(handoff) == second
+        os.close(waiting.result())
+        os.close(server.take(first, soon()))
+
+
+def test_descriptor_that_does_not_come_is_an_error() -> None:
+    with serving() as server, pytest.raises(ProtocolError, match="'none' was announced"):
+        server.take("none", Deadline.after(0.01))
+
+
+def test_wrong_token_hands_over_nothing() -> None:
+    with serving() as server, connected(server, "another token") as handoff:
+        try:
+            key = send(handoff)
+        except OSError:  # the server has hung up by now
+            key = "none"
+        with pytest.raises(ProtocolError):
+            server.take(key, Deadline.after(0.1))
+    assert segments() == 0
+
+
+def test_feeder_that_goes_leaves_no_descriptor() -> None:
+    with serving() as server:
+        with connected(server) as handoff:
+            kept, left = send(handoff), send(handoff)
+            fd = server.take(kept, soon())
+        assert read_segment(fd).equals(BATCH)
+        os.close(fd)
+        threads = [t for t in threading.enumerate() if t.name == "sparkdl-handoff-feeder"]
+        for thread in threads:
+            thread.join(SOON_S)
+        with pytest.raises(ProtocolError):
+            server.take(left, Deadline.after(0.01))
+        assert segments() == 0
+
+
+def test_closed_server_ends_waits_and_connections() -> None:
+    with serving() as server, connected(server) as handoff:
+        waiting = Running(lambda: server.take("none", soon()))
+        send(handoff)
+        server.close()
+        with pytest.raises(ProtocolError):
+            waiting.result()
+        assert Handoff.connect(server.name, TOKEN) is None
+    assert segments() == 0
+
+
+def test_node_on_another_machine_is_not_there() -> None:
+    assert Handoff.connect("sparkdl-of-another-machine", TOKEN) is None
+    assert Handoff.connect("", TOKEN) is None
+
+
+def test_message_without_a_descriptor_ends_the_connection() -> None:
+    with serving() as server, connected(server) as handoff:
+        handoff._sock.send(b"a key and nothing else")
+        handoff._sock.settimeout(SOON_S)
+        assert handoff._sock.recv(1) == b""

@@ -1,0 +1,257 @@
+"""Arrow columns become the numpy arrays that training code expects."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from decimal import Decimal
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+from pyspark.ml.linalg import DenseVector, SparseVector
+from pyspark.sql import Row
+
+from sparkdl.core.errors import ConfigError, FeedTypeError
+from sparkdl.feed.values.arrays import to_numpy
+from sparkdl.feed.values.columns import concat, slice_columns, to_columns
+from sparkdl.feed.values.row_codec import RowEncoder
+
+
+def encoded(rows: list[Any]) -> dict[str, np.ndarray[Any, Any]]:
+    (batch,) = RowEncoder().batches(rows)
+    return to_columns(batch)
+
+
+def same(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+@given(
+    st.sampled_from(["?", "i4", "f4", ">f8", "c8", "M8[ns]", "U2"]).flatmap(
+        lambda t: npst.arrays(t, npst.array_shapes(min_dims=1, max_dims=4))
+    ),
+    st.data(),
+)
+def test_arrays_of_one_shape_are_stacked(stacked: np.ndarray[Any, Any], data: Any) -> None:
+    (batch,) = RowEncoder().batches(list(stacked[..., None]))
+    start = data.draw(st.integers(0, len(stacked) - 1))
+    array = to_columns(batch.slice(start))["value"]
+    assert same(array, stacked[start:, ..., None])
+    assert stacked.dtype == bool or np.shares_memory(array, to_columns(batch)["value"])
+
+
+def test_nulls_are_nan_in_floats_and_refused_in_integers() -> None:
+    array = to_numpy(pa.array([1.5, None], pa.float32()))
+    assert array.dtype == np.float32
+    assert np.isnan(array[1])
+    batch = pa.record_batch({"n": [1, None], "flag": [True, None], "list": [[1], None]})
+    for name in batch.schema.names:
+        with pytest.raises(FeedTypeError, match=f"column '{name}' holds 1 nulls.*fillna"):
+            to_columns(batch, [name])
+
+
+def test_columns_of_rows_are_named_after_their_fields() -> None:
+    assert list(encoded([(1, 2.0)])) == ["0", "1"]
+    assert list(encoded([[1, 2.0]])) == ["0", "1"]
+    assert list(encoded([Row(x=1, y=2)])) == ["x", "y"]
+    assert list(encoded([{"x": 1, "y": 2}])) == ["x", "y"]
+    assert list(encoded([5, 6])) == ["value"]
+
+
+def test_columns_of_encoded_rows_are_arrays() -> None:
+    when = datetime(2020, 1, 1)
+    row = (
+        [1.0, 2.0], 3, np.float32(1.5), Decimal("2.5"), DenseVector([1, 2]),
+        SparseVector(3, {1: 4.0}), [[1, 2], [3, 4]], when, (1, 2.5), np.zeros((2, 2), np.uint8),
+    )  # fmt: skip
+    columns = list(encoded([row, row]).values())
+    assert [column.shape[1:] for column in columns] == [
+        (2,), (), (), (), (2,), (3,), (2, 2), (), (2,), (2, 2)
+    ]  # fmt: skip
+    assert [column.dtype.str for column in columns] == [
+        "<f8", "<i8", "<f4", "<f8", "<f8", "<f8", "<i8", "<M8[us]", "<f8", "|u1"
+    ]  # fmt: skip
+    assert columns[5].tolist() == [[0, 4, 0]] * 2
+
+
+def test_numbers_of_alternating_types_get_their_common_dtype() -> None:
+    array = encoded([(i if i % 2 else i / 2) for i in range(40)])["value"]
+    assert array.dtype == np.float64
+    mixed = encoded([(i if i % 2 else str(i)) for i in range(40)])["value"]
+    assert mixed.tolist()[:3] == ["0", 1, "2"]
+    with_none = encoded([(None, 1, 2.5)[i % 3] for i in range(40)])["value"]
+    assert np.isnan(with_none[0])
+    assert with_none.tolist()[1:3] == [1.0, 2.5]
+    for value in (True, np.int8(2)):
+        with pytest.raises(FeedTypeError, match="None among numbers"):
+            encoded([(None, 1, value)[i % 3] for i in range(40)])
+    with pytest.raises(FeedTypeError, match="column 'x' holds a dict, which is no array"):
+        encoded([{"x": {"a": 1}}])
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.booleans(), st.integers(-9, 9), st.floats(), st.floats(width=32).map(np.float32),
+            st.decimals(allow_nan=False), st.integers(0, 9).map(np.uint8),
+        ),
+        min_size=2,
+    ),
+    st.integers(0, 5),
+)  # fmt: skip
+def test_numbers_of_any_mix_are_as_numpy_has_them(values: list[Any], start: int) -> None:
+    start = min(start, len(values) - 1)
+    (batch,) = RowEncoder().batches([[value] for value in values] * 20)
+    array = to_columns(batch.slice(start))["0"]
+    plain = [float(value) if isinstance(value, Decimal) else value for value in values]
+    expected = np.array(plain * 20)
+    assert array.dtype == expected.dtype
+    assert np.array_equal(array, expected[start:], equal_nan=expected.dtype.kind == "f")
+
+
+def test_datetimes_whose_offset_changes_are_instants() -> None:
+    winter, summer = (timezone(timedelta(hours=hours)) for hours in (1, 2))
+    given_rows = [datetime(2020, 1, 1, 1, tzinfo=winter), None, datetime(2020, 7, 1, tzinfo=summer)]
+    array = encoded([{"at": value} for value in given_rows])["at"]
+    assert array.dtype == "M8[us]"
+    assert array[0] == np.datetime64("2020-01-01")
+    assert np.isnat(array[1])
+    assert array[2] == np.datetime64("2020-06-30T22:00")
+
+
+def test_vectors_and_arrays_of_several_kinds_are_stacked() -> None:
+    vectors = [DenseVector([1, 2]), SparseVector(2, {1: 5.0}), DenseVector([3, 4])] * 20
+    array = encoded(vectors)["value"]
+    assert same(array, np.array([[1, 2], [0, 5], [3, 4]] * 20, np.float64))
+    mixed = encoded([np.ones(2, np.float32), np.ones(2, np.int8)] * 20)["value"]
+    assert same(mixed, np.ones((40, 2), np.float32))
+    shapes = encoded([np.ones(2, np.float32), np.ones(3, np.int8)] * 20)["value"]
+    assert [row.shape for row in shapes[:2]] == [(2,), (3,)]
+    words = encoded([np.ones(1), np.array(["a"])] * 20)["value"]
+    assert words[1].tolist() == ["a"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[1.0], (1.0,), np.ones(1), DenseVector([1.0]), SparseVector(1, {}), np.ones(1, "M8[s]")],
+)
+def test_none_among_arrays_is_refused(value: Any) -> None:
+    with pytest.raises(FeedTypeError, match="column 'x' holds None among arrays"):
+        encoded([{"x": value}, {"x": None}])
+
+
+def test_structs_become_a_column_for_each_field() -> None:
+    kind = pa.struct({"city": pa.string(), "at": pa.struct({"x": pa.float32(), "n": pa.int8()})})
+    values = [{"city": "Ulm", "at": {"x": 1.5, "n": 1}}, {"city": "Bonn", "at": {"x": 2.5, "n": 2}}]
+    batch = pa.record_batch({"a": pa.array([None, *values], kind), "ab": pa.array([0, 1, 2])})
+    arrays = to_columns(batch.slice(1))
+    assert list(arrays) == ["a.city", "a.at.x", "a.at.n", "ab"]
+    assert arrays["a.city"].tolist() == ["Ulm", "Bonn"]
+    assert arrays["a.at.x"].dtype == np.float32
+    assert arrays["a.at.n"].tolist() == [1, 2]
+    assert list(to_columns(batch.slice(1), ["a.at"])) == ["a.at.x", "a.at.n"]
+    assert list(to_columns(batch, ["a.city"])) == ["a.city"]
+    assert to_columns(batch, ["a.city"])["a.city"].tolist() == [None, "Ulm", "Bonn"]
+    assert np.isnan(to_columns(batch, ["a.at.x"])["a.at.x"][0])
+    with pytest.raises(FeedTypeError, match=r"column 'a\.at\.n' holds 1 nulls"):
+        to_columns(batch)
+    with pytest.raises(ConfigError, match=r"no column 'a\.y'; its columns are 'a\.city'"):
+        to_columns(batch, ["a.y"])
+
+
+def test_rows_within_rows_become_columns_too() -> None:
+    arrays = encoded([Row(label=i, point=Row(x=i / 2, y=[i, i])) for i in range(3)])
+    assert list(arrays) == ["label", "point.x", "point.y"]
+    assert arrays["point.y"].tolist() == [[0, 0], [1, 1], [2, 2]]
+
+
+def test_maps_are_refused_and_other_columns_can_be_named() -> None:
+    maps = pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64()))
+    batch = pa.record_batch({"m": maps, "x": [1]})
+    assert list(to_columns(batch, ["x"])) == ["x"]
+    with pytest.raises(FeedTypeError, match=r"column 'm' is a map.*or name the columns"):
+        to_columns(batch)
+
+
+def test_two_columns_of_one_name_are_refused_if_wanted() -> None:
+    names = ["id", "x", "id"]
+    batch = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], names=names)
+    assert to_columns(batch, ["x"])["x"].tolist() == [2]
+    for wanted in (None, ["id"]):
+        with pytest.raises(FeedTypeError, match="2 columns 'id'"):
+            to_columns(batch, wanted)
+
+
+def test_arrays_of_different_shapes_are_an_array_of_arrays() -> None:
+    array = encoded([np.zeros((2, 3)), np.zeros((1, 3)), np.zeros((0, 3))])["value"]
+    assert [row.shape for row in array] == [(2, 3), (1, 3), (0, 3)]
+
+
+def test_an_unknown_column_is_an_error_that_lists_those_there_are() -> None:
+    batch = pa.record_batch({"image": [1], "label": [2]})
+    assert list(to_columns(batch, ["label"])) == ["label"]
+    with pytest.raises(ConfigError, match="no column 'x'; its columns are 'image', 'label'"):
+        to_columns(batch, ["x"])
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.data())
+def test_concat_undoes_slicing(lengths: list[int], data: Any) -> None:
+    total = sum(lengths)
+    whole = {"x": np.arange(total * 2.0).reshape(total, 2), "y": np.arange(total)}
+    ends = np.cumsum([0, *lengths]).tolist()
+    parts = [slice_columns(whole, a, b) for a, b in pairwise(ends)]
+    assert all(np.shares_memory(part["x"], whole["x"]) or not part["x"].size for part in parts)
+    back = concat(parts)
+    assert all(same(back[name], whole[name]) for name in whole)
+
+
+def test_concat_keeps_rows_whose_shapes_differ_apart() -> None:
+    ragged = to_numpy(pa.array([[1.0], [2.0, 3.0]]))
+    back = concat([{"x": np.zeros((2, 3))}, {"x": ragged}, {"x": np.zeros((1, 4))}])
+    assert [row.shape for row in back["x"]] == [(3,), (3,), (1,), (2,), (4,)]
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "expected"),
+    [
+        (["f4", "f8"], "f8"),
+        (["i8", "f4"], "f8"),
+        (["?", "i4"], "i4"),
+        (["M8[D]", "M8[us]"], "M8[us]"),
+        (["O", "i8"], "O"),
+    ],
+)
+def test_concat_promotes_as_numpy_does(dtypes: list[str], expected: str) -> None:
+    for order in (dtypes, dtypes[::-1]):
+        parts = [{"x": np.ones(2, np.int64).astype(dtype)} for dtype in order]
+        back = concat(parts)["x"]
+        assert back.dtype == np.dtype(expected)
+        assert all(back == [parts[0]["x"][0]] * 2 + [parts[1]["x"][0]] * 2)
+
+
+@pytest.mark.parametrize("dtypes", [["m8[us]", "i8"], ["U2", "f8"], ["S2", "U2"], ["?", "m8[s]"]])
+def test_concat_refuses_what_numpy_would_make_something_else(dtypes: list[str]) -> None:
+    for order in (dtypes, dtypes[::-1]):
+        with pytest.raises(FeedTypeError, match="column 'x' holds values of types that do not mix"):
+            concat([{"x": np.zeros(1, dtype)} for dtype in order])
+
+
+def test_parts_without_rows_change_neither_dtype_nor_shape() -> None:
+    empty = {"x": to_numpy(pa.array([], pa.list_(pa.float64())))}
+    full = {"x": np.ones((2, 3), np.float32)}
+    for parts in ([empty, full], [full, empty], [empty, full, empty]):
+        assert same(concat(parts)["x"], full["x"])
+    assert concat([empty, empty])["x"].dtype == np.float64
+
+
+def test_concat_refuses_parts_that_do_not_fit() -> None:
+    assert concat([]) == {}
+    with pytest.raises(FeedTypeError, match=r"columns \['x'\] at first and \['y'\] later"):
+        concat([{"x": np.zeros(1)}, {"y": np.zeros(1)}])
+    with pytest.raises(FeedTypeError, match="column 'x' holds values of types that do not mix"):
+        concat([{"x": np.zeros(1)}, {"x": np.zeros(1, "M8[us]")}])

@@ -1,0 +1,188 @@
+"""`TFEstimator.fit` on Spark: what train_fn is given, what comes back, what goes wrong."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.ml.evaluation import RegressionEvaluator
+from pyspark.ml.tuning import ParamGridBuilder, TrainValidationSplit
+from pyspark.sql import functions as f
+
+from sparkdl.core.errors import (
+    ConfigError,
+    FeedTimeoutError,
+    NodeFailedError,
+    ShutdownTimeoutError,
+)
+from sparkdl.ml.estimators.estimator import TFEstimator
+from sparkdl.ml.scoring.model import TFModel
+from tests.doubles.map_funs import hang
+from tests.ml import train_fns
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ROWS = 40
+
+
+@pytest.fixture
+def frame(spark_local: SparkSession) -> DataFrame:
+    """Columns `x`, `z`, `w` (numbers), `held` (every fourth)."""
+    return spark_local.range(ROWS, numPartitions=3).selectExpr(
+        "cast(id as double) as x", "id * 10 as z", "0.5d as w", "id % 4 = 0 as held"
+    )
+
+
+def plain(train_fn: Any, **args: Any) -> Any:
+    return TFEstimator(train_fn, args).setFramework("plain").setFeedTimeout(60)
+
+
+def test_train_fn_gets_rows_by_mapping_and_merged_arguments(frame: DataFrame) -> None:
+    estimator = plain(train_fns.read, batch_size=7, epochs=1, mine="x")
+    model = (
+        estimator.setEpochs(2).setInputMapping({"z": "b", "x": "a"}).setWeightCol("w").fit(frame)
+    )
+    (result,) = model.summary.results
+    total = 2 * sum(range(ROWS))
+    assert result["sums"] == {"a": total, "b": 10 * total}
+    assert result["tensors"] == ["a", "b"]
+    assert result["args"] == {
+        "batch_size": 7, "epochs": 2, "mine": "x", "steps": 1000, "seed": None, "weight_col": "w",
+    }  # fmt: skip
+    assert result["role"] == "chief"
+    assert model.history == {"rows": [2 * ROWS], "loss": [0.5, 0.25]}
+    assert model.summary.feed.rows_used == 2 * ROWS
+    assert model.summary.total_epochs == 2
+    assert isinstance(model, TFModel)
+    assert model.getInputMapping() == {"z": "b", "x": "a"}
+
+
+def test_marked_rows_are_validated_with_and_not_trained_on(frame: DataFrame) -> None:
+    estimator = plain(train_fns.validate, batch_size=4).setInputMapping({"x": "x"}).setEpochs(3)
+    estimator.setValidationIndicatorCol("held").setWeightCol("w").setCache(True)
+    model = estimator.fit(frame)
+    held = float(sum(range(0, ROWS, 4)))
+    assert model.history == {
+        "x": [sum(range(ROWS)) - held] * 3,
+        "val_x": [held] * 3,
+        "w": [0.5 * 30] * 3,
+    }
+    assert model.summary.results[0]["columns"] == ["w", "x"]
+
+
+def test_validation_rows_that_nobody_reads_and_results_that_cannot_travel_do_no_harm(
+    frame: DataFrame, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = plain(train_fns.ignore_validation).setValidationIndicatorCol("held").fit(frame)
+    assert model.hasSummary
+    assert model.history == {}
+    assert "has no history" in caplog.text
+
+
+def test_train_fn_that_does_not_return_is_ended_with_an_error(frame: DataFrame) -> None:
+    with pytest.raises(ShutdownTimeoutError, match="grace_secs or shutdown_timeout"):
+        plain(train_fns.never_return).setGraceSecs(1).fit(frame)
+
+
+def test_error_of_train_fn_reaches_the_driver(frame: DataFrame) -> None:
+    with pytest.raises(NodeFailedError, match="the user's own mistake"):
+        plain(train_fns.fail).fit(frame)
+
+
+def test_train_fn_that_reads_nothing_is_ended_after_the_feed_timeout(frame: DataFrame) -> None:
+    with pytest.raises(FeedTimeoutError, match="no progress for 1 s: chief:0 has read 0 rows"):
+        plain(hang).setFeedTimeout(1).fit(frame)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "match"),
+    [
+        (plain(train_fns.read).setInputMapping({"gone": "a"}), "no column 'gone'"),
+        (plain(train_fns.read).setValidationIndicatorCol("x"), "must be a boolean column"),
+        (plain(train_fns.read).setValidationIndicatorCol("gone"), "no column 'gone'"),
+        (plain(train_fns.read).setNumPS(1), "do not leave room for a worker beside 1 ps, chief"),
+        (plain(train_fns.read, cluster_size="two"), "cluster_size='two' in tf_args"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_runs(
+    frame: DataFrame, estimator: Any, match: str
+) -> None:
+    with pytest.raises(ConfigError, match=match):
+        estimator.fit(frame)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras' about numpy
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Spark's pool
+def test_train_validation_split_picks_the_better_model(frame: DataFrame, tmp_path: Path) -> None:
+    import keras
+    import numpy as np
+
+    paths = []
+    for name, slope in (("bad", 1.0), ("good", 10.0)):
+        layer = keras.layers.Dense(1, name="y")
+        model = keras.Sequential([keras.Input((1,), name="x"), layer])
+        layer.set_weights([np.array([[slope]]), np.zeros(1)])
+        paths.append(str(tmp_path / f"{name}.keras"))
+        model.save(paths[-1])
+    estimator = plain(train_fns.save_given, models=paths, export_dir=str(tmp_path / "out.keras"))
+    estimator.setInputMapping({"x": "x", "z": "label"}).setOutputMapping({"y": "p"})
+    estimator.setOutputTypes({"p": "double"})
+    grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 2]).build()
+    evaluator = RegressionEvaluator(labelCol="z", predictionCol="p", metricName="mae")
+    tuned = TrainValidationSplit(
+        estimator=estimator, estimatorParamMaps=grid, evaluator=evaluator, seed=1
+    ).fit(frame)
+    gc.collect()  # Spark leaves a pool of threads to it
+    assert tuned.validationMetrics[0] > 1 > tuned.validationMetrics[1] == pytest.approx(0, abs=1e-3)
+    assert isinstance(tuned.bestModel, TFModel)
+    assert (
+        tuned.bestModel.transform(frame).where(f.abs(f.col("p") - f.col("z")) > 0.01).count() == 0
+    )
+
+
+@pytest.mark.tensorflow
+def test_ps_on_the_drivers_machine_train_and_tensorboard_shows_the_log_dir(
+    frame: DataFrame, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    caplog.set_level(logging.INFO, "sparkdl.ml")
+    estimator: Any = TFEstimator(train_fns.train_on_ps, {"batch_size": 8, "epochs": 20})
+    estimator.setInputMapping({"x": "x", "z": "z"}).setClusterSize(3)
+    estimator.setNumPS(1).setDriverPSNodes(True).setTensorboard(True).setLogDir(str(tmp_path))
+    model: Any = estimator.fit(frame)
+    chief, *others = model.summary.results
+    assert others == [None, None], "a worker and a ps, which serve"
+    assert (chief["rows"], chief["is_on_ps"]) == (20 * ROWS, True)
+    assert model.history["slope"][-1] == pytest.approx(10, abs=0.5)
+    assert model.summary.feed.rows_used == 20 * ROWS
+    assert re.search(r"TensorBoard answers at http://\S+:\d+", caplog.text)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.timeout(400)
+def test_two_nodes_train_digits_and_the_model_scores_them(
+    spark_cluster: SparkSession, tmp_path: Path
+) -> None:
+    from sklearn.datasets import load_digits
+
+    images, digits = load_digits(return_X_y=True)
+    data = [((i / 16).tolist(), int(d)) for i, d in zip(images, digits, strict=True)]
+    frame = spark_cluster.createDataFrame(data, "pixels array<float>, digit int").repartition(2)
+    train, test = frame.randomSplit([0.8, 0.2], seed=1)
+    args = {"export_dir": str(tmp_path / "digits"), "epochs": 8}
+    estimator: Any = TFEstimator(train_fns.train_digits, args)
+    estimator.setClusterSize(2).setBatchSize(32).setInputMapping({"pixels": "image", "digit": "y"})
+    model: Any = estimator.fit(train)
+    assert len(model.history["loss"]) == 8
+    assert model.history["loss"][-1] < model.history["loss"][0]
+    (output,) = model.transform(test).columns[2:]
+    scored = model.setOutputMapping({output: "s"}).transform(test)
+    best = f.expr("array_position(s, array_max(s)) - 1")
+    right = scored.where(best == f.col("digit")).count()
+    assert right / test.count() > 0.9

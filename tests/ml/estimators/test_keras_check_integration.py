@@ -1,0 +1,182 @@
+"""What `KerasEstimator` cannot train is refused by name, before there are nodes."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import pytest
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.ml.estimators import training
+from sparkdl.ml.estimators.keras_describe import ask_beside
+from sparkdl.ml.estimators.keras_estimator import KerasEstimator
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.timeout(400),
+    pytest.mark.filterwarnings("ignore:__array__ implementation"),  # Keras' about numpy
+]
+
+WIDTH = 5
+
+
+def network(loss: str | None = "mse", **inputs: str) -> Any:
+    """Make a model: of one input of numbers, or of inputs of these names and dtypes."""
+    import keras
+
+    if not inputs:
+        model = keras.Sequential([keras.Input((WIDTH,), name="x"), keras.layers.Dense(1)])
+    else:
+        tensors = [keras.Input((1,), name=name, dtype=kind) for name, kind in inputs.items()]
+        cast = [keras.ops.cast(t, "float32") for t in tensors if t.dtype != "string"]
+        model = keras.Model(tensors, keras.layers.Dense(1)(sum(cast, keras.ops.zeros((1, 1)))))
+    if loss:
+        model.compile("sgd", loss)
+    return model
+
+
+@pytest.fixture
+def frame(spark_local: SparkSession) -> DataFrame:
+    """Six rows: what is right, and every column that is not."""
+    from pyspark.ml.linalg import Vectors, VectorUDT
+    from pyspark.sql import types as t
+
+    rows: list[Any] = [
+        (
+            [0.5] * WIDTH,
+            Vectors.dense([0.5] * WIDTH),
+            float(n),
+            [0.5] * 3,
+            Vectors.dense([0.5] * 3),
+            [0.5] * (WIDTH + n % 2),
+            [*[0.5] * (WIDTH - 1), None if n == 3 else 0.5],
+            "text",
+            None if n == 4 else 1.0,
+            {"a": 1.0},
+            n > 9,
+        )
+        for n in range(6)
+    ]
+    array, number = t.ArrayType(t.DoubleType()), t.DoubleType()
+    kinds = {
+        "good": array, "vector": VectorUDT(), "label": number, "short": array,
+        "short_vector": VectorUDT(), "ragged": array, "holed": array, "text": t.StringType(),
+        "gap": number, "map": t.MapType(t.StringType(), number), "none": t.BooleanType(),
+    }  # fmt: skip
+    fields = [t.StructField(name, kind) for name, kind in kinds.items()]
+    return spark_local.createDataFrame(rows, t.StructType(fields))
+
+
+@pytest.fixture(autouse=True)
+def no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail where nodes are launched."""
+
+    def launch(*_args: Any, **_options: Any) -> None:
+        raise AssertionError("nodes were started")
+
+    monkeypatch.setattr(training, "launch", launch)
+
+
+@pytest.mark.parametrize("mode", ["nodes", "jobs"])
+@pytest.mark.parametrize(
+    ("params", "match"),
+    [
+        ({"label_col": "labels"}, "no column 'labels'.*did you mean 'label'"),
+        ({"label_col": "text"}, r"column 'text' is of type string, and labels are .*StringIndexer"),
+        ({"label_col": "map"}, r"column 'map' is of type map<string,double>, and labels are"),
+        ({"label_col": "gap"}, r"column 'gap' holds a null.*dropna\(subset=\['gap'\]\).*row 4"),
+        ({"weight_col": "text"}, "column 'text' is of type string, and weights are numbers"),
+        ({"weight_col": "gap"}, "column 'gap' holds a null"),
+        ({"features_col": "short"}, r"'short' holds 3 values in a row, .*x \(float32 \[\?, 5\]\)"),
+        ({"features_col": "short_vector"}, "'short_vector' holds 3 values in a row"),
+        ({"features_col": "label"}, "'label' holds 1 values in a row"),
+        ({"features_col": "ragged"}, "'ragged' holds 5 values in some rows and 6 in others"),
+        ({"features_col": "holed"}, "column 'holed' holds a null.*row 3"),
+        ({"features_col": "text"}, "column 'text' is of type string, which cannot feed .*input x"),
+        ({"features_col": "map"}, "'map' is of type map<string,double>, and features are"),
+        ({"input_mapping": {"good": "a", "short": "b"}}, "the model has the inputs x, and"),
+        ({"validation_indicator_col": "none"}, "0 rows to validate with, by validation_indicator"),
+        ({"num_workers": 7}, "6 rows to train on: each of the 7 nodes needs one"),
+        (
+            {"early_stopping_patience": 1, "early_stopping_monitor": "val_loss"},
+            "early_stopping_monitor='val_loss' needs rows to validate with",
+        ),
+        ({"loss": "mean_squared_eror"}, "loss: Keras has no 'mean_squared_eror'; did you mean"),
+        ({"loss": "mse", "optimizer": "adma"}, "optimizer: Keras has no 'adma'; did you mean 'Ad"),
+        (
+            {"loss": "mse", "metrics": ["acc", "mean_absolute_eror"]},
+            "metrics: Keras has no 'mean_absolute_eror'; did you mean",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_by_name_before_nodes_start(
+    frame: DataFrame, params: Any, match: str, mode: str
+) -> None:
+    params = {"features_col": "good", "mode": mode, **params}
+    with pytest.raises(ConfigError, match=match):
+        KerasEstimator(network(), **params).fit(frame)
+
+
+@pytest.mark.parametrize("column", ["good", "vector"])
+def test_what_can_be_trained_reaches_the_nodes(frame: DataFrame, column: str) -> None:
+    with pytest.raises(AssertionError, match="nodes were started"):
+        KerasEstimator(network(), features_col=column, num_workers=6).fit(frame)
+
+
+def test_model_of_several_inputs_is_told_which_columns_feed_them(frame: DataFrame) -> None:
+    model = network(a="float32", b="string")
+    with pytest.raises(ConfigError, match=r"inputs a, b, and input_mapping=\{'good': ''\} must"):
+        KerasEstimator(model, features_col="good").fit(frame)
+    mapping = {"text": "a", "label": "b"}
+    with pytest.raises(ConfigError, match=r"'text' is of type string, which cannot feed .*input a"):
+        KerasEstimator(model, input_mapping=mapping).fit(frame)
+    mapping = {"label": "a", "text": "b"}
+    with pytest.raises(AssertionError, match="nodes were started"):
+        KerasEstimator(model, input_mapping=mapping).fit(frame)
+
+
+def test_empty_data_is_an_error_at_once(frame: DataFrame) -> None:
+    from sparkdl.ml.estimators.estimator import TFEstimator
+
+    none = frame.where("label < 0")
+    with pytest.raises(ConfigError, match="the DataFrame has 0 rows to train on: each of the 1"):
+        KerasEstimator(network(), features_col="good").fit(none)
+    with pytest.raises(ConfigError, match="the DataFrame has no rows to train on"):
+        TFEstimator(print, {}).fit(none)
+
+
+def test_model_without_loss_is_refused_also_where_it_is_set_later(frame: DataFrame) -> None:
+    estimator: Any = KerasEstimator(features_col="good").setModel(network(loss=None))
+    with pytest.raises(ConfigError, match="the model has no loss"):
+        estimator.fit(frame)
+    with pytest.raises(AssertionError, match="nodes were started"):
+        estimator.setLoss("mse").fit(frame)
+
+
+def only_on_executors() -> Any:
+    raise FileNotFoundError("/no/such/weights")
+
+
+def test_function_is_called_for_its_model(
+    frame: DataFrame, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ConfigError, match=r"'short' holds 3 values in a row.*takes 5"):
+        KerasEstimator(network, features_col="short").fit(frame)
+    with pytest.raises(ConfigError, match="the model has no loss"):
+        KerasEstimator(functools.partial(network, None), features_col="good").fit(frame)
+    with pytest.raises(ConfigError, match="returned a list, not a Keras model"):
+        KerasEstimator(list, features_col="good").fit(frame)
+    with pytest.raises(AssertionError, match="nodes were started"):
+        KerasEstimator(only_on_executors, features_col="good").fit(frame)
+    assert "cannot be made on the driver, so the nodes will tell: FileNotFoundError" in caplog.text
+
+
+def test_function_is_called_in_a_process_of_its_own_where_that_would_cost() -> None:
+    asked = cloudpickle.dumps((functools.partial(network, a="float32"), "sgd", None, None))
+    answer = ask_beside(asked)
+    assert [str(tensor) for tensor in answer.inputs or ()] == ["a (float32 [?, 1])"]

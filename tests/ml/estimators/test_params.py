@@ -1,0 +1,144 @@
+"""Parameters: setters and getters from the table, arguments merged, wrong values refused."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from typing import Any
+
+import pytest
+from pyspark.ml.tuning import ParamGridBuilder
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.driver.launch import launch
+from sparkdl.ml.estimators.estimator import TFEstimator, launch_options
+from sparkdl.ml.estimators.namespace import Namespace
+from sparkdl.ml.estimators.table import TABLE
+from sparkdl.ml.scoring.model import KerasModel, TFModel
+
+# TensorFlowOnSpark 2.2.5's, from the constructors of its TFEstimator and TFModel
+ESTIMATOR = {
+    "input_mapping": {}, "cluster_size": 1, "num_ps": 0, "driver_ps_nodes": False, "input_mode": 1,
+    "master_node": "chief", "protocol": "grpc", "tensorboard": False, "model_dir": None,
+    "export_dir": None, "tfrecord_dir": None, "batch_size": 100, "epochs": 1, "readers": 1,
+    "steps": 1000, "grace_secs": 30,
+}  # fmt: skip
+MODEL = {
+    "input_mapping": {}, "output_mapping": {}, "batch_size": 100, "model_dir": None,
+    "export_dir": None, "signature_def_key": None, "tag_set": None,
+}  # fmt: skip
+OTHER = {
+    "input_mapping": {"a": "b"}, "output_mapping": {"c": "d"}, "driver_ps_nodes": True,
+    "input_mode": 1, "master_node": "master", "protocol": "rdma", "tensorboard": True,
+}  # fmt: skip
+
+
+def train_fn(args: Any, ctx: Any) -> None:
+    """Do nothing."""
+
+
+def test_estimator_and_model_have_the_defaults_they_always_had() -> None:
+    for stage, defaults in ((TFEstimator(train_fn, {}), ESTIMATOR), (TFModel({}), MODEL)):
+        found = {name: stage.getOrDefault(name) for name in defaults}
+        assert found == defaults
+
+
+@pytest.mark.parametrize("stage", [TFEstimator(train_fn, {}), TFModel({}), KerasModel()])
+def test_every_parameter_has_a_setter_that_chains_and_a_getter(stage: Any) -> None:
+    for param in stage.params:
+        row = TABLE[param.name]
+        value = OTHER.get(param.name, row.default if row.default is not None else None)
+        assert getattr(stage, f"set{row.accessor}")(value) is stage
+        assert getattr(stage, f"get{row.accessor}")() == value
+        assert row.doc in stage.explainParam(param)
+
+
+def test_accessors_are_named_as_they_always_were() -> None:
+    estimator = TFEstimator(train_fn, {})
+    for name in ("NumPS", "DriverPSNodes", "TFRecordDir", "InputMapping", "GraceSecs", "ModelDir"):
+        assert callable(getattr(estimator, f"get{name}"))
+    assert TFModel({}).getSignatureDefKey() is None
+
+
+def test_set_parameters_beat_arguments_which_beat_defaults() -> None:
+    args = argparse.Namespace(batch_size=64, epochs=5, mine="x", steps=None)
+    estimator = TFEstimator(train_fn, args).setEpochs(7)
+    found: Any = estimator.merge_args_params()
+    assert (found.batch_size, found.epochs, found.mine, found.steps) == (64, 7, "x", 1000)
+    assert found.cluster_size == 1
+    assert (args.batch_size, args.epochs, vars(estimator.args).get("cluster_size")) == (64, 5, None)
+
+
+def test_what_concerns_the_launch_reaches_it() -> None:
+    args = {"num_gpus": 2, "placement": "detached"}
+    stage = TFEstimator(train_fn, args).setFeedTimeout(5).setNumGPUs(3)
+    found = launch_options(stage.merge_args_params())
+    assert found == {
+        "reservation_timeout": 600.0, "feed_timeout": 5.0, "num_gpus": 3, "log_to_driver": False,
+        "placement": "detached", "max_restarts": 0, "checkpoint_dir": None,
+    }  # fmt: skip
+    assert found.keys() <= inspect.signature(launch).parameters.keys()
+
+
+def test_argv_stays_a_list_beside_the_parameters() -> None:
+    found: Any = TFEstimator(train_fn, ["--lr", "1"]).setEpochs(2).merge_args_params()
+    assert list(found) == found.argv == ["--lr", "1"]
+    assert found.epochs == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"a": 1}, ["a"]),
+        (argparse.Namespace(a=1), ["a"]),
+        (Namespace({"a": 1}), ["a"]),
+        (["a", "b"], ["a", "b"]),
+        (None, []),
+    ],
+)
+def test_namespace_of(given: Any, names: list[str]) -> None:
+    found = Namespace(given)
+    assert list(found) == names
+    assert all(name in found for name in names)
+    assert found == Namespace(given)
+    assert found != Namespace({"other": 1})
+
+
+def test_namespace_of_anything_else_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tf_args is a int"):
+        Namespace(7)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "match"),
+    [
+        ("BatchSize", 0, "^batch_size=0 must be at least 1$"),
+        ("InputMode", 0, "^input_mode=0 cannot be: .* only InputMode.SPARK"),
+        ("FeedTimeout", -1, "^feed_timeout=-1 must be above zero seconds"),
+        ("Placement", "here", "^placement='here' cannot be: choose one of"),
+        ("Placement", "Attached", "choose one of .*; did you mean 'attached'"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(name: str, value: Any, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        getattr(TFEstimator(train_fn, {}), f"set{name}")(value)
+
+
+@pytest.mark.parametrize(("name", "value"), [("InputMapping", ["a"]), ("Epochs", "two")])
+def test_values_of_another_type_are_refused_as_spark_ml_does(name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match="Invalid param value given for param"):
+        getattr(TFEstimator(train_fn, {}), f"set{name}")(value)
+
+
+def test_copies_are_independent_and_grids_apply() -> None:
+    estimator = TFEstimator(train_fn, {"mine": 1}).setEpochs(2)
+    (grid,) = ParamGridBuilder().addGrid(estimator.epochs, [9]).build()
+    copy = estimator.copy(grid)
+    assert (copy.getEpochs(), estimator.getEpochs(), copy.args) == (9, 2, estimator.args)
+    assert copy.setBatchSize(3).uid == estimator.uid
+    assert estimator.getBatchSize() == 100
+
+
+def test_export_fn_is_refused_before_the_training() -> None:
+    with pytest.raises(ConfigError, match="save the model at the end of train_fn"):
+        TFEstimator(train_fn, {}, export_fn=train_fn)

@@ -1,0 +1,77 @@
+"""`TFModel` and `TFEstimator` are saved and loaded whole."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.ml.estimators.estimator import TFEstimator
+from sparkdl.ml.estimators.summary import TrainingSummary
+from sparkdl.ml.scoring.model import TFModel
+from tests.ml.conftest import Saved
+from tests.ml.models import linear
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation"),  # Keras' about numpy
+]
+
+
+@pytest.mark.parametrize("kind", ["exported", "keras", "weights"])
+def test_loaded_model_needs_neither_code_nor_the_folder_it_came_from(
+    spark_local: SparkSession, saved: Saved, tmp_path: Path, kind: str
+) -> None:
+    source = Path(getattr(saved, kind))
+    original = tmp_path / source.name
+    (shutil.copytree if source.is_dir() else shutil.copy)(source, original)
+    model: Any = TFModel({"export_dir": str(original), "unsaved": object(), "batch_size": 3})
+    model.setInputMapping({"x": "x"}).setModelConfig(saved.config).setKeep(False)
+    model._summary = TrainingSummary({"loss": [1.0, 0.5]})
+    model.save(str(tmp_path / "stage"))
+    shutil.rmtree(original) if original.is_dir() else original.unlink()
+    loaded: Any = TFModel.load(str(tmp_path / "stage"))
+    assert loaded.uid == model.uid
+    assert loaded.history == {"loss": [1.0, 0.5]}
+    assert (loaded.getBatchSize(), loaded.getKeep()) == (3, False)
+    frame = spark_local.createDataFrame([([1.0, 2.0, 3.0],)], ["x"])
+    (row,) = loaded.transform(frame).collect()
+    assert np.allclose(row[0], linear([[1, 2, 3]])[0])
+    with pytest.raises(ConfigError, match=r"holds a sparkdl\.ml\.model\.TFModel, not a"):
+        TFEstimator.load(str(tmp_path / "stage"))
+    model.setExportDir(loaded.getExportDir()).write().overwrite().save(str(tmp_path / "again"))
+
+
+def test_estimator_keeps_function_arguments_and_parameters(
+    spark_local: SparkSession, tmp_path: Path
+) -> None:
+    factor = 3
+
+    def train_fn(args: Any, ctx: Any) -> int:
+        return int(args.mine) * factor
+
+    estimator: Any = TFEstimator(train_fn, {"mine": 7}).setInputMapping({"a": "b"}).setEpochs(2)
+    estimator.save(str(tmp_path / "estimator"))
+    loaded: Any = TFEstimator.load(str(tmp_path / "estimator"))
+    assert loaded.train_fn(loaded.args, None) == 21
+    assert (loaded.uid, loaded.getEpochs(), loaded.getInputMapping()) == (
+        estimator.uid, 2, {"a": "b"},
+    )  # fmt: skip
+    assert not loaded.isSet("batch_size")
+
+
+def test_what_cannot_be_saved_says_so(spark_local: SparkSession, tmp_path: Path) -> None:
+    import threading
+
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match="cannot be pickled"):
+        TFEstimator(lambda args, ctx: lock, {}).save(str(tmp_path / "estimator"))
+    with pytest.raises(ConfigError, match="does not know its model"):
+        TFModel({}).save(str(tmp_path / "model"))

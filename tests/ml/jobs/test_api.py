@@ -1,0 +1,134 @@
+"""Rows of a partition, sums of partitions, and what Keras' backends learn of them; no Spark."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sparkdl.core.errors import ConfigError, FeedTypeError, JobFailedError
+from sparkdl.ml.jobs.rows import Column, Rows, num_steps, read_sample, store
+from sparkdl.ml.jobs.spark import _explained
+from sparkdl.ml.jobs.sums import Sum, added, joined, num_groups, pack, parts, total, unpack
+
+
+def batch(values: list[Any], labels: list[int]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"x": values, "y": labels})
+
+
+def test_every_row_is_in_one_batch_of_an_epoch_and_a_task_that_comes_again_finds_the_same(
+    tmp_path: Path,
+) -> None:
+    labels = list(range(11))
+    values = [[float(n), -float(n)] for n in labels]
+    columns = [Column("x", dtype="float32"), Column("y")]
+    batches = [batch(values[:4], labels[:4]), batch([], []), batch(values[4:], labels[4:])]
+    stored = store(tmp_path / "rows", columns, batches)
+    again = store(tmp_path / "rows", columns, [batch(values, labels)])  # another attempt
+    other = store(tmp_path / "other", columns, [batch(values, labels[::-1])])
+    assert stored.rows == 11
+    assert other.digest != stored.digest
+    assert store(tmp_path / "other", columns, batches).digest == stored.digest
+    assert Rows(tmp_path / "other").digest == stored.digest  # what failed attempts left is replaced
+    assert read_sample(stored.sample)["x"].tolist() == read_sample(again.sample)["x"].tolist()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "rows"]
+    steps = num_steps([11, 3, 0], 6)
+    assert steps == 3
+    for order in (None, (5, 0), (5, 1)):
+        found = [Rows(tmp_path / "rows").batch(step, steps, order) for step in range(steps)]
+        repeated = Rows(tmp_path / "rows").batch(1, steps, order)
+        assert np.array_equal(repeated["y"], found[1]["y"])
+        assert [len(each["y"]) for each in found] == [3, 4, 4]
+        seen = np.concatenate([each["y"] for each in found])
+        assert sorted(seen) == labels
+        assert (list(seen) == labels) == (order is None)
+        assert all(np.array_equal(each["x"][:, 0], each["y"]) for each in found)
+        assert found[0]["x"].dtype == np.float32
+
+
+def test_rows_that_are_no_numbers_of_one_shape_are_refused(tmp_path: Path) -> None:
+    columns = [Column("x"), Column("y")]
+    text = pa.RecordBatch.from_pydict({"x": ["a"], "y": [1]})
+    with pytest.raises(FeedTypeError, match="'x' holds string: training as Spark jobs takes"):
+        store(tmp_path / "rows", columns, [text])
+    with pytest.raises(FeedTypeError, match=r"holds rows of float64 \[1\] and of float64 \[2\]"):
+        store(tmp_path / "rows", columns, [batch([[1.0]], [0]), batch([[1.0, 2.0]], [0])])
+    with pytest.raises(FeedTypeError, match="nulls"):
+        store(tmp_path / "rows", columns, [batch([[1.0]], [None])])  # type: ignore[list-item]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("aggregation", ["tree", "slices"])
+@pytest.mark.parametrize("partitions", [1, 2, 4, 5, 7])
+def test_the_sum_is_the_same_by_tree_and_by_slices_in_whatever_order(
+    aggregation: Any, partitions: int
+) -> None:
+    rng = np.random.default_rng(partitions)
+    sums = [
+        Sum(n, n + 1.0, rng.normal(size=9), (np.array(3),), (np.array([1.0, n]),))
+        for n in range(partitions)
+    ]
+    sums.append(Sum(partitions))  # a partition without rows
+    sums.append(Sum(partitions + 1, missing=(partitions + 1,)))
+    groups = num_groups(aggregation, partitions)
+    pairs = [pair for each in sums for pair in parts(each, aggregation, groups)]
+    rng.shuffle(pairs)
+    keys = sorted({key for key, _ in pairs})
+    assert len(keys) == max(1, groups)
+    merged = [pair for key in keys for pair in added([p for p in pairs if p[0] == key])]
+    whole = joined(merged, aggregation if groups else "tree")
+    plain = total(sums)
+    assert whole.weight == sum(range(1, partitions + 1))
+    assert whole.vector is not None
+    assert plain.vector is not None
+    vectors = [each.vector for each in sums[:partitions] if each.vector is not None]
+    assert np.allclose(whole.vector, np.sum(vectors, axis=0))
+    assert whole.metrics[0].tolist() == [partitions, sum(range(partitions))]
+    assert set(whole.missing) == {partitions + 1}
+    assert [array.tolist() for array in whole.exact] == [3]
+
+
+def test_arrays_come_back_of_their_shapes_and_types() -> None:
+    arrays = [np.ones((2, 3), np.float32), np.array(2**40), np.array(0.5, np.float16)]
+    vector, exact = pack(arrays)
+    assert vector.dtype == np.float32
+    for found, given in zip(unpack(vector, exact, arrays), arrays, strict=True):
+        assert found.dtype == given.dtype
+        assert np.array_equal(found, given)
+
+
+def test_what_a_task_raised_is_told_without_sparks_trace() -> None:
+    text = (
+        "An error occurred: org.apache.spark.SparkException: Job aborted\n"
+        '  File "x.py", line 3, in f\n{}\n\n\tat org.apache.spark.api.Error: no'
+    )
+    failed = _explained(Exception(text.format("sparkdl.core.errors.FeedTypeError: it holds nulls")))
+    assert isinstance(failed, JobFailedError)
+    assert str(failed).endswith("failed: sparkdl.core.errors.FeedTypeError: it holds nulls")
+    wrong = _explained(Exception(text.format("sparkdl.core.errors.ConfigError: set it")))
+    assert isinstance(wrong, ConfigError)
+    assert str(wrong) == "set it"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
+def test_partitions_learn_with_keras_what_one_process_does(backend: str) -> None:
+    if find_spec(backend) is None or find_spec("keras") is None:
+        pytest.skip(f"{backend} is not installed")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.ml.jobs_backend"],
+        env=os.environ | {"KERAS_BACKEND": backend, "CUDA_VISIBLE_DEVICES": ""},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -1,0 +1,194 @@
+"""Training as Spark jobs: it equals one process, whatever is killed meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.ml.jobs import checkpoint as jobs_checkpoint
+from sparkdl.ml.jobs.api import fit_in_jobs
+from sparkdl.ml.jobs.rows import num_steps
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+
+SIZES = (40, 0, 33)  # rows of the partitions
+BATCH = 7
+RNG = np.random.default_rng(3)
+X = RNG.normal(size=(sum(SIZES), 4)).astype(np.float32)
+Y = np.sin(X @ np.arange(4, dtype=np.float32)) + X[:, 0]
+
+
+@pytest.fixture
+def data(spark_cluster_one_slot: SparkSession) -> DataFrame:
+    ends = np.cumsum((0, *SIZES))
+    parts = [
+        [([float(v) for v in X[row]], float(Y[row])) for row in range(ends[n], ends[n + 1])]
+        for n in range(len(SIZES))
+    ]
+    rows = spark_cluster_one_slot.sparkContext.parallelize(parts, len(parts)).flatMap(
+        lambda part: part
+    )
+    return spark_cluster_one_slot.createDataFrame(rows, "x array<float>, y float")
+
+
+@pytest.fixture(autouse=True)
+def torch_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """PyTorch's optimizers set it in the environment where it is not set."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path.parent))
+
+
+def model_fn() -> Any:
+    import torch
+
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+
+
+def loss_fn(model: Any, batch: Any) -> Any:
+    return ((model(batch["x"])[:, 0] - batch["y"]) ** 2).mean()
+
+
+def adam(parameters: Any) -> Any:
+    import torch
+
+    return torch.optim.Adam(parameters, 0.02, weight_decay=0.01)
+
+
+def momentum(parameters: Any) -> Any:
+    import torch
+
+    return torch.optim.SGD(parameters, 0.05, momentum=0.9, nesterov=True)
+
+
+def alone(optimizer_fn: Any, epochs: int, sizes: tuple[int, ...] = SIZES) -> list[Any]:
+    """Train in this process on the very mini-batches that the partitions make together."""
+    import torch
+
+    ends = np.cumsum((0, *sizes))
+    steps = num_steps(sizes, BATCH * len(sizes))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = model_fn()
+    optimizer = optimizer_fn(model.parameters())
+    for _ in range(epochs):
+        for step in range(steps):
+            rows = np.concatenate(
+                [
+                    np.arange(ends[n] + step * size // steps, ends[n] + (step + 1) * size // steps)
+                    for n, size in enumerate(sizes)
+                ]
+            )
+            optimizer.zero_grad()
+            batch = {"x": torch.from_numpy(X[rows]), "y": torch.from_numpy(Y[rows])}
+            loss_fn(model, batch).backward()
+            optimizer.step()
+    return [parameter.detach().numpy() for parameter in model.parameters()]
+
+
+def same(model: Any, expected: list[Any]) -> bool:
+    found = [parameter.detach().numpy() for parameter in model.parameters()]
+    return all(np.allclose(a, b, atol=2e-5) for a, b in zip(found, expected, strict=True))
+
+
+def dying(folder: str) -> Any:
+    """Return `loss_fn`, in which once a Python worker is killed, and once an executor."""
+
+    def loss(model: Any, batch: Any) -> Any:
+        import itertools
+        import os
+        import signal
+
+        import psutil
+
+        for number in itertools.count():
+            try:
+                os.close(os.open(f"{folder}/{number}", os.O_CREAT | os.O_EXCL))
+                break
+            except FileExistsError:
+                continue
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number == 8:
+            next(p for p in psutil.Process().parents() if p.name() == "java").kill()
+        return loss_fn(model, batch)
+
+    return loss
+
+
+def test_it_equals_one_process_also_when_a_worker_and_an_executor_are_killed(
+    data: DataFrame, tmp_path: Path
+) -> None:
+    options: Any = {"batch_size": BATCH, "shuffle": False, "validation": data}
+    killed = fit_in_jobs(data, model_fn, dying(str(tmp_path)), adam, epochs=2, **options)
+    assert len(list(tmp_path.iterdir())) > 9  # both have been killed, and more was done after
+    assert same(killed.model, alone(adam, 2))
+    assert killed.history["loss"][-1] < killed.history["loss"][0]
+    assert killed.history["val_loss"][0] < killed.history["loss"][0]
+    assert killed.iterations == 2 * num_steps(SIZES, BATCH * len(SIZES))
+    sliced = fit_in_jobs(
+        data, model_fn, loss_fn, momentum, epochs=1, aggregation="slices", **options
+    )
+    assert same(sliced.model, alone(momentum, 1))
+
+
+def test_local_steps_of_one_partition_are_those_of_one_process(data: DataFrame) -> None:
+    one = data.coalesce(1)
+    options: Any = {"batch_size": BATCH, "shuffle": False, "epochs": 2, "num_partitions": 1}
+    found = fit_in_jobs(one, model_fn, loss_fn, adam, sync_every=7, **options)
+    assert same(found.model, alone(adam, 2, (sum(SIZES),)))
+    options = {"batch_size": 4, "epochs": 3, "sync_every": 4}
+    averaged = fit_in_jobs(data, model_fn, loss_fn, adam, **options).history["loss"]
+    assert averaged[-1] < averaged[0]
+
+
+def test_the_same_call_goes_on_at_its_checkpoint_and_another_does_not(
+    data: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: Any = {
+        **{"batch_size": BATCH, "shuffle": False, "epochs": 3},
+        "checkpoint_dir": str(tmp_path),
+    }
+    write = jobs_checkpoint.Checkpoints.write
+
+    def write_and_die(self: Any, progress: Any) -> None:
+        write(self, progress)
+        if progress.epochs == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs_checkpoint.Checkpoints, "write", write_and_die)
+        with pytest.raises(KeyboardInterrupt):
+            fit_in_jobs(data, model_fn, loss_fn, adam, **options)
+    (folder,) = tmp_path.iterdir()
+    steps = num_steps(SIZES, BATCH * len(SIZES))
+    other = fit_in_jobs(data.limit(20), model_fn, loss_fn, adam, num_partitions=1, **options)
+    assert other.iterations == 3 * num_steps([20], BATCH)
+    assert list(tmp_path.iterdir()) == [folder]  # its own is gone, and that of the first is not
+    second = fit_in_jobs(data, model_fn, loss_fn, adam, **options)
+    assert second.iterations == steps
+    assert len(second.history["loss"]) == 3
+    assert same(second.model, alone(adam, 3))
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_work_is_refused(data: DataFrame) -> None:
+    from pyspark.sql import functions as f
+
+    for options, match in (
+        ({"aggregation": "ring"}, "choose 'tree' or 'slices'"),
+        ({"sync_every": 0}, "sync_every=0 must be at least 1"),
+        ({"columns": ["z"]}, "no column 'z'"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            fit_in_jobs(data, model_fn, loss_fn, adam, **options)
+    with pytest.raises(ConfigError, match="no training rows"):
+        fit_in_jobs(data.where("y > 100"), model_fn, loss_fn, adam)
+    text = data.withColumn("y", f.col("y").cast("string"))
+    with pytest.raises(ConfigError, match="'y' is of type string: training as Spark jobs takes"):
+        fit_in_jobs(text, model_fn, loss_fn, adam)

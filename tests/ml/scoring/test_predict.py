@@ -1,0 +1,142 @@
+"""Saved models of each format are described, loaded once, and run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.ml.estimators.describe import signature_of
+from sparkdl.ml.estimators.source import Signature, Tensor, source_of, source_of_content
+from sparkdl.ml.scoring.predict import load, predictor
+from tests.ml.conftest import Saved
+from tests.ml.models import linear
+
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.filterwarnings("ignore:__array__ implementation"),  # Keras' about numpy
+]
+
+X = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+@pytest.mark.parametrize("kind", ["exported", "keras", "weights", "content"])
+def test_every_format_gives_what_the_model_gives(saved: Saved, kind: str) -> None:
+    if kind == "content":
+        source = source_of_content(Path(saved.keras).read_bytes())
+    else:
+        source = source_of(getattr(saved, kind), config=saved.config)
+    found = load(source)
+    (given,), (result,) = found.signature.inputs, found.signature.outputs
+    assert (given.name, given.dtype, given.shape) == ("x", "float32", (None, 3))
+    assert (result.dtype, result.shape) == ("float32", (None, 2))
+    assert np.allclose(found({"x": X})[result.name], linear(X))
+
+
+def test_several_inputs_and_outputs_go_by_name(saved: Saved) -> None:
+    found = load(source_of(saved.two))
+    assert found.signature == Signature(
+        (Tensor("left", "float32", (None, 2)), Tensor("right", "float32", (None, 1))),
+        (Tensor("sum", "float32", (None, 2)), Tensor("twice", "float32", (None, 1))),
+    )
+    right = np.array([[1], [2]], np.float32)
+    outputs = found({"right": right, "left": np.ones((2, 2), np.float32)})
+    assert outputs["sum"].tolist() == [[2, 2], [3, 3]]
+    assert outputs["twice"].tolist() == [[2], [4]]
+
+
+def test_saved_model_has_signatures_of_text_and_of_any_shape(saved: Saved) -> None:
+    upper = load(source_of(saved.functions, "upper"))
+    outputs = upper({"text": np.array(["a", "é"], object)})
+    assert outputs["upper"].tolist() == [b"A", "é".encode()]
+    assert outputs["length"].tolist() == [1, 2]
+    assert [str(t) for t in upper.signature.outputs] == ["length (int32 [?])", "upper (string [?])"]
+    vary = load(source_of(saved.functions, "vary", "serve")).signature
+    assert [str(t) for t in vary.outputs] == ["count (int32 [?])", "same (int32 [?, ?])"]
+    turned = load(source_of(saved.functions, "transpose")).signature
+    assert [str(t) for t in turned.outputs] == ["all (float32 [])", "turned (float32 [?, 2, 2])"]
+
+
+def test_unknown_signature_names_those_there_are(saved: Saved) -> None:
+    with pytest.raises(ConfigError, match=r"no signature 'serving_default'; it has .*'upper'"):
+        load(source_of(saved.functions))
+
+
+def test_process_holds_one_model_by_its_content(saved: Saved, tmp_path: Path) -> None:
+    first = source_of(saved.keras)
+    held = predictor(first)
+    assert predictor(source_of(saved.keras)) is held
+    other = predictor(source_of(saved.two))
+    assert other is not held
+    assert predictor(first) is not held
+    copy = tmp_path / "model.keras"
+    copy.write_bytes(Path(saved.keras).read_bytes())
+    before = source_of(str(copy))
+    os.utime(copy, ns=(0, 0))
+    assert source_of(str(copy)).key != before.key
+
+
+def test_models_are_described_without_tensorflow_in_the_driver(
+    saved: Saved, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.keras"
+    broken.write_bytes(b"no zip")
+    code = f"""
+import sys
+from sparkdl.core.errors import ConfigError
+from sparkdl.ml.estimators.describe import signature_of
+from sparkdl.ml.estimators.source import source_of
+
+print(signature_of(source_of({saved.exported!r})).inputs[0])
+try:
+    signature_of(source_of({str(broken)!r}))
+except ConfigError as error:
+    print(error)
+assert "tensorflow" not in sys.modules and "keras" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    described, unloadable = done.stdout.strip().splitlines()
+    assert described == "x (float32 [?, 3])"
+    assert f"the model {broken} cannot be loaded: " in unloadable
+
+
+def test_what_cannot_be_loaded_is_a_typed_error(saved: Saved, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.keras"
+    broken.write_bytes(b"no zip")
+    with pytest.raises(ConfigError, match=r"the model .*broken\.keras cannot be loaded"):
+        signature_of(source_of(str(broken)))
+    with pytest.raises(ConfigError, match="no signature 'gone'"):
+        signature_of(source_of(saved.functions, "gone"))
+    with pytest.raises(ConfigError, match="no saved model at"):
+        source_of(str(tmp_path / "gone"))
+    with pytest.raises(ConfigError, match="holds weights only"):
+        source_of(saved.weights)
+
+
+def test_model_that_does_not_tell_its_inputs_says_what_to_do(tmp_path: Path) -> None:
+    import keras
+
+    from sparkdl.ml.scoring.predict import keras_predictor
+
+    class Own(keras.Model):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return x
+
+    with pytest.raises(ConfigError, match=r"does not tell its inputs. .*model\.export"):
+        keras_predictor(Own())
+
+
+def test_sources_of_urls_are_asked_each_time(saved: Saved) -> None:
+    source = source_of(f"file://{saved.keras}")
+    assert source.path == saved.keras
+    far = source_of("s3://bucket/model.keras")
+    assert (far.path, far.fingerprint) == ("s3://bucket/model.keras", "")
+    assert replace(far, fingerprint="x").key != far.key

@@ -1,0 +1,99 @@
+"""A search: trials in parallel, pruned ones, failed ones, the same ones again; without Spark."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import optuna
+import pytest
+
+from sparkdl.core.errors import ConfigError, FrameworkMissingError, ResultError
+from sparkdl.ml.tuning.study import search
+
+pytestmark = pytest.mark.timeout(200)
+LOCAL: Any = {"executor": "local", "show_progress": False}
+SPACE: dict[str, Any] = {
+    "x": optuna.distributions.FloatDistribution(-3, 3),
+    "n": (1, 4),
+    "kind": ["a", "b"],
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Any:
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    yield
+    optuna.logging.set_verbosity(level)
+
+
+def curve(params: dict[str, Any], ctx: Any) -> Any:
+    """Return a loss; rank 1 fails for the first choice of all, number 2 of a queue never ends."""
+    if params["kind"] == "fails" and ctx.rank == 1:
+        raise ValueError("no such kind")
+    if params["kind"] == "endless":
+        for step in range(10**6):
+            ctx.report(step, loss=100.0 + step)
+            threading.Event().wait(0.05)
+    ctx.report(0, loss=params["x"] ** 2)
+    return {"loss": params["x"] ** 2 + params["n"], "rank": ctx.rank}
+
+
+def test_trials_run_in_parallel_are_pruned_and_fail_each_for_itself() -> None:
+    study = optuna.create_study(
+        sampler=optuna.samplers.RandomSampler(seed=1),
+        pruner=optuna.pruners.ThresholdPruner(upper=50.0),
+    )
+    kinds = ["endless", "fails", "a", "a"]
+    for number, kind in enumerate(kinds):
+        study.enqueue_trial({"x": 0.5 * number, "n": number + 1, "kind": kind})
+    space = {**SPACE, "kind": ["a", "fails", "endless"]}
+    options: Any = {"parallelism": 2, "nodes": 2, "metric": "loss", "study": study}
+    found = search(None, curve, space, trials=4, **options, **LOCAL)
+    assert [t.state for t in found.trials] == ["pruned", "fail", "complete", "complete"]
+    assert found.best.number == 2
+    assert found.best.value == 1.0 + 3
+    endless, fails, *_ = found.trials
+    assert endless.reports[0][1] >= 100
+    assert endless.value is not None
+    assert "ValueError: no such kind" in fails.error
+    states = [trial.state.name for trial in study.trials]
+    assert states == ["PRUNED", "FAIL", "COMPLETE", "COMPLETE"]
+    frame = found.to_pandas()
+    assert list(frame["state"]) == [t.state for t in found.trials]
+    assert list(frame["params_kind"]) == kinds
+    assert frame["error"].str.contains("no such kind").tolist() == [False, True, False, False]
+
+
+def test_the_same_seed_gives_the_same_trials() -> None:
+    def objective(params: dict[str, Any], _ctx: Any) -> float:
+        return float(params["x"])
+
+    options: Any = {"trials": 2, "seed": 5, "direction": "maximize", **LOCAL}
+    runs = [search(None, objective, SPACE, **options) for _ in range(2)]
+    assert [t.params for t in runs[0].trials] == [t.params for t in runs[1].trials]
+    assert runs[0].best.value == max(t.params["x"] for t in runs[0].trials)
+
+
+def test_what_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = optuna.create_study()
+    several = optuna.create_study(directions=["minimize", "maximize"])
+    for options, space, match in (
+        ({"trials": 0}, SPACE, "trials=0 must be at least 1"),
+        ({"nodes": 0}, SPACE, "nodes=0"),
+        ({}, {"x": "abc"}, r"space\['x'\]='abc'"),
+        ({}, {"x": (3, 1)}, "low"),
+        ({"study": study, "seed": 1}, SPACE, "leave out sampler"),
+        ({"study": several}, SPACE, "several objectives"),
+        ({"direction": "up"}, SPACE, "choose 'minimize'"),
+    ):
+        asked: Any = {"trials": 1, **options}
+        with pytest.raises(ConfigError, match=match):
+            search(None, curve, space, **asked)
+    text = search(None, lambda _params, _ctx: "good", SPACE, trials=1, **LOCAL)
+    with pytest.raises(ResultError, match=r"none of 1 trials is complete.*a number is needed"):
+        _ = text.best
+    monkeypatch.setitem(__import__("sys").modules, "optuna", None)
+    with pytest.raises(FrameworkMissingError, match="pip install optuna"):
+        search(None, curve, SPACE, trials=1)

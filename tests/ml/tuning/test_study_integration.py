@@ -1,0 +1,70 @@
+"""Searches on Spark: trials on sub-clusters that take turns, and over a pipeline of stages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.ml import Pipeline
+from pyspark.ml.evaluation import RegressionEvaluator
+from pyspark.ml.feature import VectorAssembler
+from pyspark.ml.regression import LinearRegression
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.ml.tuning.study import search, search_estimator
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+optuna = pytest.importorskip("optuna")
+
+
+def distance(params: dict[str, Any], ctx: Any) -> float:
+    ctx.barrier()  # both nodes of the trial are there
+    if params["x"] == "wrong":
+        raise ValueError("wrong")
+    return float(abs(params["x"] - 3))
+
+
+def test_trials_on_sub_clusters_of_spark_take_turns(spark_local: SparkSession) -> None:
+    study = optuna.create_study(direction="minimize")
+    for x in (1, 2, 4):
+        study.enqueue_trial({"x": x})
+    found = search(
+        spark_local,
+        distance,
+        {"x": (0, 9)},
+        trials=3,
+        parallelism=3,  # of two nodes each, and there are four slots
+        nodes=2,
+        study=study,
+        show_progress=False,
+    )
+    assert [trial.value for trial in found.trials] == [2.0, 1.0, 1.0]
+    rows = found.to_spark(spark_local).orderBy("number").collect()
+    assert [(row.state, row.value, row.params_x) for row in rows] == [
+        ("complete", 2.0, "1"),
+        ("complete", 1.0, "2"),
+        ("complete", 1.0, "4"),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_pipeline_is_searched_over_parameters_of_its_stages(spark_local: SparkSession) -> None:
+    data = spark_local.createDataFrame(
+        [(float(n), 2.0 * n) for n in range(20)], "x double, y double"
+    )
+    stages: Any = [
+        VectorAssembler(inputCols=["x"], outputCol="features"),
+        LinearRegression(labelCol="y", solver="normal"),
+    ]
+    evaluator = RegressionEvaluator(labelCol="y", metricName="rmse")
+    pipeline = Pipeline(stages=stages)
+    space = {"1.regParam": [0.0, 100.0]}
+    sampler = optuna.samplers.GridSampler(space)
+    found = search_estimator(pipeline, evaluator, data, data, space, trials=9, sampler=sampler)
+    assert len(found.trials) == 2  # the grid has no more
+    assert found.best.params == {"1.regParam": 0.0}
+    assert found.best.value == pytest.approx(0.0, abs=1e-6)
+    with pytest.raises(ConfigError, match=r"'2\.regParam', which is no parameter of Pipeline"):
+        search_estimator(pipeline, evaluator, data, data, {"2.regParam": [1.0]}, trials=1)

@@ -1,0 +1,179 @@
+"""`ctx.checkpoint` on storages that cannot rename: two nodes and the driver's side of it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow.fs as pafs
+import pytest
+
+from sparkdl.control.channel import Checkpointed, Commit, Committed
+from sparkdl.control.messages import CheckpointDone, CheckpointPart
+from sparkdl.core.checkpoint import CheckpointRef, Resume
+from sparkdl.core.errors import CheckpointError, ConfigError
+from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.core.world import Address, build_world
+from sparkdl.driver.checkpoints import Checkpoints
+from sparkdl.driver.feeds.coverage import Books
+from sparkdl.node.checkpoint import checkpoints as checkpoint
+from sparkdl.node.checkpoint.store import CheckpointStore
+from sparkdl.node.context import NodeContext
+from tests.doubles.feeds import SOON_S
+
+NODES = plan_nodes(2)
+WORLD = build_world(0, {node: Address("h", node.node_id, "") for node in NODES})
+URL = "hdfs://namenode/checkpoints"
+
+
+class Driver:
+    """Collects what two nodes say, and answers the first."""
+
+    def __init__(self) -> None:
+        self.checkpoints = Checkpoints("c", Books())
+        self.to_first: queue.Queue[Commit] = queue.Queue()
+        self.made: list[CheckpointRef] = []
+        self._lock = threading.Lock()
+
+    def heard(self, node_id: int, message: Checkpointed | Committed) -> None:
+        with self._lock:
+            if isinstance(message, Committed):
+                done = CheckpointDone(0, message.step, message.url)
+                self.made += [ref] if (ref := self.checkpoints.done(0, done)) else []
+                return
+            part = CheckpointPart(0, message.step, message.feeds, message.problem)
+            if word := self.checkpoints.part(WORLD, node_id, part, 1e9):
+                _, told = word
+                self.to_first.put(Commit(told.step, told.manifest, told.missing, told.problem))
+
+
+class Link:
+    """A node's link, straight to the driver."""
+
+    def __init__(self, driver: Driver, node_id: int) -> None:
+        self.driver, self.node_id = driver, node_id
+
+    def positions(self, batches: Any) -> dict[str, Any]:
+        return {}
+
+    def send(self, message: Any) -> None:
+        self.driver.heard(self.node_id, message)
+
+    def wait_commit(self, step: int, deadline: Any) -> Commit | None:
+        while (news := self.driver.to_first.get(timeout=SOON_S)).step != step:
+            continue
+        return news
+
+
+@pytest.fixture
+def contexts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Return what makes the contexts of both nodes, on storage that is a folder here."""
+    remote = tmp_path / "remote"
+    remote.mkdir()
+
+    def open_store(url: str, scratch: Path | None = None) -> CheckpointStore:
+        assert url == URL
+        system = pafs.SubTreeFileSystem(str(remote), pafs.LocalFileSystem())
+        return CheckpointStore(system, "checkpoints", url, scratch or tmp_path / "driver")
+
+    monkeypatch.setattr(checkpoint, "open_store", open_store)
+
+    def make(ref: CheckpointRef | None = None) -> Any:
+        driver = Driver()
+        spec = ClusterSpec("c", NODES, checkpoint_dir=URL)
+        made = [
+            NodeContext(
+                WORLD,
+                member,
+                spec,
+                cast(Any, Link(driver, member.node.node_id)),
+                cast(socket.socket, None),
+                Resume(0, ref),
+                tmp_path / f"scratch-{member.rank}",
+            )
+            for member in WORLD.members
+        ]
+        return SimpleNamespace(driver=driver, nodes=made, store=open_store(URL), remote=remote)
+
+    return make
+
+
+def write(ctx: NodeContext, step: int) -> None:
+    with ctx.checkpoint(step) as folder:
+        (folder / "deep").mkdir()
+        (folder / "deep" / f"part-{ctx.rank}").write_text(f"{step}")
+
+
+def test_nodes_upload_their_parts_and_the_first_the_manifest(
+    contexts: Callable[..., Any], tmp_path: Path
+) -> None:
+    it = contexts()
+    write(it.nodes[1], 1)
+    assert it.store.newest() is None, "a part is no checkpoint"
+    write(it.nodes[0], 1)
+    (ref,) = it.driver.made
+    assert ref == CheckpointRef(f"{URL}/step-0000000001-c-0", 1, 0)
+    assert it.store.newest().manifest.files == {"deep/part-0": 1, "deep/part-1": 1}
+    assert not [path for n in (0, 1) for path in (tmp_path / f"scratch-{n}").iterdir()]
+
+    last = contexts(ref).nodes[1].last_checkpoint
+    assert (last.step, last.url) == (1, ref.url)
+    assert last.folder.is_relative_to(tmp_path / "scratch-1")
+    assert Path(last, "deep", "part-0").read_text() == "1"
+    assert last.folder is last.folder, "it is downloaded once"
+
+
+def test_part_that_cannot_be_uploaded_leaves_those_before(contexts: Callable[..., Any]) -> None:
+    it = contexts()
+    for ctx in reversed(it.nodes):
+        write(ctx, 1)
+    blocker = it.remote / "checkpoints" / "step-0000000002-c-0"
+    blocker.write_text("not a folder")
+    with pytest.raises(CheckpointError, match="step 2 could not be written") as caught:
+        write(it.nodes[1], 2)
+    assert isinstance(caught.value.__cause__, OSError)
+    blocker.unlink()
+    with pytest.raises(CheckpointError, match="worker:1 could not write its part"):
+        write(it.nodes[0], 2)
+    assert it.store.newest().ref.step == 1
+    assert not blocker.exists(), "nothing of the second is left"
+
+
+def test_steps_go_on_from_the_last_checkpoint(contexts: Callable[..., Any]) -> None:
+    it = contexts(CheckpointRef(f"{URL}/step-0000000007-b-0", 7, -1))
+    with pytest.raises(ConfigError, match=r"feeds go on at step 7: load ctx\.last_checkpoint"):
+        write(it.nodes[0], 6)
+
+
+def test_checkpoint_that_cannot_be_fetched_is_an_error(contexts: Callable[..., Any]) -> None:
+    it = contexts(CheckpointRef(f"{URL}/step-0000000007-b-0", 7, -1))
+    with pytest.raises(CheckpointError, match="step-0000000007-b-0 cannot be read"):
+        _ = it.nodes[0].last_checkpoint.folder
+
+
+def test_base_stays_while_the_world_goes_on_from_it_and_its_string_is_its_path(
+    contexts: Callable[..., Any],
+) -> None:
+    first = contexts()
+    with ThreadPoolExecutor(2) as nodes:
+        list(nodes.map(lambda ctx: write(ctx, 1), first.nodes))
+    (base,) = first.driver.made
+    it = contexts(base)
+    with ThreadPoolExecutor(2) as nodes:
+        for step in range(2, 8):
+            list(nodes.map(partial(write, step=step), it.nodes))
+    left = [entry.name.step for entry in it.store._entries()]
+    assert sorted(left) == [1, 5, 6, 7], "three are kept, and the base"
+    last = it.nodes[1].last_checkpoint
+    assert str(last) == os.fspath(last) == f"{last}"
+    assert Path(f"{last}/deep/part-0").read_text() == "1"
+    assert Path(os.path.join(last, "deep", "part-1")).read_text() == "1"
+    assert repr(last) == f"LastCheckpoint(step=1, url={base.url!r})"

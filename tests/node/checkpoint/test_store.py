@@ -1,0 +1,255 @@
+"""The folder of the checkpoints, on disks that can rename a folder and storages that cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow.fs as pafs
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from sparkdl.control.coverage import FeedCoverage
+from sparkdl.core.errors import CheckpointError
+from sparkdl.node.checkpoint.manifest import (
+    CheckpointName,
+    Manifest,
+    decode_manifest,
+    encode_manifest,
+)
+from sparkdl.node.checkpoint.places import LocalStore, open_store
+from sparkdl.node.checkpoint.store import CheckpointStore
+
+NODES = ("chief:0", "worker:0")
+FEEDS = {"input": FeedCoverage(2, {2: {0: {5: ((0, 7), (9, 12))}}})}
+
+
+def disk(folder: Path) -> CheckpointStore:
+    return open_store(f"file://{folder}/checkpoints")
+
+
+def tree(folder: Path) -> CheckpointStore:
+    system = pafs.SubTreeFileSystem(str(folder), pafs.LocalFileSystem())
+    return CheckpointStore(system, "checkpoints", "hdfs://n/checkpoints", folder / "scratch")
+
+
+def memory(folder: Path) -> CheckpointStore:
+    fsspec = pytest.importorskip("fsspec")
+    system = pafs.PyFileSystem(pafs.FSSpecHandler(fsspec.filesystem("memory")))
+    path = f"/bucket{folder}/checkpoints"
+    return CheckpointStore(system, path, f"s3:/{path}", folder / "scratch")
+
+
+@pytest.fixture(params=[disk, tree, memory])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointStore:
+    opened: CheckpointStore = request.param(tmp_path)
+    opened.check_writable()
+    return opened
+
+
+def named(step: int, cluster: str = "one", generation: int = 0) -> CheckpointName:
+    return CheckpointName(step, cluster, generation)
+
+
+def write(store: CheckpointStore, name: CheckpointName, nodes: tuple[str, ...] = NODES) -> None:
+    for node in nodes:
+        folder = store.open(name)
+        (folder / "deep").mkdir(exist_ok=True)
+        (folder / "deep" / node.replace(":", "-")).write_text(f"{node} {name.step}")
+        store.finish(name, folder, node)
+
+
+def make(store: CheckpointStore, name: CheckpointName, time_s: float = 1.0) -> str:
+    write(store, name)
+    manifest = Manifest(name.step, name.cluster_id, name.generation, time_s, NODES, FEEDS)
+    return store.commit(name, manifest)
+
+
+def steps(store: CheckpointStore) -> dict[str, bool]:
+    return {str(entry.name): entry.is_complete for entry in store._entries()}
+
+
+def test_parts_become_one_checkpoint_that_is_found_with_all_files(store: CheckpointStore) -> None:
+    assert store.newest() is None
+    url = make(store, named(5))
+    assert url.endswith("/checkpoints/step-0000000005-one-0")
+    found = store.newest()
+    assert found is not None
+    assert (found.ref.url, found.ref.step) == (url, 5)
+    assert found.manifest.feeds == FEEDS
+    assert found.manifest.files == {"deep/chief-0": 9, "deep/worker-0": 10}
+    folder = store.fetch(str(named(5)))
+    there = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    assert there == ["deep/chief-0", "deep/worker-0", "manifest.json"]
+    assert (folder / "deep/worker-0").read_text() == "worker:0 5"
+
+
+def test_part_that_is_elsewhere_is_missed(store: CheckpointStore) -> None:
+    write(store, named(5), nodes=("chief:0",))
+    with pytest.raises(CheckpointError, match=r"worker:0 has written its part .* elsewhere"):
+        store.commit(named(5), Manifest(5, "one", 0, 1.0, NODES, {}))
+    assert store.newest() is None
+
+
+def test_newest_is_of_the_highest_step_and_then_the_latest(store: CheckpointStore) -> None:
+    for time_s, name in enumerate([named(5), named(12, "two"), named(12, "aaa"), named(7)]):
+        make(store, name, time_s)
+    found = store.newest()
+    assert found is not None
+    assert found.ref.url.endswith(str(named(12, "aaa")))
+
+
+@pytest.mark.parametrize("hurt", ["manifest", "file", "gone"])
+def test_checkpoint_that_is_not_whole_is_left_out(
+    store: CheckpointStore, hurt: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(store, named(5))
+    make(store, named(6))
+    system, path = store._system, f"{store._path}/{named(6)}"
+    if hurt == "gone":
+        system.delete_file(f"{path}/deep/chief-0")
+    else:
+        name = "manifest.json" if hurt == "manifest" else "deep/chief-0"
+        with system.open_output_stream(f"{path}/{name}") as file:
+            file.write(b'{"step": 6')
+    found = store.newest()
+    assert found is not None
+    assert found.ref.step == 5
+    assert "left out" in caplog.text
+
+
+MANIFEST_TEXT = encode_manifest(
+    Manifest(6, "one", 0, 1.5, NODES, FEEDS, {"deep/chief-0": 9, "model.bin": 10_000})
+)
+NEST = b"[" * 100_000
+
+
+@st.composite
+def hurt_manifests(draw: st.DrawFn) -> bytes:
+    """Return a manifest with bits turned, bytes changed, and parts missing or foreign."""
+    data = bytearray(MANIFEST_TEXT)
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(data)))
+        how = draw(st.sampled_from(["bit", "byte", "cut", "insert", "zeros"]))
+        if how == "bit" and at < len(data):
+            data[at] ^= 1 << draw(st.integers(0, 7))
+        elif how == "byte" and at < len(data):
+            data[at] = draw(st.integers(0, 255))
+        elif how == "cut":
+            del data[at : at + draw(st.integers(1, 500))]
+        elif how == "insert":
+            data[at:at] = draw(st.one_of(st.binary(max_size=40), st.just(NEST)))
+        elif how == "zeros":
+            length = draw(st.integers(1, 64))
+            data[at : at + length] = bytes(len(data[at : at + length]))
+    return bytes(data)
+
+
+@given(hurt_manifests())
+@settings(max_examples=1000)
+@example(b"")
+@example(NEST)
+@example(MANIFEST_TEXT.replace(b'"format": 1', b'"format": 3'))
+@example(MANIFEST_TEXT.replace(b'"one"', b'"\xff\xfe"'))
+@example(MANIFEST_TEXT.replace(b"10000", b"1" * 5000))
+def test_hurt_manifest_is_never_taken_for_another_one(hurt: bytes) -> None:
+    whole = decode_manifest(MANIFEST_TEXT, "here")
+    assert whole is not None
+    assert decode_manifest(hurt, "here") in ((None,) if hurt != MANIFEST_TEXT else (whole,))
+
+
+def test_every_turned_bit_of_a_manifest_is_seen() -> None:
+    for at in range(len(MANIFEST_TEXT) * 8):
+        hurt = bytearray(MANIFEST_TEXT)
+        hurt[at // 8] ^= 1 << at % 8
+        assert decode_manifest(bytes(hurt), "here") is None
+
+
+@pytest.mark.parametrize("hurt", [b"\xff\xfe", NEST, b"", b'{"format": 7}', b"\x00" * 500])
+def test_newest_checkpoint_whose_manifest_is_hurt_is_passed_over(
+    store: CheckpointStore, hurt: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(store, named(5))
+    make(store, named(6))
+    with store._system.open_output_stream(f"{store._path}/{named(6)}/manifest.json") as file:
+        file.write(hurt)
+    found = store.newest()
+    assert found is not None
+    assert found.ref.step == 5
+    assert f"{named(6)} has a broken manifest, and is left out" in caplog.text
+
+
+def test_manifest_of_a_newer_sparkdl_is_an_error() -> None:
+    text = encode_manifest(Manifest(1, "c", 0, 1.0, (), {}, format=99))
+    with pytest.raises(CheckpointError, match=r"made by a newer sparkdl \(format 99"):
+        decode_manifest(text, "here")
+
+
+def test_sweep_keeps_the_newest_and_deletes_what_never_became_one(store: CheckpointStore) -> None:
+    for step in (1, 2, 3, 4, 8):
+        make(store, named(step))
+    write(store, named(9, "older"))
+    write(store, named(3, generation=1))
+    write(store, named(6, generation=1))
+    make(store, named(5, generation=1))
+    make(store, named(9, generation=2))
+    store.sweep(named(5, generation=1), keep=3)
+    assert steps(store) == {
+        str(named(3)): True,
+        str(named(4)): True,
+        str(named(5, generation=1)): True,
+        str(named(6, generation=1)): False,  # another node is ahead
+        str(named(9, generation=2)): True,  # not ours to judge
+    }
+    store.sweep(named(5, generation=1), keep=1)
+    assert str(named(4)) in steps(store), "the driver may not know of the newest one yet"
+    assert str(named(3)) not in steps(store)
+
+
+def test_sweep_keeps_what_the_world_goes_on_from(store: CheckpointStore) -> None:
+    for step in (1, 2, 3, 4):
+        make(store, named(step, "older"))
+    make(store, named(5))
+    store.sweep(named(5), keep=1, base=str(named(2, "older")))
+    assert set(steps(store)) == {str(named(2, "older")), str(named(4, "older")), str(named(5))}
+
+
+def test_world_that_begins_deletes_only_what_is_unfinished(store: CheckpointStore) -> None:
+    make(store, named(2))
+    write(store, named(3))
+    write(store, named(3, "older"))
+    write(store, named(2, generation=1))
+    store.sweep_unfinished(named(2, generation=1))
+    assert steps(store) == {str(named(2)): True, str(named(2, generation=1)): False}
+
+
+def test_given_up_checkpoint_leaves_nothing(store: CheckpointStore) -> None:
+    folder = store.open(named(1))
+    (folder / "file").write_text("x")
+    store.give_up(named(1), folder, for_all=True)
+    assert steps(store) == {}
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("step-0000000012-ab-3", (named(12, "ab", 3), False)),
+        (".step-12345678901-ab-0", (named(12345678901, "ab"), True)),
+        ("step-12-ab-3", None),
+        ("step-0000000012-ab", None),
+        ("model.keras", None),
+    ],
+)
+def test_names_are_told_from_other_folders(text: str, parsed: object) -> None:
+    found = CheckpointName.parse(text)
+    assert found == parsed
+    if found:
+        name, is_unfinished = found
+        assert (name.unfinished if is_unfinished else str(name)) == text
+
+
+def test_local_paths_are_local_whatever_their_form(tmp_path: Path) -> None:
+    forms: list[Callable[[Path], str]] = [str, lambda p: f"file://{p}", lambda p: f"file:{p}"]
+    assert all(isinstance(open_store(form(tmp_path)), LocalStore) for form in forms)

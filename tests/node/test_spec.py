@@ -1,0 +1,142 @@
+"""What an agent is started with arrives whole, and nothing secret is to be seen."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdl.core.errors import ProtocolError
+from sparkdl.core.settings import Settings
+from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
+from sparkdl.node.spec import AgentOrder, read_order, start_agent, write_private
+
+SPEC = ClusterSpec(
+    "c",
+    plan_nodes(4, 1, "master", True),
+    "torch",
+    InputMode.TENSORFLOW,
+    "detached",
+    num_gpus=2,
+    settings=Settings(1.5, 2, 3, 0, 5.5, 6, 7),
+)
+ORDER = AgentOrder("ws://[::1]:5", "tök-en", 2, SPEC, "task", 3, 4242, ("0", "1"))
+PLAIN = AgentOrder("ws://h:1", "t", 0, ClusterSpec("c", plan_nodes(1)), "process")
+
+
+@pytest.fixture
+def echo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Have agents be a program that writes what it gets to a file beside it."""
+    program = tmp_path / "agent"
+    program.write_text(
+        f'#!{sys.executable}\nimport os, sys, pathlib\nhere = pathlib.Path("{tmp_path}")\n'
+        '(here / "argv").write_text(" ".join(sys.argv[1:]))\n'
+        '(here / "environ").write_text(str(dict(os.environ)))\n'
+        '(here / "path").write_text(os.environ["PYTHONPATH"])\n'
+        '(here / "session").write_text(str(os.getsid(0) == os.getpid()))\n'
+        '(here / "stdin").write_bytes(sys.stdin.buffer.read())\n'
+    )
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    return tmp_path
+
+
+def started(order: AgentOrder, payload: bytes, python_path: list[str]) -> subprocess.Popen[bytes]:
+    return start_agent(order, payload, python_path, subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("order", [ORDER, PLAIN])
+@pytest.mark.parametrize("payload", [b"", b"\x00pickle", bytes(1_000_000)], ids=len)
+def test_an_order_arrives_as_it_was_given(echo: Path, order: AgentOrder, payload: bytes) -> None:
+    with started(order, payload, []):
+        pass
+    stream = io.BytesIO((echo / "stdin").read_bytes())
+    assert read_order(stream) == (order, payload)
+    assert stream.read() == b""
+
+
+def test_no_secret_stands_on_the_command_line_or_in_the_environment(echo: Path) -> None:
+    with started(ORDER, b"payload", []):
+        pass
+    assert (echo / "argv").read_text() == "-m sparkdl.node.agent"
+    assert ORDER.token not in (echo / "environ").read_text()
+
+
+def test_an_agent_imports_from_where_its_starter_does(echo: Path) -> None:
+    with started(PLAIN, b"", ["", "/a", "/b c", ""]):
+        pass
+    assert (echo / "path").read_text() == f"/a{os.pathsep}/b c"
+
+
+def test_an_agent_has_a_session_of_its_own_out_of_the_terminals_reach(echo: Path) -> None:
+    with started(PLAIN, b"", []):
+        pass
+    assert (echo / "session").read_text() == "True"
+
+
+def test_the_standard_input_stays_open_as_the_sign_of_its_owner(echo: Path) -> None:
+    process = started(PLAIN, b"x", [])
+    assert process.stdin is not None
+    assert not process.stdin.closed
+    assert process.poll() is None
+    with process:
+        pass
+    assert process.returncode == 0
+
+
+def test_an_agent_that_ends_at_once_is_waited_for(echo: Path) -> None:
+    program = echo / "agent"
+    program.write_text("#!/bin/sh\nexit 3\n")
+    process = started(PLAIN, bytes(10_000_000), [])
+    assert process.returncode == 3
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with suppress(BrokenPipeError):
+        process.stdin.close()
+    process.stdout.close()
+
+
+def stream_of(payload: bytes) -> bytes:
+    """The bytes that `start_agent` writes."""
+
+    class Pipe(io.BytesIO):
+        stdin: Pipe
+
+    pipe = Pipe()
+    pipe.stdin = pipe
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", lambda *arguments, **options: pipe)
+        start_agent(ORDER, payload, [], subprocess.DEVNULL)
+    return pipe.getvalue()
+
+
+@given(st.binary(max_size=50), st.data())
+def test_an_order_that_is_cut_off_is_a_protocol_error(payload: bytes, data: st.DataObject) -> None:
+    stream = stream_of(payload)
+    cut = data.draw(st.integers(0, len(stream) - 1))
+    with pytest.raises(ProtocolError, match="without an order"):
+        read_order(io.BytesIO(stream[:cut]))
+
+
+def test_no_byte_behind_the_order_is_read() -> None:
+    stream = io.BytesIO(stream_of(b"payload") + b"behind")
+    assert read_order(stream) == (ORDER, b"payload")
+    assert stream.read() == b"behind"
+
+
+def test_a_private_file_is_only_its_users_and_never_replaces_another(tmp_path: Path) -> None:
+    path = tmp_path / "payload"
+    write_private(path, b"secret")
+    assert path.read_bytes() == b"secret"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with pytest.raises(FileExistsError):
+        write_private(path, b"other")
+    assert path.read_bytes() == b"secret"

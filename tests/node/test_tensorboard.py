@@ -1,0 +1,118 @@
+"""TensorBoard beside the first node: it answers, says why not, and ends with whatever ends."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+import urllib.request
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from sparkdl.core.errors import FrameworkMissingError, LaunchError
+from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.node.check import check_executor, parse_problem
+from tests.doubles.map_funs import hang
+from tests.doubles.nodes import all_gone, launch, processes
+
+has_tensorboard = pytest.mark.skipif(
+    find_spec("tensorboard") is None, reason="tensorboard is not installed"
+)
+
+
+@pytest.fixture(autouse=True)
+def _without_tensorflow(tmp_path_factory: pytest.TempPathFactory, monkeypatch: Any) -> None:
+    """Hide TensorFlow from TensorBoard, which starts in a moment then."""
+    hide(tmp_path_factory.mktemp("site"), monkeypatch, "tensorflow")
+
+
+def hide(folder: Path, monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """Have processes that are started from here not find these packages."""
+    lines = [f"sys.modules[{package!r}] = None" for package in packages]
+    (folder / "sitecustomize.py").write_text("\n".join(["import sys", *lines]))
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+
+
+def board_of(agent: psutil.Process) -> psutil.Process:
+    (found,) = [p for p in agent.children() if "sparkdl.node.tensorboard" in p.cmdline()]
+    return found
+
+
+@has_tensorboard
+@pytest.mark.timeout(120)
+def test_board_answers_shows_its_folder_and_ends_with_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setenv("TENSORBOARD_PORT", str(port))
+    with launch(hang, input_mode="own", tensorboard=str(tmp_path)) as cluster:
+        board = board_of(processes()["worker:0"].agent)
+        them = [board, *board.children(recursive=True)]
+        assert cluster.board is not None
+        assert (cluster.board.port, cluster.board.pid) == (port, board.pid)
+        url = cluster.tensorboard_url()
+        assert url == f"http://127.0.0.1:{port}"
+        with urllib.request.urlopen(f"{url}/data/environment", timeout=60) as answer:
+            assert str(tmp_path) in answer.read().decode()
+        cluster.abort()
+        assert cluster.tensorboard_url() is None
+    assert all_gone(them)
+
+
+@has_tensorboard
+@pytest.mark.timeout(120)
+def test_board_ends_with_an_agent_that_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # an agent that is killed leaves its files
+    cluster = launch(hang, nodes=1, input_mode="own", tensorboard=True)
+    try:
+        agent = processes()["worker:0"].agent
+        board = board_of(agent)
+        them = [board, *board.children(recursive=True)]
+        assert board.cmdline()[-6:-4] == ["--logdir", "tensorboard_0"]
+        agent.send_signal(signal.SIGKILL)
+        assert all_gone(them)
+    finally:
+        cluster.abort()
+
+
+@has_tensorboard
+@pytest.mark.timeout(120)
+def test_board_that_cannot_have_its_port_ends_the_launch_with_its_own_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("TENSORBOARD_PORT", str(taken.getsockname()[1]))
+        with pytest.raises(LaunchError, match=r"does not answer on 127\.0\.0\.1") as caught:
+            launch(hang, nodes=1, input_mode="own", tensorboard=True)
+    assert "could not bind to" in str(caught.value)
+    assert "TENSORBOARD_PORT" in str(caught.value)
+    assert not processes()
+
+
+def test_missing_package_is_told_before_anything_starts_on_spark(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sparkdl.node.check.importlib.util.find_spec", lambda name: None)
+    spec = ClusterSpec("c", plan_nodes(1), framework="plain", tensorboard="")
+    with pytest.raises(LaunchError) as caught:
+        check_executor(spec, "ws://127.0.0.1:1")
+    problem = parse_problem(str(caught.value))
+    assert problem is not None
+    assert problem.kind == "FrameworkMissingError"
+    assert "pip install tensorboard" in problem.text
+
+
+def test_missing_package_ends_the_launch_of_a_local_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide(tmp_path, monkeypatch, "tensorboard")
+    with pytest.raises(FrameworkMissingError, match="pip install tensorboard"):
+        launch(hang, nodes=1, input_mode="own", tensorboard=True)
+    assert not processes()
