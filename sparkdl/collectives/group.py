@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from sparkdl.collectives.base import Group, Op
-from sparkdl.collectives.single import Alone
+from sparkdl.collectives.single import SingleMemberGroup
 from sparkdl.core.errors import FrameworkMissingError
 
 __all__ = ["Group", "Op", "connect"]
@@ -45,7 +45,7 @@ def connect(
         CollectiveError: if they do not reach each other.
     """
     if size == 1:
-        return Alone(rank)
+        return SingleMemberGroup(rank)
     wanted = list(TRANSPORTS) if transport is None else [transport]
     installed = [name for name in wanted if _has(name)]
     key = secrets.token_bytes(32)

@@ -13,7 +13,7 @@ import numpy as np
 from sparkdl.collectives.base import Array, Group, Op, even_splits
 
 
-class Alone(Group):
+class SingleMemberGroup(Group):
     """The only member; needs no framework.
 
     Args:
@@ -60,7 +60,7 @@ class Alone(Group):
     def subgroup(self, ranks: Sequence[int]) -> Group | None:
         """Return a group of this member."""
         self.members(ranks)
-        return Alone(self.ranks[0])
+        return SingleMemberGroup(self.ranks[0])
 
     def all_gather_object(self, value: Any, name: str | None = None) -> list[Any]:
         """Return a list of the value itself."""

@@ -17,7 +17,7 @@ from weakref import WeakMethod
 from sparkdl.collectives.announcements import HEAD_WORDS, Call, Kind, last_to_join, objection
 from sparkdl.collectives.arithmetic import dtypes, reduced, scale_
 from sparkdl.collectives.base import Op, even_splits, shares
-from sparkdl.collectives.transport import Wire, bytes_of, row_nbytes
+from sparkdl.collectives.transport import Transport, bytes_of, row_nbytes
 from sparkdl.core.errors import CollectiveError, ConfigError, MismatchError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class TensorGroup:
     def __init__(self, rank: int, size: int, store: Store, host: str, timeout_s: float) -> None:
         self.rank = rank
         self.size = size
-        self._wire = Wire(rank, size, store, host, timeout_s)
+        self._wire = Transport(rank, size, store, host, timeout_s)
         self._steps: list[WeakMethod[Callable[[], None]]] = []
 
     def all_reduce_(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 
-class Wire:
+class Transport:
     """The connections: gloo's for tensors on CPUs, NCCL's for those on GPUs.
 
     Args:

@@ -13,7 +13,7 @@ from sparkdl.control.coverage import FeedCoverage
 from sparkdl.control.messages import CheckpointCommit, CheckpointDone, CheckpointPart
 from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.world import World
-from sparkdl.driver.feeds.coverage import Books
+from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.node.checkpoint.manifest import Manifest
 
 
@@ -24,7 +24,7 @@ class Checkpoints:
         books: what was fed, and what a checkpoint covers.
     """
 
-    def __init__(self, cluster_id: str, books: Books) -> None:
+    def __init__(self, cluster_id: str, books: CoverageStore) -> None:
         self.books = books
         self._cluster_id = cluster_id
         self._generation = 0

@@ -51,14 +51,14 @@ from sparkdl.core.errors import IllegalTransitionError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver.changed import Changed
 from sparkdl.driver.checkpoints import Checkpoints
-from sparkdl.driver.feeds.coverage import Books
+from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.driver.feeds.report import gone_beyond
 from sparkdl.driver.gatherings import Gatherings
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.outcome import generation_of, is_empty
 from sparkdl.driver.lifecycle.roster import Roster
 from sparkdl.driver.lifecycle.transitions import begin, step
-from sparkdl.driver.pending_requests import Inquiries, Inquiry, Question
+from sparkdl.driver.pending_requests import PendingRequest, PendingRequests, Question
 from sparkdl.node.check import Problem
 
 _log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class Controller:
         self._born_s = time.time() - time.monotonic()
         self.view = View(begin(spec, time.monotonic(), checkpoint))
         keeps = spec.settings.max_restarts > 0 or spec.checkpoint_dir is not None
-        self.checkpoints = Checkpoints(spec.cluster_id, Books(keeps))
+        self.checkpoints = Checkpoints(spec.cluster_id, CoverageStore(keeps))
         self._gatherings = Gatherings()
         self._last_lines: dict[int, tuple[str, ...]] = {}
         """Of children that have ended, by node id."""
@@ -130,7 +130,7 @@ class Controller:
         self._loop = asyncio.new_event_loop()
         self._server = CoordinatorServer(token, self, spec.settings.lease_s)
         self._timer: asyncio.TimerHandle | None = None
-        self._inquiries = Inquiries(self._server.send, self.changed)
+        self._inquiries = PendingRequests(self._server.send, self.changed)
         self._observer: Callable[[], None] = lambda: None
         self._thread = threading.Thread(
             target=self._loop.run_forever, name=f"sparkdl-controller-{spec.cluster_id}", daemon=True
@@ -229,7 +229,7 @@ class Controller:
 
     def _ask(self, node_ids: Iterable[int], question: Question, deadline: Deadline) -> Any:
         """Ask the agents of some nodes; return by node id what came in time."""
-        inquiry = Inquiry(question, set(node_ids))
+        inquiry = PendingRequest(question, set(node_ids))
         if self.soon(self._begin_inquiry, inquiry):
             self.changed.wait_for(lambda: not inquiry.awaited, deadline)
             self.soon(self._inquiries.forget, inquiry)
@@ -431,7 +431,7 @@ class Controller:
             except Exception:  # noqa: BLE001 (user code; it must not end the controller)
                 _log.exception("on_log failed; the nodes are not harmed")
 
-    def _begin_inquiry(self, inquiry: Inquiry) -> None:
+    def _begin_inquiry(self, inquiry: PendingRequest) -> None:
         roster = self._roster()
         agents = roster.agents if roster else {}
         self._inquiries.ask(inquiry, {node_id: a.agent_id for node_id, a in agents.items()})

@@ -20,7 +20,7 @@ from sparkdl.core.world import World, host_port
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.ending import Ending, ends_if_interrupted
 from sparkdl.driver.executors.executor import Executor
-from sparkdl.driver.feeds.calls import Asked
+from sparkdl.driver.feeds.calls import FeedRequest
 from sparkdl.driver.feeds.feeds import Feeds
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.feeds.streaming import StreamFeed, StreamOptions, trigger_options
@@ -28,7 +28,7 @@ from sparkdl.driver.lifecycle.outcome import before_stop, failure_of, has_ended,
 from sparkdl.driver.show.notebook import LiveTable
 from sparkdl.driver.show.table import as_html
 from sparkdl.driver.threads import begin
-from sparkdl.feed.transfer.request import FeedOrder
+from sparkdl.feed.transfer.request import FeedSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -156,7 +156,7 @@ class Cluster:
             FeedClosedError: if the cluster has ended.
             KeyboardInterrupt: by Ctrl-C, which ends the cluster; in `wait`, `shutdown` as well.
         """
-        return self._feeds.feed(name, Asked(data, epochs, timeout_s, to), self._show_progress)
+        return self._feeds.feed(name, FeedRequest(data, epochs, timeout_s, to), self._show_progress)
 
     def train_stream(
         self,
@@ -229,7 +229,7 @@ class Cluster:
         show = bool(self._show_progress)  # by default none: it would cross the bar of another feed
 
         def feed() -> FeedReport:
-            return self._feeds.feed(name, Asked(data, epochs, timeout_s, to), show)
+            return self._feeds.feed(name, FeedRequest(data, epochs, timeout_s, to), show)
 
         return begin(feed, f"sparkdl-feed-{name}", self._executor.thread)
 
@@ -398,7 +398,7 @@ class Cluster:
         self.ending.ask(0.0)
         self.ending.wait()
 
-    def _asking(self, name: str, timeout_s: float | None) -> FeedOrder:
+    def _asking(self, name: str, timeout_s: float | None) -> FeedSpec:
         order = self._feeds.order(name, timeout_s)
         if any(member.role.is_server for member in self.world.fed):
             raise ConfigError(

@@ -18,7 +18,7 @@ Question = Callable[[int], ToAgent]
 
 
 @dataclass
-class Inquiry:
+class PendingRequest:
     """One question to several nodes.
 
     Attributes:
@@ -33,7 +33,7 @@ class Inquiry:
     numbers: list[int] = field(default_factory=list)
 
 
-class Inquiries:
+class PendingRequests:
     """Used on the controller's loop alone.
 
     Args:
@@ -44,10 +44,10 @@ class Inquiries:
     def __init__(self, send: Callable[[str, ToAgent], None], changed: Changed) -> None:
         self._send = send
         self._changed = changed
-        self._waiting: dict[int, tuple[Inquiry, int]] = {}
+        self._waiting: dict[int, tuple[PendingRequest, int]] = {}
         self._numbers = count()
 
-    def ask(self, inquiry: Inquiry, agents: Mapping[int, str]) -> None:
+    def ask(self, inquiry: PendingRequest, agents: Mapping[int, str]) -> None:
         """Send the question to the agents of the nodes; nobody waits for one without an agent."""
         for node_id in sorted(inquiry.awaited & agents.keys()):
             number = next(self._numbers)
@@ -68,7 +68,7 @@ class Inquiries:
             inquiry.awaited.discard(node_id)
             self._changed.notify_all()
 
-    def forget(self, inquiry: Inquiry) -> None:
+    def forget(self, inquiry: PendingRequest) -> None:
         """Wait for no more answers."""
         for number in inquiry.numbers:
             self._waiting.pop(number, None)

@@ -2,7 +2,7 @@
 
 Runs in: agent
 
-`python -m sparkdl.node.agent`, with an `AgentOrder` and the user's code on standard input. It
+`python -m sparkdl.node.agent`, with an `AgentSpec` and the user's code on standard input. It
 decides in `node/state.py`; this file performs.
 """
 
@@ -80,9 +80,9 @@ from sparkdl.node.gpus import share_gpus
 from sparkdl.node.logs import ChildLog
 from sparkdl.node.pipe import ChildPipe
 from sparkdl.node.resources import feed_disk, feed_memory, own_host, reserve_port, work_root
-from sparkdl.node.spec import AgentNews, AgentOrder, read_order, write_private
-from sparkdl.node.supervisor import Child, ChildOrder, watch_pid
-from sparkdl.node.tensorboard import Board
+from sparkdl.node.spec import AgentSpec, StatusLine, read_order, write_private
+from sparkdl.node.supervisor import Child, ChildSpec, watch_pid
+from sparkdl.node.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
     from sparkdl.control.client import CoordinatorClient
@@ -99,7 +99,7 @@ MAX_LAST_LINES = 1000
 class Agent:
     """One node. `run` returns when the node has ended."""
 
-    def __init__(self, order: AgentOrder, payload: bytes, work_dir: Path) -> None:
+    def __init__(self, order: AgentSpec, payload: bytes, work_dir: Path) -> None:
         self._order = order
         self._spec = order.spec
         self._node = order.spec.nodes[order.node_id]
@@ -123,7 +123,7 @@ class Agent:
         self._timer: asyncio.TimerHandle | None = None
         self._unsent: list[FromAgent] = []
         self._client: CoordinatorClient | None = None
-        self._board: Board | None = None
+        self._board: TensorBoard | None = None
         self._activity = Activity(
             self._loop, self._tell, log_period_s(order.spec.settings.hang_timeout_s)
         )
@@ -132,12 +132,12 @@ class Agent:
         self._perform(actions)  # before the heavy imports: the child's own are what takes long
 
         from sparkdl.control.client import CoordinatorClient
-        from sparkdl.feed.store.store import Store
+        from sparkdl.feed.store.store import StoreLimits
         from sparkdl.node.feeds import NodeFeeds
 
         self._connect = CoordinatorClient.connect
         settings = self._spec.settings
-        store = Store(
+        store = StoreLimits(
             feed_memory(settings.feed_memory_nbytes),
             feed_disk(settings.feed_disk_nbytes, work_dir),
             work_dir,
@@ -221,7 +221,7 @@ class Agent:
         if self._gpus.note:
             log.add(f"sparkdl: {self._gpus.note}")
         framework, environment = self._spec.framework, self._child_environment()
-        child = Child.spawn(ChildOrder(framework, self._payload, log, port, environment))
+        child = Child.spawn(ChildSpec(framework, self._payload, log, port, environment))
         self._child = child
         self._activity.begin(generation, log)
         self._pipe = ChildPipe(self._loop, child.sock, self._on_child_message)
@@ -393,7 +393,7 @@ class Agent:
             pid = self._order.executor_pid
             watch_pid(self._loop, pid, lambda: self._orphan("the executor is gone"))
         self._tell(Detached())
-        _news(AgentNews(is_detached=True))
+        _news(StatusLine(is_detached=True))
 
     def _stream_log(self, is_last: bool = False) -> None:
         if not (self._spec.log_to_driver and self._child):
@@ -445,7 +445,7 @@ class Agent:
         log_dir = self._spec.tensorboard
         if self._rank == 0 and log_dir is not None and self._board is None:
             log_dir = log_dir or f"tensorboard_{self._order.node_id}"
-            self._board = Board(log_dir, self._host, self._environment.board_port)
+            self._board = TensorBoard(log_dir, self._host, self._environment.board_port)
             self._board.begin(self._tell)
         elif self._rank != 0 and self._board is not None:  # another node is the first one now
             self._old_board = self._loop.create_task(self._board.close())
@@ -467,7 +467,7 @@ class Agent:
         self._gpus.close()
 
 
-def _news(news: AgentNews) -> None:
+def _news(news: StatusLine) -> None:
     """Tell whoever started this agent; it may have stopped listening."""
     try:
         sys.stdout.buffer.write(msgspec.json.encode(news) + b"\n")
@@ -490,7 +490,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s agent {order.node_id} %(message)s")
     work_dir = Path(tempfile.mkdtemp(prefix="sparkdl-", dir=work_root()))
 
-    _news(AgentNews(work_dir=str(work_dir)))
+    _news(StatusLine(work_dir=str(work_dir)))
 
     async def serve() -> bool:
         agent = Agent(order, payload, work_dir)
@@ -502,7 +502,7 @@ def main() -> int:
     except Exception as error:  # noqa: BLE001 (whoever started this agent has to know)
         known = isinstance(error, SparkdlError)
         text = str(error) if known else "".join(traceback.format_exception(error))
-        _news(AgentNews(error=text, kind=type(error).__name__))
+        _news(StatusLine(error=text, kind=type(error).__name__))
         return 1
     finally:
         shutil.rmtree(work_dir, ignore_errors=True)

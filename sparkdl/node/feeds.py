@@ -44,10 +44,10 @@ from sparkdl.control.messages import (
 )
 from sparkdl.core.deadline import Deadline
 from sparkdl.feed.store.log import Log
-from sparkdl.feed.store.parquet_loader import OwnReading, Reading, ShareReading, Sink
+from sparkdl.feed.store.parquet_loader import DirectLoader, ParquetLoader, ShareLoader, Sink
 from sparkdl.feed.store.segment import StoredSegment
-from sparkdl.feed.store.store import Inbox, InboxListener, Store
-from sparkdl.feed.transfer.server import Receiver
+from sparkdl.feed.store.store import NodeStore, StoreLimits, StoreListener
+from sparkdl.feed.transfer.server import FlightServer
 
 PROGRESS_PERIOD_S = 0.1
 """Counts go to the coordinator this often while they change."""
@@ -64,7 +64,7 @@ class NodeFeeds:
 
     def __init__(
         self,
-        store: Store,
+        store: StoreLimits,
         timeout_s: float,
         send_to_child: Callable[[Local, int], None],
         tell: Callable[[FeedProgress], None],
@@ -72,24 +72,24 @@ class NodeFeeds:
         self._loop = asyncio.get_running_loop()
         self._send_to_child = send_to_child
         self._tell = tell
-        listener = InboxListener(self._on_segment, self._on_received, self._on_pressure)
-        self._inbox = Inbox(store, timeout_s, listener)
+        listener = StoreListener(self._on_segment, self._on_received, self._on_pressure)
+        self._inbox = NodeStore(store, timeout_s, listener)
         self._memory_nbytes = store.memory_nbytes
-        self._receiver: Receiver | None = None
+        self._receiver: FlightServer | None = None
         self._read: dict[str, Consumed] = {}
         self._began: dict[str, int] = {}
         self._reclaimed: set[str] = set()
         self._ended: set[str] = set()
         self._generation = 0
-        self._readings: list[Reading] = []
-        self._own: dict[str, OwnReading] = {}
+        self._readings: list[ParquetLoader] = []
+        self._own: dict[str, DirectLoader] = {}
         self._ends: dict[str, tuple[int, str]] = {}
         self._has_failed = False
         self._timer: asyncio.TimerHandle | None = None
 
     def listen(self, host: str, token: str) -> str:
         """Start receiving; return the Flight URI."""
-        self._receiver = Receiver(host, token, self._inbox)
+        self._receiver = FlightServer(host, token, self._inbox)
         return self._receiver.uri
 
     # From the coordinator.
@@ -105,7 +105,7 @@ class NodeFeeds:
                     self._inbox.resume(feed, epoch, run, done, limit)
                     self._report()
             case ReadShare(feed):
-                self._begin(ShareReading(message, self._sink(feed), self._on_share_end))
+                self._begin(ShareLoader(message, self._sink(feed), self._on_share_end))
             case FeedCut(feed, epoch):
                 self._inbox.log(feed).cut(epoch)
                 self._report()
@@ -154,7 +154,7 @@ class NodeFeeds:
             self._send_to_child(Reopened(message.feed, log.closed_to + 1), -1)
             self._report()
         elif isinstance(message, ReadParquet):
-            self._own[message.feed] = OwnReading(message, self._sink(message.feed), self._on_own)
+            self._own[message.feed] = DirectLoader(message, self._sink(message.feed), self._on_own)
             self._begin(self._own[message.feed])
         elif isinstance(message, Results):
             self._answer(message, fd)
@@ -233,7 +233,7 @@ class NodeFeeds:
     def _sink(self, feed: str) -> Sink:
         return Sink(self._inbox.log(feed), self._inbox.received, self._memory_nbytes)
 
-    def _begin(self, reading: Reading) -> None:
+    def _begin(self, reading: ParquetLoader) -> None:
         self._readings = [r for r in self._readings if r.is_alive()]
         self._readings.append(reading)
         reading.start()
@@ -259,23 +259,23 @@ class NodeFeeds:
     def _on_pressure(self, feed: str) -> None:
         self._loop.call_soon_threadsafe(self._reclaim, feed)
 
-    def _on_share_end(self, reading: ShareReading, problem: str) -> None:
+    def _on_share_end(self, reading: ShareLoader, problem: str) -> None:
         with suppress(RuntimeError):  # the loop has ended, and nobody waits
             self._loop.call_soon_threadsafe(self._note_end, reading, problem)
 
-    def _on_own(self, reading: OwnReading, message: Local) -> None:
+    def _on_own(self, reading: DirectLoader, message: Local) -> None:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._pass_on, reading, message)
 
     # On the loop.
 
-    def _note_end(self, reading: ShareReading, problem: str) -> None:
+    def _note_end(self, reading: ShareLoader, problem: str) -> None:
         order = reading.order
         if reading.sink.log is self._inbox.log(order.feed):  # no other child has come since
             self._ends[order.feed] = order.epoch, problem
             self._report()
 
-    def _pass_on(self, reading: OwnReading, message: Local) -> None:
+    def _pass_on(self, reading: DirectLoader, message: Local) -> None:
         if self._own.get(reading.sink.log.feed) is reading:
             self._send_to_child(message, -1)
 

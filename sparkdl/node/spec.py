@@ -26,7 +26,7 @@ _TAIL_NBYTES = 4000
 _LENGTHS = struct.Struct("!IQ")
 
 
-class AgentOrder(msgspec.Struct, frozen=True):
+class AgentSpec(msgspec.Struct, frozen=True):
     """Everything an agent needs to know.
 
     Attributes:
@@ -48,7 +48,7 @@ class AgentOrder(msgspec.Struct, frozen=True):
     gpus: tuple[str, ...] | None = None
 
 
-class AgentNews(msgspec.Struct, frozen=True):
+class StatusLine(msgspec.Struct, frozen=True):
     """A line that an agent prints for whoever started it.
 
     Attributes:
@@ -65,7 +65,7 @@ class AgentNews(msgspec.Struct, frozen=True):
 
 
 def start_agent(
-    order: AgentOrder, payload: bytes, python_path: list[str], stderr: int
+    order: AgentSpec, payload: bytes, python_path: list[str], stderr: int
 ) -> subprocess.Popen[bytes]:
     """Start an agent with this interpreter; its standard input stays open in `stdin`."""
     process = subprocess.Popen(
@@ -94,7 +94,7 @@ def tail_of(stderr: IO[bytes]) -> str:
     return stderr.read().decode(errors="replace").strip()
 
 
-def read_order(stream: BinaryIO) -> tuple[AgentOrder, bytes]:
+def read_order(stream: BinaryIO) -> tuple[AgentSpec, bytes]:
     """Read what `start_agent` wrote, and no byte more.
 
     Raises:
@@ -102,7 +102,7 @@ def read_order(stream: BinaryIO) -> tuple[AgentOrder, bytes]:
     """
     lengths = _LENGTHS.unpack(_read(stream, _LENGTHS.size))
     body, payload = _read(stream, lengths[0]), _read(stream, lengths[1])
-    return msgspec.json.decode(body, type=AgentOrder), payload
+    return msgspec.json.decode(body, type=AgentSpec), payload
 
 
 def _read(stream: BinaryIO, nbytes: int) -> bytes:

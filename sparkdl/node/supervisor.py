@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class ChildOrder:
+class ChildSpec:
     """What a child is started with.
 
     Attributes:
@@ -49,7 +49,7 @@ class Child:
         self,
         process: subprocess.Popen[bytes],
         sock: socket.socket,
-        order: ChildOrder,
+        order: ChildSpec,
         stacks: StackFile,
     ) -> None:
         self.sock = sock
@@ -61,7 +61,7 @@ class Child:
         self._has_swept = False
 
     @classmethod
-    def spawn(cls, order: ChildOrder) -> Child:
+    def spawn(cls, order: ChildSpec) -> Child:
         """Start the child in a process group of its own, so that all it starts ends with it."""
         ours, theirs = socket.socketpair()
         log_fd = order.log.open_for_child()
@@ -186,7 +186,7 @@ def _wait_for_stranger(pid: int) -> None:
         psutil.Process(pid).wait()
 
 
-def _command(order: ChildOrder, channel_fd: int, port_fd: int, stacks_fd: int) -> Sequence[str]:
+def _command(order: ChildSpec, channel_fd: int, port_fd: int, stacks_fd: int) -> Sequence[str]:
     module = "sparkdl.node.child"
     numbers = [str(n) for n in (channel_fd, port_fd, stacks_fd, os.getpid())]
     return [sys.executable, "-m", module, *numbers, order.framework, str(order.payload)]

@@ -21,7 +21,7 @@ from sparkdl.core.errors import LaunchError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.node.check import Problem, check_executor, parse_problem
 from sparkdl.node.resources import assigned_gpus, executor_jvm_pid
-from sparkdl.node.spec import AgentNews, AgentOrder, start_agent, tail_of
+from sparkdl.node.spec import AgentSpec, StatusLine, start_agent, tail_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,7 +83,7 @@ class NodeTask:
         return True
 
     def _run(self, node_id: int, attempt: int) -> None:
-        order = AgentOrder(
+        order = AgentSpec(
             url=self.url,
             token=self.token,
             node_id=node_id,
@@ -102,7 +102,7 @@ class NodeTask:
                 raise LaunchError(ending)
             _log.warning("%s. Starting another one", ending)
 
-    def _run_agent(self, order: AgentOrder) -> str:
+    def _run_agent(self, order: AgentSpec) -> str:
         """Start an agent and stay with it; return how it ended, empty if in order.
 
         One that was detached goes on without its task.
@@ -115,7 +115,7 @@ class NodeTask:
             assert process.stdout is not None
             problem, work_dir = None, ""
             for line in process.stdout:
-                news = msgspec.json.decode(line, type=AgentNews)
+                news = msgspec.json.decode(line, type=StatusLine)
                 problem = Problem(news.kind, news.error) if news.error else problem
                 work_dir = news.work_dir or work_dir
                 if news.is_detached:

@@ -31,7 +31,7 @@ _STOP_S = 3.0
 _ANNOUNCED = re.compile(rb"TensorBoard \S+ at https?://\S+:(\d+)/")
 
 
-class Board:
+class TensorBoard:
     """One TensorBoard. `begin` it, and `close` it in any case.
 
     Args:

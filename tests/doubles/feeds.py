@@ -24,8 +24,8 @@ from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.item import Item
 from sparkdl.feed.reader.reader import FeedReader
 from sparkdl.feed.store.segment import write_segment
-from sparkdl.feed.store.store import Store
-from sparkdl.feed.transfer.request import FeedOrder, Target
+from sparkdl.feed.store.store import StoreLimits
+from sparkdl.feed.transfer.request import FeedSpec, Target
 from sparkdl.node.feeds import NodeFeeds
 from sparkdl.node.link import AgentLink
 from sparkdl.node.pipe import ChildPipe
@@ -261,7 +261,9 @@ class LocalNode:
         return Target(self.node_id, f"worker:{self.node_id}", self.uri)
 
     def _begin(self) -> None:
-        self.feeds = NodeFeeds(Store(self._limit_nbytes), self._timeout_s, self._send, self._tell)
+        self.feeds = NodeFeeds(
+            StoreLimits(self._limit_nbytes), self._timeout_s, self._send, self._tell
+        )
         self.pipe = ChildPipe(self._loop, self._sock, self.feeds.on_child_message)
         self.uri = self.feeds.listen("127.0.0.1", TOKEN)
 
@@ -363,6 +365,6 @@ def values(reader: FeedReader, batch_size: int = 1000) -> list[int]:
 
 def order(
     targets: Sequence[Target], run: str = "run", epoch: int = 0, timeout_s: float = SOON_S
-) -> FeedOrder:
+) -> FeedSpec:
     """Return an order to feed `targets`."""
-    return FeedOrder(FEED, epoch, run, tuple(targets), TOKEN, timeout_s)
+    return FeedSpec(FEED, epoch, run, tuple(targets), TOKEN, timeout_s)

@@ -11,7 +11,7 @@ from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.spec import plan_nodes
 from sparkdl.core.world import Address, World, build_world
 from sparkdl.driver.checkpoints import Checkpoints
-from sparkdl.driver.feeds.coverage import Books
+from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.node.checkpoint.manifest import Manifest
 
 AT_S = 1e9
@@ -44,14 +44,14 @@ def manifest_of(word: CheckpointCommit | None) -> Manifest:
 
 
 def test_parts_of_all_make_a_manifest_and_the_first_hears_who_is_awaited() -> None:
-    waiting, complete = told(Checkpoints("c", Books()), (0, part(5)), (1, part(5)))
+    waiting, complete = told(Checkpoints("c", CoverageStore()), (0, part(5)), (1, part(5)))
     assert waiting == CheckpointCommit(0, 5, missing=("worker:1",))
     assert manifest_of(complete) == Manifest(5, "c", 0, AT_S, ("worker:0", "worker:1"), {})
 
 
 def test_others_may_be_ahead_of_the_first() -> None:
     calls = [(1, part(5)), (1, part(6)), (0, part(5)), (0, part(6))]
-    *early, five, six = told(Checkpoints("c", Books()), *calls)
+    *early, five, six = told(Checkpoints("c", CoverageStore()), *calls)
     assert early == [None, None]
     assert [manifest_of(five).step, manifest_of(six).step] == [5, 6]
 
@@ -61,7 +61,7 @@ def test_only_nodes_that_run_map_fun_and_train_are_awaited() -> None:
         num_nodes=4, num_ps=1, master_node="chief", eval_node=True, is_coordinated=True
     )
     chief, *others = [member.node.node_id for member in coordinated.members]
-    checkpoints = Checkpoints("c", Books())
+    checkpoints = Checkpoints("c", CoverageStore())
     (word,) = told(checkpoints, (chief, part(1)), world=coordinated)
     assert manifest_of(word).nodes == ("chief:0",)
     for other in others:
@@ -81,14 +81,14 @@ def test_only_nodes_that_run_map_fun_and_train_are_awaited() -> None:
 def test_first_node_hears_why_it_waits_in_vain(
     calls: list[tuple[int, CheckpointPart]], problem: str
 ) -> None:
-    word = told(Checkpoints("c", Books()), *calls)[-1]
+    word = told(Checkpoints("c", CoverageStore()), *calls)[-1]
     assert word is not None
     assert problem in word.problem
     assert not word.manifest
 
 
 def test_part_that_the_first_node_could_not_write_is_its_own_matter() -> None:
-    checkpoints = Checkpoints("c", Books())
+    checkpoints = Checkpoints("c", CoverageStore())
     calls = [(0, part(5, problem="full")), (1, part(5)), (0, part(6)), (1, part(6))]
     *before, waiting, complete = told(checkpoints, *calls)
     assert before == [None, None]
@@ -98,7 +98,7 @@ def test_part_that_the_first_node_could_not_write_is_its_own_matter() -> None:
 
 
 def test_checkpoint_counts_when_it_is_done_and_the_feeds_hear_what_it_covers() -> None:
-    books = Books()
+    books = CoverageStore()
     checkpoints = Checkpoints("c", books)
     used: list[EpochRows] = [{1: {0: ((5 * n, 5 * n + 3),)}} for n in (0, 1)]
     covered = {"parquet:0": FeedCoverage(0, {0: {1: {0: ((0, 3), (5, 8))}}})}
@@ -112,7 +112,7 @@ def test_checkpoint_counts_when_it_is_done_and_the_feeds_hear_what_it_covers() -
 
 
 def test_nothing_of_an_older_world_counts() -> None:
-    checkpoints, second = Checkpoints("c", Books()), world_of(1)
+    checkpoints, second = Checkpoints("c", CoverageStore()), world_of(1)
     told(checkpoints, (0, part(5)), (1, part(5)), (1, part(7)))
     assert told(checkpoints, (1, part(5, generation=0)), world=second) == [None]
     assert checkpoints.done(1, CheckpointDone(0, 5, "url")) is None

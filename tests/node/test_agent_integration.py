@@ -29,7 +29,7 @@ from sparkdl.driver.controller import Controller, View
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.roster import Roster
 from sparkdl.node.context import NodeContext
-from sparkdl.node.spec import AgentNews, AgentOrder, start_agent
+from sparkdl.node.spec import AgentSpec, StatusLine, start_agent
 from tests.doubles.nodes import SOON_S, NodeProcesses, all_gone, processes
 
 MapFun = Callable[[Any, NodeContext], Any]
@@ -50,7 +50,7 @@ class Node:
         self.payload = cloudpickle.dumps((map_fun, None))
         self.controller = Controller(spec, new_token())
         url = self.controller.start("127.0.0.1", (0,)).url
-        self.order = AgentOrder(url, self.controller._server._token, 0, spec, "process")
+        self.order = AgentSpec(url, self.controller._server._token, 0, spec, "process")
         self.agent: subprocess.Popen[bytes] | None = None
 
     def start(self, executor: int | None = None) -> Node:
@@ -186,7 +186,7 @@ def test_detached_agent_dies_with_its_executor_and_not_with_its_input(node: NewN
         assert one.agent
         assert one.agent.stdin
         assert one.agent.stdout
-        news = [msgspec.json.decode(one.agent.stdout.readline(), type=AgentNews) for _ in range(2)]
+        news = [msgspec.json.decode(one.agent.stdout.readline(), type=StatusLine) for _ in range(2)]
         assert [each.is_detached for each in news] == [False, True]
         one.agent.stdin.close()
         assert not all_gone([pair.agent, pair.child], within_s=0.3)

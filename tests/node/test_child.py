@@ -36,7 +36,7 @@ from sparkdl.core.world import Address, build_world
 from sparkdl.node.context import NodeContext
 from sparkdl.node.logs import ChildLog
 from sparkdl.node.resources import reserve_port
-from sparkdl.node.supervisor import Child, ChildOrder
+from sparkdl.node.supervisor import Child, ChildSpec
 from tests.doubles.frameworks import IS_MISSING, LOSES_PORTS, LOSES_PORTS_EARLY
 from tests.doubles.nodes import SOON_S, all_gone
 
@@ -106,9 +106,7 @@ def start(tmp_path: Path) -> Iterator[StartNode]:
             port = reserve_port("127.0.0.1", Environment())
             log = ChildLog()
             stack.callback(log.close)
-            child = Child.spawn(
-                ChildOrder(framework, payload, log, port, {"PYTHONUNBUFFERED": "1"})
-            )
+            child = Child.spawn(ChildSpec(framework, payload, log, port, {"PYTHONUNBUFFERED": "1"}))
             stack.callback(child.close)
             stack.callback(child._process.wait, SOON_S)
             stack.callback(child.signal_group, signal.SIGKILL)

@@ -21,8 +21,8 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.item import Item
 from sparkdl.feed.store.segment import write_segment
+from sparkdl.feed.transfer.append import Appended, AppendRequest, Attempt
 from sparkdl.feed.transfer.feeder import Feeder
-from sparkdl.feed.transfer.placement import Appended, Attempt, Place
 from tests.doubles.feeds import FEED, SOON_S, LocalNode, Running, numbers, order, values
 
 BATCH = numbers(0, 100)
@@ -40,7 +40,7 @@ NBYTES = nbytes_of_batch()
 def append(node: LocalNode, epoch: int = 0, feed: str = FEED) -> bool:
     """Do what a feeder's thread does."""
     log = node.feeds._inbox.log(feed)
-    outcome = log.append(BATCH, Deadline.after(SOON_S), Place(epoch))
+    outcome = log.append(BATCH, Deadline.after(SOON_S), AppendRequest(epoch))
     node.feeds._inbox.received(feed)
     return outcome is Appended.STORED
 
@@ -278,7 +278,7 @@ def test_rows_that_were_used_are_told_by_partition() -> None:
         def bring(partition: int, start: int, epoch: int = 0) -> None:
             attempt = Attempt("run", partition)
             log.begin(attempt, epoch)
-            place = Place(epoch, attempt, start)
+            place = AppendRequest(epoch, attempt, start)
             assert log.append(BATCH, Deadline.after(SOON_S), place) is Appended.STORED
 
         bring(3, 0)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
-from sparkdl.node.spec import AgentOrder, read_order, start_agent, write_private
+from sparkdl.node.spec import AgentSpec, read_order, start_agent, write_private
 
 SPEC = ClusterSpec(
     "c",
@@ -28,8 +28,8 @@ SPEC = ClusterSpec(
     num_gpus=2,
     settings=Settings(1.5, 2, 3, 0, 5.5, 6, 7),
 )
-ORDER = AgentOrder("ws://[::1]:5", "tök-en", 2, SPEC, "task", 3, 4242, ("0", "1"))
-PLAIN = AgentOrder("ws://h:1", "t", 0, ClusterSpec("c", plan_nodes(1)), "process")
+ORDER = AgentSpec("ws://[::1]:5", "tök-en", 2, SPEC, "task", 3, 4242, ("0", "1"))
+PLAIN = AgentSpec("ws://h:1", "t", 0, ClusterSpec("c", plan_nodes(1)), "process")
 
 
 @pytest.fixture
@@ -49,13 +49,13 @@ def echo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def started(order: AgentOrder, payload: bytes, python_path: list[str]) -> subprocess.Popen[bytes]:
+def started(order: AgentSpec, payload: bytes, python_path: list[str]) -> subprocess.Popen[bytes]:
     return start_agent(order, payload, python_path, subprocess.DEVNULL)
 
 
 @pytest.mark.parametrize("order", [ORDER, PLAIN])
 @pytest.mark.parametrize("payload", [b"", b"\x00pickle", bytes(1_000_000)], ids=len)
-def test_an_order_arrives_as_it_was_given(echo: Path, order: AgentOrder, payload: bytes) -> None:
+def test_an_order_arrives_as_it_was_given(echo: Path, order: AgentSpec, payload: bytes) -> None:
     with started(order, payload, []):
         pass
     stream = io.BytesIO((echo / "stdin").read_bytes())

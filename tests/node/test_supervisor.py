@@ -21,7 +21,7 @@ from sparkdl.core.settings import Environment
 from sparkdl.node import resources, supervisor
 from sparkdl.node.logs import ChildLog
 from sparkdl.node.resources import reserve_port
-from sparkdl.node.supervisor import Child, ChildOrder, watch_pid
+from sparkdl.node.supervisor import Child, ChildSpec, watch_pid
 from tests.doubles.nodes import SOON_S, all_gone
 
 PROGRAMS = Path(__file__).parents[1] / "doubles" / "children"
@@ -36,7 +36,7 @@ def spawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spawn]:
     with ExitStack() as stack:
 
         def start(program: str) -> Child:
-            def command(order: ChildOrder, *fds: int) -> list[str]:
+            def command(order: ChildSpec, *fds: int) -> list[str]:
                 return [
                     sys.executable,
                     str(PROGRAMS / program),
@@ -47,7 +47,7 @@ def spawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spawn]:
             log = ChildLog()
             stack.callback(log.close)
             port = reserve_port("127.0.0.1", Environment())
-            child = Child.spawn(ChildOrder("plain", tmp_path / "payload", log, port, {"MARK": "1"}))
+            child = Child.spawn(ChildSpec("plain", tmp_path / "payload", log, port, {"MARK": "1"}))
             stack.callback(child.close)
             stack.callback(child.signal_group, signal.SIGKILL)
             return child

@@ -14,7 +14,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import SparkdlError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver.slots.placement import Standing
-from sparkdl.feed.transfer.request import FedPartition, FeedOrder
+from sparkdl.feed.transfer.request import FedPartition, FeedSpec
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Executor(Protocol):
     def forget_task(self, node: NodeSpec) -> None:
         """Note that what has carried this node has ended in order, and brings it no more."""
 
-    def feed(self, data: Any, order: FeedOrder) -> list[FedPartition]:
+    def feed(self, data: Any, order: FeedSpec) -> list[FedPartition]:
         """Feed every partition of `data`; blocks until each is delivered or refused.
 
         Raises:
@@ -76,10 +76,10 @@ class Executor(Protocol):
             SparkdlError: if feeding failed.
         """
 
-    def infer(self, data: Any, order: FeedOrder, schema: Any, keep: bool | Sequence[str]) -> Any:
+    def infer(self, data: Any, order: FeedSpec, schema: Any, keep: bool | Sequence[str]) -> Any:
         """Return what `Cluster.infer` does: lazily, where the executor can."""
 
-    def infer_rows(self, data: Any, order: FeedOrder) -> Any:
+    def infer_rows(self, data: Any, order: FeedSpec) -> Any:
         """Return the results alone, one by one: lazily."""
 
     def thread(self, run: Callable[[], None], name: str) -> threading.Thread:

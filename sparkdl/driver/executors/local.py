@@ -28,12 +28,12 @@ from sparkdl.driver.slots.placement import Standing
 from sparkdl.feed.infer.client import exchange
 from sparkdl.feed.infer.task import decode_results
 from sparkdl.feed.transfer.feeder import Feeder
-from sparkdl.feed.transfer.request import FedPartition, FeederError, FeedOrder
+from sparkdl.feed.transfer.request import FedPartition, FeederError, FeedSpec
 from sparkdl.feed.values.row_codec import RowEncoder
 from sparkdl.node.check import Problem
 from sparkdl.node.gpus import split_gpus
 from sparkdl.node.resources import assigned_gpus
-from sparkdl.node.spec import AgentNews, AgentOrder, start_agent, tail_of
+from sparkdl.node.spec import AgentSpec, StatusLine, start_agent, tail_of
 
 _log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class LocalExecutor:
         on_broken: Callable[[SparkdlError], object],
     ) -> None:
         spec, node_id = launch.spec, node.node_id
-        order = AgentOrder(launch.url, launch.token, node_id, spec, "process", gpus=gpus)
+        order = AgentSpec(launch.url, launch.token, node_id, spec, "process", gpus=gpus)
         stderr = tempfile.TemporaryFile()  # noqa: SIM115 (the watcher closes it)
         try:
             agent = start_agent(order, launch.payload, sys.path, stderr.fileno())
@@ -155,7 +155,7 @@ class LocalExecutor:
         watcher.start()
         self._threads.append(watcher)
 
-    def feed(self, data: Any, order: FeedOrder) -> list[FedPartition]:
+    def feed(self, data: Any, order: FeedSpec) -> list[FedPartition]:
         """Feed every partition, a few at a time."""
         partitions = _partitions(data)
         order.check_partitions(len(partitions))
@@ -181,7 +181,7 @@ class LocalExecutor:
                 self._feeds.remove(feed)
 
     def infer(
-        self, data: Any, order: FeedOrder, schema: Any, keep: bool | Sequence[str]
+        self, data: Any, order: FeedSpec, schema: Any, keep: bool | Sequence[str]
     ) -> Iterator[Any]:
         """Return an iterator of results: there are no DataFrames here."""
         if schema is not None or keep is not True:
@@ -190,7 +190,7 @@ class LocalExecutor:
             )
         return self.infer_rows(data, order)
 
-    def infer_rows(self, data: Any, order: FeedOrder) -> Iterator[Any]:
+    def infer_rows(self, data: Any, order: FeedSpec) -> Iterator[Any]:
         """Yield one result per row, in order."""
         try:
             yield from _answers(data, order)
@@ -243,7 +243,7 @@ class LocalExecutor:
         problem, work_dir = None, ""
         with agent.stdout as stdout, stderr:
             for line in stdout:
-                news = msgspec.json.decode(line, type=AgentNews)
+                news = msgspec.json.decode(line, type=StatusLine)
                 problem = Problem(news.kind, news.error) if news.error else problem
                 work_dir = news.work_dir or work_dir
             status = agent.wait()
@@ -255,7 +255,7 @@ class LocalExecutor:
                 on_broken(problem.at_driver() if problem else LaunchError(text))
 
 
-def _answers(data: Any, order: FeedOrder) -> Iterator[Any]:
+def _answers(data: Any, order: FeedSpec) -> Iterator[Any]:
     for number, partition in enumerate(_partitions(data)):
         target = order.targets[number % len(order.targets)]
         for index, (_, group) in enumerate(groupby(_batches(partition), lambda b: b.schema)):

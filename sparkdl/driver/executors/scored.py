@@ -20,7 +20,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.infer.task import RESULT_SCHEMA, InferColumns, InferRows, decode_results
-from sparkdl.feed.transfer.request import FeedOrder
+from sparkdl.feed.transfer.request import FeedSpec
 from sparkdl.feed.values.encode import row_fields
 
 Keep = bool | Sequence[str]
@@ -60,7 +60,7 @@ BY_DTYPE: dict[str, DataType] = {
 
 
 def scored(
-    frame: DataFrame, order: FeedOrder, schema: str | StructType | None, keep: Keep
+    frame: DataFrame, order: FeedSpec, schema: str | StructType | None, keep: Keep
 ) -> DataFrame:
     """Return `frame` with columns of results; lazy, but for a few rows where `schema` is None.
 
@@ -75,7 +75,7 @@ def scored(
     return by_place(frame).mapInArrow(task, StructType(fields))
 
 
-def encoded(frame: DataFrame, order: FeedOrder) -> DataFrame:
+def encoded(frame: DataFrame, order: FeedSpec) -> DataFrame:
     """Return the results alone, lazily: Arrow IPC streams in a column `ipc`."""
     return by_place(frame).mapInArrow(InferRows(order, tuple(frame.columns)), RESULT_SCHEMA)
 
@@ -187,7 +187,7 @@ def _names(result: Any) -> tuple[str, ...]:
     return named or tuple(f"_{place}" for place in range(1, len(result) + 1))
 
 
-def _sampled(frame: DataFrame, order: FeedOrder) -> StructType:
+def _sampled(frame: DataFrame, order: FeedSpec) -> StructType:
     rows = encoded(frame.limit(SAMPLE_ROWS), order).collect()
     results = [result for row in rows for result in decode_results(bytes(row.ipc))]
     if not results:

@@ -45,7 +45,7 @@ from sparkdl.driver.slots.preflight import (
 from sparkdl.driver.slots.queue import Turn
 from sparkdl.driver.slots.watch import LOOK_S, SlotWatch
 from sparkdl.feed.infer.task import InferRdd, decode_results
-from sparkdl.feed.transfer.request import FedPartition, FeedOrder
+from sparkdl.feed.transfer.request import FedPartition, FeedSpec
 from sparkdl.feed.transfer.task import FED_SCHEMA, FeedDataFrame, FeedRdd, fed_partition
 from sparkdl.node.task import NODE_SCHEMA, NodeTask
 
@@ -177,7 +177,7 @@ class SparkExecutor:
             self._jobs[job] = carried
         job.start()
 
-    def feed(self, data: Any, order: FeedOrder) -> list[FedPartition]:
+    def feed(self, data: Any, order: FeedSpec) -> list[FedPartition]:
         """Run one Spark job in the calling thread, with its local properties."""
         first, last = order.epoch, max(order.epoch, order.last_epoch)
         epochs = f"epochs {first}-{last}" if last > first else f"epoch {first}"
@@ -198,7 +198,7 @@ class SparkExecutor:
             rows = data.mapInArrow(FeedDataFrame(order), FED_SCHEMA).collect()
         return [fed_partition(row.partition, row.rows, row.refused, row.num_rows) for row in rows]
 
-    def infer(self, data: Any, order: FeedOrder, schema: Any, keep: Keep) -> Any:
+    def infer(self, data: Any, order: FeedSpec, schema: Any, keep: Keep) -> Any:
         """Return a DataFrame for a DataFrame; for an RDD an RDD, or a DataFrame of `schema`."""
         if _is_dataframe(data):
             # The results' types may take a job.
@@ -218,7 +218,7 @@ class SparkExecutor:
         rows = results.map(one_column if len(columns) == 1 else plain_row)
         return self._spark.createDataFrame(rows, columns)
 
-    def infer_rows(self, data: Any, order: FeedOrder) -> Any:
+    def infer_rows(self, data: Any, order: FeedSpec) -> Any:
         """Return an RDD of results."""
         if isinstance(data, RDD):
             return ResultRdd.of(data.mapPartitions(InferRdd(order)), self._explain)

@@ -21,7 +21,7 @@ from sparkdl.feed.transfer.request import WHAT_TO_DO, other_data
 
 
 @dataclass(frozen=True)
-class Asked:
+class FeedRequest:
     """What the user has asked to feed.
 
     Attributes:
@@ -63,7 +63,7 @@ class Call:
     """
 
     number: int
-    asked: Asked
+    asked: FeedRequest
     run: str
     shape: CallShape = UNKNOWN
     whole: int = 0

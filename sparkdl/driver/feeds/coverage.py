@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from msgspec import structs
 
 from sparkdl.control.coverage import UNKNOWN, CallShape, EpochRows, FeedCoverage, merge_epochs
-from sparkdl.driver.feeds.calls import Asked, Call, agreed
+from sparkdl.driver.feeds.calls import Call, FeedRequest, agreed
 
 M = TypeVar("M", bound=Callable[..., Any])
 
@@ -40,7 +40,7 @@ def _locked(method: M) -> M:
     return call  # type: ignore[return-value]
 
 
-class CallBook:
+class CallHistory:
     """The calls of one feed, oldest first; none that a checkpoint covers.
 
     Args:
@@ -67,7 +67,7 @@ class CallBook:
         self._restored = coverage
 
     @_locked
-    def add(self, asked: Asked) -> Call:
+    def add(self, asked: FeedRequest) -> Call:
         """Enter a call.
 
         Raises:
@@ -216,27 +216,27 @@ class CallBook:
                 self._first = max(self._first, number + 1)
 
 
-class Books:
+class CoverageStore:
     """The books of all feeds.
 
     Args:
-        keeps: see `CallBook`.
+        keeps: see `CallHistory`.
     """
 
     def __init__(self, keeps: bool = True) -> None:
         self._keeps = keeps
-        self._books: dict[str, CallBook] = {}
+        self._books: dict[str, CallHistory] = {}
         self._restored: dict[str, FeedCoverage] = {}
 
     @property
-    def by_feed(self) -> dict[str, CallBook]:
+    def by_feed(self) -> dict[str, CallHistory]:
         """The books by feed, of feeds that have been fed."""
         return dict(self._books)
 
-    def book(self, feed: str) -> CallBook:
+    def book(self, feed: str) -> CallHistory:
         """Return the book of a feed, which comes into being when it is first named."""
         if feed not in self._books:
-            self._books[feed] = CallBook(feed, self._keeps)
+            self._books[feed] = CallHistory(feed, self._keeps)
             self._books[feed].restore(self._restored.get(feed, FeedCoverage()))
         return self._books[feed]
 

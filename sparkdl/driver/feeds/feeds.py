@@ -18,7 +18,7 @@ from sparkdl.core.spec import ClusterSpec, InputMode
 from sparkdl.core.world import World
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
-from sparkdl.driver.feeds.calls import Asked
+from sparkdl.driver.feeds.calls import FeedRequest
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.feeds.runner import EVERY, FeedRunner, JobThread
 from sparkdl.driver.feeds.state import FeedAsked
@@ -30,7 +30,7 @@ from sparkdl.driver.show.progress import FeedBar
 from sparkdl.driver.threads import run_aside
 from sparkdl.feed.parquet.paths import parquet_paths
 from sparkdl.feed.parquet.source import ParquetSource, list_files
-from sparkdl.feed.transfer.request import FeedOrder
+from sparkdl.feed.transfer.request import FeedSpec
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Feeds:
         """The last micro-batch that the nodes had whole, by feed and query."""
         self._is_closed = False
         settings = self._spec.settings
-        self._order = FeedOrder("", 0, "", (), token, settings.feed_timeout_s)
+        self._order = FeedSpec("", 0, "", (), token, settings.feed_timeout_s)
         if settings.max_restarts:
             patience_s = settings.elastic_timeout_s + 2 * MAX_BACKOFF_S
             self._order = replace(self._order, patience_s=patience_s)
@@ -66,7 +66,7 @@ class Feeds:
         if self._spec.input_mode is InputMode.SPARK:
             self._runner = FeedRunner(controller, executor, self.books, self._order)
 
-    def order(self, name: str, timeout_s: float | None, to: str | None = None) -> FeedOrder:
+    def order(self, name: str, timeout_s: float | None, to: str | None = None) -> FeedSpec:
         """Return what feeders are told; `Cluster.feed` says what is raised."""
         self._open_runner().raise_problem()
         timeout = self._spec.settings.feed_timeout_s if timeout_s is None else timeout_s
@@ -81,7 +81,7 @@ class Feeds:
             generation=world.generation,
         )
 
-    def feed(self, name: str, asked: Asked, show: bool | None) -> FeedReport:
+    def feed(self, name: str, asked: FeedRequest, show: bool | None) -> FeedReport:
         """Feed data, see `Cluster.feed`.
 
         Args:
@@ -105,7 +105,7 @@ class Feeds:
 
         def feed(data: Any) -> FeedReport:
             self.order(name, timeout_s, to)
-            return self._call(name, Asked(data, 1, timeout_s, to, is_micro_batch=True), False)
+            return self._call(name, FeedRequest(data, 1, timeout_s, to, is_micro_batch=True), False)
 
         fed_batches = self._fed_batches.setdefault(name, {})
 
@@ -162,7 +162,7 @@ class Feeds:
             raise failure
         return self._runner
 
-    def _call(self, name: str, asked: Asked, show: bool | None) -> FeedReport:
+    def _call(self, name: str, asked: FeedRequest, show: bool | None) -> FeedReport:
         """Have a call fed, in a thread that no interrupt reaches; return its report."""
 
         def call() -> FeedReport:

@@ -26,7 +26,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTypeError, SparkdlError
 from sparkdl.driver.controller import Controller, View
 from sparkdl.driver.executors.executor import Executor
-from sparkdl.driver.feeds.coverage import Books
+from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.driver.feeds.report import waits_in_vain
 from sparkdl.driver.feeds.state import (
     Action,
@@ -63,7 +63,7 @@ from sparkdl.driver.lifecycle.outcome import (
 from sparkdl.driver.lifecycle.state import Finished, Running
 from sparkdl.driver.threads import Thread, begin
 from sparkdl.feed.infer.exchange import WRONG_ANSWER
-from sparkdl.feed.transfer.request import FeederError, FeedOrder
+from sparkdl.feed.transfer.request import FeederError, FeedSpec
 
 _log = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ class FeedRunner:
     """
 
     def __init__(
-        self, controller: Controller, executor: Executor, books: Books, order: FeedOrder
+        self, controller: Controller, executor: Executor, books: CoverageStore, order: FeedSpec
     ) -> None:
         self._controller = controller
         self._executor = executor

@@ -17,10 +17,10 @@ from typing import Any
 from sparkdl.control.messages import FeedCount, Granted, ReadShare, ToAgent
 from sparkdl.core.errors import SparkdlError
 from sparkdl.core.world import Member, World
-from sparkdl.driver.feeds.calls import Asked, Call, EpochLeft
-from sparkdl.driver.feeds.coverage import CallBook
+from sparkdl.driver.feeds.calls import Call, EpochLeft, FeedRequest
+from sparkdl.driver.feeds.coverage import CallHistory
 from sparkdl.driver.feeds.report import FeedReport
-from sparkdl.feed.transfer.request import FedPartition, FeedOrder
+from sparkdl.feed.transfer.request import FedPartition, FeedSpec
 
 # what a feed knows
 
@@ -93,7 +93,7 @@ class FeedAsked:
     """
 
     ticket: int
-    asked: Asked
+    asked: FeedRequest
     call: Call | None = None
 
 
@@ -128,8 +128,8 @@ class Feed:
         last_job: the number of the Spark job that was started last.
     """
 
-    book: CallBook
-    order: FeedOrder
+    book: CallHistory
+    order: FeedSpec
     reason_s: float
     nodes: Nodes = Nodes()
     requests: tuple[Request, ...] = ()
@@ -169,7 +169,7 @@ class Run:
 
     call: Call
     left: tuple[EpochLeft, ...]
-    order: FeedOrder
+    order: FeedSpec
     members: tuple[Member, ...]
     before: Mapping[int, FeedCount]
     covered: int
@@ -253,7 +253,7 @@ class Delivering:
 
     feed: Feed
     run: Run
-    order: FeedOrder
+    order: FeedSpec
     job: int
     deadline_s: float
     shares: Mapping[int, ReadShare] = field(default_factory=dict)
@@ -425,7 +425,7 @@ class StartJob:
 
     job: int
     data: Any
-    order: FeedOrder
+    order: FeedSpec
     ticket: int | None
 
 

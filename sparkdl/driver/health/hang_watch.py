@@ -14,7 +14,7 @@ from sparkdl.core.failure import Failure
 from sparkdl.driver.controller import Controller, View
 from sparkdl.driver.feeds.report import waits_in_vain
 from sparkdl.driver.health.hangs import Hang, Watch, look
-from sparkdl.driver.health.stragglers import Pace, Progress, compare, progress_of
+from sparkdl.driver.health.stragglers import Progress, Stragglers, compare, progress_of
 from sparkdl.driver.lifecycle.state import NodesBlamed, Running
 
 _log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class HangWatch:
         self._timeout_s = timeout_s
         self._period_s = min(MAX_PERIOD_S, timeout_s / 8)
         self._watch = Watch()
-        self._pace = Pace()
+        self._pace = Stragglers()
 
     def start(self) -> None:
         """Look now and then, from now on."""

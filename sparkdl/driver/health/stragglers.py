@@ -113,7 +113,7 @@ def steps_of(nodes: Sequence[Progress]) -> tuple[str, dict[int, int]]:
 
 
 @dataclass(frozen=True)
-class Pace:
+class Stragglers:
     """How the nodes have kept up with each other.
 
     Attributes:
@@ -134,8 +134,8 @@ class Pace:
 
 
 def compare(
-    pace: Pace, generation: int, nodes: Sequence[Progress], now_s: float
-) -> tuple[Pace, str]:
+    pace: Stragglers, generation: int, nodes: Sequence[Progress], now_s: float
+) -> tuple[Stragglers, str]:
     """Return what is known now and, at a period's end, which nodes do not keep up, or nothing.
 
     A straggler took less than half the steps of the fastest node in the period; or it had unread
@@ -143,7 +143,7 @@ def compare(
     """
     unit, steps = steps_of(nodes)
     if generation != pace.generation or unit != pace.unit or steps.keys() != pace.steps.keys():
-        return Pace(generation, unit, steps, now_s), ""
+        return Stragglers(generation, unit, steps, now_s), ""
     busy = [node.node_id for node in nodes if not node.is_idle]
     awaited = dict(pace.awaited)
     if len(busy) == 1 < len(nodes):
@@ -154,12 +154,16 @@ def compare(
     slow = _stragglers(pace, nodes, steps)
     is_known = slow.keys() == pace.named and now_s - pace.named_s < SILENCE_S
     if not slow or is_known:
-        return Pace(generation, unit, steps, now_s, named=pace.named, named_s=pace.named_s), ""
+        return Stragglers(
+            generation, unit, steps, now_s, named=pace.named, named_s=pace.named_s
+        ), ""
     text = f"slower than the others for {now_s - pace.since_s:.0f} s: {'; '.join(slow.values())}"
-    return Pace(generation, unit, steps, now_s, named=frozenset(slow), named_s=now_s), text
+    return Stragglers(generation, unit, steps, now_s, named=frozenset(slow), named_s=now_s), text
 
 
-def _stragglers(pace: Pace, nodes: Sequence[Progress], steps: Mapping[int, int]) -> dict[int, str]:
+def _stragglers(
+    pace: Stragglers, nodes: Sequence[Progress], steps: Mapping[int, int]
+) -> dict[int, str]:
     taken = {node_id: steps[node_id] - pace.steps[node_id] for node_id in steps}
     most = max(taken.values(), default=0)
     slow = {}

@@ -16,7 +16,7 @@ import numpy as np
 from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.feed.adapters.elements import Names, arrange
 from sparkdl.feed.adapters.shared_columns import Columns, Plain
-from sparkdl.feed.adapters.torch_workers import Handout, Hello, batches_from
+from sparkdl.feed.adapters.torch_workers import BatchServer, Hello, batches_from
 from sparkdl.feed.reader.batches import EpochBatches
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def torch_dataset(
     Raises:
         FeedTypeError: when iterated, if a column is neither numbers nor strings.
     """
-    handout = Handout(batches, plain)
+    handout = BatchServer(batches, plain)
     return _make(handout.door, x, y, batches, handout, shared)
 
 
@@ -81,7 +81,7 @@ class _FeedDataset:
         x: Names | None,
         y: Names | None,
         batches: EpochBatches | None,
-        handout: Handout | None,
+        handout: BatchServer | None,
         shared: SharedRows | None,
     ) -> None:
         self._door, self._x, self._y = door, x, y
@@ -128,7 +128,7 @@ def _make(
     x: Names | None,
     y: Names | None,
     batches: EpochBatches | None,
-    handout: Handout | None,
+    handout: BatchServer | None,
     shared: SharedRows | None,
 ) -> IterableDataset[Any]:
     from torch.utils.data import IterableDataset

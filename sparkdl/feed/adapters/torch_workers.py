@@ -70,7 +70,7 @@ class Hello(msgspec.Struct, frozen=True):
 _hellos = msgspec.json.Decoder(Hello)
 
 
-class Handout:
+class BatchServer:
     """The node's end: hands the batches of each epoch to the workers that ask.
 
     Args:
@@ -119,7 +119,7 @@ class _Epoch:
 
 
 class _Desk:
-    """Owns the threads and sockets; knows nothing of `Handout`, so that this can be forgotten."""
+    """Owns threads and sockets, not the `BatchServer`, which can therefore be garbage-collected."""
 
     def __init__(
         self, own: socket.socket, batches: EpochBatches, prepare: Callable[[Columns], Plain]

@@ -24,7 +24,7 @@ import pyarrow.flight as flight
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.feed.infer.exchange import CLUSTER_FAILED, WRONG_ANSWER
-from sparkdl.feed.transfer.request import FeederError, FeedOrder, Target, flight_reason
+from sparkdl.feed.transfer.request import FeederError, FeedSpec, Target, flight_reason
 from sparkdl.feed.transfer.server import ExchangeHeader
 
 REOPEN_WAIT_S = 10.0
@@ -36,7 +36,7 @@ _SILENCE_MARGIN_S = 10.0
 
 
 def exchange(
-    order: FeedOrder, name: str, target: Target, batches: Iterator[pa.RecordBatch]
+    order: FeedSpec, name: str, target: Target, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[bytes]:
     """Send one inference partition to a node; yield Arrow IPC streams of encoded result rows.
 
@@ -131,7 +131,7 @@ class _Partition:
 class _Call:
     """One attempt at one node."""
 
-    def __init__(self, order: FeedOrder, name: str, target: Target, partition: _Partition) -> None:
+    def __init__(self, order: FeedSpec, name: str, target: Target, partition: _Partition) -> None:
         self._order = order
         self._target = target
         self._partition = partition

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from sparkdl.feed.infer.client import exchange
 from sparkdl.feed.infer.columns import result_columns
-from sparkdl.feed.transfer.request import FeedOrder
+from sparkdl.feed.transfer.request import FeedSpec
 from sparkdl.feed.values.row_codec import RowEncoder, rows
 
 RESULT_SCHEMA = "ipc binary"
@@ -30,7 +30,7 @@ class InferRows:
     `names` are what `map_fun` shall see the columns called.
     """
 
-    order: FeedOrder
+    order: FeedSpec
     names: tuple[str, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -49,7 +49,7 @@ class InferColumns:
         results: names and types of the columns that are appended.
     """
 
-    order: FeedOrder
+    order: FeedSpec
     names: tuple[str, ...]
     kept: tuple[int, ...]
     results: pa.Schema
@@ -83,7 +83,7 @@ class InferColumns:
 class InferRdd:
     """For `RDD.mapPartitions`: one result per row, in order."""
 
-    order: FeedOrder
+    order: FeedSpec
 
     def __call__(self, values: Iterable[Any]) -> Iterator[Any]:
         """Answer one partition."""
@@ -123,7 +123,7 @@ def _batches(data: bytes) -> list[pa.RecordBatch]:
         return list(reader)
 
 
-def _infer(order: FeedOrder, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
+def _infer(order: FeedSpec, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
     """Yield encoded results; a task that Spark repeats asks another node first."""
     partition, attempt = _partition_and_attempt()
     target = order.targets[(partition + attempt) % len(order.targets)]

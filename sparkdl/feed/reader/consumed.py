@@ -64,7 +64,7 @@ class _Batch:
 
 
 @dataclass
-class UsedRows:
+class ConsumedRows:
     """The batches of one feed, in order, since this process began.
 
     Batches beyond the floor are taken back when an iteration is abandoned.

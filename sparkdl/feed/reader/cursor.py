@@ -21,7 +21,7 @@ import numpy as np
 from msgspec import structs
 
 from sparkdl.control.channel import EpochMark
-from sparkdl.feed.reader.consumed import Origin, UsedRows, part_of
+from sparkdl.feed.reader.consumed import ConsumedRows, Origin, part_of
 from sparkdl.feed.reader.item import Item
 
 HEAD_STEPS = 8
@@ -37,7 +37,7 @@ class Counts(NamedTuple):
     dropped: int = 0
 
 
-class Backlog:
+class ReaderCursor:
     """The segments and marks of a feed that have arrived, and a position among them.
 
     Attributes:
@@ -57,7 +57,7 @@ class Backlog:
         self.has_ended = False
         self.granted: dict[int, int] = {}
         self.reading = -1
-        self.used = UsedRows(feed)
+        self.used = ConsumedRows(feed)
         self._is_held = False
         self._passes: dict[int, list[Item]] = {}
         self._marks: dict[int, EpochMark] = {}

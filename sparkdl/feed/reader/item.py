@@ -22,7 +22,7 @@ class Item:
         fd: open until the batch is first wanted; on disk, until the segment is released.
         skip: rows at its start that were used before an iteration was abandoned.
         epoch: in which it was taken last; several may read it.
-        origin: where its rows lie among those of `UsedRows`, if these are wanted.
+        origin: where its rows lie among those of `ConsumedRows`, if these are wanted.
     """
 
     segment: Segment

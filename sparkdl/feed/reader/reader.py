@@ -19,7 +19,7 @@ from sparkdl.control.channel import Consumed, EndMark, EpochMark, Local, Release
 from sparkdl.control.coverage import EpochRows
 from sparkdl.core.errors import EndOfFeedError, FeedClosedError, FeedTimeoutError, SparkdlError
 from sparkdl.feed.reader.consumed import Origin, Part, Turn
-from sparkdl.feed.reader.cursor import Backlog, let_go
+from sparkdl.feed.reader.cursor import ReaderCursor, let_go
 from sparkdl.feed.reader.item import Item
 from sparkdl.feed.store.supply import Supply
 
@@ -52,7 +52,7 @@ class FeedReader:
         self._supply, self._is_patient = supply, False
         self._timeout_s, self._tell_period_s = timeout_s, tell_period_s
         self._changed = threading.Condition()
-        self._backlog = Backlog(feed)
+        self._backlog = ReaderCursor(feed)
         self._backlog.used.is_wanted = tracks
         self._owner = 0
         self._told_at_s, self._is_told, self._is_announced = 0.0, True, supply is None
@@ -333,7 +333,7 @@ class FeedReader:
 
         Args:
             batches: `None` if nobody knows, from now on.
-            turn: where in its order the next batch comes out, see `UsedRows.add`.
+            turn: where in its order the next batch comes out, see `ConsumedRows.add`.
         """
         with self._changed:
             used = self._backlog.used

@@ -26,11 +26,11 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.core.row_ranges import Range, first_rows, merge_ranges
 from sparkdl.feed.store.budget import Budget, Room
-from sparkdl.feed.store.provenance import Origins, rows_left, within
-from sparkdl.feed.store.retained import Kept, KeptSegment, cut, free
+from sparkdl.feed.store.provenance import Provenance, rows_left, within
+from sparkdl.feed.store.retained import RetainedSegment, RetainedSegments, cut, free
 from sparkdl.feed.store.segment import StoredSegment, copy_segment, segment_nbytes, write_segment
-from sparkdl.feed.transfer.balance import Ledger
-from sparkdl.feed.transfer.placement import Appended, Attempt, EpochCount, Place, Span
+from sparkdl.feed.transfer.append import Appended, AppendRequest, Attempt, EpochCount, Span
+from sparkdl.feed.transfer.balance import RowBalancer
 
 _FOR_EVER = sys.maxsize
 
@@ -62,11 +62,11 @@ class Log:
         on_segment: Callable[[StoredSegment], None],
         is_closed: bool = False,
         folder: Path | None = None,
-        kept: Kept | None = None,
+        kept: RetainedSegments | None = None,
     ) -> None:
         self.feed = feed
-        self.ledger = Ledger()
-        self.origins = Origins()
+        self.ledger = RowBalancer()
+        self.origins = Provenance()
         self.rows_received = 0
         self.last_cut = EpochCount()
         self.closed_to = _FOR_EVER if is_closed else -1
@@ -126,7 +126,7 @@ class Log:
         self._budget.wake()
         return covered
 
-    def append(self, batch: pa.RecordBatch, deadline: Deadline, place: Place) -> Appended:
+    def append(self, batch: pa.RecordBatch, deadline: Deadline, place: AppendRequest) -> Appended:
         """Add a batch, waiting for room.
 
         Raises:
@@ -138,7 +138,7 @@ class Log:
 
         return self._admit(segment_nbytes(batch), batch.num_rows, deadline, place, write)
 
-    def adopt(self, fd: int, rows: int, deadline: Deadline, place: Place) -> Appended:
+    def adopt(self, fd: int, rows: int, deadline: Deadline, place: AppendRequest) -> Appended:
         """Add a segment of `rows` rows that is in memory; `fd` is the log's from here on.
 
         Raises:
@@ -158,7 +158,7 @@ class Log:
         nbytes: int,
         rows: int,
         deadline: Deadline,
-        place: Place,
+        place: AppendRequest,
         write: Callable[[bool], int],
     ) -> Appended:
         room = self._budget.take(
@@ -229,7 +229,7 @@ class Log:
         self._let_go(freed)
 
     def resume(
-        self, epoch: int, run: str, kept: list[KeptSegment], done: PartRows, limit: int
+        self, epoch: int, run: str, kept: list[RetainedSegment], done: PartRows, limit: int
     ) -> None:
         """Take rows of an earlier generation as rows of `epoch`, but for those that are `done`.
 
@@ -312,7 +312,7 @@ class Log:
         self._let_go(freed)
         self._budget.wake()
 
-    def _add(self, rows: int, nbytes: int, fd: int, is_on_disk: bool, place: Place) -> bool:
+    def _add(self, rows: int, nbytes: int, fd: int, is_on_disk: bool, place: AppendRequest) -> bool:
         with self._lock:
             if not self._wants(place):
                 return False
@@ -335,7 +335,7 @@ class Log:
             self._enter(segment, run, place.spans_of(rows))
             return True
 
-    def _wants(self, place: Place) -> bool:
+    def _wants(self, place: AppendRequest) -> bool:
         is_open = not self.is_closed if place.exchange else self.takes(place.epoch)
         return is_open and not self._is_superseded(place.attempt)
 
@@ -359,7 +359,7 @@ class Log:
             run = self._runs.pop(segment.number, "")
             spans = self.origins.spans(segment.number)
             if run and spans and self._kept is not None:
-                kept.append(KeptSegment(segment, run, spans, self.origins))
+                kept.append(RetainedSegment(segment, run, spans, self.origins))
             else:
                 free(segment, self._budget)
         if kept and self._kept is not None:

@@ -31,7 +31,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.feed.parquet.plan import RowNumbers
 from sparkdl.feed.store.log import Log
-from sparkdl.feed.transfer.placement import Appended, Place
+from sparkdl.feed.transfer.append import Appended, AppendRequest
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Sink:
         with closing(batches):
             for batch in batches:
                 outcome = Appended.FULL
-                place = Place(epoch, keep=keep, spans=numbers.take(batch.num_rows))
+                place = AppendRequest(epoch, keep=keep, spans=numbers.take(batch.num_rows))
                 while outcome is Appended.FULL:
                     outcome = self.log.append(batch, Deadline.after(_FULL_WAIT_S), place)
                 if outcome is Appended.CLOSED:
@@ -81,7 +81,7 @@ class Sink:
         return self.log.takes(epoch)
 
 
-class Reading(threading.Thread):
+class ParquetLoader(threading.Thread):
     """What reads one data set. Ends by itself once its log takes no more rows."""
 
     def __init__(self, sink: Sink) -> None:
@@ -92,7 +92,7 @@ class Reading(threading.Thread):
         """Wait for nothing any more. The log has been closed."""
 
 
-class ShareReading(Reading):
+class ShareLoader(ParquetLoader):
     """A pass that the driver has ordered.
 
     Args:
@@ -100,7 +100,7 @@ class ShareReading(Reading):
     """
 
     def __init__(
-        self, order: ReadShare, sink: Sink, on_end: Callable[[ShareReading, str], None]
+        self, order: ReadShare, sink: Sink, on_end: Callable[[ShareLoader, str], None]
     ) -> None:
         super().__init__(sink)
         self.order = order
@@ -116,7 +116,7 @@ class ShareReading(Reading):
         self._on_end(self, problem)
 
 
-class OwnReading(Reading):
+class DirectLoader(ParquetLoader):
     """A data set that user code of this node has asked for, epoch after epoch.
 
     While one epoch is used the next is read, as far as there is room; not the one after it.
@@ -126,7 +126,7 @@ class OwnReading(Reading):
     """
 
     def __init__(
-        self, order: ReadParquet, sink: Sink, tell_child: Callable[[OwnReading, Local], None]
+        self, order: ReadParquet, sink: Sink, tell_child: Callable[[DirectLoader, Local], None]
     ) -> None:
         super().__init__(sink)
         self._order = order

@@ -11,10 +11,10 @@ from collections.abc import Iterable
 
 from sparkdl.control.coverage import EpochRows, PartRows
 from sparkdl.core.row_ranges import Range, merge_ranges, uncovered
-from sparkdl.feed.transfer.placement import Span
+from sparkdl.feed.transfer.append import Span
 
 
-class Origins:
+class Provenance:
     """The rows of the segments of one feed, by the segments' numbers. Any thread may call it."""
 
     def __init__(self) -> None:

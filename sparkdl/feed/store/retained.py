@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from sparkdl.feed.store.budget import Budget
-from sparkdl.feed.store.provenance import Origins
+from sparkdl.feed.store.provenance import Provenance
 from sparkdl.feed.store.segment import StoredSegment, read_segment, write_segment
-from sparkdl.feed.transfer.placement import Span
+from sparkdl.feed.transfer.append import Span
 
 
 @dataclass(frozen=True)
-class KeptSegment:
+class RetainedSegment:
     """A segment, which rows it holds, and what brought them (`Attempt.run`).
 
     Attributes:
@@ -31,19 +31,19 @@ class KeptSegment:
     segment: StoredSegment
     run: str
     spans: tuple[Span, ...]
-    origins: Origins
+    origins: Provenance
 
 
-class Kept:
+class RetainedSegments:
     """The kept segments of all feeds of a node, oldest first. Any thread may call it."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self._lock = threading.Lock()
-        self._segments: dict[int, KeptSegment] = {}
+        self._segments: dict[int, RetainedSegment] = {}
         self._next = self._old = 0
 
-    def add(self, segments: list[KeptSegment]) -> None:
+    def add(self, segments: list[RetainedSegment]) -> None:
         """Take segments over, with their descriptors and their part of the budget."""
         with self._lock:
             for segment in segments:
@@ -62,7 +62,7 @@ class Kept:
         for kept in old:
             free(kept.segment, self._budget)
 
-    def take(self, feed: str, run: str) -> list[KeptSegment]:
+    def take(self, feed: str, run: str) -> list[RetainedSegment]:
         """Give up and return the segments of `feed` that a job has brought."""
         with self._lock:
             found = {
@@ -74,7 +74,7 @@ class Kept:
                 del self._segments[key]
         return list(found.values())
 
-    def forget(self, origins: Origins, epoch: int) -> None:
+    def forget(self, origins: Provenance, epoch: int) -> None:
         """Free the segments of a log that only epochs before `epoch` have read."""
         with self._lock:
             found = {

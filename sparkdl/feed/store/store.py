@@ -15,12 +15,12 @@ from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.infer.exchange import CLUSTER_FAILED, Exchange
 from sparkdl.feed.store.budget import Budget
 from sparkdl.feed.store.log import Log
-from sparkdl.feed.store.retained import Kept
+from sparkdl.feed.store.retained import RetainedSegments
 from sparkdl.feed.store.segment import StoredSegment
 
 
 @dataclass(frozen=True)
-class InboxListener:
+class StoreListener:
     """Whom the inbox tells. Called from Flight threads; must not block."""
 
     on_segment: Callable[[StoredSegment], None]
@@ -29,7 +29,7 @@ class InboxListener:
 
 
 @dataclass(frozen=True)
-class Store:
+class StoreLimits:
     """How much a node may hold, and where.
 
     Attributes:
@@ -45,10 +45,10 @@ class Store:
     keeps: bool = False
 
 
-class Inbox:
+class NodeStore:
     """The feeds of one node, by name. Feeds come into being when they are first named."""
 
-    def __init__(self, store: Store, timeout_s: float, listener: InboxListener) -> None:
+    def __init__(self, store: StoreLimits, timeout_s: float, listener: StoreListener) -> None:
         self.timeout_s = timeout_s
         self._listener = listener
         self._folder = store.folder
@@ -59,7 +59,7 @@ class Inbox:
             disk_nbytes=disk_nbytes,
             evict=lambda: self._kept.evict(),
         )
-        self._kept = Kept(self._budget)
+        self._kept = RetainedSegments(self._budget)
         self._keeps = store.keeps
         self._lock = threading.Lock()
         self._logs: dict[str, Log] = {}

@@ -51,7 +51,7 @@ def level(num_rows: int, totals: Sequence[int], open_nodes: Sequence[bool]) -> l
     return shares
 
 
-class Ledger:
+class RowBalancer:
     """The rows of one feed that were planned for each node, by epoch."""
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ _CONNECT_S = 5.0
 _JOIN_S = 2.0
 
 
-class HandoffServer:
+class FdReceiver:
     """Takes descriptors from feeders on this machine, for an agent."""
 
     def __init__(self, token: str) -> None:
@@ -130,7 +130,7 @@ class HandoffServer:
             os.close(fd)
 
 
-class Handoff:
+class FdSender:
     """A feeder's connection to a node on its own machine."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -139,7 +139,7 @@ class Handoff:
         self._number = 0
 
     @classmethod
-    def connect(cls, name: str, token: str) -> Handoff | None:
+    def connect(cls, name: str, token: str) -> FdSender | None:
         """Return a connection, or `None` if the node is not on this machine."""
         if not name or sys.platform != "linux":
             return None

@@ -25,8 +25,8 @@ import pyarrow as pa
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedTimeoutError
 from sparkdl.core.row_ranges import merge_ranges, uncovered
-from sparkdl.feed.transfer.put_stream import Lane, Piece
-from sparkdl.feed.transfer.request import FedPartition, FeederError, FeedOrder
+from sparkdl.feed.transfer.put_stream import Piece, PutStream
+from sparkdl.feed.transfer.request import FedPartition, FeederError, FeedSpec
 from sparkdl.feed.transfer.server import PlanRequest, PutHeader
 
 PATIENCE_S = 1.5
@@ -48,7 +48,7 @@ class Feeder:
         attempt: grows from one attempt at the partition to the next.
     """
 
-    def __init__(self, order: FeedOrder, partition: int, attempt: int = 0) -> None:
+    def __init__(self, order: FeedSpec, partition: int, attempt: int = 0) -> None:
         self._order = order
         self._partition = partition
         self._header = PutHeader(
@@ -62,7 +62,7 @@ class Feeder:
             order.keep,
         )
         self._changed = threading.Condition()
-        self._lanes: list[Lane] = []
+        self._lanes: list[PutStream] = []
         self._done: list[tuple[int, int]] = []
         self._waiting: deque[Piece] = deque()
         self._back: Counter[int] = Counter()
@@ -134,7 +134,7 @@ class Feeder:
         if self._lanes:
             return
         for target in self._order.targets:
-            self._lanes.append(Lane(target, self._header, self._order, self._changed))
+            self._lanes.append(PutStream(target, self._header, self._order, self._changed))
         for lane in self._lanes:
             lane.open(schema)
         for lane in self._lanes:
@@ -167,7 +167,7 @@ class Feeder:
             self._back[lane.target.node_id] += sum(p.batch.num_rows for p in lane.refused)
             lane.refused.clear()
 
-    def _shares(self, piece: Piece, lanes: list[Lane]) -> list[int]:
+    def _shares(self, piece: Piece, lanes: list[PutStream]) -> list[int]:
         """Return how many of the rows go to each lane. The first node knows what all nodes get."""
         order = self._order
         back, self._back = self._back, Counter()

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from sparkdl.feed.store.segment import write_segment
-from sparkdl.feed.transfer.fd_passing import Handoff
-from sparkdl.feed.transfer.request import FeederError, FeedOrder, Target, flight_reason
+from sparkdl.feed.transfer.fd_passing import FdSender
+from sparkdl.feed.transfer.request import FeederError, FeedSpec, Target, flight_reason
 from sparkdl.feed.transfer.server import PlanRequest, PutAck, PutHeader, PutPiece
 
 WINDOW = 2
@@ -35,14 +35,14 @@ class Piece:
     start_row: int
 
 
-class Lane:
+class PutStream:
     """The connection to one node for one partition, with a thread that reads acknowledgements.
 
     Fields are guarded by `changed`, which all lanes of a feeder share.
     """
 
     def __init__(
-        self, target: Target, header: PutHeader, order: FeedOrder, changed: threading.Condition
+        self, target: Target, header: PutHeader, order: FeedSpec, changed: threading.Condition
     ):
         self.target = target
         self.is_closed = False
@@ -62,7 +62,7 @@ class Lane:
         self._changed = changed
         self._client = flight.connect(target.uri)
         self._schema: pa.Schema | None = None
-        self._handoff: Handoff | None = None
+        self._handoff: FdSender | None = None
         self._writer: flight.FlightStreamWriter | None = None
         self._reader: threading.Thread | None = None
 
@@ -205,7 +205,7 @@ class Lane:
             self._greeted = True
             if not self._has_covered:
                 self.covered, self._has_covered = ack.covered, True
-                self._handoff = Handoff.connect(ack.handoff, self._order.token)
+                self._handoff = FdSender.connect(ack.handoff, self._order.token)
             return
         piece = self.unacknowledged.popleft()
         self.was_full = not (ack.accepted or ack.closed)

@@ -29,7 +29,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class FeedOrder:
+class FeedSpec:
     """Which feed, which epoch, to whom. Goes to Spark inside the task.
 
     Attributes:

@@ -27,9 +27,9 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, InferenceError, SparkdlError
 from sparkdl.core.world import host_port
 from sparkdl.feed.infer.exchange import Exchange
-from sparkdl.feed.store.store import Inbox
-from sparkdl.feed.transfer.fd_passing import HandoffServer
-from sparkdl.feed.transfer.placement import Appended, Attempt, Place
+from sparkdl.feed.store.store import NodeStore
+from sparkdl.feed.transfer.append import Appended, AppendRequest, Attempt
+from sparkdl.feed.transfer.fd_passing import FdReceiver
 
 RESULT_SCHEMA = pa.schema([("ipc", pa.binary())])
 
@@ -88,7 +88,7 @@ class PutPiece(msgspec.Struct, frozen=True):
 
 
 class PlanRequest(msgspec.Struct, frozen=True):
-    """Asks how to share out `rows` rows over nodes that have room, see `Ledger.plan`."""
+    """Asks how to share out `rows` rows over nodes that have room, see `RowBalancer.plan`."""
 
     feed: str
     generation: int
@@ -123,13 +123,13 @@ class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             raise flight.FlightUnauthenticatedError("wrong or missing token")
 
 
-class Receiver(flight.FlightServerBase):  # type: ignore[misc]
+class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     """Serves one inbox on `host`, at a port of the system's choice (`port`)."""
 
-    def __init__(self, host: str, token: str, inbox: Inbox) -> None:
+    def __init__(self, host: str, token: str, inbox: NodeStore) -> None:
         super().__init__(f"grpc://{host_port(host, 0)}", middleware={"token": _TokenCheck(token)})
         self._inbox = inbox
-        self._handoff = HandoffServer(token)
+        self._handoff = FdReceiver(token)
         self.uri = f"grpc://{host_port(host, self.port)}"
 
     def do_put(
@@ -151,7 +151,7 @@ class Receiver(flight.FlightServerBase):  # type: ignore[misc]
         writer.write(msgspec.json.encode(first))
         for chunk in reader:
             piece = msgspec.json.decode(chunk.app_metadata.to_pybytes(), type=PutPiece)
-            place = Place(epoch, attempt, piece.start_row, keep=header.keep)
+            place = AppendRequest(epoch, attempt, piece.start_row, keep=header.keep)
             if piece.key:
                 fd = self._handoff.take(piece.key, Deadline.after(_HANDOFF_S))
                 outcome = log.adopt(fd, piece.rows, Deadline.after(FULL_WAIT_S), place)
@@ -236,7 +236,9 @@ class Receiver(flight.FlightServerBase):  # type: ignore[misc]
             exchange.expect(last.num_rows)
             if not last.num_rows:
                 continue
-            outcome = log.append(last, Deadline.after(timeout_s), Place(exchange=header.exchange))
+            outcome = log.append(
+                last, Deadline.after(timeout_s), AppendRequest(exchange=header.exchange)
+            )
             if outcome is Appended.FULL:
                 exchange.fail(f"the node's feed memory stayed full for {timeout_s:g} s")
             elif outcome is Appended.CLOSED:
@@ -244,7 +246,7 @@ class Receiver(flight.FlightServerBase):  # type: ignore[misc]
             if outcome is not Appended.STORED:
                 return
         if last is not None:
-            end = Place(exchange=header.exchange, is_last=True)
+            end = AppendRequest(exchange=header.exchange, is_last=True)
             log.append(last.slice(0, 0), Deadline.after(timeout_s), end)
         exchange.finish_input()
 

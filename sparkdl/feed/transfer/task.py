@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from sparkdl.feed.transfer.feeder import Feeder
-from sparkdl.feed.transfer.request import FedPartition, FeedOrder
+from sparkdl.feed.transfer.request import FedPartition, FeedSpec
 from sparkdl.feed.values.row_codec import RowEncoder
 
 FED_SCHEMA = "partition long, rows string, refused long, num_rows long"
@@ -24,7 +24,7 @@ FED_SCHEMA = "partition long, rows string, refused long, num_rows long"
 class FeedDataFrame:
     """For `DataFrame.mapInArrow`: feeds each partition and returns one row on it."""
 
-    order: FeedOrder
+    order: FeedSpec
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Feed one partition."""
@@ -43,7 +43,7 @@ class FeedDataFrame:
 class FeedRdd:
     """For `RDD.mapPartitions`: feeds each partition and returns one `FedPartition`."""
 
-    order: FeedOrder
+    order: FeedSpec
 
     def __call__(self, values: Iterable[Any]) -> Iterator[FedPartition]:
         """Feed one partition."""
@@ -56,7 +56,7 @@ def fed_partition(partition: int, rows_json: str, refused: int, num_rows: int) -
     return FedPartition(partition, rows, refused, num_rows)
 
 
-def _feed(order: FeedOrder, batches: Iterator[pa.RecordBatch]) -> FedPartition:
+def _feed(order: FeedSpec, batches: Iterator[pa.RecordBatch]) -> FedPartition:
     return Feeder(order, _partition(), _attempt()).feed(batches)
 
 

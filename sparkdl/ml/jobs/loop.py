@@ -23,7 +23,7 @@ from sparkdl.driver.executors.spark import default_fs
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.jobs.checkpoint import Checkpoints, Progress
 from sparkdl.ml.jobs.rows import Column, num_steps, read_sample
-from sparkdl.ml.jobs.spark import Jobs, Kept
+from sparkdl.ml.jobs.spark import Jobs, KeptRows
 from sparkdl.ml.jobs.sums import Aggregation, Sum, num_groups, total
 from sparkdl.ml.jobs.task import LearnerSpec, Work
 
@@ -148,7 +148,11 @@ class Loop:
         return Outcome(history, sum(kept.rows), iterations, time.monotonic() - start_s)
 
     def _epoch(
-        self, epoch: int, kept: Kept, held: Kept | None, history: dict[str, list[float]]
+        self,
+        epoch: int,
+        kept: KeptRows,
+        held: KeptRows | None,
+        history: dict[str, list[float]],
     ) -> int:
         """Train one epoch; return the iterations."""
         plan, start_s = self._plan, time.monotonic()
@@ -177,7 +181,7 @@ class Loop:
 
     def _work(
         self,
-        kept: Kept,
+        kept: KeptRows,
         state: object,
         epoch: int = 0,
         steps: tuple[int, ...] = (),
@@ -199,7 +203,7 @@ class Loop:
             num_groups(plan.aggregation, partitions) if steps else 0,
         )
 
-    def _checkpoints(self, data: DataFrame, kept: Kept) -> Checkpoints | None:
+    def _checkpoints(self, data: DataFrame, kept: KeptRows) -> Checkpoints | None:
         if self._plan.checkpoint_dir is None:
             return None
         url = absolute_url(self._plan.checkpoint_dir, default_fs(data.sparkSession), os.getcwd())

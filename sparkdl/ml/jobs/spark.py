@@ -52,7 +52,7 @@ def context_of(spark: SparkSession) -> SparkContext:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptRows:
     """Rows on executors.
 
     Attributes:
@@ -80,7 +80,7 @@ class Jobs:
         self.context = context_of(spark)
         self.name = secrets.token_hex(6)
         self._retries = retries
-        self._kept: list[Kept] = []
+        self._kept: list[KeptRows] = []
         self._tag = f"sparkdl-jobs-{self.name}"
         self._named = ExitStack()
 
@@ -99,7 +99,7 @@ class Jobs:
 
     def keep(
         self, data: DataFrame, role: str, columns: Sequence[Column], partitions: int | None
-    ) -> Kept:
+    ) -> KeptRows:
         """Have the executors keep the rows of a DataFrame.
 
         Args:
@@ -117,7 +117,7 @@ class Jobs:
         samples = [bytes(record.sample) for record in records if record.rows]
         if not samples:
             raise ConfigError(f"the DataFrame has no {role} rows")
-        found = Kept(
+        found = KeptRows(
             kept,
             again,
             role,
@@ -138,7 +138,7 @@ class Jobs:
             with suppress(Exception):  # Spark is gone, perhaps
                 broadcast.destroy()
 
-    def run(self, kept: Kept, work: Work) -> Sum:
+    def run(self, kept: KeptRows, work: Work) -> Sum:
         """Run one iteration; return the sum over all partitions.
 
         Raises:
@@ -146,7 +146,7 @@ class Jobs:
         """
         return self._tried(lambda: self._run(kept, work))
 
-    def _run(self, kept: Kept, work: Work) -> Sum:
+    def _run(self, kept: KeptRows, work: Work) -> Sum:
         found = kept.kept.mapPartitionsWithIndex(work)
         if not work.groups:
             whole = total(each for _, each in found.collect())

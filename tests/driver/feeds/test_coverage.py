@@ -13,22 +13,22 @@ from hypothesis import strategies as st
 from sparkdl.control.coverage import CallShape, EpochRows, FeedCoverage
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.row_ranges import merge_ranges
-from sparkdl.driver.feeds.calls import Asked, Call, EpochLeft
-from sparkdl.driver.feeds.coverage import Books, CallBook
-from sparkdl.feed.transfer.request import FeedOrder
+from sparkdl.driver.feeds.calls import Call, EpochLeft, FeedRequest
+from sparkdl.driver.feeds.coverage import CallHistory, CoverageStore
+from sparkdl.feed.transfer.request import FeedSpec
 
 Row = tuple[int, int, int, int]
 """Call, epoch, partition, row."""
 
 
-def fed(book: CallBook, call: Call, sizes: tuple[int, ...] = (10,)) -> None:
+def fed(book: CallHistory, call: Call, sizes: tuple[int, ...] = (10,)) -> None:
     """Feed all that is left of a call."""
     book.open_epochs(call, [left.epoch for left in call.left()])
     book.measured(call, len(sizes), dict(enumerate(sizes)))
     book.fed(call, has_ended_early=False)
 
 
-def ended(book: CallBook) -> CallBook:
+def ended(book: CallHistory) -> CallHistory:
     """Begin the next generation."""
     book.begin(book._generation + 1)
     return book
@@ -38,8 +38,8 @@ def ended(book: CallBook) -> CallBook:
 
 
 def test_a_call_goes_on_in_the_next_generation_with_the_rows_that_no_checkpoint_covers() -> None:
-    book = CallBook("input")
-    call = book.add(Asked("data", epochs=3))
+    book = CallHistory("input")
+    call = book.add(FeedRequest("data", epochs=3))
     assert call.left() == [EpochLeft(0), EpochLeft(1), EpochLeft(2)]
     assert book.open_epochs(call, [0, 1, 2]) == 0
     book.measured(call, 2, {0: 10, 1: 5})
@@ -66,8 +66,8 @@ def test_a_call_goes_on_in_the_next_generation_with_the_rows_that_no_checkpoint_
 
 
 def test_calls_before_the_one_under_way_are_fed_first_and_forgotten_once_covered() -> None:
-    book = CallBook("input")
-    first, second = book.add(Asked("a")), book.add(Asked("b"))
+    book = CallHistory("input")
+    first, second = book.add(FeedRequest("a")), book.add(FeedRequest("b"))
     fed(book, first)
     assert book.next(first) is None
     assert book.next(second) is second
@@ -89,8 +89,12 @@ def test_calls_before_the_one_under_way_are_fed_first_and_forgotten_once_covered
 
 
 def test_a_call_that_nobody_wanted_more_of_is_over_once_rows_behind_it_are_covered() -> None:
-    book = CallBook("input")
-    endless, empty, then = book.add(Asked("a", 5)), book.add(Asked([])), book.add(Asked("b"))
+    book = CallHistory("input")
+    endless, empty, then = (
+        book.add(FeedRequest("a", 5)),
+        book.add(FeedRequest([])),
+        book.add(FeedRequest("b")),
+    )
     book.open_epochs(endless, range(5))
     book.fed(endless, has_ended_early=True)
     fed(book, empty, (0,))
@@ -105,8 +109,8 @@ def test_a_call_that_nobody_wanted_more_of_is_over_once_rows_behind_it_are_cover
 
 
 def test_a_call_that_failed_is_not_tried_again() -> None:
-    book = CallBook("input")
-    broken, after = book.add(Asked("a")), book.add(Asked("b"))
+    book = CallHistory("input")
+    broken, after = book.add(FeedRequest("a")), book.add(FeedRequest("b"))
     book.open_epochs(broken, [0])
     book.broke(broken)
     fed(book, after)
@@ -114,8 +118,8 @@ def test_a_call_that_failed_is_not_tried_again() -> None:
 
 
 def test_micro_batches_that_no_checkpoint_covers_are_told_of_and_not_fed_again() -> None:
-    book = CallBook("input")
-    calls = [book.add(Asked("rows", is_micro_batch=True)) for _ in range(3)]
+    book = CallHistory("input")
+    calls = [book.add(FeedRequest("rows", is_micro_batch=True)) for _ in range(3)]
     for call in calls[:2]:
         fed(book, call)
         assert call.asked.data is None, "Spark's micro-batches come once"
@@ -125,24 +129,24 @@ def test_micro_batches_that_no_checkpoint_covers_are_told_of_and_not_fed_again()
     assert book.begin(1) == [calls[1]]
     assert calls[1].rows_covered == 4
     assert book.next() is calls[2], "the one under way is fed again"
-    later = CallBook("input")
+    later = CallHistory("input")
     later.restore(covered)
-    assert later.add(Asked("rows", is_micro_batch=True)).left(), "numbers of another run"
-    assert later.add(Asked("rows")).left()
+    assert later.add(FeedRequest("rows", is_micro_batch=True)).left(), "numbers of another run"
+    assert later.add(FeedRequest("rows")).left()
 
 
 def test_without_restarts_or_checkpoints_data_are_let_go_of_once_they_are_fed() -> None:
-    book = CallBook("input", keeps=False)
-    call = book.add(Asked("rows"))
+    book = CallHistory("input", keeps=False)
+    call = book.add(FeedRequest("rows"))
     fed(book, call)
     assert call.asked.data is None
     assert ended(book).next() is None
 
 
 def test_a_later_run_goes_on_in_the_call_where_the_checkpoint_was() -> None:
-    book = CallBook("input")
+    book = CallHistory("input")
     book.restore(FeedCoverage(1, {1: {2: {0: ((0, 5),)}}}, {1: CallShape(2, {0: 10, 1: 4})}))
-    first, second, third = (book.add(Asked("data", epochs=4)) for _ in range(3))
+    first, second, third = (book.add(FeedRequest("data", epochs=4)) for _ in range(3))
     assert not first.left()
     assert second.left() == [EpochLeft(2, {0: ((0, 5),)}), EpochLeft(3)]
     assert second.rows_covered == 2 * 14 + 5
@@ -161,14 +165,14 @@ def test_a_later_run_goes_on_in_the_call_where_the_checkpoint_was() -> None:
 def test_other_data_than_a_checkpoint_was_made_with_are_refused(
     before: CallShape, now: CallShape, text: str
 ) -> None:
-    book = CallBook("input")
+    book = CallHistory("input")
     book.restore(FeedCoverage(0, {0: {0: {0: ((0, 5),)}}}, {0: before}))
     with pytest.raises(ConfigError, match=text):
-        book.add(Asked("data", shape=now))
+        book.add(FeedRequest("data", shape=now))
 
 
 def test_data_that_come_in_other_partitions_the_second_time_are_refused() -> None:
-    order = FeedOrder("input", 0, "run", (), "token")
+    order = FeedSpec("input", 0, "run", (), "token")
     order.check_partitions(2)
     replace(order, partitions=3).check_partitions(3)
     with pytest.raises(ConfigError, match="2 partitions, and 3"):
@@ -178,9 +182,9 @@ def test_data_that_come_in_other_partitions_the_second_time_are_refused() -> Non
 
 
 def test_feeds_that_nodes_read_themselves_are_covered_by_their_epochs() -> None:
-    books = Books()
+    books = CoverageStore()
     book = books.book("input")
-    book.open_epochs(book.add(Asked("data")), [0])
+    book.open_epochs(book.add(FeedRequest("data")), [0])
     parts: dict[int, Mapping[str, EpochRows]] = {
         0: {"own": {3: {0: ((0, 5),)}}, "input": {0: {1: ((0, 2),)}}},
         1: {"own": {3: {0: ((5, 7),)}}},
@@ -236,15 +240,15 @@ def test_rows_that_are_fed_again_are_exactly_those_that_no_checkpoint_covers(
 ) -> None:
     """Whatever was used, in whatever order, and wherever it stopped; also by a run after it."""
     world = World([sizes for sizes, _ in calls], [epochs for _, epochs in calls])
-    book = CallBook("input")
-    made = [book.add(Asked("data", epochs)) for _, epochs in calls]
+    book = CallHistory("input")
+    made = [book.add(FeedRequest("data", epochs)) for _, epochs in calls]
     for generation in range(generations):
         assert book.begin(generation) == []
         if data.draw(st.booleans()):  # another run
             stored = msgspec.json.encode(book.coverage(generation, []))
-            book = CallBook("input")
+            book = CallHistory("input")
             book.restore(msgspec.json.decode(stored, type=FeedCoverage))
-            made = [book.add(Asked("data", epochs)) for _, epochs in calls]
+            made = [book.add(FeedRequest("data", epochs)) for _, epochs in calls]
             book.begin(generation)
         left_over = [row for row in world.rows() if row not in world.covered]
         got: list[tuple[int, Row]] = []

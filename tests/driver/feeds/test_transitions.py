@@ -24,8 +24,8 @@ from sparkdl.core.errors import (
 )
 from sparkdl.core.spec import plan_nodes
 from sparkdl.core.world import Address, World, build_world
-from sparkdl.driver.feeds.calls import Asked
-from sparkdl.driver.feeds.coverage import CallBook
+from sparkdl.driver.feeds.calls import FeedRequest
+from sparkdl.driver.feeds.coverage import CallHistory
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.feeds.state import (
     Action,
@@ -60,7 +60,7 @@ from sparkdl.driver.feeds.state import (
     Warn,
 )
 from sparkdl.driver.feeds.transitions import ANSWER_S, CANCEL_S, REASON_S, TRANSITIONS, step
-from sparkdl.feed.transfer.request import FedPartition, FeedOrder
+from sparkdl.feed.transfer.request import FedPartition, FeedSpec
 
 TIMEOUT_S = 600.0
 BOTH = frozenset({0, 1})
@@ -75,8 +75,8 @@ def world_of(num_nodes: int, generation: int = 0) -> World:
 
 
 def feed_of(num_nodes: int, keeps: bool = True) -> Feed:
-    order = FeedOrder("input", 0, "", (), "token", TIMEOUT_S)
-    return Feed(CallBook("input", keeps), order, 60.0, Nodes(0, world_of(num_nodes)))
+    order = FeedSpec("input", 0, "", (), "token", TIMEOUT_S)
+    return Feed(CallHistory("input", keeps), order, 60.0, Nodes(0, world_of(num_nodes)))
 
 
 # by hand
@@ -98,7 +98,7 @@ class Play:
         return actions
 
     def asked(self, epochs: int = 1, ticket: int = 7, **asked: Any) -> list[Action]:
-        return self.after(Requested(FeedAsked(ticket, Asked("data", epochs, **asked))))
+        return self.after(Requested(FeedAsked(ticket, FeedRequest("data", epochs, **asked))))
 
     def seen(self, *nodes: dict[str, Any], **known: Any) -> list[Action]:
         """Have the nodes tell counts, one after the other."""
@@ -296,13 +296,13 @@ def test_stream_is_one_iteration_that_ends_with_an_epoch_of_no_rows() -> None:
 def test_rows_that_cannot_be_fed_again_are_told_where_somebody_waits_or_kept() -> None:
     once = Play()
     data = iter(range(3))
-    once.after(Requested(FeedAsked(7, Asked(data))))
+    once.after(Requested(FeedAsked(7, FeedRequest(data))))
     once.after(JobBroke(1, RuntimeError("lost")))
     (answer,) = once.seen(generation=1, world=world_of(2, 1))
     assert isinstance(answer, Answer)
     assert isinstance(answer.value, FeedClosedError)
     later = Play()
-    later.after(Requested(FeedAsked(7, Asked(data))))
+    later.after(Requested(FeedAsked(7, FeedRequest(data))))
     later.after(JobEnded(1, fed(1, 1)))
     later.seen({"cut": 0, "cut_rows": 1}, {"cut": 0, "cut_rows": 1})
     later.seen({"rows_consumed": 1}, {"rows_consumed": 1})
@@ -480,7 +480,7 @@ class Simulation:
         return {n: SimulatedNode(n) for n in range(self.num_nodes)}
 
     @property
-    def book(self) -> CallBook:
+    def book(self) -> CallHistory:
         return self.state.feed.book
 
     # what may happen
@@ -492,7 +492,7 @@ class Simulation:
         sizes = tuple(self.draw(5) for _ in range(1 + self.draw(3)))
         data, epochs = Data(ticket, sizes), 1 + self.draw(3)
         self.asked[ticket] = data, epochs
-        self.take(Requested(FeedAsked(ticket, Asked(data, epochs))))
+        self.take(Requested(FeedAsked(ticket, FeedRequest(data, epochs))))
         return True
 
     def deliver_message(self) -> bool:

@@ -13,8 +13,8 @@ from sparkdl.driver.health.hangs import Hang, Watch, look
 from sparkdl.driver.health.stragglers import (
     PERIOD_S,
     SILENCE_S,
-    Pace,
     Progress,
+    Stragglers,
     compare,
     progress_of,
 )
@@ -132,7 +132,7 @@ def test_nodes_that_come_up_get_the_time_to_do_so() -> None:
 
 def pace_of(first: tuple[Progress, ...], last: tuple[Progress, ...], looks: int = 12) -> str:
     """Compare over one period in which the nodes went from `first` to `last`."""
-    pace, _ = compare(Pace(), 0, first, 0.0)
+    pace, _ = compare(Stragglers(), 0, first, 0.0)
     for number in range(1, looks):
         pace, text = compare(pace, 0, first, number * PERIOD_S / looks)
         assert not text
@@ -154,7 +154,7 @@ def test_node_with_rows_while_others_wait_for_some_is_a_straggler() -> None:
 
 
 def test_stragglers_are_named_once_in_a_while() -> None:
-    pace, now_s, named_s, told = Pace(), 0.0, [], 0
+    pace, now_s, named_s, told = Stragglers(), 0.0, [], 0
     while now_s < 2 * SILENCE_S:
         nodes = (replace(ONE, told=told), TWO)
         pace, text = compare(pace, 0, nodes, now_s)

@@ -20,7 +20,7 @@ import pytest
 
 from sparkdl.control.coverage import CallShape
 from sparkdl.core.settings import is_submitted
-from sparkdl.driver.feeds.calls import Asked, Call
+from sparkdl.driver.feeds.calls import Call, FeedRequest
 from sparkdl.driver.show import progress
 from sparkdl.driver.show.progress import FeedBar, print_beside
 
@@ -142,8 +142,8 @@ def test_program_of_spark_submit_is_known_by_its_gateway() -> None:
 
 
 def test_rows_of_a_call_are_known_when_those_of_all_partitions_are() -> None:
-    call = Call(0, Asked(None, epochs=3), "run", CallShape(2, {0: 10, 1: 20}))
+    call = Call(0, FeedRequest(None, epochs=3), "run", CallShape(2, {0: 10, 1: 20}))
     assert call.rows_of(call.left()) == 90
     call.take({1: {0: ((0, 10),), 1: ((0, 5),)}})
     assert call.rows_of(call.left()) == 15 + 30
-    assert Call(0, Asked(None), "run", CallShape(2, {0: 10})).rows_of([]) == 0
+    assert Call(0, FeedRequest(None), "run", CallShape(2, {0: 10})).rows_of([]) == 0

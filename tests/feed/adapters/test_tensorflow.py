@@ -13,7 +13,7 @@ import pytest
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, EndOfFeedError, FeedTypeError
 from sparkdl.feed.reader.batches import EpochBatches
-from sparkdl.feed.transfer.placement import Appended, Place
+from sparkdl.feed.transfer.append import Appended, AppendRequest
 from tests.doubles.feeds import SOON_S, Arrivals, LocalNode, Running, numbers
 
 if TYPE_CHECKING:
@@ -163,12 +163,16 @@ def test_fit_reads_as_many_epochs_as_it_is_told_and_every_row_of_them(strategy: 
         log = node.feeds._inbox.log("input")
         for epoch in range(3):
             assert (
-                log.append(rows(epoch * 10, epoch * 10 + 6), Deadline.after(SOON_S), Place(epoch))
+                log.append(
+                    rows(epoch * 10, epoch * 10 + 6), Deadline.after(SOON_S), AppendRequest(epoch)
+                )
                 is STORED
             )
             assert (
                 log.append(
-                    rows(epoch * 10 + 6, epoch * 10 + 10), Deadline.after(SOON_S), Place(epoch)
+                    rows(epoch * 10 + 6, epoch * 10 + 10),
+                    Deadline.after(SOON_S),
+                    AppendRequest(epoch),
                 )
                 is STORED
             )
@@ -188,7 +192,7 @@ def test_fit_follows_a_feed_that_is_larger_than_the_budget() -> None:
             for epoch in range(2):
                 for start in range(0, 200, 10):
                     batch = rows(start + epoch, start + epoch + 10)
-                    assert log.append(batch, Deadline.after(SOON_S), Place(epoch)) is STORED
+                    assert log.append(batch, Deadline.after(SOON_S), AppendRequest(epoch)) is STORED
                 node.end_epoch(epoch, {0: 200})
 
         feeding = Running(feed)

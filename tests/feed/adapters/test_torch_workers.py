@@ -10,16 +10,16 @@ import pytest
 
 from sparkdl.core.errors import FeedClosedError, FeedTypeError
 from sparkdl.feed.adapters.shared_columns import Columns, Plain
-from sparkdl.feed.adapters.torch_workers import Handout, Hello, batches_from
+from sparkdl.feed.adapters.torch_workers import BatchServer, Hello, batches_from
 from sparkdl.feed.reader.batches import EpochBatches
 from tests.doubles.feeds import SOON_S, Arrivals, Running
 
 
-def handout(it: Arrivals) -> Handout:
-    return Handout(EpochBatches(it.reader, 4), dict)
+def handout(it: Arrivals) -> BatchServer:
+    return BatchServer(EpochBatches(it.reader, 4), dict)
 
 
-def begin(at: Handout, worker: int, number: int = 0, loader: int = 1) -> Iterator[list[int]]:
+def begin(at: BatchServer, worker: int, number: int = 0, loader: int = 1) -> Iterator[list[int]]:
     """Begin an iteration, here instead of in a worker process."""
     for batch in batches_from(at.door, Hello(loader, 2, worker, number)):
         column = batch["x"]
@@ -103,7 +103,7 @@ def test_error_of_one_batch_ends_the_epoch_of_who_asked() -> None:
 
     with Arrivals() as it:
         arrive(it)
-        at = Handout(EpochBatches(it.reader, 4), refuse)
+        at = BatchServer(EpochBatches(it.reader, 4), refuse)
         with pytest.raises(FeedTypeError, match=r"^column 'x'$"):
             list(begin(at, 0))
 

@@ -19,7 +19,7 @@ from sparkdl.feed.adapters.jax import JaxBatches
 from sparkdl.feed.adapters.tfos import DataFeed
 from sparkdl.feed.reader import consumed as used
 from sparkdl.feed.reader.batches import EpochBatches
-from sparkdl.feed.reader.consumed import UsedRows
+from sparkdl.feed.reader.consumed import ConsumedRows
 from sparkdl.feed.reader.tail import Tail
 from tests.doubles.feeds import Arrivals
 
@@ -253,7 +253,7 @@ def test_what_is_folded_is_still_known(
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (("MAX_BATCHES", 4), ("MAX_PLACES", 16), ("_MIN_BATCHES", 2)):
             patch.setattr(used, name, value)
-        rows = UsedRows(is_wanted=True)
+        rows = ConsumedRows(is_wanted=True)
         place, at_floor = 0, 0
         for number, (count, gives_back) in enumerate(steps):
             segment = rows.lay(0, number, count + 1)
@@ -278,7 +278,7 @@ def test_what_is_folded_is_still_known(
                 rows.position(least - 1)
 
 
-def _places(rows: UsedRows, batches: int) -> list[int]:
+def _places(rows: ConsumedRows, batches: int) -> list[int]:
     return [
         rows._starts[segment] + row
         for segments in rows.position(batches).values()

@@ -18,7 +18,7 @@ from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.store.budget import Budget
 from sparkdl.feed.store.log import Log
 from sparkdl.feed.store.segment import StoredSegment, read_segment, write_segment
-from sparkdl.feed.transfer.placement import Appended, Attempt, EpochCount, Place
+from sparkdl.feed.transfer.append import Appended, AppendRequest, Attempt, EpochCount
 from tests.doubles.feeds import SOON_S, Running, numbers
 
 BATCH = numbers(0, 100)
@@ -34,7 +34,7 @@ def nbytes_of(batch: pa.RecordBatch) -> int:
 NBYTES = nbytes_of(BATCH)
 
 
-FIRST = Place()
+FIRST = AppendRequest()
 
 
 class Pressed:
@@ -76,7 +76,7 @@ class LogFixture:
         self.log = Log("input", self.budget, self.segments.append, folder=folder)
 
     def append(
-        self, batch: pa.RecordBatch = BATCH, timeout_s: float = SOON_S, place: Place = FIRST
+        self, batch: pa.RecordBatch = BATCH, timeout_s: float = SOON_S, place: AppendRequest = FIRST
     ) -> Appended:
         return self.log.append(batch, Deadline.after(timeout_s), place)
 
@@ -158,7 +158,7 @@ def test_budget_is_shared_by_logs_and_each_may_have_one_segment() -> None:
 # epochs that are read again
 
 
-KEPT = Place(keep=True)
+KEPT = AppendRequest(keep=True)
 
 
 def test_kept_rows_go_to_disk_when_memory_is_full(tmp_path: Path) -> None:
@@ -193,11 +193,11 @@ def test_epoch_is_whole_until_something_had_to_go() -> None:
         it.log.settle(0)
         assert it.log.press()
         it.log.release([0, 1])
-        assert it.append(place=Place(1)) is STORED
+        assert it.append(place=AppendRequest(1)) is STORED
         assert it.log.cut(1) == EpochCount(1, 100, is_whole=False)
         it.log.settle(1)
         it.log.release([2])
-        assert it.append(place=Place(2)) is STORED
+        assert it.append(place=AppendRequest(2)) is STORED
         assert it.log.cut(2) == EpochCount(2, 100, is_whole=True)
 
 
@@ -211,7 +211,7 @@ def test_epoch_that_was_counted_takes_no_more_rows() -> None:
         assert it.append() is Appended.CLOSED
         assert it.log.cut(0).rows == 100
         it.log.release([0])
-        assert it.append(place=Place(1)) is STORED
+        assert it.append(place=AppendRequest(1)) is STORED
         assert it.log.rows_of(1) == 100
 
 
@@ -221,8 +221,8 @@ def test_feeding_that_was_ended_takes_no_more_rows_and_the_next_one_does() -> No
         assert it.append() is STORED
         it.log.close_call()
         assert it.budget.used_nbytes == 0
-        assert it.append(place=Place(4)) is Appended.CLOSED
-        assert it.append(place=Place(5)) is STORED
+        assert it.append(place=AppendRequest(4)) is Appended.CLOSED
+        assert it.append(place=AppendRequest(5)) is STORED
         assert not it.log.is_closed
 
 
@@ -296,7 +296,7 @@ def test_batch_that_cannot_be_written_leaves_no_descriptor() -> None:
 
 def test_exchange_rows_are_not_counted_as_received() -> None:
     with open_log(1 << 30) as it:
-        assert it.append(place=Place(exchange="0.a")) is STORED
+        assert it.append(place=AppendRequest(exchange="0.a")) is STORED
         assert it.log.rows_received == 0
         assert it.append() is STORED
         assert it.log.rows_received == 100
@@ -308,7 +308,7 @@ def test_exchange_rows_are_not_counted_as_received() -> None:
 def append_from(
     it: LogFixture, attempt: Attempt, start: int, stop: int, epoch: int = 0
 ) -> Appended:
-    return it.append(numbers(start, stop), place=Place(epoch, attempt, start))
+    return it.append(numbers(start, stop), place=AppendRequest(epoch, attempt, start))
 
 
 def test_later_attempt_learns_which_rows_are_here() -> None:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.control.coverage import EpochRows
-from sparkdl.feed.store.provenance import Origins, rows_left, within
-from sparkdl.feed.transfer.placement import Span
+from sparkdl.feed.store.provenance import Provenance, rows_left, within
+from sparkdl.feed.transfer.append import Span
 
 spans = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 9)).map(
@@ -46,7 +46,7 @@ def test_rows_left_are_those_that_are_not_done(
 
 
 def test_rows_are_told_by_the_epoch_that_read_them_and_merged() -> None:
-    origins = Origins()
+    origins = Provenance()
     origins.add(0, 0, ((0, 0, 10),))
     origins.add(1, 0, ((0, 10, 15), (1, 0, 5)))
     used: EpochRows = {0: {0: ((0, 10),), 1: ((0, 7),)}, 1: {0: ((2, 4), (6, 8)), 9: ((0, 1),)}}
@@ -55,7 +55,7 @@ def test_rows_are_told_by_the_epoch_that_read_them_and_merged() -> None:
 
 
 def test_origins_stay_until_the_last_epoch_that_reads_the_segment_is_forgotten() -> None:
-    origins = Origins()
+    origins = Provenance()
     origins.add(0, 0, ((0, 0, 10),))
     origins.settle(2)  # epochs 0 to 2 read it
     origins.add(1, 3, ((0, 10, 20),))

@@ -14,8 +14,8 @@ from sparkdl.control.coverage import PartRows
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.row_ranges import merge_ranges
 from sparkdl.feed.store.segment import StoredSegment, read_segment, write_segment
-from sparkdl.feed.store.store import Inbox, InboxListener, Store
-from sparkdl.feed.transfer.placement import Appended, Attempt, Place
+from sparkdl.feed.store.store import NodeStore, StoreLimits, StoreListener
+from sparkdl.feed.transfer.append import Appended, AppendRequest, Attempt
 from tests.doubles.feeds import FEED, SOON_S, numbers
 
 APART = 1000
@@ -27,8 +27,8 @@ class Node:
 
     def __init__(self, limit_nbytes: int, limit_segments: int | None = None) -> None:
         self.segments: list[StoredSegment] = []
-        listener = InboxListener(self.segments.append, lambda _: None, lambda _: None)
-        self.inbox = Inbox(Store(limit_nbytes, keeps=True), SOON_S, listener)
+        listener = StoreListener(self.segments.append, lambda _: None, lambda _: None)
+        self.inbox = NodeStore(StoreLimits(limit_nbytes, keeps=True), SOON_S, listener)
         self.budget = self.inbox._budget
         self.budget.limit_segments = limit_segments or 1000
 
@@ -40,7 +40,7 @@ class Node:
         attempt = Attempt(run, part)
         log.begin(attempt, epoch)
         batch = numbers(part * APART + start, part * APART + stop)
-        return log.append(batch, Deadline.after(SOON_S), Place(epoch, attempt, start))
+        return log.append(batch, Deadline.after(SOON_S), AppendRequest(epoch, attempt, start))
 
     def end_child(self, generation: int) -> None:
         """Begin a new generation."""
@@ -196,7 +196,7 @@ def test_rows_that_nobody_wants_again_are_not_found_again(by: str) -> None:
     with node() as it:
         log = it.inbox.log(FEED)
         if by == "exchange":
-            log.append(numbers(0, 10), Deadline.after(SOON_S), Place(exchange="e"))
+            log.append(numbers(0, 10), Deadline.after(SOON_S), AppendRequest(exchange="e"))
         else:
             it.bring(0, 0, 10)
         if by == "terminate":

@@ -11,15 +11,15 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, InferenceError
 from sparkdl.feed.store.log import Log
 from sparkdl.feed.store.segment import StoredSegment, write_segment
-from sparkdl.feed.store.store import Inbox, InboxListener, Store
-from sparkdl.feed.transfer.placement import Appended, Place
+from sparkdl.feed.store.store import NodeStore, StoreLimits, StoreListener
+from sparkdl.feed.transfer.append import Appended, AppendRequest
 from tests.doubles.feeds import SOON_S, numbers
 
 BATCH = numbers(0, 10)
 
 
 def append(log: Log) -> Appended:
-    return log.append(BATCH, Deadline.after(SOON_S), Place())
+    return log.append(BATCH, Deadline.after(SOON_S), AppendRequest())
 
 
 class Heard:
@@ -29,9 +29,9 @@ class Heard:
         self.pressed: list[str] = []
         self.is_pressed = threading.Semaphore(0)
 
-    def inbox(self, limit_nbytes: int = 1 << 30) -> Inbox:
-        listener = InboxListener(self.segments.append, self.received.append, self._press)
-        return Inbox(Store(limit_nbytes), SOON_S, listener)
+    def inbox(self, limit_nbytes: int = 1 << 30) -> NodeStore:
+        listener = StoreListener(self.segments.append, self.received.append, self._press)
+        return NodeStore(StoreLimits(limit_nbytes), SOON_S, listener)
 
     def _press(self, feed: str) -> None:
         self.pressed.append(feed)
@@ -105,7 +105,7 @@ def test_feed_can_be_named_for_the_first_time_while_a_closed_inbox_is_pressed() 
             threads.extend([naming, threading.Thread(target=inbox.press_again)])
             threads[1].start()
 
-    inbox = Inbox(Store(1), SOON_S, InboxListener(lambda _: None, lambda _: None, press))
+    inbox = NodeStore(StoreLimits(1), SOON_S, StoreListener(lambda _: None, lambda _: None, press))
     assert append(inbox.log("a")) is Appended.STORED
     taken = []
     waiting = threading.Thread(target=lambda: taken.append(append(inbox.log("a"))))

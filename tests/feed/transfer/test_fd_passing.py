@@ -13,7 +13,7 @@ import pytest
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ProtocolError
 from sparkdl.feed.store.segment import read_segment, write_segment
-from sparkdl.feed.transfer.fd_passing import Handoff, HandoffServer
+from sparkdl.feed.transfer.fd_passing import FdReceiver, FdSender
 from tests.doubles.feeds import SOON_S, TOKEN, Running, numbers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's own")
@@ -21,21 +21,21 @@ BATCH = numbers(0, 10)
 
 
 @contextmanager
-def serving() -> Iterator[HandoffServer]:
-    server = HandoffServer(TOKEN)
+def serving() -> Iterator[FdReceiver]:
+    server = FdReceiver(TOKEN)
     yield server
     server.close()
 
 
 @contextmanager
-def connected(server: HandoffServer, token: str = TOKEN) -> Iterator[Handoff]:
-    handoff = Handoff.connect(server.name, token)
+def connected(server: FdReceiver, token: str = TOKEN) -> Iterator[FdSender]:
+    handoff = FdSender.connect(server.name, token)
     assert handoff is not None
     yield handoff
     handoff.close()
 
 
-def send(handoff: Handoff) -> str:
+def send(handoff: FdSender) -> str:
     fd, _ = write_segment(BATCH)
     try:
         return handoff.send(fd)
@@ -112,13 +112,13 @@ def test_closed_server_ends_waits_and_connections() -> None:
         server.close()
         with pytest.raises(ProtocolError):
             waiting.result()
-        assert Handoff.connect(server.name, TOKEN) is None
+        assert FdSender.connect(server.name, TOKEN) is None
     assert segments() == 0
 
 
 def test_node_on_another_machine_is_not_there() -> None:
-    assert Handoff.connect("sparkdl-of-another-machine", TOKEN) is None
-    assert Handoff.connect("", TOKEN) is None
+    assert FdSender.connect("sparkdl-of-another-machine", TOKEN) is None
+    assert FdSender.connect("", TOKEN) is None
 
 
 def test_message_without_a_descriptor_ends_the_connection() -> None:

@@ -14,9 +14,9 @@ from sparkdl.core.errors import FeedTimeoutError
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.item import Item
 from sparkdl.feed.transfer import feeder
-from sparkdl.feed.transfer.fd_passing import Handoff
+from sparkdl.feed.transfer.fd_passing import FdSender
 from sparkdl.feed.transfer.feeder import Feeder, sized
-from sparkdl.feed.transfer.request import FedPartition, FeederError, FeedOrder, Target
+from sparkdl.feed.transfer.request import FedPartition, FeederError, FeedSpec, Target
 from tests.doubles.feeds import (
     FEED,
     SOON_S,
@@ -77,7 +77,7 @@ def test_rows_are_spread_level_and_come_once_each(
 ) -> None:
     """As descriptors on the node's own machine, through Flight from another one."""
     if not is_near:
-        monkeypatch.setattr(Handoff, "connect", lambda name, token: None)
+        monkeypatch.setattr(FdSender, "connect", lambda name, token: None)
     with LocalNode(0) as a, LocalNode(1) as b, LocalNode(2) as c:
         nodes = [a, b, c]
         feed = Feeder(order([node.target for node in nodes]), 4)
@@ -285,7 +285,7 @@ def test_node_that_cannot_be_reached_is_named() -> None:
 
 def test_wrong_token_is_said_to_be_wrong() -> None:
     with LocalNode(0) as node:
-        wrong = FeedOrder(FEED, 0, "run", (node.target,), "another token", SOON_S)
+        wrong = FeedSpec(FEED, 0, "run", (node.target,), "another token", SOON_S)
         with pytest.raises(FeederError, match=r"worker:0: .*wrong or missing token"):
             Feeder(wrong, 0).feed(batches(10, 10))
         assert "another token" not in repr(wrong)

@@ -23,7 +23,7 @@ from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
 from sparkdl.driver.checkpoints import Checkpoints
-from sparkdl.driver.feeds.coverage import Books
+from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.node.checkpoint import checkpoints as checkpoint
 from sparkdl.node.checkpoint.store import CheckpointStore
 from sparkdl.node.context import NodeContext
@@ -38,7 +38,7 @@ class Driver:
     """Collects what two nodes say, and answers the first."""
 
     def __init__(self) -> None:
-        self.checkpoints = Checkpoints("c", Books())
+        self.checkpoints = Checkpoints("c", CoverageStore())
         self.to_first: queue.Queue[Commit] = queue.Queue()
         self.made: list[CheckpointRef] = []
         self._lock = threading.Lock()

@@ -32,7 +32,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Place:
+class AppendRequest:
     """Where in its feed a batch belongs.
 
     Attributes:
