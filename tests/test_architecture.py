@@ -40,7 +40,6 @@ BORROWED: dict[tuple[str, str], str] = {}  # the exceptions: who imports what, a
 PYSPARK = {  # who may import pyspark
     "driver/executors/spark.py": "performs what the driver decides on Spark",
     "driver/executors/scored.py": "names and types the columns of results",
-    "driver/executors/result_rdd.py": "is an RDD of Spark's",
     "driver/executors/stream_query.py": "feeds the micro-batches of a query",
     "driver/slots/preflight.py": "compares the slots there are with those needed",
     "*task.py": "runs inside a Spark task",

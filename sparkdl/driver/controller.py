@@ -49,16 +49,20 @@ from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import IllegalTransitionError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
-from sparkdl.driver.changed import Changed
-from sparkdl.driver.checkpoints import Checkpoints
+from sparkdl.driver.collect import (
+    Checkpoints,
+    Gatherings,
+    PendingRequest,
+    PendingRequests,
+    Question,
+)
 from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.driver.feeds.report import gone_beyond
-from sparkdl.driver.gatherings import Gatherings
 from sparkdl.driver.lifecycle import state as states
-from sparkdl.driver.lifecycle.outcome import generation_of, is_empty
 from sparkdl.driver.lifecycle.roster import Roster
+from sparkdl.driver.lifecycle.state import generation_of, is_empty
 from sparkdl.driver.lifecycle.transitions import begin, step
-from sparkdl.driver.pending_requests import PendingRequest, PendingRequests, Question
+from sparkdl.driver.threads import Changed
 from sparkdl.node.check import Problem
 
 _log = logging.getLogger(__name__)

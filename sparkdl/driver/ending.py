@@ -21,11 +21,10 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import LaunchError, NodeFailedError
-from sparkdl.driver.changed import Changed
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.lifecycle.state import StopAsked, Stopped
-from sparkdl.driver.threads import Outcome
+from sparkdl.driver.threads import Changed, Outcome
 
 _log = logging.getLogger(__name__)
 

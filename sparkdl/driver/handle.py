@@ -20,13 +20,11 @@ from sparkdl.core.world import World, host_port
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.ending import Ending, ends_if_interrupted
 from sparkdl.driver.executors.executor import Executor
-from sparkdl.driver.feeds.calls import FeedRequest
-from sparkdl.driver.feeds.feeds import Feeds
+from sparkdl.driver.feeds.coverage import FeedRequest
+from sparkdl.driver.feeds.feeds import Feeds, StreamFeed, StreamOptions, trigger_options
 from sparkdl.driver.feeds.report import FeedReport
-from sparkdl.driver.feeds.streaming import StreamFeed, StreamOptions, trigger_options
-from sparkdl.driver.lifecycle.outcome import before_stop, failure_of, has_ended, is_empty, status_of
-from sparkdl.driver.show.notebook import LiveTable
-from sparkdl.driver.show.table import as_html
+from sparkdl.driver.lifecycle.state import before_stop, failure_of, has_ended, is_empty, status_of
+from sparkdl.driver.show import LiveTable, as_html
 from sparkdl.driver.threads import begin
 from sparkdl.feed.transfer.request import FeedSpec
 

@@ -5,6 +5,7 @@ Runs in: driver
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import sys
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from sparkdl.control.auth import new_token
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError
+from sparkdl.core.paths import absolute_url
 from sparkdl.core.settings import Environment, HangAction, Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, Placement, plan_nodes
 from sparkdl.driver.controller import Controller, LogLine
@@ -23,17 +25,43 @@ from sparkdl.driver.ending import Ending, is_interrupt
 from sparkdl.driver.executors.executor import Executor, Launch
 from sparkdl.driver.feeds.runner import failure_behind
 from sparkdl.driver.handle import Cluster
-from sparkdl.driver.health.hang_watch import HangWatch
+from sparkdl.driver.health import HangWatch
 from sparkdl.driver.lifecycle import state as states
-from sparkdl.driver.lifecycle.outcome import failure_of, has_ended
+from sparkdl.driver.lifecycle.state import failure_of, has_ended
 from sparkdl.driver.payload import pickle_user_code
-from sparkdl.driver.resume import at_newest_checkpoint
-from sparkdl.driver.show.progress import print_beside
+from sparkdl.driver.show import print_beside
 from sparkdl.frameworks.registry import framework_named
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
+    from sparkdl.node.checkpoint.store import Found
+
+_log = logging.getLogger(__name__)
+
+
+def at_newest_checkpoint(spec: ClusterSpec) -> tuple[ClusterSpec, Found | None]:
+    """Make the folder of the checkpoints absolute, and return the newest one in it.
+
+    Raises:
+        ConfigError: if it cannot be written.
+        CheckpointError: if it cannot be read.
+    """
+    if spec.checkpoint_dir is None:
+        return spec, None
+    if not spec.checkpoint_dir:
+        raise ConfigError("checkpoint_dir='': give a path or a URL, or None for no checkpoints")
+    from sparkdl.node.checkpoint.places import open_store
+
+    url = absolute_url(spec.checkpoint_dir, spec.default_fs, spec.working_dir)
+    store = open_store(url)
+    store.check_writable()
+    found = store.newest()
+    if found is not None:
+        _log.info("Cluster %s goes on at checkpoint %s", spec.cluster_id, found.ref.url)
+    return replace(spec, checkpoint_dir=url), found
+
 
 _INPUT_MODES = {
     "spark": InputMode.SPARK,

@@ -56,7 +56,7 @@ from sparkdl.core.world import Address, World, build_world
 from sparkdl.driver.controller import Controller, LogLine, View
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle import transitions
-from sparkdl.driver.lifecycle.outcome import failure_of
+from sparkdl.driver.lifecycle.state import failure_of
 
 HOST, TOKEN = "127.0.0.1", "the-token"
 SOON_S = 20.0

@@ -25,7 +25,6 @@ from sparkdl.core.errors import LaunchError
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
-from sparkdl.driver.lifecycle.outcome import failure_of
 from sparkdl.driver.lifecycle.policy import MAX_BACKOFF_S
 from sparkdl.driver.lifecycle.state import (
     Action,
@@ -53,6 +52,7 @@ from sparkdl.driver.lifecycle.state import (
     StopAsked,
     Stopped,
     Warn,
+    failure_of,
 )
 from sparkdl.driver.lifecycle.transitions import begin, step
 from sparkdl.driver.slots.placement import Standing

@@ -18,9 +18,8 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import LaunchError, ResultError
 from sparkdl.core.settings import Environment, Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
-from sparkdl.driver.changed import Changed
 from sparkdl.driver.ending import Ending, ends_if_interrupted, is_interrupt
-from sparkdl.driver.threads import run_aside
+from sparkdl.driver.threads import Changed, run_aside
 from tests.doubles.interrupts import Interrupts, PlayedNodes
 
 launching = import_module("sparkdl.driver.launch")

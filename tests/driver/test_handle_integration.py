@@ -24,7 +24,7 @@ from sparkdl.core.errors import (
     ShutdownTimeoutError,
 )
 from sparkdl.driver.lifecycle import transitions
-from sparkdl.driver.lifecycle.outcome import has_ended, is_empty
+from sparkdl.driver.lifecycle.state import has_ended, is_empty
 from sparkdl.node.context import NodeContext
 from tests.doubles.frameworks import IS_MISSING
 from tests.doubles.gates import Gate

@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 from pyspark import RDD, InheritableThread, SparkContext
+from pyspark.core.rdd import PipelinedRDD
 from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 
@@ -23,7 +24,6 @@ from sparkdl.core.jobs import context_of, named_jobs
 from sparkdl.core.spec import ClusterSpec, InputMode, NodeSpec, Placement
 from sparkdl.driver.executors.executor import Launch
 from sparkdl.driver.executors.local import LocalExecutor
-from sparkdl.driver.executors.result_rdd import Explain, ResultRdd, explained
 from sparkdl.driver.executors.scored import (
     Keep,
     encoded,
@@ -32,22 +32,76 @@ from sparkdl.driver.executors.scored import (
     result_schema,
     scored,
 )
-from sparkdl.driver.slots.advice import tell_costly_settings
-from sparkdl.driver.slots.placement import Standing, choose_placing
+from sparkdl.driver.slots.placement import LOOK_S, SlotWatch, Standing, choose_placing
 from sparkdl.driver.slots.preflight import (
     check_slots_over_connect,
     counting,
     explain_job_failure,
     node_profile,
     read_topology,
+    tell_costly_settings,
     turn_of,
 )
 from sparkdl.driver.slots.queue import Turn
-from sparkdl.driver.slots.watch import LOOK_S, SlotWatch
 from sparkdl.feed.infer.task import InferRdd, decode_results
 from sparkdl.feed.transfer.request import FedPartition, FeedSpec
 from sparkdl.feed.transfer.task import FED_SCHEMA, FeedDataFrame, FeedRdd, fed_partition
 from sparkdl.node.task import NODE_SCHEMA, NodeTask
+
+Explain = Callable[[BaseException], SparkdlError | None]
+
+
+@contextmanager
+def explained(explain: Explain) -> Iterator[None]:
+    """Raise the failure of the nodes that is behind an error, if one is."""
+    try:
+        yield
+    except Exception as error:
+        problem = explain(error)
+        if problem is None:
+            raise
+        raise problem from None
+
+
+class ResultRdd(PipelinedRDD[Any, Any]):
+    """An RDD of results, and what is made of it without a shuffle.
+
+    Actions of a DataFrame, and those behind a shuffle, raise Spark's own error, with the words of
+    the task that failed.
+    """
+
+    def __init__(self, prev: RDD[Any], func: Any, is_kept: bool, explain: Explain) -> None:
+        super().__init__(prev, func, is_kept)
+        self._explain = explain
+
+    @classmethod
+    def of(cls, results: RDD[Any], explain: Explain) -> ResultRdd:
+        """Return these results as such an RDD."""
+        return cls(results, _as_they_are, True, explain)
+
+    def mapPartitionsWithIndex(self, f: Any, preservesPartitioning: bool = False) -> RDD[Any]:  # noqa: N802, N803 (pyspark calls it so)
+        """Do what Spark's does: map, filter, count and others go through it."""
+        return ResultRdd(self, f, preservesPartitioning, self._explain)
+
+    def collect(self) -> list[Any]:
+        """Do what Spark's does: count, sum, reduce, foreach and others go through it."""
+        with explained(self._explain):
+            return super().collect()
+
+    def take(self, num: int) -> list[Any]:
+        """Do what Spark's does; first and isEmpty go through it."""
+        with explained(self._explain):
+            return super().take(num)
+
+    def saveAsTextFile(self, path: str, compressionCodecClass: str | None = None) -> None:  # noqa: N802, N803 (likewise)
+        """Do what Spark's does."""
+        with explained(self._explain):
+            super().saveAsTextFile(path, compressionCodecClass)
+
+
+def _as_they_are(_partition: int, results: Iterable[Any]) -> Iterable[Any]:
+    return results
+
 
 _log = logging.getLogger(__name__)
 _JOIN_S = 5.0

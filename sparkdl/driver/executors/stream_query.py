@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, SparkdlError
-from sparkdl.driver.feeds.streaming import StreamFeed, StreamOptions
+from sparkdl.driver.feeds.feeds import StreamFeed, StreamOptions
 
 _STARTED_S = 60.0
 _STOPPED_MS = 60_000

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from sparkdl.control.messages import FeedCount
 from sparkdl.core.spec import ClusterSpec
-from sparkdl.driver.feeds.calls import Call
+from sparkdl.driver.feeds.coverage import Call
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,9 @@ from sparkdl.driver.feeds.state import (
     Warn,
 )
 from sparkdl.driver.feeds.transitions import REASON_S, is_stream_over, step
-from sparkdl.driver.lifecycle.outcome import (
+from sparkdl.driver.lifecycle.state import (
+    Finished,
+    Running,
     away_of,
     before_stop,
     failure_of,
@@ -60,7 +62,6 @@ from sparkdl.driver.lifecycle.outcome import (
     generation_of,
     has_ended,
 )
-from sparkdl.driver.lifecycle.state import Finished, Running
 from sparkdl.driver.threads import Thread, begin
 from sparkdl.feed.infer.exchange import WRONG_ANSWER
 from sparkdl.feed.transfer.request import FeederError, FeedSpec

@@ -17,8 +17,7 @@ from typing import Any
 from sparkdl.control.messages import FeedCount, Granted, ReadShare, ToAgent
 from sparkdl.core.errors import SparkdlError
 from sparkdl.core.world import Member, World
-from sparkdl.driver.feeds.calls import Call, EpochLeft, FeedRequest
-from sparkdl.driver.feeds.coverage import CallHistory
+from sparkdl.driver.feeds.coverage import Call, CallHistory, EpochLeft, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.feed.transfer.request import FedPartition, FeedSpec
 

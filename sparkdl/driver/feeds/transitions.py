@@ -46,7 +46,7 @@ from sparkdl.core.errors import (
     SparkdlError,
 )
 from sparkdl.core.world import Member, World
-from sparkdl.driver.feeds.calls import Call, EpochLeft
+from sparkdl.driver.feeds.coverage import Call, EpochLeft
 from sparkdl.driver.feeds.report import Fed, covered_report, report
 from sparkdl.driver.feeds.state import (
     Action,

@@ -27,12 +27,19 @@ from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.errors import IllegalTransitionError, ReservationTimeoutError
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec, NodeSpec
-from sparkdl.driver.lifecycle.independent_restart import (
+from sparkdl.driver.lifecycle.policy import Fail, Retry, decide
+from sparkdl.driver.lifecycle.replacement import (
+    counted,
+    detach,
+    detached,
     goes_on_without,
+    has_begun,
+    is_too_many,
     may_fail_alone,
     offered_alone,
+    refused,
+    relaunch,
 )
-from sparkdl.driver.lifecycle.policy import Fail, Retry, decide
 from sparkdl.driver.lifecycle.roster import Agent, Roster
 from sparkdl.driver.lifecycle.state import (
     Action,
@@ -63,15 +70,6 @@ from sparkdl.driver.lifecycle.state import (
     Stopped,
     Stopping,
     Warn,
-)
-from sparkdl.driver.slots.returning import (
-    counted,
-    detach,
-    detached,
-    has_begun,
-    is_too_many,
-    refused,
-    relaunch,
 )
 
 _MAX_NAMES = 5

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from sparkdl.control.coverage import CallShape, EpochRows, FeedCoverage
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.row_ranges import merge_ranges
-from sparkdl.driver.feeds.calls import Call, EpochLeft, FeedRequest
-from sparkdl.driver.feeds.coverage import CallHistory, CoverageStore
+from sparkdl.driver.feeds.coverage import Call, CallHistory, CoverageStore, EpochLeft, FeedRequest
 from sparkdl.feed.transfer.request import FeedSpec
 
 Row = tuple[int, int, int, int]

@@ -24,8 +24,7 @@ from sparkdl.core.errors import (
 )
 from sparkdl.core.spec import plan_nodes
 from sparkdl.core.world import Address, World, build_world
-from sparkdl.driver.feeds.calls import FeedRequest
-from sparkdl.driver.feeds.coverage import CallHistory
+from sparkdl.driver.feeds.coverage import CallHistory, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.feeds.state import (
     Action,

@@ -346,7 +346,7 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
      Failing(roster(A, B2, C), WORLD, {}, (LOST_B,), 10.0 + SETTLE_S), []),
     (FAILING_TWIN, broke("b2"),
      FAILING_BARE, []),
-    # Task slots: `test_returning.py` tells the stories.
+    # Task slots: `test_replacement.py` tells the stories.
     (ALMOST, COUNTED, with_room(ALMOST), [ENOUGH]),
     (RUNNING, COUNTED, with_room(RUNNING), [ENOUGH]),
     (FAILING, COUNTED, with_room(FAILING), [ENOUGH]),

@@ -1,4 +1,4 @@
-"""What a node asks of Spark, and what a failed job means."""
+"""What a node asks of Spark, what a failed job means, and which settings cost speed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError
 from sparkdl.driver.slots.placement import Placing
-from sparkdl.driver.slots.preflight import explain_job_failure, node_profile
+from sparkdl.driver.slots.preflight import costly_settings, explain_job_failure, node_profile
 from sparkdl.node.check import Problem
 
 
@@ -99,3 +99,41 @@ def test_profiles_are_asked_of_spark_only_when_wanted(monkeypatch: pytest.Monkey
     assert (profile, asked) == ("a profile", [{"cpus": 3.0}])
     node_profile(Placing(True, 3, "", 2))
     assert asked[1:] == [{"cpus": 3.0, "gpu": 2.0}]
+
+
+UNIX = "spark.python.unix.domain.socket.enabled"
+ARROW = "spark.sql.execution.arrow"
+FINE = {UNIX: "true"}
+
+
+@pytest.mark.parametrize(
+    ("conf", "version"),
+    [
+        (FINE, "4.3.0"),
+        ({}, "4.0.2"),  # which has no Unix sockets
+        ({**FINE, f"{ARROW}.maxRecordsPerBatch": "0"}, "4.1.0"),
+        ({**FINE, f"{ARROW}.maxBytesPerBatch": "1g"}, "4.1.0"),
+        ({**FINE, f"{ARROW}.maxBytesPerBatch": "-1", f"{ARROW}.useLargeVarTypes": "true"}, "4.3.0"),
+        ({**FINE, "spark.speculation": "false", "spark.python.worker.reuse": "true"}, "4.3.0"),
+    ],
+)
+def test_settings_that_cost_nothing_are_not_mentioned(conf: dict[str, str], version: str) -> None:
+    assert costly_settings(conf, version) == []
+
+
+@pytest.mark.parametrize(
+    ("conf", "setting"),
+    [
+        ({UNIX: "false"}, f"{UNIX}=true"),
+        ({}, f"{UNIX}=true"),
+        ({**FINE, f"{ARROW}.maxRecordsPerBatch": "100"}, f"{ARROW}.maxRecordsPerBatch=10000"),
+        ({**FINE, f"{ARROW}.maxBytesPerBatch": "-1"}, f"{ARROW}.maxBytesPerBatch=64m"),
+        ({**FINE, f"{ARROW}.maxBytesPerBatch": "4 GB"}, f"{ARROW}.maxBytesPerBatch=64m"),
+        ({**FINE, "spark.speculation": "true"}, "spark.speculation=false"),
+        ({**FINE, "spark.dynamicAllocation.enabled": "true"},
+         "spark.dynamicAllocation.minExecutors to those you need"),
+        ({**FINE, "spark.python.worker.reuse": "false"}, "spark.python.worker.reuse=true"),
+    ],
+)  # fmt: skip
+def test_setting_that_costs_speed_is_named(conf: dict[str, str], setting: str) -> None:
+    assert [advice.setting for advice in costly_settings(conf, "4.3.0")] == [setting]

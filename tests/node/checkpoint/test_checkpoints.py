@@ -22,7 +22,7 @@ from sparkdl.core.checkpoint import CheckpointRef, Resume
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
-from sparkdl.driver.checkpoints import Checkpoints
+from sparkdl.driver.collect import Checkpoints
 from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.node.checkpoint import checkpoints as checkpoint
 from sparkdl.node.checkpoint.store import CheckpointStore

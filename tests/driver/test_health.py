@@ -9,13 +9,15 @@ import pytest
 from sparkdl.control.messages import ChildReturned, FeedCount, NodeActive
 from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
 from sparkdl.core.world import Address, build_world
-from sparkdl.driver.health.hangs import Hang, Watch, look
-from sparkdl.driver.health.stragglers import (
+from sparkdl.driver.health import (
     PERIOD_S,
     SILENCE_S,
+    Hang,
     Progress,
     Stragglers,
+    Watch,
     compare,
+    look,
     progress_of,
 )
 from sparkdl.driver.lifecycle.roster import Roster

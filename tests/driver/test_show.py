@@ -1,4 +1,4 @@
-"""The bar of a feed says how far it is, on the terminals there are, and nothing runs into it."""
+"""What a cluster shows of itself: a table in all its states, a bar of progress."""
 
 from __future__ import annotations
 
@@ -13,16 +13,69 @@ import sys
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TextIO
+from dataclasses import dataclass, replace
+from typing import Any, TextIO
 
 import pytest
 
 from sparkdl.control.coverage import CallShape
+from sparkdl.control.messages import ChildReturned, FeedCount
+from sparkdl.core.errors import LaunchError
+from sparkdl.core.failure import Failure
 from sparkdl.core.settings import is_submitted
-from sparkdl.driver.feeds.calls import Call, FeedRequest
-from sparkdl.driver.show import progress
-from sparkdl.driver.show.progress import FeedBar, print_beside
+from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.core.world import Address, build_world
+from sparkdl.driver import show
+from sparkdl.driver.controller import View
+from sparkdl.driver.feeds.coverage import Call, FeedRequest
+from sparkdl.driver.lifecycle.roster import Roster
+from sparkdl.driver.lifecycle.state import Failed, Finished, Running, Stopped, Stopping
+from sparkdl.driver.show import FeedBar, as_html, node_state, print_beside
+
+SPEC = ClusterSpec("c0ffee", plan_nodes(3, 1), framework="plain")
+WORLD = build_world(0, {node: Address("10.0.0.1", 1, "") for node in SPEC.nodes})
+RUNNING = Running(Roster(SPEC), WORLD, frozenset({0, 1}))
+FAILURE = Failure("worker:0", "exception", "<b>no</b>", 0.0, node_id=1, rank=0, host="10.0.0.1")
+RETURNED = {1: ChildReturned(0, b"")}
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (RUNNING, ["in map_fun", "in map_fun", "starting"]),
+        (replace(RUNNING, returned=RETURNED), ["in map_fun", "returned", "starting"]),
+        (Finished(Roster(SPEC), WORLD, RETURNED), ["stopped", "returned", "stopped"]),
+        (Failed(Roster(SPEC), (FAILURE,)), ["stopped", "failed", "stopped"]),
+        (Stopping(Roster(SPEC), RUNNING, 0.0), ["stopping"] * 3),
+        (Stopped(replace(RUNNING, returned=RETURNED)), ["stopped", "returned", "stopped"]),
+    ],
+)
+def test_node_says_what_it_does(state: Any, words: list[str]) -> None:
+    assert [node_state(View(state), node.node_id) for node in SPEC.nodes] == words
+
+
+def test_table_has_a_line_for_each_node_and_a_column_for_each_feed() -> None:
+    feeds = {
+        (1, "input"): FeedCount("input", rows_consumed=12_345, steps=10, epochs_done=1),
+        (2, "a&b"): FeedCount("a&b", rows_consumed=1),
+    }
+    html = as_html(SPEC, WORLD, View(RUNNING, feeds, pids={1: 4711}), "http://h:1/?a&b")
+    lines = html.split("<tr>")[1:]
+    assert len(lines) == 1 + 3
+    assert "feed &#x27;a&amp;b&#x27;</th>" in lines[0]
+    assert lines[1].count("<td") == 7
+    for cell in ("worker:0", "0", "10.0.0.1", "4711", "12,345 rows, 10 steps, 1 epoch", ""):
+        assert f">{cell}</td>" in lines[1]
+    assert 'href="http://h:1/?a&amp;b"' in html
+
+
+def test_table_of_a_failed_cluster_names_the_root_cause_and_nothing_of_it_is_html() -> None:
+    html = as_html(SPEC, WORLD, View(Failed(Roster(SPEC), (FAILURE,), world=WORLD)))
+    assert "NodeFailedError: worker:0" in html
+    assert "&lt;b&gt;no&lt;/b&gt;" in html
+    assert "<b>no" not in html
+    stopped = Stopped(Failed(Roster(SPEC), (), LaunchError("the job was <cancelled>")))
+    assert "LaunchError: the job was &lt;cancelled&gt;" in as_html(SPEC, WORLD, View(stopped))
 
 
 @dataclass
@@ -62,7 +115,7 @@ def a_terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     with open(side, "w", encoding="utf-8") as stream:
         monkeypatch.setattr(sys, "stderr", stream)
         monkeypatch.setattr(sys, "stdout", stream)
-        monkeypatch.setattr(progress, "PERIOD_S", 0.0)
+        monkeypatch.setattr(show, "PERIOD_S", 0.0)
         yield Terminal(main, stream)
     os.close(main)
 

@@ -1,0 +1,241 @@
+"""What the controller collects from several nodes until all have sent theirs.
+
+Runs in: driver
+
+Parts of checkpoints and values of `ctx.all_gather` (both pure), and answers to questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import msgspec
+
+from sparkdl.control.coverage import FeedCoverage
+from sparkdl.control.messages import (
+    MAX_MESSAGE_NBYTES,
+    AllGathered,
+    CheckpointCommit,
+    CheckpointDone,
+    CheckpointPart,
+    Gather,
+    ToAgent,
+)
+from sparkdl.core.checkpoint import CheckpointRef
+from sparkdl.core.world import World
+from sparkdl.driver.feeds.coverage import CoverageStore
+from sparkdl.driver.threads import Changed
+from sparkdl.node.checkpoint.manifest import Manifest
+
+
+class Checkpoints:
+    """The checkpoints under way in one world. Nothing of an older world counts.
+
+    Attributes:
+        books: what was fed, and what a checkpoint covers.
+    """
+
+    def __init__(self, cluster_id: str, books: CoverageStore) -> None:
+        self.books = books
+        self._cluster_id = cluster_id
+        self._generation = 0
+        self._parts: dict[int, dict[int, CheckpointPart]] = {}
+        self._last: dict[int, int] = {}
+        self._committing: dict[int, dict[str, FeedCoverage]] = {}
+
+    def part(
+        self, world: World, node_id: int, part: CheckpointPart, time_s: float
+    ) -> tuple[int, CheckpointCommit] | None:
+        """Take a node's part; return which node is to be told what, if any.
+
+        Args:
+            time_s: seconds since the epoch, for the manifest.
+        """
+        writers = {m.node.node_id: m for m in world.trainers if not m.role.is_server}
+        if part.generation != world.generation or node_id not in writers:
+            return None
+        self._renew(world.generation)
+        self._parts.setdefault(part.step, {})[node_id] = part
+        self._last[node_id] = part.step
+        leader = next(iter(writers))
+        step = self._last.get(leader)
+        if step is None or step not in self._parts or self._parts[step][leader].problem:
+            return None  # it waits for nobody
+        names = {node: member.node.name for node, member in writers.items()}
+        if problem := self._problem(step, leader, names):
+            self._parts = {s: p for s, p in self._parts.items() if s >= step}  # said once
+            return leader, CheckpointCommit(self._generation, step, problem=problem)
+        parts = self._parts[step]
+        missing = tuple(name for node, name in names.items() if node not in parts)
+        if missing:
+            return leader, CheckpointCommit(self._generation, step, missing=missing)
+        feeds = self.books.coverage(self._generation, {node: p.feeds for node, p in parts.items()})
+        self._parts = {s: p for s, p in self._parts.items() if s > step}
+        self._committing[step] = feeds
+        manifest = Manifest(
+            step, self._cluster_id, self._generation, time_s, tuple(names.values()), feeds
+        )
+        text = msgspec.json.encode(manifest).decode()
+        return leader, CheckpointCommit(self._generation, step, text)
+
+    def done(self, generation: int, message: CheckpointDone) -> CheckpointRef | None:
+        """Return the checkpoint that is complete; tell the feeds what it covers.
+
+        Args:
+            generation: of the world that there is now.
+        """
+        if message.generation != generation or generation != self._generation:
+            return None
+        feeds = self._committing.pop(message.step, None)
+        if feeds is None:
+            return None
+        self._committing.clear()
+        self.books.cover(feeds)
+        return CheckpointRef(message.url, message.step, generation)
+
+    def _renew(self, generation: int) -> None:
+        if generation != self._generation:
+            self._generation = generation
+            self._parts, self._last, self._committing = {}, {}, {}
+
+    def _problem(self, step: int, leader: int, names: Mapping[int, str]) -> str:
+        """Say why there will be no checkpoint of `step`; empty if there may be one."""
+        parts = self._parts[step]
+        for node, part in parts.items():
+            if part.problem:
+                return f"{names[node]} could not write its part: {part.problem}"
+        for node, name in names.items():
+            if node not in parts and self._last.get(node, -1) > step:
+                return (
+                    f"{name} has called ctx.checkpoint({self._last[node]}) without "
+                    f"ctx.checkpoint({step}); all nodes have to make the same checkpoints"
+                )
+        for earlier, others in self._parts.items():
+            if earlier < step and leader not in others:
+                node = next(iter(others))
+                return (
+                    f"{names[leader]} has called ctx.checkpoint({step}) without "
+                    f"ctx.checkpoint({earlier}), which {names[node]} has called; all nodes have to "
+                    "make the same checkpoints"
+                )
+        return ""
+
+
+MAX_GATHERED_NBYTES = MAX_MESSAGE_NBYTES // 4 * 3 - 64 * 1024
+"""All values together at most: what fits into one message, as base64."""
+
+
+class Gatherings:
+    """The gatherings under way in one world. Nothing of an older world counts."""
+
+    def __init__(self) -> None:
+        self._generation = 0
+        self._values: dict[int, dict[int, bytes]] = {}
+        self._returned: set[int] = set()
+
+    def give(self, world: World, node_id: int, given: Gather) -> list[AllGathered]:
+        """Take a node's value; return what the nodes that train are to be told, if anything."""
+        if given.generation != world.generation or node_id not in _members(world):
+            return []
+        self._renew(world)
+        self._values.setdefault(given.number, {})[node_id] = given.value
+        return self._ended(world, given.number)
+
+    def leave(self, world: World, node_id: int, generation: int) -> list[AllGathered]:
+        """Take that a node has returned from `map_fun`; return what the others are to be told."""
+        if generation != world.generation:
+            return []
+        self._renew(world)
+        self._returned.add(node_id)
+        return [answer for number in list(self._values) for answer in self._ended(world, number)]
+
+    def _ended(self, world: World, number: int) -> list[AllGathered]:
+        """Return the end of a gathering in a list; an empty one if it goes on."""
+        values, members = self._values[number], _members(world)
+        missing = [node for node in members if node not in values]
+        problem = ""
+        if gone := [members[node] for node in missing if node in self._returned]:
+            problem = f"{', '.join(gone)} returned from map_fun without it"
+        elif missing:
+            return []
+        elif (nbytes := sum(map(len, values.values()))) > MAX_GATHERED_NBYTES:
+            problem = (
+                f"the values take {nbytes} bytes together, and {MAX_GATHERED_NBYTES} at most can "
+                "travel through the driver; use the framework's own collectives for data"
+            )
+        del self._values[number]
+        given = () if problem else tuple(values[node] for node in members)
+        return [AllGathered(world.generation, number, given, problem)]
+
+    def _renew(self, world: World) -> None:
+        if world.generation != self._generation:
+            self._generation, self._values, self._returned = world.generation, {}, set()
+
+
+def _members(world: World) -> dict[int, str]:
+    """Return the names of the nodes that take part, by node id in the order of their ranks."""
+    return {m.node.node_id: m.node.name for m in world.trainers if not m.role.is_server}
+
+
+Question = Callable[[int], ToAgent]
+"""Makes the message, given the number that its answer brings back."""
+
+
+@dataclass
+class PendingRequest:
+    """One question to several nodes.
+
+    Attributes:
+        awaited: the nodes, by id, that have not answered yet.
+        answers: by node id.
+        numbers: of the messages on their way.
+    """
+
+    question: Question
+    awaited: set[int]
+    answers: dict[int, Any] = field(default_factory=dict)
+    numbers: list[int] = field(default_factory=list)
+
+
+class PendingRequests:
+    """Used on the controller's loop alone.
+
+    Args:
+        send: takes an agent's id and a message.
+        changed: held while an inquiry changes.
+    """
+
+    def __init__(self, send: Callable[[str, ToAgent], None], changed: Changed) -> None:
+        self._send = send
+        self._changed = changed
+        self._waiting: dict[int, tuple[PendingRequest, int]] = {}
+        self._numbers = count()
+
+    def ask(self, inquiry: PendingRequest, agents: Mapping[int, str]) -> None:
+        """Send the question to the agents of the nodes; nobody waits for one without an agent."""
+        for node_id in sorted(inquiry.awaited & agents.keys()):
+            number = next(self._numbers)
+            inquiry.numbers.append(number)
+            self._waiting[number] = inquiry, node_id
+            self._send(agents[node_id], inquiry.question(number))
+        with self._changed:
+            inquiry.awaited &= agents.keys()
+            self._changed.notify_all()
+
+    def answer(self, number: int, value: Any) -> None:
+        """Note an answer; one that nobody waits for any more is dropped."""
+        if number not in self._waiting:
+            return
+        inquiry, node_id = self._waiting.pop(number)
+        with self._changed:
+            inquiry.answers[node_id] = value
+            inquiry.awaited.discard(node_id)
+            self._changed.notify_all()
+
+    def forget(self, inquiry: PendingRequest) -> None:
+        """Wait for no more answers."""
+        for number in inquiry.numbers:
+            self._waiting.pop(number, None)

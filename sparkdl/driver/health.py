@@ -1,0 +1,386 @@
+"""Watches whether the training moves: hangs, and nodes that are slower than the others.
+
+Runs in: driver
+
+A training hangs when none of its nodes takes a step, reads a row or ends for `hang_timeout_s`.
+Steps are the batches of a feed, or of files that a node reads itself, and what user code reports
+with `ctx.report`. Nodes that report nothing of the kind are judged by whether they print anything.
+A node that has read all its rows while more may come is waiting to be fed.
+
+`look` and `compare` are pure and judge; `HangWatch` calls them now and then, and acts.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from sparkdl.control.messages import FeedCount, NodeActive
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.failure import Failure
+from sparkdl.core.spec import InputMode
+from sparkdl.driver.controller import Controller, View
+from sparkdl.driver.feeds.report import waits_in_vain
+from sparkdl.driver.lifecycle.state import NodesBlamed, Running
+
+PERIOD_S = 60.0
+"""Nodes are compared over so long."""
+SILENCE_S = 600.0
+"""The same stragglers are named this often at most."""
+_MIN_STEPS = 10
+"""Of the fastest node in a period, before others are compared with it."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far one node is, as far as anybody has told.
+
+    Attributes:
+        told: the last step of `ctx.report`, -1 for none.
+        batches: taken from feeds, and from files that the node reads itself.
+        rows: read from feeds.
+        log_nbytes: printed.
+        has_entered: it is in `map_fun`.
+        is_idle: it has read all rows that are there, and others may come.
+    """
+
+    node_id: int
+    node: str
+    rank: int
+    told: int = -1
+    batches: int = 0
+    rows: int = 0
+    log_nbytes: int = 0
+    has_entered: bool = True
+    is_idle: bool = False
+
+    @property
+    def tells(self) -> bool:
+        """Whether the node has told of steps or read rows."""
+        return self.told >= 0 or self.batches > 0 or self.rows > 0
+
+    def __str__(self) -> str:
+        return f"{self.node} (rank {self.rank})"
+
+
+def progress_of(
+    state: Running,
+    feeds: Mapping[tuple[int, str], FeedCount],
+    activity: Mapping[int, NodeActive],
+    have_feeds_ended: bool,
+) -> list[Progress]:
+    """Return the progress of the nodes that finish the job and have not returned.
+
+    Args:
+        feeds: by node id and feed, what nodes have said of their feeds.
+        activity: by node id, what they have said beside that.
+    """
+    may_be_fed = state.roster.spec.input_mode is InputMode.SPARK and not have_feeds_ended
+    found = []
+    servers = {m.node.node_id for m in state.world.members if m.role.is_server}
+    for member in state.world.members:
+        node_id = member.node.node_id
+        if not member.role.finishes_job or node_id in state.returned:
+            continue
+        its_own = {node_id, *(servers if member.role.is_chief else ())}  # a chief's steps are there
+        counts = [count for (node, _), count in feeds.items() if node in its_own]
+        can_be_fed = member.role.can_be_fed or (member.role.is_chief and bool(servers))
+        active = activity.get(node_id)
+        if active is None or active.generation != state.world.generation:
+            active = NodeActive(state.world.generation)
+        found.append(
+            Progress(
+                node_id,
+                member.node.name,
+                member.rank,
+                active.step,
+                sum(count.steps for count in counts) + active.batches,
+                sum(count.rows_consumed for count in counts),
+                active.log_nbytes,
+                node_id in state.in_map_fun,
+                may_be_fed and can_be_fed and all(map(_has_read_all, counts)),
+            )
+        )
+    return found
+
+
+def _has_read_all(count: FeedCount) -> bool:
+    """Whether a node waits for rows of a feed, or wants none.
+
+    Epochs from its log are to be read as well, and rows that wait for those of the next epoch, as
+    in a stream, cannot be.
+    """
+    if count.closed or count.closed_to >= count.epoch:
+        return True
+    has_read = count.rows_consumed + count.rows_dropped >= count.rows_received
+    return count.epochs_done > count.cut and (has_read or not count.epoch_rows)
+
+
+def steps_of(nodes: Sequence[Progress]) -> tuple[str, dict[int, int]]:
+    """Return what can be compared, `step` or `batch`, and how many of them by node id."""
+    if any(node.told >= 0 for node in nodes):
+        return "step", {node.node_id: node.told for node in nodes}
+    return "batch", {node.node_id: node.batches if node.tells else -1 for node in nodes}
+
+
+@dataclass(frozen=True)
+class Stragglers:
+    """How the nodes have kept up with each other.
+
+    Attributes:
+        steps: by node id, at the beginning of the period.
+        looks: at the nodes, within the period.
+        awaited: by node id, at how many of them the others had no rows and this one had.
+        named: the stragglers that were named last, at `named_s`.
+    """
+
+    generation: int = -1
+    unit: str = ""
+    steps: Mapping[int, int] = field(default_factory=dict)
+    since_s: float = 0.0
+    looks: int = 0
+    awaited: Mapping[int, int] = field(default_factory=dict)
+    named: frozenset[int] = frozenset()
+    named_s: float = 0.0
+
+
+def compare(
+    pace: Stragglers, generation: int, nodes: Sequence[Progress], now_s: float
+) -> tuple[Stragglers, str]:
+    """Return what is known now and, at a period's end, which nodes do not keep up, or nothing.
+
+    A straggler took less than half the steps of the fastest node in the period; or it had unread
+    rows for most of it while no other had any, so that the feed waited for it.
+    """
+    unit, steps = steps_of(nodes)
+    if generation != pace.generation or unit != pace.unit or steps.keys() != pace.steps.keys():
+        return Stragglers(generation, unit, steps, now_s), ""
+    busy = [node.node_id for node in nodes if not node.is_idle]
+    awaited = dict(pace.awaited)
+    if len(busy) == 1 < len(nodes):
+        awaited[busy[0]] = awaited.get(busy[0], 0) + 1
+    pace = replace(pace, looks=pace.looks + 1, awaited=awaited)
+    if now_s - pace.since_s < PERIOD_S:
+        return pace, ""
+    slow = _stragglers(pace, nodes, steps)
+    is_known = slow.keys() == pace.named and now_s - pace.named_s < SILENCE_S
+    if not slow or is_known:
+        return Stragglers(
+            generation, unit, steps, now_s, named=pace.named, named_s=pace.named_s
+        ), ""
+    text = f"slower than the others for {now_s - pace.since_s:.0f} s: {'; '.join(slow.values())}"
+    return Stragglers(generation, unit, steps, now_s, named=frozenset(slow), named_s=now_s), text
+
+
+def _stragglers(
+    pace: Stragglers, nodes: Sequence[Progress], steps: Mapping[int, int]
+) -> dict[int, str]:
+    taken = {node_id: steps[node_id] - pace.steps[node_id] for node_id in steps}
+    most = max(taken.values(), default=0)
+    slow = {}
+    for node in nodes:
+        if most >= _MIN_STEPS and taken[node.node_id] * 2 < most:
+            slow[node.node_id] = f"{node} took {taken[node.node_id]} steps, the fastest {most}"
+        elif pace.awaited.get(node.node_id, 0) * 2 > pace.looks:
+            slow[node.node_id] = f"{node} has rows to read while the others wait for some"
+    return slow
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A training that stands still.
+
+    Attributes:
+        behind: the nodes with the fewest steps; all, if none has more than another.
+        ahead: the others.
+        unit: what `steps` counts: `step` as told by user code, or `batch`.
+        steps: by node id.
+        still_s: for how long.
+    """
+
+    generation: int
+    behind: tuple[Progress, ...]
+    ahead: tuple[Progress, ...]
+    unit: str
+    steps: Mapping[int, int]
+    still_s: float
+
+    def describe(self) -> str:
+        """Return the finding in words."""
+        text = f"no step, no row and no exit in any node for {self.still_s:.0f} s"
+        if not self.ahead:
+            return f"{text}; {self._told(self.behind, 'all nodes')}"
+        behind = ", ".join(f"{node} at {self._at(node)}" for node in self.behind)
+        ahead = ", ".join(f"{node} at {self._at(node)}" for node in self.ahead)
+        return f"{text}; behind: {behind}; ahead: {ahead}"
+
+    def message(self, node: Progress) -> str:
+        """Return the message of a failure of `node`."""
+        text = f"made no progress for {self.still_s:.0f} s, at {self._at(node)}"
+        if not self.ahead:
+            return text
+        first = max(self.ahead, key=lambda other: self.steps[other.node_id])
+        return f"{text}, while {first} is at {self._at(first)}"
+
+    def _told(self, nodes: Sequence[Progress], who: str) -> str:
+        steps = self.steps[nodes[0].node_id]
+        return f"{who} at {self._at(nodes[0])}" if steps >= 0 else f"{who} before their first step"
+
+    def _at(self, node: Progress) -> str:
+        steps = self.steps[node.node_id]
+        return f"{self.unit} {steps}" if steps >= 0 else f"no {self.unit} yet"
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What has been seen so far.
+
+    Attributes:
+        since_s: when anything has changed last.
+        looked_s: when it was looked last.
+        is_told: this standstill has been told of.
+    """
+
+    generation: int = -1
+    signs: Mapping[int, object] = field(default_factory=dict)
+    since_s: float = 0.0
+    looked_s: float = 0.0
+    is_told: bool = False
+
+
+def look(
+    watch: Watch,
+    generation: int,
+    nodes: Sequence[Progress],
+    now_s: float,
+    timeout_s: float,
+    start_s: float = 0.0,
+) -> tuple[Watch, Hang | None]:
+    """Return what is known now, and a hang if there is one that has not been told of.
+
+    Args:
+        nodes: those whose `map_fun` finishes the job and has not returned.
+        start_s: how long nodes may take to enter `map_fun`, if that is longer than `timeout_s`.
+    """
+    asleep_s = now_s - watch.looked_s
+    if asleep_s > timeout_s / 2:  # the driver itself stood still: it has not heard what came
+        watch = replace(watch, since_s=watch.since_s + asleep_s)
+    judged = [node for node in nodes if node.tells] or list(nodes)
+    signs = {node.node_id: _sign(node) for node in judged}
+    is_waiting = all(node.is_idle for node in judged)
+    if is_waiting or generation != watch.generation or signs != watch.signs:
+        return Watch(generation, signs, now_s, now_s), None
+    watch = replace(watch, looked_s=now_s)
+    still_s = now_s - watch.since_s
+    are_in = all(node.has_entered for node in nodes)
+    if watch.is_told or still_s < (timeout_s if are_in else max(timeout_s, start_s)):
+        return watch, None
+    return replace(watch, is_told=True), _hang(generation, nodes, still_s)
+
+
+def _sign(node: Progress) -> object:
+    if node.tells:
+        return node.told, node.batches, node.rows
+    return node.has_entered, node.log_nbytes
+
+
+def _hang(generation: int, nodes: Sequence[Progress], still_s: float) -> Hang:
+    unit, steps = steps_of(nodes)
+    fewest = min(steps.values())
+    behind = tuple(node for node in nodes if steps[node.node_id] == fewest)
+    ahead = tuple(node for node in nodes if steps[node.node_id] > fewest)
+    return Hang(generation, behind, ahead, unit, steps, still_s)
+
+
+_log = logging.getLogger(__name__)
+
+MAX_PERIOD_S = 5.0
+STACKS_S = 5.0
+"""How long the agents have to bring the stacks of their children."""
+
+
+class HangWatch:
+    """Watches one cluster on its controller's loop, until that is closed."""
+
+    def __init__(self, controller: Controller, timeout_s: float) -> None:
+        self._controller = controller
+        self._timeout_s = timeout_s
+        self._period_s = min(MAX_PERIOD_S, timeout_s / 8)
+        self._watch = Watch()
+        self._pace = Stragglers()
+
+    def start(self) -> None:
+        """Look now and then, from now on."""
+        self._controller.soon(self._turn)
+
+    def _turn(self) -> None:
+        view = self._controller.view
+        self._watch, hang = self._look(view)
+        if hang:  # in a thread, for the answers come on the loop
+            threading.Thread(
+                target=self._tell, args=(hang,), name="sparkdl-hang", daemon=True
+            ).start()
+        if isinstance(view.state, Running):
+            nodes = _progress(view, view.state)
+            generation = view.state.world.generation
+            self._pace, slow = compare(self._pace, generation, nodes, time.monotonic())
+            if slow:
+                _log.warning("Cluster %s: %s", self._controller.spec.cluster_id, slow)
+        self._controller.later(self._period_s, self._turn)
+
+    def _look(self, view: View) -> tuple[Watch, Hang | None]:
+        if not isinstance(view.state, Running):
+            return Watch(), None
+        nodes = _progress(view, view.state)
+        generation, now_s = view.state.world.generation, time.monotonic()
+        start_s = self._controller.spec.settings.reservation_timeout_s
+        return look(self._watch, generation, nodes, now_s, self._timeout_s, start_s)
+
+    def _tell(self, hang: Hang) -> None:
+        settings = self._controller.spec.settings
+        found_s = self._controller.wall_s()
+        stacks = self._controller.fetch_stacks(Deadline.after(STACKS_S))
+        spec = self._controller.spec
+        vain = self._controller.look(lambda view: waits_in_vain(spec, view.feeds))
+        vain = vain and f"; {vain}"
+        _log.warning(
+            "Cluster %s: %s%s (hang_timeout=%g s, hang_action=%r)\n%s",
+            self._controller.spec.cluster_id,
+            hang.describe(),
+            vain,
+            self._timeout_s,
+            settings.hang_action,
+            "\n".join(f"Stacks of {node}:\n{text.rstrip()}" for node, text in stacks.items()),
+        )
+        goes_on = not self._controller.look(lambda view: self._look(view)[0].is_told)
+        if settings.hang_action == "report" or goes_on:
+            return
+        hosts, pids = self._controller.look(lambda view: (_hosts(view), dict(view.pids)))
+        failures = tuple(
+            Failure(
+                node=node.node,
+                kind="hang",
+                message=hang.message(node) + vain,
+                time_s=found_s,
+                node_id=node.node_id,
+                rank=node.rank,
+                host=hosts.get(node.node_id, ""),
+                pid=pids.get(node.node_id, 0),
+                traceback=stacks.get(node.node, ""),
+                generation=hang.generation,
+            )
+            for node in hang.behind
+        )
+        self._controller.submit(NodesBlamed(hang.generation, failures))
+
+
+def _hosts(view: View) -> dict[int, str]:
+    world = getattr(view.state, "world", None)
+    return {m.node.node_id: m.host for m in world.members} if world else {}
+
+
+def _progress(view: View, state: Running) -> list[Progress]:
+    return progress_of(state, view.feeds, view.activity, view.have_feeds_ended)

@@ -1,4 +1,0 @@
-"""Trainings that stand still, and nodes that do not keep up.
-
-Runs in: driver
-"""
