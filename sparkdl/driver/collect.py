@@ -35,11 +35,11 @@ class Checkpoints:
     """The checkpoints under way in one world. Nothing of an older world counts.
 
     Attributes:
-        books: what was fed, and what a checkpoint covers.
+        coverage: what was fed, and what a checkpoint covers.
     """
 
-    def __init__(self, cluster_id: str, books: CoverageStore) -> None:
-        self.books = books
+    def __init__(self, cluster_id: str, coverage: CoverageStore) -> None:
+        self.coverage = coverage
         self._cluster_id = cluster_id
         self._generation = 0
         self._parts: dict[int, dict[int, CheckpointPart]] = {}
@@ -72,7 +72,8 @@ class Checkpoints:
         missing = tuple(name for node, name in names.items() if node not in parts)
         if missing:
             return leader, CheckpointCommit(self._generation, step, missing=missing)
-        feeds = self.books.coverage(self._generation, {node: p.feeds for node, p in parts.items()})
+        used = {node: part.feeds for node, part in parts.items()}
+        feeds = self.coverage.coverage(self._generation, used)
         self._parts = {s: p for s, p in self._parts.items() if s > step}
         self._committing[step] = feeds
         manifest = Manifest(
@@ -93,7 +94,7 @@ class Checkpoints:
         if feeds is None:
             return None
         self._committing.clear()
-        self.books.cover(feeds)
+        self.coverage.cover(feeds)
         return CheckpointRef(message.url, message.step, generation)
 
     def _renew(self, generation: int) -> None:

@@ -399,7 +399,7 @@ class Controller:
                 self._server.send(roster.agents[word[0]].hello.agent_id, word[1])
         elif ref := self.checkpoints.done(world.generation, message):
             _log.info("Cluster %s: checkpoint %s is complete", self.spec.cluster_id, ref.url)
-            for feed, epoch in self.checkpoints.books.covered_to(world.generation).items():
+            for feed, epoch in self.checkpoints.coverage.covered_to(world.generation).items():
                 if epoch:
                     self._broadcast(FeedCovered(feed, epoch), set(roster.agents), None)
             self._handle(states.CheckpointMade(ref))

@@ -397,13 +397,13 @@ class Cluster:
         self.ending.wait()
 
     def _asking(self, name: str, timeout_s: float | None) -> FeedSpec:
-        order = self._feeds.order(name, timeout_s)
+        spec = self._feeds.feed_spec(name, timeout_s)
         if any(member.role.is_server for member in self.world.fed):
             raise ConfigError(
                 "inference is answered by map_fun, which the workers of parameter servers do not "
                 "run; load the saved model in a cluster without num_ps"
             )
-        return order
+        return spec
 
     def _still_running(self) -> str:
         returned = self._controller.look(

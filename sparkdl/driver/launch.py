@@ -260,7 +260,7 @@ def _start(
             where.forget_task,
         )
         if resumed:
-            controller.checkpoints.books.restore(resumed.manifest.feeds)
+            controller.checkpoints.coverage.restore(resumed.manifest.feeds)
         ending.controller = controller
         host = environment.driver_host or where.driver_host()
         address = controller.start(host, environment.driver_ports)

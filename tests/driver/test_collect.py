@@ -154,16 +154,16 @@ def test_part_that_the_first_node_could_not_write_is_its_own_matter() -> None:
 
 
 def test_checkpoint_counts_when_it_is_done_and_the_feeds_hear_what_it_covers() -> None:
-    books = CoverageStore()
-    checkpoints = Checkpoints("c", books)
+    coverage = CoverageStore()
+    checkpoints = Checkpoints("c", coverage)
     used: list[EpochRows] = [{1: {0: ((5 * n, 5 * n + 3),)}} for n in (0, 1)]
     covered = {"parquet:0": FeedCoverage(0, {0: {1: {0: ((0, 3), (5, 8))}}})}
     calls = [(n, CheckpointPart(0, 5, {"parquet:0": used[n]})) for n in (0, 1)]
     assert manifest_of(told(checkpoints, *calls)[-1]).feeds == covered
     assert checkpoints.done(0, CheckpointDone(0, 6, "url")) is None, "nobody was told to"
-    assert not books.coverage(0, {})
+    assert not coverage.coverage(0, {})
     assert checkpoints.done(0, CheckpointDone(0, 5, "url")) == CheckpointRef("url", 5, 0)
-    assert books.coverage(0, {}) == covered
+    assert coverage.coverage(0, {}) == covered
     assert checkpoints.done(0, CheckpointDone(0, 5, "url")) is None, "once is enough"
 
 

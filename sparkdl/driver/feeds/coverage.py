@@ -79,7 +79,7 @@ class Call:
     """
 
     number: int
-    asked: FeedRequest
+    request: FeedRequest
     run: str
     shape: CallShape = UNKNOWN
     whole: int = 0
@@ -105,7 +105,7 @@ class Call:
         """Return the epochs of which there are rows to feed."""
         return [
             EpochLeft(epoch, self.covered.get(epoch, {}))
-            for epoch in range(self.whole, self.asked.epochs)
+            for epoch in range(self.whole, self.request.epochs)
             if not self._is_whole(self.covered.get(epoch, {}))
         ]
 
@@ -165,12 +165,12 @@ M = TypeVar("M", bound=Callable[..., Any])
 
 
 def _locked(method: M) -> M:
-    """Have one thread at a time in a book."""
+    """Have one thread at a time in a history."""
 
     @wraps(method)
-    def call(book: Any, *args: Any, **options: Any) -> Any:
-        with book._lock:
-            return method(book, *args, **options)
+    def call(history: Any, *args: Any, **options: Any) -> Any:
+        with history._lock:
+            return method(history, *args, **options)
 
     return call  # type: ignore[return-value]
 
@@ -202,22 +202,22 @@ class CallHistory:
         self._restored = coverage
 
     @_locked
-    def add(self, asked: FeedRequest) -> Call:
+    def add(self, request: FeedRequest) -> Call:
         """Enter a call.
 
         Raises:
             ConfigError: if an earlier run has fed a part of it, and it had other data.
         """
-        if asked.is_micro_batch:
+        if request.is_micro_batch:
             number, self._next_micro_batch = self._next_micro_batch, self._next_micro_batch - 1
         else:
             number, self._next_number = self._next_number, self._next_number + 1
-        call = Call(number, asked, uuid.uuid4().hex, asked.shape)
+        call = Call(number, request, uuid.uuid4().hex, request.shape)
         if 0 <= number < self._restored.calls:
-            call.whole = asked.epochs
+            call.whole = request.epochs
         elif number >= 0 and number in self._restored.rows:
             before = self._restored.shapes.get(number, UNKNOWN)
-            call.shape = agreed(self._feed, before, asked.shape)
+            call.shape = agreed(self._feed, before, request.shape)
             call.take(self._restored.rows[number])
         self._calls[number] = call
         return call
@@ -235,7 +235,7 @@ class CallHistory:
         self._owners, self._next_epoch = {}, 0
         for call in self._calls.values():
             call.has_ended_early = False
-        lost = [c for c in self._calls.values() if c.asked.is_micro_batch and c.fed_in >= 0]
+        lost = [c for c in self._calls.values() if c.request.is_micro_batch and c.fed_in >= 0]
         for call in lost:
             del self._calls[call.number]
         return lost
@@ -298,7 +298,7 @@ class CallHistory:
                     found.setdefault(number, []).append({own: rows})
         first, rows_by_call, shapes = self._first, dict[int, EpochRows](), dict[int, CallShape]()
         for number, call in sorted(self._calls.items()):
-            now = Call(number, call.asked, call.run, call.shape, call.whole)
+            now = Call(number, call.request, call.run, call.shape, call.whole)
             now.covered = merge_epochs([call.covered, *found.get(number, ())])
             left = [] if self._is_passed(call, reached) else now.left()
             if not left and number == first:
@@ -310,7 +310,7 @@ class CallHistory:
                 }
                 shapes[number] = call.shape
             elif not left:
-                rows_by_call[number] = {call.asked.epochs: {}}
+                rows_by_call[number] = {call.request.epochs: {}}
         return FeedCoverage(first, rows_by_call, shapes)
 
     @_locked
@@ -328,7 +328,7 @@ class CallHistory:
         """A checkpoint is complete that covers this."""
         for number, call in self._calls.items():
             if 0 <= number < coverage.calls:
-                call.whole = call.asked.epochs
+                call.whole = call.request.epochs
             else:
                 call.take(coverage.rows.get(number, {}))
         self._forget()
@@ -342,8 +342,8 @@ class CallHistory:
         """Let go of calls, and of data, that are not needed any more."""
         for number, call in list(self._calls.items()):
             is_over = call.fed_in == self._generation or call.is_broken or not call.left()
-            if is_over and (call.asked.is_micro_batch or not self._keeps or not call.left()):
-                call.asked = replace(call.asked, data=None)
+            if is_over and (call.request.is_micro_batch or not self._keeps or not call.left()):
+                call.request = replace(call.request, data=None)
             is_done = not call.left() and number <= self._first
             if is_done or (is_over and not self._keeps):
                 del self._calls[number]
@@ -352,7 +352,7 @@ class CallHistory:
 
 
 class CoverageStore:
-    """The books of all feeds.
+    """The histories of all feeds, and what checkpoints cover of them.
 
     Args:
         keeps: see `CallHistory`.
@@ -360,20 +360,20 @@ class CoverageStore:
 
     def __init__(self, keeps: bool = True) -> None:
         self._keeps = keeps
-        self._books: dict[str, CallHistory] = {}
+        self._histories: dict[str, CallHistory] = {}
         self._restored: dict[str, FeedCoverage] = {}
 
     @property
     def by_feed(self) -> dict[str, CallHistory]:
-        """The books by feed, of feeds that have been fed."""
-        return dict(self._books)
+        """The histories by feed, of feeds that have been fed."""
+        return dict(self._histories)
 
-    def book(self, feed: str) -> CallHistory:
-        """Return the book of a feed, which comes into being when it is first named."""
-        if feed not in self._books:
-            self._books[feed] = CallHistory(feed, self._keeps)
-            self._books[feed].restore(self._restored.get(feed, FeedCoverage()))
-        return self._books[feed]
+    def history(self, feed: str) -> CallHistory:
+        """Return the history of a feed, which comes into being when it is first named."""
+        if feed not in self._histories:
+            self._histories[feed] = CallHistory(feed, self._keeps)
+            self._histories[feed].restore(self._restored.get(feed, FeedCoverage()))
+        return self._histories[feed]
 
     def restore(self, coverage: Mapping[str, FeedCoverage]) -> None:
         """Begin with what a checkpoint of an earlier run covers."""
@@ -392,10 +392,10 @@ class CoverageStore:
         """
         feeds = {feed for part in parts.values() for feed in part}
         covered = {}
-        for feed in sorted({*feeds, *self._books, *self._restored}):
+        for feed in sorted({*feeds, *self._histories, *self._restored}):
             found = [part[feed] for part in parts.values() if feed in part]
-            if feed in self._books:
-                covered[feed] = self._books[feed].coverage(generation, found)
+            if feed in self._histories:
+                covered[feed] = self._histories[feed].coverage(generation, found)
             else:
                 before = self._restored.get(feed, FeedCoverage())
                 rows = merge_epochs([before.rows.get(0, {}), *found])
@@ -406,12 +406,12 @@ class CoverageStore:
 
     def covered_to(self, generation: int) -> dict[str, int]:
         """Return by feed the first epoch of `generation` that is not covered as a whole."""
-        return {feed: book.covered_to(generation) for feed, book in self.by_feed.items()}
+        return {feed: history.covered_to(generation) for feed, history in self.by_feed.items()}
 
     def cover(self, coverage: Mapping[str, FeedCoverage]) -> None:
         """A checkpoint is complete that covers this."""
         for feed, covered in coverage.items():
-            if feed in self._books:
-                self._books[feed].cover(covered)
+            if feed in self._histories:
+                self._histories[feed].cover(covered)
             else:
                 self._restored[feed] = covered

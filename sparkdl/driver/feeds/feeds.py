@@ -241,9 +241,6 @@ class Feeds:
 
     Args:
         world: returns the nodes as they are now.
-
-    Attributes:
-        books: what was fed, and what a checkpoint covers.
     """
 
     def __init__(
@@ -253,21 +250,22 @@ class Feeds:
         self._controller = controller
         self._executor = executor
         self._world = world
-        self.books = controller.checkpoints.books
         self._streams: dict[str, StreamFeed] = {}
         self._fed_batches: dict[str, dict[str, int]] = {}
         """The last micro-batch that the nodes had whole, by feed and query."""
         self._is_closed = False
         settings = self._spec.settings
-        self._order = FeedSpec("", 0, "", (), token, settings.feed_timeout_s)
+        self._feed_spec = FeedSpec("", 0, "", (), token, settings.feed_timeout_s)
         if settings.max_restarts:
             patience_s = settings.elastic_timeout_s + 2 * MAX_BACKOFF_S
-            self._order = replace(self._order, patience_s=patience_s)
+            self._feed_spec = replace(self._feed_spec, patience_s=patience_s)
         self._runner: FeedRunner | None = None
         if self._spec.input_mode is InputMode.SPARK:
-            self._runner = FeedRunner(controller, executor, self.books, self._order)
+            self._runner = FeedRunner(
+                controller, executor, controller.checkpoints.coverage, self._feed_spec
+            )
 
-    def order(self, name: str, timeout_s: float | None, to: str | None = None) -> FeedSpec:
+    def feed_spec(self, name: str, timeout_s: float | None, to: str | None = None) -> FeedSpec:
         """Return what feeders are told; `Cluster.feed` says what is raised."""
         self._open_runner().raise_problem()
         timeout = self._spec.settings.feed_timeout_s if timeout_s is None else timeout_s
@@ -275,37 +273,39 @@ class Feeds:
             raise ConfigError(f"timeout_s={timeout} must be above zero seconds")
         world = self._world()
         return replace(
-            self._order,
+            self._feed_spec,
             feed=name,
             targets=feed_targets(fed_members(world, to)),
             timeout_s=timeout,
             generation=world.generation,
         )
 
-    def feed(self, name: str, asked: FeedRequest, show: bool | None) -> FeedReport:
+    def feed(self, name: str, request: FeedRequest, show: bool | None) -> FeedReport:
         """Feed data, see `Cluster.feed`.
 
         Args:
             show: a progress bar; `None` where somebody looks.
         """
-        self.order(name, asked.timeout_s, asked.to)  # raises what is wrong
-        if asked.epochs < 1:
-            raise ConfigError(f"epochs={asked.epochs} must be at least 1")
-        if asked.epochs > 1 and isinstance(asked.data, Iterator):
-            kind = type(asked.data).__name__
-            raise ConfigError(f"a {kind} can be read once, and epochs={asked.epochs}; give a list")
+        self.feed_spec(name, request.timeout_s, request.to)  # raises what is wrong
+        if request.epochs < 1:
+            raise ConfigError(f"epochs={request.epochs} must be at least 1")
+        if request.epochs > 1 and isinstance(request.data, Iterator):
+            kind = type(request.data).__name__
+            raise ConfigError(
+                f"a {kind} can be read once, and epochs={request.epochs}; give a list"
+            )
         self._check_no_stream(name)
-        data = listed(asked.data, self._spec)
+        data = listed(request.data, self._spec)
         shape = CallShape(1, {0: data.num_rows}) if isinstance(data, ParquetSource) else UNKNOWN
-        return self._call(name, replace(asked, data=data, shape=shape), show)
+        return self._call(name, replace(request, data=data, shape=shape), show)
 
     def open_stream(self, name: str, timeout_s: float | None, to: str | None) -> StreamFeed:
         """Return what feeds a stream, see `Cluster.open_stream`."""
         self._check_no_stream(name)
-        self.order(name, timeout_s, to)  # raises what is wrong
+        self.feed_spec(name, timeout_s, to)  # raises what is wrong
 
         def feed(data: Any) -> FeedReport:
-            self.order(name, timeout_s, to)
+            self.feed_spec(name, timeout_s, to)
             return self._call(name, FeedRequest(data, 1, timeout_s, to, is_micro_batch=True), False)
 
         fed_batches = self._fed_batches.setdefault(name, {})
@@ -363,16 +363,16 @@ class Feeds:
             raise failure
         return self._runner
 
-    def _call(self, name: str, asked: FeedRequest, show: bool | None) -> FeedReport:
+    def _call(self, name: str, request: FeedRequest, show: bool | None) -> FeedReport:
         """Have a call fed, in a thread that no interrupt reaches; return its report."""
 
         def call() -> FeedReport:
             carrier = JobThread(f"sparkdl-job-{name}", self._executor.thread)
             try:
                 rows, hide_others = partial(runner.rows_to_read, name), self._executor.hide_progress
-                with FeedBar(name, asked.epochs, show, rows, hide_others) as bar:
+                with FeedBar(name, request.epochs, show, rows, hide_others) as bar:
                     show_rows = partial(self._show_rows, name, bar)
-                    ask = partial(FeedAsked, asked=asked)
+                    ask = partial(FeedAsked, request=request)
                     report: FeedReport = runner.ask(name, ask, carrier, show_rows)
                     show_rows(is_last=True)
                     return report
@@ -405,8 +405,8 @@ def listed(data: Any, spec: ClusterSpec) -> Any:
     Raises:
         ConfigError: if there are no such files, or they cannot be read, see `list_files`.
     """
-    asked = parquet_paths(data)
-    if asked is None:
+    named = parquet_paths(data)
+    if named is None:
         return data
-    paths = [absolute_url(path, spec.default_fs, spec.working_dir) for path in asked.paths]
-    return list_files(paths, asked.columns, asked.options)
+    paths = [absolute_url(path, spec.default_fs, spec.working_dir) for path in named.paths]
+    return list_files(paths, named.columns, named.options)

@@ -127,7 +127,7 @@ def report(
 def covered_report(call: Call) -> FeedReport:
     """Return the report of a call of which a checkpoint covers all rows, perhaps since a moment."""
     covered = call.rows_covered
-    return FeedReport(call.asked.epochs, rows_used=covered, rows_covered=covered)
+    return FeedReport(call.request.epochs, rows_used=covered, rows_covered=covered)
 
 
 def _why(node: str, unread: int, has_left: bool, now: FeedCount) -> str:

@@ -119,16 +119,16 @@ class FeedRunner:
     """The feeds of a cluster, each in its state. Public methods may be called from any thread.
 
     Args:
-        order: what holds for all calls of all feeds.
+        spec: what holds for all calls of all feeds.
     """
 
     def __init__(
-        self, controller: Controller, executor: Executor, books: CoverageStore, order: FeedSpec
+        self, controller: Controller, executor: Executor, coverage: CoverageStore, spec: FeedSpec
     ) -> None:
         self._controller = controller
         self._executor = executor
-        self._books = books
-        self._order = order
+        self._coverage = coverage
+        self._spec = spec
         self._states: dict[str, State] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._tickets = count()
@@ -244,12 +244,12 @@ class FeedRunner:
             self._tell_ends()
 
     def _new(self, name: str) -> Idle:
-        order = replace(self._order, feed=name)
+        spec = replace(self._spec, feed=name)
         settings = self._controller.spec.settings
         # A node that cannot be reached is known to be lost after its lease at the latest.
         reason_s = REASON_S + (settings.lease_s if settings.max_restarts else 0.0)
         nodes = _nodes(self._controller.view, name)
-        return Idle(Feed(self._books.book(name), order, reason_s, nodes))
+        return Idle(Feed(self._coverage.history(name), spec, reason_s, nodes))
 
     def _perform(self, name: str, action: Action) -> None:
         match action:
@@ -340,7 +340,7 @@ class FeedRunner:
             if (name, action.job) in self._cancelled:
                 event = JobBroke(action.job, FeedClosedError(f"feed {name!r} was cancelled"))
             else:
-                fed = self._executor.feed(action.data, action.order)
+                fed = self._executor.feed(action.data, action.spec)
                 event = JobEnded(action.job, tuple(fed))
         except Exception as error:  # noqa: BLE001 (raised where somebody waits for the call)
             is_of_data = isinstance(error, (ConfigError, FeedTypeError))

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from sparkdl.control.messages import FeedCount, Granted, ReadShare, ToAgent
 from sparkdl.core.errors import SparkdlError
@@ -88,11 +88,11 @@ class FeedAsked:
     """Somebody waits for the rows of a `feed` call.
 
     Attributes:
-        call: its entry in the book, once its turn has come.
+        call: its entry in the history, once its turn has come.
     """
 
     ticket: int
-    asked: FeedRequest
+    request: FeedRequest
     call: Call | None = None
 
 
@@ -120,15 +120,15 @@ class Feed:
     """What is known of a feed whatever it is doing.
 
     Attributes:
-        book: its calls, and which of their rows a checkpoint covers.
-        order: what holds for every call: the token, the feed timeout where a call names none.
+        history: its calls, and which of their rows a checkpoint covers.
+        spec: what holds for every call: the token, the feed timeout where a call names none.
         reason_s: how long to wait for what explains that feeders have lost a node.
         requests: who waits for what, in order. The first `FeedAsked` may be under way.
         last_job: the number of the Spark job that was started last.
     """
 
-    book: CallHistory
-    order: FeedSpec
+    history: CallHistory
+    spec: FeedSpec
     reason_s: float
     nodes: Nodes = Nodes()
     requests: tuple[Request, ...] = ()
@@ -138,7 +138,7 @@ class Feed:
     @property
     def name(self) -> str:
         """The feed's name."""
-        return self.order.feed
+        return self.spec.feed
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Run:
 
     Attributes:
         left: the epochs of which there are rows to feed.
-        order: what feeders are told; its `epoch` is the number of the first of them.
+        spec: what feeders are told; its `epoch` is the number of the first of them.
         members: the nodes that are fed.
         before: what they had received and read when it began.
         covered: rows of the call that a checkpoint covered when it began.
@@ -168,7 +168,7 @@ class Run:
 
     call: Call
     left: tuple[EpochLeft, ...]
-    order: FeedSpec
+    spec: FeedSpec
     members: tuple[Member, ...]
     before: Mapping[int, FeedCount]
     covered: int
@@ -190,12 +190,12 @@ class Run:
     @property
     def first(self) -> int:
         """The number of the first epoch."""
-        return self.order.epoch
+        return self.spec.epoch
 
     @property
     def last(self) -> int:
         """The number of the last epoch."""
-        return self.order.epoch + len(self.left) - 1
+        return self.spec.epoch + len(self.left) - 1
 
     @property
     def rows(self) -> int:
@@ -203,9 +203,9 @@ class Run:
         return self.call.rows_of(self.left)
 
     @property
-    def goes_on(self) -> bool:
+    def is_micro_batch(self) -> bool:
         """Whether the nodes read what this call feeds, and what the next one does, as one."""
-        return self.call.asked.is_micro_batch
+        return self.call.request.is_micro_batch
 
     @property
     def node_ids(self) -> frozenset[int]:
@@ -252,7 +252,7 @@ class Delivering:
 
     feed: Feed
     run: Run
-    order: FeedSpec
+    spec: FeedSpec
     job: int
     deadline_s: float
     shares: Mapping[int, ReadShare] = field(default_factory=dict)
@@ -424,7 +424,7 @@ class StartJob:
 
     job: int
     data: Any
-    order: FeedSpec
+    spec: FeedSpec
     ticket: int | None
 
 
@@ -465,15 +465,18 @@ class Warn:
 
 
 Action = Send | StartJob | CancelJob | FetchLines | Answer | KeepProblem | Warn
-Step = tuple[State, list[Action]]
+S = TypeVar("S", bound=State)
+R = TypeVar("R", bound=Running)
+Step = tuple[S, list[Action]]
+"""What a handler returns: `Step[Cutting | Idle]` where one of these is what comes next."""
 
 
-def with_feed(state: Any, **changes: Any) -> Any:
+def with_feed(state: S, **changes: Any) -> S:
     """Return the state with changes to what is known of the feed."""
     return replace(state, feed=replace(state.feed, **changes))
 
 
-def with_run(state: Any, **changes: Any) -> Any:
+def with_run(state: R, **changes: Any) -> R:
     """Return the state with changes to its run."""
     return replace(state, run=replace(state.run, **changes))
 

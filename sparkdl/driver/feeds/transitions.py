@@ -2,18 +2,15 @@
 
 Runs in: driver
 
-    Idle ─▶ Opening ─▶ Delivering ─▶ Cutting ─▶ Reading ─▶ Idle        a call of one epoch
-              restart     ▲            │
-                          └─next epoch─┘
-
-    Delivering ─▶ Explaining      the job failed, or rows were refused: a node may say why
-    Delivering, Reading ─▶ Blaming      nothing moves: the log of the node that stands still
-    any ─▶ CuttingShort | Holding ─▶ Idle      the call ends early, and all nodes must agree where
-
 `step(state, event, now_s)` returns the next state and the actions that the runner has to perform.
-All transitions are in `TRANSITIONS`; a pair that is not there is a bug and raises
-`IllegalTransitionError`. States, events and actions are in `driver/feeds/state.py`. The book of
-calls is the one object that a step changes in place: it belongs to the state that holds it.
+First the table `TRANSITIONS` says what the event changes; then `LOOKS` says what there is to do in
+a state as things are now, which is done until nothing is left. So no handler has to think of what
+its new state finds, and a deadline that has passed is no more than a reason to look.
+
+docs/design.md draws what leads where, from the handlers' types. A pair that is not in the table
+is a bug and raises `IllegalTransitionError`. States, events and actions are in
+`driver/feeds/state.py`. The history of calls is the one object that a step changes in place: it
+belongs to the state that holds it.
 """
 
 from __future__ import annotations
@@ -41,10 +38,10 @@ from sparkdl.core.errors import (
     ConfigError,
     FeedClosedError,
     FeedTimeoutError,
-    IllegalTransitionError,
     ReadError,
     SparkdlError,
 )
+from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import Member, World
 from sparkdl.driver.feeds.coverage import Call, EpochLeft
 from sparkdl.driver.feeds.report import Fed, covered_report, report
@@ -70,10 +67,11 @@ from sparkdl.driver.feeds.state import (
     LogFetched,
     NodesSeen,
     Opening,
+    R,
     Reading,
     Requested,
     Run,
-    Running,
+    S,
     Send,
     StartJob,
     State,
@@ -88,7 +86,7 @@ from sparkdl.driver.feeds.state import (
 )
 from sparkdl.feed.parquet.source import ParquetSource
 from sparkdl.feed.transfer.feeder import MAX_COUNT_S
-from sparkdl.feed.transfer.request import Target
+from sparkdl.feed.transfer.request import FeedSpec, Target
 
 ANSWER_S = 30.0
 """How long nodes may take to say what they have of an epoch, or which one they read."""
@@ -102,114 +100,112 @@ FETCH_S = 6.0
 """How long the log of a node that stands still is waited for."""
 
 
-def step(state: State, event: Event, now_s: float) -> Step:
+def step(state: State, event: Event, now_s: float) -> Step[State]:
     """Return the state after `event`, and what has to be done.
 
     Raises:
         IllegalTransitionError: if the state has no transition for the event.
     """
-    handler = TRANSITIONS.get((type(state), type(event)))
-    if handler is None:
-        raise IllegalTransitionError(f"{type(event).__name__} in {type(state).__name__}")
-    return handler(state, event, now_s)
+    after, actions = transition(TRANSITIONS, state, event, now_s)
+    before = None
+    while after is not before:
+        before = after
+        after, more = _look(before, now_s)
+        actions = [*actions, *more]
+    return after, actions
 
 
-def _stay(state: State, event: Event, now_s: float) -> Step:
-    return state, []
+def _look(state: State, now_s: float) -> Step[State]:
+    if not isinstance(state, Idle):
+        after, said = note_news(state, now_s)
+        if after is not state:
+            return after, said
+    return LOOKS[type(state)](state, now_s)
 
 
-def _then(actions: list[Action], after: Step) -> Step:
+def _then(actions: list[Action], after: Step[S]) -> Step[S]:
     return after[0], [*actions, *after[1]]
 
 
 # between calls
 
 
-def _idle_seen(state: Idle, event: NodesSeen, now_s: float) -> Step:
-    return _next(replace(state.feed, nodes=event.nodes), now_s)
-
-
-def _idle_requested(state: Idle, event: Requested, now_s: float) -> Step:
-    return _next(replace(state.feed, requests=(*state.feed.requests, event.request)), now_s)
-
-
-def _idle_stopped(state: Idle, event: StreamStopped, now_s: float) -> Step:
-    return _stopped(state), []
-
-
-def _next(feed: Feed, now_s: float) -> Step:
+def _look_idle(state: Idle, now_s: float) -> Step[Idle | Opening | Delivering]:
     """Feed the generation the first call that it has rows to come of; serve who waits, in order."""
-    nodes, actions = feed.nodes, list[Action]()
+    feed, nodes = state.feed, state.feed.nodes
     if nodes.problem is not None:
-        for request in feed.requests:
-            actions.append(Answer(request.ticket, nodes.problem))
-            if isinstance(request, FeedAsked) and request.call is not None:
-                feed.book.broke(request.call)
-        return Idle(replace(feed, requests=())), actions
+        actions: list[Action] = [Answer(each.ticket, nodes.problem) for each in feed.requests]
+        for each in feed.requests:
+            if isinstance(each, FeedAsked) and each.call is not None:
+                feed.history.broke(each.call)
+        return _idle(state, replace(feed, requests=()) if feed.requests else feed), actions
     if nodes.world is None:
-        return Idle(feed), []
-    lost = feed.book.begin(nodes.world.generation)
-    actions += _tell_lost(feed.name, lost)
-    while True:
-        call = feed.book.next()
-        if call is not None:
-            try:
-                return _then(actions, _begin(feed, nodes.world, call, now_s))
-            except SparkdlError as error:
-                feed, told = _broke(feed, call, error)
-                actions += told
-        elif feed.requests:
-            feed, told = _serve(feed, nodes.world)
-            actions += told
-        else:
-            return Idle(feed, nodes.world.generation), actions
+        return _idle(state, feed), []
+    generation = nodes.world.generation
+    actions = _tell_lost(feed.name, feed.history.begin(generation))
+    if call := feed.history.next():
+        try:
+            return _then(actions, _begin(feed, nodes.world, call, now_s))
+        except SparkdlError as error:
+            feed, told = _broke(feed, call, error)
+            return Idle(feed), [*actions, *told]
+    if feed.requests:
+        feed, told = _serve(feed, nodes.world)
+        return Idle(feed), [*actions, *told]
+    return _idle(state, feed, generation), actions
+
+
+def _idle(state: Idle, feed: Feed, generation: int = -1) -> Idle:
+    """Return the state itself where nothing has changed: then there is nothing more to do."""
+    is_same = feed is state.feed and generation == state.generation
+    return state if is_same else Idle(feed, generation)
 
 
 def _serve(feed: Feed, world: World) -> tuple[Feed, list[Action]]:
     """Serve the first who waits, as far as no rows have to be fed for that."""
-    request, *others = feed.requests
+    first, *others = feed.requests
     served = replace(feed, requests=tuple(others))
     try:
-        if isinstance(request, FeedAsked):
-            if request.call is None:
-                entered = replace(request, call=feed.book.add(request.asked))
+        if isinstance(first, FeedAsked):
+            if first.call is None:
+                entered = replace(first, call=feed.history.add(first.request))
                 return replace(feed, requests=(entered, *others)), []
-            return served, [Answer(request.ticket, covered_report(request.call))]
-        members = fed_members(world, request.to)
-        if isinstance(request, StreamAsked):
-            stream = Stream(world.generation, feed.book.open_epochs(None, []))
+            return served, [Answer(first.ticket, covered_report(first.call))]
+        members = fed_members(world, first.to)
+        if isinstance(first, StreamAsked):
+            stream = Stream(world.generation, feed.history.open_epochs(None, []))
             begin = FeedBegin(feed.name, stream.epoch, stream.epoch)  # a `terminate()` refuses it
             said = Send(begin, _ids(members), world.generation)
-            return replace(served, stream=stream), [said, Answer(request.ticket, stream)]
+            return replace(served, stream=stream), [said, Answer(first.ticket, stream)]
         ends = (Send(end, _ids(members), world.generation) for end in _stream_end(feed, members))
-        return replace(served, stream=None), [*ends, Answer(request.ticket, None)]
+        return replace(served, stream=None), [*ends, Answer(first.ticket, None)]
     except SparkdlError as error:
-        return served, [Answer(request.ticket, error)]
+        return served, [Answer(first.ticket, error)]
 
 
 def _stream_end(feed: Feed, members: Iterable[Member]) -> Iterator[ToAgent]:
     """Return an epoch of no rows that ends the iteration. Who has terminated does not see it."""
     ids = _ids(members)
-    epoch = feed.book.open_epochs(None, [0])
-    # Where somebody has left, no step would find everybody: rows that wait are not used.
+    epoch = feed.history.open_epochs(None, [0])
+    # Where a node has left, no step would find all of them: rows that wait are not used.
     is_complete = not feed.nodes.gone(ids) and not _is_stream_terminated(feed)
     yield FeedBegin(feed.name, epoch, epoch)
     yield EpochEnd(feed.name, epoch, dict.fromkeys(sorted(ids), 0) if is_complete else {})
 
 
-def _begin(feed: Feed, world: World, call: Call, now_s: float) -> Step:
+def _begin(feed: Feed, world: World, call: Call, now_s: float) -> Step[Opening | Delivering]:
     """Begin to feed a generation what a call has left.
 
     Raises:
         ConfigError, FeedClosedError: if it cannot be fed.
     """
-    members = fed_members(world, call.asked.to)
+    members = fed_members(world, call.request.to)
     _check_can_be_fed(feed.name, call)
     left = tuple(call.left())
-    timeout_s = call.asked.timeout_s or feed.order.timeout_s
-    order = replace(
-        feed.order,
-        epoch=feed.book.open_epochs(call, [each.epoch for each in left]),
+    timeout_s = call.request.timeout_s or feed.spec.timeout_s
+    spec = replace(
+        feed.spec,
+        epoch=feed.history.open_epochs(call, [each.epoch for each in left]),
         targets=feed_targets(members),
         timeout_s=timeout_s,
         generation=world.generation,
@@ -219,12 +215,12 @@ def _begin(feed: Feed, world: World, call: Call, now_s: float) -> Step:
     run = Run(
         call,
         left,
-        order,
+        spec,
         members,
         before,
         call.rows_covered,
         _brought_before(feed, members),
-        order.epoch,
+        spec.epoch,
         feed.nodes.progress,
         now_s + timeout_s,
         expected=dict.fromkeys(before, 0),
@@ -232,8 +228,8 @@ def _begin(feed: Feed, world: World, call: Call, now_s: float) -> Step:
     begin = _beginning(run)
     said: list[Action] = [_to_nodes(run, begin)]
     if begin.run:
-        return _then(said, _look_opening(Opening(feed, run, now_s + ANSWER_S), now_s))
-    if run.goes_on:
+        return Opening(feed, run, now_s + ANSWER_S), said
+    if run.is_micro_batch:
         least = min(run.brought_before.values())
         ahead = {node_id: rows - least for node_id, rows in run.brought_before.items()}
         run = replace(run, ahead=ahead)
@@ -248,14 +244,14 @@ def _beginning(run: Run) -> FeedBegin:
     """
     name, done = run.call.jobs.get(run.left[0].epoch, ""), run.left[0].done
     limit = 0
-    if name and not isinstance(run.call.asked.data, ParquetSource):
+    if name and not isinstance(run.call.request.data, ParquetSource):
         limit = run.call.part_of_each(done, len(run.members))
     # The epoch behind those of a stream's call ends the stream.
-    begin = FeedBegin(run.order.feed, run.first, run.last + run.goes_on)
+    begin = FeedBegin(run.spec.feed, run.first, run.last + run.is_micro_batch)
     return structs.replace(begin, run=name, done=done, limit=limit) if limit else begin
 
 
-def _look_opening(state: Opening, now_s: float) -> Step:
+def _look_opening(state: Opening, now_s: float) -> Step[Opening | Delivering]:
     counts = state.feed.nodes.staying(state.run.node_ids)
     is_over = now_s >= state.deadline_s
     if not is_over and not all(count.began >= state.run.first for count in counts.values()):
@@ -268,7 +264,7 @@ def _look_opening(state: Opening, now_s: float) -> Step:
 # bringing the rows of an epoch
 
 
-def _deliver(feed: Feed, run: Run, name: str, now_s: float) -> Step:
+def _deliver(feed: Feed, run: Run, name: str, now_s: float) -> Step[Delivering]:
     """Have the rows of the next epoch brought.
 
     Args:
@@ -276,11 +272,11 @@ def _deliver(feed: Feed, run: Run, name: str, now_s: float) -> Step:
     """
     call, left = run.call, run.left[run.epoch - run.first :]
     left = left[: 1 + _whole_epochs(left)]  # what one pass over the data serves
-    name = name or f"{call.run}.{run.order.generation}.{left[0].epoch}"
+    name = name or f"{call.run}.{run.spec.generation}.{left[0].epoch}"
     call.jobs.update(dict.fromkeys([each.epoch for each in left], name))
     done = left[0].done
-    order = replace(
-        run.order,
+    spec = replace(
+        run.spec,
         epoch=run.epoch,
         last_epoch=run.last,
         run=name,
@@ -289,57 +285,77 @@ def _deliver(feed: Feed, run: Run, name: str, now_s: float) -> Step:
         skipped=call.covered_partitions(done) if done else frozenset(),
         ahead=run.ahead,
     )
-    if isinstance(call.asked.data, ParquetSource):
-        return _share_out(feed, run, order, call.asked.data, now_s)
+    if isinstance(call.request.data, ParquetSource):
+        return _share_out(feed, run, spec, call.request.data)
     feed = replace(feed, last_job=feed.last_job + 1)
-    state = Delivering(feed, run, order, feed.last_job, run.quiet_s)
     head = feed.requests[0] if feed.requests else None
     ticket = head.ticket if isinstance(head, FeedAsked) and head.call is not None else None
-    start = StartJob(state.job, call.asked.data, order, ticket)
-    return _then([start], _look(state, now_s))
+    start = StartJob(feed.last_job, call.request.data, spec, ticket)
+    return Delivering(feed, run, spec, feed.last_job, run.quiet_s), [start]
 
 
-def _share_out(feed: Feed, run: Run, order: Any, source: ParquetSource, now_s: float) -> Step:
+def _share_out(feed: Feed, run: Run, spec: FeedSpec, source: ParquetSource) -> Step[Delivering]:
     """Have each node that takes rows read its share of the files."""
-    counts = feed.nodes.staying(run.node_ids)
+    counts, done = feed.nodes.staying(run.node_ids), spec.done.get(0, ())
+    state = Delivering(feed, run, spec, 0, run.quiet_s)
     if not counts:
-        refused = source.num_rows - num_rows({0: order.done.get(0, ())})
-        run = replace(run, refused=run.refused + refused)
-        return _look(Explaining(feed, run, None, {}, now_s + REASON_S), now_s)
-    shares = source.shares(len(counts), done=order.done.get(0, ()))
-    messages = {
-        node_id: ReadShare(order.feed, order.epoch, share, order.keep)
-        for node_id, share in zip(counts, shares, strict=True)
+        refused = run.refused + source.num_rows - num_rows({0: done})
+        return with_run(state, refused=refused), []
+    shares = {
+        node_id: ReadShare(spec.feed, spec.epoch, share, spec.keep)
+        for node_id, share in zip(counts, source.shares(len(counts), done=done), strict=True)
     }
     try:
-        for message in messages.values():
-            _check_size(message)
+        for share in shares.values():
+            _check_size(share)
     except ConfigError as error:
-        return _end_early(feed, run, error, now_s)
+        return replace(state, error=error), []
     received = {node_id: count.rows_received for node_id, count in counts.items()}
-    state = Delivering(feed, run, order, 0, run.quiet_s, messages, received)
-    said = [Send(m, frozenset({n}), order.generation) for n, m in messages.items()]
-    return _then([*said], _look(state, now_s))
+    said = [Send(share, frozenset({n}), spec.generation) for n, share in shares.items()]
+    return replace(state, shares=shares, received=received), [*said]
 
 
-def _look_delivering(state: Delivering, now_s: float) -> Step:
-    """Go on once all nodes have read their shares, or end a job that nobody wants."""
+def _look_delivering(
+    state: Delivering, now_s: float
+) -> Step[Delivering | Explaining | Cutting | CuttingShort | Blaming | Idle]:
     feed, run = state.feed, state.run
-    if state.job:
-        if not run.is_unwanted:
+    if not state.job:
+        return _look_reading_files(state, now_s)
+    if state.is_cancelled:
+        if now_s >= state.gives_up_s:
+            after = _after_job(state, now_s)
+            assert after is not None, "a job is cancelled for one of its reasons"
+            return _then([Warn(f"Feed {feed.name!r}: its Spark job does not end")], after)
+        if now_s < state.deadline_s:
             return state, []
-        if now_s < run.counts_until_s:  # feeders count the rows that are left
-            return replace(state, deadline_s=run.counts_until_s), []
+        return replace(state, deadline_s=now_s + CANCEL_S), [CancelJob(state.job)]
+    if _is_pointless(feed, run):  # the next generation's job needs the slots of this one
+        return _cancel(state, None, now_s)
+    if not run.is_unwanted:
+        return (state, []) if now_s < state.deadline_s else _blame(state, now_s)
+    if now_s >= run.counts_until_s:
         return _cancel(with_run(state, is_cut=True), None, now_s)
-    staying = feed.nodes.staying(state.shares)
-    through = {n: c for n, c in staying.items() if c.read_to == state.order.epoch}
-    for node_id, count in through.items():
-        if count.read_problem:
-            name = _name(run, node_id)
-            text = f"{name} could not read its share: {count.read_problem}"
-            return _end_early(feed, run, ReadError(text), now_s)
-    if len(through) < len(staying) and not run.is_unwanted:
+    if state.deadline_s == run.counts_until_s:  # feeders count the rows that are left
         return state, []
+    return replace(state, deadline_s=run.counts_until_s), []
+
+
+def _look_reading_files(
+    state: Delivering, now_s: float
+) -> Step[Delivering | Explaining | Cutting | CuttingShort | Blaming]:
+    """Go on once all nodes have read their shares."""
+    feed, run, error = state.feed, state.run, state.error
+    staying = feed.nodes.staying(state.shares)
+    through = {n: c for n, c in staying.items() if c.read_to == state.spec.epoch}
+    for node_id, count in through.items():
+        if count.read_problem and error is None:
+            text = f"{_name(run, node_id)} could not read its share: {count.read_problem}"
+            error = ReadError(text)
+    if error is None and not run.is_unwanted:
+        if not state.shares:  # no node takes rows: one may be about to say why
+            return Explaining(feed, run, None, {}, now_s + REASON_S), []
+        if len(through) < len(staying):
+            return (state, []) if now_s < state.deadline_s else _blame(state, now_s)
     counts = feed.nodes.counts_of(state.shares)
     refused = sum(
         share.share.num_rows - (counts[node_id].rows_received - state.received[node_id])
@@ -347,10 +363,12 @@ def _look_delivering(state: Delivering, now_s: float) -> Step:
         if node_id not in staying
     )
     run = replace(run, refused=run.refused + refused)
-    return _end_early(feed, run, None, now_s) if run.is_unwanted else _cut(feed, run, {}, now_s)
+    if error is None and not run.is_unwanted:
+        return _cut(feed, run, {}, now_s)
+    return _cut_short(feed, run, error, now_s)
 
 
-def _cancel(state: Delivering, error: Exception | None, now_s: float) -> Step:
+def _cancel(state: Delivering, error: Exception | None, now_s: float) -> Step[Delivering]:
     """End the job; what follows waits for that, since the next one needs its slots."""
     if state.is_cancelled:
         return replace(state, error=state.error or error), []
@@ -358,20 +376,22 @@ def _cancel(state: Delivering, error: Exception | None, now_s: float) -> Step:
     return after, [CancelJob(state.job)]
 
 
-def _delivering_ended(state: Delivering, event: JobEnded, now_s: float) -> Step:
+def _delivering_ended(
+    state: Delivering, event: JobEnded, now_s: float
+) -> Step[Delivering | Explaining | Cutting | CuttingShort | Idle]:
     if event.job != state.job:
         return state, []
     feed, run = state.feed, state.run
     if not run.is_unwanted and state.error is None:
         try:
-            state.order.check_partitions(len(event.fed))
+            state.spec.check_partitions(len(event.fed))
         except ConfigError as error:
-            return _end_early(feed, run, error, now_s)
+            return _cut_short(feed, run, error, now_s)
         rows = {each.partition: each.num_rows for each in event.fed if each.num_rows >= 0}
-        feed.book.measured(run.call, len(event.fed), rows)
+        feed.history.measured(run.call, len(event.fed), rows)
     brought = added(*(each.rows for each in event.fed))
     refused = sum(each.rows_refused for each in event.fed)
-    state = replace(state, run=replace(run, refused=run.refused + refused))
+    state = with_run(state, refused=run.refused + refused)
     if after := _after_job(state, now_s):
         return after
     if refused:  # and the nodes are about to tell why
@@ -379,64 +399,54 @@ def _delivering_ended(state: Delivering, event: JobEnded, now_s: float) -> Step:
     return _cut(feed, state.run, brought, now_s)
 
 
-def _delivering_broke(state: Delivering, event: JobBroke, now_s: float) -> Step:
+def _delivering_broke(
+    state: Delivering, event: JobBroke, now_s: float
+) -> Step[Delivering | Explaining | CuttingShort | Idle]:
     if event.job != state.job:
         return state, []
     if after := _after_job(state, now_s):
         return after
     if event.is_of_data:
-        return _end_early(state.feed, state.run, event.error, now_s)
+        return _cut_short(state.feed, state.run, event.error, now_s)
     # A node that cannot be reached is known to be lost after its lease at the latest.
     wait_s = state.feed.reason_s if event.is_cut_off else REASON_S
     return Explaining(state.feed, state.run, event.error, {}, now_s + wait_s), []
 
 
-def _after_job(state: Delivering, now_s: float) -> Step | None:
+def _after_job(state: Delivering, now_s: float) -> Step[CuttingShort | Idle] | None:
     """Return what follows a job that was to end, or that makes no sense any more."""
     feed, run = state.feed, state.run
     if _is_pointless(feed, run):
-        return _leave(feed, run, now_s)
+        return _leave(feed, run, None)
     if state.error is not None or run.is_unwanted:
-        return _end_early(feed, run, state.error, now_s)
+        return _cut_short(feed, run, state.error, now_s)
     return None
 
 
-def _delivering_expired(state: Delivering, event: DeadlinePassed, now_s: float) -> Step:
-    if now_s < state.deadline_s:
-        return state, []
-    if now_s >= state.gives_up_s:
-        after = _after_job(state, now_s)
-        assert after is not None
-        return _then([Warn(f"Feed {state.feed.name!r}: its Spark job does not end")], after)
-    if state.is_cancelled:
-        return replace(state, deadline_s=now_s + CANCEL_S), [CancelJob(state.job)]
-    if state.run.is_unwanted:
-        return _look_delivering(state, now_s)
-    return _blame(state, now_s)
-
-
-def _look_explaining(state: Explaining, now_s: float) -> Step:
+def _look_explaining(state: Explaining, now_s: float) -> Step[Explaining | Cutting | CuttingShort]:
     feed, run = state.feed, state.run
     if run.is_unwanted:
-        return _end_early(feed, run, None, now_s)
+        return _cut_short(feed, run, None, now_s)
     if now_s < state.deadline_s:
         return state, []
     if state.error is not None:
-        return _end_early(feed, run, state.error, now_s)
+        return _cut_short(feed, run, state.error, now_s)
     return _cut(feed, run, state.brought, now_s)
 
 
 # the end of an epoch
 
 
-def _cut(feed: Feed, run: Run, brought: Mapping[int, int], now_s: float) -> Step:
+def _cut(feed: Feed, run: Run, brought: Mapping[int, int], now_s: float) -> Step[Cutting]:
     """Have the nodes take no more rows of the epoch, and count them."""
     run = replace(run, passes=run.passes + 1)
     cut = _to_nodes(run, FeedCut(feed.name, run.epoch))
-    return _then([cut], _look_cutting(Cutting(feed, run, brought, now_s + ANSWER_S), now_s))
+    return Cutting(feed, run, brought, now_s + ANSWER_S), [cut]
 
 
-def _look_cutting(state: Cutting, now_s: float) -> Step:
+def _look_cutting(
+    state: Cutting, now_s: float
+) -> Step[Cutting | Delivering | Reading | CuttingShort | Holding | Idle]:
     """Once all have counted, tell them how long the epoch is; go on with the next one."""
     feed, run = state.feed, state.run
     cut = feed.nodes.staying(run.node_ids)
@@ -447,14 +457,16 @@ def _look_cutting(state: Cutting, now_s: float) -> Step:
             f"the agent of {names} did not say within {ANSWER_S:g} s how many rows of feed "
             f"{feed.name!r} it has; its host may be overloaded, or the network cut"
         )
-        return _end_early(feed, run, error, now_s)
+        return _cut_short(feed, run, error, now_s)
     if silent:
         return state, []
     now, said = run.left[run.epoch - run.first], list[Action]()
     if now.done and not any(count.cut_rows for count in cut.values()):
         run = replace(run, epoch=run.epoch + 1)
         if run.epoch <= run.last:  # nothing was left of it: nobody is to see it
-            said.append(_to_nodes(run, FeedBegin(feed.name, run.epoch, run.last + run.goes_on)))
+            said.append(
+                _to_nodes(run, FeedBegin(feed.name, run.epoch, run.last + run.is_micro_batch))
+            )
         return _then(said, _go_on(feed, run, now_s))
     rows = {node_id: count.cut_rows for node_id, count in cut.items()}
     is_whole = all(count.cut_whole for count in cut.values())
@@ -478,21 +490,25 @@ def _look_cutting(state: Cutting, now_s: float) -> Step:
     return _then(said, _go_on(feed, run, now_s))
 
 
-def _go_on(feed: Feed, run: Run, now_s: float) -> Step:
+def _go_on(
+    feed: Feed, run: Run, now_s: float
+) -> Step[Delivering | Reading | CuttingShort | Holding | Idle]:
     if run.is_unwanted:
         return _end_early(feed, run, None, now_s)
     if run.epoch <= run.last:
         return _deliver(feed, run, "", now_s)
     if run.read_to < 0:
-        return _finish(feed, run, None, now_s)
-    return _look_reading(Reading(feed, run, run.quiet_s), now_s)
+        return _finish(feed, run, None)
+    return Reading(feed, run, run.quiet_s), []
 
 
-def _look_reading(state: Reading, now_s: float) -> Step:
+def _look_reading(state: Reading, now_s: float) -> Step[Reading | Blaming | Holding | Idle]:
     feed, run = state.feed, state.run
     if run.is_unwanted:
-        return _end_early(feed, run, None, now_s)
-    return _finish(feed, run, None, now_s) if _has_read(feed, run) else (state, [])
+        return _hold(feed, run, None, now_s)
+    if _has_read(feed, run):
+        return _finish(feed, run, None)
+    return (state, []) if now_s < state.deadline_s else _blame(state, now_s)
 
 
 def _has_read(feed: Feed, run: Run) -> bool:
@@ -502,7 +518,7 @@ def _has_read(feed: Feed, run: Run) -> bool:
     to learn the types of the columns, and the others may wait for that node.
     """
     gone = feed.nodes.gone(run.node_ids)
-    if run.goes_on and any(
+    if run.is_micro_batch and any(
         node_id not in gone and not run.brought_before.get(node_id, 0) + rows
         for node_id, rows in run.expected.items()
     ):
@@ -518,25 +534,31 @@ def _has_read(feed: Feed, run: Run) -> bool:
 # the end of a call
 
 
-def _end_early(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step:
-    """End the call as it is.
+def _end_early(
+    feed: Feed, run: Run, error: Exception | None, now_s: float
+) -> Step[CuttingShort | Holding | Idle]:
+    end = _cut_short if run.epoch <= run.last else _hold
+    return end(feed, run, error, now_s)
 
-    What the nodes have of an epoch that is being fed is an epoch, of as many steps for each. If all
-    have been fed, and are read from the logs, the one that any node is reading is the last.
+
+def _cut_short(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step[CuttingShort]:
+    """End the call within an epoch: what the nodes have of it is an epoch, as long for each."""
+    cut = _to_nodes(run, FeedCut(feed.name, run.epoch))
+    return CuttingShort(feed, run, error, now_s + ANSWER_S), [cut]
+
+
+def _hold(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step[Holding | Idle]:
+    """End the call when all has been fed: of epochs read from the logs, the one being read is last.
+
+    The one that the furthest node reads: a node that was in one more than others would wait there.
     """
-    if _is_pointless(feed, run):
-        return _leave(feed, run, now_s, error)
-    if run.epoch <= run.last:
-        cut = _to_nodes(run, FeedCut(feed.name, run.epoch))
-        short = CuttingShort(feed, run, error, now_s + ANSWER_S)
-        return _then([cut], _look_cutting_short(short, now_s))
-    if run.repeated is not None:
-        hold = _to_nodes(run, FeedHold(feed.name, run.last))
-        return _then([hold], _look_holding(Holding(feed, run, error, now_s + ANSWER_S), now_s))
-    return _finish(feed, run, error, now_s)
+    if run.repeated is None:
+        return _finish(feed, run, error)
+    hold = _to_nodes(run, FeedHold(feed.name, run.last))
+    return Holding(feed, run, error, now_s + ANSWER_S), [hold]
 
 
-def _look_cutting_short(state: CuttingShort, now_s: float) -> Step:
+def _look_cutting_short(state: CuttingShort, now_s: float) -> Step[CuttingShort | Idle]:
     run = state.run
     cut = state.feed.nodes.staying(run.node_ids)
     if now_s < state.deadline_s and not all(c.cut >= run.epoch for c in cut.values()):
@@ -545,10 +567,10 @@ def _look_cutting_short(state: CuttingShort, now_s: float) -> Step:
     if not all(rows.values()):  # where a node has no row, none has taken a step, and none is to
         rows = dict.fromkeys(rows, 0)
     mark = _mark(run, run.epoch, rows)
-    return _then([mark], _finish(state.feed, run, state.error, now_s))
+    return _then([mark], _finish(state.feed, run, state.error))
 
 
-def _look_holding(state: Holding, now_s: float) -> Step:
+def _look_holding(state: Holding, now_s: float) -> Step[Holding | Idle]:
     run = state.run
     told = state.feed.nodes.staying(run.node_ids)
     has_told = [c.held == run.last or c.closed_to >= run.last for c in told.values()]
@@ -558,30 +580,30 @@ def _look_holding(state: Holding, now_s: float) -> Step:
     first, rows = run.repeated
     reading = [c.reading for c in told.values() if c.held == run.last and c.closed_to < run.last]
     mark = _mark(run, min(run.last, max([first, *reading])), rows)
-    return _then([mark], _finish(state.feed, run, state.error, now_s))
+    return _then([mark], _finish(state.feed, run, state.error))
 
 
-def _finish(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step:
-    """Tell what became of the call; go on with the next one."""
+def _finish(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
+    """Tell what became of the call."""
     said: list[Action]
     if error is not None:
         feed, said = _broke(feed, run.call, error)
-        return _then(said, _next(feed, now_s))
+        return Idle(feed), said
     fed = Fed(
         feed.name,
-        epochs=run.call.asked.epochs - len(run.left) + min(run.epoch, run.last + 1) - run.first,
+        epochs=run.call.request.epochs - len(run.left) + min(run.epoch, run.last + 1) - run.first,
         passes=run.passes,
         rows_refused=run.refused,
         delivered={} if run.is_unwanted else run.expected,
         rows_covered=run.covered,
-        goes_on=run.goes_on and not run.is_unwanted,
+        goes_on=run.is_micro_batch and not run.is_unwanted,
         is_cut=run.is_cut and run.epoch <= run.last,
         left_by=feed.nodes.gone(run.node_ids),
     )
     names = {member.node.node_id: member.node.name for member in run.members}
     told, warning = report(fed, names, run.before, feed.nodes.counts_of(run.node_ids))
     said = [Warn(warning)] if warning else []
-    feed.book.fed(run.call, run.is_unwanted)
+    feed.history.fed(run.call, run.is_unwanted)
     feed = _note_brought(feed, run, told.rows)
     head = feed.requests[0] if feed.requests else None
     if isinstance(head, FeedAsked) and head.call is run.call:
@@ -595,15 +617,15 @@ def _finish(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step
                 "epoch, if there is one"
             )
         )
-    return _then(said, _next(feed, now_s))
+    return Idle(feed), said
 
 
 def _broke(feed: Feed, call: Call, error: Exception) -> tuple[Feed, list[Action]]:
     """Give up a call; who waits for it, or for one behind it, is told."""
-    feed.book.broke(call)
+    feed.history.broke(call)
     head = feed.requests[0] if feed.requests else None
     if isinstance(head, FeedAsked) and head.call is not None:
-        feed.book.broke(head.call)
+        feed.history.broke(head.call)
         return replace(feed, requests=feed.requests[1:]), [Answer(head.ticket, error)]
     return feed, [] if feed.nodes.has_failed else [KeepProblem(error)]
 
@@ -611,65 +633,59 @@ def _broke(feed: Feed, call: Call, error: Exception) -> tuple[Feed, list[Action]
 # what interrupts a call, whatever it is doing
 
 
-def _seen(state: Any, event: NodesSeen, now_s: float) -> Step:
-    """Take what is known of the nodes now, and look what follows from it."""
+def _seen(state: R, event: NodesSeen, now_s: float) -> Step[R]:
+    """Take what is known of the nodes now."""
     nodes = event.nodes
+    has_moved = nodes.progress != state.run.progress
     state = with_feed(state, nodes=nodes)
-    if nodes.progress != state.run.progress:
-        quiet_s = now_s + state.run.order.timeout_s
+    if has_moved:
+        quiet_s = now_s + state.run.spec.timeout_s
         state = with_run(state, progress=nodes.progress, quiet_s=quiet_s)
         if isinstance(state, Reading) or (isinstance(state, Delivering) and not state.is_cancelled):
             state = replace(state, deadline_s=quiet_s)
-    return _look(state, now_s)
+    return state, []
 
 
-def _look(state: Any, now_s: float) -> Step:
-    """Do what is to be done at `state` as things are now."""
+def note_news(state: R, now_s: float) -> Step[R | Idle]:
+    """Do what follows from what is known of the nodes, whatever the feed is doing.
+
+    They are told how many rows all of them have; a call that nobody wants any more is marked; one
+    whose generation is over is left, but a Spark job has to end first.
+    """
     feed, run = state.feed, state.run
-    said = list[Action]()
     granted = _granted(feed, run)
     if granted is not None and granted != run.granted:
-        run = replace(run, granted=granted)
-        said.append(_to_nodes(run, granted))
+        return with_run(state, granted=granted), [_to_nodes(run, granted)]
     if not run.is_unwanted and _is_unwanted(feed, run):
         # Why all nodes have returned nobody knows, and who feeds is told of what is left.
-        has_left = len(feed.nodes.gone(run.node_ids)) == len(run.members) and not run.goes_on
+        has_left = len(feed.nodes.gone(run.node_ids)) == len(run.members) and not run.is_micro_batch
         until_s = now_s + MAX_COUNT_S if has_left else now_s
-        run = replace(run, is_unwanted=True, counts_until_s=until_s)
-    state = replace(state, run=run)
-    if _is_pointless(feed, run):
-        if isinstance(state, Blaming):
-            state = replace(state.before, feed=feed, run=run)
+        return with_run(state, is_unwanted=True, counts_until_s=until_s), []
+    if isinstance(state, Blaming) or not _is_pointless(feed, run):
+        return state, []
+    if not isinstance(state, Delivering) or not state.job:
         error = state.error if isinstance(state, CuttingShort | Holding) else None
-        if not isinstance(state, Delivering) or not state.job:
-            return _then(said, _leave(feed, run, now_s, error))
-        if feed.nodes.problem is None:  # the next generation's job needs the slots of this one
-            return _then(said, _cancel(state, None, now_s))
-        return _then([*said, CancelJob(state.job)], _leave(feed, run, now_s))
-    if isinstance(state, Blaming):
-        if not run.is_unwanted:
-            return state, said
-        state = replace(state.before, feed=feed, run=run)
-    return _then(said, _LOOKS[type(state)](state, now_s))
+        return _leave(feed, run, error)
+    if feed.nodes.problem is not None:
+        return _then([CancelJob(state.job)], _leave(feed, run, None))
+    return state, []
 
 
-def _leave(feed: Feed, run: Run, now_s: float, error: Exception | None = None) -> Step:
+def _leave(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
     """End a run whose generation is over: the call fails, or goes on with the next generation."""
     problem = feed.nodes.problem or error
-    if problem is not None:
-        return _finish(feed, run, problem, now_s)
-    return _next(feed, now_s)
+    return (Idle(feed), []) if problem is None else _finish(feed, run, problem)
 
 
 def _is_pointless(feed: Feed, run: Run) -> bool:
     """Whether the cluster cannot be fed any more, or another generation begins."""
-    return feed.nodes.problem is not None or feed.nodes.generation != run.order.generation
+    return feed.nodes.problem is not None or feed.nodes.generation != run.spec.generation
 
 
 def _is_unwanted(feed: Feed, run: Run) -> bool:
     """Whether user code of a node has terminated this call or its stream, or all are gone."""
     nodes = feed.nodes
-    if run.goes_on and (
+    if run.is_micro_batch and (
         feed.stream is None or feed.stream.is_stopped or _is_stream_terminated(feed)
     ):
         return True
@@ -702,31 +718,25 @@ def _granted(feed: Feed, run: Run) -> Granted | None:
     return Granted(feed.name, epoch, rows) if rows else None
 
 
-def _stopped(state: Any) -> Any:
+def _stopped(state: S, event: StreamStopped, now_s: float) -> Step[S]:
     stream = state.feed.stream
-    return state if stream is None else with_feed(state, stream=replace(stream, is_stopped=True))
+    if stream is None:
+        return state, []
+    return with_feed(state, stream=replace(stream, is_stopped=True)), []
 
 
-def _running_stopped(state: Running, event: StreamStopped, now_s: float) -> Step:
-    return _look(_stopped(state), now_s)
-
-
-def _running_requested(state: Running, event: Requested, now_s: float) -> Step:
+def _requested(state: S, event: Requested, now_s: float) -> Step[S]:
     return with_feed(state, requests=(*state.feed.requests, event.request)), []
 
 
-def _running_expired(state: Running, event: DeadlinePassed, now_s: float) -> Step:
-    return _LOOKS[type(state)](state, now_s) if now_s >= state.deadline_s else (state, [])
+def _idle_seen(state: Idle, event: NodesSeen, now_s: float) -> Step[Idle]:
+    return with_feed(state, nodes=event.nodes), []
 
 
 # nothing moves
 
 
-def _reading_expired(state: Reading, event: DeadlinePassed, now_s: float) -> Step:
-    return _blame(state, now_s) if now_s >= state.deadline_s else (state, [])
-
-
-def _blame(state: Delivering | Reading, now_s: float) -> Step:
+def _blame(state: Delivering | Reading, now_s: float) -> Step[Blaming]:
     """Ask for the last words of the node that stands still."""
     node_id = _slowest(state.feed, state.run)
     blaming = Blaming(state.feed, state.run, state, node_id, now_s + FETCH_S)
@@ -739,33 +749,51 @@ def _slowest(feed: Feed, run: Run) -> int:
     return min(behind or counts, key=lambda n: counts[n].rows_consumed)
 
 
-def _blaming_fetched(state: Blaming, event: LogFetched, now_s: float) -> Step:
+def _look_blaming(
+    state: Blaming, now_s: float
+) -> Step[Blaming | Delivering | Reading | CuttingShort | Holding | Idle]:
+    if state.run.is_unwanted or _is_pointless(state.feed, state.run):
+        return _before(state), []
+    if now_s < state.deadline_s:
+        return state, []
+    return _blaming_fetched(state, LogFetched(state.node_id, ()), now_s)
+
+
+def _before(state: Blaming) -> Delivering | Reading:
+    """Return the state that nothing moved in, with what is known now."""
+    return replace(state.before, feed=state.feed, run=state.run)
+
+
+def _blaming_fetched(
+    state: Blaming, event: LogFetched, now_s: float
+) -> Step[Blaming | Delivering | CuttingShort | Holding | Idle]:
     if event.node_id != state.node_id:
         return state, []
     count: FeedCount = state.feed.nodes.counts_of([state.node_id])[state.node_id]
     name = _name(state.run, state.node_id)
     tail = "".join(f"\n  | {line}" for line in event.lines) or " (nothing)"
     error = FeedTimeoutError(
-        f"feed {state.feed.name!r} made no progress for {state.run.order.timeout_s:g} s: {name} "
+        f"feed {state.feed.name!r} made no progress for {state.run.spec.timeout_s:g} s: {name} "
         f"has read {count.rows_consumed} rows in {count.steps} steps, and received "
         f"{count.rows_received}. Raise feed_timeout if a step may take longer; otherwise see "
         f"what it waits for{event.unfed and f' ({event.unfed})'}. Last log lines of {name}:{tail}"
     )
-    before: Delivering | Reading = replace(state.before, feed=state.feed, run=state.run)
+    before = _before(state)
     if isinstance(before, Delivering) and before.job:
         return _cancel(before, error, now_s)
     return _end_early(state.feed, state.run, error, now_s)
 
 
-def _blaming_expired(state: Blaming, event: DeadlinePassed, now_s: float) -> Step:
-    if now_s < state.deadline_s:
-        return state, []
-    return _blaming_fetched(state, LogFetched(state.node_id, ()), now_s)
-
-
-def _blaming_job(state: Blaming, event: JobEnded | JobBroke, now_s: float) -> Step:
+def _blaming_job(
+    state: Blaming, event: JobEnded | JobBroke, now_s: float
+) -> Step[Blaming | Delivering | Explaining | Cutting | CuttingShort | Idle]:
     """Something has moved after all."""
-    return step(replace(state.before, feed=state.feed, run=state.run), event, now_s)
+    before = _before(state)
+    if not isinstance(before, Delivering):
+        return state, []
+    if isinstance(event, JobEnded):
+        return _delivering_ended(before, event, now_s)
+    return _delivering_broke(before, event, now_s)
 
 
 # small parts
@@ -802,13 +830,13 @@ def _name(run: Run, node_id: int) -> str:
 
 
 def _to_nodes(run: Run, message: ToAgent) -> Send:
-    return Send(message, run.node_ids, run.order.generation)
+    return Send(message, run.node_ids, run.spec.generation)
 
 
 def _mark(
     run: Run, epoch: int, rows: Mapping[int, int], again: bool = False, goes_on: bool = False
 ) -> Send:
-    end = EpochEnd(run.order.feed, epoch, dict(rows), again, goes_on or run.goes_on)
+    end = EpochEnd(run.spec.feed, epoch, dict(rows), again, goes_on or run.is_micro_batch)
     return _to_nodes(run, end)
 
 
@@ -827,9 +855,9 @@ def _brought_before(feed: Feed, members: Iterable[Member]) -> dict[int, int]:
 
 
 def _note_brought(feed: Feed, run: Run, rows: Mapping[str, int]) -> Feed:
-    if feed.stream is None or not run.goes_on:
+    if feed.stream is None or not run.is_micro_batch:
         return feed
-    generation, brought = run.order.generation, dict(feed.stream.brought)
+    generation, brought = run.spec.generation, dict(feed.stream.brought)
     brought[generation] = added(brought.get(generation, {}), rows)
     return replace(feed, stream=replace(feed.stream, brought=brought))
 
@@ -840,8 +868,8 @@ def _check_can_be_fed(name: str, call: Call) -> None:
     Raises:
         FeedClosedError: if it was, and there are rows that no checkpoint covers.
     """
-    if call.has_begun and isinstance(call.asked.data, Iterator):
-        kind = type(call.asked.data).__name__
+    if call.has_begun and isinstance(call.request.data, Iterator):
+        kind = type(call.request.data).__name__
         raise FeedClosedError(
             f"feed {name!r}: the nodes begin anew, and a {kind}, whose rows no checkpoint covers "
             "as a whole, cannot be fed again; give a list, a table, or a DataFrame"
@@ -873,42 +901,36 @@ def _tell_lost(name: str, calls: list[Call]) -> list[Action]:
     ]
 
 
-_LOOKS: dict[type, Callable[..., Step]] = {
+LOOKS: dict[type, Callable[[Any, float], Step[State]]] = {
+    Idle: _look_idle,
     Opening: _look_opening,
     Delivering: _look_delivering,
     Explaining: _look_explaining,
     Cutting: _look_cutting,
     Reading: _look_reading,
+    Blaming: _look_blaming,
     CuttingShort: _look_cutting_short,
     Holding: _look_holding,
 }
+"""What there is to do in a state as things are now; the state itself where there is nothing."""
 
-_IN_ANY: dict[type, Callable[..., Step]] = {
+_IN_ANY: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
     NodesSeen: _seen,
-    Requested: _running_requested,
-    StreamStopped: _running_stopped,
-    JobEnded: _stay,
-    JobBroke: _stay,
-    LogFetched: _stay,
-    DeadlinePassed: _running_expired,
+    Requested: _requested,
+    StreamStopped: _stopped,
+    JobEnded: stay,
+    JobBroke: stay,
+    LogFetched: stay,
+    DeadlinePassed: stay,
 }
 
-TRANSITIONS: dict[tuple[type, type], Callable[..., Step]] = {
+TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] = {
+    **{(state, event): handler for state in LOOKS for event, handler in _IN_ANY.items()},
     (Idle, NodesSeen): _idle_seen,
-    (Idle, Requested): _idle_requested,
-    (Idle, StreamStopped): _idle_stopped,
-    (Idle, JobEnded): _stay,
-    (Idle, JobBroke): _stay,
-    (Idle, LogFetched): _stay,
-    (Idle, DeadlinePassed): _stay,
-    **{(state, event): handler for state in _LOOKS for event, handler in _IN_ANY.items()},
-    **{(Blaming, event): handler for event, handler in _IN_ANY.items()},
     (Delivering, JobEnded): _delivering_ended,
     (Delivering, JobBroke): _delivering_broke,
-    (Delivering, DeadlinePassed): _delivering_expired,
-    (Reading, DeadlinePassed): _reading_expired,
     (Blaming, JobEnded): _blaming_job,
     (Blaming, JobBroke): _blaming_job,
     (Blaming, LogFetched): _blaming_fetched,
-    (Blaming, DeadlinePassed): _blaming_expired,
 }
+"""Every pair of state and event; `stay`: the event is expected, and means no more than a look."""

@@ -30,6 +30,7 @@ from sparkdl.driver.lifecycle.state import (
     Failing,
     ForgetTask,
     Gathering,
+    R,
     Relaunch,
     Report,
     Running,
@@ -41,7 +42,7 @@ from sparkdl.driver.lifecycle.state import (
 )
 
 
-def goes_on_without(state: Running, failure: Failure, now_s: float) -> Step | None:
+def goes_on_without(state: Running, failure: Failure, now_s: float) -> Step[Running] | None:
     """Return what follows if the others go on; `None` if this is the failure of all.
 
     Args:
@@ -78,7 +79,9 @@ def may_fail_alone(roster: Roster, node: NodeSpec) -> bool:
     return node.role.failure == "alone" and not is_fed
 
 
-def offered_alone(state: Running, agent_id: str, offer: Offer, now_s: float) -> Step | None:
+def offered_alone(
+    state: Running, agent_id: str, offer: Offer, now_s: float
+) -> Step[Running | Failing] | None:
     """Return what follows if this is the child that a node alone is to go on with."""
     node_id = state.roster.node_of(agent_id)
     if node_id not in state.alone or offer.generation != state.world.generation:
@@ -124,7 +127,7 @@ def is_too_many(state: Gathering | Running, event: AgentJoined) -> bool:
     return has_begun(state) and not is_unknown and node_id not in wanted
 
 
-def refused(state: Gathering | Running, event: AgentJoined) -> Step:
+def refused(state: R, event: AgentJoined) -> Step[R]:
     """Have an agent that is too many end, in order: its task is not repeated."""
     node = state.roster.spec.nodes[event.hello.node_id]
     return state, [Send(event.hello.agent_id, Stop(0.0)), ForgetTask(node)]
@@ -139,7 +142,7 @@ def detach(roster: Roster, agent_id: str | None = None) -> list[Action]:
     ]
 
 
-def detached(state: Gathering | Running | Failing, event: AgentDetached, now_s: float) -> Step:
+def detached(state: R, event: AgentDetached, now_s: float) -> Step[R]:
     """Note that an agent's task ends; whoever stands by for it would hold a slot for nothing.
 
     Not before: of attempts of one task, Spark ends the others when the first has ended.
@@ -153,7 +156,7 @@ def detached(state: Gathering | Running | Failing, event: AgentDetached, now_s: 
     return replace(state, roster=roster), [ForgetTask(roster.spec.nodes[node_id]), *ends]
 
 
-def counted(state: Gathering | Running | Failing, event: SlotsCounted, now_s: float) -> Step:
+def counted(state: R, event: SlotsCounted, now_s: float) -> Step[R]:
     """Decide the placement again: attached or detached, with how many nodes."""
     before, standing, num_nodes = state.roster, event.standing, state.roster.spec.num_tasks
     is_new = standing.is_short and not before.is_detaching

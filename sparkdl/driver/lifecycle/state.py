@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from sparkdl.control.messages import (
     ChildFailed,
@@ -130,7 +130,8 @@ class Stopped:
     deadline_s: float = math.inf
 
 
-State = Gathering | Running | Failing | Finished | Failed | Stopping | Stopped
+WithRoster = Gathering | Running | Failing | Finished | Failed | Stopping
+State = WithRoster | Stopped
 
 
 @dataclass(frozen=True)
@@ -289,7 +290,10 @@ class ForgetTask:
 
 
 Action = Send | Report | Warn | Relaunch | Release | ForgetTask
-Step = tuple[State, list[Action]]
+S = TypeVar("S", bound=State)
+R = TypeVar("R", bound=WithRoster)
+Step = tuple[S, list[Action]]
+"""What a handler returns: `Step[Running | Failing]` where one of these is what comes next."""
 
 
 def is_decided(state: Any) -> bool:

@@ -2,17 +2,10 @@
 
 Runs in: driver
 
-    Gathering ──all have offered──▶ Running ──trainers returned──▶ Finished
-        ▲  │                          │                               │
-        │  └─deadline, launch failed──┼──────────┐                    │
-        └──restart, new ports──── Failing ──▶ Failed                  │
-                                                 └──stop──▶ Stopping ◀┘ ──agents gone──▶ Stopped
-
-Agents of a cluster that has failed or finished go by themselves, a moment later.
-
 `step(state, event, now_s)` returns the next state and the actions that the controller has to
-perform. All transitions are in `TRANSITIONS`; a pair that is not there is a bug and raises
-`IllegalTransitionError`. States, events and actions are in `driver/lifecycle/state.py`.
+perform. All transitions are in `TRANSITIONS`; docs/design.md draws them, from the handlers' types.
+A pair that is not there is a bug and raises `IllegalTransitionError`. States, events and actions
+are in `driver/lifecycle/state.py`.
 """
 
 from __future__ import annotations
@@ -24,9 +17,10 @@ from typing import Any
 
 from sparkdl.control.messages import Begin, NewRound, Stop, StopChild, ToAgent
 from sparkdl.core.checkpoint import CheckpointRef
-from sparkdl.core.errors import IllegalTransitionError, ReservationTimeoutError
+from sparkdl.core.errors import ReservationTimeoutError
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec, NodeSpec
+from sparkdl.core.state_machine import stay, transition
 from sparkdl.driver.lifecycle.policy import Fail, Retry, decide
 from sparkdl.driver.lifecycle.replacement import (
     counted,
@@ -59,9 +53,11 @@ from sparkdl.driver.lifecycle.state import (
     Gathering,
     LaunchBroke,
     NodesBlamed,
+    R,
     Release,
     Report,
     Running,
+    S,
     Send,
     SlotsCounted,
     State,
@@ -87,20 +83,13 @@ def begin(spec: ClusterSpec, now_s: float, checkpoint: CheckpointRef | None = No
     return Gathering(roster, 0, now_s + spec.settings.reservation_timeout_s)
 
 
-def step(state: State, event: Event, now_s: float) -> Step:
+def step(state: State, event: Event, now_s: float) -> Step[State]:
     """Return the state after `event`, and what has to be done.
 
     Raises:
         IllegalTransitionError: if the state has no transition for the event.
     """
-    handler = TRANSITIONS.get((type(state), type(event)))
-    if handler is None:
-        raise IllegalTransitionError(f"{type(event).__name__} in {type(state).__name__}")
-    return handler(state, event, now_s)
-
-
-def _stay(state: State, event: Event, now_s: float) -> Step:
-    return state, []
+    return transition(TRANSITIONS, state, event, now_s)
 
 
 def _to_all(roster: Roster, message: ToAgent, standbys: bool = False) -> list[Action]:
@@ -108,7 +97,7 @@ def _to_all(roster: Roster, message: ToAgent, standbys: bool = False) -> list[Ac
     return [Send(agent.agent_id, message) for agent in agents]
 
 
-def _try_begin(state: Gathering, may_be_small: bool = False) -> Step:
+def _try_begin(state: Gathering, may_be_small: bool = False) -> Step[Gathering | Running]:
     """Begin the world if every node has offered a child for this generation."""
     roster = state.roster
     if state.is_growth:
@@ -132,7 +121,7 @@ def _try_begin(state: Gathering, may_be_small: bool = False) -> Step:
     return Running(roster, world), [Warn(f"{text}, without {', '.join(sorted(names))}"), *begins]
 
 
-def _gathering_joined(state: Gathering, event: AgentJoined, now_s: float) -> Step:
+def _gathering_joined(state: Gathering, event: AgentJoined, now_s: float) -> Step[Gathering]:
     """Seat the agent; it brings a child for generation 0, so tell it of a later one."""
     if is_too_many(state, event):
         return refused(state, event)
@@ -142,16 +131,18 @@ def _gathering_joined(state: Gathering, event: AgentJoined, now_s: float) -> Ste
     return gathering, [Send(event.hello.agent_id, NewRound(state.generation))]
 
 
-def _gathering_left(state: Gathering, event: AgentLeft, now_s: float) -> Step:
+def _gathering_left(state: Gathering, event: AgentLeft, now_s: float) -> Step[Gathering | Running]:
     after, actions = _try_begin(replace(state, roster=state.roster.without(event.agent_id)))
     return after, [*actions, *relaunch(after)]
 
 
-def _gathering_offered(state: Gathering, event: AgentOffered, now_s: float) -> Step:
+def _gathering_offered(
+    state: Gathering, event: AgentOffered, now_s: float
+) -> Step[Gathering | Running]:
     return _try_begin(replace(state, roster=state.roster.offering(event.agent_id, event.offer)))
 
 
-def _gathering_broke(state: Gathering, event: ChildBroke, now_s: float) -> Step:
+def _gathering_broke(state: Gathering, event: ChildBroke, now_s: float) -> Step[Gathering | Failed]:
     if event.message.generation != state.generation:
         return state, []
     if state.roster.node_of(event.agent_id) is None:
@@ -159,12 +150,14 @@ def _gathering_broke(state: Gathering, event: ChildBroke, now_s: float) -> Step:
     return _decide(state, (event.message.failure,), now_s)
 
 
-def _standby_broke(state: Gathering | Running | Failing, event: ChildBroke, now_s: float) -> Step:
+def _standby_broke(state: R, event: ChildBroke, now_s: float) -> Step[R]:
     """Forget what a standby offered: it fails nobody, and cannot begin before the next round."""
     return replace(state, roster=state.roster.offering(event.agent_id, None)), []
 
 
-def _gathering_expired(state: Gathering, event: DeadlinePassed, now_s: float) -> Step:
+def _gathering_expired(
+    state: Gathering, event: DeadlinePassed, now_s: float
+) -> Step[Gathering | Running | Failed]:
     roster = state.roster
     if state.is_held:
         deadline_s = now_s + roster.spec.settings.elastic_timeout_s
@@ -200,7 +193,7 @@ def _named(nodes: Sequence[NodeSpec]) -> str:
     return names if len(nodes) <= _MAX_NAMES else f"{names} and {len(nodes) - _MAX_NAMES} more"
 
 
-def _launch_broke(state: Gathering, event: LaunchBroke, now_s: float) -> Step:
+def _launch_broke(state: Gathering, event: LaunchBroke, now_s: float) -> Step[Gathering | Failed]:
     """Before the first world nothing can work; later, others may carry what is missing."""
     if has_begun(state):
         return replace(state, problem=event.problem), relaunch(state)
@@ -208,14 +201,16 @@ def _launch_broke(state: Gathering, event: LaunchBroke, now_s: float) -> Step:
     return failed, _stop_children(state.roster, state.generation)
 
 
-def _running_entered(state: Running, event: ChildEntered, now_s: float) -> Step:
+def _running_entered(state: Running, event: ChildEntered, now_s: float) -> Step[Running]:
     node_id = state.roster.node_of(event.agent_id)
     if node_id is None or event.message.generation != state.world.generation:
         return state, []
     return replace(state, in_map_fun=state.in_map_fun | {node_id}), []
 
 
-def _running_returned(state: Running, event: ChildGaveResult, now_s: float) -> Step:
+def _running_returned(
+    state: Running, event: ChildGaveResult, now_s: float
+) -> Step[Running | Finished]:
     node_id = state.roster.node_of(event.agent_id)
     if node_id is None or event.message.generation != state.world.generation:
         return state, []
@@ -235,7 +230,7 @@ def _running_returned(state: Running, event: ChildGaveResult, now_s: float) -> S
     return finished, [report, *helpers]
 
 
-def _running_broke(state: Running, event: ChildBroke, now_s: float) -> Step:
+def _running_broke(state: Running, event: ChildBroke, now_s: float) -> Step[Running | Failing]:
     if event.message.generation != state.world.generation:
         return state, []
     if state.roster.node_of(event.agent_id) is None:
@@ -243,7 +238,7 @@ def _running_broke(state: Running, event: ChildBroke, now_s: float) -> Step:
     return _fails(state, event.message.failure, now_s)
 
 
-def _running_left(state: Running, event: AgentLeft, now_s: float) -> Step:
+def _running_left(state: Running, event: AgentLeft, now_s: float) -> Step[Running | Failing]:
     failure = _lost(state, event)
     left = replace(state, roster=state.roster.without(event.agent_id))
     after, actions = _fails(left, failure, now_s) if failure else (left, [])
@@ -252,18 +247,18 @@ def _running_left(state: Running, event: AgentLeft, now_s: float) -> Step:
     return after, actions
 
 
-def _running_blamed(state: Running, event: NodesBlamed, now_s: float) -> Step:
+def _running_blamed(state: Running, event: NodesBlamed, now_s: float) -> Step[Running | Failing]:
     if event.generation != state.world.generation:
         return state, []
     return _failing(state, event.failures, now_s), []
 
 
-def _running_offered(state: Running, event: AgentOffered, now_s: float) -> Step:
+def _running_offered(state: Running, event: AgentOffered, now_s: float) -> Step[Running | Failing]:
     after = replace(state, roster=state.roster.offering(event.agent_id, event.offer))
     return offered_alone(after, event.agent_id, event.offer, now_s) or (after, [])
 
 
-def _running_joined(state: Running, event: AgentJoined, now_s: float) -> Step:
+def _running_joined(state: Running, event: AgentJoined, now_s: float) -> Step[Running]:
     """Seat the agent; one that others wait for is told of the round.
 
     One that nobody waits for must not keep the slot that feeding needs until its world begins.
@@ -278,7 +273,7 @@ def _running_joined(state: Running, event: AgentJoined, now_s: float) -> Step:
     return after, [Send(event.hello.agent_id, NewRound(generation)), *actions]
 
 
-def _fails(state: Running, failure: Failure, now_s: float) -> Step:
+def _fails(state: Running, failure: Failure, now_s: float) -> Step[Running | Failing]:
     return goes_on_without(state, failure, now_s) or (_failing(state, (failure,), now_s), [])
 
 
@@ -286,7 +281,9 @@ def _failing(state: Running, failures: tuple[Failure, ...], now_s: float) -> Fai
     return Failing(state.roster, state.world, state.returned, failures, now_s + SETTLE_S)
 
 
-def _running_checkpoint(state: Running, event: CheckpointMade, now_s: float) -> Step:
+def _running_checkpoint(
+    state: Running, event: CheckpointMade, now_s: float
+) -> Step[Running | Gathering]:
     """Note it; nodes that came meanwhile take part from here on."""
     if event.ref.generation != state.world.generation:
         return state, []
@@ -309,7 +306,7 @@ def _running_checkpoint(state: Running, event: CheckpointMade, now_s: float) -> 
     return gathering, [Report(reason), *_to_all(roster, NewRound(gathering.generation), True)]
 
 
-def _failing_broke(state: Failing, event: ChildBroke, now_s: float) -> Step:
+def _failing_broke(state: Failing, event: ChildBroke, now_s: float) -> Step[Failing]:
     if event.message.generation != state.world.generation:
         return state, []
     if state.roster.node_of(event.agent_id) is None:
@@ -317,7 +314,7 @@ def _failing_broke(state: Failing, event: ChildBroke, now_s: float) -> Step:
     return _failed_as_well(state, event.message.failure), []
 
 
-def _failing_left(state: Failing, event: AgentLeft, now_s: float) -> Step:
+def _failing_left(state: Failing, event: AgentLeft, now_s: float) -> Step[Failing]:
     failure = _lost(state, event)
     after = replace(state, roster=state.roster.without(event.agent_id))
     if failure is None or any(known.node_id == failure.node_id for known in state.failures):
@@ -332,24 +329,28 @@ def _failed_as_well(state: Failing, failure: Failure) -> Failing:
     return replace(state, failures=(*state.failures, failure))
 
 
-def _failing_returned(state: Failing, event: ChildGaveResult, now_s: float) -> Step:
+def _failing_returned(state: Failing, event: ChildGaveResult, now_s: float) -> Step[Failing]:
     node_id = state.roster.node_of(event.agent_id)
     if node_id is None or event.message.generation != state.world.generation:
         return state, []
     return replace(state, returned={**state.returned, node_id: event.message}), []
 
 
-def _failing_checkpoint(state: Failing, event: CheckpointMade, now_s: float) -> Step:
+def _failing_checkpoint(state: Failing, event: CheckpointMade, now_s: float) -> Step[Failing]:
     if event.ref.generation != state.world.generation:
         return state, []
     return replace(state, roster=replace(state.roster, checkpoint=event.ref)), []
 
 
-def _failing_settled(state: Failing, event: DeadlinePassed, now_s: float) -> Step:
+def _failing_settled(
+    state: Failing, event: DeadlinePassed, now_s: float
+) -> Step[Gathering | Failed]:
     return _decide(state, state.failures, now_s)
 
 
-def _decide(state: Gathering | Failing, failures: tuple[Failure, ...], now_s: float) -> Step:
+def _decide(
+    state: Gathering | Failing, failures: tuple[Failure, ...], now_s: float
+) -> Step[Gathering | Failed]:
     """Fail, or begin another round for whom failures left; who is missing is brought back."""
     roster, world, settings = state.roster, state.world, state.roster.spec.settings
     history = roster.history
@@ -386,33 +387,33 @@ def _decide(state: Gathering | Failing, failures: tuple[Failure, ...], now_s: fl
     return gathering, [said, *rounds, *relaunch(gathering)]
 
 
-def _ending_joined(state: Failed | Finished, event: AgentJoined, now_s: float) -> Step:
+def _ending_joined(state: S, event: AgentJoined, now_s: float) -> Step[S]:
     """A late agent, such as a retried task's, has nothing to do here."""
     return state, [Send(event.hello.agent_id, Stop(0.0))]
 
 
-def _failing_joined(state: Failing, event: AgentJoined, now_s: float) -> Step:
+def _failing_joined(state: Failing, event: AgentJoined, now_s: float) -> Step[Failing]:
     return replace(state, roster=state.roster.seated(Agent(event.hello))), []
 
 
-def _failing_offered(state: Failing, event: AgentOffered, now_s: float) -> Step:
+def _failing_offered(state: Failing, event: AgentOffered, now_s: float) -> Step[Failing]:
     return replace(state, roster=state.roster.offering(event.agent_id, event.offer)), []
 
 
-def _roster_left(state: Failed | Finished, event: AgentLeft, now_s: float) -> Step:
+def _roster_left(state: R, event: AgentLeft, now_s: float) -> Step[R]:
     after = replace(state, roster=state.roster.without(event.agent_id))
     is_last = state.roster.is_anybody_there and not after.roster.is_anybody_there
     return after, [Release()] if is_last and math.isinf(state.deadline_s) else []
 
 
-def _let_go(state: Failed | Finished, event: DeadlinePassed, now_s: float) -> Step:
+def _let_go(state: R, event: DeadlinePassed, now_s: float) -> Step[R]:
     """Have the agents go, those first that nobody reads results of any more."""
     roster, after = state.roster, replace(state, deadline_s=math.inf)
     stops = _to_all(roster, Stop(roster.spec.settings.grace_s, is_patient=True), standbys=True)
     return after, stops or [Release()]
 
 
-def _stop(state: Any, event: StopAsked, now_s: float) -> Step:
+def _stop(state: Any, event: StopAsked, now_s: float) -> Step[Stopping | Stopped]:
     roster = state.roster
     if not roster.is_anybody_there:
         return Stopped(state), []
@@ -420,19 +421,19 @@ def _stop(state: Any, event: StopAsked, now_s: float) -> Step:
     return stopping, _to_all(roster, Stop(event.grace_s), standbys=True)
 
 
-def _stopping_joined(state: Stopping, event: AgentJoined, now_s: float) -> Step:
+def _stopping_joined(state: Stopping, event: AgentJoined, now_s: float) -> Step[Stopping]:
     roster = state.roster.seated(Agent(event.hello))
     return replace(state, roster=roster), [Send(event.hello.agent_id, Stop(0.0))]
 
 
-def _stopping_left(state: Stopping, event: AgentLeft, now_s: float) -> Step:
+def _stopping_left(state: Stopping, event: AgentLeft, now_s: float) -> Step[Stopping | Stopped]:
     roster = state.roster.without(event.agent_id)
     if roster.is_anybody_there:
         return replace(state, roster=roster), []
     return Stopped(state.before), []
 
 
-def _stopping_asked(state: Stopping, event: StopAsked, now_s: float) -> Step:
+def _stopping_asked(state: Stopping, event: StopAsked, now_s: float) -> Step[Stopping]:
     """Stop sooner than it was asked for before."""
     deadline_s = now_s + event.timeout_s
     if deadline_s >= state.deadline_s:
@@ -441,7 +442,7 @@ def _stopping_asked(state: Stopping, event: StopAsked, now_s: float) -> Step:
     return replace(state, deadline_s=deadline_s), stops
 
 
-def _stopping_expired(state: Stopping, event: DeadlinePassed, now_s: float) -> Step:
+def _stopping_expired(state: Stopping, event: DeadlinePassed, now_s: float) -> Step[Stopped]:
     nodes = state.roster.spec.nodes
     return Stopped(state.before, tuple(nodes[n].name for n in state.roster.agents)), []
 
@@ -470,16 +471,22 @@ def _lost(state: Running | Failing, event: AgentLeft) -> Failure | None:
     )
 
 
-TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
+_TOO_LATE = (
+    *(AgentDetached, AgentOffered, ChildEntered, ChildGaveResult, ChildBroke, NodesBlamed),
+    *(CheckpointMade, SlotsCounted, LaunchBroke),
+)
+"""What changes nothing once the end has been decided."""
+
+TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] = {
     (Gathering, AgentJoined): _gathering_joined,
     (Gathering, AgentLeft): _gathering_left,
     (Gathering, AgentDetached): detached,
     (Gathering, AgentOffered): _gathering_offered,
     (Gathering, ChildBroke): _gathering_broke,
-    (Gathering, NodesBlamed): _stay,
-    (Gathering, CheckpointMade): _stay,
-    (Gathering, ChildEntered): _stay,
-    (Gathering, ChildGaveResult): _stay,
+    (Gathering, NodesBlamed): stay,
+    (Gathering, CheckpointMade): stay,
+    (Gathering, ChildEntered): stay,
+    (Gathering, ChildGaveResult): stay,
     (Gathering, DeadlinePassed): _gathering_expired,
     (Gathering, SlotsCounted): counted,
     (Gathering, LaunchBroke): _launch_broke,
@@ -494,71 +501,40 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Running, NodesBlamed): _running_blamed,
     (Running, CheckpointMade): _running_checkpoint,
     (Running, SlotsCounted): counted,
-    (Running, LaunchBroke): _stay,
+    (Running, LaunchBroke): stay,
     (Running, StopAsked): _stop,
     (Failing, AgentJoined): _failing_joined,
     (Failing, AgentLeft): _failing_left,
     (Failing, AgentDetached): detached,
     (Failing, AgentOffered): _failing_offered,
-    (Failing, ChildEntered): _stay,
+    (Failing, ChildEntered): stay,
     (Failing, ChildGaveResult): _failing_returned,
     (Failing, ChildBroke): _failing_broke,
-    (Failing, NodesBlamed): _stay,
+    (Failing, NodesBlamed): stay,
     (Failing, CheckpointMade): _failing_checkpoint,
     (Failing, DeadlinePassed): _failing_settled,
     (Failing, SlotsCounted): counted,
-    (Failing, LaunchBroke): _stay,
+    (Failing, LaunchBroke): stay,
     (Failing, StopAsked): _stop,
+    **{
+        (state, event): stay
+        for state in (Finished, Failed, Stopping, Stopped)
+        for event in _TOO_LATE
+    },
     (Finished, AgentJoined): _ending_joined,
     (Finished, AgentLeft): _roster_left,
-    (Finished, AgentDetached): _stay,
-    (Finished, AgentOffered): _stay,
-    (Finished, ChildEntered): _stay,
-    (Finished, ChildGaveResult): _stay,
-    (Finished, ChildBroke): _stay,
-    (Finished, NodesBlamed): _stay,
-    (Finished, CheckpointMade): _stay,
-    (Finished, SlotsCounted): _stay,
     (Finished, DeadlinePassed): _let_go,
-    (Finished, LaunchBroke): _stay,
     (Finished, StopAsked): _stop,
     (Failed, AgentJoined): _ending_joined,
     (Failed, AgentLeft): _roster_left,
-    (Failed, AgentDetached): _stay,
-    (Failed, AgentOffered): _stay,
-    (Failed, ChildEntered): _stay,
-    (Failed, ChildGaveResult): _stay,
-    (Failed, ChildBroke): _stay,
-    (Failed, NodesBlamed): _stay,
-    (Failed, CheckpointMade): _stay,
-    (Failed, SlotsCounted): _stay,
     (Failed, DeadlinePassed): _let_go,
-    (Failed, LaunchBroke): _stay,
     (Failed, StopAsked): _stop,
     (Stopping, AgentJoined): _stopping_joined,
     (Stopping, AgentLeft): _stopping_left,
-    (Stopping, AgentDetached): _stay,
-    (Stopping, AgentOffered): _stay,
-    (Stopping, ChildEntered): _stay,
-    (Stopping, ChildGaveResult): _stay,
-    (Stopping, ChildBroke): _stay,
-    (Stopping, NodesBlamed): _stay,
-    (Stopping, CheckpointMade): _stay,
     (Stopping, DeadlinePassed): _stopping_expired,
-    (Stopping, SlotsCounted): _stay,
-    (Stopping, LaunchBroke): _stay,
     (Stopping, StopAsked): _stopping_asked,
     (Stopped, AgentJoined): _ending_joined,
-    (Stopped, AgentLeft): _stay,
-    (Stopped, AgentDetached): _stay,
-    (Stopped, AgentOffered): _stay,
-    (Stopped, ChildEntered): _stay,
-    (Stopped, ChildGaveResult): _stay,
-    (Stopped, ChildBroke): _stay,
-    (Stopped, NodesBlamed): _stay,
-    (Stopped, CheckpointMade): _stay,
-    (Stopped, SlotsCounted): _stay,
-    (Stopped, LaunchBroke): _stay,
-    (Stopped, StopAsked): _stay,
+    (Stopped, AgentLeft): stay,
+    (Stopped, StopAsked): stay,
 }
-"""Every legal pair of state and event; `_stay`: the event is expected and means nothing."""
+"""Every legal pair of state and event; `stay`: the event is expected and means nothing."""

@@ -1,4 +1,4 @@
-"""The book of calls: what is fed again is what no checkpoint covers, no more and no less."""
+"""The history of calls: what is fed again is what no checkpoint covers, no more and no less."""
 
 from __future__ import annotations
 
@@ -20,114 +20,114 @@ Row = tuple[int, int, int, int]
 """Call, epoch, partition, row."""
 
 
-def fed(book: CallHistory, call: Call, sizes: tuple[int, ...] = (10,)) -> None:
+def fed(history: CallHistory, call: Call, sizes: tuple[int, ...] = (10,)) -> None:
     """Feed all that is left of a call."""
-    book.open_epochs(call, [left.epoch for left in call.left()])
-    book.measured(call, len(sizes), dict(enumerate(sizes)))
-    book.fed(call, has_ended_early=False)
+    history.open_epochs(call, [left.epoch for left in call.left()])
+    history.measured(call, len(sizes), dict(enumerate(sizes)))
+    history.fed(call, has_ended_early=False)
 
 
-def ended(book: CallHistory) -> CallHistory:
+def ended(history: CallHistory) -> CallHistory:
     """Begin the next generation."""
-    book.begin(book._generation + 1)
-    return book
+    history.begin(history._generation + 1)
+    return history
 
 
 # by hand
 
 
 def test_a_call_goes_on_in_the_next_generation_with_the_rows_that_no_checkpoint_covers() -> None:
-    book = CallHistory("input")
-    call = book.add(FeedRequest("data", epochs=3))
+    history = CallHistory("input")
+    call = history.add(FeedRequest("data", epochs=3))
     assert call.left() == [EpochLeft(0), EpochLeft(1), EpochLeft(2)]
-    assert book.open_epochs(call, [0, 1, 2]) == 0
-    book.measured(call, 2, {0: 10, 1: 5})
+    assert history.open_epochs(call, [0, 1, 2]) == 0
+    history.measured(call, 2, {0: 10, 1: 5})
     nodes: list[EpochRows] = [
         {0: {0: ((0, 10),), 1: ((0, 2),)}, 1: {0: ((0, 4),)}},
         {0: {1: ((2, 5),)}, 1: {0: ((7, 9),)}},
     ]
-    covered = book.coverage(0, nodes)
+    covered = history.coverage(0, nodes)
     assert covered == FeedCoverage(
         0, {0: {1: {0: ((0, 4), (7, 9))}}}, {0: CallShape(2, {0: 10, 1: 5})}
     )
-    assert book.next() is call
+    assert history.next() is call
     assert len(call.left()) == 3, "the checkpoint is not complete yet"
-    assert book.covered_to(0) == 0
-    book.cover(covered)
-    assert book.covered_to(0) == 1, "nodes need not tell of epoch 0 again"
-    ended(book)
+    assert history.covered_to(0) == 0
+    history.cover(covered)
+    assert history.covered_to(0) == 1, "nodes need not tell of epoch 0 again"
+    ended(history)
     assert call.left() == [EpochLeft(1, {0: ((0, 4), (7, 9))}), EpochLeft(2)]
     assert call.rows_covered == 15 + 6
-    assert book.open_epochs(call, [1, 2]) == 0, "epochs are numbered anew in each generation"
-    more = book.coverage(1, [{0: {0: ((4, 7), (9, 10)), 1: ((0, 5),)}}])
+    assert history.open_epochs(call, [1, 2]) == 0, "epochs are numbered anew in each generation"
+    more = history.coverage(1, [{0: {0: ((4, 7), (9, 10)), 1: ((0, 5),)}}])
     assert more.rows == {0: {2: {}}}, "epochs 0 and 1 are covered as a whole"
-    assert book.coverage(0, nodes) == covered, "what an older generation says changes nothing"
+    assert history.coverage(0, nodes) == covered, "what an older generation says changes nothing"
 
 
 def test_calls_before_the_one_under_way_are_fed_first_and_forgotten_once_covered() -> None:
-    book = CallHistory("input")
-    first, second = book.add(FeedRequest("a")), book.add(FeedRequest("b"))
-    fed(book, first)
-    assert book.next(first) is None
-    assert book.next(second) is second
-    book.open_epochs(second, [0])
-    ended(book)
-    assert book.next(second) is first
-    fed(book, first)
-    assert book.next(second) is second
-    fed(book, second)
-    book.cover(book.coverage(1, [{0: {0: ((0, 10),)}}]))
-    assert (book.covered_to(1), book.covered_to(0)) == (1, 0)
-    ended(book)
-    assert book.next() is second, "the first is covered"
-    book.cover(FeedCoverage(2))
-    assert book.covered_to(2) == book._next_epoch
-    assert book.coverage(2, []) == FeedCoverage(2)
-    assert not book._calls
-    assert second.asked.data is None
+    history = CallHistory("input")
+    first, second = history.add(FeedRequest("a")), history.add(FeedRequest("b"))
+    fed(history, first)
+    assert history.next(first) is None
+    assert history.next(second) is second
+    history.open_epochs(second, [0])
+    ended(history)
+    assert history.next(second) is first
+    fed(history, first)
+    assert history.next(second) is second
+    fed(history, second)
+    history.cover(history.coverage(1, [{0: {0: ((0, 10),)}}]))
+    assert (history.covered_to(1), history.covered_to(0)) == (1, 0)
+    ended(history)
+    assert history.next() is second, "the first is covered"
+    history.cover(FeedCoverage(2))
+    assert history.covered_to(2) == history._next_epoch
+    assert history.coverage(2, []) == FeedCoverage(2)
+    assert not history._calls
+    assert second.request.data is None
 
 
 def test_a_call_that_nobody_wanted_more_of_is_over_once_rows_behind_it_are_covered() -> None:
-    book = CallHistory("input")
+    history = CallHistory("input")
     endless, empty, then = (
-        book.add(FeedRequest("a", 5)),
-        book.add(FeedRequest([])),
-        book.add(FeedRequest("b")),
+        history.add(FeedRequest("a", 5)),
+        history.add(FeedRequest([])),
+        history.add(FeedRequest("b")),
     )
-    book.open_epochs(endless, range(5))
-    book.fed(endless, has_ended_early=True)
-    fed(book, empty, (0,))
-    assert book.coverage(0, [{2: {0: ((0, 9),)}}]).calls == 0, "it may go on there"
-    fed(book, then)
-    covered = book.coverage(0, [{2: {0: ((0, 9),)}, 6: {0: ((0, 4),)}}])
+    history.open_epochs(endless, range(5))
+    history.fed(endless, has_ended_early=True)
+    fed(history, empty, (0,))
+    assert history.coverage(0, [{2: {0: ((0, 9),)}}]).calls == 0, "it may go on there"
+    fed(history, then)
+    covered = history.coverage(0, [{2: {0: ((0, 9),)}, 6: {0: ((0, 4),)}}])
     assert covered.calls == 2
     assert list(covered.rows) == [2]
-    book.cover(covered)
-    assert book.next() is None
-    assert ended(book).next() is then
+    history.cover(covered)
+    assert history.next() is None
+    assert ended(history).next() is then
 
 
 def test_a_call_that_failed_is_not_tried_again() -> None:
-    book = CallHistory("input")
-    broken, after = book.add(FeedRequest("a")), book.add(FeedRequest("b"))
-    book.open_epochs(broken, [0])
-    book.broke(broken)
-    fed(book, after)
-    assert ended(book).next() is after
+    history = CallHistory("input")
+    broken, after = history.add(FeedRequest("a")), history.add(FeedRequest("b"))
+    history.open_epochs(broken, [0])
+    history.broke(broken)
+    fed(history, after)
+    assert ended(history).next() is after
 
 
 def test_micro_batches_that_no_checkpoint_covers_are_told_of_and_not_fed_again() -> None:
-    book = CallHistory("input")
-    calls = [book.add(FeedRequest("rows", is_micro_batch=True)) for _ in range(3)]
+    history = CallHistory("input")
+    calls = [history.add(FeedRequest("rows", is_micro_batch=True)) for _ in range(3)]
     for call in calls[:2]:
-        fed(book, call)
-        assert call.asked.data is None, "Spark's micro-batches come once"
-    covered = book.coverage(0, [{0: {0: ((0, 10),)}, 1: {0: ((0, 4),)}}])
+        fed(history, call)
+        assert call.request.data is None, "Spark's micro-batches come once"
+    covered = history.coverage(0, [{0: {0: ((0, 10),)}, 1: {0: ((0, 4),)}}])
     assert covered.rows == {-1: {1: {}}, -2: {0: {0: ((0, 4),)}}}
-    book.cover(covered)
-    assert book.begin(1) == [calls[1]]
+    history.cover(covered)
+    assert history.begin(1) == [calls[1]]
     assert calls[1].rows_covered == 4
-    assert book.next() is calls[2], "the one under way is fed again"
+    assert history.next() is calls[2], "the one under way is fed again"
     later = CallHistory("input")
     later.restore(covered)
     assert later.add(FeedRequest("rows", is_micro_batch=True)).left(), "numbers of another run"
@@ -135,23 +135,23 @@ def test_micro_batches_that_no_checkpoint_covers_are_told_of_and_not_fed_again()
 
 
 def test_without_restarts_or_checkpoints_data_are_let_go_of_once_they_are_fed() -> None:
-    book = CallHistory("input", keeps=False)
-    call = book.add(FeedRequest("rows"))
-    fed(book, call)
-    assert call.asked.data is None
-    assert ended(book).next() is None
+    history = CallHistory("input", keeps=False)
+    call = history.add(FeedRequest("rows"))
+    fed(history, call)
+    assert call.request.data is None
+    assert ended(history).next() is None
 
 
 def test_a_later_run_goes_on_in_the_call_where_the_checkpoint_was() -> None:
-    book = CallHistory("input")
-    book.restore(FeedCoverage(1, {1: {2: {0: ((0, 5),)}}}, {1: CallShape(2, {0: 10, 1: 4})}))
-    first, second, third = (book.add(FeedRequest("data", epochs=4)) for _ in range(3))
+    history = CallHistory("input")
+    history.restore(FeedCoverage(1, {1: {2: {0: ((0, 5),)}}}, {1: CallShape(2, {0: 10, 1: 4})}))
+    first, second, third = (history.add(FeedRequest("data", epochs=4)) for _ in range(3))
     assert not first.left()
     assert second.left() == [EpochLeft(2, {0: ((0, 5),)}), EpochLeft(3)]
     assert second.rows_covered == 2 * 14 + 5
     assert len(third.left()) == 4
-    assert book.next(first) is None
-    assert book.next() is second
+    assert history.next(first) is None
+    assert history.next() is second
 
 
 @pytest.mark.parametrize(
@@ -164,10 +164,10 @@ def test_a_later_run_goes_on_in_the_call_where_the_checkpoint_was() -> None:
 def test_other_data_than_a_checkpoint_was_made_with_are_refused(
     before: CallShape, now: CallShape, text: str
 ) -> None:
-    book = CallHistory("input")
-    book.restore(FeedCoverage(0, {0: {0: {0: ((0, 5),)}}}, {0: before}))
+    history = CallHistory("input")
+    history.restore(FeedCoverage(0, {0: {0: {0: ((0, 5),)}}}, {0: before}))
     with pytest.raises(ConfigError, match=text):
-        book.add(FeedRequest("data", shape=now))
+        history.add(FeedRequest("data", shape=now))
 
 
 def test_data_that_come_in_other_partitions_the_second_time_are_refused() -> None:
@@ -181,18 +181,18 @@ def test_data_that_come_in_other_partitions_the_second_time_are_refused() -> Non
 
 
 def test_feeds_that_nodes_read_themselves_are_covered_by_their_epochs() -> None:
-    books = CoverageStore()
-    book = books.book("input")
-    book.open_epochs(book.add(FeedRequest("data")), [0])
+    coverage = CoverageStore()
+    history = coverage.history("input")
+    history.open_epochs(history.add(FeedRequest("data")), [0])
     parts: dict[int, Mapping[str, EpochRows]] = {
         0: {"own": {3: {0: ((0, 5),)}}, "input": {0: {1: ((0, 2),)}}},
         1: {"own": {3: {0: ((5, 7),)}}},
     }
-    covered = books.coverage(0, parts)
+    covered = coverage.coverage(0, parts)
     assert covered["own"].rows == {0: {3: {0: ((0, 7),)}}}
     assert covered["input"].rows == {0: {0: {1: ((0, 2),)}}}
-    books.cover(covered)
-    more = books.coverage(1, {0: {"own": {4: {0: ((0, 1),)}}}})
+    coverage.cover(covered)
+    more = coverage.coverage(1, {0: {"own": {4: {0: ((0, 1),)}}}})
     assert more["own"].rows == {0: {3: {0: ((0, 7),)}, 4: {0: ((0, 1),)}}}
     assert more["input"] == covered["input"]
 
@@ -239,22 +239,22 @@ def test_rows_that_are_fed_again_are_exactly_those_that_no_checkpoint_covers(
 ) -> None:
     """Whatever was used, in whatever order, and wherever it stopped; also by a run after it."""
     world = World([sizes for sizes, _ in calls], [epochs for _, epochs in calls])
-    book = CallHistory("input")
-    made = [book.add(FeedRequest("data", epochs)) for _, epochs in calls]
+    history = CallHistory("input")
+    made = [history.add(FeedRequest("data", epochs)) for _, epochs in calls]
     for generation in range(generations):
-        assert book.begin(generation) == []
+        assert history.begin(generation) == []
         if data.draw(st.booleans()):  # another run
-            stored = msgspec.json.encode(book.coverage(generation, []))
-            book = CallHistory("input")
-            book.restore(msgspec.json.decode(stored, type=FeedCoverage))
-            made = [book.add(FeedRequest("data", epochs)) for _, epochs in calls]
-            book.begin(generation)
+            stored = msgspec.json.encode(history.coverage(generation, []))
+            history = CallHistory("input")
+            history.restore(msgspec.json.decode(stored, type=FeedCoverage))
+            made = [history.add(FeedRequest("data", epochs)) for _, epochs in calls]
+            history.begin(generation)
         left_over = [row for row in world.rows() if row not in world.covered]
         got: list[tuple[int, Row]] = []
-        while (call := book.next()) is not None:
+        while (call := history.next()) is not None:
             number = made.index(call)
             left = call.left()
-            first = book.open_epochs(call, [each.epoch for each in left])
+            first = history.open_epochs(call, [each.epoch for each in left])
             for i, each in enumerate(left):
                 done = {p: set().union(*(range(*r) for r in rs)) for p, rs in each.done.items()}
                 skipped = call.covered_partitions(each.done)
@@ -264,13 +264,13 @@ def test_rows_that_are_fed_again_are_exactly_those_that_no_checkpoint_covers(
                     got += [(first + i, (number, each.epoch, partition, row)) for row in rows]
             sizes = world.sizes[number]
             if data.draw(st.booleans(), "the job came to its end"):
-                book.measured(call, len(sizes), dict(enumerate(sizes)))
-            book.fed(call, has_ended_early=False)
+                history.measured(call, len(sizes), dict(enumerate(sizes)))
+            history.fed(call, has_ended_early=False)
         assert [row for _, row in got] == left_over
         used = got[: data.draw(st.integers(0, len(got)), "so far the nodes have come")]
         if data.draw(st.booleans(), "uneven"):
             used = [each for each in used if data.draw(st.booleans())]
-        now = book.coverage(generation, as_parts(used, nodes, data))
+        now = history.coverage(generation, as_parts(used, nodes, data))
         if data.draw(st.booleans(), "the checkpoint is complete"):
-            book.cover(now)
+            history.cover(now)
             world.covered |= {row for _, row in used}

@@ -173,7 +173,7 @@ def test_a_later_run_feeds_what_the_checkpoint_does_not_cover(tmp_path: Path) ->
             f: FeedCoverage(1, {1: rows}, {1: shapes[f]} if f in shapes else {})
             for f, rows in covered.items()
         }
-        cluster._feeds.books.restore(coverage)
+        cluster._controller.checkpoints.coverage.restore(coverage)
         for feed in covered:
             assert cluster.feed([1], name=feed) == FeedReport(1), "the first call is covered"
         none = cluster.feed(table(0, 16), 2, "none")

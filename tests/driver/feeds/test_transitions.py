@@ -257,14 +257,14 @@ def test_next_generation_waits_for_the_last_job_and_finds_what_nodes_still_have(
     begin, start = play.seen(generation=1, world=world_of(2, 1))
     assert begin == Send(FeedBegin("input", 0, 0), BOTH, 1)
     assert isinstance(start, StartJob)
-    assert start.order.generation == 1
+    assert start.spec.generation == 1
     play.after(JobEnded(2, fed(5, 5)))
     assert play.seen(generation=2, world=world_of(2, 2)) != []
     assert isinstance(play.state, Opening), "its size is known, and nodes may have rows of it"
     play.counts = {0: FeedCount("input", began=0, epoch_rows=3), 1: FeedCount("input", began=0)}
     granted_or_started = play.seen()
     (start,) = [a for a in granted_or_started if isinstance(a, StartJob)]
-    assert start.order.ahead == {0: 3, 1: 0}
+    assert start.spec.ahead == {0: 3, 1: 0}
 
 
 def test_stream_is_one_iteration_that_ends_with_an_epoch_of_no_rows() -> None:
@@ -280,7 +280,7 @@ def test_stream_is_one_iteration_that_ends_with_an_epoch_of_no_rows() -> None:
     assert isinstance(answer, Answer), "nobody waits while a node has had no row"
     _begin, start = play.asked(ticket=8, is_micro_batch=True)
     assert isinstance(start, StartJob)
-    assert start.order.ahead == {0: 1, 1: 0}
+    assert start.spec.ahead == {0: 1, 1: 0}
     assert play.after(StreamStopped()) == [CancelJob(2)]
     play.after(Requested(StreamEndAsked(9, None)))
     play.after(JobBroke(2, RuntimeError("cancelled")))
@@ -479,8 +479,8 @@ class Simulation:
         return {n: SimulatedNode(n) for n in range(self.num_nodes)}
 
     @property
-    def book(self) -> CallHistory:
-        return self.state.feed.book
+    def history(self) -> CallHistory:
+        return self.state.feed.history
 
     # what may happen
 
@@ -508,7 +508,7 @@ class Simulation:
             return False
         job = jobs[self.draw(len(jobs))]
         partition, number = job.left.pop(0)
-        order = job.start.order
+        order = job.start.spec
         takers = [
             node
             for target in order.targets
@@ -600,10 +600,10 @@ class Simulation:
         return not was_decided
 
     def checkpoint(self) -> bool:
-        if not self.is_decided or self.book._generation != self.generation:
+        if not self.is_decided or self.history._generation != self.generation:
             return False
         parts = [self._used(node) for node in self.nodes.values()]
-        self.book.cover(self.book.coverage(self.generation, parts))
+        self.history.cover(self.history.coverage(self.generation, parts))
         self.saved = self.model()
         return True
 
@@ -636,7 +636,7 @@ class Simulation:
 
     def _start(self, start: StartJob) -> None:
         assert not self.jobs, "one job at a time, for the next one needs the slots of the last"
-        done = start.order.done
+        done = start.spec.done
         left = [
             (part, number)
             for part, size in enumerate(start.data.sizes)
