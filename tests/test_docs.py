@@ -10,6 +10,8 @@ from urllib.parse import unquote
 
 import pytest
 
+from scripts.diagrams import DESIGN, with_diagrams
+
 ROOT = Path(__file__).parent.parent
 
 _FENCE = re.compile(r"^( *)(```+|~~~+) *(\w*)[^\n]*\n(.*?)^\1\2", re.MULTILINE | re.DOTALL)
@@ -79,6 +81,11 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", pages(), ids=_name)
 def test_python_snippets_compile(page: Path) -> None:
     assert not list(wrong_snippets(page))
+
+
+def test_diagrams_of_the_state_machines_are_those_of_the_tables() -> None:
+    page = DESIGN.read_text(encoding="utf-8")
+    assert page == with_diagrams(page), "draw them again: python -m scripts.diagrams"
 
 
 def test_checks_bite(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from sparkdl.control.channel import Returned
 from sparkdl.core.checkpoint import FIRST_TIME, Resume
@@ -244,15 +244,18 @@ Action = (
     | CloseFeeds
     | End
 )
-Step = tuple[State, list[Action]]
+S = TypeVar("S", bound=State)
+WithChild = TypeVar("WithChild", Ready, Begun, Leaving)
+Step = tuple[S, list[Action]]
+"""What a handler returns: `Step[Idle | Ready]` where one of these is what comes next."""
 
 
-def begin() -> Step:
+def begin() -> Step[State]:
     """Return the first state and what it wants done."""
     return Ready(0), [Spawn(0)]
 
 
-def step(state: State, event: Event, now_s: float) -> Step:
+def step(state: State, event: Event, now_s: float) -> Step[State]:
     """Return the state after `event`, and what has to be done.
 
     Raises:
@@ -261,30 +264,30 @@ def step(state: State, event: Event, now_s: float) -> Step:
     return transition(TRANSITIONS, state, event, now_s)
 
 
-def _ready_world(state: Ready, event: WorldBegan, now_s: float) -> Step:
+def _ready_world(state: Ready, event: WorldBegan, now_s: float) -> Step[Ready | Begun]:
     if event.world.generation != state.generation:
         return state, []
     return Begun(state.generation, event.world), [StartChild(event.world, event.resume)]
 
 
-def _entered(state: Begun, event: ChildEnteredMapFun, now_s: float) -> Step:
+def _entered(state: Begun, event: ChildEnteredMapFun, now_s: float) -> Step[Begun]:
     return state, [TellRunning(state.generation)]
 
 
-def _said(state: Ready | Begun, event: ChildSaidHowItEnded, now_s: float) -> Step:
+def _said(state: Ready | Begun, event: ChildSaidHowItEnded, now_s: float) -> Step[Leaving]:
     leaving = Leaving(state.generation, event.outcome, now_s + EXIT_GRACE_S)
     outcome = event.outcome
     why = "map_fun has ended" if isinstance(outcome, Returned) else outcome.describe()
     return leaving, [CloseFeeds(why)]
 
 
-def _exited_unsaid(state: Ready | Begun, event: ChildExited, now_s: float) -> Step:
+def _exited_unsaid(state: Ready | Begun, event: ChildExited, now_s: float) -> Step[Idle]:
     tell = TellFailed(state.generation, None, event.status)
     how = f"exit code {event.status}" if event.status >= 0 else signal_name(-event.status)
     return Idle(state.generation), [CloseFeeds(f"the child has died ({how})"), Kill(), tell]
 
 
-def _leaving_exited(state: Leaving, event: ChildExited, now_s: float) -> Step:
+def _leaving_exited(state: Leaving, event: ChildExited, now_s: float) -> Step[Idle]:
     generation, outcome = state.generation, state.outcome
     tell: Action = (
         TellReturned(generation, outcome)
@@ -294,34 +297,34 @@ def _leaving_exited(state: Leaving, event: ChildExited, now_s: float) -> Step:
     return Idle(generation), [Kill(), tell]
 
 
-def _leaving_expired(state: Leaving, event: DeadlinePassed, now_s: float) -> Step:
+def _leaving_expired(state: Leaving, event: DeadlinePassed, now_s: float) -> Step[Leaving]:
     return replace(state, deadline_s=math.inf), [Kill()]
 
 
 def _end_child(
     then: Then, generation: int, grace_s: float, now_s: float, why: str = "the node ends"
-) -> Step:
+) -> Step[Ending]:
     return Ending(then, generation, now_s + grace_s), [CloseFeeds(why), Terminate()]
 
 
-def _child_stop(state: Ready | Begun | Leaving, event: ChildStopAsked, now_s: float) -> Step:
+def _child_stop(state: WithChild, event: ChildStopAsked, now_s: float) -> Step[WithChild | Ending]:
     if event.generation != state.generation:
         return state, []
     why = f"{CLUSTER_FAILED}: {event.reason}" if event.reason else "the node ends"
     return _end_child("idle", state.generation, event.grace_s, now_s, why)
 
 
-def _idle_child_stop(state: Idle, event: ChildStopAsked, now_s: float) -> Step:
+def _idle_child_stop(state: Idle, event: ChildStopAsked, now_s: float) -> Step[Idle]:
     return state, [CloseFeeds(f"{CLUSTER_FAILED}: {event.reason}")] if event.reason else []
 
 
-def _round(state: Ready | Begun | Leaving, event: RoundAsked, now_s: float) -> Step:
+def _round(state: WithChild, event: RoundAsked, now_s: float) -> Step[WithChild | Ending]:
     if event.generation <= state.generation:
         return state, []
     return _end_child("round", event.generation, 0.0, now_s)
 
 
-def _idle_round(state: Idle, event: RoundAsked, now_s: float) -> Step:
+def _idle_round(state: Idle, event: RoundAsked, now_s: float) -> Step[Idle | Ready]:
     if event.is_again and event.generation == state.generation:
         return Ready(event.generation), [Spawn(event.generation, is_again=True)]
     if event.generation <= state.generation:
@@ -329,29 +332,29 @@ def _idle_round(state: Idle, event: RoundAsked, now_s: float) -> Step:
     return Ready(event.generation), [Spawn(event.generation)]
 
 
-def _ending_round(state: Ending, event: RoundAsked, now_s: float) -> Step:
+def _ending_round(state: Ending, event: RoundAsked, now_s: float) -> Step[Ending]:
     if state.then == "gone" or event.generation <= state.generation:
         return state, []
     return replace(state, then="round", generation=event.generation), []
 
 
-def _stop(state: Ready | Begun | Leaving, event: StopAsked, now_s: float) -> Step:
+def _stop(state: Ready | Begun | Leaving, event: StopAsked, now_s: float) -> Step[Ending]:
     return _end_child("gone", state.generation, event.grace_s, now_s)
 
 
-def _ending_stop(state: Ending, event: StopAsked, now_s: float) -> Step:
+def _ending_stop(state: Ending, event: StopAsked, now_s: float) -> Step[Ending]:
     return replace(state, then="gone", deadline_s=min(state.deadline_s, now_s + event.grace_s)), []
 
 
-def _idle_stop(state: Idle, event: StopAsked, now_s: float) -> Step:
+def _idle_stop(state: Idle, event: StopAsked, now_s: float) -> Step[Gone]:
     return Gone(), [End("stopped")]
 
 
-def _ending_expired(state: Ending, event: DeadlinePassed, now_s: float) -> Step:
+def _ending_expired(state: Ending, event: DeadlinePassed, now_s: float) -> Step[Ending]:
     return replace(state, deadline_s=math.inf), [Kill()]
 
 
-def _ending_exited(state: Ending, event: ChildExited, now_s: float) -> Step:
+def _ending_exited(state: Ending, event: ChildExited, now_s: float) -> Step[Idle | Ready | Gone]:
     if state.then == "idle":
         return Idle(state.generation), [Kill()]
     if state.then == "round":
@@ -359,11 +362,11 @@ def _ending_exited(state: Ending, event: ChildExited, now_s: float) -> Step:
     return Gone(), [Kill(), End("stopped")]
 
 
-def _orphaned(state: State, event: Orphaned, now_s: float) -> Step:
+def _orphaned(state: State, event: Orphaned, now_s: float) -> Step[Gone]:
     return Gone(), [CloseFeeds(event.reason), Kill(), End(event.reason)]
 
 
-TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
+TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] = {
     (Ready, WorldBegan): _ready_world,
     (Ready, ChildSaidHowItEnded): _said,
     (Ready, ChildExited): _exited_unsaid,

@@ -47,6 +47,9 @@ from sparkdl.node.state import (
     begin,
     step,
 )
+from tests.doubles.machines import declared_steps_only
+
+steps_are_declared = declared_steps_only(TRANSITIONS)
 
 WORLD = World(1, ())
 RESULT = Returned(b"42")

@@ -225,18 +225,21 @@ class FeedRunner:
             self._controller.later(wait_s, self._look)
 
     def _look(self) -> None:
-        """Tell the feeds what is known of the nodes now."""
+        """Report to the feeds what is known of the nodes now, if that is news."""
         self._is_looking, self._looked_s = False, time.monotonic()
-        for feed in [*self._states]:
-            self._handle(feed, NodesSeen(_nodes(self._controller.view, feed)))
+        for feed, state in [*self._states.items()]:
+            nodes = _nodes(self._controller.view, feed)
+            if nodes != state.feed.nodes:
+                self._handle(feed, NodesSeen(nodes))
         self._tell_ends()
 
     def _handle(self, name: str, event: Event) -> None:
         before = self._states.get(name) or self._new(name)
         state, actions = step(before, event, time.monotonic())
-        with self._controller.changed:
-            self._states[name] = state
-            self._controller.changed.notify_all()
+        if state is not before:
+            with self._controller.changed:
+                self._states[name] = state
+                self._controller.changed.notify_all()
         for action in actions:
             self._perform(name, action)
         self._arm(name, state.deadline_s)

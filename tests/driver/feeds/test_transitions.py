@@ -58,8 +58,11 @@ from sparkdl.driver.feeds.state import (
     StreamStopped,
     Warn,
 )
-from sparkdl.driver.feeds.transitions import ANSWER_S, CANCEL_S, REASON_S, TRANSITIONS, step
+from sparkdl.driver.feeds.transitions import ANSWER_S, CANCEL_S, LOOKS, REASON_S, TRANSITIONS, step
 from sparkdl.feed.transfer.request import FedPartition, FeedSpec
+from tests.doubles.machines import declared_steps_only
+
+steps_are_declared = declared_steps_only(TRANSITIONS, LOOKS)
 
 TIMEOUT_S = 600.0
 BOTH = frozenset({0, 1})

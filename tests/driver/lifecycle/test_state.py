@@ -65,6 +65,9 @@ from sparkdl.driver.lifecycle.state import (
 )
 from sparkdl.driver.lifecycle.transitions import SETTLE_S, STAY_S, TRANSITIONS, begin, step
 from sparkdl.driver.slots.placement import Standing
+from tests.doubles.machines import declared_steps_only
+
+steps_are_declared = declared_steps_only(TRANSITIONS)
 
 SPEC = ClusterSpec("c", plan_nodes(3, num_ps=1), settings=Settings(600.0, max_port_retries=2))
 """ps:0 is node 0 and agent "a", worker:0 is 1 and "b", worker:1 is 2 and "c"."""
