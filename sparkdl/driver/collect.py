@@ -206,7 +206,7 @@ class PendingRequests:
 
     Args:
         send: takes an agent's id and a message.
-        changed: held while an inquiry changes.
+        changed: held while an request changes.
     """
 
     def __init__(self, send: Callable[[str, ToAgent], None], changed: Changed) -> None:
@@ -215,28 +215,28 @@ class PendingRequests:
         self._waiting: dict[int, tuple[PendingRequest, int]] = {}
         self._numbers = count()
 
-    def ask(self, inquiry: PendingRequest, agents: Mapping[int, str]) -> None:
+    def ask(self, request: PendingRequest, agents: Mapping[int, str]) -> None:
         """Send the question to the agents of the nodes; nobody waits for one without an agent."""
-        for node_id in sorted(inquiry.awaited & agents.keys()):
+        for node_id in sorted(request.awaited & agents.keys()):
             number = next(self._numbers)
-            inquiry.numbers.append(number)
-            self._waiting[number] = inquiry, node_id
-            self._send(agents[node_id], inquiry.question(number))
+            request.numbers.append(number)
+            self._waiting[number] = request, node_id
+            self._send(agents[node_id], request.question(number))
         with self._changed:
-            inquiry.awaited &= agents.keys()
+            request.awaited &= agents.keys()
             self._changed.notify_all()
 
     def answer(self, number: int, value: Any) -> None:
         """Note an answer; one that nobody waits for any more is dropped."""
         if number not in self._waiting:
             return
-        inquiry, node_id = self._waiting.pop(number)
+        request, node_id = self._waiting.pop(number)
         with self._changed:
-            inquiry.answers[node_id] = value
-            inquiry.awaited.discard(node_id)
+            request.answers[node_id] = value
+            request.awaited.discard(node_id)
             self._changed.notify_all()
 
-    def forget(self, inquiry: PendingRequest) -> None:
+    def forget(self, request: PendingRequest) -> None:
         """Wait for no more answers."""
-        for number in inquiry.numbers:
+        for number in request.numbers:
             self._waiting.pop(number, None)

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from sparkdl.control.messages import (
-    AllGathered,
     BoardStarted,
     CheckpointDone,
     CheckpointPart,
@@ -49,6 +48,7 @@ from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import IllegalTransitionError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
+from sparkdl.core.world import World
 from sparkdl.driver.collect import (
     Checkpoints,
     Gatherings,
@@ -79,7 +79,7 @@ class View:
     feeds: dict[tuple[int, str], FeedCount] = field(default_factory=dict)
     progress: int = 0
     """Counts every feed message with news, so that a wait can tell progress from silence."""
-    board: BoardStarted | None = None
+    tensorboard: BoardStarted | None = None
     pids: dict[int, int] = field(default_factory=dict)
     """Of the nodes' children, by node id."""
     activity: dict[int, NodeActive] = field(default_factory=dict)
@@ -134,7 +134,7 @@ class Controller:
         self._loop = asyncio.new_event_loop()
         self._server = CoordinatorServer(token, self, spec.settings.lease_s)
         self._timer: asyncio.TimerHandle | None = None
-        self._inquiries = PendingRequests(self._server.send, self.changed)
+        self._requests = PendingRequests(self._server.send, self.changed)
         self._observer: Callable[[], None] = lambda: None
         self._thread = threading.Thread(
             target=self._loop.run_forever, name=f"sparkdl-controller-{spec.cluster_id}", daemon=True
@@ -233,12 +233,12 @@ class Controller:
 
     def _ask(self, node_ids: Iterable[int], question: Question, deadline: Deadline) -> Any:
         """Ask the agents of some nodes; return by node id what came in time."""
-        inquiry = PendingRequest(question, set(node_ids))
-        if self.soon(self._begin_inquiry, inquiry):
-            self.changed.wait_for(lambda: not inquiry.awaited, deadline)
-            self.soon(self._inquiries.forget, inquiry)
+        request = PendingRequest(question, set(node_ids))
+        if self.soon(self._send_request, request):
+            self.changed.wait_for(lambda: not request.awaited, deadline)
+            self.soon(self._requests.forget, request)
         with self.changed:
-            return dict(inquiry.answers)
+            return dict(request.answers)
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_THREAD_END_S)
@@ -277,13 +277,13 @@ class Controller:
             case Gather():
                 self._note_gathering(agent_id, message)
             case BoardStarted():
-                self._note_board(message)
+                self._note_tensorboard(message)
             case LastLines(lines):
                 self._keep_log(agent_id, lines)
             case LogLines(lines):
                 self._hand_on_log(agent_id, lines)
-            case LogTail(request, answer) | Stacks(request, answer):
-                self._inquiries.answer(request, answer)
+            case LogTail(number, answer) | Stacks(number, answer):
+                self._requests.answer(number, answer)
 
     def left(self, agent_id: str, reason: str) -> None:
         """An agent's connection has ended."""
@@ -344,6 +344,14 @@ class Controller:
     def _roster(self) -> Roster | None:
         return getattr(self.view.state, "roster", None)
 
+    def _world(self) -> World | None:
+        return getattr(self.view.state, "world", None)
+
+    def _node_of(self, agent_id: str) -> int | None:
+        """Return the node that an agent is; `None` for a standby, and after the end."""
+        roster = self._roster()
+        return roster.node_of(agent_id) if roster else None
+
     def _broadcast(self, message: ToAgent, node_ids: set[int], generation: int | None) -> None:
         if generation not in (None, generation_of(self.view.state)):
             return
@@ -356,15 +364,13 @@ class Controller:
                 self._server.send(agent.hello.agent_id, message)
 
     def _note_pid(self, agent_id: str, pid: int) -> None:
-        roster = self._roster()
-        node_id = roster.node_of(agent_id) if roster else None
+        node_id = self._node_of(agent_id)
         if node_id is not None:
             with self.changed:
                 self.view.pids[node_id] = pid
 
     def _note_progress(self, agent_id: str, message: FeedProgress | NodeActive) -> None:
-        roster = self._roster()
-        node_id = roster.node_of(agent_id) if roster else None
+        node_id = self._node_of(agent_id)
         if node_id is None:
             return
         with self.changed:
@@ -381,18 +387,16 @@ class Controller:
             self.changed.notify_all()
         self._observer()
 
-    def _note_board(self, message: BoardStarted) -> None:
+    def _note_tensorboard(self, message: BoardStarted) -> None:
         with self.changed:
-            self.view.board = message
+            self.view.tensorboard = message
             self.changed.notify_all()
 
     def _note_checkpoint(self, agent_id: str, message: CheckpointPart | CheckpointDone) -> None:
-        roster, world = self._roster(), getattr(self.view.state, "world", None)
-        node_id = roster.node_of(agent_id) if roster else None
-        if roster is None or world is None or node_id is None:
-            return
-        if not isinstance(self.view.state, (states.Running, states.Failing)):
+        state, node_id = self.view.state, self._node_of(agent_id)
+        if node_id is None or not isinstance(state, (states.Running, states.Failing)):
             return  # another round begins, and it has been decided where
+        roster, world = state.roster, state.world
         if isinstance(message, CheckpointPart):
             word = self.checkpoints.part(world, node_id, message, time.time())
             if word is not None and word[0] in roster.agents:
@@ -405,11 +409,9 @@ class Controller:
             self._handle(states.CheckpointMade(ref))
 
     def _note_gathering(self, agent_id: str, message: Gather | ChildReturned) -> None:
-        roster, world = self._roster(), getattr(self.view.state, "world", None)
-        node_id = roster.node_of(agent_id) if roster else None
+        world, node_id = self._world(), self._node_of(agent_id)
         if world is None or node_id is None:
             return
-        answers: list[AllGathered]
         if isinstance(message, Gather):
             answers = self._gatherings.give(world, node_id, message)
         else:
@@ -419,15 +421,13 @@ class Controller:
             self._broadcast(answer, nodes, None)
 
     def _keep_log(self, agent_id: str, lines: tuple[str, ...]) -> None:
-        roster = self._roster()
-        node_id = roster.node_of(agent_id) if roster else None
+        node_id = self._node_of(agent_id)
         if node_id is not None:
             with self.changed:
                 self._last_lines[node_id] = lines
 
     def _hand_on_log(self, agent_id: str, lines: tuple[str, ...]) -> None:
-        roster = self._roster()
-        node_id = roster.node_of(agent_id) if roster else None
+        node_id = self._node_of(agent_id)
         if self._on_log and node_id is not None:
             try:
                 for line in lines:
@@ -435,10 +435,10 @@ class Controller:
             except Exception:  # noqa: BLE001 (user code; it must not end the controller)
                 _log.exception("on_log failed; the nodes are not harmed")
 
-    def _begin_inquiry(self, inquiry: PendingRequest) -> None:
+    def _send_request(self, request: PendingRequest) -> None:
         roster = self._roster()
         agents = roster.agents if roster else {}
-        self._inquiries.ask(inquiry, {node_id: a.agent_id for node_id, a in agents.items()})
+        self._requests.ask(request, {node_id: a.agent_id for node_id, a in agents.items()})
 
     def _name(self, node_id: int) -> str:
         nodes = self.spec.nodes

@@ -105,7 +105,7 @@ class Cluster:
     @property
     def board(self) -> BoardStarted | None:
         """Port and process id of the TensorBoard that runs beside the first node, if one does."""
-        board = self._controller.look(lambda view: view.board)
+        board = self._controller.look(lambda view: view.tensorboard)
         is_gone = self.ending.is_asked or self._controller.look(lambda view: is_empty(view.state))
         return board if board and board.port and not is_gone else None
 

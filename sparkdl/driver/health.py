@@ -148,7 +148,7 @@ class Stragglers:
 
 
 def compare(
-    pace: Stragglers, generation: int, nodes: Sequence[Progress], now_s: float
+    before: Stragglers, generation: int, nodes: Sequence[Progress], now_s: float
 ) -> tuple[Stragglers, str]:
     """Return what is known now and, at a period's end, which nodes do not keep up, or nothing.
 
@@ -156,35 +156,39 @@ def compare(
     rows for most of it while no other had any, so that the feed waited for it.
     """
     unit, steps = steps_of(nodes)
-    if generation != pace.generation or unit != pace.unit or steps.keys() != pace.steps.keys():
+    if (
+        generation != before.generation
+        or unit != before.unit
+        or steps.keys() != before.steps.keys()
+    ):
         return Stragglers(generation, unit, steps, now_s), ""
     busy = [node.node_id for node in nodes if not node.is_idle]
-    awaited = dict(pace.awaited)
+    awaited = dict(before.awaited)
     if len(busy) == 1 < len(nodes):
         awaited[busy[0]] = awaited.get(busy[0], 0) + 1
-    pace = replace(pace, looks=pace.looks + 1, awaited=awaited)
-    if now_s - pace.since_s < PERIOD_S:
-        return pace, ""
-    slow = _stragglers(pace, nodes, steps)
-    is_known = slow.keys() == pace.named and now_s - pace.named_s < SILENCE_S
+    before = replace(before, looks=before.looks + 1, awaited=awaited)
+    if now_s - before.since_s < PERIOD_S:
+        return before, ""
+    slow = _stragglers(before, nodes, steps)
+    is_known = slow.keys() == before.named and now_s - before.named_s < SILENCE_S
     if not slow or is_known:
         return Stragglers(
-            generation, unit, steps, now_s, named=pace.named, named_s=pace.named_s
+            generation, unit, steps, now_s, named=before.named, named_s=before.named_s
         ), ""
-    text = f"slower than the others for {now_s - pace.since_s:.0f} s: {'; '.join(slow.values())}"
+    text = f"slower than the others for {now_s - before.since_s:.0f} s: {'; '.join(slow.values())}"
     return Stragglers(generation, unit, steps, now_s, named=frozenset(slow), named_s=now_s), text
 
 
 def _stragglers(
-    pace: Stragglers, nodes: Sequence[Progress], steps: Mapping[int, int]
+    before: Stragglers, nodes: Sequence[Progress], steps: Mapping[int, int]
 ) -> dict[int, str]:
-    taken = {node_id: steps[node_id] - pace.steps[node_id] for node_id in steps}
+    taken = {node_id: steps[node_id] - before.steps[node_id] for node_id in steps}
     most = max(taken.values(), default=0)
     slow = {}
     for node in nodes:
         if most >= _MIN_STEPS and taken[node.node_id] * 2 < most:
             slow[node.node_id] = f"{node} took {taken[node.node_id]} steps, the fastest {most}"
-        elif pace.awaited.get(node.node_id, 0) * 2 > pace.looks:
+        elif before.awaited.get(node.node_id, 0) * 2 > before.looks:
             slow[node.node_id] = f"{node} has rows to read while the others wait for some"
     return slow
 
@@ -310,7 +314,7 @@ class HangWatch:
         self._timeout_s = timeout_s
         self._period_s = min(MAX_PERIOD_S, timeout_s / 8)
         self._watch = Watch()
-        self._pace = Stragglers()
+        self._stragglers = Stragglers()
 
     def start(self) -> None:
         """Look now and then, from now on."""
@@ -326,7 +330,7 @@ class HangWatch:
         if isinstance(view.state, Running):
             nodes = _progress(view, view.state)
             generation = view.state.world.generation
-            self._pace, slow = compare(self._pace, generation, nodes, time.monotonic())
+            self._stragglers, slow = compare(self._stragglers, generation, nodes, time.monotonic())
             if slow:
                 _log.warning("Cluster %s: %s", self._controller.spec.cluster_id, slow)
         self._controller.later(self._period_s, self._turn)

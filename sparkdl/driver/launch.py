@@ -69,7 +69,7 @@ _INPUT_MODES = {
     "own": InputMode.TENSORFLOW,
 }
 _JOIN_MARGIN_S = 30.0
-_BOARD_S = 150.0
+_TENSORBOARD_S = 150.0
 
 MapFun = Callable[[Any, Any], Any]
 
@@ -278,7 +278,7 @@ def _start(
         controller = ending.begin(start)
         world = _gather(controller, controller.spec)
         if spec.tensorboard is not None:
-            _await_board(controller)
+            _await_tensorboard(controller)
         return Cluster(controller.spec, controller, where, token, world, show_progress, ending)
     except BaseException as error:
         ending.ask(0.0)  # before anything that another interrupt could come into
@@ -301,13 +301,16 @@ def _gather(controller: Controller, spec: ClusterSpec) -> Any:
     return state.world  # type: ignore[union-attr]
 
 
-def _await_board(controller: Controller) -> None:
+def _await_tensorboard(controller: Controller) -> None:
     controller.wait_for(
-        lambda view: view.board is not None or has_ended(view.state), Deadline.after(_BOARD_S)
+        lambda view: view.tensorboard is not None or has_ended(view.state),
+        Deadline.after(_TENSORBOARD_S),
     )
-    board, state = controller.look(lambda view: (view.board, view.state))
+    board, state = controller.look(lambda view: (view.tensorboard, view.state))
     if board is None and not has_ended(state):
-        raise LaunchError(f"the first node did not say within {_BOARD_S:g} s how TensorBoard is")
+        raise LaunchError(
+            f"the first node did not say within {_TENSORBOARD_S:g} s how TensorBoard is"
+        )
     if board is not None and board.problem:
         raise (FrameworkMissingError if board.is_missing else LaunchError)(board.problem)
 

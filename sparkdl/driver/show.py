@@ -95,12 +95,12 @@ class LiveTable:
 _LEFT = ' style="text-align:left"'
 
 
-def as_html(spec: ClusterSpec, world: World, view: View, board_url: str | None = None) -> str:
+def as_html(spec: ClusterSpec, world: World, view: View, tensorboard_url: str | None = None) -> str:
     """Return the table: of each node its place, its process, what it does, the rows it has read.
 
     Args:
         view: while it is held.
-        board_url: where TensorBoard answers.
+        tensorboard_url: where TensorBoard answers.
     """
     feeds = sorted({feed for _, feed in view.feeds})
     told = {node_id: active for node_id, active in view.activity.items() if active.step >= 0}
@@ -112,7 +112,7 @@ def as_html(spec: ClusterSpec, world: World, view: View, board_url: str | None =
         [
             f"<b>Cluster {escape(spec.cluster_id)}: {escape(status_of(view.state))}</b>",
             f" ({escape(_what(spec))})",
-            f' <a href="{escape(board_url)}">TensorBoard</a>' if board_url else "",
+            f' <a href="{escape(tensorboard_url)}">TensorBoard</a>' if tensorboard_url else "",
             f"<table>{''.join(lines)}</table>",
             _problem(view),
         ]

@@ -134,11 +134,11 @@ def test_nodes_that_come_up_get_the_time_to_do_so() -> None:
 
 def pace_of(first: tuple[Progress, ...], last: tuple[Progress, ...], looks: int = 12) -> str:
     """Compare over one period in which the nodes went from `first` to `last`."""
-    pace, _ = compare(Stragglers(), 0, first, 0.0)
+    known, _ = compare(Stragglers(), 0, first, 0.0)
     for number in range(1, looks):
-        pace, text = compare(pace, 0, first, number * PERIOD_S / looks)
+        known, text = compare(known, 0, first, number * PERIOD_S / looks)
         assert not text
-    return compare(pace, 0, last, PERIOD_S)[1]
+    return compare(known, 0, last, PERIOD_S)[1]
 
 
 def test_node_that_takes_less_than_half_the_steps_is_a_straggler() -> None:
@@ -156,10 +156,10 @@ def test_node_with_rows_while_others_wait_for_some_is_a_straggler() -> None:
 
 
 def test_stragglers_are_named_once_in_a_while() -> None:
-    pace, now_s, named_s, told = Stragglers(), 0.0, [], 0
+    known, now_s, named_s, told = Stragglers(), 0.0, [], 0
     while now_s < 2 * SILENCE_S:
         nodes = (replace(ONE, told=told), TWO)
-        pace, text = compare(pace, 0, nodes, now_s)
+        known, text = compare(known, 0, nodes, now_s)
         named_s += [now_s] if text else []
         now_s, told = now_s + 10, told + 10
     assert named_s == [PERIOD_S, PERIOD_S + SILENCE_S]

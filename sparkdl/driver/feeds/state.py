@@ -248,6 +248,7 @@ class Delivering:
         received: rows that each node had received before, by node id.
         error: what the call ends with once the job has ended, if that is an error.
         gives_up_s: when a job that is to end is not waited for any more.
+        blamed: a node that stands still, whose last log lines are awaited until the deadline.
     """
 
     feed: Feed
@@ -259,11 +260,17 @@ class Delivering:
     received: Mapping[int, int] = field(default_factory=dict)
     error: Exception | None = None
     gives_up_s: float = math.inf
+    blamed: int | None = None
 
     @property
     def is_cancelled(self) -> bool:
         """Whether the job has been told to end."""
         return self.gives_up_s < math.inf
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the deadline is that of the feed timeout."""
+        return not self.is_cancelled and self.blamed is None
 
 
 @dataclass(frozen=True)
@@ -294,22 +301,22 @@ class Cutting:
 
 @dataclass(frozen=True)
 class Reading:
-    """All rows have been brought; the nodes read them."""
+    """All rows have been brought; the nodes read them.
+
+    Attributes:
+        error, blamed: see `Delivering`.
+    """
 
     feed: Feed
     run: Run
     deadline_s: float
+    error: Exception | None = None
+    blamed: int | None = None
 
-
-@dataclass(frozen=True)
-class Blaming:
-    """No row has moved for the feed timeout; a node's last log lines are awaited."""
-
-    feed: Feed
-    run: Run
-    before: Delivering | Reading
-    node_id: int
-    deadline_s: float
+    @property
+    def is_watched(self) -> bool:
+        """Whether the deadline is that of the feed timeout."""
+        return self.blamed is None
 
 
 @dataclass(frozen=True)
@@ -336,7 +343,7 @@ class Holding:
     deadline_s: float
 
 
-Running = Opening | Delivering | Explaining | Cutting | Reading | Blaming | CuttingShort | Holding
+Running = Opening | Delivering | Explaining | Cutting | Reading | CuttingShort | Holding
 State = Idle | Running
 
 
@@ -467,6 +474,7 @@ class Warn:
 Action = Send | StartJob | CancelJob | FetchLines | Answer | KeepProblem | Warn
 S = TypeVar("S", bound=State)
 R = TypeVar("R", bound=Running)
+W = TypeVar("W", Delivering, Reading)
 Step = tuple[S, list[Action]]
 """What a handler returns: `Step[Cutting | Idle]` where one of these is what comes next."""
 

@@ -26,7 +26,6 @@ from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
     EpochEnd,
     FeedBegin,
-    FeedCount,
     FeedCut,
     FeedHold,
     Granted,
@@ -48,7 +47,6 @@ from sparkdl.driver.feeds.report import Fed, covered_report, report
 from sparkdl.driver.feeds.state import (
     Action,
     Answer,
-    Blaming,
     CancelJob,
     Cutting,
     CuttingShort,
@@ -79,6 +77,7 @@ from sparkdl.driver.feeds.state import (
     Stream,
     StreamAsked,
     StreamStopped,
+    W,
     Warn,
     added,
     with_feed,
@@ -317,7 +316,7 @@ def _share_out(feed: Feed, run: Run, spec: FeedSpec, source: ParquetSource) -> S
 
 def _look_delivering(
     state: Delivering, now_s: float
-) -> Step[Delivering | Explaining | Cutting | CuttingShort | Blaming | Idle]:
+) -> Step[Delivering | Explaining | Cutting | CuttingShort | Idle]:
     feed, run = state.feed, state.run
     if not state.job:
         return _look_reading_files(state, now_s)
@@ -330,11 +329,13 @@ def _look_delivering(
             return state, []
         return replace(state, deadline_s=now_s + CANCEL_S), [CancelJob(state.job)]
     if _is_pointless(feed, run):  # the next generation's job needs the slots of this one
-        return _cancel(state, None, now_s)
+        return _cancel(state, now_s)
+    if state.error is not None:
+        return _cancel(state, now_s)
     if not run.is_unwanted:
-        return (state, []) if now_s < state.deadline_s else _blame(state, now_s)
+        return _watch(state, now_s)
     if now_s >= run.counts_until_s:
-        return _cancel(with_run(state, is_cut=True), None, now_s)
+        return _cancel(with_run(state, is_cut=True), now_s)
     if state.deadline_s == run.counts_until_s:  # feeders count the rows that are left
         return state, []
     return replace(state, deadline_s=run.counts_until_s), []
@@ -342,7 +343,7 @@ def _look_delivering(
 
 def _look_reading_files(
     state: Delivering, now_s: float
-) -> Step[Delivering | Explaining | Cutting | CuttingShort | Blaming]:
+) -> Step[Delivering | Explaining | Cutting | CuttingShort]:
     """Go on once all nodes have read their shares."""
     feed, run, error = state.feed, state.run, state.error
     staying = feed.nodes.staying(state.shares)
@@ -355,7 +356,7 @@ def _look_reading_files(
         if not state.shares:  # no node takes rows: one may be about to say why
             return Explaining(feed, run, None, {}, now_s + REASON_S), []
         if len(through) < len(staying):
-            return (state, []) if now_s < state.deadline_s else _blame(state, now_s)
+            return _watch(state, now_s)
     counts = feed.nodes.counts_of(state.shares)
     refused = sum(
         share.share.num_rows - (counts[node_id].rows_received - state.received[node_id])
@@ -368,11 +369,9 @@ def _look_reading_files(
     return _cut_short(feed, run, error, now_s)
 
 
-def _cancel(state: Delivering, error: Exception | None, now_s: float) -> Step[Delivering]:
+def _cancel(state: Delivering, now_s: float) -> Step[Delivering]:
     """End the job; what follows waits for that, since the next one needs its slots."""
-    if state.is_cancelled:
-        return replace(state, error=state.error or error), []
-    after = replace(state, error=error, deadline_s=now_s + CANCEL_S, gives_up_s=now_s + GIVE_UP_S)
+    after = replace(state, deadline_s=now_s + CANCEL_S, gives_up_s=now_s + GIVE_UP_S)
     return after, [CancelJob(state.job)]
 
 
@@ -502,13 +501,13 @@ def _go_on(
     return Reading(feed, run, run.quiet_s), []
 
 
-def _look_reading(state: Reading, now_s: float) -> Step[Reading | Blaming | Holding | Idle]:
+def _look_reading(state: Reading, now_s: float) -> Step[Reading | Holding | Idle]:
     feed, run = state.feed, state.run
-    if run.is_unwanted:
-        return _hold(feed, run, None, now_s)
+    if run.is_unwanted or state.error is not None:
+        return _hold(feed, run, state.error, now_s)
     if _has_read(feed, run):
         return _finish(feed, run, None)
-    return (state, []) if now_s < state.deadline_s else _blame(state, now_s)
+    return _watch(state, now_s)
 
 
 def _has_read(feed: Feed, run: Run) -> bool:
@@ -641,7 +640,7 @@ def _seen(state: R, event: NodesSeen, now_s: float) -> Step[R]:
     if has_moved:
         quiet_s = now_s + state.run.spec.timeout_s
         state = with_run(state, progress=nodes.progress, quiet_s=quiet_s)
-        if isinstance(state, Reading) or (isinstance(state, Delivering) and not state.is_cancelled):
+        if isinstance(state, Delivering | Reading) and state.is_watched:
             state = replace(state, deadline_s=quiet_s)
     return state, []
 
@@ -661,7 +660,7 @@ def note_news(state: R, now_s: float) -> Step[R | Idle]:
         has_left = len(feed.nodes.gone(run.node_ids)) == len(run.members) and not run.is_micro_batch
         until_s = now_s + MAX_COUNT_S if has_left else now_s
         return with_run(state, is_unwanted=True, counts_until_s=until_s), []
-    if isinstance(state, Blaming) or not _is_pointless(feed, run):
+    if not _is_pointless(feed, run):
         return state, []
     if not isinstance(state, Delivering) or not state.job:
         error = state.error if isinstance(state, CuttingShort | Holding) else None
@@ -736,11 +735,14 @@ def _idle_seen(state: Idle, event: NodesSeen, now_s: float) -> Step[Idle]:
 # nothing moves
 
 
-def _blame(state: Delivering | Reading, now_s: float) -> Step[Blaming]:
-    """Ask for the last words of the node that stands still."""
+def _watch(state: W, now_s: float) -> Step[W]:
+    """Once nothing has moved for the feed timeout, ask for the log of a node that stands still."""
+    if now_s < state.deadline_s:
+        return state, []
+    if state.blamed is not None:  # its log has not come in time
+        return replace(state, error=_standstill(state, LogFetched(state.blamed, ()))), []
     node_id = _slowest(state.feed, state.run)
-    blaming = Blaming(state.feed, state.run, state, node_id, now_s + FETCH_S)
-    return blaming, [FetchLines(node_id)]
+    return replace(state, blamed=node_id, deadline_s=now_s + FETCH_S), [FetchLines(node_id)]
 
 
 def _slowest(feed: Feed, run: Run) -> int:
@@ -749,51 +751,22 @@ def _slowest(feed: Feed, run: Run) -> int:
     return min(behind or counts, key=lambda n: counts[n].rows_consumed)
 
 
-def _look_blaming(
-    state: Blaming, now_s: float
-) -> Step[Blaming | Delivering | Reading | CuttingShort | Holding | Idle]:
-    if state.run.is_unwanted or _is_pointless(state.feed, state.run):
-        return _before(state), []
-    if now_s < state.deadline_s:
+def _fetched(state: W, event: LogFetched, now_s: float) -> Step[W]:
+    if event.node_id != state.blamed or state.run.is_unwanted:
         return state, []
-    return _blaming_fetched(state, LogFetched(state.node_id, ()), now_s)
+    return replace(state, error=_standstill(state, event)), []
 
 
-def _before(state: Blaming) -> Delivering | Reading:
-    """Return the state that nothing moved in, with what is known now."""
-    return replace(state.before, feed=state.feed, run=state.run)
-
-
-def _blaming_fetched(
-    state: Blaming, event: LogFetched, now_s: float
-) -> Step[Blaming | Delivering | CuttingShort | Holding | Idle]:
-    if event.node_id != state.node_id:
-        return state, []
-    count: FeedCount = state.feed.nodes.counts_of([state.node_id])[state.node_id]
-    name = _name(state.run, state.node_id)
+def _standstill(state: Delivering | Reading, event: LogFetched) -> FeedTimeoutError:
+    count = state.feed.nodes.counts_of([event.node_id])[event.node_id]
+    name = _name(state.run, event.node_id)
     tail = "".join(f"\n  | {line}" for line in event.lines) or " (nothing)"
-    error = FeedTimeoutError(
+    return FeedTimeoutError(
         f"feed {state.feed.name!r} made no progress for {state.run.spec.timeout_s:g} s: {name} "
         f"has read {count.rows_consumed} rows in {count.steps} steps, and received "
         f"{count.rows_received}. Raise feed_timeout if a step may take longer; otherwise see "
         f"what it waits for{event.unfed and f' ({event.unfed})'}. Last log lines of {name}:{tail}"
     )
-    before = _before(state)
-    if isinstance(before, Delivering) and before.job:
-        return _cancel(before, error, now_s)
-    return _end_early(state.feed, state.run, error, now_s)
-
-
-def _blaming_job(
-    state: Blaming, event: JobEnded | JobBroke, now_s: float
-) -> Step[Blaming | Delivering | Explaining | Cutting | CuttingShort | Idle]:
-    """Something has moved after all."""
-    before = _before(state)
-    if not isinstance(before, Delivering):
-        return state, []
-    if isinstance(event, JobEnded):
-        return _delivering_ended(before, event, now_s)
-    return _delivering_broke(before, event, now_s)
 
 
 # small parts
@@ -908,7 +881,6 @@ LOOKS: dict[type, Callable[[Any, float], Step[State]]] = {
     Explaining: _look_explaining,
     Cutting: _look_cutting,
     Reading: _look_reading,
-    Blaming: _look_blaming,
     CuttingShort: _look_cutting_short,
     Holding: _look_holding,
 }
@@ -929,8 +901,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] =
     (Idle, NodesSeen): _idle_seen,
     (Delivering, JobEnded): _delivering_ended,
     (Delivering, JobBroke): _delivering_broke,
-    (Blaming, JobEnded): _blaming_job,
-    (Blaming, JobBroke): _blaming_job,
-    (Blaming, LogFetched): _blaming_fetched,
+    (Delivering, LogFetched): _fetched,
+    (Reading, LogFetched): _fetched,
 }
 """Every pair of state and event; `stay`: the event is expected, and means no more than a look."""
