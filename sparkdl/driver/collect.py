@@ -49,7 +49,7 @@ class Checkpoints:
     def part(
         self, world: World, node_id: int, part: CheckpointPart, time_s: float
     ) -> tuple[int, CheckpointCommit] | None:
-        """Take a node's part; return which node is to be told what, if any.
+        """Add a node's part; return the answer, if there is one, and the node that it is for.
 
         Args:
             time_s: seconds since the epoch, for the manifest.
@@ -63,7 +63,7 @@ class Checkpoints:
         leader = next(iter(writers))
         step = self._last.get(leader)
         if step is None or step not in self._parts or self._parts[step][leader].problem:
-            return None  # it waits for nobody
+            return None  # the leader is not waiting
         names = {node: member.node.name for node, member in writers.items()}
         if problem := self._problem(step, leader, names):
             self._parts = {s: p for s, p in self._parts.items() if s >= step}  # said once
@@ -83,7 +83,7 @@ class Checkpoints:
         return leader, CheckpointCommit(self._generation, step, text)
 
     def done(self, generation: int, message: CheckpointDone) -> CheckpointRef | None:
-        """Return the checkpoint that is complete; tell the feeds what it covers.
+        """Return the checkpoint that is complete; note what it covers of the feeds.
 
         Args:
             generation: of the world that there is now.
@@ -103,7 +103,7 @@ class Checkpoints:
             self._parts, self._last, self._committing = {}, {}, {}
 
     def _problem(self, step: int, leader: int, names: Mapping[int, str]) -> str:
-        """Say why there will be no checkpoint of `step`; empty if there may be one."""
+        """Return why there will be no checkpoint of `step`; empty if there may be one."""
         parts = self._parts[step]
         for node, part in parts.items():
             if part.problem:
@@ -138,7 +138,7 @@ class Gatherings:
         self._returned: set[int] = set()
 
     def give(self, world: World, node_id: int, given: Gather) -> list[AllGathered]:
-        """Take a node's value; return what the nodes that train are to be told, if anything."""
+        """Add a node's value; return the messages to the nodes that train, if any."""
         if given.generation != world.generation or node_id not in _members(world):
             return []
         self._renew(world)
@@ -146,7 +146,7 @@ class Gatherings:
         return self._ended(world, given.number)
 
     def leave(self, world: World, node_id: int, generation: int) -> list[AllGathered]:
-        """Take that a node has returned from `map_fun`; return what the others are to be told."""
+        """Note that a node has returned from `map_fun`; return the messages to the others."""
         if generation != world.generation:
             return []
         self._renew(world)
@@ -216,7 +216,7 @@ class PendingRequests:
         self._numbers = count()
 
     def ask(self, request: PendingRequest, agents: Mapping[int, str]) -> None:
-        """Send the question to the agents of the nodes; nobody waits for one without an agent."""
+        """Send the question to the agents of the nodes; those without an agent are not awaited."""
         for node_id in sorted(request.awaited & agents.keys()):
             number = next(self._numbers)
             request.numbers.append(number)
@@ -227,7 +227,7 @@ class PendingRequests:
             self._changed.notify_all()
 
     def answer(self, number: int, value: Any) -> None:
-        """Note an answer; one that nobody waits for any more is dropped."""
+        """Note an answer, unless it is no longer awaited."""
         if number not in self._waiting:
             return
         request, node_id = self._waiting.pop(number)

@@ -1,10 +1,12 @@
-"""From a cluster's beginning to its end: its nodes, its coordinator, its Spark jobs; and Ctrl-C.
+"""Begins and ends a cluster: its nodes, its coordinator, its Spark jobs; and handles Ctrl-C.
 
 Runs in: driver
 
-Python raises an interrupt in the main thread, wherever that is. So what begins a cluster and what
-ends it runs in other threads, and the thread of the user's call only waits for them. It asks for
-the end by putting a number into a queue, in one call of C: that has happened or it has not.
+Why not begin and end in the user's own thread? Python raises an interrupt in the main thread,
+wherever that is: a cluster half begun would be left behind, a second Ctrl-C would interrupt the
+clean-up of the first. So one thread owns the cluster (`_own`): it starts everything, waits for the
+wish to end, and has another thread end it. The user's thread only waits. It asks for the end by
+putting a number into a `SimpleQueue`, one call of C, which an interrupt cannot leave half done.
 """
 
 from __future__ import annotations
@@ -33,16 +35,16 @@ _BEGIN_S = 5.0
 
 
 class Ending:
-    """Begins one cluster and ends it. It is there before the cluster is.
+    """Begins one cluster and ends it. It exists before the cluster does.
 
     Args:
         executor: of this cluster alone; closed at the end in any case.
 
     Attributes:
-        ask: has the cluster ended soon; children get so many seconds to end by themselves. It may
-            be called often: the shortest time counts.
+        ask: has the cluster ended soon; children get that many seconds to end by themselves. It
+            may be called several times: the shortest time counts.
         controller: set by what begins the cluster, before it starts nodes.
-        first: what is to be ended before the nodes.
+        first: called before the nodes are ended.
     """
 
     def __init__(self, cluster_id: str, executor: Executor) -> None:
@@ -68,17 +70,19 @@ class Ending:
         return self._asks.empty() and not self.is_asked
 
     def begin(self, start: Callable[[], Controller]) -> Controller:
-        """Do `start` in the thread that will end what it has started; return what it does."""
+        """Run `start` in the thread that will end what it has started; return its result."""
         outcome: Outcome[Controller] = Outcome()
         own = partial(self._own, partial(outcome.of, partial(self._start, start)))
         thread = self._executor.thread(own, f"sparkdl-cluster-{self._cluster_id}")
+        # Set first: an interrupt between the two lines makes `wait` wait for a moment in vain, and
+        # the other way round it would not wait for a cluster that begins.
         self._is_starting = True
         thread.start()
         return outcome.wait()
 
     def wait(self) -> None:
-        """Wait until nothing is left of the cluster; it has been asked for."""
-        # An interrupt may have come before there was a thread, which will start nothing then.
+        """Wait until nothing is left of the cluster, after `ask`."""
+        # An interrupt may have come before the thread began: it will start nothing then.
         begin_s = _BEGIN_S if self._is_starting else 0.0
         if self._changed.wait_for(lambda: self._has_begun, Deadline.after(begin_s)):
             self._changed.wait_for(lambda: self._is_over, Deadline.after(None))
@@ -101,7 +105,9 @@ class Ending:
         grace_s = self._asks.get()
         self.is_asked = True
         assert grace_s is not None
-        name = f"sparkdl-end-{self._cluster_id}"  # a program's end waits for this one
+        # In a thread of its own, so that this one can shorten the time when it is asked again; not
+        # a daemon, so that the interpreter waits for it at the end of a program.
+        name = f"sparkdl-end-{self._cluster_id}"
         threading.Thread(target=self._end, args=(grace_s,), name=name, daemon=False).start()
         while (grace_s := self._asks.get()) is not None:
             if self.controller:
@@ -119,7 +125,7 @@ class Ending:
             for step in steps:
                 try:
                     step()
-                except Exception:  # noqa: BLE001 (Spark is gone, perhaps; the others are ended)
+                except Exception:  # noqa: BLE001 (Spark is gone, perhaps; the next steps run)
                     _log.warning("A part of the cluster did not end in order", exc_info=True)
         finally:
             with self._changed:
@@ -158,8 +164,8 @@ def ends_if_interrupted(
 ) -> Callable[Concatenate[C, P], T]:
     """Have Ctrl-C in a method, or the interrupt of a notebook's kernel, end the cluster.
 
-    What is raised begins here: where in sparkdl, py4j or Spark the interrupt came, or where it was
-    noticed that a node had failed, tells nobody anything.
+    The traceback begins here: where in sparkdl, py4j or Spark the interrupt came, or where the
+    failure of a node was noticed, is of no use to the user.
     """
 
     @wraps(method)
@@ -183,10 +189,10 @@ def ends_if_interrupted(
 
 
 def is_interrupt(error: BaseException, handled: BaseException | None = None) -> bool:
-    """Whether an error is what has become of Ctrl-C.
+    """Whether an error was caused by Ctrl-C.
 
-    Spark's handler of the signal calls the JVM. Where a second signal interrupts that, what comes
-    out of the handler may be an error of py4j's, and what it interrupted sees nothing else.
+    Spark's handler of the signal calls the JVM. If a second signal interrupts that call, the
+    handler may raise an error of py4j's, and the interrupted code sees nothing else.
 
     Args:
         handled: what the caller was handling before, an earlier Ctrl-C perhaps.

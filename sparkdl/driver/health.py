@@ -36,10 +36,10 @@ _MIN_STEPS = 10
 
 @dataclass(frozen=True)
 class Progress:
-    """How far one node is, as far as anybody has told.
+    """How far one node is, as far as it has reported.
 
     Attributes:
-        told: the last step of `ctx.report`, -1 for none.
+        step: the last step of `ctx.report`, -1 for none.
         batches: taken from feeds, and from files that the node reads itself.
         rows: read from feeds.
         log_nbytes: printed.
@@ -50,7 +50,7 @@ class Progress:
     node_id: int
     node: str
     rank: int
-    told: int = -1
+    step: int = -1
     batches: int = 0
     rows: int = 0
     log_nbytes: int = 0
@@ -58,9 +58,9 @@ class Progress:
     is_idle: bool = False
 
     @property
-    def tells(self) -> bool:
-        """Whether the node has told of steps or read rows."""
-        return self.told >= 0 or self.batches > 0 or self.rows > 0
+    def has_reported(self) -> bool:
+        """Whether the node has reported steps or read rows."""
+        return self.step >= 0 or self.batches > 0 or self.rows > 0
 
     def __str__(self) -> str:
         return f"{self.node} (rank {self.rank})"
@@ -121,9 +121,9 @@ def _has_read_all(count: FeedCount) -> bool:
 
 def steps_of(nodes: Sequence[Progress]) -> tuple[str, dict[int, int]]:
     """Return what can be compared, `step` or `batch`, and how many of them by node id."""
-    if any(node.told >= 0 for node in nodes):
-        return "step", {node.node_id: node.told for node in nodes}
-    return "batch", {node.node_id: node.batches if node.tells else -1 for node in nodes}
+    if any(node.step >= 0 for node in nodes):
+        return "step", {node.node_id: node.step for node in nodes}
+    return "batch", {node.node_id: node.batches if node.has_reported else -1 for node in nodes}
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class Hang:
     Attributes:
         behind: the nodes with the fewest steps; all, if none has more than another.
         ahead: the others.
-        unit: what `steps` counts: `step` as told by user code, or `batch`.
+        unit: what `steps` counts: `step` as reported by user code, or `batch`.
         steps: by node id.
         still_s: for how long.
     """
@@ -216,7 +216,7 @@ class Hang:
         """Return the finding in words."""
         text = f"no step, no row and no exit in any node for {self.still_s:.0f} s"
         if not self.ahead:
-            return f"{text}; {self._told(self.behind, 'all nodes')}"
+            return f"{text}; {self._all_at(self.behind, 'all nodes')}"
         behind = ", ".join(f"{node} at {self._at(node)}" for node in self.behind)
         ahead = ", ".join(f"{node} at {self._at(node)}" for node in self.ahead)
         return f"{text}; behind: {behind}; ahead: {ahead}"
@@ -229,7 +229,7 @@ class Hang:
         first = max(self.ahead, key=lambda other: self.steps[other.node_id])
         return f"{text}, while {first} is at {self._at(first)}"
 
-    def _told(self, nodes: Sequence[Progress], who: str) -> str:
+    def _all_at(self, nodes: Sequence[Progress], who: str) -> str:
         steps = self.steps[nodes[0].node_id]
         return f"{who} at {self._at(nodes[0])}" if steps >= 0 else f"{who} before their first step"
 
@@ -245,14 +245,14 @@ class Watch:
     Attributes:
         since_s: when anything has changed last.
         looked_s: when it was looked last.
-        is_told: this standstill has been told of.
+        is_reported: this standstill has been reported.
     """
 
     generation: int = -1
     signs: Mapping[int, object] = field(default_factory=dict)
     since_s: float = 0.0
     looked_s: float = 0.0
-    is_told: bool = False
+    is_reported: bool = False
 
 
 def look(
@@ -263,7 +263,7 @@ def look(
     timeout_s: float,
     start_s: float = 0.0,
 ) -> tuple[Watch, Hang | None]:
-    """Return what is known now, and a hang if there is one that has not been told of.
+    """Return what is known now, and a hang if there is one that has not been reported.
 
     Args:
         nodes: those whose `map_fun` finishes the job and has not returned.
@@ -272,7 +272,7 @@ def look(
     asleep_s = now_s - watch.looked_s
     if asleep_s > timeout_s / 2:  # the driver itself stood still: it has not heard what came
         watch = replace(watch, since_s=watch.since_s + asleep_s)
-    judged = [node for node in nodes if node.tells] or list(nodes)
+    judged = [node for node in nodes if node.has_reported] or list(nodes)
     signs = {node.node_id: _sign(node) for node in judged}
     is_waiting = all(node.is_idle for node in judged)
     if is_waiting or generation != watch.generation or signs != watch.signs:
@@ -280,14 +280,14 @@ def look(
     watch = replace(watch, looked_s=now_s)
     still_s = now_s - watch.since_s
     are_in = all(node.has_entered for node in nodes)
-    if watch.is_told or still_s < (timeout_s if are_in else max(timeout_s, start_s)):
+    if watch.is_reported or still_s < (timeout_s if are_in else max(timeout_s, start_s)):
         return watch, None
-    return replace(watch, is_told=True), _hang(generation, nodes, still_s)
+    return replace(watch, is_reported=True), _hang(generation, nodes, still_s)
 
 
 def _sign(node: Progress) -> object:
-    if node.tells:
-        return node.told, node.batches, node.rows
+    if node.has_reported:
+        return node.step, node.batches, node.rows
     return node.has_entered, node.log_nbytes
 
 
@@ -325,7 +325,7 @@ class HangWatch:
         self._watch, hang = self._look(view)
         if hang:  # in a thread, for the answers come on the loop
             threading.Thread(
-                target=self._tell, args=(hang,), name="sparkdl-hang", daemon=True
+                target=self._report, args=(hang,), name="sparkdl-hang", daemon=True
             ).start()
         if isinstance(view.state, Running):
             nodes = _progress(view, view.state)
@@ -343,7 +343,7 @@ class HangWatch:
         start_s = self._controller.spec.settings.reservation_timeout_s
         return look(self._watch, generation, nodes, now_s, self._timeout_s, start_s)
 
-    def _tell(self, hang: Hang) -> None:
+    def _report(self, hang: Hang) -> None:
         settings = self._controller.spec.settings
         found_s = self._controller.wall_s()
         stacks = self._controller.fetch_stacks(Deadline.after(STACKS_S))
@@ -359,8 +359,9 @@ class HangWatch:
             settings.hang_action,
             "\n".join(f"Stacks of {node}:\n{text.rstrip()}" for node, text in stacks.items()),
         )
-        goes_on = not self._controller.look(lambda view: self._look(view)[0].is_told)
-        if settings.hang_action == "report" or goes_on:
+        # The stacks have taken a while: the training may have moved meanwhile.
+        has_moved = not self._controller.look(lambda view: self._look(view)[0].is_reported)
+        if settings.hang_action == "report" or has_moved:
             return
         hosts, pids = self._controller.look(lambda view: (_hosts(view), dict(view.pids)))
         failures = tuple(

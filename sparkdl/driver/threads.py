@@ -28,12 +28,9 @@ class Changed(RLock):  # type: ignore[misc]  # a class of C that may be derived 
 
     def __init__(self) -> None:
         self._waiters: list[threading.Lock] = []
-        self.count = 0
-        """Of the calls of `notify_all`, for who waits for the next one."""
 
     def notify_all(self) -> None:
-        """Have all who wait look again; the lock is held."""
-        self.count += 1
+        """Have all waiting threads look again; the caller holds the lock."""
         for waiter in self._waiters:
             if waiter.locked():
                 waiter.release()
@@ -41,7 +38,7 @@ class Changed(RLock):  # type: ignore[misc]  # a class of C that may be derived 
     def wait_for(self, is_true: Callable[[], bool], deadline: Deadline) -> bool:
         """Wait until `is_true`, which is called with the lock held; return whether it is.
 
-        The lock must not be held by who calls.
+        The caller must not hold the lock.
         """
         while True:
             with self:
@@ -49,7 +46,7 @@ class Changed(RLock):  # type: ignore[misc]  # a class of C that may be derived 
                     return True
                 if deadline.has_passed:
                     return False
-                waiter = threading.Lock()
+                waiter = threading.Lock()  # one for each wait, as in `threading.Condition`
                 waiter.acquire()
                 self._waiters.append(waiter)
             try:
@@ -65,7 +62,7 @@ Thread = Callable[[Callable[[], None], str], threading.Thread]
 
 
 def begin(job: Callable[[], T], name: str, thread: Thread) -> Future[T]:
-    """Start `job`, whose result the future has. For a wait that may be interrupted: `run_aside`.
+    """Start `job` and return the future of its result; see `run_aside` where Ctrl-C may come.
 
     Args:
         thread: makes the thread of a target and a name, as `Executor.thread` does.
@@ -83,7 +80,10 @@ def begin(job: Callable[[], T], name: str, thread: Thread) -> Future[T]:
 
 
 class Outcome(Generic[T]):
-    """What a job will have returned or raised; who waits for it may be interrupted."""
+    """What a job will have returned or raised. The thread that waits may be interrupted.
+
+    Why not a `Future`? Its `result` waits by a `threading.Condition`.
+    """
 
     def __init__(self) -> None:
         self._changed = Changed()
@@ -92,7 +92,7 @@ class Outcome(Generic[T]):
         self._is_there = False
 
     def of(self, job: Callable[[], T]) -> None:
-        """Do the job, once."""
+        """Run the job, once."""
         try:
             self._result = job()
         except BaseException as error:  # noqa: BLE001 (raised where somebody waits)
@@ -110,7 +110,7 @@ class Outcome(Generic[T]):
 
 
 def run_aside(job: Callable[[], T], name: str, thread: Thread) -> T:
-    """Do `job` in a thread; return what it does. An interrupt ends the wait for it alone."""
+    """Run `job` in a thread and return its result. An interrupt ends the wait, not the job."""
     outcome: Outcome[T] = Outcome()
     thread(partial(outcome.of, job), name).start()
     return outcome.wait()

@@ -24,7 +24,7 @@ from sparkdl.driver.lifecycle.roster import Roster
 from sparkdl.driver.lifecycle.state import Running
 
 TIMEOUT_S = 60.0
-ONE, TWO = Progress(0, "worker:0", 0, told=7), Progress(1, "worker:1", 1, told=7)
+ONE, TWO = Progress(0, "worker:0", 0, step=7), Progress(1, "worker:1", 1, step=7)
 
 
 def hang_of(*rounds: tuple[Progress, ...], every_s: float = 10.0) -> Hang | None:
@@ -49,7 +49,7 @@ def test_nobody_is_behind_where_all_are_at_the_same_step() -> None:
 
 
 def test_who_is_behind_is_told_from_who_is_ahead() -> None:
-    behind = replace(TWO, told=-1)
+    behind = replace(TWO, step=-1)
     hang = hang_of((ONE, behind))
     assert hang
     assert hang.behind == (behind,)
@@ -60,7 +60,7 @@ def test_who_is_behind_is_told_from_who_is_ahead() -> None:
 
 
 def test_batches_of_feeds_count_where_nobody_tells_of_steps() -> None:
-    one, two = replace(ONE, told=-1, batches=3, rows=96), replace(TWO, told=-1, batches=2, rows=64)
+    one, two = replace(ONE, step=-1, batches=3, rows=96), replace(TWO, step=-1, batches=2, rows=64)
     hang = hang_of((one, two))
     assert hang
     assert hang.behind == (two,)
@@ -70,7 +70,7 @@ def test_batches_of_feeds_count_where_nobody_tells_of_steps() -> None:
 @pytest.mark.parametrize(
     "news",
     [
-        (replace(ONE, told=8), TWO),
+        (replace(ONE, step=8), TWO),
         (replace(ONE, batches=1), TWO),
         (replace(ONE, rows=1), TWO),
         (TWO,),  # the other has returned
@@ -121,7 +121,7 @@ def test_driver_that_stood_still_itself_blames_nobody() -> None:
 
 
 def test_nodes_that_come_up_get_the_time_to_do_so() -> None:
-    starting = replace(ONE, told=-1, has_entered=False)
+    starting = replace(ONE, step=-1, has_entered=False)
     watch, _ = look(Watch(), 0, (starting, TWO), 0.0, TIMEOUT_S, 300.0)
     for now_s in range(20, 300, 20):
         watch, hang = look(watch, 0, (starting, TWO), now_s, TIMEOUT_S, 300.0)
@@ -142,12 +142,12 @@ def pace_of(first: tuple[Progress, ...], last: tuple[Progress, ...], looks: int 
 
 
 def test_node_that_takes_less_than_half_the_steps_is_a_straggler() -> None:
-    after = replace(ONE, told=107), replace(TWO, told=47)
+    after = replace(ONE, step=107), replace(TWO, step=47)
     assert pace_of((ONE, TWO), after) == (
         "slower than the others for 60 s: worker:1 (rank 1) took 40 steps, the fastest 100"
     )
-    assert pace_of((ONE, TWO), (replace(ONE, told=107), replace(TWO, told=67))) == ""
-    assert pace_of((ONE, TWO), (replace(ONE, told=12), TWO)) == "", "too few steps to compare"
+    assert pace_of((ONE, TWO), (replace(ONE, step=107), replace(TWO, step=67))) == ""
+    assert pace_of((ONE, TWO), (replace(ONE, step=12), TWO)) == "", "too few steps to compare"
 
 
 def test_node_with_rows_while_others_wait_for_some_is_a_straggler() -> None:
@@ -156,12 +156,12 @@ def test_node_with_rows_while_others_wait_for_some_is_a_straggler() -> None:
 
 
 def test_stragglers_are_named_once_in_a_while() -> None:
-    known, now_s, named_s, told = Stragglers(), 0.0, [], 0
+    known, now_s, named_s, steps = Stragglers(), 0.0, [], 0
     while now_s < 2 * SILENCE_S:
-        nodes = (replace(ONE, told=told), TWO)
+        nodes = (replace(ONE, step=steps), TWO)
         known, text = compare(known, 0, nodes, now_s)
         named_s += [now_s] if text else []
-        now_s, told = now_s + 10, told + 10
+        now_s, steps = now_s + 10, steps + 10
     assert named_s == [PERIOD_S, PERIOD_S + SILENCE_S]
 
 
@@ -197,8 +197,8 @@ def test_what_is_told_of_another_world_does_not_count() -> None:
     activity = {CHIEF: NodeActive(2, 50), WORKER: NodeActive(3, 4, batches=2, log_nbytes=9)}
     feeds = {(WORKER, "a"): FeedCount("a", 8, 8, steps=1), (WORKER, "b"): FeedCount("b", 4, 2)}
     chief, worker = progress_of(RUNNING, feeds, activity, False)
-    assert (chief.told, chief.tells) == (-1, False)
-    assert (worker.told, worker.batches, worker.rows, worker.log_nbytes) == (4, 3, 10, 9)
+    assert (chief.step, chief.has_reported) == (-1, False)
+    assert (worker.step, worker.batches, worker.rows, worker.log_nbytes) == (4, 3, 10, 9)
 
 
 @pytest.mark.parametrize(

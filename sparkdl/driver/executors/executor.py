@@ -1,4 +1,4 @@
-"""What the driver asks of the place where nodes and feeders run.
+"""The interface of executors: what the driver needs from where nodes and feeders run.
 
 Runs in: driver
 """
@@ -42,10 +42,10 @@ class Executor(Protocol):
         """Return the address of this machine under which the executors reach it."""
 
     def wait_turn(self, is_wanted: Callable[[], bool]) -> None:
-        """Wait until there is room for the nodes beside those of other clusters; held to `close`.
+        """Wait until there is room for the nodes beside those of other clusters, until `close`.
 
         Raises:
-            ReservationTimeoutError: if nobody made room in time.
+            ReservationTimeoutError: if there was no room in time.
             LaunchError: if the cluster is not wanted any more.
         """
 
@@ -63,10 +63,10 @@ class Executor(Protocol):
         """
 
     def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
-        """Have new agents started for lost nodes, unless they are about to come; returns soon."""
+        """Have new agents started for lost nodes, unless some are on their way; returns soon."""
 
     def forget_task(self, node: NodeSpec) -> None:
-        """Note that what has carried this node has ended in order, and brings it no more."""
+        """Note that the task of this node has ended in order: it will not start the node again."""
 
     def feed(self, data: Any, order: FeedSpec) -> list[FedPartition]:
         """Feed every partition of `data`; blocks until each is delivered or refused.

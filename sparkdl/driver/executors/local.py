@@ -97,9 +97,9 @@ class LocalExecutor:
     def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
         """Start agents for those of these nodes whose agents have ended, in a thread.
 
-        Where one has lost its connection and is about to end, or is stopped and has to be killed,
-        `on_broken` tells when it has ended. Before
-        each start but the first there is a pause, for agents that end at once.
+        If one has lost its connection and is about to end, or is stopped and has to be killed,
+        `on_broken` is called when it has ended. Before each start but the first there is a pause,
+        which grows, in case agents end at once.
         """
 
         def run() -> None:
@@ -170,7 +170,7 @@ class LocalExecutor:
                 for feeder, partition in zip(feeders, partitions, strict=True)
             ]
             return [task.result() for task in tasks]
-        except BaseException:  # an interrupt, perhaps: whoever waits for a node has to stop
+        except BaseException:  # an interrupt, perhaps: feeders that wait for a node have to stop
             feed[1].set()
             for feeder in feeders:
                 feeder.cancel()
@@ -217,7 +217,7 @@ class LocalExecutor:
         """Do nothing: there is no other bar."""
 
     def close(self, deadline: Deadline) -> None:
-        """Let go of the agents, which ends them, and kill those that stay."""
+        """Close the agents' pipes, which ends them, and kill those that stay."""
         with self._lock:
             self._closed.set()
         for agent in self._agents.values():

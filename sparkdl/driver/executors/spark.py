@@ -37,9 +37,9 @@ from sparkdl.driver.slots.preflight import (
     check_slots_over_connect,
     counting,
     explain_job_failure,
+    log_costly_settings,
     node_profile,
     read_topology,
-    tell_costly_settings,
     turn_of,
 )
 from sparkdl.driver.slots.queue import Turn
@@ -112,8 +112,8 @@ class SparkExecutor:
 
     Args:
         profile: resources of a node's task; `None` for the session's defaults.
-        count: returns what the slots there are mean for the nodes; `None` where nobody has to know.
-        turn: of the cluster, where it has to wait for one.
+        count: returns what the slots mean for the nodes; `None` where that does not matter.
+        turn: the cluster's place in the queue for slots, where there is a queue.
     """
 
     takes_streams = True
@@ -187,7 +187,7 @@ class SparkExecutor:
                 nodes.discard(node)
 
     def _next_wanted(self, slots: SlotWatch | None) -> Sequence[NodeSpec]:
-        """Wait for nodes that are to be brought back; nobody, at the end."""
+        """Wait for nodes that are to be started again; return none at the end."""
         while True:
             try:
                 wanted = self._wanted.get(timeout=LOOK_S if slots else None)
@@ -215,14 +215,14 @@ class SparkExecutor:
                 with self._jobs_of(what, self._nodes_tag):
                     tasks = self._spark.range(len(nodes), numPartitions=len(nodes))
                     tasks.mapInArrow(task, NODE_SCHEMA, profile=self._profile).collect()
-            except Exception as error:  # noqa: BLE001 (whatever it is, the cluster has to know)
+            except Exception as error:  # noqa: BLE001 (whatever it is, the cluster fails of it)
                 _log.debug("The job of the nodes failed", exc_info=True)
                 problem: SparkdlError | None = explain_job_failure(error)
             else:  # a node may have been lost meanwhile
                 has_restarts = spec.settings.max_restarts > 0
                 problem = LaunchError("the job of the nodes has ended") if has_restarts else None
             with self._lock:
-                carried.clear()  # before anybody is told, and asks who brings them back
+                carried.clear()  # before `on_broken`, which asks whether a job brings them back
             if problem is not None:
                 on_broken(problem)
 
@@ -377,7 +377,7 @@ def place(
         placing.why,
     )
     if is_fed:
-        tell_costly_settings(session)
+        log_costly_settings(session)
     profile = node_profile(placing)
     turn = turn_of(session, spec, topology, placing)
     count = counting(session, spec, placing, topology)

@@ -59,17 +59,17 @@ class FeedQuery(StreamingQuery):
             NodeFailedError: if a node failed, which has ended the query.
             StreamingQueryException: if the query failed otherwise.
         """
-        return self._told(lambda: super(FeedQuery, self).awaitTermination(timeout))  # type: ignore[arg-type]
+        return self._waited(lambda: super(FeedQuery, self).awaitTermination(timeout))  # type: ignore[arg-type]
 
     def processAllAvailable(self) -> None:  # noqa: N802
         """Wait until the nodes have read all that is there now; raises as `awaitTermination`."""
-        self._told(super().processAllAvailable)
+        self._waited(super().processAllAvailable)
 
     def exception(self) -> Exception | None:  # type: ignore[override]
         """Return why the query failed: the nodes' failure, or what Spark says; or `None`."""
         return self._stream.failure() or super().exception()
 
-    def _told(self, wait: Callable[[], bool | None]) -> bool | None:
+    def _waited(self, wait: Callable[[], bool | None]) -> bool | None:
         try:
             answer = wait()
         except StreamingQueryException:

@@ -55,8 +55,8 @@ class Fed:
 
     Attributes:
         delivered: rows of all epochs by node id, if none was ended early.
-        goes_on: what was not used yet may be, for more of the stream is to come.
-        is_cut: nobody wanted more, and nobody has counted how many rows were left.
+        continues: rows that were not used yet may be: more of the stream is to come.
+        is_cut: no node wanted more, and the rows that were left have not been counted.
         left_by: the nodes, by id, whose `map_fun` has returned.
     """
 
@@ -66,7 +66,7 @@ class Fed:
     rows_refused: int
     delivered: Mapping[int, int]
     rows_covered: int = 0
-    goes_on: bool = False
+    continues: bool = False
     is_cut: bool = False
     left_by: Collection[int] = ()
 
@@ -77,9 +77,9 @@ def report(
     before: Mapping[int, FeedCount],
     after: Mapping[int, FeedCount],
 ) -> tuple[FeedReport, str]:
-    """Return what became of the rows, from what the nodes had told before and tell now.
+    """Return what became of the rows, from what the nodes had reported before and report now.
 
-    With it comes what the log says of rows that were not used; empty if there are none.
+    With it comes a warning about rows that were not used; empty if there are none.
 
     Args:
         names: the nodes that were fed, by node id.
@@ -101,7 +101,7 @@ def report(
     unused = fed.rows_refused + sum(unread.values())
     is_left = names.keys() <= set(fed.left_by)
     warning = ""
-    if (unused or (is_left and fed.is_cut)) and not fed.goes_on:
+    if (unused or (is_left and fed.is_cut)) and not fed.continues:
         why = "; ".join(
             _why(name, unread[node_id], node_id in fed.left_by, after[node_id])
             for node_id, name in names.items()
@@ -141,10 +141,10 @@ def _why(node: str, unread: int, has_left: bool, now: FeedCount) -> str:
 
 
 def waits_in_vain(spec: ClusterSpec, feeds: Mapping[tuple[int, str], FeedCount]) -> str:
-    """Return which feeds nodes read that nobody has fed, and which are fed; empty if none.
+    """Return which feeds are read but never fed, and which are fed; empty if there are none.
 
     Args:
-        feeds: by node id and feed, what nodes have said.
+        feeds: by node id and feed, what nodes have reported.
     """
     unfed: dict[str, list[str]] = {}
     fed = set()
@@ -161,7 +161,7 @@ def waits_in_vain(spec: ClusterSpec, feeds: Mapping[tuple[int, str], FeedCount])
 def gone_beyond(
     node: str, now: FeedCount, feeds: Mapping[tuple[int, str], FeedCount]
 ) -> str | None:
-    """Return what tells that `node`, the first one, has gone on beyond the end of a feed."""
+    """Return a warning if `node` is the first to read on beyond the end of a feed."""
     if not now.beyond or any(c.beyond for (_, feed), c in feeds.items() if feed == now.feed):
         return None
     return (

@@ -138,7 +138,7 @@ class FeedRunner:
         self._spawner = JobThread(f"sparkdl-feeds-{controller.spec.cluster_id}", executor.thread)
         self._ended: dict[str, int] = {}
         """The generation in which the end was asked for, by feed."""
-        self._told: set[tuple[str, int]] = set()
+        self._announced: set[tuple[str, int]] = set()
         self._problem: Exception | None = None
         self._is_looking, self._looked_s = False, -math.inf
         controller.observe(self._look_soon)
@@ -201,7 +201,7 @@ class FeedRunner:
         """
         self._controller.soon(self._end, feed)
         self._controller.wait_for(
-            lambda view: has_ended(view.state) or self._is_told(view, feed),
+            lambda view: has_ended(view.state) or self._is_announced(view, feed),
             Deadline.after(timeout_s),
         )
 
@@ -231,7 +231,7 @@ class FeedRunner:
             nodes = _nodes(self._controller.view, feed)
             if nodes != state.feed.nodes:
                 self._handle(feed, NodesSeen(nodes))
-        self._tell_ends()
+        self._announce_ends()
 
     def _handle(self, name: str, event: Event) -> None:
         before = self._states.get(name) or self._new(name)
@@ -244,7 +244,7 @@ class FeedRunner:
             self._perform(name, action)
         self._arm(name, state.deadline_s)
         if isinstance(state, Idle):
-            self._tell_ends()
+            self._announce_ends()
 
     def _new(self, name: str) -> Idle:
         spec = replace(self._spec, feed=name)
@@ -301,21 +301,21 @@ class FeedRunner:
         self._ended[feed] = generation_of(self._controller.view.state) or 0
         self._look()
 
-    def _tell_ends(self) -> None:
+    def _announce_ends(self) -> None:
         """Tell this generation which feeds have ended, once it has what it is to have of them."""
         view = self._controller.view
         if not isinstance(view.state, Running):
             return
         generation = view.state.world.generation
         for feed, asked_in in self._ended.items():
-            if (feed, generation) in self._told or not self._is_settled(
+            if (feed, generation) in self._announced or not self._is_settled(
                 feed, generation, is_asked_now=asked_in == generation
             ):
                 continue
             everyone = {node.node_id for node in self._controller.spec.nodes}
             self._controller.broadcast(FeedEnd((feed,) if feed else ()), everyone, generation)
             with self._controller.changed:
-                self._told.add((feed, generation))
+                self._announced.add((feed, generation))
                 self._controller.changed.notify_all()
 
     def _is_settled(self, feed: str, generation: int, is_asked_now: bool) -> bool:
@@ -332,8 +332,11 @@ class FeedRunner:
             return True
         return isinstance(state, Idle) and state.generation == generation
 
-    def _is_told(self, view: View, feed: str) -> bool:
-        return isinstance(view.state, Running) and (feed, view.state.world.generation) in self._told
+    def _is_announced(self, view: View, feed: str) -> bool:
+        return (
+            isinstance(view.state, Running)
+            and (feed, view.state.world.generation) in self._announced
+        )
 
     # in threads of their own
 

@@ -141,7 +141,7 @@ def _look_idle(state: Idle, now_s: float) -> Step[Idle | Opening | Delivering]:
     if nodes.world is None:
         return _idle(state, feed), []
     generation = nodes.world.generation
-    actions = _tell_lost(feed.name, feed.history.begin(generation))
+    actions = _warn_of_lost(feed.name, feed.history.begin(generation))
     if call := feed.history.next():
         try:
             return _then(actions, _begin(feed, nodes.world, call, now_s))
@@ -595,7 +595,7 @@ def _finish(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
         rows_refused=run.refused,
         delivered={} if run.is_unwanted else run.expected,
         rows_covered=run.covered,
-        goes_on=run.is_micro_batch and not run.is_unwanted,
+        continues=run.is_micro_batch and not run.is_unwanted,
         is_cut=run.is_cut and run.epoch <= run.last,
         left_by=feed.nodes.gone(run.node_ids),
     )
@@ -861,7 +861,7 @@ def _check_size(message: ReadShare) -> None:
         )
 
 
-def _tell_lost(name: str, calls: list[Call]) -> list[Action]:
+def _warn_of_lost(name: str, calls: list[Call]) -> list[Action]:
     rows = sum(max(0, sum(call.shape.rows.values()) - call.rows_covered) for call in calls)
     if not rows:
         return []

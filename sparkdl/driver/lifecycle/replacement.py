@@ -42,7 +42,7 @@ from sparkdl.driver.lifecycle.state import (
 )
 
 
-def goes_on_without(state: Running, failure: Failure, now_s: float) -> Step[Running] | None:
+def continues_without(state: Running, failure: Failure, now_s: float) -> Step[Running] | None:
     """Return what follows if the others go on; `None` if this is the failure of all.
 
     Args:

@@ -23,10 +23,10 @@ from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.driver.lifecycle.policy import Fail, Retry, decide
 from sparkdl.driver.lifecycle.replacement import (
+    continues_without,
     counted,
     detach,
     detached,
-    goes_on_without,
     has_begun,
     is_too_many,
     may_fail_alone,
@@ -274,7 +274,7 @@ def _running_joined(state: Running, event: AgentJoined, now_s: float) -> Step[Ru
 
 
 def _fails(state: Running, failure: Failure, now_s: float) -> Step[Running | Failing]:
-    return goes_on_without(state, failure, now_s) or (_failing(state, (failure,), now_s), [])
+    return continues_without(state, failure, now_s) or (_failing(state, (failure,), now_s), [])
 
 
 def _failing(state: Running, failures: tuple[Failure, ...], now_s: float) -> Failing:

@@ -251,16 +251,16 @@ def _asked_gpus(spec: ClusterSpec, topology: Topology) -> int | None:
 LOOK_S = 2.0
 """Between two counts."""
 LASTING_S = 5.0
-"""For how long a count has to stay before it is told: a lost executor may be replaced soon."""
+"""How long a count must last before it is reported: a lost executor may be replaced soon."""
 
 
 class SlotWatch:
-    """Tells what the slots mean for a cluster, each time that this changes for good.
+    """Reports what the slots mean for a running cluster, each time that this changes for good.
 
     Args:
-        nodes: of the cluster, which have room and can be fed at the beginning.
+        nodes: of the cluster; at the beginning all have room and can be fed.
         count: returns what the slots mean now; `None` if they cannot be counted.
-        on_counted: is told.
+        on_counted: called with the report.
         now_s: a monotonic clock.
     """
 
@@ -274,11 +274,11 @@ class SlotWatch:
         self._count = count
         self._on_counted = on_counted
         self._now_s = now_s
-        self._told = self._seen = (nodes, False)
+        self._reported = self._seen = (nodes, False)
         self._since_s = now_s()
 
     def look(self, is_node_lost: bool = False) -> None:
-        """Count again. Where that cannot be done, the loss of a node has to be enough."""
+        """Count again. Where slots cannot be counted, the loss of a node counts as a shortage."""
         standing = self._count()
         if standing is None:
             if not is_node_lost:
@@ -288,6 +288,6 @@ class SlotWatch:
         if meaning != self._seen:
             self._seen, self._since_s = meaning, self._now_s()
         lasts = standing is UNCOUNTED or self._now_s() - self._since_s >= LASTING_S
-        if meaning != self._told and lasts:
-            self._told = meaning
+        if meaning != self._reported and lasts:
+            self._reported = meaning
             self._on_counted(standing)

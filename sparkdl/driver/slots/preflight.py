@@ -34,8 +34,8 @@ EXECUTORS_WAIT_S = 15.0
 """How long executors that are still registering are waited for before slots are called missing."""
 YOUNG_S = 30.0
 SPARE_WAIT_S = 3.0
-"""An application that has run for less than `YOUNG_S` may still get executors; how long a slot for
-feeding is waited for then."""
+"""How long to wait for a slot for feeding where an application has run for less than `YOUNG_S`: it
+may still get executors."""
 _POLL_S = 0.05
 _CONNECT_POLL_S = 1.0
 _DYNAMIC = "spark.dynamicAllocation.enabled"
@@ -71,9 +71,9 @@ def read_topology(spark: SparkSession, num_nodes: int, is_fed: bool) -> Topology
 
 
 def check_slots_over_connect(spark: SparkSession, num_nodes: int) -> None:
-    """Check that a Spark Connect server has a slot for each node, as far as it tells.
+    """Check that a Spark Connect server has a slot for each node, as far as can be known.
 
-    It tells the number of its cores, by how a range would be split, unless that is set otherwise.
+    The server shows its number of cores by how it splits a range, unless that is set otherwise.
 
     Raises:
         ConfigError: if it has fewer when those that may still register have had a moment to.
@@ -104,7 +104,7 @@ def turn_of(
 ) -> Turn | None:
     """Return the turn that the cluster has to wait for.
 
-    Where slots cannot be counted, or come as they are asked for, nobody waits.
+    `None` where slots cannot be counted, or come on demand: no cluster waits there.
     """
     if topology is None or topology.is_dynamic:
         return None
@@ -126,10 +126,10 @@ def turn_of(
 def counting(
     session: SparkSession, spec: ClusterSpec, placing: Placing, topology: Topology | None
 ) -> Callable[[], Standing | None] | None:
-    """Return what says what the slots mean for the cluster; `None` if it says it cannot count.
+    """Return a function that counts the slots; it returns `None` when it cannot.
 
     Returns:
-        `None` where it does not matter: nothing is fed, or Spark brings executors for what waits.
+        `None` where slots do not matter: nothing is fed, or Spark adds executors on demand.
     """
     if spec.input_mode is not InputMode.SPARK:
         return None
@@ -279,7 +279,7 @@ def costly_settings(conf: Mapping[str, str], version: str) -> list[Advice]:
     return found
 
 
-def tell_costly_settings(spark: SparkSession) -> None:
+def log_costly_settings(spark: SparkSession) -> None:
     """Log a line for each setting that costs speed."""
     names = (
         "spark.python.unix.domain.socket.enabled",

@@ -1,4 +1,4 @@
-"""Who may start nodes on a Spark application now: clusters of one program take turns for its slots.
+"""A queue for the task slots of a Spark application: the clusters of a program take turns.
 
 Runs in: driver
 
@@ -47,7 +47,7 @@ class Need:
 
 @dataclass(frozen=True)
 class _Holder:
-    """Who holds slots, and which thread has launched it when."""
+    """A cluster that holds slots, and which thread has launched it when."""
 
     need: Need
     starter: threading.Thread
@@ -81,10 +81,10 @@ class Gate:
         starter: threading.Thread | None = None,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Wait until it is this cluster's turn; `leave` ends its stay.
+        """Wait until it is this cluster's turn; `leave` gives the slots back.
 
-        As long as a cluster that another living thread has started holds slots, the wait is
-        that cluster's; otherwise nobody would ever make room, and `timeout_s` counts.
+        While a cluster of another living thread holds slots, wait without limit: it may end.
+        Otherwise nothing would ever make room, so fail after `timeout_s`.
 
         Args:
             slots: how many there are now; asked again and again, for executors come and go.
@@ -106,7 +106,7 @@ class Gate:
                 self._changed.notify_all()
 
     def leave(self, cluster: str) -> None:
-        """Give the slots of a cluster to whoever waits; does nothing the second time."""
+        """Give the slots of a cluster back; does nothing the second time."""
         with self._changed:
             self._inside.pop(cluster, None)
             self._changed.notify_all()
@@ -125,14 +125,15 @@ class Gate:
         is_wanted: Callable[[], bool],
     ) -> None:
         deadline = Deadline.after(timeout_s)
-        has_told = False
+        has_warned = False
         while not (self._waiting[0] == need.cluster and self._fits(need, slots())):
             if not is_wanted():
                 raise LaunchError(f"cluster {need.cluster} is not wanted any more")
             text = self._describe(need, slots())
-            if not has_told:
+            if not has_warned:
                 _log.warning("Waiting for its turn: %s", text)
-                has_told = True
+                has_warned = True
+            # A cluster that this very thread launched cannot end while the thread waits here.
             if any(held.is_others(starter) for held in self._inside.values()):
                 deadline = Deadline.after(timeout_s)
             elif deadline.has_passed:
@@ -141,7 +142,7 @@ class Gate:
                     "first, or add executors or cores"
                 )
             self._changed.wait(_LOOK_S)
-        if has_told:
+        if has_warned:
             _log.info("It is the turn of cluster %s", need.cluster)
 
     def _describe(self, need: Need, slots: int) -> str:
@@ -165,7 +166,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Turn:
-    """A cluster's turn at the gate of its application: to be waited for, and given on.
+    """A cluster's turn at the gate of its application.
 
     Attributes:
         starter: the thread that launches the cluster.
@@ -182,10 +183,12 @@ class Turn:
         self.gate.enter(self.need, self.slots, self.timeout_s, self.starter, is_wanted)
 
     def end(self) -> None:
-        """Give the slots on; does nothing the second time."""
+        """Give the slots back; does nothing the second time."""
         self.gate.leave(self.need.cluster)
 
 
+# Module-level, because what takes turns are the clusters of a whole program: launches know nothing
+# of each other, and a gate has to outlive the cluster that was first to ask for it.
 _gates: OrderedDict[str, Gate] = OrderedDict()
 _lock = threading.Lock()
 
