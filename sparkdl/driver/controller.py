@@ -73,7 +73,7 @@ _THREAD_END_S = 10.0
 
 @dataclass
 class View:
-    """What other threads may look at while they hold the controller's condition."""
+    """What the controller knows; other threads read it while they hold its condition."""
 
     state: states.State
     feeds: dict[tuple[int, str], FeedCount] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class View:
     activity: dict[int, NodeActive] = field(default_factory=dict)
     """What the nodes have done beside their feeds, by node id."""
     have_feeds_ended: bool = False
-    """The nodes have been told that no more rows will come."""
+    """It was announced to the nodes that no more rows will come."""
 
 
 @dataclass(frozen=True)

@@ -184,13 +184,13 @@ PERIOD_S = 0.25
 
 
 class FeedBar:
-    """A bar of rows read by the nodes; nothing where nobody looks.
+    """A bar of rows read by the nodes; shown only where there is a terminal or a notebook.
 
     In a notebook it is a widget where ipywidgets is installed, and a line of text otherwise.
 
     Args:
         is_shown: `None` shows it on a terminal and in a notebook.
-        total: returns how many rows there are to read, 0 as long as nobody knows.
+        total: returns how many rows there are to read, 0 while that is unknown.
         hide_others: has other bars leave the terminal for half a second.
     """
 
@@ -247,11 +247,6 @@ class FeedBar:
             self._bar.close()
         self._logging.close()
 
-    @property
-    def period_s(self) -> float | None:
-        """How often `update` is to be called at least; `None` if nobody looks."""
-        return None if self._bar is None else PERIOD_S
-
     def update(self, rows_read: int, metrics: Mapping[str, float], is_last: bool = False) -> None:
         """Show how many rows all nodes have read, and the numbers of the first one's reports."""
         if self._start is None:
@@ -300,7 +295,7 @@ class _Beside:
 
 @contextmanager
 def _logging_beside() -> Iterator[None]:
-    """Have log lines that go to the terminal not run into the bar."""
+    """Keep log lines that go to the terminal from running into the bar."""
     streams = (sys.stdout, sys.stderr)
     handlers = [
         handler

@@ -185,7 +185,6 @@ def test_without_a_terminal_nobody_draws_and_no_other_bar_is_hidden(
 
     with FeedBar("input", 1, is_shown, hide_others=hide) as bar:
         bar.update(5, {}, is_last=True)
-        assert bar.period_s is None
     assert stream.getvalue() == ""
 
 
@@ -197,6 +196,6 @@ def test_program_of_spark_submit_is_known_by_its_gateway() -> None:
 def test_rows_of_a_call_are_known_when_those_of_all_partitions_are() -> None:
     call = Call(0, FeedRequest(None, epochs=3), "run", CallShape(2, {0: 10, 1: 20}))
     assert call.rows_of(call.left()) == 90
-    call.take({1: {0: ((0, 10),), 1: ((0, 5),)}})
+    call.cover({1: {0: ((0, 10),), 1: ((0, 5),)}})
     assert call.rows_of(call.left()) == 15 + 30
     assert Call(0, FeedRequest(None), "run", CallShape(2, {0: 10})).rows_of([]) == 0

@@ -137,8 +137,8 @@ class Call:
         partitions = self.shape.partitions
         return bool(done) and 0 < partitions == len(self.covered_partitions(done))
 
-    def take(self, rows: EpochRows) -> None:
-        """Take what a checkpoint covers: all that it does."""
+    def cover(self, rows: EpochRows) -> None:
+        """Note what a checkpoint covers."""
         if not rows:
             return
         self.whole = max(self.whole, min(rows))
@@ -176,7 +176,7 @@ def _locked(method: M) -> M:
 
 
 class CallHistory:
-    """The calls of one feed, oldest first; none that a checkpoint covers.
+    """The calls of one feed, oldest first, without those that a checkpoint covers.
 
     Args:
         keeps: calls are kept until a checkpoint covers them; else until they have been fed.
@@ -198,7 +198,7 @@ class CallHistory:
         self._next_epoch = 0
 
     def restore(self, coverage: FeedCoverage) -> None:
-        """Begin with what a checkpoint of an earlier run covers; before the first call."""
+        """Start from what a checkpoint of an earlier run covers; before the first call."""
         self._restored = coverage
 
     @_locked
@@ -218,7 +218,7 @@ class CallHistory:
         elif number >= 0 and number in self._restored.rows:
             before = self._restored.shapes.get(number, UNKNOWN)
             call.shape = agreed(self._feed, before, request.shape)
-            call.take(self._restored.rows[number])
+            call.cover(self._restored.rows[number])
         self._calls[number] = call
         return call
 
@@ -271,13 +271,13 @@ class CallHistory:
 
     @_locked
     def fed(self, call: Call, has_ended_early: bool) -> None:
-        """This generation has all rows of `call`, or the nodes want no more of them."""
+        """Note that this generation has all rows of `call`, or that its nodes want no more."""
         call.fed_in, call.has_ended_early = self._generation, has_ended_early
         self._forget()
 
     @_locked
     def broke(self, call: Call) -> None:
-        """Feeding `call` has failed."""
+        """Note that feeding `call` has failed."""
         call.is_broken = True
         self._forget()
 
@@ -325,12 +325,12 @@ class CallHistory:
 
     @_locked
     def cover(self, coverage: FeedCoverage) -> None:
-        """A checkpoint is complete that covers this."""
+        """Note that a checkpoint that covers this is complete."""
         for number, call in self._calls.items():
             if 0 <= number < coverage.calls:
                 call.whole = call.request.epochs
             else:
-                call.take(coverage.rows.get(number, {}))
+                call.cover(coverage.rows.get(number, {}))
         self._forget()
 
     def _is_passed(self, call: Call, reached: int) -> bool:
@@ -339,7 +339,7 @@ class CallHistory:
         return (call.has_ended_early or call.is_empty) and bool(own) and reached > max(own)
 
     def _forget(self) -> None:
-        """Let go of calls, and of data, that are not needed any more."""
+        """Forget calls, and data, that are not needed any more."""
         for number, call in list(self._calls.items()):
             is_over = call.fed_in == self._generation or call.is_broken or not call.left()
             if is_over and (call.request.is_micro_batch or not self._keeps or not call.left()):
@@ -369,20 +369,20 @@ class CoverageStore:
         return dict(self._histories)
 
     def history(self, feed: str) -> CallHistory:
-        """Return the history of a feed, which comes into being when it is first named."""
+        """Return the history of a feed, a new one when it is first named."""
         if feed not in self._histories:
             self._histories[feed] = CallHistory(feed, self._keeps)
             self._histories[feed].restore(self._restored.get(feed, FeedCoverage()))
         return self._histories[feed]
 
     def restore(self, coverage: Mapping[str, FeedCoverage]) -> None:
-        """Begin with what a checkpoint of an earlier run covers."""
+        """Start from what a checkpoint of an earlier run covers."""
         self._restored = dict(coverage)
 
     def coverage(
         self, generation: int, parts: Mapping[int, Mapping[str, EpochRows]]
     ) -> dict[str, FeedCoverage]:
-        """Return what a checkpoint covers whose parts say this, by feed.
+        """Return by feed what a checkpoint of these parts covers.
 
         A feed that nodes read themselves (`ctx.parquet`) counts as one call, whose epochs have the
         same numbers in all generations.
@@ -409,7 +409,7 @@ class CoverageStore:
         return {feed: history.covered_to(generation) for feed, history in self.by_feed.items()}
 
     def cover(self, coverage: Mapping[str, FeedCoverage]) -> None:
-        """A checkpoint is complete that covers this."""
+        """Note that a checkpoint that covers this is complete."""
         for feed, covered in coverage.items():
             if feed in self._histories:
                 self._histories[feed].cover(covered)

@@ -96,7 +96,7 @@ def trigger_options(trigger: str | Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 class StreamFeed:
-    """Feeds one stream. `Cluster.open_stream` makes it; methods may be called from any thread.
+    """Feeds one stream; made by `Cluster.open_stream`. Methods may be called from any thread.
 
     Attributes:
         name: of the feed.
@@ -151,9 +151,9 @@ class StreamFeed:
         return True
 
     def feed_batch(self, data: Any, query_id: str, batch_id: int) -> bool:
-        """Feed a micro-batch as `feed` does, but none that this cluster has had already.
+        """Feed a micro-batch as `feed` does, unless this cluster has had it already.
 
-        Spark repeats the last one of a query that ended before it was committed.
+        Spark repeats the last micro-batch of a query that ended before it was committed.
         """
         if batch_id <= self._fed_batches.get(query_id, -1):
             _log.info("Feed %r has had micro-batch %d already", self.name, batch_id)
@@ -164,17 +164,17 @@ class StreamFeed:
         return True
 
     def is_wanted(self) -> bool:
-        """Whether to go on: it was not stopped, nobody has called `terminate()`, some read on."""
+        """Whether more is wanted: not stopped, no node has called `terminate()`, some read on."""
         return self._controller.look(self._wants)
 
     def failure(self) -> Exception | None:
-        """Return why the stream broke: what a node died of, or else what feeding ended with."""
+        """Return why the stream broke: the failure of a node, or else the error of feeding."""
         return self._controller.look(lambda view: failure_of(view.state)) or self.error
 
     def watch(
         self, query: Query, thread: Callable[[Callable[[], None], str], threading.Thread]
     ) -> None:
-        """End `query` when nobody wants more, and the stream when the query has ended.
+        """End `query` when no more is wanted, and the stream when the query has ended.
 
         Args:
             thread: makes a thread that may call Spark.
@@ -198,7 +198,7 @@ class StreamFeed:
                 self._thread.join(_JOIN_S)
 
     def end(self) -> None:
-        """End the iteration in which the nodes have read the stream. Does nothing twice."""
+        """End the nodes' iteration over the stream; does nothing the second time."""
         self._stop_feeding()
         with self._end_lock:
             if self._has_ended:
@@ -339,7 +339,7 @@ class Feeds:
             self._runner.raise_problem()
 
     def close(self) -> None:
-        """Stop all streams, and give no more orders."""
+        """Stop all streams, and feed nothing more."""
         self._is_closed = True
         self.stop_streams()
         if self._runner is not None:
@@ -364,7 +364,11 @@ class Feeds:
         return self._runner
 
     def _call(self, name: str, request: FeedRequest, show: bool | None) -> FeedReport:
-        """Have a call fed, in a thread that no interrupt reaches; return its report."""
+        """Have a call fed, in a thread that no interrupt reaches; return its report.
+
+        In a thread, because an interrupt may come anywhere in it: in the drawing of a bar, or in
+        py4j, and would leave locks taken. The user's thread only waits.
+        """
 
         def call() -> FeedReport:
             carrier = JobThread(f"sparkdl-job-{name}", self._executor.thread)

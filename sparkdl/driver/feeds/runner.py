@@ -1,9 +1,12 @@
-"""Performs what the states of the feeds decide: messages, Spark jobs, answers to who waits.
+"""Performs what the states of the feeds decide: messages, Spark jobs, answers to waiting calls.
 
 Runs in: driver
 
-Everything of `FeedRunner` that begins with an underscore runs on the controller's event loop, so
-that no lock is needed; each Spark job runs in a thread of whoever waits for its call.
+Methods of `FeedRunner` that begin with an underscore run on the controller's event loop, where all
+events come one after the other: so the feeds need no lock, and no step sees half of another's
+change. What may block does not run there: Spark jobs run in threads of the calls that wait for
+them (`JobThread`), and a node's log is fetched in a thread of its own. Only `_states`, `_answers`
+and `_announced`, which callers wait for, are written under the controller's condition.
 """
 
 from __future__ import annotations
@@ -79,10 +82,10 @@ _MEANWHILE_S = 0.25
 
 
 class JobThread:
-    """A thread that carries Spark jobs, one after the other, with its maker's local properties.
+    """A thread that runs Spark jobs one after the other, with the local properties of its maker.
 
-    Jobs do not run in the caller's own thread: an interrupt that comes within py4j closes the
-    connections of all threads, and the nodes' job would be sent again.
+    Why not the caller's own thread? Ctrl-C within py4j closes the connections of all threads, and
+    the nodes' job would be submitted again.
     """
 
     def __init__(self, name: str, thread: Thread) -> None:
@@ -99,7 +102,7 @@ class JobThread:
         self._jobs.put(None)
 
     def join(self, cancel: Callable[[], None]) -> None:
-        """End what runs, and wait for that; not for ever."""
+        """End the job that runs, and wait for that for a limited time."""
         deadline = Deadline.after(_JOIN_S)
         while self._thread.is_alive() and not deadline.has_passed:
             self._thread.join(min(_CANCEL_S, deadline.remaining_s))
@@ -137,7 +140,7 @@ class FeedRunner:
         self._cancelled: set[tuple[str, int]] = set()
         self._spawner = JobThread(f"sparkdl-feeds-{controller.spec.cluster_id}", executor.thread)
         self._ended: dict[str, int] = {}
-        """The generation in which the end was asked for, by feed."""
+        """By feed, the generation in which the user asked for its end."""
         self._announced: set[tuple[str, int]] = set()
         self._problem: Exception | None = None
         self._is_looking, self._looked_s = False, -math.inf
@@ -152,10 +155,11 @@ class FeedRunner:
         carrier: JobThread | None = None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Any:
-        """Have the feed serve a request, of the ticket that it is made with; wait for the answer.
+        """Have the feed serve a request, and wait for the answer.
 
         Args:
-            carrier: what carries the Spark jobs of the request.
+            request: makes the request, given the ticket that the answer will have.
+            carrier: runs the Spark jobs of the request.
             meanwhile: called now and then until the answer is there.
 
         Raises:
@@ -191,13 +195,13 @@ class FeedRunner:
         return state is None or is_stream_over(state.feed)
 
     def end(self, feed: str, timeout_s: float | None) -> None:
-        """Tell all nodes that a feed has ended, once rows that are fed again have been read.
+        """Announce to all nodes that a feed has ended, once rows that are fed again have been read.
 
-        Later generations are told as well.
+        It is announced to later generations as well.
 
         Args:
             feed: `EVERY` for all.
-            timeout_s: how long to wait for that; the nodes are told then, if it comes to that.
+            timeout_s: how long to wait for the announcement, which is made all the same later.
         """
         self._controller.soon(self._end, feed)
         self._controller.wait_for(
@@ -218,7 +222,7 @@ class FeedRunner:
     # on the controller's loop
 
     def _look_soon(self) -> None:
-        """Look at once, but not more often than makes sense: many nodes tell news all the time."""
+        """Look at once, but not for each message: many nodes report progress all the time."""
         if not self._is_looking:
             self._is_looking = True
             wait_s = max(0.0, self._looked_s + _LOOK_PERIOD_S - time.monotonic())
@@ -278,7 +282,10 @@ class FeedRunner:
         carrier = self._carriers.get(-1 if action.ticket is None else action.ticket)
         if carrier is not None:
             carrier.submit(job)
-        else:  # a thread for each, since the nodes may need the rows of several feeds at once
+        else:
+            # Rows that are fed again after a restart: no call waits. A thread for each feed, since
+            # the nodes may need rows of several at once. `_spawner` makes them: threads inherit
+            # Spark's local properties from their maker, and the controller's thread has none.
             spawn = partial(begin, job, f"sparkdl-renewal-{name}", self._executor.thread)
             self._spawner.submit(spawn)
 
@@ -302,7 +309,7 @@ class FeedRunner:
         self._look()
 
     def _announce_ends(self) -> None:
-        """Tell this generation which feeds have ended, once it has what it is to have of them."""
+        """Announce to this generation which feeds have ended, once it has all rows of them."""
         view = self._controller.view
         if not isinstance(view.state, Running):
             return
@@ -322,8 +329,8 @@ class FeedRunner:
         """Whether a generation has all rows that it is to have.
 
         Args:
-            is_asked_now: the end was asked for while this generation ran; then calls that somebody
-                waits for are cut off.
+            is_asked_now: the user asked for the end while this generation ran; then calls that
+                are being waited for are cut off.
         """
         if feed == EVERY:
             return all(self._is_settled(name, generation, is_asked_now) for name in self._states)
@@ -349,6 +356,7 @@ class FeedRunner:
                 fed = self._executor.feed(action.data, action.spec)
                 event = JobEnded(action.job, tuple(fed))
         except Exception as error:  # noqa: BLE001 (raised where somebody waits for the call)
+            # Spark raises its own errors: what the task raised is known by its name in their text.
             is_of_data = isinstance(error, (ConfigError, FeedTypeError))
             is_cut_off = FeederError.__name__ in f"{error!r} {error}"
             event = JobBroke(action.job, error, is_of_data, is_cut_off)
@@ -365,7 +373,7 @@ class FeedRunner:
 def failure_behind(controller: Controller, error: BaseException) -> SparkdlError | None:
     """Return why nodes did not answer, if that is why a job of inference failed.
 
-    The nodes' failure is given a moment to be known: other nodes may have failed before.
+    It waits a moment for the failure to be known: the feeder may have noticed it before the driver.
     """
     text = f"{error!r} {error}"
     if FeederError.__name__ not in text:

@@ -73,7 +73,7 @@ class Stream:
 
     Attributes:
         generation, epoch: the first epoch of the stream in the generation that opened it.
-        is_stopped: nobody brings more.
+        is_stopped: there will be no more micro-batches.
         brought: rows by node name, by generation.
     """
 
@@ -85,7 +85,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class FeedAsked:
-    """Somebody waits for the rows of a `feed` call.
+    """A `feed` call waits for its rows to be read.
 
     Attributes:
         call: its entry in the history, once its turn has come.
@@ -98,7 +98,7 @@ class FeedAsked:
 
 @dataclass(frozen=True)
 class StreamAsked:
-    """Somebody waits for a stream to be opened."""
+    """A stream is to be opened."""
 
     ticket: int
     to: str | None
@@ -106,7 +106,7 @@ class StreamAsked:
 
 @dataclass(frozen=True)
 class StreamEndAsked:
-    """Somebody waits for the nodes to be told that the stream has ended."""
+    """The nodes are to be told that the stream has ended."""
 
     ticket: int
     to: str | None
@@ -123,7 +123,7 @@ class Feed:
         history: its calls, and which of their rows a checkpoint covers.
         spec: what holds for every call: the token, the feed timeout where a call names none.
         reason_s: how long to wait for what explains that feeders have lost a node.
-        requests: who waits for what, in order. The first `FeedAsked` may be under way.
+        requests: those that wait, in order. The first `FeedAsked` may be under way.
         last_job: the number of the Spark job that was started last.
     """
 
@@ -160,9 +160,9 @@ class Run:
         ahead: rows by node id that some nodes have of `epoch` before it is fed.
         repeated: the epoch that is read from the logs more than once, and the rows by node id.
         is_unwanted: user code of a node has ended the call, or no node is left.
-        counts_until_s: until then rows that no node is left for are counted.
-        is_cut: some of them were not.
-        granted: what the nodes were told last.
+        counts_until_s: until then rows are counted that no node is left to read.
+        is_cut: some of them were not counted.
+        granted: what the nodes were granted last.
         progress, quiet_s: the last news of all feeds, and when the feed timeout is over.
     """
 
@@ -352,21 +352,21 @@ State = Idle | Running
 
 @dataclass(frozen=True)
 class NodesSeen:
-    """Something is known of the nodes that was not."""
+    """Something new is known of the nodes."""
 
     nodes: Nodes
 
 
 @dataclass(frozen=True)
 class Requested:
-    """Somebody wants something of the feed."""
+    """A request has come, which waits for its turn."""
 
     request: Request
 
 
 @dataclass(frozen=True)
 class StreamStopped:
-    """Nobody brings more of the stream."""
+    """The stream gets no more micro-batches."""
 
 
 @dataclass(frozen=True)
@@ -427,7 +427,7 @@ class Send:
 
 @dataclass(frozen=True)
 class StartJob:
-    """Have Spark feed `data`; the thread of the call `ticket` carries the job, if one waits."""
+    """Have Spark feed `data`; the thread of the call `ticket` runs the job, if one waits."""
 
     job: int
     data: Any
@@ -451,7 +451,7 @@ class FetchLines:
 
 @dataclass(frozen=True)
 class Answer:
-    """Give whoever waits by `ticket` what it waits for."""
+    """Answer the request of `ticket`."""
 
     ticket: int
     value: FeedReport | Stream | Exception | None
@@ -459,7 +459,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class KeepProblem:
-    """Rows that were to be fed again, for nobody who waits, could not be."""
+    """Rows that were to be fed again in the background could not be; raise it at the next call."""
 
     error: Exception
 

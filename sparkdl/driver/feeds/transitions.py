@@ -130,7 +130,7 @@ def _then(actions: list[Action], after: Step[S]) -> Step[S]:
 
 
 def _look_idle(state: Idle, now_s: float) -> Step[Idle | Opening | Delivering]:
-    """Feed the generation the first call that it has rows to come of; serve who waits, in order."""
+    """Feed the first call of which this generation lacks rows; serve requests, in order."""
     feed, nodes = state.feed, state.feed.nodes
     if nodes.problem is not None:
         actions: list[Action] = [Answer(each.ticket, nodes.problem) for each in feed.requests]
@@ -161,7 +161,7 @@ def _idle(state: Idle, feed: Feed, generation: int = -1) -> Idle:
 
 
 def _serve(feed: Feed, world: World) -> tuple[Feed, list[Action]]:
-    """Serve the first who waits, as far as no rows have to be fed for that."""
+    """Serve the first request, unless rows have to be fed for it."""
     first, *others = feed.requests
     served = replace(feed, requests=tuple(others))
     try:
@@ -183,7 +183,7 @@ def _serve(feed: Feed, world: World) -> tuple[Feed, list[Action]]:
 
 
 def _stream_end(feed: Feed, members: Iterable[Member]) -> Iterator[ToAgent]:
-    """Return an epoch of no rows that ends the iteration. Who has terminated does not see it."""
+    """Return an epoch of no rows that ends the iteration, for nodes that have not terminated."""
     ids = _ids(members)
     epoch = feed.history.open_epochs(None, [0])
     # Where a node has left, no step would find all of them: rows that wait are not used.
@@ -236,10 +236,10 @@ def _begin(feed: Feed, world: World, call: Call, now_s: float) -> Step[Opening |
 
 
 def _beginning(run: Run) -> FeedBegin:
-    """Return what the nodes are told first: also which rows they may use that they still have.
+    """Return the first message to the nodes: also which rows they may use that they still have.
 
-    Those that the generation before was brought, and no more than are to come to each, so that all
-    nodes end with equally many.
+    They may use what the generation before was brought, but no more than each node is to get, so
+    that all end up with equally many.
     """
     name, done = run.call.jobs.get(run.left[0].epoch, ""), run.left[0].done
     limit = 0
@@ -267,7 +267,7 @@ def _deliver(feed: Feed, run: Run, name: str, now_s: float) -> Step[Delivering]:
     """Have the rows of the next epoch brought.
 
     Args:
-        name: of the job, if it brings what nodes do not have any more.
+        name: of the job that brought the rows before, if nodes may still have some of them.
     """
     call, left = run.call, run.left[run.epoch - run.first :]
     left = left[: 1 + _whole_epochs(left)]  # what one pass over the data serves
@@ -393,7 +393,7 @@ def _delivering_ended(
     state = with_run(state, refused=run.refused + refused)
     if after := _after_job(state, now_s):
         return after
-    if refused:  # and the nodes are about to tell why
+    if refused:  # the nodes are about to report why
         return Explaining(feed, state.run, None, brought, now_s + REASON_S), []
     return _cut(feed, state.run, brought, now_s)
 
@@ -462,7 +462,7 @@ def _look_cutting(
     now, said = run.left[run.epoch - run.first], list[Action]()
     if now.done and not any(count.cut_rows for count in cut.values()):
         run = replace(run, epoch=run.epoch + 1)
-        if run.epoch <= run.last:  # nothing was left of it: nobody is to see it
+        if run.epoch <= run.last:  # nothing was left of it: no node is to see it
             said.append(
                 _to_nodes(run, FeedBegin(feed.name, run.epoch, run.last + run.is_micro_batch))
             )
@@ -470,14 +470,15 @@ def _look_cutting(
     rows = {node_id: count.cut_rows for node_id, count in cut.items()}
     is_whole = all(count.cut_whole for count in cut.values())
     stop = run.epoch + (_whole_epochs(run.left[run.epoch - run.first :]) if is_whole else 0)
-    # A checkpoint covers the other rows of the epoch. If fewer than there are nodes are left, they
-    # come first in the next epoch, as in a stream: a step needs one each.
+    # A checkpoint covers the other rows of the epoch. If fewer rows than nodes are left, they come
+    # first in the next epoch, as in a stream: a step needs one row for each node.
     is_rest = bool(now.done)
     waits = is_rest and not all(rows.values())
     for epoch in range(run.epoch, stop + 1):
         said.append(_mark(run, epoch, rows, again=epoch < stop, goes_on=waits))
     epochs = stop + 1 - run.epoch
-    had = {n: brought for n, brought in state.brought.items() if n not in rows}  # by who is gone
+    # Of nodes that are gone, what they were brought counts; they will not say how much they have.
+    had = {n: brought for n, brought in state.brought.items() if n not in rows}
     run = replace(
         run,
         epoch=stop + 1,
@@ -583,7 +584,7 @@ def _look_holding(state: Holding, now_s: float) -> Step[Holding | Idle]:
 
 
 def _finish(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
-    """Tell what became of the call."""
+    """Answer with what became of the call."""
     said: list[Action]
     if error is not None:
         feed, said = _broke(feed, run.call, error)
@@ -620,7 +621,7 @@ def _finish(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
 
 
 def _broke(feed: Feed, call: Call, error: Exception) -> tuple[Feed, list[Action]]:
-    """Give up a call; who waits for it, or for one behind it, is told."""
+    """Give up a call, and answer the request for it, or for one behind it, with the error."""
     feed.history.broke(call)
     head = feed.requests[0] if feed.requests else None
     if isinstance(head, FeedAsked) and head.call is not None:
@@ -648,7 +649,7 @@ def _seen(state: R, event: NodesSeen, now_s: float) -> Step[R]:
 def note_news(state: R, now_s: float) -> Step[R | Idle]:
     """Do what follows from what is known of the nodes, whatever the feed is doing.
 
-    They are told how many rows all of them have; a call that nobody wants any more is marked; one
+    They hear how many rows all of them have; a call that no node wants any more is marked; one
     whose generation is over is left, but a Spark job has to end first.
     """
     feed, run = state.feed, state.run
@@ -656,7 +657,7 @@ def note_news(state: R, now_s: float) -> Step[R | Idle]:
     if granted is not None and granted != run.granted:
         return with_run(state, granted=granted), [_to_nodes(run, granted)]
     if not run.is_unwanted and _is_unwanted(feed, run):
-        # Why all nodes have returned nobody knows, and who feeds is told of what is left.
+        # Why all nodes have returned is not known: so count what is left, for the report.
         has_left = len(feed.nodes.gone(run.node_ids)) == len(run.members) and not run.is_micro_batch
         until_s = now_s + MAX_COUNT_S if has_left else now_s
         return with_run(state, is_unwanted=True, counts_until_s=until_s), []
@@ -836,7 +837,7 @@ def _note_brought(feed: Feed, run: Run, rows: Mapping[str, int]) -> Feed:
 
 
 def _check_can_be_fed(name: str, call: Call) -> None:
-    """Note that a call is being fed, once at most if its data can be read once.
+    """Note that a call is being fed, at most once if its data can be read only once.
 
     Raises:
         FeedClosedError: if it was, and there are rows that no checkpoint covers.
