@@ -88,6 +88,15 @@ def test_diagrams_of_the_state_machines_are_those_of_the_tables() -> None:
     assert page == with_diagrams(page), "draw them again: python -m scripts.diagrams"
 
 
+def test_files_that_the_design_names_are_there() -> None:
+    text = DESIGN.read_text(encoding="utf-8")
+    names = re.findall(r"`((?:\w+/)+(?:\w+\.py)?)`", text)
+    folders = (ROOT, ROOT / "sparkdl")
+    gone = [name for name in names if not any((folder / name).exists() for folder in folders)]
+    assert names
+    assert not gone
+
+
 def test_checks_bite(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
