@@ -30,6 +30,11 @@ from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.driver.threads import Changed
 from sparkdl.node.checkpoint.manifest import Manifest
 
+MAX_GATHERED_NBYTES = MAX_MESSAGE_NBYTES // 4 * 3 - 64 * 1024
+"""All values together at most: what fits into one message, as base64."""
+Question = Callable[[int], ToAgent]
+"""Makes the message, given the number that its answer brings back."""
+
 
 class Checkpoints:
     """The checkpoints under way in one world. Nothing of an older world counts.
@@ -125,10 +130,6 @@ class Checkpoints:
         return ""
 
 
-MAX_GATHERED_NBYTES = MAX_MESSAGE_NBYTES // 4 * 3 - 64 * 1024
-"""All values together at most: what fits into one message, as base64."""
-
-
 class Gatherings:
     """The gatherings under way in one world. Nothing of an older world counts."""
 
@@ -181,10 +182,6 @@ def _members(world: World) -> dict[int, str]:
     return {m.node.node_id: m.node.name for m in world.trainers if not m.role.is_server}
 
 
-Question = Callable[[int], ToAgent]
-"""Makes the message, given the number that its answer brings back."""
-
-
 @dataclass
 class PendingRequest:
     """One question to several nodes.
@@ -192,13 +189,11 @@ class PendingRequest:
     Attributes:
         awaited: the nodes, by id, that have not answered yet.
         answers: by node id.
-        numbers: of the messages on their way.
     """
 
     question: Question
     awaited: set[int]
     answers: dict[int, Any] = field(default_factory=dict)
-    numbers: list[int] = field(default_factory=list)
 
 
 class PendingRequests:
@@ -206,7 +201,7 @@ class PendingRequests:
 
     Args:
         send: takes an agent's id and a message.
-        changed: held while an request changes.
+        changed: held while a request changes.
     """
 
     def __init__(self, send: Callable[[str, ToAgent], None], changed: Changed) -> None:
@@ -219,7 +214,6 @@ class PendingRequests:
         """Send the question to the agents of the nodes; those without an agent are not awaited."""
         for node_id in sorted(request.awaited & agents.keys()):
             number = next(self._numbers)
-            request.numbers.append(number)
             self._waiting[number] = request, node_id
             self._send(agents[node_id], request.question(number))
         with self._changed:
@@ -238,5 +232,6 @@ class PendingRequests:
 
     def forget(self, request: PendingRequest) -> None:
         """Wait for no more answers."""
-        for number in request.numbers:
-            self._waiting.pop(number, None)
+        self._waiting = {
+            n: waiting for n, waiting in self._waiting.items() if waiting[0] is not request
+        }

@@ -34,6 +34,12 @@ _MIN_STEPS = 10
 """Of the fastest node in a period, before others are compared with it."""
 
 
+_log = logging.getLogger(__name__)
+MAX_PERIOD_S = 5.0
+STACKS_S = 5.0
+"""How long the agents have to bring the stacks of their children."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """How far one node is, as far as it has reported.
@@ -297,13 +303,6 @@ def _hang(generation: int, nodes: Sequence[Progress], still_s: float) -> Hang:
     behind = tuple(node for node in nodes if steps[node.node_id] == fewest)
     ahead = tuple(node for node in nodes if steps[node.node_id] > fewest)
     return Hang(generation, behind, ahead, unit, steps, still_s)
-
-
-_log = logging.getLogger(__name__)
-
-MAX_PERIOD_S = 5.0
-STACKS_S = 5.0
-"""How long the agents have to bring the stacks of their children."""
 
 
 class HangWatch:

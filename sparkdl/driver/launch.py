@@ -41,28 +41,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def at_newest_checkpoint(spec: ClusterSpec) -> tuple[ClusterSpec, Found | None]:
-    """Make the folder of the checkpoints absolute, and return the newest one in it.
-
-    Raises:
-        ConfigError: if it cannot be written.
-        CheckpointError: if it cannot be read.
-    """
-    if spec.checkpoint_dir is None:
-        return spec, None
-    if not spec.checkpoint_dir:
-        raise ConfigError("checkpoint_dir='': give a path or a URL, or None for no checkpoints")
-    from sparkdl.node.checkpoint.places import open_store
-
-    url = absolute_url(spec.checkpoint_dir, spec.default_fs, spec.working_dir)
-    store = open_store(url)
-    store.check_writable()
-    found = store.newest()
-    if found is not None:
-        _log.info("Cluster %s goes on at checkpoint %s", spec.cluster_id, found.ref.url)
-    return replace(spec, checkpoint_dir=url), found
-
-
 _INPUT_MODES = {
     "spark": InputMode.SPARK,
     "tensorflow": InputMode.TENSORFLOW,
@@ -70,7 +48,6 @@ _INPUT_MODES = {
 }
 _JOIN_MARGIN_S = 30.0
 _TENSORBOARD_S = 150.0
-
 MapFun = Callable[[Any, Any], Any]
 
 
@@ -248,7 +225,7 @@ def _start(
 
     def start() -> Controller:
         where.wait_turn(ending.is_wanted)
-        newest, resumed = at_newest_checkpoint(spec)
+        newest, resumed = _at_newest_checkpoint(spec)
         checkpoint = resumed.ref if resumed else None
         controller = Controller(
             newest,
@@ -286,6 +263,28 @@ def _start(
         if is_interrupt(error, handled):
             raise KeyboardInterrupt("the launch was ended, and all nodes with it") from None
         raise
+
+
+def _at_newest_checkpoint(spec: ClusterSpec) -> tuple[ClusterSpec, Found | None]:
+    """Make the folder of the checkpoints absolute, and return the newest one in it.
+
+    Raises:
+        ConfigError: if it cannot be written.
+        CheckpointError: if it cannot be read.
+    """
+    if spec.checkpoint_dir is None:
+        return spec, None
+    if not spec.checkpoint_dir:
+        raise ConfigError("checkpoint_dir='': give a path or a URL, or None for no checkpoints")
+    from sparkdl.node.checkpoint.places import open_store
+
+    url = absolute_url(spec.checkpoint_dir, spec.default_fs, spec.working_dir)
+    store = open_store(url)
+    store.check_writable()
+    found = store.newest()
+    if found is not None:
+        _log.info("Cluster %s goes on at checkpoint %s", spec.cluster_id, found.ref.url)
+    return replace(spec, checkpoint_dir=url), found
 
 
 def _gather(controller: Controller, spec: ClusterSpec) -> Any:

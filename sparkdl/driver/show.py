@@ -36,7 +36,12 @@ from sparkdl.driver.lifecycle.state import (
 
 _log = logging.getLogger(__name__)
 
-_PERIOD_S = 0.5
+_TABLE_PERIOD_S = 0.5
+
+
+_LEFT = ' style="text-align:left"'
+PERIOD_S = 0.25
+"""The bar is drawn this often; Spark's own stays away for half a second."""
 
 
 def in_notebook() -> bool:
@@ -80,7 +85,7 @@ class LiveTable:
         shown, has_ended = None, False
         while not has_ended:
             has_ended = self._controller.wait_for(
-                lambda view: isinstance(view.state, Stopped), Deadline.after(_PERIOD_S)
+                lambda view: isinstance(view.state, Stopped), Deadline.after(_TABLE_PERIOD_S)
             )
             try:
                 now = self._render()
@@ -90,9 +95,6 @@ class LiveTable:
             except Exception:  # noqa: BLE001 (the front end's; the training goes on without it)
                 _log.debug("The table of the cluster is not updated any more", exc_info=True)
                 return
-
-
-_LEFT = ' style="text-align:left"'
 
 
 def as_html(spec: ClusterSpec, world: World, view: View, tensorboard_url: str | None = None) -> str:
@@ -177,10 +179,6 @@ def _problem(view: View) -> str:
         return ""
     first, *_ = str(problem).splitlines() or [""]
     return f"<pre>{escape(f'{type(problem).__name__}: {first}')}</pre>"
-
-
-PERIOD_S = 0.25
-"""The bar is drawn this often; Spark's own stays away for half a second."""
 
 
 class FeedBar:

@@ -19,6 +19,9 @@ from typing import Generic, TypeVar
 
 from sparkdl.core.deadline import Deadline
 
+T = TypeVar("T")
+Thread = Callable[[Callable[[], None], str], threading.Thread]
+
 
 class Changed(RLock):  # type: ignore[misc]  # a class of C that may be derived from
     """Guards a state in a `with` statement; `wait_for` waits until something is true of it.
@@ -55,10 +58,6 @@ class Changed(RLock):  # type: ignore[misc]  # a class of C that may be derived 
             finally:
                 with self:
                     self._waiters.remove(waiter)
-
-
-T = TypeVar("T")
-Thread = Callable[[Callable[[], None], str], threading.Thread]
 
 
 def begin(job: Callable[[], T], name: str, thread: Thread) -> Future[T]:

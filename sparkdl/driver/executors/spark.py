@@ -51,6 +51,10 @@ from sparkdl.node.task import NODE_SCHEMA, NodeTask
 Explain = Callable[[BaseException], SparkdlError | None]
 
 
+_log = logging.getLogger(__name__)
+_JOIN_S = 5.0
+
+
 @contextmanager
 def explained(explain: Explain) -> Iterator[None]:
     """Raise the failure of the nodes that is behind an error, if one is."""
@@ -101,10 +105,6 @@ class ResultRdd(PipelinedRDD[Any, Any]):
 
 def _as_they_are(_partition: int, results: Iterable[Any]) -> Iterable[Any]:
     return results
-
-
-_log = logging.getLogger(__name__)
-_JOIN_S = 5.0
 
 
 class SparkExecutor:

@@ -35,6 +35,8 @@ from sparkdl.control.coverage import (
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.transfer.request import WHAT_TO_DO, other_data
 
+M = TypeVar("M", bound=Callable[..., Any])
+
 
 @dataclass(frozen=True)
 class FeedRequest:
@@ -159,9 +161,6 @@ def agreed(feed: str, before: CallShape, now: CallShape) -> CallShape:
             f"files, and there are {sum(now.rows.values())} now. {WHAT_TO_DO}"
         )
     return CallShape(now.partitions or before.partitions, {**before.rows, **now.rows})
-
-
-M = TypeVar("M", bound=Callable[..., Any])
 
 
 def _locked(method: M) -> M:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from sparkdl.control.coverage import UNKNOWN, CallShape
 from sparkdl.core.deadline import Deadline
@@ -28,7 +28,7 @@ from sparkdl.core.errors import ConfigError, FeedClosedError, SparkdlError
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.spec import ClusterSpec, InputMode
 from sparkdl.core.world import World
-from sparkdl.driver.controller import Controller
+from sparkdl.driver.controller import Controller, View
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import FeedRequest
 from sparkdl.driver.feeds.report import FeedReport
@@ -42,10 +42,6 @@ from sparkdl.driver.threads import run_aside
 from sparkdl.feed.parquet.paths import parquet_paths
 from sparkdl.feed.parquet.source import ParquetSource, list_files
 from sparkdl.feed.transfer.request import FeedSpec
-
-if TYPE_CHECKING:
-    from sparkdl.driver.controller import Controller, View
-    from sparkdl.driver.feeds.runner import FeedRunner
 
 _log = logging.getLogger(__name__)
 

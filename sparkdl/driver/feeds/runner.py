@@ -268,7 +268,12 @@ class FeedRunner:
                 self._cancelled.add((name, job))
                 self._spawner.submit(partial(self._executor.cancel_feeds, name))
             case FetchLines(node_id):
-                begin(partial(self._fetch, name, node_id), f"sparkdl-blame-{name}", _plain_thread)
+                threading.Thread(
+                    target=self._fetch,
+                    args=(name, node_id),
+                    name=f"sparkdl-blame-{name}",
+                    daemon=True,
+                ).start()
             case Answer():
                 self._answer(action)
             case KeepProblem(error):
@@ -387,10 +392,6 @@ def failure_behind(controller: Controller, error: BaseException) -> SparkdlError
             "are lazy, so run the action on them before the shutdown"
         )
     return failure
-
-
-def _plain_thread(run: Callable[[], None], name: str) -> threading.Thread:
-    return threading.Thread(target=run, name=name, daemon=True)
 
 
 def _nodes(view: View, feed: str) -> Nodes:

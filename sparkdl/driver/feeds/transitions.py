@@ -328,9 +328,8 @@ def _look_delivering(
         if now_s < state.deadline_s:
             return state, []
         return replace(state, deadline_s=now_s + CANCEL_S), [CancelJob(state.job)]
-    if _is_pointless(feed, run):  # the next generation's job needs the slots of this one
-        return _cancel(state, now_s)
-    if state.error is not None:
+    # The next generation's job needs the slots of this one.
+    if _is_pointless(feed, run) or state.error is not None:
         return _cancel(state, now_s)
     if not run.is_unwanted:
         return _watch(state, now_s)
@@ -494,7 +493,8 @@ def _go_on(
     feed: Feed, run: Run, now_s: float
 ) -> Step[Delivering | Reading | CuttingShort | Holding | Idle]:
     if run.is_unwanted:
-        return _end_early(feed, run, None, now_s)
+        end = _cut_short if run.epoch <= run.last else _hold
+        return end(feed, run, None, now_s)
     if run.epoch <= run.last:
         return _deliver(feed, run, "", now_s)
     if run.read_to < 0:
@@ -532,13 +532,6 @@ def _has_read(feed: Feed, run: Run) -> bool:
 
 
 # the end of a call
-
-
-def _end_early(
-    feed: Feed, run: Run, error: Exception | None, now_s: float
-) -> Step[CuttingShort | Holding | Idle]:
-    end = _cut_short if run.epoch <= run.last else _hold
-    return end(feed, run, error, now_s)
 
 
 def _cut_short(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step[CuttingShort]:

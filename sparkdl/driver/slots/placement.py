@@ -16,6 +16,15 @@ from dataclasses import dataclass
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import ClusterSpec, InputMode
 
+_GPU_ADVICE = (
+    ". Or leave out spark.task.resource.gpu.amount, so that feeding tasks need no GPU: nodes ask "
+    "Spark for their own"
+)
+LOOK_S = 2.0
+"""Between two counts."""
+LASTING_S = 5.0
+"""How long a count must last before it is reported: a lost executor may be replaced soon."""
+
 
 @dataclass(frozen=True)
 class Topology:
@@ -173,12 +182,6 @@ def stand(spec: ClusterSpec, placing: Placing, topology: Topology, others: int =
     return Standing(room, is_short, text)
 
 
-_GPU_ADVICE = (
-    ". Or leave out spark.task.resource.gpu.amount, so that feeding tasks need no GPU: nodes ask "
-    "Spark for their own"
-)
-
-
 def _check_room(nodes: int, topology: Topology, gpus: float) -> None:
     room = topology.room(topology.task_cpus, gpus)
     if room >= nodes or topology.is_dynamic:
@@ -246,12 +249,6 @@ def _asked_gpus(spec: ClusterSpec, topology: Topology) -> int | None:
     counts = [spec.gpus_of(node) for node in spec.nodes[spec.driver_nodes :]]
     most = max((count for count in counts if count is not None), default=0)
     return most if None not in counts or most > max(1.0, topology.task_gpus) else None
-
-
-LOOK_S = 2.0
-"""Between two counts."""
-LASTING_S = 5.0
-"""How long a count must last before it is reported: a lost executor may be replaced soon."""
 
 
 class SlotWatch:

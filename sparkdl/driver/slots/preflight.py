@@ -42,6 +42,13 @@ _DYNAMIC = "spark.dynamicAllocation.enabled"
 _SPLITS = ("spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism")
 
 
+_ARROW = "spark.sql.execution.arrow"
+_UNIX_SOCKETS_SINCE = (4, 1)
+_FEW_ROWS = 1000
+_MAX_VAR_NBYTES = 2**31
+_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
 def read_topology(spark: SparkSession, num_nodes: int, is_fed: bool) -> Topology | None:
     """Return the slots there are, having given executors a moment to register.
 
@@ -224,13 +231,6 @@ def _of(sc: SparkContext, cores: tuple[int, ...]) -> Topology:
         int(conf.get("spark.executor.resource.gpu.amount", "0") or 0) if has_resources else 0,
         float(conf.get("spark.task.resource.gpu.amount", "0") or 0) if has_resources else 0.0,
     )
-
-
-_ARROW = "spark.sql.execution.arrow"
-_UNIX_SOCKETS_SINCE = (4, 1)
-_FEW_ROWS = 1000
-_MAX_VAR_NBYTES = 2**31
-_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 @dataclass(frozen=True)
