@@ -155,7 +155,7 @@ class Gatherings:
         return [answer for number in list(self._values) for answer in self._ended(world, number)]
 
     def _ended(self, world: World, number: int) -> list[AllGathered]:
-        """Return the end of a gathering in a list; an empty one if it goes on."""
+        """Return the end of a gathering in a list; an empty one if it is not over."""
         values, members = self._values[number], _members(world)
         missing = [node for node in members if node not in values]
         problem = ""

@@ -102,7 +102,7 @@ class Controller:
     Args:
         on_log: called on the controller's thread with lines of the children's output.
         relaunch: called there to bring new agents for nodes; must not block.
-        checkpoint: what the first world goes on from.
+        checkpoint: what the first world resumes from.
         release: called there once no agent will come or go any more; must not block.
         forget_task: called there with each node whose task has ended in order; must not block.
     """

@@ -66,7 +66,7 @@ class Ending:
         return self._is_over
 
     def is_wanted(self) -> bool:
-        """Whether nobody has asked for the end."""
+        """Whether the end has not been asked for."""
         return self._asks.empty() and not self.is_asked
 
     def begin(self, start: Callable[[], Controller]) -> Controller:

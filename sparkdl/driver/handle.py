@@ -169,14 +169,14 @@ class Cluster:
     ) -> FeedQuery:
         """Stream a streaming DataFrame into the training; returns at once. See docs/streaming.md.
 
-        `ctx.batches` goes on over all micro-batches, and ends when the stream has. The query stops
-        when a node has called `terminate()`, all have returned or one has failed.
+        `ctx.batches` continues over all micro-batches, and ends when the stream has. The query
+        stops when a node has called `terminate()`, all have returned or one has failed.
 
         Args:
             name, to: see `feed`.
             timeout_s: seconds in which no row of a micro-batch that is being fed is received or
                 read before it is an error. While no data come no time counts.
-            checkpoint_location: where Spark keeps the offsets, to go on from after a restart.
+            checkpoint_location: where Spark keeps the offsets, to resume from after a restart.
             trigger: a processing time like `"10 seconds"`, or the argument of
                 `DataStreamWriter.trigger` in a dict, `{"availableNow": True}` for example.
             query_name: of the query.
@@ -279,7 +279,7 @@ class Cluster:
         Raises:
             NodeFailedError: if a node failed.
             ResultError: if a value cannot travel; the others are lost with it only here.
-            TimeoutError: if the time is over first; the cluster goes on.
+            TimeoutError: if the time is over first; the cluster runs on.
         """
         self.end_feeds()
         self.wait(timeout_s)
@@ -312,7 +312,7 @@ class Cluster:
             raise ResultError(f"the cluster was stopped before {running} had returned")
 
     def end_feeds(self, name: str | None = None) -> None:
-        """Stop streams, and tell the nodes that no more rows will come: of one feed, or of all.
+        """Stop streams, and announce to the nodes that no more rows will come: of one feed or all.
 
         After a restart it waits until the rows that no checkpoint covers have been fed again.
 
@@ -323,7 +323,7 @@ class Cluster:
         self._feeds.raise_problem()
 
     def reported(self, after: int = -1, timeout_s: float = 0.0) -> tuple[int, dict[str, float]]:
-        """Return step and metrics that rank 0 has told of last (`ctx.report`); step -1 for none.
+        """Return step and metrics that rank 0 has reported last (`ctx.report`); step -1 for none.
 
         Waits for a step beyond `after`: for `timeout_s`, or until `map_fun` has returned.
         """
@@ -392,7 +392,7 @@ class Cluster:
             raise ResultError(f"the cluster was aborted before {running} had returned")
 
     def abort(self) -> None:
-        """End all nodes at once, whoever waits for what. Raises nothing about their failures."""
+        """End all nodes at once, even if calls wait. Raises nothing about the nodes' failures."""
         self.ending.ask(0.0)
         self.ending.wait()
 

@@ -121,17 +121,17 @@ def launch(  # noqa: PLR0913 (one option, one name)
             turn: clusters of one program wait for one another's slots, in the order of their
             launches.
         feed_timeout: seconds without any row received or read until feeding is an error; also those
-            that a node waits for a feed of which nobody has brought a row yet.
+            that a node waits for the first row of a feed.
         feed_memory: bytes of received rows that a node holds before feeders wait; by default
             an eighth of the memory.
         feed_disk: bytes on its executor's local disk in which a node keeps rows beyond that, if
             later epochs are to read them again; by default a quarter of what is free.
         max_restarts: how often all nodes begin anew after a failure, at the last checkpoint; see
             docs/failures.md.
-        min_nodes: with how many to go on if lost ones do not come back; by default all.
+        min_nodes: with how many to continue if lost ones do not come back; by default all.
         elastic_timeout: seconds that a restart waits for lost nodes.
         checkpoint_dir: path or URL of the folder of `ctx.checkpoint`, which all nodes reach. If
-            there are checkpoints in it, the training goes on at the last one.
+            there are checkpoints in it, the training resumes at the last one.
         keep_checkpoints: how many of them are kept.
         hang_timeout: seconds without a step, a row or an exit until the stacks of all nodes are
             logged; `None` for no watch.

@@ -92,7 +92,7 @@ class LiveTable:
                 if now != shown:
                     update_display(now, raw=True, display_id=self._display_id)
                 shown = now
-            except Exception:  # noqa: BLE001 (the front end's; the training goes on without it)
+            except Exception:  # noqa: BLE001 (the front end's; the training does not need it)
                 _log.debug("The table of the cluster is not updated any more", exc_info=True)
                 return
 
@@ -105,11 +105,14 @@ def as_html(spec: ClusterSpec, world: World, view: View, tensorboard_url: str | 
         tensorboard_url: where TensorBoard answers.
     """
     feeds = sorted({feed for _, feed in view.feeds})
-    told = {node_id: active for node_id, active in view.activity.items() if active.step >= 0}
+    active = {node_id: each for node_id, each in view.activity.items() if each.step >= 0}
     head = ["node", "rank", "host", "pid", "state", *(f"feed {feed!r}" for feed in feeds)]
-    if told:
+    if active:
         head.append("step")
-    lines = [_line(head, "th"), *(_line(_cells(m, view, feeds, told), "td") for m in world.members)]
+    lines = [
+        _line(head, "th"),
+        *(_line(_cells(m, view, feeds, active), "td") for m in world.members),
+    ]
     return "".join(
         [
             f"<b>Cluster {escape(spec.cluster_id)}: {escape(status_of(view.state))}</b>",
@@ -143,7 +146,7 @@ def _what(spec: ClusterSpec) -> str:
 
 
 def _cells(
-    member: Member, view: View, feeds: Iterable[str], told: Mapping[int, NodeActive]
+    member: Member, view: View, feeds: Iterable[str], active: Mapping[int, NodeActive]
 ) -> Iterable[str]:
     node_id = member.node.node_id
     pid = view.pids.get(node_id)
@@ -151,11 +154,11 @@ def _cells(
     yield node_state(view, node_id)
     for feed in feeds:
         yield _progress(view.feeds.get((node_id, feed)))
-    if told:
-        yield _told(told.get(node_id))
+    if active:
+        yield _reported(active.get(node_id))
 
 
-def _told(active: NodeActive | None) -> str:
+def _reported(active: NodeActive | None) -> str:
     if active is None:
         return ""
     metrics = (f"{name} {value:.4g}" for name, value in active.metrics.items())

@@ -4,8 +4,8 @@ Runs in: driver
 
 Why not `threading.Condition`? An interrupt is raised wherever Python has just called something, or
 begins a function: also within `Condition.__enter__`, `__exit__` and `wait`, which are Python code,
-when the lock has been taken and nobody will release it. Every other thread then waits for ever, the
-cluster's own first of all. A lock of C in a `with` statement is released in any case.
+when the lock has been taken, and will never be released. Every other thread then waits for ever,
+the cluster's own first of all. A lock of C in a `with` statement is released in any case.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Outcome(Generic[T]):
         """Run the job, once."""
         try:
             self._result = job()
-        except BaseException as error:  # noqa: BLE001 (raised where somebody waits)
+        except BaseException as error:  # noqa: BLE001 (raised in `wait`)
             self._error = error
         with self._changed:
             self._is_there = True

@@ -108,7 +108,7 @@ def _as_they_are(_partition: int, results: Iterable[Any]) -> Iterable[Any]:
 
 
 class SparkExecutor:
-    """Starts nodes through `spark` and feeds through whoever calls `feed`.
+    """Starts nodes through `spark`; feeds in the threads that call `feed`.
 
     Args:
         profile: resources of a node's task; `None` for the session's defaults.
@@ -290,7 +290,7 @@ class SparkExecutor:
         self._cancel(self._feed_tag if feed is None else self._tag_of(feed))
 
     def hide_progress(self) -> None:
-        """Have Spark's bar do what it does whenever a job ends: leave, for half a second."""
+        """Hide Spark's bar for half a second, as it does itself whenever a job ends."""
         if self._context is not None:
             with suppress(Exception):  # Spark is gone, perhaps, or has another bar in this version
                 bar = self._context._jsc.sc().progressBar()

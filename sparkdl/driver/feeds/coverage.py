@@ -164,7 +164,7 @@ def agreed(feed: str, before: CallShape, now: CallShape) -> CallShape:
 
 
 def _locked(method: M) -> M:
-    """Have one thread at a time in a history."""
+    """Let one thread at a time into a history."""
 
     @wraps(method)
     def call(history: Any, *args: Any, **options: Any) -> Any:

@@ -4,9 +4,8 @@ Runs in: driver
 
 A stream feeds one micro-batch after the other, which the nodes read as one iteration:
 
-    who feeds    feed(batch) ───── feed(batch) ───────── idle ──────── feed(batch) ───── end
-    nodes        epoch, goes on │  epoch, goes on │  wait for more  │  epoch, goes on │  epoch of
-                                                                                        no rows
+    driver   feed(batch) ────── feed(batch) ────── idle ────────── feed(batch) ────── end
+    nodes    epoch, continues │ epoch, continues │ wait for more │ epoch, continues │ no rows
 
 At the end of each micro-batch all nodes know how many steps it has for everybody, so that none
 waits in a step for another one while the stream is idle.
@@ -128,7 +127,7 @@ class StreamFeed:
         """Feed one micro-batch; blocks until the nodes have read it.
 
         Returns:
-            Whether they have. If not, the stream is over: stopped, or nobody wants more.
+            Whether they have. If not, the stream is over: stopped, or no node wants more.
 
         Raises:
             SparkdlError: what `Cluster.feed` raises; then the stream is over as well.
@@ -200,7 +199,7 @@ class StreamFeed:
             if self._has_ended:
                 return
             self._has_ended = True
-            with suppress(SparkdlError):  # of a cluster that has ended: nobody reads
+            with suppress(SparkdlError):  # of a cluster that has ended: no node reads
                 ask = partial(StreamEndAsked, to=self._to)
                 self._runner.ask(self.name, ask)
             self._on_end()
@@ -262,7 +261,7 @@ class Feeds:
             )
 
     def feed_spec(self, name: str, timeout_s: float | None, to: str | None = None) -> FeedSpec:
-        """Return what feeders are told; `Cluster.feed` says what is raised."""
+        """Return the instructions of feeders; raises what `Cluster.feed` does."""
         self._open_runner().raise_problem()
         timeout = self._spec.settings.feed_timeout_s if timeout_s is None else timeout_s
         if timeout <= 0:
@@ -280,7 +279,7 @@ class Feeds:
         """Feed data, see `Cluster.feed`.
 
         Args:
-            show: a progress bar; `None` where somebody looks.
+            show: a progress bar; `None` for one on terminals and in notebooks.
         """
         self.feed_spec(name, request.timeout_s, request.to)  # raises what is wrong
         if request.epochs < 1:
@@ -324,7 +323,7 @@ class Feeds:
                     _log.warning("The query of feed %r did not stop", stream.name, exc_info=True)
 
     def end(self, name: str | None = None, timeout_s: float | None = None) -> None:
-        """Stop streams, and tell the nodes that a feed, or all, have ended: `FeedRunner.end`."""
+        """Stop streams, and announce the end of a feed, or of all, see `FeedRunner.end`."""
         self.stop_streams(name)
         if self._runner is not None:
             self._runner.end(name or EVERY, timeout_s)

@@ -26,7 +26,7 @@ class FeedReport:
         rows_padded: rows that it was given again to fill a step, see `tail` of `ctx.batches`.
         rows_dropped: rows that it was not given because they did not fill a step.
         rows_unused: rows that no node wanted, that a node received and did not read, or that it
-            carries to an epoch to come. Where nobody wants more, those that are left are counted
+            carries to an epoch to come. Where no node wants more, those that are left are counted
             for half a minute at most, and after a `terminate()` not at all; a log says so.
         passes: how many times the data has been read; further epochs came from the nodes' logs.
         rows_covered: rows that were fed before a restart, or in an earlier run, and that the
@@ -110,7 +110,7 @@ def report(
         least = "at least " * fed.is_cut
         why = why or "no node wanted them"
         warning = f"Feed {fed.feed!r}: {least}{unused} rows were not used: {why}"
-    told = FeedReport(
+    result = FeedReport(
         fed.epochs,
         rows,
         {name: since("steps", node_id) for node_id, name in names.items()},
@@ -121,7 +121,7 @@ def report(
         fed.passes,
         fed.rows_covered,
     )
-    return told, warning
+    return result, warning
 
 
 def covered_report(call: Call) -> FeedReport:

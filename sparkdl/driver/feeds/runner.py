@@ -72,7 +72,7 @@ from sparkdl.feed.transfer.request import FeederError, FeedSpec
 _log = logging.getLogger(__name__)
 
 EVERY = ""
-"""In place of a feed: all of them, those that nobody has used yet too."""
+"""In place of a feed: all of them, those that are not yet used too."""
 _BLAME_LINES = 10
 _FETCH_S = 5.0
 _CANCEL_S = 1.0
@@ -360,7 +360,7 @@ class FeedRunner:
             else:
                 fed = self._executor.feed(action.data, action.spec)
                 event = JobEnded(action.job, tuple(fed))
-        except Exception as error:  # noqa: BLE001 (raised where somebody waits for the call)
+        except Exception as error:  # noqa: BLE001 (raised in the call that waits for the job)
             # Spark raises its own errors: what the task raised is known by its name in their text.
             is_of_data = isinstance(error, (ConfigError, FeedTypeError))
             is_cut_off = FeederError.__name__ in f"{error!r} {error}"
@@ -398,7 +398,7 @@ def _nodes(view: View, feed: str) -> Nodes:
     """Return what concerns a feed in what is known of the cluster."""
     state = view.state
     counts: Mapping[int, Any] = {
-        node_id: told for (node_id, name), told in view.feeds.items() if name == feed
+        node_id: reported for (node_id, name), reported in view.feeds.items() if name == feed
     }
     return Nodes(
         generation=generation_of(state),

@@ -34,7 +34,7 @@ class Nodes:
         problem: why the cluster cannot be fed any more.
         has_failed: `problem` is a failure of the cluster, not its shutdown.
         has_finished: all nodes that finish the job have returned.
-        over: nodes that have returned, or that the others go on without.
+        over: nodes that have returned, or that the others continue without.
         counts: what each node has received and read, by node id.
         progress: counts the news of all feeds: a larger number means that rows have moved.
     """
@@ -147,7 +147,7 @@ class Run:
 
     Attributes:
         left: the epochs of which there are rows to feed.
-        spec: what feeders are told; its `epoch` is the number of the first of them.
+        spec: the instructions of feeders; its `epoch` is the number of the first of them.
         members: the nodes that are fed.
         before: what they had received and read when it began.
         covered: rows of the call that a checkpoint covered when it began.
@@ -335,7 +335,7 @@ class CuttingShort:
 
 @dataclass(frozen=True)
 class Holding:
-    """The call ends while nodes read epochs from their logs: they tell which one each reads."""
+    """The call ends while nodes read epochs from their logs: each says which one it reads."""
 
     feed: Feed
     run: Run
@@ -397,7 +397,7 @@ class LogFetched:
     """The last lines of a node's log, or none if it did not answer.
 
     Attributes:
-        unfed: which feeds are read that nobody has fed, in words.
+        unfed: which feeds are read and never fed, in words.
     """
 
     node_id: int

@@ -146,11 +146,11 @@ def _look_idle(state: Idle, now_s: float) -> Step[Idle | Opening | Delivering]:
         try:
             return _then(actions, _begin(feed, nodes.world, call, now_s))
         except SparkdlError as error:
-            feed, told = _broke(feed, call, error)
-            return Idle(feed), [*actions, *told]
+            feed, said = _broke(feed, call, error)
+            return Idle(feed), [*actions, *said]
     if feed.requests:
-        feed, told = _serve(feed, nodes.world)
-        return Idle(feed), [*actions, *told]
+        feed, said = _serve(feed, nodes.world)
+        return Idle(feed), [*actions, *said]
     return _idle(state, feed, generation), actions
 
 
@@ -445,7 +445,7 @@ def _cut(feed: Feed, run: Run, brought: Mapping[int, int], now_s: float) -> Step
 def _look_cutting(
     state: Cutting, now_s: float
 ) -> Step[Cutting | Delivering | Reading | CuttingShort | Holding | Idle]:
-    """Once all have counted, tell them how long the epoch is; go on with the next one."""
+    """Once all have counted, send them the length of the epoch; continue with the next one."""
     feed, run = state.feed, state.run
     cut = feed.nodes.staying(run.node_ids)
     silent = [node_id for node_id, count in cut.items() if count.cut < run.epoch]
@@ -565,13 +565,13 @@ def _look_cutting_short(state: CuttingShort, now_s: float) -> Step[CuttingShort 
 
 def _look_holding(state: Holding, now_s: float) -> Step[Holding | Idle]:
     run = state.run
-    told = state.feed.nodes.staying(run.node_ids)
-    has_told = [c.held == run.last or c.closed_to >= run.last for c in told.values()]
-    if now_s < state.deadline_s and not all(has_told):
+    counts = state.feed.nodes.staying(run.node_ids)
+    have_answered = [c.held == run.last or c.closed_to >= run.last for c in counts.values()]
+    if now_s < state.deadline_s and not all(have_answered):
         return state, []
     assert run.repeated is not None
     first, rows = run.repeated
-    reading = [c.reading for c in told.values() if c.held == run.last and c.closed_to < run.last]
+    reading = [c.reading for c in counts.values() if c.held == run.last and c.closed_to < run.last]
     mark = _mark(run, min(run.last, max([first, *reading])), rows)
     return _then([mark], _finish(state.feed, run, state.error))
 
@@ -594,18 +594,18 @@ def _finish(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
         left_by=feed.nodes.gone(run.node_ids),
     )
     names = {member.node.node_id: member.node.name for member in run.members}
-    told, warning = report(fed, names, run.before, feed.nodes.counts_of(run.node_ids))
+    result, warning = report(fed, names, run.before, feed.nodes.counts_of(run.node_ids))
     said = [Warn(warning)] if warning else []
     feed.history.fed(run.call, run.is_unwanted)
-    feed = _note_brought(feed, run, told.rows)
+    feed = _note_brought(feed, run, result.rows)
     head = feed.requests[0] if feed.requests else None
     if isinstance(head, FeedAsked) and head.call is run.call:
-        said.append(Answer(head.ticket, told))
+        said.append(Answer(head.ticket, result))
         feed = replace(feed, requests=feed.requests[1:])
-    elif told.rows_unused and not run.is_unwanted:
+    elif result.rows_unused and not run.is_unwanted:
         said.append(
             Warn(
-                f"Feed {feed.name!r}: {told.rows_unused} rows of an earlier call, which were fed "
+                f"Feed {feed.name!r}: {result.rows_unused} rows of an earlier call, which were fed "
                 "again after a restart, have not been used yet; they come first in the next "
                 "epoch, if there is one"
             )
@@ -665,7 +665,7 @@ def note_news(state: R, now_s: float) -> Step[R | Idle]:
 
 
 def _leave(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
-    """End a run whose generation is over: the call fails, or goes on with the next generation."""
+    """End a run whose generation is over: the call fails, or continues with the next generation."""
     problem = feed.nodes.problem or error
     return (Idle(feed), []) if problem is None else _finish(feed, run, problem)
 

@@ -5,11 +5,11 @@ Runs in: driver
     alone       ChildBroke ──▶ NewRound(generation, is_again) ──▶ Offer ──▶ Begin(world)
     detached    SlotsCounted: none left for feeding ──▶ Detach ──▶ AgentDetached ──▶ ForgetTask
 
-Roles whose failure is `alone` come back while the others go on. An evaluator may come back
+Roles whose failure is `alone` come back while the others continue. An evaluator may come back
 anywhere. A worker of parameter servers has to come back at its address, where the chief finds it,
 and without having lost rows that it was fed; otherwise all begin anew.
 
-A node that comes back takes a slot, whoever brings it. Where that leaves none for feeding, agents
+A node that comes back takes a slot, whatever brings it. Where that leaves none for feeding, agents
 are detached: the world's at once, and from then on those of each world as it begins, and those that
 join it later as they come. A node for which there is no room goes again, if `min_nodes` are there.
 """
@@ -43,7 +43,7 @@ from sparkdl.driver.lifecycle.state import (
 
 
 def continues_without(state: Running, failure: Failure, now_s: float) -> Step[Running] | None:
-    """Return what follows if the others go on; `None` if this is the failure of all.
+    """Return what follows if the others continue; `None` if this is the failure of all.
 
     Args:
         state: in which the node's agent, if that was lost, is gone already.
@@ -74,7 +74,7 @@ def continues_without(state: Running, failure: Failure, now_s: float) -> Step[Ru
 
 
 def may_fail_alone(roster: Roster, node: NodeSpec) -> bool:
-    """Whether the others may go on if this node fails."""
+    """Whether the others may continue if this node fails."""
     is_fed = node.role.is_fed and roster.spec.input_mode is InputMode.SPARK
     return node.role.failure == "alone" and not is_fed
 
@@ -82,7 +82,7 @@ def may_fail_alone(roster: Roster, node: NodeSpec) -> bool:
 def offered_alone(
     state: Running, agent_id: str, offer: Offer, now_s: float
 ) -> Step[Running | Failing] | None:
-    """Return what follows if this is the child that a node alone is to go on with."""
+    """Return what follows if this is the new child of a node that comes back alone."""
     node_id = state.roster.node_of(agent_id)
     if node_id not in state.alone or offer.generation != state.world.generation:
         return None
@@ -99,7 +99,7 @@ def offered_alone(
 
 
 def relaunch(state: State) -> list[Action]:
-    """Have missing nodes brought back, if they were there before."""
+    """Bring missing nodes back, if they were there before."""
     if not isinstance(state, (Gathering, Running)) or not has_begun(state):
         return []
     left = state.left if isinstance(state, Running) else ()
@@ -114,7 +114,7 @@ def has_begun(state: Gathering | Running) -> bool:
 
 
 def is_too_many(state: Gathering | Running, event: AgentJoined) -> bool:
-    """Whether an agent is to go at once: it would take a slot, and nobody needs it.
+    """Whether an agent is to go at once: it would take a slot, and is not needed.
 
     There is no room for its node; or that has an agent, which lives on without its task.
     """
@@ -128,13 +128,13 @@ def is_too_many(state: Gathering | Running, event: AgentJoined) -> bool:
 
 
 def refused(state: R, event: AgentJoined) -> Step[R]:
-    """Have an agent that is too many end, in order: its task is not repeated."""
+    """Stop an agent that is too many, in order, so that its task is not repeated."""
     node = state.roster.spec.nodes[event.hello.node_id]
     return state, [Send(event.hello.agent_id, Stop(0.0)), ForgetTask(node)]
 
 
 def detach(roster: Roster, agent_id: str | None = None) -> list[Action]:
-    """Have one agent or all give their slots back, if that is decided."""
+    """Make one agent or all give their slots back, if that is decided."""
     return [
         Send(agent.agent_id, Detach())
         for agent in roster.agents.values()
@@ -143,7 +143,7 @@ def detach(roster: Roster, agent_id: str | None = None) -> list[Action]:
 
 
 def detached(state: R, event: AgentDetached, now_s: float) -> Step[R]:
-    """Note that an agent's task ends; whoever stands by for it would hold a slot for nothing.
+    """Note that an agent's task ends; a standby for it would hold a slot for nothing.
 
     Not before: of attempts of one task, Spark ends the others when the first has ended.
     """

@@ -1,4 +1,4 @@
-"""Who is connected, and what survives the rounds of children. Pure.
+"""Which agents are connected, and what survives the rounds of children. Pure.
 
 Runs in: driver
 """
@@ -63,7 +63,7 @@ class Roster:
 
     @property
     def resume(self) -> Resume:
-        """Where the next world goes on."""
+        """Where the next world resumes."""
         return Resume(len(self.history.restarts_s), self.checkpoint)
 
     def node_of(self, agent_id: str) -> int | None:
@@ -141,7 +141,7 @@ class Roster:
                 done without, and one node has to train.
 
         Returns:
-            `None` if somebody is missing.
+            `None` if a node is missing.
         """
         addresses: dict[NodeSpec, Address] = {}
         for node in self.spec.nodes:

@@ -62,7 +62,7 @@ class Running:
     Attributes:
         returned: the nodes whose `map_fun` has returned.
         alone: nodes whose child is replaced by another in this world.
-        left: nodes that have failed, and without which the training goes on.
+        left: nodes that have failed, and without which the training continues.
     """
 
     roster: Roster
@@ -272,7 +272,7 @@ class Warn:
 
 @dataclass(frozen=True)
 class Relaunch:
-    """Bring new agents for these nodes, unless somebody does already."""
+    """Bring new agents for these nodes, unless some are on their way."""
 
     nodes: tuple[NodeSpec, ...]
 
@@ -311,7 +311,7 @@ def status_of(state: Any) -> str:
 
 
 def away_of(state: Any) -> frozenset[int]:
-    """Return the nodes that the others go on without, for now or for good."""
+    """Return the nodes that the others continue without, for now or for good."""
     return state.alone | state.left if isinstance(state, Running) else frozenset()
 
 
@@ -345,7 +345,7 @@ def failure_of(state: Any) -> SparkdlError | None:
     last = before_stop(state)
     if isinstance(last, Failed):
         return node_error(last.failures, last.note) if last.failures else last.problem
-    if last is not state and isinstance(last, Failing):  # and nobody decides any more
+    if last is not state and isinstance(last, Failing):  # and nothing will be decided any more
         return node_error(last.failures)
     if last is not state and isinstance(last, Gathering) and last.failures:
         return node_error(last.failures, "the cluster was stopped before all had begun anew")

@@ -70,7 +70,7 @@ from sparkdl.driver.lifecycle.state import (
 
 _MAX_NAMES = 5
 SETTLE_S = 0.3
-"""After a first failure, how long to wait for others: the one that is told of first need not be
+"""After a first failure, how long to wait for others: the one that is reported first need not be
 the one that happened first."""
 
 STAY_S = 3.0
@@ -78,7 +78,7 @@ STAY_S = 3.0
 
 
 def begin(spec: ClusterSpec, now_s: float, checkpoint: CheckpointRef | None = None) -> Gathering:
-    """Return the first state; its world goes on at `checkpoint`."""
+    """Return the first state; its world resumes at `checkpoint`."""
     roster = Roster(spec, checkpoint=checkpoint, is_detaching=spec.placement == "detached")
     return Gathering(roster, 0, now_s + spec.settings.reservation_timeout_s)
 
@@ -122,7 +122,7 @@ def _try_begin(state: Gathering, may_be_small: bool = False) -> Step[Gathering |
 
 
 def _gathering_joined(state: Gathering, event: AgentJoined, now_s: float) -> Step[Gathering]:
-    """Seat the agent; it brings a child for generation 0, so tell it of a later one."""
+    """Seat the agent; it brings a child for generation 0, so ask for a later one."""
     if is_too_many(state, event):
         return refused(state, event)
     gathering = replace(state, roster=state.roster.seated(Agent(event.hello)))
@@ -151,7 +151,7 @@ def _gathering_broke(state: Gathering, event: ChildBroke, now_s: float) -> Step[
 
 
 def _standby_broke(state: R, event: ChildBroke, now_s: float) -> Step[R]:
-    """Forget what a standby offered: it fails nobody, and cannot begin before the next round."""
+    """Forget what a standby offered: it harms no node, and cannot begin before the next round."""
     return replace(state, roster=state.roster.offering(event.agent_id, None)), []
 
 
@@ -259,9 +259,9 @@ def _running_offered(state: Running, event: AgentOffered, now_s: float) -> Step[
 
 
 def _running_joined(state: Running, event: AgentJoined, now_s: float) -> Step[Running]:
-    """Seat the agent; one that others wait for is told of the round.
+    """Seat the agent; one that others wait for is asked for a child of this round.
 
-    One that nobody waits for must not keep the slot that feeding needs until its world begins.
+    One that is not awaited must not keep the slot that feeding needs until its world begins.
     """
     if is_too_many(state, event):
         return refused(state, event)
@@ -351,7 +351,7 @@ def _failing_settled(
 def _decide(
     state: Gathering | Failing, failures: tuple[Failure, ...], now_s: float
 ) -> Step[Gathering | Failed]:
-    """Fail, or begin another round for whom failures left; who is missing is brought back."""
+    """Fail, or begin another round with the nodes that are left, and bring back the others."""
     roster, world, settings = state.roster, state.world, state.roster.spec.settings
     history = roster.history
     generation = state.world.generation if isinstance(state, Failing) else state.generation
@@ -407,7 +407,7 @@ def _roster_left(state: R, event: AgentLeft, now_s: float) -> Step[R]:
 
 
 def _let_go(state: R, event: DeadlinePassed, now_s: float) -> Step[R]:
-    """Have the agents go, those first that nobody reads results of any more."""
+    """Let the agents go; each stays until its results have been read."""
     roster, after = state.roster, replace(state, deadline_s=math.inf)
     stops = _to_all(roster, Stop(roster.spec.settings.grace_s, is_patient=True), standbys=True)
     return after, stops or [Release()]

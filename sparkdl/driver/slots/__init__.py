@@ -1,4 +1,4 @@
-"""Task slots: where nodes go, what is checked before, and who waits for room.
+"""Task slots: where nodes go, what is checked before, and the queue for them.
 
 Runs in: driver
 """

@@ -32,7 +32,7 @@ class Need:
     Attributes:
         cluster: its id.
         nodes: that Spark's tasks start.
-        slots: that these take, detached ones too: they use their cores, whoever has the slots.
+        slots: that these take, detached ones too: they use their cores even without a slot.
         is_feeding: it is fed, by tasks that need a slot beside those of attached nodes.
         room: how many nodes of this size fit at all; fewer than there are slots, if a node takes
             most of an executor.
@@ -92,7 +92,7 @@ class Gate:
             is_wanted: whether the cluster is still to be launched.
 
         Raises:
-            ReservationTimeoutError: if nobody made room in time.
+            ReservationTimeoutError: if there was no room in time.
             LaunchError: if it is not wanted any more.
         """
         starter = starter or threading.current_thread()
