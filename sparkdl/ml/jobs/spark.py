@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, JobFailedError, SparkdlError
-from sparkdl.core.jobs import named_jobs
+from sparkdl.core.jobs import named_jobs, raised_in_task
 from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.sums import Sum, added, joined, total
 from sparkdl.ml.jobs.task import STORED_SCHEMA, Forget, Store, Work
@@ -203,9 +203,7 @@ def _same(records: Iterable[Any]) -> Iterable[Any]:
 
 def _explained(error: Exception) -> SparkdlError:
     """Return what the Python of a task raised, as far as Spark's text tells it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    raised = [line for line in lines if "Error: " in line and not line.startswith(("at ", "py4j"))]
-    told = next(iter(raised), lines[0] if lines else type(error).__name__)
+    told = raised_in_task(error)
     kind, _, text = told.partition(": ")
     if kind.endswith("errors.ConfigError"):
         return ConfigError(text)
