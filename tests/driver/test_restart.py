@@ -145,8 +145,8 @@ def test_evaluator_that_dies_begins_anew_alone_and_a_last_time_is_left(
         train, nodes=2, eval_node=True, max_restarts=1, on_log=lines, input_mode="spark"
     ) as cluster:
         lines.wait_for("evaluating in world 0", 2)
+        trainer = processes()["worker:0"].child.pid  # it ends once it has been fed
         cluster.feed(range(8))
-        trainer = processes()["worker:0"].child.pid
         assert cluster.results(SOON_S) == [trainer, None]
         assert cluster.status() == "Finished"
     warnings = [r.message for r in caplog.records if r.levelno == logging.WARNING]
