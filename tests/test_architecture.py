@@ -86,9 +86,9 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
 MAX_LINES = 500
 MAX_FUNCTION_LINES = 60
 LONG_FILES = {  # longest each may become, and why it is one file
-    "driver/feeds/transitions.py": (930, "one table of transitions, read as a whole"),
+    "driver/feeds/transitions.py": (910, "one table of transitions, read as a whole"),
     "node/agent.py": (520, "performs every action of one state machine"),
-    "driver/lifecycle/transitions.py": (570, "one table of transitions, read as a whole"),
+    "driver/lifecycle/transitions.py": (550, "one table of transitions, read as a whole"),
 }
 LONG_FUNCTIONS = {  # and why each is one function
     "driver/launch.py:launch": "one option, one line: to declare it and to hand it on",

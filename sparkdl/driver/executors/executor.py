@@ -68,7 +68,7 @@ class Executor(Protocol):
     def forget_task(self, node: NodeSpec) -> None:
         """Note that the task of this node has ended in order: it will not start the node again."""
 
-    def feed(self, data: Any, order: FeedSpec) -> list[FedPartition]:
+    def feed(self, data: Any, spec: FeedSpec) -> list[FedPartition]:
         """Feed every partition of `data`; blocks until each is delivered or refused.
 
         Raises:
@@ -76,10 +76,10 @@ class Executor(Protocol):
             SparkdlError: if feeding failed.
         """
 
-    def infer(self, data: Any, order: FeedSpec, schema: Any, keep: bool | Sequence[str]) -> Any:
+    def infer(self, data: Any, spec: FeedSpec, schema: Any, keep: bool | Sequence[str]) -> Any:
         """Return what `Cluster.infer` does: lazily, where the executor can."""
 
-    def infer_rows(self, data: Any, order: FeedSpec) -> Any:
+    def infer_rows(self, data: Any, spec: FeedSpec) -> Any:
         """Return the results alone, one by one: lazily."""
 
     def thread(self, run: Callable[[], None], name: str) -> threading.Thread:

@@ -136,10 +136,10 @@ class LocalExecutor:
         on_broken: Callable[[SparkdlError], object],
     ) -> None:
         spec, node_id = launch.spec, node.node_id
-        order = AgentSpec(launch.url, launch.token, node_id, spec, "process", gpus=gpus)
+        agent_spec = AgentSpec(launch.url, launch.token, node_id, spec, "process", gpus=gpus)
         stderr = tempfile.TemporaryFile()  # noqa: SIM115 (the watcher closes it)
         try:
-            agent = start_agent(order, launch.payload, sys.path, stderr.fileno())
+            agent = start_agent(agent_spec, launch.payload, sys.path, stderr.fileno())
         except BaseException:
             stderr.close()
             raise
@@ -155,12 +155,12 @@ class LocalExecutor:
         watcher.start()
         self._threads.append(watcher)
 
-    def feed(self, data: Any, order: FeedSpec) -> list[FedPartition]:
+    def feed(self, data: Any, spec: FeedSpec) -> list[FedPartition]:
         """Feed every partition, a few at a time."""
         partitions = _partitions(data)
-        order.check_partitions(len(partitions))
-        feeders = [Feeder(order, number) for number in range(len(partitions))]
-        feed = (order.feed, threading.Event(), feeders)
+        spec.check_partitions(len(partitions))
+        feeders = [Feeder(spec, number) for number in range(len(partitions))]
+        feed = (spec.feed, threading.Event(), feeders)
         with self._lock:
             self._feeds.append(feed)
         pool = ThreadPoolExecutor(NUM_FEEDERS, thread_name_prefix="sparkdl-feeder")
@@ -181,19 +181,19 @@ class LocalExecutor:
                 self._feeds.remove(feed)
 
     def infer(
-        self, data: Any, order: FeedSpec, schema: Any, keep: bool | Sequence[str]
+        self, data: Any, spec: FeedSpec, schema: Any, keep: bool | Sequence[str]
     ) -> Iterator[Any]:
         """Return an iterator of results: there are no DataFrames here."""
         if schema is not None or keep is not True:
             raise ConfigError(
                 "schema= and keep= make a DataFrame, which needs Spark; leave them out"
             )
-        return self.infer_rows(data, order)
+        return self.infer_rows(data, spec)
 
-    def infer_rows(self, data: Any, order: FeedSpec) -> Iterator[Any]:
+    def infer_rows(self, data: Any, spec: FeedSpec) -> Iterator[Any]:
         """Yield one result per row, in order."""
         try:
-            yield from _answers(data, order)
+            yield from _answers(data, spec)
         except FeederError as error:
             problem = self._explain(error)
             if problem is None:
@@ -255,11 +255,11 @@ class LocalExecutor:
                 on_broken(problem.at_driver() if problem else LaunchError(text))
 
 
-def _answers(data: Any, order: FeedSpec) -> Iterator[Any]:
+def _answers(data: Any, spec: FeedSpec) -> Iterator[Any]:
     for number, partition in enumerate(_partitions(data)):
-        target = order.targets[number % len(order.targets)]
+        target = spec.targets[number % len(spec.targets)]
         for index, (_, group) in enumerate(groupby(_batches(partition), lambda b: b.schema)):
-            for results in exchange(order, f"{number}.{index}.{id(partition)}", target, group):
+            for results in exchange(spec, f"{number}.{index}.{id(partition)}", target, group):
                 yield from decode_results(results)
 
 

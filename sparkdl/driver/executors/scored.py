@@ -60,7 +60,7 @@ BY_DTYPE: dict[str, DataType] = {
 
 
 def scored(
-    frame: DataFrame, order: FeedSpec, schema: str | StructType | None, keep: Keep
+    frame: DataFrame, spec: FeedSpec, schema: str | StructType | None, keep: Keep
 ) -> DataFrame:
     """Return `frame` with columns of results; lazy, but for a few rows where `schema` is None.
 
@@ -68,16 +68,16 @@ def scored(
         ConfigError: if `schema` or `keep` cannot work; nothing was started.
     """
     kept = kept_columns(frame.columns, keep)
-    results = result_schema(schema) if schema is not None else _sampled(frame, order)
+    results = result_schema(schema) if schema is not None else _sampled(frame, spec)
     check_names([frame.columns[place] for place in kept], results.names)
-    task = InferColumns(order, tuple(frame.columns), kept, arrow_schema(results))
+    task = InferColumns(spec, tuple(frame.columns), kept, arrow_schema(results))
     fields = [*(frame.schema.fields[place] for place in kept), *results.fields]
     return by_place(frame).mapInArrow(task, StructType(fields))
 
 
-def encoded(frame: DataFrame, order: FeedSpec) -> DataFrame:
+def encoded(frame: DataFrame, spec: FeedSpec) -> DataFrame:
     """Return the results alone, lazily: Arrow IPC streams in a column `ipc`."""
-    return by_place(frame).mapInArrow(InferRows(order, tuple(frame.columns)), RESULT_SCHEMA)
+    return by_place(frame).mapInArrow(InferRows(spec, tuple(frame.columns)), RESULT_SCHEMA)
 
 
 def kept_columns(columns: Sequence[str], keep: Keep) -> tuple[int, ...]:
@@ -187,8 +187,8 @@ def _names(result: Any) -> tuple[str, ...]:
     return named or tuple(f"_{place}" for place in range(1, len(result) + 1))
 
 
-def _sampled(frame: DataFrame, order: FeedSpec) -> StructType:
-    rows = encoded(frame.limit(SAMPLE_ROWS), order).collect()
+def _sampled(frame: DataFrame, spec: FeedSpec) -> StructType:
+    rows = encoded(frame.limit(SAMPLE_ROWS), spec).collect()
     results = [result for row in rows for result in decode_results(bytes(row.ipc))]
     if not results:
         raise ConfigError(f"the DataFrame has no rows to tell the results' types. {_GIVE_SCHEMA}")

@@ -181,7 +181,7 @@ class SparkExecutor:
             self._wanted.put(there)
 
     def forget_task(self, node: NodeSpec) -> None:
-        """Note that the task of this node has ended in order, so that Spark does not repeat it."""
+        """Note that the task of this node has ended in spec, so that Spark does not repeat it."""
         with self._lock:
             for nodes in self._jobs.values():
                 nodes.discard(node)
@@ -231,16 +231,16 @@ class SparkExecutor:
             self._jobs[job] = carried
         job.start()
 
-    def feed(self, data: Any, order: FeedSpec) -> list[FedPartition]:
+    def feed(self, data: Any, spec: FeedSpec) -> list[FedPartition]:
         """Run one Spark job in the calling thread, with its local properties."""
-        first, last = order.epoch, max(order.epoch, order.last_epoch)
+        first, last = spec.epoch, max(spec.epoch, spec.last_epoch)
         epochs = f"epochs {first}-{last}" if last > first else f"epoch {first}"
-        what = f"feed {order.feed!r}, {epochs}"
-        tags = (self._feed_tag, self._tag_of(order.feed))
+        what = f"feed {spec.feed!r}, {epochs}"
+        tags = (self._feed_tag, self._tag_of(spec.feed))
         if isinstance(data, RDD):
-            order.check_partitions(data.getNumPartitions())
+            spec.check_partitions(data.getNumPartitions())
             with self._jobs_of(what, *tags):
-                return data.mapPartitions(FeedRdd(order)).collect()
+                return data.mapPartitions(FeedRdd(spec)).collect()
         if not _is_dataframe(data):
             raise ConfigError(
                 f"a {type(data).__module__}.{type(data).__name__} cannot be fed; "
@@ -249,10 +249,10 @@ class SparkExecutor:
         if data.isStreaming:
             raise ConfigError("a streaming DataFrame is fed with cluster.train_stream")
         with self._jobs_of(what, *tags):
-            rows = data.mapInArrow(FeedDataFrame(order), FED_SCHEMA).collect()
+            rows = data.mapInArrow(FeedDataFrame(spec), FED_SCHEMA).collect()
         return [fed_partition(row.partition, row.rows, row.refused, row.num_rows) for row in rows]
 
-    def infer(self, data: Any, order: FeedSpec, schema: Any, keep: Keep) -> Any:
+    def infer(self, data: Any, spec: FeedSpec, schema: Any, keep: Keep) -> Any:
         """Return a DataFrame for a DataFrame; for an RDD an RDD, or a DataFrame of `schema`."""
         if _is_dataframe(data):
             # The results' types may take a job.
@@ -260,24 +260,24 @@ class SparkExecutor:
                 explained(self._explain),
                 named_jobs(self._spark, self._group, "scoring, first rows"),
             ):
-                return scored(data, order, schema, keep)
+                return scored(data, spec, schema, keep)
         if keep is not True:
             raise ConfigError(
                 "keep= names columns of a DataFrame, and an RDD has none; leave it out"
             )
-        results = self.infer_rows(data, order)
+        results = self.infer_rows(data, spec)
         if schema is None:
             return results
         columns = result_schema(schema, only="value")
         rows = results.map(one_column if len(columns) == 1 else plain_row)
         return self._spark.createDataFrame(rows, columns)
 
-    def infer_rows(self, data: Any, order: FeedSpec) -> Any:
+    def infer_rows(self, data: Any, spec: FeedSpec) -> Any:
         """Return an RDD of results."""
         if isinstance(data, RDD):
-            return ResultRdd.of(data.mapPartitions(InferRdd(order)), self._explain)
+            return ResultRdd.of(data.mapPartitions(InferRdd(spec)), self._explain)
         if _is_dataframe(data):
-            answers = encoded(data, order).rdd.flatMap(_decode_row)
+            answers = encoded(data, spec).rdd.flatMap(_decode_row)
             return ResultRdd.of(answers, self._explain)
         raise ConfigError(f"inference takes a DataFrame or an RDD, not {type(data).__name__}")
 
