@@ -22,7 +22,7 @@ def declared_steps_only(*tables: dict[Any, Callable[..., Any]]) -> Any:
     def check() -> Iterator[None]:
         before = [dict(table) for table in tables]
         for table in tables:
-            table.update({key: _checked(key, handler) for key, handler in table.items()})
+            table.update({key: checked(key, handler) for key, handler in table.items()})
         yield
         for table, handlers in zip(tables, before, strict=True):
             table.update(handlers)
@@ -30,7 +30,8 @@ def declared_steps_only(*tables: dict[Any, Callable[..., Any]]) -> Any:
     return check
 
 
-def _checked(key: Any, handler: Callable[..., Any]) -> Callable[..., Any]:
+def checked(key: Any, handler: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the handler; it raises where it leads to a state that its type does not name."""
     declared = next_states(handler, key[0] if isinstance(key, tuple) else key)
 
     @wraps(handler)

@@ -1,4 +1,4 @@
-"""What is fed to whom: calls, epochs, streams, and what of them a new generation is still to have.
+"""The feeds of a cluster: calls, epochs, streams, and what a new generation still has to be fed.
 
 Runs in: driver
 """
