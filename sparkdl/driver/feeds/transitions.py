@@ -107,7 +107,7 @@ def step(state: State, event: Event, now_s: float) -> Step[State]:
     """
     after, actions = transition(TRANSITIONS, state, event, now_s)
     before = None
-    while after is not before:
+    while after is not before:  # a look that finds nothing to do returns the very same state
         before = after
         after, more = _look(before, now_s)
         actions = [*actions, *more]
