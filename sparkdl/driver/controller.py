@@ -60,7 +60,7 @@ from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.driver.feeds.report import gone_beyond
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.roster import Roster
-from sparkdl.driver.lifecycle.state import generation_of, is_empty
+from sparkdl.driver.lifecycle.state import failure_of, generation_of, is_empty
 from sparkdl.driver.lifecycle.transitions import begin, step
 from sparkdl.driver.threads import Changed
 from sparkdl.node.check import Problem
@@ -288,6 +288,11 @@ class Controller:
     def left(self, agent_id: str, reason: str) -> None:
         """An agent's connection has ended."""
         self._handle(states.AgentLeft(agent_id, reason, self.wall_s()))
+
+    def cause(self) -> str:
+        """Return why the cluster has failed, for a feeder that no node answers; empty if not."""
+        failure = failure_of(self.view.state)
+        return str(failure) if failure else ""
 
     # On the loop.
 

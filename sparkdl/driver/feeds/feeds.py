@@ -250,7 +250,10 @@ class Feeds:
         """The last micro-batch that the nodes had whole, by feed and query."""
         self._is_closed = False
         settings = self._spec.settings
-        self._feed_spec = FeedSpec("", 0, "", (), token, settings.feed_timeout_s)
+        coordinator = controller.address.url if controller.address else ""
+        self._feed_spec = FeedSpec(
+            "", 0, "", (), token, settings.feed_timeout_s, coordinator=coordinator
+        )
         if settings.max_restarts:
             patience_s = settings.elastic_timeout_s + 2 * MAX_BACKOFF_S
             self._feed_spec = replace(self._feed_spec, patience_s=patience_s)
