@@ -10,13 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from sparkdl.driver.lifecycle.outcome import has_ended
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import LaunchError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.controller import Controller
-from sparkdl.driver.lifecycle.state import LaunchBroke
+from sparkdl.driver.lifecycle.state import LaunchBroke, has_ended
 from sparkdl.feed.adapters.tfos import DataFeed
 from sparkdl.feed.infer.client import _Partition, exchange
 from sparkdl.feed.infer.exchange import CLUSTER_FAILED
