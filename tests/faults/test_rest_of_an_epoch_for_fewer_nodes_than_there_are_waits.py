@@ -76,7 +76,7 @@ def test_rest_comes_first_in_the_next_epoch_with_every_tail() -> None:
         coverage[feed] = FeedCoverage(0, {0: epochs})
         wanted[feed] = rest
     with launch(iterations, feeds, NODES) as cluster:
-        cluster._feeds.books.restore(coverage)
+        cluster._controller.checkpoints.coverage.restore(coverage)
         for feed, _ in feeds:
             told[feed] = cluster.feed(table(rows), epochs=2, name=feed)
             cluster.end_feeds(feed)
