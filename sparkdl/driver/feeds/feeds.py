@@ -99,23 +99,15 @@ class StreamFeed:
     """
 
     def __init__(
-        self,
-        name: str,
-        to: str | None,
-        controller: Controller,
-        runner: FeedRunner,
-        feed: Callable[[Any], FeedReport],
-        fed_batches: dict[str, int],
-        on_end: Callable[[], None],
+        self, feeds: Feeds, runner: FeedRunner, name: str, timeout_s: float | None, to: str | None
     ) -> None:
         self.name = name
         self.error: Exception | None = None
-        self._controller = controller
-        self._to = to
+        self._feeds = feeds
+        self._controller = feeds.controller
         self._runner = runner
-        self._feed = feed
-        self._fed_batches = fed_batches
-        self._on_end = on_end
+        self._timeout_s = timeout_s
+        self._to = to
         self._stopped = threading.Event()
         self._end_lock = threading.Lock()
         self._has_ended = False
@@ -135,7 +127,8 @@ class StreamFeed:
         if not self.is_wanted():
             return False
         try:
-            report = self._feed(data)
+            request = FeedRequest(data, 1, self._timeout_s, self._to, is_micro_batch=True)
+            report = self._feeds.feed_micro_batch(self.name, request)
         except Exception as error:
             self.error = error
             self._stopped.set()
@@ -150,12 +143,13 @@ class StreamFeed:
 
         Spark repeats the last micro-batch of a query that ended before it was committed.
         """
-        if batch_id <= self._fed_batches.get(query_id, -1):
+        fed_batches = self._feeds.fed_batches.setdefault(self.name, {})
+        if batch_id <= fed_batches.get(query_id, -1):
             _log.info("Feed %r has had micro-batch %d already", self.name, batch_id)
             return True
         if not self.feed(data):
             return False
-        self._fed_batches[query_id] = batch_id
+        fed_batches[query_id] = batch_id
         return True
 
     def is_wanted(self) -> bool:
@@ -202,7 +196,7 @@ class StreamFeed:
             with suppress(SparkdlError):  # of a cluster that has ended: no node reads
                 ask = partial(StreamEndAsked, to=self._to)
                 self._runner.ask(self.name, ask)
-            self._on_end()
+            self._feeds.forget_stream(self.name)
 
     def _watch(self) -> None:
         while not self._stopped.is_set():
@@ -242,11 +236,11 @@ class Feeds:
         self, controller: Controller, executor: Executor, token: str, world: Callable[[], World]
     ) -> None:
         self._spec = controller.spec
-        self._controller = controller
+        self.controller = controller
         self._executor = executor
         self._world = world
         self._streams: dict[str, StreamFeed] = {}
-        self._fed_batches: dict[str, dict[str, int]] = {}
+        self.fed_batches: dict[str, dict[str, int]] = {}
         """The last micro-batch that the nodes had whole, by feed and query."""
         self._is_closed = False
         settings = self._spec.settings
@@ -301,20 +295,18 @@ class Feeds:
         """Return what feeds a stream, see `Cluster.open_stream`."""
         self._check_no_stream(name)
         self.feed_spec(name, timeout_s, to)  # raises what is wrong
-
-        def feed(data: Any) -> FeedReport:
-            self.feed_spec(name, timeout_s, to)
-            return self._call(name, FeedRequest(data, 1, timeout_s, to, is_micro_batch=True), False)
-
-        fed_batches = self._fed_batches.setdefault(name, {})
-
-        def forget() -> None:
-            self._streams.pop(name, None)
-
-        runner = self._open_runner()
-        stream = StreamFeed(name, to, self._controller, runner, feed, fed_batches, forget)
+        stream = StreamFeed(self, self._open_runner(), name, timeout_s, to)
         self._streams[name] = stream
         return stream
+
+    def feed_micro_batch(self, name: str, request: FeedRequest) -> FeedReport:
+        """Feed one micro-batch of a stream."""
+        self.feed_spec(name, request.timeout_s, request.to)  # raises what is wrong
+        return self._call(name, request, False)
+
+    def forget_stream(self, name: str) -> None:
+        """Note that the stream of a feed has ended: it can be fed otherwise."""
+        self._streams.pop(name, None)
 
     def stop_streams(self, name: str | None = None) -> None:
         """Stop the stream of one feed, or all streams, and their queries."""
@@ -357,7 +349,7 @@ class Feeds:
             )
         if self._is_closed:
             raise FeedClosedError("the cluster has been shut down")
-        if failure := self._controller.look(lambda view: failure_of(view.state)):
+        if failure := self.controller.look(lambda view: failure_of(view.state)):
             raise failure
         return self._runner
 
@@ -387,7 +379,7 @@ class Feeds:
 
     def _show_rows(self, name: str, bar: FeedBar, is_last: bool = False) -> None:
         first = self._world().members[0].node.node_id
-        counts, now = self._controller.look(
+        counts, now = self.controller.look(
             lambda view: (dict(view.feeds), view.activity.get(first))
         )
         rows = sum(each.rows_consumed for (_, feed), each in counts.items() if feed == name)
