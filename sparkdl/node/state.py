@@ -21,8 +21,8 @@ from typing import Any, Literal
 
 from sparkdl.control.channel import Returned
 from sparkdl.core.checkpoint import FIRST_TIME, Resume
-from sparkdl.core.errors import IllegalTransitionError
 from sparkdl.core.failure import Failure, signal_name
+from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import World
 from sparkdl.feed.infer.exchange import CLUSTER_FAILED
 
@@ -258,14 +258,7 @@ def step(state: State, event: Event, now_s: float) -> Step:
     Raises:
         IllegalTransitionError: if the state has no transition for the event.
     """
-    handler = TRANSITIONS.get((type(state), type(event)))
-    if handler is None:
-        raise IllegalTransitionError(f"{type(event).__name__} in {type(state).__name__}")
-    return handler(state, event, now_s)
-
-
-def _stay(state: State, event: Event, now_s: float) -> Step:
-    return state, []
+    return transition(TRANSITIONS, state, event, now_s)
 
 
 def _ready_world(state: Ready, event: WorldBegan, now_s: float) -> Step:
@@ -378,7 +371,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Ready, ChildStopAsked): _child_stop,
     (Ready, StopAsked): _stop,
     (Ready, Orphaned): _orphaned,
-    (Begun, WorldBegan): _stay,
+    (Begun, WorldBegan): stay,
     (Begun, ChildEnteredMapFun): _entered,
     (Begun, ChildSaidHowItEnded): _said,
     (Begun, ChildExited): _exited_unsaid,
@@ -386,34 +379,34 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
     (Begun, ChildStopAsked): _child_stop,
     (Begun, StopAsked): _stop,
     (Begun, Orphaned): _orphaned,
-    (Leaving, WorldBegan): _stay,
+    (Leaving, WorldBegan): stay,
     (Leaving, ChildExited): _leaving_exited,
     (Leaving, RoundAsked): _round,
     (Leaving, ChildStopAsked): _child_stop,
     (Leaving, StopAsked): _stop,
     (Leaving, Orphaned): _orphaned,
     (Leaving, DeadlinePassed): _leaving_expired,
-    (Ending, WorldBegan): _stay,
-    (Ending, ChildEnteredMapFun): _stay,
-    (Ending, ChildSaidHowItEnded): _stay,
+    (Ending, WorldBegan): stay,
+    (Ending, ChildEnteredMapFun): stay,
+    (Ending, ChildSaidHowItEnded): stay,
     (Ending, ChildExited): _ending_exited,
     (Ending, RoundAsked): _ending_round,
-    (Ending, ChildStopAsked): _stay,
+    (Ending, ChildStopAsked): stay,
     (Ending, StopAsked): _ending_stop,
     (Ending, Orphaned): _orphaned,
     (Ending, DeadlinePassed): _ending_expired,
-    (Idle, WorldBegan): _stay,
+    (Idle, WorldBegan): stay,
     (Idle, RoundAsked): _idle_round,
     (Idle, ChildStopAsked): _idle_child_stop,
     (Idle, StopAsked): _idle_stop,
     (Idle, Orphaned): _orphaned,
-    (Gone, WorldBegan): _stay,
-    (Gone, ChildEnteredMapFun): _stay,
-    (Gone, ChildSaidHowItEnded): _stay,
-    (Gone, ChildExited): _stay,
-    (Gone, RoundAsked): _stay,
-    (Gone, ChildStopAsked): _stay,
-    (Gone, StopAsked): _stay,
-    (Gone, Orphaned): _stay,
+    (Gone, WorldBegan): stay,
+    (Gone, ChildEnteredMapFun): stay,
+    (Gone, ChildSaidHowItEnded): stay,
+    (Gone, ChildExited): stay,
+    (Gone, RoundAsked): stay,
+    (Gone, ChildStopAsked): stay,
+    (Gone, StopAsked): stay,
+    (Gone, Orphaned): stay,
 }
-"""Every legal pair of state and event; `_stay`: the event is expected and means nothing."""
+"""Every legal pair of state and event; `stay`: the event is expected and means nothing."""
