@@ -11,10 +11,9 @@ import msgspec
 
 from sparkdl.control.coverage import FeedCoverage
 from sparkdl.control.messages import CheckpointCommit, CheckpointDone, CheckpointPart
-from sparkdl.core.checkpoint import CheckpointRef
-from sparkdl.core.world import World
+from sparkdl.core.world import CheckpointRef, World
 from sparkdl.driver.feeds.coverage import CoverageStore
-from sparkdl.node.checkpoint.manifest import Manifest
+from sparkdl.node.checkpoint_store import Manifest
 
 
 class Checkpoints:

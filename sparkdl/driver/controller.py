@@ -45,10 +45,10 @@ from sparkdl.control.messages import (
     ToAgent,
 )
 from sparkdl.control.server import CoordinatorServer, ServerAddress
-from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import IllegalTransitionError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
+from sparkdl.core.world import CheckpointRef
 from sparkdl.driver.changed import Changed
 from sparkdl.driver.checkpoints import Checkpoints
 from sparkdl.driver.feeds.coverage import CoverageStore
@@ -59,7 +59,7 @@ from sparkdl.driver.lifecycle.outcome import generation_of, is_empty
 from sparkdl.driver.lifecycle.roster import Roster
 from sparkdl.driver.lifecycle.transitions import begin, step
 from sparkdl.driver.pending_requests import PendingRequest, PendingRequests, Question
-from sparkdl.node.check import Problem
+from sparkdl.node.task import Problem
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

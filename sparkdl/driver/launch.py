@@ -29,7 +29,7 @@ from sparkdl.driver.lifecycle.outcome import failure_of, has_ended
 from sparkdl.driver.payload import pickle_user_code
 from sparkdl.driver.resume import at_newest_checkpoint
 from sparkdl.driver.show.progress import print_beside
-from sparkdl.frameworks.registry import framework_named
+from sparkdl.frameworks.framework import framework_named
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

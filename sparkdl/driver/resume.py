@@ -14,7 +14,7 @@ from sparkdl.core.paths import absolute_url
 from sparkdl.core.spec import ClusterSpec
 
 if TYPE_CHECKING:
-    from sparkdl.node.checkpoint.store import Found
+    from sparkdl.node.checkpoint_store import Found
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def at_newest_checkpoint(spec: ClusterSpec) -> tuple[ClusterSpec, Found | None]:
         return spec, None
     if not spec.checkpoint_dir:
         raise ConfigError("checkpoint_dir='': give a path or a URL, or None for no checkpoints")
-    from sparkdl.node.checkpoint.places import open_store
+    from sparkdl.node.checkpoint_store import open_store
 
     url = absolute_url(spec.checkpoint_dir, spec.default_fs, spec.working_dir)
     store = open_store(url)

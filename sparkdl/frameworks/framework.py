@@ -1,15 +1,16 @@
-"""What sparkdl asks of a deep-learning framework.
+"""What sparkdl asks of a deep-learning framework, and the frameworks there are.
 
 Runs in: child, driver
 
-A framework is one file with one subclass, and one row in `frameworks/registry.py`. No method may
-import the framework at the driver; `import_modules` and what follows it run in the child only.
+A framework is one file with one subclass of `Framework`, and one row in `_FRAMEWORKS`. No method
+may import the framework at the driver; `import_modules` and what follows it run in the child only.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
 
 import psutil
@@ -98,3 +99,33 @@ def shared_cores(world: World, member: Member) -> int | None:
         return None
     cores = len(psutil.Process().cpu_affinity()) if psutil.LINUX else psutil.cpu_count() or 1
     return max(1, cores // on_host)
+
+
+_FRAMEWORKS = {
+    "jax": "sparkdl.frameworks.jax:Jax",
+    "plain": "sparkdl.frameworks.framework:Framework",
+    "tensorflow": "sparkdl.frameworks.tensorflow:TensorFlow",
+    "torch": "sparkdl.frameworks.torch:Torch",
+}
+
+
+def framework_named(name: str) -> Framework:
+    """Return the framework called `name`, or the one at `module:Class`, which may be anybody's.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    module, _, cls = _FRAMEWORKS.get(name, name).partition(":")
+    if not cls:
+        known = ", ".join(sorted(_FRAMEWORKS))
+        raise ConfigError(
+            f"framework={name!r} is not known; choose one of {known}, or name your own subclass of "
+            "sparkdl.frameworks.framework.Framework as 'module:Class'"
+        )
+    try:
+        kind = getattr(import_module(module), cls)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"framework={name!r} cannot be imported: {error}") from error
+    if not (isinstance(kind, type) and issubclass(kind, Framework)):
+        raise ConfigError(f"framework={name!r} is no sparkdl.frameworks.framework.Framework")
+    return kind()

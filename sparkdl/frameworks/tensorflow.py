@@ -13,8 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
-from sparkdl.core.roles import CHIEF, EVALUATOR
-from sparkdl.core.spec import ClusterSpec
+from sparkdl.core.spec import CHIEF, EVALUATOR, ClusterSpec
 from sparkdl.core.world import Member, World
 from sparkdl.feed.adapters.mesh import axis_sizes
 from sparkdl.frameworks.framework import Framework, OpenFeed

@@ -65,7 +65,7 @@ class StatusLine(msgspec.Struct, frozen=True):
 
 
 def start_agent(
-    order: AgentSpec, payload: bytes, python_path: list[str], stderr: int
+    agent_spec: AgentSpec, payload: bytes, python_path: list[str], stderr: int
 ) -> subprocess.Popen[bytes]:
     """Start an agent with this interpreter; its standard input stays open in `stdin`."""
     process = subprocess.Popen(
@@ -77,7 +77,7 @@ def start_agent(
         start_new_session=True,
     )
     assert process.stdin is not None
-    body = msgspec.json.encode(order)
+    body = msgspec.json.encode(agent_spec)
     try:
         process.stdin.write(_LENGTHS.pack(len(body), len(payload)) + body + payload)
         process.stdin.flush()
@@ -94,7 +94,7 @@ def tail_of(stderr: IO[bytes]) -> str:
     return stderr.read().decode(errors="replace").strip()
 
 
-def read_order(stream: BinaryIO) -> tuple[AgentSpec, bytes]:
+def read_spec(stream: BinaryIO) -> tuple[AgentSpec, bytes]:
     """Read what `start_agent` wrote, and no byte more.
 
     Raises:
@@ -108,7 +108,7 @@ def read_order(stream: BinaryIO) -> tuple[AgentSpec, bytes]:
 def _read(stream: BinaryIO, nbytes: int) -> bytes:
     data = stream.read(nbytes)
     if len(data) < nbytes:
-        raise ProtocolError("an agent was started without an order on its standard input")
+        raise ProtocolError("an agent was started without an AgentSpec on its standard input")
     return data
 
 

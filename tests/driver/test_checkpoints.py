@@ -7,12 +7,11 @@ import pytest
 
 from sparkdl.control.coverage import EpochRows, FeedCoverage
 from sparkdl.control.messages import CheckpointCommit, CheckpointDone, CheckpointPart
-from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.spec import plan_nodes
-from sparkdl.core.world import Address, World, build_world
+from sparkdl.core.world import Address, CheckpointRef, World, build_world
 from sparkdl.driver.checkpoints import Checkpoints
 from sparkdl.driver.feeds.coverage import CoverageStore
-from sparkdl.node.checkpoint.manifest import Manifest
+from sparkdl.node.checkpoint_store import Manifest
 
 AT_S = 1e9
 

@@ -8,11 +8,10 @@ import psutil
 import pytest
 
 from sparkdl.core.errors import FrameworkMissingError
-from sparkdl.core.roles import WORKER
-from sparkdl.core.spec import ClusterSpec, NodeSpec
+from sparkdl.core.spec import WORKER, ClusterSpec, NodeSpec
 from sparkdl.core.world import Address, build_world
+from sparkdl.frameworks.framework import framework_named
 from sparkdl.frameworks.jax import Jax
-from sparkdl.frameworks.registry import framework_named
 
 
 def test_registry_knows_jax() -> None:

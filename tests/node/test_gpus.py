@@ -17,6 +17,7 @@ import pytest
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.node import gpus
 from sparkdl.node.gpus import (
+    Gpu,
     GpuShare,
     allowed_gpus,
     claim_gpu,
@@ -24,7 +25,6 @@ from sparkdl.node.gpus import (
     share_gpus,
     split_gpus,
 )
-from sparkdl.node.nvml import Gpu
 from tests.doubles.nodes import SOON_S
 from tests.doubles.nvml import Device, Nvml, new_uuid
 

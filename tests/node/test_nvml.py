@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sparkdl.core.errors import FrameworkMissingError
-from sparkdl.node import nvml
-from sparkdl.node.nvml import Gpu, has_driver, list_gpus, open_nvml
+from sparkdl.node import gpus
+from sparkdl.node.gpus import Gpu, has_driver, list_gpus, open_nvml
 from tests.doubles.nvml import Device, Nvml
 
 
@@ -69,5 +69,5 @@ def test_a_driver_is_known_by_its_device(
     device = tmp_path / "nvidiactl"
     if is_there:
         device.touch()
-    monkeypatch.setattr(nvml, "_DEVICES", (str(device),))
+    monkeypatch.setattr(gpus, "_DEVICES", (str(device),))
     assert has_driver() == is_there

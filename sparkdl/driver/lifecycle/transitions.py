@@ -23,10 +23,10 @@ from dataclasses import replace
 from typing import Any
 
 from sparkdl.control.messages import Begin, NewRound, Stop, StopChild, ToAgent
-from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.errors import IllegalTransitionError, ReservationTimeoutError
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec, NodeSpec
+from sparkdl.core.world import CheckpointRef
 from sparkdl.driver.lifecycle.independent_restart import (
     goes_on_without,
     may_fail_alone,

@@ -21,7 +21,7 @@ from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
 from sparkdl.core.spec import ClusterSpec, InputMode
 from sparkdl.driver.slots.placement import Placing, Standing, Topology, stand
 from sparkdl.driver.slots.queue import Need, Turn, gate_of
-from sparkdl.node.check import parse_problem
+from sparkdl.node.task import parse_problem
 
 _log = logging.getLogger(__name__)
 
