@@ -33,9 +33,9 @@ class Role:
             other nodes are stopped then.
         wants_gpu: is given a GPU where there are any.
         is_server: runs a server of the framework until it is stopped; `map_fun` is not called.
-        is_expendable: the cluster can go on with fewer such nodes, if `min_nodes` allows.
+        is_expendable: the cluster can continue with fewer such nodes, if `min_nodes` allows.
         failure: what follows if such a node fails. `fatal`: all nodes begin anew, or the cluster
-            fails. `alone`: it begins anew by itself, in the same world.
+            fails. `alone`: it restarts by itself, in the same world.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Role:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the training cannot go on without such a node."""
+        """Whether the training cannot continue without such a node."""
         return self.failure == "fatal" or self.is_server
 
 
@@ -93,8 +93,8 @@ def chief_named(name: str) -> Role:
 def coordinated(role: Role) -> Role:
     """Return `role` where the chief alone trains, on servers that ps and workers run.
 
-    Rows go to the workers. The job is over when the chief has returned. The chief goes on while a
-    worker begins anew; the variables of a ps are gone with it.
+    Rows go to the workers. The job is over when the chief has returned. The chief continues
+    while a worker restarts; the variables of a ps are lost with it.
     """
     if role.is_chief:
         return replace(role, is_fed=False)

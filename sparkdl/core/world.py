@@ -119,7 +119,7 @@ class CheckpointRef:
 
 @dataclass(frozen=True)
 class Resume:
-    """Where a world goes on.
+    """Where a world resumes.
 
     Attributes:
         restarts: after failures, so far.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
 
 import psutil
 
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Member, World
 
@@ -90,6 +90,21 @@ class Framework:
         errors of a node that is well.
         """
         return _BROKEN_GLOO.search(str(error)) is not None
+
+
+def imported(module: str, title: str, install: str) -> Any:
+    """Import a framework.
+
+    Raises:
+        FrameworkMissingError: if it cannot be imported; `install` says how to install it.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise FrameworkMissingError(
+            f"{title} cannot be imported on this executor: {error}. Install it in the Python "
+            f"environment of the executors: pip install {install}"
+        ) from error
 
 
 def shared_cores(world: World, member: Member) -> int | None:

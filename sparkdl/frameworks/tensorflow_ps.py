@@ -80,7 +80,7 @@ def connect(
 
 
 class FedWorkers:
-    """The workers of this chief, as those who have rows.
+    """The workers of this chief that are fed rows.
 
     Args:
         tasks: TensorFlow's indices of the workers.

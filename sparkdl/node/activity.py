@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
+from msgspec.structs import replace
+
 from sparkdl.control.channel import Consumed, Local, ReadParquet, Reported
 from sparkdl.control.messages import NodeActive
 
@@ -105,7 +107,7 @@ class ChildLog:
         return (*lost, *_lines(data[:cut]))
 
     def _take(self) -> None:
-        """Keep what is in the pipe: of a child that goes on printing, one filling of it."""
+        """Keep what is in the pipe; one filling at most, for a child may print without end."""
         for _ in range(_PIPE_NBYTES // 65536):
             try:
                 data = os.read(self._read_fd, 65536) if self._read_fd >= 0 else b""
@@ -173,13 +175,12 @@ class Activity:
         now = self._now
         match message:
             case Reported(step, metrics):
-                now = NodeActive(now.generation, step, metrics, now.batches, now.log_nbytes)
+                now = replace(now, step=step, metrics=metrics)
             case ReadParquet(feed):
                 self._own[feed] = 0
             case Consumed(feed) if feed in self._own:
                 self._own[feed] = message.steps
-                batches = sum(self._own.values())
-                now = NodeActive(now.generation, now.step, now.metrics, batches, now.log_nbytes)
+                now = replace(now, batches=sum(self._own.values()))
             case _:
                 return
         self._change(now)
@@ -203,7 +204,5 @@ class Activity:
     def _look_at_log(self) -> None:
         assert self._log is not None
         assert self._log_period_s is not None
-        now = self._now
-        nbytes = self._log.nbytes()
-        self._change(NodeActive(now.generation, now.step, now.metrics, now.batches, nbytes))
+        self._change(replace(self._now, log_nbytes=self._log.nbytes()))
         self._log_timer = self._loop.call_later(self._log_period_s, self._look_at_log)

@@ -28,46 +28,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkdl.control.channel import (
-    Beat,
-    Checkpointed,
-    Commit,
-    Committed,
-    Gathered,
-    Given,
-    Local,
-    Raised,
-    Returned,
-    Running,
-    Start,
-)
+from sparkdl.control import channel, messages
 from sparkdl.control.lease import beat_s
-from sparkdl.control.messages import (
-    AllGathered,
-    Begin,
-    CheckpointCommit,
-    CheckpointDone,
-    CheckpointPart,
-    ChildFailed,
-    ChildReturned,
-    ChildRunning,
-    Detach,
-    Detached,
-    FetchLog,
-    FetchStacks,
-    FromAgent,
-    Gather,
-    Hello,
-    LastLines,
-    LogLines,
-    LogTail,
-    NewRound,
-    Offer,
-    Stacks,
-    Stop,
-    StopChild,
-    ToAgent,
-)
 from sparkdl.core.errors import ProtocolError, SparkdlError
 from sparkdl.core.failure import Failure
 from sparkdl.core.settings import Environment
@@ -119,7 +81,7 @@ class Agent:
         self._num_children = 0
         self._pipe: ChildPipe | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._unsent: list[FromAgent] = []
+        self._unsent: list[messages.FromAgent] = []
         self._client: CoordinatorClient | None = None
         self._board: TensorBoard | None = None
         self._activity = Activity(
@@ -188,21 +150,27 @@ class Agent:
                 case states.StartChild(world, resume):
                     self._rank = world.member(self._agent_spec.node_id).rank
                     self._resume = resume
-                    self._send_to_child(Start(world, self._agent_spec.node_id, self._spec, resume))
+                    self._send_to_child(
+                        channel.Start(world, self._agent_spec.node_id, self._spec, resume)
+                    )
                     self._begin_board()
                 case states.Terminate():
                     self._signal_child(signal.SIGTERM)
                 case states.Kill():
                     self._signal_child(signal.SIGKILL)
                 case states.ReportRunning(generation):
-                    self._report(ChildRunning(generation, self._child.pid if self._child else 0))
+                    self._report(
+                        messages.ChildRunning(generation, self._child.pid if self._child else 0)
+                    )
                 case states.ReportReturned(generation, returned):
-                    self._report(ChildReturned(generation, returned.result, returned.problem))
+                    self._report(
+                        messages.ChildReturned(generation, returned.result, returned.problem)
+                    )
                 case states.ReportFailed(generation, failure, status):
                     self._report_failure(generation, failure or self._failure(status or 0))
                 case states.CloseFeeds(reason):
                     outcome = getattr(self._state, "outcome", None)
-                    self._feeds.close(reason, has_failed=not isinstance(outcome, Returned))
+                    self._feeds.close(reason, has_failed=not isinstance(outcome, channel.Returned))
                 case states.End(reason):
                     self._end_reason = reason
                     self._ended.set()
@@ -225,7 +193,7 @@ class Agent:
         self._pipe = ChildPipe(self._loop, child.sock, self._on_child_message)
         if generation or is_again:
             self._feeds.reopen(generation)
-        self._report(Offer(generation, child.port))
+        self._report(messages.Offer(generation, child.port))
         if not framework_named(framework).shares_port:
             child.let_go_of_port()
         child.watch(self._loop, self._on_child_exit)
@@ -238,13 +206,13 @@ class Agent:
         if self._child:
             self._child.signal_group(number)
 
-    def _send_to_child(self, message: Local, fd: int = -1) -> None:
+    def _send_to_child(self, message: channel.Local, fd: int = -1) -> None:
         if self._pipe:
             self._pipe.send(message, fd)
         elif fd >= 0:
             os.close(fd)
 
-    def _report(self, message: FromAgent) -> None:
+    def _report(self, message: messages.FromAgent) -> None:
         if self._client:
             self._client.send(message)
         else:
@@ -263,7 +231,7 @@ class Agent:
             log_tail=failure.log_tail if failure.traceback else self._tail(),
         )
         age_s = time.monotonic() - self._raised_s if self._raised_s else 0.0
-        self._report(ChildFailed(generation, complete, age_s))
+        self._report(messages.ChildFailed(generation, complete, age_s))
 
     def _tail(self) -> tuple[str, ...]:
         assert self._child is not None
@@ -284,34 +252,34 @@ class Agent:
 
     # What happens.
 
-    def _on_child_message(self, message: Local, fd: int) -> None:
-        if isinstance(message, Running):
+    def _on_child_message(self, message: channel.Local, fd: int) -> None:
+        if isinstance(message, channel.Running):
             self.handle(states.ChildEnteredMapFun())
-        elif isinstance(message, Returned):
+        elif isinstance(message, channel.Returned):
             self.handle(states.ChildReportedEnd(message))
-        elif isinstance(message, Raised):
+        elif isinstance(message, channel.Raised):
             self._raised_s = time.monotonic()
             failure = replace(message.failure, log_tail=self._tail())
             assert self._child is not None
-            self._child.log.add(failure.traceback.rstrip())  # for who reads the log alone
+            self._child.log.add(failure.traceback.rstrip())  # for users who read only the log
             self.handle(states.ChildReportedEnd(failure))
-        elif isinstance(message, Checkpointed | Committed):
+        elif isinstance(message, channel.Checkpointed | channel.Committed):
             self._on_checkpoint(message)
-        elif isinstance(message, Given):
+        elif isinstance(message, channel.Given):
             if self._begun is not None:
-                self._report(Gather(self._begun, message.number, message.value))
+                self._report(messages.Gather(self._begun, message.number, message.value))
         else:
             self._activity.note(message)
             self._feeds.on_child_message(message, fd)
 
-    def _on_checkpoint(self, message: Checkpointed | Committed) -> None:
+    def _on_checkpoint(self, message: channel.Checkpointed | channel.Committed) -> None:
         if self._begun is None:
             return  # of a child that is being ended
-        if isinstance(message, Committed):
-            self._report(CheckpointDone(self._begun, message.step, message.url))
+        if isinstance(message, channel.Committed):
+            self._report(messages.CheckpointDone(self._begun, message.step, message.url))
         else:
             feeds = self._feeds.coverage(message.feeds)
-            self._report(CheckpointPart(self._begun, message.step, feeds, message.problem))
+            self._report(messages.CheckpointPart(self._begun, message.step, feeds, message.problem))
 
     @property
     def _begun(self) -> int | None:
@@ -323,32 +291,32 @@ class Agent:
             self._pipe.close()  # reads the child's last words first
         self._stream_log(is_last=True)
         if self._child:
-            self._report(LastLines(self._child.log.tail(MAX_LAST_LINES)))
+            self._report(messages.LastLines(self._child.log.tail(MAX_LAST_LINES)))
         self.handle(states.ChildExited(status))
 
-    def _on_driver_message(self, message: ToAgent) -> None:  # noqa: C901 (one case a message)
+    def _on_driver_message(self, message: messages.ToAgent) -> None:  # noqa: C901 (one case a message)
         match message:
-            case Begin(world, resume):
+            case messages.Begin(world, resume):
                 self.handle(states.WorldBegan(world, resume))
-            case NewRound(generation, is_again):
+            case messages.NewRound(generation, is_again):
                 self.handle(states.RoundRequested(generation, is_again))
-            case StopChild(generation, reason):
+            case messages.StopChild(generation, reason):
                 grace_s = self._spec.settings.grace_s
                 self.handle(states.ChildStopRequested(generation, grace_s, reason))
-            case Stop(grace_s, is_patient):
+            case messages.Stop(grace_s, is_patient):
                 self._stop(grace_s, is_patient)
-            case CheckpointCommit(generation, step, manifest, missing, problem):
+            case messages.CheckpointCommit(generation, step, manifest, missing, problem):
                 if self._begun == generation:
-                    self._send_to_child(Commit(step, manifest, missing, problem))
-            case AllGathered(generation, number, values, problem):
+                    self._send_to_child(channel.Commit(step, manifest, missing, problem))
+            case messages.AllGathered(generation, number, values, problem):
                 if self._begun == generation:
-                    self._send_to_child(Gathered(number, values, problem))
-            case Detach():
+                    self._send_to_child(channel.Gathered(number, values, problem))
+            case messages.Detach():
                 self._detach()
-            case FetchLog(request, lines):
+            case messages.FetchLog(request, lines):
                 tail = self._child.log.tail(lines) if self._child else ()
-                self._report(LogTail(request, tail))
-            case FetchStacks(request):
+                self._report(messages.LogTail(request, tail))
+            case messages.FetchStacks(request):
                 self._report_stacks(request)
             case _:
                 self._feeds.on_driver_message(message)
@@ -360,12 +328,12 @@ class Agent:
             self.handle(states.StopRequested(grace_s))
 
     def _beat(self) -> None:
-        self._send_to_child(Beat())
+        self._send_to_child(channel.Beat())
         self._loop.call_later(beat_s(self._spec.settings.lease_s), self._beat)
 
     def _report_stacks(self, request: int) -> None:
         def report(text: str) -> None:
-            self._report(Stacks(request, text))
+            self._report(messages.Stacks(request, text))
 
         if self._child:
             self._child.stacks.ask(self._loop, self._child.pid, report)
@@ -384,20 +352,20 @@ class Agent:
         self._loop.add_reader(0, readable)
 
     def _detach(self) -> None:
-        """Let the task end without this agent, which lives as long as the executor's JVM."""
+        """Let the task end without this agent, which now lives as long as the executor's JVM."""
         if not self._loop.remove_reader(0):
             return  # it is detached already, or ends because its task has ended
         if self._agent_spec.executor_pid is not None:
             pid = self._agent_spec.executor_pid
             watch_pid(self._loop, pid, lambda: self._orphan("the executor is gone"))
-        self._report(Detached())
+        self._report(messages.Detached())
         _print_status(StatusLine(is_detached=True))
 
     def _stream_log(self, is_last: bool = False) -> None:
         if not (self._spec.log_to_driver and self._child):
             return
         while lines := self._child.log.new_lines(is_last):
-            self._report(LogLines(lines))
+            self._report(messages.LogLines(lines))
             if not is_last:
                 break
         if not is_last and not self._ended.is_set():
@@ -413,7 +381,7 @@ class Agent:
         self._client = await self._connect(
             agent_spec.url, agent_spec.token, self._spec.settings.lease_s
         )
-        hello = Hello(
+        hello = messages.Hello(
             node_id=agent_spec.node_id,
             attempt=agent_spec.attempt,
             agent_id=uuid.uuid4().hex,
@@ -468,7 +436,7 @@ class Agent:
 
 
 def _print_status(line: StatusLine) -> None:
-    """Report to whoever started this agent; it may have stopped listening."""
+    """Report to the process that started this agent; it may have stopped listening."""
     try:
         sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
         sys.stdout.buffer.flush()
@@ -484,7 +452,7 @@ def _allow_descriptors() -> None:
 
 
 def main() -> int:
-    """Run one agent; return its exit status: not 0 if whoever started it is to start another."""
+    """Run one agent; return its exit status: not 0 if another one is to be started."""
     agent_spec, payload = read_spec(sys.stdin.buffer)
     _allow_descriptors()
     logging.basicConfig(
@@ -501,7 +469,7 @@ def main() -> int:
 
     try:
         return int(asyncio.run(serve()))
-    except Exception as error:  # noqa: BLE001 (whoever started this agent has to know)
+    except Exception as error:  # noqa: BLE001 (reported to the process that started this agent)
         known = isinstance(error, SparkdlError)
         text = str(error) if known else "".join(traceback.format_exception(error))
         _print_status(StatusLine(error=text, kind=type(error).__name__))

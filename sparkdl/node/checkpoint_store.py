@@ -254,11 +254,11 @@ class CheckpointStore:
     def sweep(self, made: CheckpointName, keep: int, base: str = "") -> None:
         """Delete all but the newest checkpoints, and what has not become one.
 
-        Checkpoints of later steps go as well: the training that made them was not gone on with.
+        Checkpoints of later steps go as well: the training that made them was abandoned.
         Two are always kept, because the driver may not know of the last one yet.
 
         Args:
-            base: name of the one that this world goes on from: nodes may read it at any time.
+            base: name of the one that this world resumes from: nodes may read it at any time.
         """
         kept = []
         for entry in self._entries():

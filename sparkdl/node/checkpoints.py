@@ -2,9 +2,9 @@
 
 Runs in: child
 
-All nodes that train write their files, and say which rows have made their state. Once the driver
-has heard it from all, the first node makes the checkpoint complete, and the driver is told: from
-then on it is the one that a restart goes on at.
+All nodes that train write their files, and report which rows have made their state. Once the driver
+has the reports of all, the first node completes the checkpoint and reports that to the driver: from
+then on a restart resumes from it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAX_PROBLEM_CHARS = 1000
 
 
 class LastCheckpoint(os.PathLike[str]):
-    """A checkpoint to go on from.
+    """A checkpoint to resume from.
 
     Attributes:
         step: the number that it was made with.
@@ -109,7 +109,7 @@ class Checkpoints:
 
     @cached_property
     def last(self) -> LastCheckpoint | None:
-        """The checkpoint that this world goes on from."""
+        """The checkpoint that this world resumes from."""
         return None if self._resumed is None else LastCheckpoint(self._resumed, self._scratch)
 
     def covered(self, feed: str) -> EpochRows:

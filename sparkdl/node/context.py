@@ -327,7 +327,7 @@ class NodeContext(LegacyContext):
 
     @property
     def last_checkpoint(self) -> LastCheckpoint | None:
-        """The checkpoint that this world goes on from: its `step`, `folder` and `url`.
+        """The checkpoint that this world resumes from: its `step`, `folder` and `url`.
 
         `None` if it begins at the beginning. Does not change while `map_fun` runs.
         """

@@ -6,7 +6,7 @@ The GPUs of the host are listed by NVIDIA's library NVML, through the package `n
 extra `gpu`): https://docs.nvidia.com/deploy/nvml-api/
 
 A claim is a Unix socket bound to an abstract name with the GPU's UUID in it (unix(7)). The kernel
-gives a name to one process of the host, whoever's it is, and takes it back when that process ends,
+gives a name to one process of the host, of any user, and takes it back when that process ends,
 however it ends: no file is left behind, and no permission is in the way. Such names are seen within
 one network namespace. Containers with networks of their own do not see each other's claims;
 processes that compute and memory in use are seen all the same. See docs/gpus.md.
@@ -42,7 +42,7 @@ class Gpu:
         name: of the product.
         pids: the processes that compute on it. Those of other containers may be missing.
         index: its number, as nvidia-smi counts; an instance has that of its GPU.
-        used_nbytes: of its memory, by whomever; 0 where the driver does not tell.
+        used_nbytes: of its memory, by all processes; 0 where the driver does not tell.
     """
 
     uuid: str
@@ -228,7 +228,7 @@ def claim_gpu(uuid: str) -> socket.socket | None:
 
 
 def claimant_of(uuid: str) -> int | None:
-    """Return the process that has claimed a GPU: `None` if nobody has, 0 if it cannot be told."""
+    """Return the process that has claimed a GPU: `None` if none has, 0 if it is unknown."""
     with socket.socket(socket.AF_UNIX) as asking:
         asking.setblocking(False)
         try:
@@ -319,7 +319,7 @@ def _wish(count: int, who: str, why: str) -> str:
 
 
 def state_of(gpu: Gpu) -> str:
-    """Return `FREE`, or in words who has it."""
+    """Return `FREE`, or in words which process has it."""
     claimant = claimant_of(gpu.uuid)
     if claimant is not None:
         return f"claimed by the node of process {claimant or 'unknown'}"

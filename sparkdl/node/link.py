@@ -215,7 +215,7 @@ class AgentLink:
             for reader in self._readers.values():
                 reader.lose()
         if not self._is_closing:
-            # Without its agent nobody owns this process: it must not train on unseen.
+            # Without its agent nothing would end this process, and it must not train on unseen.
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _hears(self) -> bool:
@@ -286,7 +286,7 @@ class AgentLink:
 def _wait_for(
     arrived: queue.Queue[T], is_wanted: Callable[[T], bool], deadline: Deadline
 ) -> T | None:
-    """Return the first wanted message; drop those before it, which nobody waits for any more."""
+    """Return the first wanted message; drop earlier ones, whose waits have timed out."""
     while True:
         try:
             message = arrived.get(timeout=deadline.wait_s)

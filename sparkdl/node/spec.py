@@ -32,7 +32,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
     Attributes:
         url, token: the coordinator's.
         attempt: which attempt of the Spark task this is.
-        owner: who starts it, holds the other end of its standard input, and whose end is its end.
+        owner: what starts it and holds the other end of its standard input; it ends with that.
         executor_pid: whose end it is instead once the agent has been detached from its task;
             `None` if it could not be found, so that the driver alone ends the agent then.
         gpus: addresses that Spark assigned; `None` where Spark assigns none.
@@ -49,11 +49,11 @@ class AgentSpec(msgspec.Struct, frozen=True):
 
 
 class StatusLine(msgspec.Struct, frozen=True):
-    """A line that an agent prints for whoever started it.
+    """A line that an agent prints for the process that started it.
 
     Attributes:
-        work_dir: where its files are, told first; an agent that is killed cannot remove them.
-        is_detached: it goes on without its task.
+        work_dir: where its files are, reported first; an agent that is killed cannot remove them.
+        is_detached: it continues without its task.
         error: why it ended, in words; empty if it has not.
         kind: the name of the class of the error.
     """

@@ -86,7 +86,7 @@ State = Ready | Begun | Leaving | Ending | Idle | Gone
 
 @dataclass(frozen=True)
 class WorldBegan:
-    """The coordinator has begun a world, which goes on at `resume`."""
+    """The coordinator has begun a world, which resumes at `resume`."""
 
     world: World
     resume: Resume = FIRST_TIME

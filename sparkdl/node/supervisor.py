@@ -198,7 +198,7 @@ def _wait_in_thread(
     loop: asyncio.AbstractEventLoop, wait: Callable[[], object], on_exit: Callable[[], None]
 ) -> None:
     wait()
-    with suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+    with suppress(RuntimeError):  # the loop is closed: nothing waits for it
         loop.call_soon_threadsafe(on_exit)
 
 

@@ -133,7 +133,7 @@ class NodeTask:
             self._run(node_id, attempt)
         except LaunchError as error:
             problem = parse_problem(str(error))
-            # A driver that was there and is not has ended the cluster: nobody wants to know.
+            # If the driver was there before and is gone now, the cluster has ended: not an error.
             if problem is None or attempt or not (self._report(problem) or has_been_there):
                 raise
         yield pa.RecordBatch.from_pydict({"node_id": [node_id]})
@@ -176,7 +176,7 @@ class NodeTask:
     def _run_agent(self, agent_spec: AgentSpec) -> str:
         """Start an agent and stay with it; return how it ended, empty if in order.
 
-        One that was detached goes on without its task.
+        One that was detached continues without its task.
 
         Raises:
             LaunchError: with the `Problem` that it had.

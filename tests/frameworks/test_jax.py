@@ -47,7 +47,7 @@ def test_missing_jax_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> No
     def missing(name: str) -> None:
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr("sparkdl.frameworks.jax.import_module", missing)
+    monkeypatch.setattr("sparkdl.frameworks.framework.import_module", missing)
     with pytest.raises(FrameworkMissingError, match=r"No module named 'jax'.*pip install jax"):
         Jax().import_modules()
 
@@ -57,7 +57,7 @@ def test_jax_that_is_too_old_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         """As in JAX 0.4."""
 
     old = SimpleNamespace(__version__="0.4.30", distributed=SimpleNamespace(initialize=initialize))
-    monkeypatch.setattr("sparkdl.frameworks.jax.import_module", lambda name: old)
+    monkeypatch.setattr("sparkdl.frameworks.framework.import_module", lambda name: old)
     with pytest.raises(FrameworkMissingError, match=r"JAX 0\.4\.30 on this executor.*0\.8"):
         Jax().import_modules()
 
