@@ -78,7 +78,6 @@ class Agent:
         self._resume = FIRST_TIME
         self._child: Child | None = None
         self._raised_s = 0.0
-        self._num_children = 0
         self._pipe: ChildPipe | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._unsent: list[messages.FromAgent] = []
@@ -148,10 +147,10 @@ class Agent:
                 case states.Spawn(generation, is_again):
                     self._spawn(generation, is_again)
                 case states.StartChild(world, resume):
-                    self._rank = world.member(self._agent_spec.node_id).rank
+                    self._rank = world.member(self._node.node_id).rank
                     self._resume = resume
                     self._send_to_child(
-                        channel.Start(world, self._agent_spec.node_id, self._spec, resume)
+                        channel.Start(world, self._node.node_id, self._spec, resume)
                     )
                     self._begin_board()
                 case states.Terminate():
@@ -178,7 +177,6 @@ class Agent:
     def _spawn(self, generation: int, is_again: bool) -> None:
         port = self._child.close(keeps_port=is_again) if self._child else None
         port = port or reserve_port(self._host, self._environment)
-        self._num_children += 1
         self._raised_s = 0.0
         if self._child:
             self._child.log.close()
@@ -186,7 +184,9 @@ class Agent:
         log.watch(self._loop)
         if self._gpus.note:
             log.add(f"sparkdl: {self._gpus.note}")
-        framework, environment = self._spec.framework, self._child_environment()
+        framework = self._spec.framework
+        own = {"PYTHONUNBUFFERED": "1", "SPARKDL_NODE": self._node.name}
+        environment = {**own, **self._gpus.environment}
         child = Child.spawn(ChildSpec(framework, self._payload, log, port, environment))
         self._child = child
         self._activity.begin(generation, log)
@@ -195,12 +195,8 @@ class Agent:
             self._feeds.reopen(generation)
         self._report(messages.Offer(generation, child.port))
         if not framework_named(framework).shares_port:
-            child.let_go_of_port()
+            child.let_go_of_port()  # or the framework's server could not bind it
         child.watch(self._loop, self._on_child_exit)
-
-    def _child_environment(self) -> dict[str, str]:
-        own = {"PYTHONUNBUFFERED": "1", "SPARKDL_NODE": self._node.name}
-        return {**own, **self._gpus.environment}
 
     def _signal_child(self, number: int) -> None:
         if self._child:
@@ -223,7 +219,7 @@ class Agent:
         complete = replace(
             failure,
             node=self._node.name,
-            node_id=self._agent_spec.node_id,
+            node_id=self._node.node_id,
             rank=self._rank,
             host=self._host,
             generation=generation,
@@ -322,7 +318,7 @@ class Agent:
                 self._feeds.on_driver_message(message)
 
     def _stop(self, grace_s: float, is_patient: bool) -> None:
-        if is_patient and self._feeds.is_answering:
+        if is_patient and self._feeds.is_answering:  # feeders still read results
             self._loop.call_later(ANSWERING_S, self._stop, grace_s, is_patient)
         else:
             self.handle(states.StopRequested(grace_s))
@@ -345,6 +341,8 @@ class Agent:
         self.handle(states.Orphaned(reason))
 
     def _watch_owner(self) -> None:
+        # Nothing is written to standard input after the spec: it is readable once it has ended,
+        # which the kernel sees to however the owner ends.
         def readable() -> None:
             self._loop.remove_reader(0)
             self._orphan(f"its {self._agent_spec.owner} is gone")
@@ -412,7 +410,7 @@ class Agent:
     def _begin_board(self) -> None:
         log_dir = self._spec.tensorboard
         if self._rank == 0 and log_dir is not None and self._board is None:
-            log_dir = log_dir or f"tensorboard_{self._agent_spec.node_id}"
+            log_dir = log_dir or f"tensorboard_{self._node.node_id}"
             self._board = TensorBoard(log_dir, self._host, self._environment.board_port)
             self._board.begin(self._report)
         elif self._rank != 0 and self._board is not None:  # another node is the first one now
@@ -420,7 +418,7 @@ class Agent:
             self._board = None
 
     async def _clean_up(self) -> None:
-        self._signal_child(signal.SIGKILL)
+        self._signal_child(signal.SIGKILL)  # first: what it does after this reaches nobody
         self._feeds.shut_down()
         self._activity.close()
         if self._board:

@@ -67,13 +67,13 @@ class AgentLink:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._send_lock = threading.Lock()
+        self._send_lock = threading.Lock()  # the frames of two threads must not mix
         self._starts: queue.Queue[Start | None] = queue.Queue()
         self._commits: queue.Queue[Commit] = queue.Queue()
         self._gathered: queue.Queue[Gathered] = queue.Queue()
         self._gathering = threading.Lock()
         self._num_gatherings = 0
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of what follows: user code's threads ask for readers
         self._readers: dict[str, FeedReader] = {}
         self._own: set[str] = set()
         self._supply = Supply()

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from sparkdl.control.channel import Returned
 from sparkdl.core.failure import Failure, signal_name
@@ -243,15 +243,18 @@ Action = (
     | CloseFeeds
     | End
 )
-Step = tuple[State, list[Action]]
+S = TypeVar("S", bound=State)
+WithChild = TypeVar("WithChild", Ready, Begun, Leaving)
+Step = tuple[S, list[Action]]
+"""What a handler returns: `Step[Idle | Ready]` where one of these is what comes next."""
 
 
-def begin() -> Step:
+def begin() -> Step[State]:
     """Return the first state and what it wants done."""
     return Ready(0), [Spawn(0)]
 
 
-def step(state: State, event: Event, now_s: float) -> Step:
+def step(state: State, event: Event, now_s: float) -> Step[State]:
     """Return the state after `event`, and what has to be done.
 
     Raises:
@@ -260,30 +263,30 @@ def step(state: State, event: Event, now_s: float) -> Step:
     return transition(TRANSITIONS, state, event, now_s)
 
 
-def _ready_world(state: Ready, event: WorldBegan, now_s: float) -> Step:
+def _ready_world(state: Ready, event: WorldBegan, now_s: float) -> Step[Ready | Begun]:
     if event.world.generation != state.generation:
         return state, []
     return Begun(state.generation, event.world), [StartChild(event.world, event.resume)]
 
 
-def _entered(state: Begun, event: ChildEnteredMapFun, now_s: float) -> Step:
+def _entered(state: Begun, event: ChildEnteredMapFun, now_s: float) -> Step[Begun]:
     return state, [ReportRunning(state.generation)]
 
 
-def _reported_end(state: Ready | Begun, event: ChildReportedEnd, now_s: float) -> Step:
+def _reported_end(state: Ready | Begun, event: ChildReportedEnd, now_s: float) -> Step[Leaving]:
     leaving = Leaving(state.generation, event.outcome, now_s + EXIT_GRACE_S)
     outcome = event.outcome
     why = "map_fun has ended" if isinstance(outcome, Returned) else outcome.describe()
     return leaving, [CloseFeeds(why)]
 
 
-def _exited_unreported(state: Ready | Begun, event: ChildExited, now_s: float) -> Step:
+def _exited_unreported(state: Ready | Begun, event: ChildExited, now_s: float) -> Step[Idle]:
     report = ReportFailed(state.generation, None, event.status)
     how = f"exit code {event.status}" if event.status >= 0 else signal_name(-event.status)
     return Idle(state.generation), [CloseFeeds(f"the child has died ({how})"), Kill(), report]
 
 
-def _leaving_exited(state: Leaving, event: ChildExited, now_s: float) -> Step:
+def _leaving_exited(state: Leaving, event: ChildExited, now_s: float) -> Step[Idle]:
     generation, outcome = state.generation, state.outcome
     report: Action = (
         ReportReturned(generation, outcome)
@@ -293,34 +296,36 @@ def _leaving_exited(state: Leaving, event: ChildExited, now_s: float) -> Step:
     return Idle(generation), [Kill(), report]
 
 
-def _leaving_expired(state: Leaving, event: DeadlinePassed, now_s: float) -> Step:
+def _leaving_expired(state: Leaving, event: DeadlinePassed, now_s: float) -> Step[Leaving]:
     return replace(state, deadline_s=math.inf), [Kill()]
 
 
 def _end_child(
     then: Then, generation: int, grace_s: float, now_s: float, why: str = "the node ends"
-) -> Step:
+) -> Step[Ending]:
     return Ending(then, generation, now_s + grace_s), [CloseFeeds(why), Terminate()]
 
 
-def _child_stop(state: Ready | Begun | Leaving, event: ChildStopRequested, now_s: float) -> Step:
+def _child_stop(
+    state: WithChild, event: ChildStopRequested, now_s: float
+) -> Step[WithChild | Ending]:
     if event.generation != state.generation:
         return state, []
     why = f"{CLUSTER_FAILED}: {event.reason}" if event.reason else "the node ends"
     return _end_child("idle", state.generation, event.grace_s, now_s, why)
 
 
-def _idle_child_stop(state: Idle, event: ChildStopRequested, now_s: float) -> Step:
+def _idle_child_stop(state: Idle, event: ChildStopRequested, now_s: float) -> Step[Idle]:
     return state, [CloseFeeds(f"{CLUSTER_FAILED}: {event.reason}")] if event.reason else []
 
 
-def _round(state: Ready | Begun | Leaving, event: RoundRequested, now_s: float) -> Step:
+def _round(state: WithChild, event: RoundRequested, now_s: float) -> Step[WithChild | Ending]:
     if event.generation <= state.generation:
         return state, []
     return _end_child("round", event.generation, 0.0, now_s)
 
 
-def _idle_round(state: Idle, event: RoundRequested, now_s: float) -> Step:
+def _idle_round(state: Idle, event: RoundRequested, now_s: float) -> Step[Idle | Ready]:
     if event.is_again and event.generation == state.generation:
         return Ready(event.generation), [Spawn(event.generation, is_again=True)]
     if event.generation <= state.generation:
@@ -328,29 +333,29 @@ def _idle_round(state: Idle, event: RoundRequested, now_s: float) -> Step:
     return Ready(event.generation), [Spawn(event.generation)]
 
 
-def _ending_round(state: Ending, event: RoundRequested, now_s: float) -> Step:
+def _ending_round(state: Ending, event: RoundRequested, now_s: float) -> Step[Ending]:
     if state.then == "gone" or event.generation <= state.generation:
         return state, []
     return replace(state, then="round", generation=event.generation), []
 
 
-def _stop(state: Ready | Begun | Leaving, event: StopRequested, now_s: float) -> Step:
+def _stop(state: Ready | Begun | Leaving, event: StopRequested, now_s: float) -> Step[Ending]:
     return _end_child("gone", state.generation, event.grace_s, now_s)
 
 
-def _ending_stop(state: Ending, event: StopRequested, now_s: float) -> Step:
+def _ending_stop(state: Ending, event: StopRequested, now_s: float) -> Step[Ending]:
     return replace(state, then="gone", deadline_s=min(state.deadline_s, now_s + event.grace_s)), []
 
 
-def _idle_stop(state: Idle, event: StopRequested, now_s: float) -> Step:
+def _idle_stop(state: Idle, event: StopRequested, now_s: float) -> Step[Gone]:
     return Gone(), [End("stopped")]
 
 
-def _ending_expired(state: Ending, event: DeadlinePassed, now_s: float) -> Step:
+def _ending_expired(state: Ending, event: DeadlinePassed, now_s: float) -> Step[Ending]:
     return replace(state, deadline_s=math.inf), [Kill()]
 
 
-def _ending_exited(state: Ending, event: ChildExited, now_s: float) -> Step:
+def _ending_exited(state: Ending, event: ChildExited, now_s: float) -> Step[Idle | Ready | Gone]:
     if state.then == "idle":
         return Idle(state.generation), [Kill()]
     if state.then == "round":
@@ -358,11 +363,11 @@ def _ending_exited(state: Ending, event: ChildExited, now_s: float) -> Step:
     return Gone(), [Kill(), End("stopped")]
 
 
-def _orphaned(state: State, event: Orphaned, now_s: float) -> Step:
+def _orphaned(state: State, event: Orphaned, now_s: float) -> Step[Gone]:
     return Gone(), [CloseFeeds(event.reason), Kill(), End(event.reason)]
 
 
-TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step]] = {
+TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] = {
     (Ready, WorldBegan): _ready_world,
     (Ready, ChildReportedEnd): _reported_end,
     (Ready, ChildExited): _exited_unreported,
