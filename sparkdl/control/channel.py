@@ -33,11 +33,10 @@ from typing import Any, ClassVar
 import msgspec
 
 from sparkdl.control.coverage import EpochRows
-from sparkdl.core.checkpoint import Resume
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec
-from sparkdl.core.world import World
+from sparkdl.core.world import Resume, World
 
 _LENGTH = struct.Struct("!I")
 _MAX_FDS = 64

@@ -30,10 +30,9 @@ import msgspec
 
 from sparkdl.control.coverage import EpochRows, PartRows
 from sparkdl.control.shares import Share
-from sparkdl.core.checkpoint import Resume
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
-from sparkdl.core.world import World
+from sparkdl.core.world import Resume, World
 
 MAX_MESSAGE_NBYTES = 16 * 1024 * 1024
 """One message at most. The largest are return values of `map_fun`, then worlds of many nodes."""

@@ -111,7 +111,7 @@ class CollectiveError(SparkdlError, RuntimeError):
 
 
 class MismatchError(CollectiveError):
-    """The nodes called different things at once; nothing was exchanged, and they can go on."""
+    """The nodes called different things at once; nothing was exchanged, and they can continue."""
 
 
 class ResultError(SparkdlError):

@@ -35,7 +35,7 @@ class Settings:
         log_tail_lines: of a failed child that travel with its failure.
         max_port_retries: new rounds on new ports before a lost port counts as a failure.
         max_restarts: after failures within `restart_window_s`, before one is final.
-        min_nodes: with how many to go on if lost ones do not come back; `None` for all.
+        min_nodes: with how many to continue if lost ones do not come back; `None` for all.
         elastic_timeout_s: how long a restart waits for lost nodes.
         restart_backoff_s: before the second restart in a row; doubled before each further one.
         restart_window_s: a restart longer ago than this does not count any more.

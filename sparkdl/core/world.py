@@ -1,4 +1,4 @@
-"""The live nodes of a cluster, in order, with their addresses.
+"""The live nodes of a cluster, in order, with their addresses, and the checkpoint they resume from.
 
 Runs in: anywhere
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from sparkdl.core.roles import Role
-from sparkdl.core.spec import NodeSpec
+from sparkdl.core.spec import NodeSpec, Role
 
 
 @dataclass(frozen=True)
@@ -96,6 +95,43 @@ class Address:
     host: str
     port: int
     data_address: str
+
+
+@dataclass(frozen=True)
+class CheckpointRef:
+    """A checkpoint that is complete.
+
+    Attributes:
+        url: of its folder.
+        step: the user's count, see `NodeContext.checkpoint`.
+        generation: of the world that made it.
+    """
+
+    url: str
+    step: int
+    generation: int = 0
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return self.url.rpartition("/")[2]
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Where a world resumes.
+
+    Attributes:
+        restarts: after failures, so far.
+        checkpoint: the last one that is complete, or `None`.
+    """
+
+    restarts: int = 0
+    checkpoint: CheckpointRef | None = None
+
+
+FIRST_TIME = Resume()
+"""Where a cluster begins that has no past."""
 
 
 def build_world(generation: int, nodes: dict[NodeSpec, Address]) -> World:

@@ -24,11 +24,10 @@ from sparkdl.control.messages import (
     Gather,
     ToAgent,
 )
-from sparkdl.core.checkpoint import CheckpointRef
-from sparkdl.core.world import World
+from sparkdl.core.world import CheckpointRef, World
 from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.driver.threads import Changed
-from sparkdl.node.checkpoint.manifest import Manifest
+from sparkdl.node.checkpoint_store import Manifest
 
 MAX_GATHERED_NBYTES = MAX_MESSAGE_NBYTES // 4 * 3 - 64 * 1024
 """All values together at most: what fits into one message, as base64."""

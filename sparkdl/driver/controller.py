@@ -44,11 +44,10 @@ from sparkdl.control.messages import (
     ToAgent,
 )
 from sparkdl.control.server import CoordinatorServer, ServerAddress
-from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import IllegalTransitionError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
-from sparkdl.core.world import World
+from sparkdl.core.world import CheckpointRef, World
 from sparkdl.driver.collect import (
     Checkpoints,
     Gatherings,
@@ -63,7 +62,7 @@ from sparkdl.driver.lifecycle.roster import Roster
 from sparkdl.driver.lifecycle.state import failure_of, generation_of, is_empty
 from sparkdl.driver.lifecycle.transitions import begin, step
 from sparkdl.driver.threads import Changed
-from sparkdl.node.check import Problem
+from sparkdl.node.task import Problem
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -30,13 +30,13 @@ from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.state import failure_of, has_ended
 from sparkdl.driver.payload import pickle_user_code
 from sparkdl.driver.show import print_beside
-from sparkdl.frameworks.registry import framework_named
+from sparkdl.frameworks.framework import framework_named
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    from sparkdl.node.checkpoint.store import Found
+    from sparkdl.node.checkpoint_store import Found
 
 _log = logging.getLogger(__name__)
 
@@ -276,7 +276,7 @@ def _at_newest_checkpoint(spec: ClusterSpec) -> tuple[ClusterSpec, Found | None]
         return spec, None
     if not spec.checkpoint_dir:
         raise ConfigError("checkpoint_dir='': give a path or a URL, or None for no checkpoints")
-    from sparkdl.node.checkpoint.places import open_store
+    from sparkdl.node.checkpoint_store import open_store
 
     url = absolute_url(spec.checkpoint_dir, spec.default_fs, spec.working_dir)
     store = open_store(url)

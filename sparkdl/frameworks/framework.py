@@ -1,20 +1,21 @@
-"""What sparkdl asks of a deep-learning framework.
+"""What sparkdl asks of a deep-learning framework, and the frameworks there are.
 
 Runs in: child, driver
 
-A framework is one file with one subclass, and one row in `frameworks/registry.py`. No method may
-import the framework at the driver; `import_modules` and what follows it run in the child only.
+A framework is one file with one subclass of `Framework`, and one row in `_FRAMEWORKS`. No method
+may import the framework at the driver; `import_modules` and what follows it run in the child only.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
 
 import psutil
 
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Member, World
 
@@ -91,6 +92,21 @@ class Framework:
         return _BROKEN_GLOO.search(str(error)) is not None
 
 
+def imported(module: str, title: str, install: str) -> Any:
+    """Import a framework.
+
+    Raises:
+        FrameworkMissingError: if it cannot be imported; `install` says how to install it.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise FrameworkMissingError(
+            f"{title} cannot be imported on this executor: {error}. Install it in the Python "
+            f"environment of the executors: pip install {install}"
+        ) from error
+
+
 def shared_cores(world: World, member: Member) -> int | None:
     """Return a node's part of its host's cores; `None` if it has the host to itself."""
     on_host = sum(other.host == member.host for other in world.members)
@@ -98,3 +114,33 @@ def shared_cores(world: World, member: Member) -> int | None:
         return None
     cores = len(psutil.Process().cpu_affinity()) if psutil.LINUX else psutil.cpu_count() or 1
     return max(1, cores // on_host)
+
+
+_FRAMEWORKS = {
+    "jax": "sparkdl.frameworks.jax:Jax",
+    "plain": "sparkdl.frameworks.framework:Framework",
+    "tensorflow": "sparkdl.frameworks.tensorflow:TensorFlow",
+    "torch": "sparkdl.frameworks.torch:Torch",
+}
+
+
+def framework_named(name: str) -> Framework:
+    """Return the framework called `name`, or the one at `module:Class`, which may be anybody's.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    module, _, cls = _FRAMEWORKS.get(name, name).partition(":")
+    if not cls:
+        known = ", ".join(sorted(_FRAMEWORKS))
+        raise ConfigError(
+            f"framework={name!r} is not known; choose one of {known}, or name your own subclass of "
+            "sparkdl.frameworks.framework.Framework as 'module:Class'"
+        )
+    try:
+        kind = getattr(import_module(module), cls)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"framework={name!r} cannot be imported: {error}") from error
+    if not (isinstance(kind, type) and issubclass(kind, Framework)):
+        raise ConfigError(f"framework={name!r} is no sparkdl.frameworks.framework.Framework")
+    return kind()

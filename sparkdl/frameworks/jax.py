@@ -3,8 +3,8 @@
 Runs in: child
 
 JAX has a coordinator in rank 0's process. When that process dies, JAX ends all others, and says so
-in their logs; sparkdl knows from their agents who died first. Any other lost node is sparkdl's
-affair alone: JAX would find it out by missed heartbeats, much later.
+in their logs; sparkdl knows from their agents which died first. Any other lost node is noticed by
+sparkdl alone: JAX would find out by missed heartbeats, much later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sparkdl.core.errors import FrameworkMissingError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Member, World
 from sparkdl.feed.adapters.mesh import axis_sizes
-from sparkdl.frameworks.framework import Framework, shared_cores
+from sparkdl.frameworks.framework import Framework, imported, shared_cores
 
 if TYPE_CHECKING:
     import jax
@@ -52,13 +52,7 @@ class Jax(Framework):
         Raises:
             FrameworkMissingError: if it cannot be imported, or is too old.
         """
-        try:
-            jax = import_module("jax")
-        except ImportError as error:
-            raise FrameworkMissingError(
-                f"JAX cannot be imported on this executor: {error}. Install it in the Python "
-                "environment of the executors: pip install jax (or 'jax[cuda13]')"
-            ) from error
+        jax = imported("jax", "JAX", "jax (or 'jax[cuda13]')")
         if "heartbeat_timeout_seconds" not in signature(jax.distributed.initialize).parameters:
             raise FrameworkMissingError(
                 f"JAX {jax.__version__} on this executor cannot be told how long to wait for a "
@@ -129,7 +123,7 @@ class Jax(Framework):
 
 
 def _leave_without_goodbye() -> None:
-    """Have this process end at once, instead of with the others, who wait for it.
+    """Have this process end at once: the others would wait for it, and it for them.
 
     JAX says goodbye at the exit, and when its objects are deleted.
     """

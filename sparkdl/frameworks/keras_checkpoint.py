@@ -1,4 +1,4 @@
-"""A callback that makes checkpoints while `fit` trains, and goes on with the last one.
+"""A callback that makes checkpoints while `fit` trains, and resumes from the last one.
 
 Runs in: child
 
@@ -31,7 +31,7 @@ _PROGRESS = "training.json"
 
 
 class Last(Protocol):
-    """What is gone on with."""
+    """A checkpoint to resume from."""
 
     @property
     def folder(self) -> Path:
@@ -51,7 +51,7 @@ class Context(Protocol):
 
     @property
     def last_checkpoint(self) -> Last | None:
-        """What to go on with."""
+        """The checkpoint to resume from."""
 
     def checkpoint(
         self, step: int, batches: int | Mapping[str, int] | None = None
@@ -67,7 +67,7 @@ class Progress(msgspec.Struct, frozen=True):
 
     Args:
         step: batches that the model was trained on, of all epochs.
-        epoch: the one to go on with; part of its batches may have been used.
+        epoch: the one to continue; part of its batches may have been used.
     """
 
     step: int = 0

@@ -12,12 +12,11 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
-from sparkdl.core.errors import ConfigError, FrameworkMissingError
-from sparkdl.core.roles import CHIEF, EVALUATOR
-from sparkdl.core.spec import ClusterSpec
+from sparkdl.core.errors import ConfigError
+from sparkdl.core.spec import CHIEF, EVALUATOR, ClusterSpec
 from sparkdl.core.world import Member, World
 from sparkdl.feed.adapters.mesh import axis_sizes
-from sparkdl.frameworks.framework import Framework, OpenFeed
+from sparkdl.frameworks.framework import Framework, OpenFeed, imported
 
 if TYPE_CHECKING:
     from tensorflow.experimental import dtensor
@@ -37,13 +36,7 @@ class TensorFlow(Framework):
         Raises:
             FrameworkMissingError: if it cannot be imported.
         """
-        try:
-            import_module("tensorflow")
-        except ImportError as error:
-            raise FrameworkMissingError(
-                f"TensorFlow cannot be imported on this executor: {error}. Install it in the "
-                "Python environment of the executors: pip install tensorflow (or tensorflow-cpu)"
-            ) from error
+        imported("tensorflow", "TensorFlow", "tensorflow (or tensorflow-cpu)")
 
     def environment(self, world: World, member: Member, spec: ClusterSpec) -> dict[str, str]:
         """Return `TF_CONFIG`; nothing for a node that is alone.

@@ -2,15 +2,24 @@
 
 Runs in: child
 
-A worker that has no row for a step passes it on, see `coordinator.py`. When the feed has ended and
-all workers have used what they had, the datasets end on all of them together: the end of one alone
-would cancel the others' steps.
+TensorFlow's `ClusterCoordinator` gives a step to any worker that is free, takes all workers' data
+for the same, and cancels all other steps at the first error of one. `_apply_shim` changes:
+
+- a worker that has no row for a step fails it with a `CancelledError` that says `NO_ROW_MARK`. The
+  coordinator takes that for a passing trouble and puts the step back into its queue, as stock does;
+  now it waits a moment, so that another worker takes the step. It is not logged as an error;
+- `fit` and `evaluate` of tf_keras fetch the result of the last step that they have scheduled. At
+  the end of the data that one has none, and they raised its error instead of ending.
+
+When the feed has ended and all workers have used what they had, the datasets end on all of them
+together: the end of one alone would cancel the others' steps.
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +28,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparkdl.core.errors import FeedClosedError
+from sparkdl.core.errors import ConfigError, FeedClosedError, FrameworkMissingError
+from sparkdl.core.patch import Function, Patch
+from sparkdl.core.world import Member, World
 from sparkdl.feed.adapters.elements import Names, arrange
-from sparkdl.frameworks.coordinator import NO_ROW_MARK, apply_shim, let_fit_end
 from sparkdl.frameworks.tensorflow_server import (
     NO_ROW,
     OVER,
@@ -36,25 +46,41 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+NO_ROW_MARK = "/job:worker of sparkdl has no row"
+"""Is in the error of a step that has no row; the coordinator looks for its first word."""
+
 _WATCH_PERIOD_S = 0.5
 _JOIN_S = 5.0
+_PAUSE_S = 0.05
+_COORDINATOR = "tensorflow.python.distribute.coordinator.cluster_coordinator"
 
 
-def strategy(variable_partitioner: Any = None) -> tf.distribute.ParameterServerStrategy:
-    """Connect to the servers that `TF_CONFIG` names.
+def connect(
+    world: World, member: Member, variable_partitioner: Any
+) -> tuple[tf.distribute.ParameterServerStrategy, FedWorkers]:
+    """Connect to the servers that `TF_CONFIG` names, see `NodeContext.parameter_server_strategy`.
 
     Raises:
+        ConfigError: if there are no servers, or this node is not the chief.
         FrameworkMissingError: if the installed TensorFlow's coordinator is not known.
     """
+    servers = [other for other in world.members if other.role.is_server]
+    if not servers or not member.role.is_chief:
+        raise ConfigError(
+            f"{member.node.name} has no parameter servers to train on: call this on the "
+            "chief of a cluster with num_ps=1 or more and master_node='chief', and without "
+            "coordinator=False"
+        )
     import tensorflow as tf
 
-    apply_shim()
+    _apply_shim()
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver(rpc_layer="grpc")
-    return tf.distribute.ParameterServerStrategy(resolver, variable_partitioner)
+    strategy = tf.distribute.ParameterServerStrategy(resolver, variable_partitioner)
+    return strategy, FedWorkers([server.index for server in servers if server.role.is_fed])
 
 
 class FedWorkers:
-    """The workers of this chief, as those who have rows.
+    """The workers of this chief that are fed rows.
 
     Args:
         tasks: TensorFlow's indices of the workers.
@@ -155,7 +181,7 @@ class FedDatasetFn:
         """Return the dataset of a worker."""
         import tensorflow as tf
 
-        let_fit_end()
+        _let_fit_end()
         take = tf.autograph.experimental.do_not_convert(self._take)
         dataset = tf.data.Dataset.from_tensors(self._stream).repeat().map(take)
         dataset = dataset.take_while(lambda kind, *_: tf.not_equal(kind, OVER))
@@ -202,3 +228,76 @@ def _go_on() -> tf.Tensor:
     import tensorflow as tf
 
     return tf.constant(True)
+
+
+class _Steps:
+    """Counts the steps that have been done."""
+
+    done = 0
+    done_before = 0
+
+    def finished(self, stock: Function, *args: Any) -> None:
+        stock(*args)
+        self.done += 1
+
+    def synced(self, stock: Function, logs: Any) -> Any:
+        """Return the results of a step; without them what lets `fit` take those of its metrics."""
+        import tensorflow as tf
+
+        remote = tf.distribute.experimental.coordinator.RemoteValue
+        has_done, self.done_before = self.done > self.done_before, self.done
+        try:
+            return stock(logs)
+        except (tf.errors.OutOfRangeError, tf.errors.CancelledError):
+            spec = getattr(logs, "_type_spec", None)
+            if not isinstance(logs, remote) or not isinstance(spec, dict):
+                raise
+            # No step of the epoch was done: nothing is known, where metrics would say 0.
+            return dict.fromkeys(spec, float("nan")) if has_done else {}
+
+
+def _apply_shim() -> None:
+    """Make the imported TensorFlow train on workers that have rows. Again changes nothing.
+
+    Raises:
+        FrameworkMissingError: if it is not known.
+    """
+    import tensorflow as tf
+
+    for patch in _PATCHES:
+        if objection := patch.objection():
+            raise FrameworkMissingError(
+                f"TensorFlow {tf.__version__} cannot feed workers of parameter servers: "
+                f"{objection}. Install TensorFlow 2.21, which sparkdl knows"
+            )
+        patch.apply()
+    tf.get_logger().addFilter(_is_worth_logging)
+
+
+def _let_fit_end() -> None:
+    """Patch tf_keras likewise, if it is used. Without it `fit` ends with an `OutOfRangeError`."""
+    if "tf_keras" not in sys.modules:
+        return
+    if objection := _FIT.objection():
+        _log.warning("fit will raise OutOfRangeError at the end of the feed: %s", objection)
+    else:
+        _FIT.apply()
+
+
+def _put_back(stock: Function, *args: Any) -> None:
+    stock(*args)
+    threading.Event().wait(_PAUSE_S)
+
+
+def _is_worth_logging(record: logging.LogRecord) -> bool:
+    return NO_ROW_MARK not in record.getMessage()
+
+
+_STEPS = _Steps()
+_PATCHES = (
+    Patch(f"{_COORDINATOR}:_CoordinatedClosureQueue.put_back", ("self", "closure"), _put_back),
+    Patch(f"{_COORDINATOR}:_CoordinatedClosureQueue.mark_finished", ("self",), _STEPS.finished),
+)
+_FIT = Patch(
+    "tf_keras.src.utils.tf_utils:sync_to_numpy_or_python_type", ("tensors",), _STEPS.synced
+)

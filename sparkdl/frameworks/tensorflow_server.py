@@ -138,7 +138,7 @@ class Stream:
             return self._has_ended and not self._ahead and self._misses >= FLUSHED
 
     def finish(self) -> None:
-        """Tell whoever asks for a batch that there is none any more."""
+        """Answer all further requests for a batch with `OVER`."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -281,7 +281,7 @@ def _in_order(answer: Columns | int, columns: list[Column]) -> list[Any]:
 
 
 def _filler(column: Column) -> np.ndarray:
-    """Return what takes the place of a column that is not there; nobody looks at it."""
+    """Return what takes the place of a column that is not there; it is never used."""
     shape = [size or 0 for size in column.shape]
     if column.dtype == "string":
         return np.full(shape, b"", object)

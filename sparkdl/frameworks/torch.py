@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import psutil
 
-from sparkdl.core.errors import FrameworkMissingError
 from sparkdl.core.settings import visible_gpus
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Member, World
 from sparkdl.feed.adapters.mesh import axis_sizes
-from sparkdl.frameworks.framework import Framework, shared_cores
+from sparkdl.frameworks.framework import Framework, imported, shared_cores
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -39,13 +38,7 @@ class Torch(Framework):
         Raises:
             FrameworkMissingError: if it cannot be imported.
         """
-        try:
-            import_module("torch")
-        except ImportError as error:
-            raise FrameworkMissingError(
-                f"PyTorch cannot be imported on this executor: {error}. Install it in the Python "
-                "environment of the executors: pip install torch"
-            ) from error
+        imported("torch", "PyTorch", "torch")
 
     def environment(self, world: World, member: Member, spec: ClusterSpec) -> dict[str, str]:
         """Return torchrun's variables; nothing for a node that does not train.
@@ -135,7 +128,7 @@ class _Group:
         """Return a member's group.
 
         Args:
-            gpus: that its process sees; `None` if nobody has said which.
+            gpus: that its process sees; `None` if that is not set.
         """
         on_host = sum(trainer.host == member.host for trainer in world.trainers)
         if gpus and len(gpus) < on_host:

@@ -1,4 +1,4 @@
-"""What a child does beside its feeds, for the coordinator's hang watch and the cluster's table.
+"""What a child prints and how far it is, for the driver's log, table and hang watch.
 
 Runs in: agent
 """
@@ -6,24 +6,141 @@ Runs in: agent
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import os
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+
+from msgspec.structs import replace
 
 from sparkdl.control.channel import Consumed, Local, ReadParquet, Reported
 from sparkdl.control.messages import NodeActive
-from sparkdl.node.logs import ChildLog
 
 PERIOD_S = 0.1
 """Steps go to the coordinator this often while they change."""
-MAX_LOG_PERIOD_S = 10.0
+_MAX_LOG_PERIOD_S = 10.0
+_KEPT_NBYTES = 4 * 1024 * 1024
+"""Kept at least; twice as much at most."""
+_PIPE_NBYTES = 1024 * 1024
+_TAIL_NBYTES = 256 * 1024
+_MAX_LINE_CHARS = 4000
+_MAX_READ_NBYTES = 1024 * 1024
+"""Read at once at most, so that what a child prints in a burst still fits into one message."""
+_MAX_REST_NBYTES = 64 * 1024
+
+
+class ChildLog:
+    """The pipe that takes a child's stdout and stderr; keeps the last of it in memory.
+
+    No disk takes part, so a full one cannot be what a node fails of. A child that prints faster
+    than its agent reads waits for it, as it would in a terminal.
+    """
+
+    def __init__(self) -> None:
+        self._read_fd, self._write_fd = os.pipe()
+        os.set_blocking(self._read_fd, False)
+        with suppress(AttributeError, OSError):  # as large as the system has it
+            fcntl.fcntl(self._write_fd, fcntl.F_SETPIPE_SZ, _PIPE_NBYTES)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._kept = bytearray()
+        self._nbytes = 0
+        self._offset = 0
+        self._rest = b""
+
+    def open_for_child(self) -> int:
+        """Return a descriptor to print into; the caller closes it."""
+        return os.dup(self._write_fd)
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Take what comes as it comes, until `close`."""
+        self._loop = loop
+        loop.add_reader(self._read_fd, self._take)
+
+    def close(self) -> None:
+        """Take what is there, and nothing more."""
+        if self._read_fd < 0:
+            return
+        self._take()
+        if self._loop:
+            self._loop.remove_reader(self._read_fd)
+        os.close(self._read_fd)
+        os.close(self._write_fd)
+        self._read_fd = self._write_fd = -1
+
+    def add(self, text: str) -> None:
+        """Append lines that are not the child's."""
+        self._take()
+        self._keep(f"{text}\n".encode(errors="replace"))
+
+    def nbytes(self) -> int:
+        """Return how much has been printed, in bytes."""
+        self._take()
+        return self._nbytes
+
+    def tail(self, lines: int) -> tuple[str, ...]:
+        """Return the last `lines` lines, of the last 256 KiB at most."""
+        self._take()
+        return tuple(deque(_lines(bytes(self._kept[-_TAIL_NBYTES:])), maxlen=max(0, lines)))
+
+    def new_lines(self, is_last: bool = False) -> tuple[str, ...]:
+        """Return the whole lines since the last call; with `is_last` an unfinished one as well.
+
+        After a burst it takes several calls to get all: until nothing comes. What is no longer kept
+        by then is left out, and a line says how much.
+        """
+        self._take()
+        gone = self._nbytes - len(self._kept) - self._offset
+        lost: tuple[str, ...] = ()
+        if gone > 0:
+            lost = (f"sparkdl: {gone + len(self._rest)} bytes were printed too fast to be shown",)
+            self._offset, self._rest = self._offset + gone, b""
+        start = self._offset - (self._nbytes - len(self._kept))
+        data = bytes(self._kept[start : start + _MAX_READ_NBYTES])
+        is_last = is_last and len(data) < _MAX_READ_NBYTES
+        self._offset += len(data)
+        data = self._rest + data
+        cut = data.rfind(b"\n") + 1
+        if is_last or len(data) - cut > _MAX_REST_NBYTES:
+            cut = len(data)
+        self._rest = data[cut:]
+        return (*lost, *_lines(data[:cut]))
+
+    def _take(self) -> None:
+        """Keep what is in the pipe; one filling at most, for a child may print without end."""
+        for _ in range(_PIPE_NBYTES // 65536):
+            try:
+                data = os.read(self._read_fd, 65536) if self._read_fd >= 0 else b""
+            except BlockingIOError:
+                return
+            if not data:
+                return
+            self._keep(data)
+
+    def _keep(self, data: bytes) -> None:
+        self._kept += data
+        self._nbytes += len(data)
+        if len(self._kept) > 2 * _KEPT_NBYTES:
+            del self._kept[:-_KEPT_NBYTES]
+
+
+def _lines(data: bytes) -> list[str]:
+    """Split into lines; of a line that was overwritten by carriage returns, keep the last state."""
+    lines = []
+    for raw in data.decode(errors="replace").split("\n"):
+        states = [part for part in raw.split("\r") if part.strip()]
+        if states:
+            lines.append(states[-1][:_MAX_LINE_CHARS])
+    return lines
 
 
 def log_period_s(hang_timeout_s: float | None) -> float | None:
     """Return how often the hang watch wants to know whether a child prints; `None` for never."""
-    return None if hang_timeout_s is None else min(MAX_LOG_PERIOD_S, hang_timeout_s / 4)
+    return None if hang_timeout_s is None else min(_MAX_LOG_PERIOD_S, hang_timeout_s / 4)
 
 
 class Activity:
-    """One node's. Runs on the agent's loop.
+    """What a child does beside its feeds. Runs on the agent's loop.
 
     Args:
         log_period_s: how often to look whether the child has printed something; `None` for never.
@@ -32,13 +149,13 @@ class Activity:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        tell: Callable[[NodeActive], None],
+        report: Callable[[NodeActive], None],
         log_period_s: float | None,
     ) -> None:
         self._loop = loop
-        self._tell = tell
+        self._report = report
         self._log_period_s = log_period_s
-        self._now = self._told = NodeActive(0)
+        self._now = self._reported = NodeActive(0)
         self._log: ChildLog | None = None
         self._own: dict[str, int] = {}
         """Batches of the files that the child reads itself, by feed."""
@@ -47,7 +164,7 @@ class Activity:
 
     def begin(self, generation: int, log: ChildLog) -> None:
         """Watch another child."""
-        self._now = self._told = NodeActive(generation)
+        self._now = self._reported = NodeActive(generation)
         self._own.clear()
         self._log = log
         if self._log_period_s is not None and self._log_timer is None:
@@ -58,13 +175,12 @@ class Activity:
         now = self._now
         match message:
             case Reported(step, metrics):
-                now = NodeActive(now.generation, step, metrics, now.batches, now.log_nbytes)
+                now = replace(now, step=step, metrics=metrics)
             case ReadParquet(feed):
                 self._own[feed] = 0
             case Consumed(feed) if feed in self._own:
                 self._own[feed] = message.steps
-                batches = sum(self._own.values())
-                now = NodeActive(now.generation, now.step, now.metrics, batches, now.log_nbytes)
+                now = replace(now, batches=sum(self._own.values()))
             case _:
                 return
         self._change(now)
@@ -77,18 +193,16 @@ class Activity:
 
     def _change(self, now: NodeActive) -> None:
         self._now = now
-        if now != self._told and self._timer is None:
-            self._timer = self._loop.call_later(PERIOD_S, self._tell_now)
+        if now != self._reported and self._timer is None:
+            self._timer = self._loop.call_later(PERIOD_S, self._report_now)
 
-    def _tell_now(self) -> None:
+    def _report_now(self) -> None:
         self._timer = None
-        self._told = self._now
-        self._tell(self._now)
+        self._reported = self._now
+        self._report(self._now)
 
     def _look_at_log(self) -> None:
         assert self._log is not None
         assert self._log_period_s is not None
-        now = self._now
-        nbytes = self._log.nbytes()
-        self._change(NodeActive(now.generation, now.step, now.metrics, now.batches, nbytes))
+        self._change(replace(self._now, log_nbytes=self._log.nbytes()))
         self._log_timer = self._loop.call_later(self._log_period_s, self._look_at_log)

@@ -29,19 +29,19 @@ import cloudpickle
 from sparkdl.control.channel import Imported, Raised, Returned, Running, Start
 from sparkdl.control.values import encode_value
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ResultError
+from sparkdl.core.errors import ResultError, SparkdlError
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.garbage import uncollected
-from sparkdl.core.tracebacks import user_traceback
-from sparkdl.frameworks.framework import Framework
-from sparkdl.frameworks.registry import framework_named
+from sparkdl.frameworks.framework import Framework, framework_named
 from sparkdl.node.context import NodeContext, enter
-from sparkdl.node.hadoop import HadoopClasspath
 from sparkdl.node.link import AgentLink
+from sparkdl.node.resources import HadoopClasspath
 
 _PR_SET_PDEATHSIG = 1
 _MAX_TEXT_CHARS = 256 * 1024
 """Of an exception's message and traceback at most, so that a failure fits into one message."""
+_OWN = (f"{Path(__file__).parent.parent}{os.sep}", "<frozen runpy>")
+"""Files of frames between a node's start and the user's code."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> None:
     arguments = ChildArguments.parse(argv)
     _die_with(arguments.agent_pid)
     faulthandler.enable()
-    _tell_stacks(arguments.stacks_fd)
+    _write_stacks_on_signal(arguments.stacks_fd)
     link = AgentLink(socket.socket(fileno=arguments.channel_fd))
     port = socket.socket(fileno=arguments.port_fd)
     link.send(_run(arguments, link, port))
@@ -174,7 +174,35 @@ def _raised(
     )
 
 
-def _tell_stacks(fd: int) -> None:
+def user_traceback(error: BaseException) -> str:
+    """Return the traceback of what user code raised.
+
+    Of each exception in the chain the frames that led from sparkdl to the user's code are left out;
+    of an error that sparkdl raises on purpose, those behind the user's call as well. Where there
+    are no other frames than sparkdl's, all are there.
+    """
+    told = traceback.TracebackException.from_exception(error)
+    _shorten(told, issubclass(type(error), SparkdlError), set())
+    return "".join(told.format())
+
+
+def _shorten(told: traceback.TracebackException, is_ours: bool, seen: set[int]) -> None:
+    if id(told) in seen:
+        return
+    seen.add(id(told))
+    own = [frame.filename.startswith(_OWN) for frame in told.stack]
+    if not all(own):
+        ends = [len(own)]
+        if is_ours:  # what dataclasses generate is in no file
+            files = [frame.filename for frame in told.stack]
+            ends += [i + 1 for i, file in enumerate(files) if not own[i] and file != "<string>"]
+        told.stack[:] = told.stack[own.index(False) : ends[-1]]
+    for other in (told.__cause__, told.__context__, *(getattr(told, "exceptions", None) or ())):
+        if other is not None:
+            _shorten(other, False, seen)
+
+
+def _write_stacks_on_signal(fd: int) -> None:
     """Write the stacks of all threads into `fd` on SIGUSR1, which the agent has held back."""
     os.set_inheritable(fd, False)
     faulthandler.register(signal.SIGUSR1, file=fd, all_threads=True)
@@ -185,7 +213,7 @@ def _die_with(agent_pid: int) -> None:
     """Ask the kernel to kill this process when its agent ends; elsewhere the pipe's end does it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != agent_pid:
+        if os.getppid() != agent_pid:  # it ended before the kernel was asked, and sends no signal
             os.kill(os.getpid(), signal.SIGKILL)
 
 

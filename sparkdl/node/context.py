@@ -1,4 +1,4 @@
-"""What `map_fun(args, ctx)` is given: its place in the world and its feeds.
+"""`ctx` of `map_fun(args, ctx)`: a node's place in the world, its feeds and its checkpoints.
 
 Runs in: child
 """
@@ -8,26 +8,22 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.core.checkpoint import FIRST_TIME, Resume
-from sparkdl.core.paths import absolute_url
+from sparkdl.core.errors import ConfigError
 from sparkdl.core.settings import visible_gpus
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
-from sparkdl.core.world import Member, World
-from sparkdl.feed.adapters.tfos import DataFeed
-from sparkdl.feed.parquet.paths import ParquetPaths, Paths
+from sparkdl.core.world import FIRST_TIME, Member, Resume, World
+from sparkdl.feed.parquet.paths import ParquetPaths, Paths, parquet
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.tail import Tail
-from sparkdl.node.checkpoint.checkpoints import Checkpointing
-from sparkdl.node.coordination import Coordination
-from sparkdl.node.direct_read import read_own, wanted_files
-from sparkdl.node.gathering import Gathering
-from sparkdl.node.legacy import NodeManager, RemovedCalls
-from sparkdl.node.link import AgentLink
-from sparkdl.node.meshes import Meshes
-from sparkdl.node.reporting import reported
+from sparkdl.frameworks.framework import framework_named
+from sparkdl.node.checkpoints import Checkpoints, LastCheckpoint
+from sparkdl.node.legacy import LegacyContext, NodeManager
+from sparkdl.node.link import AgentLink, read_parquet, reported
 
 if TYPE_CHECKING:
     import jax
@@ -36,26 +32,21 @@ if TYPE_CHECKING:
     from torch.utils.data import IterableDataset
 
     from sparkdl.feed.adapters.jax import JaxBatches
+    from sparkdl.frameworks.tensorflow_ps import FedDatasetFn, FedWorkers
 
 _log = logging.getLogger(__name__)
 
 
-class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
+class NodeContext(LegacyContext):
     """One node's view of the cluster.
 
     Attributes:
         world: all members, by rank.
         member: this node.
-        executor_id: this node's number, as in TensorFlowOnSpark; `worker_num` is its old name.
-        job_name: `chief`, `worker`, `ps` or `evaluator`.
-        task_index: the node's index among those with the same job name.
-        cluster_spec: TensorFlow's: `{job: ["host:port", …]}`.
-        num_workers: nodes that train: chief and workers.
         num_gpus: GPUs that this node was given, which are all that its process sees; 0 as well
             where nobody shares GPUs out, see docs/gpus.md.
-        defaultFS: Hadoop's default file system.
-        working_dir: the driver's working directory.
         restarts: how often all nodes have begun anew after a failure.
+        executor_id, job_name, task_index, cluster_spec, …: as in TensorFlowOnSpark.
     """
 
     def __init__(
@@ -68,24 +59,17 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
         resume: Resume = FIRST_TIME,
         scratch: Path | None = None,
     ) -> None:
-        super().__init__()
+        place = (member.node.node_id, member.role.name, member.index, world.cluster_spec())
+        num_trainers, mgr = len(world.trainers), NodeManager(link)
+        super().__init__(*place, num_trainers, spec.default_fs, spec.working_dir, mgr, port)
         self.world = world
         self.member = member
-        self.executor_id = self.worker_num = member.node.node_id
-        self.job_name = member.role.name
-        self.task_index = member.index
-        self.cluster_spec = world.cluster_spec()
-        self.num_workers = len(world.trainers)
         self.num_gpus = len(visible_gpus() or ())
-        self.defaultFS = spec.default_fs
-        self.working_dir = spec.working_dir
-        self.mgr = NodeManager(self.get_data_feed)
-        self.tmp_socket: socket.socket | None = port
         self.restarts = resume.restarts
-        self._resume = resume
         self._spec = spec
         self._link = link
-        self._scratch = scratch
+        self._checkpoints = Checkpoints(world, member, spec, link, resume, scratch)
+        self._fed_workers: FedWorkers | None = None
 
     def __repr__(self) -> str:
         return f"NodeContext({self.member.node.name}, rank {self.rank} of {self.world.size})"
@@ -109,24 +93,6 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
     def is_chief(self) -> bool:
         """Whether this node leads: the chief, or the first worker where there is none."""
         return self.rank == 0
-
-    def get_data_feed(
-        self,
-        train_mode: bool = True,
-        qname_in: str = DEFAULT_FEED,
-        qname_out: str = "output",
-        input_mapping: Mapping[str, str] | None = None,
-    ) -> DataFeed:
-        """Return TensorFlowOnSpark's `DataFeed` over the feed called `qname_in`.
-
-        Args:
-            train_mode: `False` to answer `cluster.inference` with `batch_results`.
-            qname_out: accepted for TensorFlowOnSpark's sake; results go back where the rows
-                came from.
-            input_mapping: column name to tensor name.
-        """
-        reader = self._link.reader(qname_in)
-        return DataFeed(reader, self._link.send, train_mode, input_mapping)
 
     def batches(
         self,
@@ -154,10 +120,9 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
                 node. `short`: they make smaller batches, and each is used once; a node that got
                 fewer rows than the others have steps left, because it or the way to it was slower,
                 gets one again in each of these: `rows_padded` of the feed's report counts them.
-                `pad`: every batch is filled up to
-                `batch_size`, and has one more column, `sample_weight`, float32 `[rows]`, 0 for rows
-                that only fill. `drop`: they are not used. `carry`: they come first in the next
-                epoch.
+                `pad`: every batch is filled up to `batch_size`, and has one more column,
+                `sample_weight`, float32 `[rows]`, 0 for rows that only fill. `drop`: they are not
+                used. `carry`: they come first in the next epoch.
             shuffle: `True` mixes rows within some 32 MB; a number, within so many rows. Epochs that
                 are read from the node's log have their segments in random order as well.
             seed: of that order, which differs from epoch to epoch.
@@ -172,9 +137,8 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
         if isinstance(feed, ParquetPaths):
             return self.parquet(feed, batch_size, columns, None, even, tail, shuffle, seed)
         names = None if columns is None else tuple(columns)
-        is_even = self._trains_in_step() if even is None else even
         reader = self._link.reader(feed)
-        return EpochBatches(reader, batch_size, names, is_even, tail, shuffle, seed)
+        return EpochBatches(reader, batch_size, names, self._is_even(even), tail, shuffle, seed)
 
     def has_epoch(self, feed: str = DEFAULT_FEED) -> bool:
         """Wait for the next epoch of a feed; return false once the feed has ended.
@@ -214,13 +178,22 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
             ConfigError: if an argument cannot be; from the iteration, if there are no such files.
             ReadError: from the iteration, if a file cannot be read.
         """
-        files = wanted_files(path, columns, options, epochs, self.absolute_path)
-        is_even = self._trains_in_step() if even is None else even
+        if epochs is not None and epochs < 1:
+            raise ConfigError(f"epochs={epochs} must be at least 1, or None")
+        if isinstance(path, ParquetPaths):
+            columns = path.columns if columns is None else columns
+            options = path.options if options is None else options
+            path = path.paths
+        files = parquet(path, columns, options)
+        names, is_even = files.columns, self._is_even(even)
         reader = self._link.own_reader("parquet")
-        batches = EpochBatches(reader, batch_size, files.columns, is_even, tail, shuffle, seed)
+        batches = EpochBatches(reader, batch_size, names, is_even, tail, shuffle, seed)
+        done = self._checkpoints.covered(reader.feed)
+        files = replace(files, paths=tuple(map(self.absolute_path, files.paths)))
         row_seed = seed if shuffle else None
-        done = self._covered(reader.feed)
-        read_own(self._link, reader.feed, self.world, self.member, files, epochs, row_seed, done)
+        self._link.send(
+            read_parquet(reader.feed, files, self.world, self.member, epochs, row_seed, done)
+        )
         return batches
 
     def dataset(  # noqa: PLR0913 (what `batches` takes, and the columns)
@@ -259,8 +232,7 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
         from sparkdl.feed.adapters.tensorflow import tf_dataset
 
         let_epochs_differ()
-        names = _wanted(x, y) or None
-        batches = self.batches(batch_size, names, feed, even, tail, shuffle, seed)
+        batches = self.batches(batch_size, _wanted(x, y) or None, feed, even, tail, shuffle, seed)
         return tf_dataset(batches, x, y, prefetch)
 
     def torch_dataset(
@@ -278,8 +250,7 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
         For `DataLoader(dataset, batch_size=None, num_workers=…)`: batches are made already.
 
         Args:
-            x: column of the features, or several for a dict of features.
-            y: column or columns of the labels.
+            x, y: columns of features and labels, see `dataset`.
             columns: without `x`, which columns.
             mesh: nodes that differ in no data axis of it get the same batches, of `batch_size` rows
                 as everywhere; each of them reads an equal share. See docs/meshes.md.
@@ -349,25 +320,163 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
         """
         self._link.send(reported(step, metrics))
 
-    def absolute_path(self, path: str) -> str:
-        """Return `path` as a URL on the default file system, relative to the user's home there.
+    @property
+    def checkpoint_dir(self) -> str | None:
+        """The path or URL of the folder of the checkpoints; `None` if the launch named none."""
+        return self._spec.checkpoint_dir
 
-        On a local default file system it is relative to the driver's working directory. A path
-        with a scheme is returned as it is.
+    @property
+    def last_checkpoint(self) -> LastCheckpoint | None:
+        """The checkpoint that this world resumes from: its `step`, `folder` and `url`.
+
+        `None` if it begins at the beginning. Does not change while `map_fun` runs.
         """
-        return absolute_url(path, self.defaultFS, self.working_dir)
+        return self._checkpoints.last
 
-    def release_port(self) -> None:
-        """Close the socket that holds this node's port, so that a server can bind it."""
-        if self.tmp_socket is None:
-            _log.warning("The port of %s has been released already", self.member.node.name)
-            return
-        self.tmp_socket.close()
-        self.tmp_socket = None
+    def checkpoint(
+        self, step: int, batches: int | Mapping[str, int] | None = None
+    ) -> AbstractContextManager[Path]:
+        """Make a checkpoint of what is written into the folder that is yielded.
 
-    def _trains_in_step(self) -> bool:
+        Call it on all nodes that train, with the same steps. It is complete, or not there at all;
+        the first node waits for the others, up to `feed_timeout`. An exception inside leaves no
+        checkpoint, and those before untouched. On a local or mounted `checkpoint_dir` all nodes
+        write into one and the same folder: nodes that write different things need different names.
+
+        Args:
+            step: how far the training is, by your own count; larger each time.
+            batches: how many batches of the feed the saved state has used since `map_fun` began,
+                by feed if there are several. By default all that were handed out, which is exact
+                unless something reads ahead.
+
+        Raises:
+            ConfigError: without `checkpoint_dir`, on a node that does not train, inside another
+                checkpoint, for a step that is not larger; or if `batches` must be given.
+            CheckpointError: if it could not be written, or a node has not called this in time.
+        """
+        return self._checkpoints.write(step, batches)
+
+    def batches_given(self) -> dict[str, int]:
+        """Return how many batches of each feed were handed out since `map_fun` began.
+
+        What is read ahead of the training counts. At the end of an epoch it is what was used.
+        """
+        return self._link.batches_given()
+
+    def all_gather(self, value: Any, timeout_s: float | None = None) -> list[Any]:
+        """Return the values that all nodes which train gave to this call, by rank.
+
+        Call it on chief and workers, equally often. Like `BarrierTaskContext.allGather` of Spark.
+        Values go through the driver, whatever the framework: addresses, seeds, counts, agreements.
+        Tensors belong into the framework's own collectives.
+
+        Args:
+            value: None, booleans, numbers, strings, bytes, numpy arrays, and lists, tuples, sets
+                and dicts of them; some 12 MB at most for all nodes together.
+            timeout_s: seconds to wait for the others, by default the launch's `feed_timeout`.
+
+        Raises:
+            ConfigError: on a node that does not train, or for a value that cannot travel.
+            CoordinationError: if a node did not call in time, or returned without it.
+        """
+        self._check_trains("ctx.all_gather and ctx.barrier")
+        timeout_s = self._spec.settings.feed_timeout_s if timeout_s is None else timeout_s
+        return self._link.all_gather(value, timeout_s, self.member.node.name)
+
+    def barrier(self, timeout_s: float | None = None) -> None:
+        """Wait until all nodes that train have called this; see `all_gather`."""
+        self.all_gather(None, timeout_s)
+
+    def mesh(self, **axes: int) -> Any:
+        """Return the framework's own mesh: `ctx.mesh(data=2, model=2)`.
+
+        Call it on all nodes that train, alike. Nodes that differ in the last axis alone are
+        neighbours by rank, so give the axis that talks most, as a rule the model's, last.
+
+        Args:
+            axes: how many nodes, with JAX how many devices, are along each; one may be -1, for what
+                the others leave.
+
+        Returns:
+            With PyTorch a `torch.distributed.device_mesh.DeviceMesh`; the default process group is
+            made if there is none. With JAX a `jax.sharding.Mesh` over the devices of all nodes.
+            With TensorFlow a `tf.experimental.dtensor.Mesh`; call it before any other operation.
+
+        Raises:
+            ConfigError: if the axes do not fit the nodes, this node does not train, or the
+                framework has no mesh.
+        """
+        self._check_trains("ctx.mesh")
+        return framework_named(self._spec.framework).mesh(axes, self.world, self.member)
+
+    def parameter_server_strategy(
+        self, variable_partitioner: Any = None
+    ) -> tf.distribute.ParameterServerStrategy:
+        """Connect to the servers of ps and workers, and return the strategy that trains on them.
+
+        Args:
+            variable_partitioner: cuts large variables into parts for several ps, see
+                `tf.distribute.experimental.partitioners`.
+
+        Raises:
+            ConfigError: if there are no such servers, or this node is not the chief.
+            FrameworkMissingError: if the installed TensorFlow is not known.
+        """
+        from sparkdl.frameworks.tensorflow_ps import connect
+
+        strategy, self._fed_workers = connect(self.world, self.member, variable_partitioner)
+        return strategy
+
+    def fed_dataset_fn(
+        self,
+        batch_size: int,
+        x: str | Sequence[str] | None = None,
+        y: str | Sequence[str] | None = None,
+        feed: str = DEFAULT_FEED,
+        tail: Tail = "short",
+        shuffle: bool | int = False,
+        seed: int = 0,
+    ) -> FedDatasetFn:
+        """Return a dataset function that gives every worker the rows that Spark feeds to it.
+
+        For `DatasetCreator(fn)` of tf_keras, and for `coordinator.create_per_worker_dataset(fn)`.
+        A worker's dataset goes on from epoch to epoch and ends, on all workers at once, when the
+        feed has ended and all rows have been used. A step for which a worker has no row goes to
+        another. Waits for the first row, to learn the types.
+
+        Args:
+            x, y: columns of features and labels, see `dataset`.
+            tail, shuffle, seed: see `batches`; `tail` is of each worker's part of an epoch.
+
+        Returns:
+            What gives elements as those of `dataset`. Its `terminate()` takes no more rows.
+
+        Raises:
+            ConfigError: without a strategy from `parameter_server_strategy`.
+            FeedClosedError: if the feed ended before a row came.
+        """
+        if self._fed_workers is None:
+            raise ConfigError(
+                "call ctx.parameter_server_strategy() first: the workers have to be asked what "
+                "their rows are"
+            )
+        from sparkdl.frameworks.tensorflow_server import Wanted
+
+        columns = tuple(_wanted(x, y)) or None
+        wanted = Wanted(0, feed, batch_size, columns, tail, shuffle, seed)
+        return self._fed_workers.dataset_fn(wanted, x, y)
+
+    def _is_even(self, even: bool | None) -> bool:
+        """Return `even`, by default whether a framework trains synchronously on several nodes."""
         is_trainer = self.member.role.is_trainer
-        return is_trainer and self._spec.framework != "plain" and self.num_workers > 1
+        in_step = is_trainer and self._spec.framework != "plain" and self.num_workers > 1
+        return in_step if even is None else even
+
+    def _check_trains(self, calls: str) -> None:
+        if not self.member.role.is_trainer or self.member.role.is_server:
+            raise ConfigError(
+                f"{self.member.node.name} does not train: call {calls} on chief and workers"
+            )
 
 
 _current: NodeContext | None = None

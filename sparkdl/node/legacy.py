@@ -1,4 +1,4 @@
-"""What a context has for programs that were written for TensorFlowOnSpark: `mgr`, and refusals.
+"""What `ctx` has as TensorFlowOnSpark's `TFNodeContext` has it, for programs written for that.
 
 Runs in: child
 
@@ -7,24 +7,40 @@ https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/TFSpark
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import socket
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from sparkdl.core.errors import RemovedError
+from sparkdl.core.paths import absolute_url
+from sparkdl.core.spec import DEFAULT_FEED
+from sparkdl.feed.adapters.tfos import DataFeed
+from sparkdl.node.link import AgentLink
+
+_log = logging.getLogger(__name__)
 
 
 class NodeManager:
     """`ctx.mgr`: what `TFNode.DataFeed(ctx.mgr)` reads from, and a node's own few values.
 
     Its values are those of this process; `state` is `running`.
-
-    Args:
-        data_feed: makes the feed, as `NodeContext.get_data_feed` does.
     """
 
-    def __init__(self, data_feed: Callable[..., Any]) -> None:
-        self.data_feed = data_feed
+    def __init__(self, link: AgentLink) -> None:
+        self._link = link
         self._values: dict[str, Any] = {"state": "running"}
+
+    def data_feed(
+        self,
+        train_mode: bool,
+        qname_in: str,
+        qname_out: str,
+        input_mapping: Mapping[str, str] | None,
+    ) -> DataFeed:
+        """Return the feed, see `LegacyContext.get_data_feed`."""
+        reader = self._link.reader(qname_in)
+        return DataFeed(reader, self._link.send, train_mode, input_mapping)
 
     def get(self, key: str) -> Any:
         """Return the value that was set, or `None`."""
@@ -74,3 +90,75 @@ class RemovedCalls:
             "compat.export_saved_model(model, export_dir, ctx.job_name == 'chief') on all nodes, "
             "with `from sparkdl.tfos import compat`"
         )
+
+
+class LegacyContext(RemovedCalls):
+    """A node's place in the cluster.
+
+    Attributes:
+        executor_id: this node's number; `worker_num` is its old name.
+        job_name: `chief`, `worker`, `ps` or `evaluator`.
+        task_index: the node's index among those with the same job name.
+        cluster_spec: TensorFlow's: `{job: ["host:port", …]}`.
+        num_workers: nodes that train: chief and workers.
+        defaultFS: Hadoop's default file system.
+        working_dir: the driver's working directory.
+        mgr: what `get_data_feed` reads from.
+        tmp_socket: holds the node's port until `release_port`.
+    """
+
+    def __init__(  # noqa: PLR0913 (what TensorFlowOnSpark has)
+        self,
+        executor_id: int,
+        job_name: str,
+        task_index: int,
+        cluster_spec: Mapping[str, Sequence[str]],
+        num_workers: int,
+        defaultFS: str,  # noqa: N803 (its name in TensorFlowOnSpark)
+        working_dir: str,
+        mgr: Any,
+        tmp_socket: socket.socket | None,
+    ) -> None:
+        self.executor_id = self.worker_num = executor_id
+        self.job_name = job_name
+        self.task_index = task_index
+        self.cluster_spec = dict(cluster_spec)
+        self.num_workers = num_workers
+        self.defaultFS = defaultFS
+        self.working_dir = working_dir
+        self.mgr = mgr
+        self.tmp_socket = tmp_socket
+
+    def get_data_feed(
+        self,
+        train_mode: bool = True,
+        qname_in: str = DEFAULT_FEED,
+        qname_out: str = "output",
+        input_mapping: Mapping[str, str] | None = None,
+    ) -> DataFeed:
+        """Return TensorFlowOnSpark's `DataFeed` over the feed called `qname_in`.
+
+        Args:
+            train_mode: `False` to answer `cluster.inference` with `batch_results`.
+            qname_out: accepted for TensorFlowOnSpark's sake; results go back where the rows
+                came from.
+            input_mapping: column name to tensor name.
+        """
+        feed: DataFeed = self.mgr.data_feed(train_mode, qname_in, qname_out, input_mapping)
+        return feed
+
+    def absolute_path(self, path: str) -> str:
+        """Return `path` as a URL on the default file system, relative to the user's home there.
+
+        On a local default file system it is relative to the driver's working directory. A path
+        with a scheme is returned as it is.
+        """
+        return absolute_url(path, self.defaultFS, self.working_dir)
+
+    def release_port(self) -> None:
+        """Close the socket that holds this node's port, so that a server can bind it."""
+        if self.tmp_socket is None:
+            _log.warning("There is no port to release, or it has been released already")
+            return
+        self.tmp_socket.close()
+        self.tmp_socket = None

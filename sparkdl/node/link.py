@@ -1,4 +1,4 @@
-"""The child's end of the pipe to its agent: feeds come in, progress and results go out.
+"""The child's end of the pipe to its agent: feeds come in, requests, progress and results go out.
 
 Runs in: child
 """
@@ -6,13 +6,15 @@ Runs in: child
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import queue
 import select
 import signal
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from sparkdl.control.channel import (
     Commit,
@@ -22,11 +24,14 @@ from sparkdl.control.channel import (
     EpochMark,
     FeedStart,
     Gathered,
+    Given,
     Hold,
     Local,
     ReadFailed,
+    ReadParquet,
     Reclaim,
     Reopened,
+    Reported,
     Segment,
     Start,
     StepsGranted,
@@ -36,15 +41,25 @@ from sparkdl.control.channel import (
 )
 from sparkdl.control.coverage import EpochRows
 from sparkdl.control.lease import SILENT_LOOKS, look_s
-from sparkdl.core.checkpoint import FIRST_TIME
+from sparkdl.control.values import decode_value, encode_value
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError, FeedClosedError, ReadError, SparkdlError
+from sparkdl.core.errors import (
+    ConfigError,
+    CoordinationError,
+    FeedClosedError,
+    ReadError,
+    ResultError,
+    SparkdlError,
+)
 from sparkdl.core.spec import DEFAULT_FEED
+from sparkdl.core.world import FIRST_TIME, Member, World
+from sparkdl.feed.parquet.paths import ParquetPaths
 from sparkdl.feed.reader.item import Item
 from sparkdl.feed.reader.reader import FeedReader
 from sparkdl.feed.store.supply import Supply
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class AgentLink:
@@ -52,11 +67,13 @@ class AgentLink:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._send_lock = threading.Lock()
+        self._send_lock = threading.Lock()  # the frames of two threads must not mix
         self._starts: queue.Queue[Start | None] = queue.Queue()
         self._commits: queue.Queue[Commit] = queue.Queue()
         self._gathered: queue.Queue[Gathered] = queue.Queue()
-        self._lock = threading.Lock()
+        self._gathering = threading.Lock()
+        self._num_gatherings = 0
+        self._lock = threading.Lock()  # of what follows: user code's threads ask for readers
         self._readers: dict[str, FeedReader] = {}
         self._own: set[str] = set()
         self._supply = Supply()
@@ -84,23 +101,30 @@ class AgentLink:
 
     def wait_commit(self, step: int, deadline: Deadline) -> Commit | None:
         """Wait for news of the checkpoint of `step`; `None` if there were none in time."""
-        while True:
-            try:
-                news = self._commits.get(timeout=deadline.wait_s)
-            except queue.Empty:
-                return None
-            if news.step == step:
-                return news
+        return _wait_for(self._commits, lambda news: news.step == step, deadline)
 
-    def wait_gathered(self, number: int, deadline: Deadline) -> Gathered | None:
-        """Wait for the end of the gathering `number`; `None` if it did not come in time."""
-        while True:
-            try:
-                news = self._gathered.get(timeout=deadline.wait_s)
-            except queue.Empty:
-                return None
-            if news.number == number:
-                return news
+    def all_gather(self, value: Any, timeout_s: float, node: str) -> list[Any]:
+        """Return the values that all nodes gave to this call, see `NodeContext.all_gather`."""
+        try:
+            data = encode_value(value)
+        except ResultError as error:
+            raise ConfigError(f"ctx.all_gather cannot send this value: {error}") from None
+        # One at a time: the driver puts values together by their number, which is the call's.
+        with self._gathering:
+            number, self._num_gatherings = self._num_gatherings, self._num_gatherings + 1
+            self.send(Given(number, data))
+            deadline = Deadline.after(timeout_s)
+            end = _wait_for(self._gathered, lambda end: end.number == number, deadline)
+        if end is None:
+            raise CoordinationError(
+                f"not all nodes called ctx.all_gather or ctx.barrier within {timeout_s:g} s; this "
+                f"was call {number + 1} of {node}. cluster.stacks() shows what the nodes are doing"
+            )
+        if end.problem:
+            raise CoordinationError(
+                f"call {number + 1} of ctx.all_gather or ctx.barrier has no end: {end.problem}"
+            )
+        return [decode_value(part) for part in end.values]
 
     def reader(self, feed: str) -> FeedReader:
         """Return the reader of the feed called `feed`; there is one for each name."""
@@ -191,7 +215,7 @@ class AgentLink:
             for reader in self._readers.values():
                 reader.lose()
         if not self._is_closing:
-            # Without its agent nobody owns this process: it must not train on unseen.
+            # Without its agent nothing would end this process, and it must not train on unseen.
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _hears(self) -> bool:
@@ -259,6 +283,19 @@ class AgentLink:
             reader.end()
 
 
+def _wait_for(
+    arrived: queue.Queue[T], is_wanted: Callable[[T], bool], deadline: Deadline
+) -> T | None:
+    """Return the first wanted message; drop earlier ones, whose waits have timed out."""
+    while True:
+        try:
+            message = arrived.get(timeout=deadline.wait_s)
+        except queue.Empty:
+            return None
+        if is_wanted(message):
+            return message
+
+
 def _meant(read: list[str], batches: int) -> str:
     """Return which of the feeds that were read a single number of batches is of."""
     if DEFAULT_FEED in read:
@@ -270,3 +307,54 @@ def _meant(read: list[str], batches: int) -> str:
             "the feeds: batches={'input': …}"
         )
     return read[0]
+
+
+def read_parquet(
+    feed: str,
+    files: ParquetPaths,
+    world: World,
+    member: Member,
+    epochs: int | None,
+    seed: int | None,
+    done: EpochRows,
+) -> ReadParquet:
+    """Return the message that has the agent read `member`'s share of `files` into `feed`.
+
+    A node that does not train reads all rows.
+
+    Args:
+        epochs: how many; `None` for as many as are asked for.
+        seed: of the order of the row groups; `None` keeps it.
+        done: rows, by epoch, that a checkpoint of the nodes that train covers.
+    """
+    trains = member.role.is_trainer
+    nodes = tuple(sharer.node.node_id for sharer in (world.trainers if trains else (member,)))
+    own, options = member.node.node_id, dict(files.options)
+    done = done if trains else {}
+    return ReadParquet(feed, files.paths, nodes, own, files.columns, options, epochs, seed, done)
+
+
+def reported(step: Any, metrics: Mapping[str, Any]) -> Reported:
+    """Return the message for `NodeContext.report`.
+
+    Args:
+        step: a whole number; arrays and tensors of one such number are taken as well.
+        metrics: likewise, of any number.
+
+    Raises:
+        ConfigError: if one of them is something else.
+    """
+    try:
+        number = operator.index(step.item() if hasattr(step, "item") else step)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"report(step={step!r}): a whole number is needed ({error})") from None
+    if number < 0:
+        raise ConfigError(f"report(step={number}): steps are 0 or more")
+    values = {}
+    for name, value in metrics.items():
+        try:
+            values[name] = float(value)
+        except (TypeError, ValueError) as error:
+            text = f"report({name}={value!r}): a number is needed ({error})"
+            raise ConfigError(text) from None
+    return Reported(number, values)

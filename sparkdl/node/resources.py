@@ -1,16 +1,18 @@
-"""What a node finds on its executor: its address, its port, its GPUs, a place for files.
+"""What a node finds on its executor: address, port, GPUs, folder, memory limits, Hadoop's jars.
 
-Runs in: feeder, agent
+Runs in: feeder, agent, child
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
 import psutil
@@ -18,7 +20,12 @@ import psutil
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.settings import Environment
 
+_log = logging.getLogger(__name__)
+
 _MIN_FEED_NBYTES = 64 * 1024 * 1024
+_JARS_ADDED = "TFOS_CLASSPATH_UPDATED"
+"""TensorFlowOnSpark's mark that Hadoop's jars are there, so that programs that know it add none."""
+_HADOOP_TIMEOUT_S = 60.0
 
 
 def own_host(peer: tuple[str, int], environment: Environment) -> str:
@@ -151,3 +158,66 @@ def assigned_gpus() -> tuple[str, ...] | None:
     context = TaskContext.get()
     gpus = context.resources().get("gpu") if context is not None else None
     return tuple(gpus.addresses) if gpus is not None else None
+
+
+class HadoopClasspath:
+    """`hadoop classpath --glob`, which runs while this process does something else.
+
+    libhdfs, which opens `hdfs://`, finds Hadoop's jars by CLASSPATH, in which it expands no
+    patterns: https://hadoop.apache.org/docs/stable/hadoop-project-dist/hadoop-hdfs/LibHdfs.html
+    """
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    @classmethod
+    def begin(cls) -> HadoopClasspath | None:
+        """Start it where HADOOP_PREFIX or HADOOP_HOME is set, unless the jars are there already."""
+        home = Environment.read().hadoop_home
+        if home is None or _JARS_ADDED in os.environ:
+            return None
+        command = [str(Path(home, "bin", "hadoop")), "classpath", "--glob"]
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        except OSError as error:
+            _warn(" ".join(command), str(error))
+            return None
+        return cls(process)
+
+    def finish(
+        self, environ: MutableMapping[str, str] = os.environ, timeout_s: float = _HADOOP_TIMEOUT_S
+    ) -> None:
+        """Append the jars to CLASSPATH. A failure is logged: not everybody wants HDFS.
+
+        Args:
+            timeout_s: seconds it may still take.
+        """
+        command = " ".join(map(str, self._process.args))  # type: ignore[arg-type]
+        with self._process as process:
+            try:
+                jars, problem = process.communicate(timeout=timeout_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                _warn(command, f"it took longer than {timeout_s:g} s")
+                return
+        if process.returncode or not jars.strip():
+            _warn(command, f"status {process.returncode}, {problem.strip() or 'no class path'}")
+            return
+        parts = [environ.get("CLASSPATH", ""), jars.strip()]
+        environ["CLASSPATH"] = os.pathsep.join(part for part in parts if part)
+        environ[_JARS_ADDED] = "1"
+
+
+def _warn(command: str, problem: str) -> None:
+    _log.warning(
+        "Hadoop's jars are not on the class path, so hdfs:// may not open: %s: %s. "
+        "HADOOP_PREFIX or HADOOP_HOME should be Hadoop's folder",
+        command,
+        problem,
+    )

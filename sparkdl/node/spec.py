@@ -32,7 +32,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
     Attributes:
         url, token: the coordinator's.
         attempt: which attempt of the Spark task this is.
-        owner: who starts it, holds the other end of its standard input, and whose end is its end.
+        owner: what starts it and holds the other end of its standard input; it ends with that.
         executor_pid: whose end it is instead once the agent has been detached from its task;
             `None` if it could not be found, so that the driver alone ends the agent then.
         gpus: addresses that Spark assigned; `None` where Spark assigns none.
@@ -49,11 +49,11 @@ class AgentSpec(msgspec.Struct, frozen=True):
 
 
 class StatusLine(msgspec.Struct, frozen=True):
-    """A line that an agent prints for whoever started it.
+    """A line that an agent prints for the process that started it.
 
     Attributes:
-        work_dir: where its files are, told first; an agent that is killed cannot remove them.
-        is_detached: it goes on without its task.
+        work_dir: where its files are, reported first; an agent that is killed cannot remove them.
+        is_detached: it continues without its task.
         error: why it ended, in words; empty if it has not.
         kind: the name of the class of the error.
     """
@@ -65,7 +65,7 @@ class StatusLine(msgspec.Struct, frozen=True):
 
 
 def start_agent(
-    order: AgentSpec, payload: bytes, python_path: list[str], stderr: int
+    agent_spec: AgentSpec, payload: bytes, python_path: list[str], stderr: int
 ) -> subprocess.Popen[bytes]:
     """Start an agent with this interpreter; its standard input stays open in `stdin`."""
     process = subprocess.Popen(
@@ -77,7 +77,7 @@ def start_agent(
         start_new_session=True,
     )
     assert process.stdin is not None
-    body = msgspec.json.encode(order)
+    body = msgspec.json.encode(agent_spec)
     try:
         process.stdin.write(_LENGTHS.pack(len(body), len(payload)) + body + payload)
         process.stdin.flush()
@@ -94,7 +94,7 @@ def tail_of(stderr: IO[bytes]) -> str:
     return stderr.read().decode(errors="replace").strip()
 
 
-def read_order(stream: BinaryIO) -> tuple[AgentSpec, bytes]:
+def read_spec(stream: BinaryIO) -> tuple[AgentSpec, bytes]:
     """Read what `start_agent` wrote, and no byte more.
 
     Raises:
@@ -108,7 +108,7 @@ def read_order(stream: BinaryIO) -> tuple[AgentSpec, bytes]:
 def _read(stream: BinaryIO, nbytes: int) -> bytes:
     data = stream.read(nbytes)
     if len(data) < nbytes:
-        raise ProtocolError("an agent was started without an order on its standard input")
+        raise ProtocolError("an agent was started without an AgentSpec on its standard input")
     return data
 
 

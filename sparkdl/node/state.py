@@ -20,10 +20,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from sparkdl.control.channel import Returned
-from sparkdl.core.checkpoint import FIRST_TIME, Resume
 from sparkdl.core.failure import Failure, signal_name
 from sparkdl.core.state_machine import stay, transition
-from sparkdl.core.world import World
+from sparkdl.core.world import FIRST_TIME, Resume, World
 from sparkdl.feed.infer.exchange import CLUSTER_FAILED
 
 Then = Literal["idle", "round", "gone"]
@@ -51,7 +50,7 @@ class Begun:
 
 @dataclass(frozen=True)
 class Leaving:
-    """The child has said how `map_fun` ended, and is exiting."""
+    """The child has reported how `map_fun` ended, and is exiting."""
 
     generation: int
     outcome: Returned | Failure
@@ -60,7 +59,7 @@ class Leaving:
 
 @dataclass(frozen=True)
 class Ending:
-    """The child was told to end (SIGTERM; after `deadline_s` SIGKILL); `then` says what follows."""
+    """The child was sent SIGTERM, and gets SIGKILL at the deadline; `then` says what follows."""
 
     then: Then
     generation: int
@@ -87,7 +86,7 @@ State = Ready | Begun | Leaving | Ending | Idle | Gone
 
 @dataclass(frozen=True)
 class WorldBegan:
-    """The coordinator has begun a world, which goes on at `resume`."""
+    """The coordinator has begun a world, which resumes at `resume`."""
 
     world: World
     resume: Resume = FIRST_TIME
@@ -95,12 +94,12 @@ class WorldBegan:
 
 @dataclass(frozen=True)
 class ChildEnteredMapFun:
-    """The child says that it calls `map_fun` now."""
+    """The child reports that it calls `map_fun` now."""
 
 
 @dataclass(frozen=True)
-class ChildSaidHowItEnded:
-    """The child's last message."""
+class ChildReportedEnd:
+    """The child has reported how `map_fun` ended: its last message."""
 
     outcome: Returned | Failure
 
@@ -113,7 +112,7 @@ class ChildExited:
 
 
 @dataclass(frozen=True)
-class RoundAsked:
+class RoundRequested:
     """The coordinator wants a new child for `generation`.
 
     Attributes:
@@ -125,7 +124,7 @@ class RoundAsked:
 
 
 @dataclass(frozen=True)
-class ChildStopAsked:
+class ChildStopRequested:
     """The coordinator wants the child of `generation` to end.
 
     Attributes:
@@ -138,7 +137,7 @@ class ChildStopAsked:
 
 
 @dataclass(frozen=True)
-class StopAsked:
+class StopRequested:
     """The coordinator wants the node to end."""
 
     grace_s: float
@@ -159,11 +158,11 @@ class DeadlinePassed:
 Event = (
     WorldBegan
     | ChildEnteredMapFun
-    | ChildSaidHowItEnded
+    | ChildReportedEnd
     | ChildExited
-    | RoundAsked
-    | ChildStopAsked
-    | StopAsked
+    | RoundRequested
+    | ChildStopRequested
+    | StopRequested
     | Orphaned
     | DeadlinePassed
 )
@@ -196,23 +195,23 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class TellRunning:
-    """Tell the coordinator that `map_fun` has been entered."""
+class ReportRunning:
+    """Report to the coordinator that `map_fun` has been entered."""
 
     generation: int
 
 
 @dataclass(frozen=True)
-class TellReturned:
-    """Tell the coordinator the result."""
+class ReportReturned:
+    """Report the result to the coordinator."""
 
     generation: int
     returned: Returned
 
 
 @dataclass(frozen=True)
-class TellFailed:
-    """Tell the coordinator of a failure: what the child said, or its exit status."""
+class ReportFailed:
+    """Report a failure to the coordinator: what the child reported, or its exit status."""
 
     generation: int
     failure: Failure | None
@@ -238,9 +237,9 @@ Action = (
     | StartChild
     | Terminate
     | Kill
-    | TellRunning
-    | TellReturned
-    | TellFailed
+    | ReportRunning
+    | ReportReturned
+    | ReportFailed
     | CloseFeeds
     | End
 )
@@ -271,30 +270,30 @@ def _ready_world(state: Ready, event: WorldBegan, now_s: float) -> Step[Ready | 
 
 
 def _entered(state: Begun, event: ChildEnteredMapFun, now_s: float) -> Step[Begun]:
-    return state, [TellRunning(state.generation)]
+    return state, [ReportRunning(state.generation)]
 
 
-def _said(state: Ready | Begun, event: ChildSaidHowItEnded, now_s: float) -> Step[Leaving]:
+def _reported_end(state: Ready | Begun, event: ChildReportedEnd, now_s: float) -> Step[Leaving]:
     leaving = Leaving(state.generation, event.outcome, now_s + EXIT_GRACE_S)
     outcome = event.outcome
     why = "map_fun has ended" if isinstance(outcome, Returned) else outcome.describe()
     return leaving, [CloseFeeds(why)]
 
 
-def _exited_unsaid(state: Ready | Begun, event: ChildExited, now_s: float) -> Step[Idle]:
-    tell = TellFailed(state.generation, None, event.status)
+def _exited_unreported(state: Ready | Begun, event: ChildExited, now_s: float) -> Step[Idle]:
+    report = ReportFailed(state.generation, None, event.status)
     how = f"exit code {event.status}" if event.status >= 0 else signal_name(-event.status)
-    return Idle(state.generation), [CloseFeeds(f"the child has died ({how})"), Kill(), tell]
+    return Idle(state.generation), [CloseFeeds(f"the child has died ({how})"), Kill(), report]
 
 
 def _leaving_exited(state: Leaving, event: ChildExited, now_s: float) -> Step[Idle]:
     generation, outcome = state.generation, state.outcome
-    tell: Action = (
-        TellReturned(generation, outcome)
+    report: Action = (
+        ReportReturned(generation, outcome)
         if isinstance(outcome, Returned)
-        else TellFailed(generation, outcome, None)
+        else ReportFailed(generation, outcome, None)
     )
-    return Idle(generation), [Kill(), tell]
+    return Idle(generation), [Kill(), report]
 
 
 def _leaving_expired(state: Leaving, event: DeadlinePassed, now_s: float) -> Step[Leaving]:
@@ -307,24 +306,26 @@ def _end_child(
     return Ending(then, generation, now_s + grace_s), [CloseFeeds(why), Terminate()]
 
 
-def _child_stop(state: WithChild, event: ChildStopAsked, now_s: float) -> Step[WithChild | Ending]:
+def _child_stop(
+    state: WithChild, event: ChildStopRequested, now_s: float
+) -> Step[WithChild | Ending]:
     if event.generation != state.generation:
         return state, []
     why = f"{CLUSTER_FAILED}: {event.reason}" if event.reason else "the node ends"
     return _end_child("idle", state.generation, event.grace_s, now_s, why)
 
 
-def _idle_child_stop(state: Idle, event: ChildStopAsked, now_s: float) -> Step[Idle]:
+def _idle_child_stop(state: Idle, event: ChildStopRequested, now_s: float) -> Step[Idle]:
     return state, [CloseFeeds(f"{CLUSTER_FAILED}: {event.reason}")] if event.reason else []
 
 
-def _round(state: WithChild, event: RoundAsked, now_s: float) -> Step[WithChild | Ending]:
+def _round(state: WithChild, event: RoundRequested, now_s: float) -> Step[WithChild | Ending]:
     if event.generation <= state.generation:
         return state, []
     return _end_child("round", event.generation, 0.0, now_s)
 
 
-def _idle_round(state: Idle, event: RoundAsked, now_s: float) -> Step[Idle | Ready]:
+def _idle_round(state: Idle, event: RoundRequested, now_s: float) -> Step[Idle | Ready]:
     if event.is_again and event.generation == state.generation:
         return Ready(event.generation), [Spawn(event.generation, is_again=True)]
     if event.generation <= state.generation:
@@ -332,21 +333,21 @@ def _idle_round(state: Idle, event: RoundAsked, now_s: float) -> Step[Idle | Rea
     return Ready(event.generation), [Spawn(event.generation)]
 
 
-def _ending_round(state: Ending, event: RoundAsked, now_s: float) -> Step[Ending]:
+def _ending_round(state: Ending, event: RoundRequested, now_s: float) -> Step[Ending]:
     if state.then == "gone" or event.generation <= state.generation:
         return state, []
     return replace(state, then="round", generation=event.generation), []
 
 
-def _stop(state: Ready | Begun | Leaving, event: StopAsked, now_s: float) -> Step[Ending]:
+def _stop(state: Ready | Begun | Leaving, event: StopRequested, now_s: float) -> Step[Ending]:
     return _end_child("gone", state.generation, event.grace_s, now_s)
 
 
-def _ending_stop(state: Ending, event: StopAsked, now_s: float) -> Step[Ending]:
+def _ending_stop(state: Ending, event: StopRequested, now_s: float) -> Step[Ending]:
     return replace(state, then="gone", deadline_s=min(state.deadline_s, now_s + event.grace_s)), []
 
 
-def _idle_stop(state: Idle, event: StopAsked, now_s: float) -> Step[Gone]:
+def _idle_stop(state: Idle, event: StopRequested, now_s: float) -> Step[Gone]:
     return Gone(), [End("stopped")]
 
 
@@ -368,48 +369,48 @@ def _orphaned(state: State, event: Orphaned, now_s: float) -> Step[Gone]:
 
 TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] = {
     (Ready, WorldBegan): _ready_world,
-    (Ready, ChildSaidHowItEnded): _said,
-    (Ready, ChildExited): _exited_unsaid,
-    (Ready, RoundAsked): _round,
-    (Ready, ChildStopAsked): _child_stop,
-    (Ready, StopAsked): _stop,
+    (Ready, ChildReportedEnd): _reported_end,
+    (Ready, ChildExited): _exited_unreported,
+    (Ready, RoundRequested): _round,
+    (Ready, ChildStopRequested): _child_stop,
+    (Ready, StopRequested): _stop,
     (Ready, Orphaned): _orphaned,
     (Begun, WorldBegan): stay,
     (Begun, ChildEnteredMapFun): _entered,
-    (Begun, ChildSaidHowItEnded): _said,
-    (Begun, ChildExited): _exited_unsaid,
-    (Begun, RoundAsked): _round,
-    (Begun, ChildStopAsked): _child_stop,
-    (Begun, StopAsked): _stop,
+    (Begun, ChildReportedEnd): _reported_end,
+    (Begun, ChildExited): _exited_unreported,
+    (Begun, RoundRequested): _round,
+    (Begun, ChildStopRequested): _child_stop,
+    (Begun, StopRequested): _stop,
     (Begun, Orphaned): _orphaned,
     (Leaving, WorldBegan): stay,
     (Leaving, ChildExited): _leaving_exited,
-    (Leaving, RoundAsked): _round,
-    (Leaving, ChildStopAsked): _child_stop,
-    (Leaving, StopAsked): _stop,
+    (Leaving, RoundRequested): _round,
+    (Leaving, ChildStopRequested): _child_stop,
+    (Leaving, StopRequested): _stop,
     (Leaving, Orphaned): _orphaned,
     (Leaving, DeadlinePassed): _leaving_expired,
     (Ending, WorldBegan): stay,
     (Ending, ChildEnteredMapFun): stay,
-    (Ending, ChildSaidHowItEnded): stay,
+    (Ending, ChildReportedEnd): stay,
     (Ending, ChildExited): _ending_exited,
-    (Ending, RoundAsked): _ending_round,
-    (Ending, ChildStopAsked): stay,
-    (Ending, StopAsked): _ending_stop,
+    (Ending, RoundRequested): _ending_round,
+    (Ending, ChildStopRequested): stay,
+    (Ending, StopRequested): _ending_stop,
     (Ending, Orphaned): _orphaned,
     (Ending, DeadlinePassed): _ending_expired,
     (Idle, WorldBegan): stay,
-    (Idle, RoundAsked): _idle_round,
-    (Idle, ChildStopAsked): _idle_child_stop,
-    (Idle, StopAsked): _idle_stop,
+    (Idle, RoundRequested): _idle_round,
+    (Idle, ChildStopRequested): _idle_child_stop,
+    (Idle, StopRequested): _idle_stop,
     (Idle, Orphaned): _orphaned,
     (Gone, WorldBegan): stay,
     (Gone, ChildEnteredMapFun): stay,
-    (Gone, ChildSaidHowItEnded): stay,
+    (Gone, ChildReportedEnd): stay,
     (Gone, ChildExited): stay,
-    (Gone, RoundAsked): stay,
-    (Gone, ChildStopAsked): stay,
-    (Gone, StopAsked): stay,
+    (Gone, RoundRequested): stay,
+    (Gone, ChildStopRequested): stay,
+    (Gone, StopRequested): stay,
     (Gone, Orphaned): stay,
 }
 """Every legal pair of state and event; `stay`: the event is expected and means nothing."""

@@ -1,4 +1,4 @@
-"""A child process: started, watched, ended, and how it ended.
+"""A child process: started, sent messages, watched, asked for its stacks, ended.
 
 Runs in: agent
 """
@@ -12,17 +12,36 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkdl.node.logs import ChildLog
+import psutil
+
+from sparkdl.control.channel import Local, Unframer, frame, receive
+from sparkdl.core.deadline import Deadline
+from sparkdl.node.activity import ChildLog
 from sparkdl.node.resources import oom_kills
-from sparkdl.node.stacks import SIGNAL, StackFile
 
 _log = logging.getLogger(__name__)
+
+_STACKS_SIGNAL = signal.SIGUSR1
+_ANSWER_S = 3.0
+"""How long a child may take to begin, before its process is described instead."""
+_LOOK_S = 0.05
+"""What has not grown for so long is complete: faulthandler writes without waiting in between."""
+
+_REASONS = {
+    psutil.STATUS_STOPPED: "is stopped (SIGSTOP)",
+    psutil.STATUS_TRACING_STOP: "is stopped by a debugger",
+    psutil.STATUS_DISK_SLEEP: "waits inside the kernel, for a disk, a device or a network mount",
+    psutil.STATUS_ZOMBIE: "has ended",
+    psutil.STATUS_DEAD: "has ended",
+}
 
 
 @dataclass(frozen=True)
@@ -49,34 +68,36 @@ class Child:
         self,
         process: subprocess.Popen[bytes],
         sock: socket.socket,
-        order: ChildSpec,
+        spec: ChildSpec,
         stacks: StackFile,
     ) -> None:
         self.sock = sock
         self.stacks = stacks
-        self.log = order.log
+        self.log = spec.log
         self._process = process
-        self._port_socket = order.port_socket
+        self._port_socket = spec.port_socket
         self._oom_kills_before = oom_kills()
         self._has_swept = False
 
     @classmethod
-    def spawn(cls, order: ChildSpec) -> Child:
+    def spawn(cls, spec: ChildSpec) -> Child:
         """Start the child in a process group of its own, so that all it starts ends with it."""
         ours, theirs = socket.socketpair()
-        log_fd = order.log.open_for_child()
+        log_fd = spec.log.open_for_child()
         stacks = StackFile()
-        fds = (theirs.fileno(), order.port_socket.fileno(), stacks.fd)
-        # The child inherits that SIGUSR1 waits: before it knows the signal, it would end by it.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {SIGNAL})
+        fds = (theirs.fileno(), spec.port_socket.fileno(), stacks.fd)
+        # SIGUSR1 ends a process that has no handler. The child inherits that it is blocked, and
+        # unblocks it once faulthandler is there; one that comes earlier waits until then.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {_STACKS_SIGNAL})
         try:
             process = subprocess.Popen(
-                _command(order, *fds),
+                _command(spec, *fds),
                 stdin=subprocess.DEVNULL,
                 stdout=log_fd,
                 stderr=log_fd,
-                env={**os.environ, **order.environment},
+                env={**os.environ, **spec.environment},
                 pass_fds=fds,
+                # killpg reaches all that the child starts; Ctrl-C at a local driver does not.
                 start_new_session=True,
             )
         except BaseException:
@@ -85,9 +106,9 @@ class Child:
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-            theirs.close()
+            theirs.close()  # or the pipe would not end with the child
             os.close(log_fd)
-        return cls(process, ours, order, stacks)
+        return cls(process, ours, spec, stacks)
 
     @property
     def pid(self) -> int:
@@ -148,6 +169,8 @@ def watch_pid(
 ) -> None:
     """Call `on_exit` once on the loop when process `pid` ends: pidfd_open(2), or a thread.
 
+    Not asyncio's child watcher: the executor's JVM, which is watched as well, is no child.
+
     Args:
         wait: waits for a child of this process, for the thread: nothing else may reap it.
     """
@@ -175,18 +198,172 @@ def _wait_in_thread(
     loop: asyncio.AbstractEventLoop, wait: Callable[[], object], on_exit: Callable[[], None]
 ) -> None:
     wait()
-    with suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
+    with suppress(RuntimeError):  # the loop is closed: nothing waits for it
         loop.call_soon_threadsafe(on_exit)
 
 
 def _wait_for_stranger(pid: int) -> None:
-    import psutil
-
     with suppress(psutil.NoSuchProcess):
         psutil.Process(pid).wait()
 
 
-def _command(order: ChildSpec, channel_fd: int, port_fd: int, stacks_fd: int) -> Sequence[str]:
+def _command(spec: ChildSpec, channel_fd: int, port_fd: int, stacks_fd: int) -> Sequence[str]:
     module = "sparkdl.node.child"
     numbers = [str(n) for n in (channel_fd, port_fd, stacks_fd, os.getpid())]
-    return [sys.executable, "-m", module, *numbers, order.framework, str(order.payload)]
+    return [sys.executable, "-m", module, *numbers, spec.framework, str(spec.payload)]
+
+
+class ChildPipe:
+    """The agent's end of the pipe to a child: never blocks the loop, and owns what it sends.
+
+    Sends and receives on the event loop; other threads go through `call_soon_threadsafe`.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        on_message: Callable[[Local, int], None],
+    ) -> None:
+        self._loop = loop
+        self._sock = sock
+        self._on_message = on_message
+        self._unframer = Unframer()
+        self._outbox: deque[tuple[bytes, int]] = deque()
+        self._is_open = True
+        sock.setblocking(False)
+        loop.add_reader(sock, self._read)
+
+    def send(self, message: Local, fd: int = -1) -> None:
+        """Queue a message; `fd` is the pipe's from here on."""
+        if not self._is_open:
+            _close(fd)
+            return
+        self._outbox.append((frame(message), fd))
+        if len(self._outbox) == 1:
+            self._flush()
+
+    def close(self) -> None:
+        """Read what is there, then stop; the caller closes the socket."""
+        if self._is_open:  # its exit may be noticed before its last message
+            self._read()
+        self._shut()
+
+    def _shut(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+        self._drop_outbox()
+        self._unframer.close()
+
+    def _drop_outbox(self) -> None:
+        for _data, fd in self._outbox:
+            _close(fd)
+        self._outbox.clear()
+
+    def _read(self) -> None:
+        while self._is_open:
+            try:
+                messages = receive(self._sock, self._unframer)
+            except BlockingIOError:
+                return
+            except OSError:
+                messages = None
+            if messages is None:
+                self._shut()
+                return
+            for message, fd in messages:
+                self._on_message(message, fd)
+
+    def _flush(self) -> None:
+        while self._outbox:
+            data, fd = self._outbox[0]
+            try:
+                if fd >= 0:
+                    sent = socket.send_fds(self._sock, [data], [fd])
+                else:
+                    sent = self._sock.send(data)
+            except BlockingIOError:
+                self._loop.add_writer(self._sock, self._flush)
+                return
+            except OSError:
+                self._drop_outbox()  # the child has ended; its last words are still to be read
+                break
+            _close(fd)
+            if sent < len(data):  # the descriptor went with the first byte (unix(7))
+                self._outbox[0] = (data[sent:], -1)
+            else:
+                self._outbox.popleft()
+        self._loop.remove_writer(self._sock)
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
+
+
+class StackFile:
+    """Where one child writes its Python stacks when it gets SIGUSR1. The owner calls `close`.
+
+    Its faulthandler writes from within the signal handler, even in C code with the GIL, into a file
+    without a name whose descriptor it has inherited; its log is not touched. Nothing is attached to
+    the process, so no privileges are needed. https://docs.python.org/3/library/faulthandler.html
+    """
+
+    def __init__(self) -> None:
+        self.fd = _nameless_file()
+
+    def ask(self, loop: asyncio.AbstractEventLoop, pid: int, then: Callable[[str], None]) -> None:
+        """Have process `pid` write its stacks; call `then` on the loop with them, or with why not.
+
+        Args:
+            pid: of the child that this file was made for.
+        """
+        if self.fd < 0:
+            then("the child has ended")
+            return
+        start = os.fstat(self.fd).st_size
+        deadline = Deadline.after(_ANSWER_S)
+
+        def look(size_before: int) -> None:
+            if self.fd < 0:
+                then("the child has ended")
+                return
+            size = os.fstat(self.fd).st_size
+            if size_before == size > start:
+                then(os.pread(self.fd, size - start, start).decode(errors="replace"))
+            elif size == start and deadline.has_passed:
+                then(_why_silent(pid))
+            else:
+                loop.call_later(_LOOK_S, look, size)
+
+        try:
+            os.kill(pid, _STACKS_SIGNAL)
+        except ProcessLookupError:
+            then("the child has ended")
+            return
+        loop.call_later(_LOOK_S, look, start)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _why_silent(pid: int) -> str:
+    try:
+        status = psutil.Process(pid).status()
+    except psutil.Error:
+        return "the child has ended"
+    reason = _REASONS.get(status, f"is {status}, and did not answer the signal")
+    return f"no Python stacks within {_ANSWER_S:g} s: process {pid} {reason}"
+
+
+def _nameless_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("sparkdl-stacks", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile(prefix="sparkdl-") as file:
+        return os.dup(file.fileno())

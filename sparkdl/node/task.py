@@ -1,13 +1,20 @@
-"""The Spark task of a node: starts an agent on its executor, and stays with it or lets it go.
+"""The Spark task of a node: checks its executor, starts an agent, stays with it or lets it go.
 
-Runs in: feeder
+Runs in: feeder, driver
+
+A task can only fail with text, so a problem is written into the exception as JSON behind a mark,
+which the driver finds again in what Spark makes of it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import json
 import logging
+import re
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,11 +24,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkdl.control.messages import Refused
-from sparkdl.core.errors import LaunchError
+from sparkdl.core.errors import (
+    ConfigError,
+    FrameworkMissingError,
+    LaunchError,
+    SparkdlError,
+)
 from sparkdl.core.spec import ClusterSpec
-from sparkdl.node.check import Problem, check_executor, parse_problem
+from sparkdl.frameworks.framework import framework_named
 from sparkdl.node.resources import assigned_gpus, executor_jvm_pid
 from sparkdl.node.spec import AgentSpec, StatusLine, start_agent, tail_of
+from sparkdl.node.tensorboard import BOARD_MISSING
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,6 +43,64 @@ _log = logging.getLogger(__name__)
 
 NODE_SCHEMA = "node_id long"
 """Spark schema of what a node's task returns."""
+
+_PROBLEM_MARK = "sparkdl-problem:"
+_CONNECT_TIMEOUT_S = 10.0
+_KINDS: dict[str, type[SparkdlError]] = {
+    kind.__name__: kind for kind in (ConfigError, FrameworkMissingError)
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem of a node's start: the name of the error to raise at the driver, and its text."""
+
+    kind: str
+    text: str
+
+    def error(self) -> LaunchError:
+        """Return the exception that carries this problem through Spark."""
+        return LaunchError(_PROBLEM_MARK + json.dumps([self.kind, self.text]))
+
+    def at_driver(self) -> SparkdlError:
+        """Return the exception to raise at the driver."""
+        return _KINDS.get(self.kind, LaunchError)(self.text)
+
+
+def parse_problem(text: str) -> Problem | None:
+    """Find a problem in the text of a Spark error."""
+    found = re.search(re.escape(_PROBLEM_MARK) + r'(\["\w+", "(?:[^"\\]|\\.)*"\])', text)
+    return Problem(*json.loads(found.group(1))) if found else None
+
+
+def check_executor(spec: ClusterSpec, url: str) -> None:
+    """Check that what was asked for is installed and the coordinator can be reached.
+
+    Raises:
+        LaunchError: with a `Problem`.
+    """
+    host = socket.gethostname()
+    wanted = framework_named(spec.framework).distributions
+    if wanted and not any(importlib.util.find_spec(name) for name in wanted):
+        raise Problem(
+            "FrameworkMissingError",
+            f"framework={spec.framework!r} is not installed on executor {host}: "
+            f"{sys.executable} finds no module {' or '.join(wanted)}. Install it there, or "
+            "choose another framework ('plain' for none)",
+        ).error()
+    if spec.tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
+        text = BOARD_MISSING.format(python=f"{sys.executable} on executor {host}")
+        raise Problem("FrameworkMissingError", text).error()
+    target, _, port = url.rpartition("//")[2].rpartition(":")
+    try:
+        socket.create_connection((target.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise Problem(
+            "ConfigError",
+            f"executor {host} cannot reach the driver at {url}: {error}. Set "
+            "SPARKDL_DRIVER_HOST to an address of the driver that executors can reach, and "
+            "SPARKDL_DRIVER_PORT to a port or range that the firewall lets through",
+        ).error() from None
 
 
 @dataclass(frozen=True)
@@ -62,13 +133,13 @@ class NodeTask:
             self._run(node_id, attempt)
         except LaunchError as error:
             problem = parse_problem(str(error))
-            # A driver that was there and is not has ended the cluster: nobody wants to know.
-            if problem is None or attempt or not (self._tell(problem) or has_been_there):
+            # If the driver was there before and is gone now, the cluster has ended: not an error.
+            if problem is None or attempt or not (self._report(problem) or has_been_there):
                 raise
         yield pa.RecordBatch.from_pydict({"node_id": [node_id]})
 
-    def _tell(self, problem: Problem) -> bool:
-        """Tell the driver why the node cannot start; return whether it knows now.
+    def _report(self, problem: Problem) -> bool:
+        """Report to the driver why the node cannot start; return whether it knows now.
 
         Otherwise Spark would try four times, and print all of its tracebacks.
         """
@@ -83,7 +154,7 @@ class NodeTask:
         return True
 
     def _run(self, node_id: int, attempt: int) -> None:
-        order = AgentSpec(
+        agent_spec = AgentSpec(
             url=self.url,
             token=self.token,
             node_id=node_id,
@@ -95,37 +166,37 @@ class NodeTask:
         )
         # Spark may not repeat a task often, and would end the other nodes' tasks with this one.
         for tries_left in reversed(range(self.spec.settings.max_restarts + 1)):
-            ending = self._run_agent(order)
+            ending = self._run_agent(agent_spec)
             if not ending:
                 return
             if not tries_left:
                 raise LaunchError(ending)
             _log.warning("%s. Starting another one", ending)
 
-    def _run_agent(self, order: AgentSpec) -> str:
+    def _run_agent(self, agent_spec: AgentSpec) -> str:
         """Start an agent and stay with it; return how it ended, empty if in order.
 
-        One that was detached goes on without its task.
+        One that was detached continues without its task.
 
         Raises:
             LaunchError: with the `Problem` that it had.
         """
         with tempfile.TemporaryFile() as stderr:
-            process = start_agent(order, self.payload, sys.path, stderr.fileno())
+            process = start_agent(agent_spec, self.payload, sys.path, stderr.fileno())
             assert process.stdout is not None
             problem, work_dir = None, ""
-            for line in process.stdout:
-                news = msgspec.json.decode(line, type=StatusLine)
-                problem = Problem(news.kind, news.error) if news.error else problem
-                work_dir = news.work_dir or work_dir
-                if news.is_detached:
+            for printed in process.stdout:
+                line = msgspec.json.decode(printed, type=StatusLine)
+                problem = Problem(line.kind, line.error) if line.error else problem
+                work_dir = line.work_dir or work_dir
+                if line.is_detached:
                     return ""
             status = process.wait()
             if work_dir:
                 shutil.rmtree(work_dir, ignore_errors=True)
             if problem and status:
                 raise problem.error()
-            name = self.spec.nodes[order.node_id].name
+            name = self.spec.nodes[agent_spec.node_id].name
             if not status:
                 return ""
             return f"the agent of {name} ended with status {status}: {tail_of(stderr)}"

@@ -22,10 +22,13 @@ from importlib.util import find_spec
 
 from sparkdl.control.messages import BoardStarted
 from sparkdl.core.errors import LaunchError
-from sparkdl.node.check import BOARD_MISSING
 
 START_S = 120.0
 """How long it may take to answer: it imports TensorFlow where that is installed."""
+BOARD_MISSING = (
+    "tensorboard=True needs the package tensorboard, and {python} has none. Install it in the "
+    "Python environment of the executors (pip install tensorboard), or leave tensorboard out"
+)
 _TAIL_LINES = 20
 _STOP_S = 3.0
 _ANNOUNCED = re.compile(rb"TensorBoard \S+ at https?://\S+:(\d+)/")
@@ -48,9 +51,9 @@ class TensorBoard:
         self._process: asyncio.subprocess.Process | None = None
         self._tasks: list[asyncio.Future[None]] = []
 
-    def begin(self, tell: Callable[[BoardStarted], None]) -> None:
-        """Start it, and tell once it answers, or why it does not."""
-        self._tasks.append(asyncio.ensure_future(self._begin(tell)))
+    def begin(self, report: Callable[[BoardStarted], None]) -> None:
+        """Start it, and report once it answers, or why it does not."""
+        self._tasks.append(asyncio.ensure_future(self._begin(report)))
 
     async def close(self) -> None:
         """End it."""
@@ -65,17 +68,19 @@ class TensorBoard:
                 os.killpg(self._process.pid, number)
                 await asyncio.wait_for(self._process.wait(), _STOP_S)
 
-    async def _begin(self, tell: Callable[[BoardStarted], None]) -> None:
+    async def _begin(self, report: Callable[[BoardStarted], None]) -> None:
         if find_spec("tensorboard") is None:
-            tell(BoardStarted(problem=BOARD_MISSING.format(python=sys.executable), is_missing=True))
+            report(
+                BoardStarted(problem=BOARD_MISSING.format(python=sys.executable), is_missing=True)
+            )
             return
         try:
             port = await asyncio.wait_for(self._come_up(), START_S)
         except (asyncio.TimeoutError, OSError, LaunchError) as error:
-            tell(BoardStarted(problem=self._story(str(error) or f"not within {START_S:g} s")))
+            report(BoardStarted(problem=self._story(str(error) or f"not within {START_S:g} s")))
             return
         assert self._process is not None
-        tell(BoardStarted(port, self._process.pid))
+        report(BoardStarted(port, self._process.pid))
 
     async def _come_up(self) -> int:
         """Return its port as soon as it answers there."""

@@ -8,33 +8,27 @@ https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/TFSpark
 
 from __future__ import annotations
 
-import logging
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import DEFAULT_FEED
-from sparkdl.node.legacy import RemovedCalls
+from sparkdl.node.legacy import LegacyContext
 from sparkdl.tfos import TFNode
 
 __all__ = ["TFNodeContext"]
 
-_log = logging.getLogger(__name__)
 _TRAINERS = ("master", "chief", "worker")
 
 
-class TFNodeContext(RemovedCalls):
+class TFNodeContext(LegacyContext):
     """A node's place in a cluster.
 
     Args:
         cluster_spec: `{job: ["host:port", …]}`.
         mgr: what `get_data_feed` reads from: `TFManager.start(…)` in a test.
         tmp_socket: holds the node's port until `release_port`.
-
-    Attributes:
-        worker_num: `executor_id` under its old name.
-        num_workers: nodes of the jobs `master`, `chief` and `worker`.
     """
 
     def __init__(
@@ -48,21 +42,12 @@ class TFNodeContext(RemovedCalls):
         mgr: Any = None,
         tmp_socket: socket.socket | None = None,
     ) -> None:
-        self.executor_id = self.worker_num = executor_id
-        self.job_name = job_name
-        self.task_index = task_index
-        self.cluster_spec = dict(cluster_spec or {})
-        self.num_workers = sum(len(self.cluster_spec.get(job, ())) for job in _TRAINERS)
-        self.defaultFS = defaultFS
-        self.working_dir = working_dir
-        self.mgr = mgr
-        self.tmp_socket = tmp_socket
+        spec = cluster_spec or {}
+        num_workers = sum(len(spec.get(job, ())) for job in _TRAINERS)
+        place = (executor_id, job_name, task_index, spec, num_workers)
+        super().__init__(*place, defaultFS, working_dir, mgr, tmp_socket)
 
-    def absolute_path(self, path: str) -> str:
-        """Return `path` as a URL on the default file system, see `TFNode.hdfs_path`."""
-        return TFNode.hdfs_path(self, path)
-
-    def get_data_feed(
+    def get_data_feed(  # type: ignore[override]
         self,
         train_mode: bool = True,
         qname_in: str = DEFAULT_FEED,
@@ -80,11 +65,3 @@ class TFNodeContext(RemovedCalls):
                 "of a test needs mgr=TFManager.start(b'', ['input', 'output'])"
             )
         return TFNode.DataFeed(self.mgr, train_mode, qname_in, qname_out, input_mapping)
-
-    def release_port(self) -> None:
-        """Close `tmp_socket`, if there is one."""
-        if self.tmp_socket is None:
-            _log.warning("There is no port to release, or it has been released already")
-            return
-        self.tmp_socket.close()
-        self.tmp_socket = None

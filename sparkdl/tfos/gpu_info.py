@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.settings import visible_gpus
-from sparkdl.node.gpus import FREE, claimant_of, state_of
-from sparkdl.node.nvml import Gpu, list_gpus, open_nvml
+from sparkdl.node.gpus import FREE, Gpu, claimant_of, list_gpus, open_nvml, state_of
 
 __all__ = ["AS_LIST", "AS_STRING", "get_gpus", "is_gpu_available"]
 

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.settings import Environment
-from sparkdl.node.hadoop import HadoopClasspath
-from sparkdl.node.resources import own_host
+from sparkdl.node.resources import HadoopClasspath, own_host
 from sparkdl.tfos import gpu_info
 
 __all__ = [

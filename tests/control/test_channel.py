@@ -48,11 +48,10 @@ from sparkdl.control.channel import (
     receive,
     send,
 )
-from sparkdl.core.checkpoint import CheckpointRef, Resume
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec, plan_nodes
-from sparkdl.core.world import Address, build_world
+from sparkdl.core.world import Address, CheckpointRef, Resume, build_world
 
 NODES = plan_nodes(3, 1, "chief")
 START = Start(

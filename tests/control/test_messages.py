@@ -55,11 +55,10 @@ from sparkdl.control.messages import (
     encode,
 )
 from sparkdl.control.shares import DataFile, FileRange, Share, Storage
-from sparkdl.core.checkpoint import CheckpointRef, Resume
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.spec import plan_nodes
-from sparkdl.core.world import Address, World, build_world
+from sparkdl.core.world import Address, CheckpointRef, Resume, World, build_world
 
 Decode = Callable[[bytes | str], Any]
 

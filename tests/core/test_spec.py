@@ -9,8 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.roles import CHIEF, EVALUATOR, PS, WORKER, chief_named
-from sparkdl.core.spec import ClusterSpec, InputMode, NodeSpec, plan_nodes
+from sparkdl.core.spec import (
+    CHIEF,
+    EVALUATOR,
+    PS,
+    WORKER,
+    ClusterSpec,
+    InputMode,
+    NodeSpec,
+    chief_named,
+    plan_nodes,
+)
 
 
 def reference_template(

@@ -7,8 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.core.roles import CHIEF, PS, WORKER
-from sparkdl.core.spec import NodeSpec, plan_nodes
+from sparkdl.core.spec import CHIEF, PS, WORKER, NodeSpec, plan_nodes
 from sparkdl.core.world import Address, Member, World, build_world
 
 

@@ -28,7 +28,7 @@ from sparkdl.feed.store.store import StoreLimits
 from sparkdl.feed.transfer.request import FeedSpec, Target
 from sparkdl.node.feeds import NodeFeeds
 from sparkdl.node.link import AgentLink
-from sparkdl.node.pipe import ChildPipe
+from sparkdl.node.supervisor import ChildPipe
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import CheckpointError, ConfigError, NodeFailedError
-from sparkdl.node.checkpoint.places import open_store
+from sparkdl.node.checkpoint_store import open_store
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S, launch
 
@@ -139,7 +139,8 @@ def test_chief_that_dies_after_the_rename_has_made_a_checkpoint_for_the_next_job
         with ctx.checkpoint(1):
             pass
         # The end comes in place of the message that the checkpoint is complete.
-        ctx._writer._store.commit = dying(ctx._writer._store.commit)  # type: ignore[method-assign]
+        store = ctx._checkpoints._store
+        store.commit = dying(store.commit)  # type: ignore[method-assign]
         with ctx.checkpoint(2):
             return None
 

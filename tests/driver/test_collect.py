@@ -13,12 +13,11 @@ from sparkdl.control.messages import (
     CheckpointPart,
     Gather,
 )
-from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.spec import plan_nodes
-from sparkdl.core.world import Address, World, build_world
+from sparkdl.core.world import Address, CheckpointRef, World, build_world
 from sparkdl.driver.collect import MAX_GATHERED_NBYTES, Checkpoints, Gatherings
 from sparkdl.driver.feeds.coverage import CoverageStore
-from sparkdl.node.checkpoint.manifest import Manifest
+from sparkdl.node.checkpoint_store import Manifest
 
 
 def world_of(generation: int = 0, num_nodes: int = 2, **plan: object) -> World:

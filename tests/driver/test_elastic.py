@@ -20,11 +20,11 @@ from sparkdl.control.messages import (
     Offer,
     StopChild,
 )
-from sparkdl.core.checkpoint import CheckpointRef, Resume
 from sparkdl.core.errors import LaunchError
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
+from sparkdl.core.world import CheckpointRef, Resume
 from sparkdl.driver.lifecycle.policy import MAX_BACKOFF_S
 from sparkdl.driver.lifecycle.state import (
     Action,

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import NodeFailedError, NodeLostError
+from sparkdl.core.world import CheckpointRef
 from sparkdl.driver.controller import View
 from sparkdl.driver.lifecycle.state import CheckpointMade, Gathering, Running
 from sparkdl.node.context import NodeContext

@@ -8,11 +8,10 @@ import psutil
 import pytest
 
 from sparkdl.core.errors import FrameworkMissingError
-from sparkdl.core.roles import WORKER
-from sparkdl.core.spec import ClusterSpec, NodeSpec
+from sparkdl.core.spec import WORKER, ClusterSpec, NodeSpec
 from sparkdl.core.world import Address, build_world
+from sparkdl.frameworks.framework import framework_named
 from sparkdl.frameworks.jax import Jax
-from sparkdl.frameworks.registry import framework_named
 
 
 def test_registry_knows_jax() -> None:
@@ -48,7 +47,7 @@ def test_missing_jax_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> No
     def missing(name: str) -> None:
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr("sparkdl.frameworks.jax.import_module", missing)
+    monkeypatch.setattr("sparkdl.frameworks.framework.import_module", missing)
     with pytest.raises(FrameworkMissingError, match=r"No module named 'jax'.*pip install jax"):
         Jax().import_modules()
 
@@ -58,7 +57,7 @@ def test_jax_that_is_too_old_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         """As in JAX 0.4."""
 
     old = SimpleNamespace(__version__="0.4.30", distributed=SimpleNamespace(initialize=initialize))
-    monkeypatch.setattr("sparkdl.frameworks.jax.import_module", lambda name: old)
+    monkeypatch.setattr("sparkdl.frameworks.framework.import_module", lambda name: old)
     with pytest.raises(FrameworkMissingError, match=r"JAX 0\.4\.30 on this executor.*0\.8"):
         Jax().import_modules()
 

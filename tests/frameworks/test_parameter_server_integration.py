@@ -15,7 +15,7 @@ import pytest
 
 import sparkdl
 from sparkdl.core.errors import ConfigError, NodeFailedError
-from sparkdl.frameworks.coordinator import _Steps
+from sparkdl.frameworks.tensorflow_ps import _Steps
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import all_gone, launch, processes
 

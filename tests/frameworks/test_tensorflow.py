@@ -14,8 +14,7 @@ import pytest
 from sparkdl.core.errors import FrameworkMissingError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, Member, World, build_world
-from sparkdl.frameworks.framework import Framework
-from sparkdl.frameworks.registry import framework_named
+from sparkdl.frameworks.framework import Framework, framework_named
 from sparkdl.frameworks.tensorflow import TensorFlow
 from tests.frameworks.pairs import run_alone
 

@@ -8,10 +8,9 @@ import psutil
 import pytest
 
 from sparkdl.core.errors import FrameworkMissingError
-from sparkdl.core.roles import EVALUATOR, WORKER
-from sparkdl.core.spec import ClusterSpec, NodeSpec
+from sparkdl.core.spec import EVALUATOR, WORKER, ClusterSpec, NodeSpec
 from sparkdl.core.world import Address, World, build_world
-from sparkdl.frameworks.registry import framework_named
+from sparkdl.frameworks.framework import framework_named
 from sparkdl.frameworks.torch import Torch
 
 

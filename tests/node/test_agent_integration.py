@@ -22,9 +22,8 @@ import pytest
 from sparkdl.control.auth import new_token
 from sparkdl.control.values import decode_value
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.roles import WORKER
 from sparkdl.core.settings import Settings
-from sparkdl.core.spec import ClusterSpec, NodeSpec
+from sparkdl.core.spec import WORKER, ClusterSpec, NodeSpec
 from sparkdl.driver.controller import Controller, View
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.roster import Roster
@@ -50,15 +49,17 @@ class Node:
         self.payload = cloudpickle.dumps((map_fun, None))
         self.controller = Controller(spec, new_token())
         url = self.controller.start("127.0.0.1", (0,)).url
-        self.order = AgentSpec(url, self.controller._server._token, 0, spec, "process")
+        self.agent_spec = AgentSpec(url, self.controller._server._token, 0, spec, "process")
         self.agent: subprocess.Popen[bytes] | None = None
 
     def start(self, executor: int | None = None) -> Node:
         """Start the agent, as a task does if there is an `executor` that it can go over to."""
         if executor is not None:
-            self.order = msgspec.structs.replace(self.order, owner="task", executor_pid=executor)
+            self.agent_spec = msgspec.structs.replace(
+                self.agent_spec, owner="task", executor_pid=executor
+            )
         with tempfile.TemporaryFile() as stderr:
-            self.agent = start_agent(self.order, self.payload, sys.path, stderr.fileno())
+            self.agent = start_agent(self.agent_spec, self.payload, sys.path, stderr.fileno())
         return self
 
     def wait(self, is_true: Callable[[View], bool]) -> states.State:

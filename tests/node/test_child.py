@@ -29,12 +29,11 @@ from sparkdl.control.channel import (
 from sparkdl.control.messages import MAX_MESSAGE_NBYTES
 from sparkdl.control.values import decode_value
 from sparkdl.core.failure import Failure
-from sparkdl.core.roles import WORKER
 from sparkdl.core.settings import Environment
-from sparkdl.core.spec import ClusterSpec, NodeSpec
+from sparkdl.core.spec import WORKER, ClusterSpec, NodeSpec
 from sparkdl.core.world import Address, build_world
+from sparkdl.node.activity import ChildLog
 from sparkdl.node.context import NodeContext
-from sparkdl.node.logs import ChildLog
 from sparkdl.node.resources import reserve_port
 from sparkdl.node.supervisor import Child, ChildSpec
 from tests.doubles.frameworks import IS_MISSING, LOSES_PORTS, LOSES_PORTS_EARLY

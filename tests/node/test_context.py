@@ -13,8 +13,7 @@ import pytest
 
 from sparkdl.control.channel import Local, Reported
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.roles import EVALUATOR, PS, WORKER, Role, chief_named
-from sparkdl.core.spec import ClusterSpec, NodeSpec
+from sparkdl.core.spec import EVALUATOR, PS, WORKER, ClusterSpec, NodeSpec, Role, chief_named
 from sparkdl.core.world import Address, World, build_world
 from sparkdl.node.context import NodeContext
 

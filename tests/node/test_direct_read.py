@@ -10,8 +10,7 @@ import pytest
 import sparkdl
 from sparkdl.control.channel import Local, ReadParquet
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.roles import EVALUATOR, WORKER
-from sparkdl.core.spec import ClusterSpec, NodeSpec
+from sparkdl.core.spec import EVALUATOR, WORKER, ClusterSpec, NodeSpec
 from sparkdl.core.world import Address, build_world
 from sparkdl.feed.reader.reader import FeedReader
 from sparkdl.node.context import NodeContext

@@ -21,8 +21,7 @@ import pytest
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, NodeLostError
 from sparkdl.node.context import NodeContext
-from sparkdl.node.gpus import claimant_of
-from sparkdl.node.nvml import list_gpus, open_nvml
+from sparkdl.node.gpus import claimant_of, list_gpus, open_nvml
 from tests.doubles.map_funs import hang
 from tests.doubles.nodes import SOON_S, all_gone, launch, processes
 from tests.doubles.nvml import new_uuid, write_pynvml

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sparkdl.node.context import NodeContext
-from sparkdl.node.hadoop import HadoopClasspath
+from sparkdl.node.resources import HadoopClasspath
 from tests.doubles.nodes import SOON_S, launch
 
 JARS = '[ "$*" = "classpath --glob" ] && echo a.jar:b.jar'

@@ -28,12 +28,11 @@ from sparkdl.control.channel import (
     receive,
     send,
 )
-from sparkdl.core.checkpoint import FIRST_TIME, Resume
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, UnfedError
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
-from sparkdl.core.world import Address, build_world
+from sparkdl.core.world import FIRST_TIME, Address, Resume, build_world
 from sparkdl.feed.adapters.tfos import DataFeed
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.item import Item

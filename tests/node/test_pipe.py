@@ -25,7 +25,7 @@ from sparkdl.control.channel import (
     receive,
     send,
 )
-from sparkdl.node.pipe import ChildPipe
+from sparkdl.node.supervisor import ChildPipe
 from tests.doubles.feeds import SOON_S
 
 

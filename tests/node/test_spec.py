@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
-from sparkdl.node.spec import AgentSpec, read_order, start_agent, write_private
+from sparkdl.node.spec import AgentSpec, read_spec, start_agent, write_private
 
 SPEC = ClusterSpec(
     "c",
@@ -28,7 +28,7 @@ SPEC = ClusterSpec(
     num_gpus=2,
     settings=Settings(1.5, 2, 3, 0, 5.5, 6, 7),
 )
-ORDER = AgentSpec("ws://[::1]:5", "tök-en", 2, SPEC, "task", 3, 4242, ("0", "1"))
+AGENT = AgentSpec("ws://[::1]:5", "tök-en", 2, SPEC, "task", 3, 4242, ("0", "1"))
 PLAIN = AgentSpec("ws://h:1", "t", 0, ClusterSpec("c", plan_nodes(1)), "process")
 
 
@@ -49,25 +49,25 @@ def echo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def started(order: AgentSpec, payload: bytes, python_path: list[str]) -> subprocess.Popen[bytes]:
-    return start_agent(order, payload, python_path, subprocess.DEVNULL)
+def started(spec: AgentSpec, payload: bytes, python_path: list[str]) -> subprocess.Popen[bytes]:
+    return start_agent(spec, payload, python_path, subprocess.DEVNULL)
 
 
-@pytest.mark.parametrize("order", [ORDER, PLAIN])
+@pytest.mark.parametrize("spec", [AGENT, PLAIN])
 @pytest.mark.parametrize("payload", [b"", b"\x00pickle", bytes(1_000_000)], ids=len)
-def test_an_order_arrives_as_it_was_given(echo: Path, order: AgentSpec, payload: bytes) -> None:
-    with started(order, payload, []):
+def test_a_spec_arrives_as_it_was_given(echo: Path, spec: AgentSpec, payload: bytes) -> None:
+    with started(spec, payload, []):
         pass
     stream = io.BytesIO((echo / "stdin").read_bytes())
-    assert read_order(stream) == (order, payload)
+    assert read_spec(stream) == (spec, payload)
     assert stream.read() == b""
 
 
 def test_no_secret_stands_on_the_command_line_or_in_the_environment(echo: Path) -> None:
-    with started(ORDER, b"payload", []):
+    with started(AGENT, b"payload", []):
         pass
     assert (echo / "argv").read_text() == "-m sparkdl.node.agent"
-    assert ORDER.token not in (echo / "environ").read_text()
+    assert AGENT.token not in (echo / "environ").read_text()
 
 
 def test_an_agent_imports_from_where_its_starter_does(echo: Path) -> None:
@@ -114,21 +114,21 @@ def stream_of(payload: bytes) -> bytes:
     pipe.stdin = pipe
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "Popen", lambda *arguments, **options: pipe)
-        start_agent(ORDER, payload, [], subprocess.DEVNULL)
+        start_agent(AGENT, payload, [], subprocess.DEVNULL)
     return pipe.getvalue()
 
 
 @given(st.binary(max_size=50), st.data())
-def test_an_order_that_is_cut_off_is_a_protocol_error(payload: bytes, data: st.DataObject) -> None:
+def test_a_spec_that_is_cut_off_is_a_protocol_error(payload: bytes, data: st.DataObject) -> None:
     stream = stream_of(payload)
     cut = data.draw(st.integers(0, len(stream) - 1))
-    with pytest.raises(ProtocolError, match="without an order"):
-        read_order(io.BytesIO(stream[:cut]))
+    with pytest.raises(ProtocolError, match="without an AgentSpec"):
+        read_spec(io.BytesIO(stream[:cut]))
 
 
-def test_no_byte_behind_the_order_is_read() -> None:
+def test_no_byte_behind_the_spec_is_read() -> None:
     stream = io.BytesIO(stream_of(b"payload") + b"behind")
-    assert read_order(stream) == (ORDER, b"payload")
+    assert read_spec(stream) == (AGENT, b"payload")
     assert stream.read() == b"behind"
 
 

@@ -21,8 +21,8 @@ from sparkdl.node.state import (
     Begun,
     ChildEnteredMapFun,
     ChildExited,
-    ChildSaidHowItEnded,
-    ChildStopAsked,
+    ChildReportedEnd,
+    ChildStopRequested,
     CloseFeeds,
     DeadlinePassed,
     End,
@@ -34,14 +34,14 @@ from sparkdl.node.state import (
     Leaving,
     Orphaned,
     Ready,
-    RoundAsked,
+    ReportFailed,
+    ReportReturned,
+    ReportRunning,
+    RoundRequested,
     Spawn,
     StartChild,
     State,
-    StopAsked,
-    TellFailed,
-    TellReturned,
-    TellRunning,
+    StopRequested,
     Terminate,
     WorldBegan,
     begin,
@@ -68,13 +68,13 @@ GONE = Gone()
 
 BEGAN = WorldBegan(WORLD)
 ENTERED = ChildEnteredMapFun()
-RETURNED = ChildSaidHowItEnded(RESULT)
-RAISED = ChildSaidHowItEnded(FAILURE)
+RETURNED = ChildReportedEnd(RESULT)
+RAISED = ChildReportedEnd(FAILURE)
 EXITED = ChildExited(0)
 SEGFAULTED = ChildExited(-11)
-STOP_CHILD = ChildStopAsked(1, grace_s=3.0)
-STOP_FAILED = ChildStopAsked(1, 3.0, "worker:0 raised ValueError")
-STOP = StopAsked(grace_s=3.0)
+STOP_CHILD = ChildStopRequested(1, grace_s=3.0)
+STOP_FAILED = ChildStopRequested(1, 3.0, "worker:0 raised ValueError")
+STOP = StopRequested(grace_s=3.0)
 ORPHANED = Orphaned("the executor is gone")
 EXPIRED = DeadlinePassed()
 
@@ -98,42 +98,42 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (READY, WorldBegan(World(2, ())), READY, []),
     (READY, RETURNED, RETURNING, HAS_ENDED),
     (READY, RAISED, RAISING, HAS_RAISED),
-    (READY, EXITED, IDLE, [*HAS_EXITED, TellFailed(1, None, 0)]),
-    (READY, SEGFAULTED, IDLE, [*HAS_CRASHED, TellFailed(1, None, -11)]),
-    (READY, RoundAsked(2), ENDING_ROUND, ENDS),
-    (READY, RoundAsked(1), READY, []),
-    (READY, RoundAsked(1, is_again=True), READY, []),
-    (READY, RoundAsked(0), READY, []),
+    (READY, EXITED, IDLE, [*HAS_EXITED, ReportFailed(1, None, 0)]),
+    (READY, SEGFAULTED, IDLE, [*HAS_CRASHED, ReportFailed(1, None, -11)]),
+    (READY, RoundRequested(2), ENDING_ROUND, ENDS),
+    (READY, RoundRequested(1), READY, []),
+    (READY, RoundRequested(1, is_again=True), READY, []),
+    (READY, RoundRequested(0), READY, []),
     (READY, STOP_CHILD, ENDING_IDLE, ENDS),
-    (READY, ChildStopAsked(0, 3.0), READY, []),
+    (READY, ChildStopRequested(0, 3.0), READY, []),
     (READY, STOP_FAILED, ENDING_IDLE, ALL_FAILED),
     (READY, STOP, ENDING_GONE, ENDS),
     (READY, ORPHANED, GONE, GOES),
     # Begun: the child has its world.
     (BEGUN, BEGAN, BEGUN, []),
-    (BEGUN, ENTERED, BEGUN, [TellRunning(1)]),
+    (BEGUN, ENTERED, BEGUN, [ReportRunning(1)]),
     (BEGUN, RETURNED, RETURNING, HAS_ENDED),
     (BEGUN, RAISED, RAISING, HAS_RAISED),
-    (BEGUN, EXITED, IDLE, [*HAS_EXITED, TellFailed(1, None, 0)]),
-    (BEGUN, RoundAsked(2), ENDING_ROUND, ENDS),
-    (BEGUN, RoundAsked(1), BEGUN, []),
-    (BEGUN, RoundAsked(1, is_again=True), BEGUN, []),
+    (BEGUN, EXITED, IDLE, [*HAS_EXITED, ReportFailed(1, None, 0)]),
+    (BEGUN, RoundRequested(2), ENDING_ROUND, ENDS),
+    (BEGUN, RoundRequested(1), BEGUN, []),
+    (BEGUN, RoundRequested(1, is_again=True), BEGUN, []),
     (BEGUN, STOP_CHILD, ENDING_IDLE, ENDS),
-    (BEGUN, ChildStopAsked(0, 3.0), BEGUN, []),
+    (BEGUN, ChildStopRequested(0, 3.0), BEGUN, []),
     (BEGUN, STOP_FAILED, ENDING_IDLE, ALL_FAILED),
     (BEGUN, STOP, ENDING_GONE, ENDS),
     (BEGUN, ORPHANED, GONE, GOES),
     # Leaving: the outcome is known, and told once the process has ended.
-    (RETURNING, EXITED, IDLE, [Kill(), TellReturned(1, RESULT)]),
-    (RETURNING, SEGFAULTED, IDLE, [Kill(), TellReturned(1, RESULT)]),
-    (RAISING, ChildExited(1), IDLE, [Kill(), TellFailed(1, FAILURE, None)]),
+    (RETURNING, EXITED, IDLE, [Kill(), ReportReturned(1, RESULT)]),
+    (RETURNING, SEGFAULTED, IDLE, [Kill(), ReportReturned(1, RESULT)]),
+    (RAISING, ChildExited(1), IDLE, [Kill(), ReportFailed(1, FAILURE, None)]),
     (RETURNING, EXPIRED, KILLED, [Kill()]),
-    (KILLED, ChildExited(-9), IDLE, [Kill(), TellReturned(1, RESULT)]),
+    (KILLED, ChildExited(-9), IDLE, [Kill(), ReportReturned(1, RESULT)]),
     (RETURNING, BEGAN, RETURNING, []),
-    (RETURNING, RoundAsked(2), ENDING_ROUND, ENDS),
-    (RETURNING, RoundAsked(1), RETURNING, []),
+    (RETURNING, RoundRequested(2), ENDING_ROUND, ENDS),
+    (RETURNING, RoundRequested(1), RETURNING, []),
     (RETURNING, STOP_CHILD, ENDING_IDLE, ENDS),
-    (RETURNING, ChildStopAsked(0, 3.0), RETURNING, []),
+    (RETURNING, ChildStopRequested(0, 3.0), RETURNING, []),
     (RETURNING, STOP, ENDING_GONE, ENDS),
     (RETURNING, ORPHANED, GONE, GOES),
     # Ending: the child was told to go; what follows may change, the time only shrinks.
@@ -143,14 +143,14 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (ENDING_IDLE, EXPIRED, Ending("idle", 1, math.inf), [Kill()]),
     (ENDING_ROUND, EXPIRED, Ending("round", 2, math.inf), [Kill()]),
     (ENDING_GONE, EXPIRED, Ending("gone", 1, math.inf), [Kill()]),
-    (ENDING_IDLE, RoundAsked(2), Ending("round", 2, 13.0), []),
-    (ENDING_IDLE, RoundAsked(1), ENDING_IDLE, []),
-    (ENDING_ROUND, RoundAsked(3), Ending("round", 3, 10.0), []),
-    (ENDING_ROUND, RoundAsked(1), ENDING_ROUND, []),
-    (ENDING_GONE, RoundAsked(2), ENDING_GONE, []),
+    (ENDING_IDLE, RoundRequested(2), Ending("round", 2, 13.0), []),
+    (ENDING_IDLE, RoundRequested(1), ENDING_IDLE, []),
+    (ENDING_ROUND, RoundRequested(3), Ending("round", 3, 10.0), []),
+    (ENDING_ROUND, RoundRequested(1), ENDING_ROUND, []),
+    (ENDING_GONE, RoundRequested(2), ENDING_GONE, []),
     (ENDING_IDLE, STOP, ENDING_GONE, []),
     (ENDING_ROUND, STOP, Ending("gone", 2, 10.0), []),
-    (Ending("idle", 1, 30.0), StopAsked(1.0), Ending("gone", 1, 11.0), []),
+    (Ending("idle", 1, 30.0), StopRequested(1.0), Ending("gone", 1, 11.0), []),
     (Ending("idle", 1, math.inf), STOP, ENDING_GONE, []),
     (ENDING_IDLE, STOP_CHILD, ENDING_IDLE, []),
     (ENDING_IDLE, BEGAN, ENDING_IDLE, []),
@@ -159,10 +159,10 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (ENDING_IDLE, ORPHANED, GONE, GOES),
     # Idle: the log is still here.
     (IDLE, BEGAN, IDLE, []),
-    (IDLE, RoundAsked(2), Ready(2), [Spawn(2)]),
-    (IDLE, RoundAsked(1), IDLE, []),
-    (IDLE, RoundAsked(1, is_again=True), READY, [Spawn(1, is_again=True)]),
-    (IDLE, RoundAsked(0, is_again=True), IDLE, []),
+    (IDLE, RoundRequested(2), Ready(2), [Spawn(2)]),
+    (IDLE, RoundRequested(1), IDLE, []),
+    (IDLE, RoundRequested(1, is_again=True), READY, [Spawn(1, is_again=True)]),
+    (IDLE, RoundRequested(0, is_again=True), IDLE, []),
     (IDLE, STOP_CHILD, IDLE, []),
     (IDLE, STOP_FAILED, IDLE, [WHY]),
     (IDLE, STOP, GONE, [End("stopped")]),
@@ -172,7 +172,7 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (GONE, ENTERED, GONE, []),
     (GONE, RETURNED, GONE, []),
     (GONE, EXITED, GONE, []),
-    (GONE, RoundAsked(2), GONE, []),
+    (GONE, RoundRequested(2), GONE, []),
     (GONE, STOP_CHILD, GONE, []),
     (GONE, STOP, GONE, []),
     (GONE, ORPHANED, GONE, []),
@@ -204,7 +204,7 @@ ONE_OF_EACH: dict[type, Any] = {
     type(one): one
     for one in (
         *(READY, BEGUN, RETURNING, ENDING_IDLE, IDLE, GONE, BEGAN, ENTERED, RETURNED, EXITED),
-        *(RoundAsked(2), STOP_CHILD, STOP, ORPHANED, EXPIRED),
+        *(RoundRequested(2), STOP_CHILD, STOP, ORPHANED, EXPIRED),
     )
 }
 ILLEGAL = [
@@ -217,9 +217,9 @@ ILLEGAL = [
 
 def test_what_no_child_and_no_timer_does_is_illegal() -> None:
     no_deadline = {(state, DeadlinePassed) for state in (Ready, Begun, Idle, Gone)}
-    no_child = {(Idle, event) for event in (ChildEnteredMapFun, ChildSaidHowItEnded, ChildExited)}
+    no_child = {(Idle, event) for event in (ChildEnteredMapFun, ChildReportedEnd, ChildExited)}
     no_world_yet = {(Ready, ChildEnteredMapFun)}
-    last_words_spoken = {(Leaving, ChildEnteredMapFun), (Leaving, ChildSaidHowItEnded)}
+    last_words_spoken = {(Leaving, ChildEnteredMapFun), (Leaving, ChildReportedEnd)}
     assert set(ILLEGAL) == no_deadline | no_child | no_world_yet | last_words_spoken
 
 
@@ -234,16 +234,16 @@ def test_a_finished_node_does_another_round_with_a_new_child() -> None:
     story: list[Action] = [*actions]
     for event in (
         *(WorldBegan(World(0, ())), ENTERED, RETURNED, EXITED),
-        *(RoundAsked(1), BEGAN, ENTERED, RAISED, ChildExited(1), STOP),
+        *(RoundRequested(1), BEGAN, ENTERED, RAISED, ChildExited(1), STOP),
     ):
         state, actions = step(state, event, 10.0)
         story += actions
     assert state == GONE
     assert story == [
-        *(Spawn(0), StartChild(World(0, ())), TellRunning(0), *HAS_ENDED),
-        *(Kill(), TellReturned(0, RESULT)),
-        *(Spawn(1), StartChild(WORLD), TellRunning(1), *HAS_RAISED),
-        *(Kill(), TellFailed(1, FAILURE, None)),
+        *(Spawn(0), StartChild(World(0, ())), ReportRunning(0), *HAS_ENDED),
+        *(Kill(), ReportReturned(0, RESULT)),
+        *(Spawn(1), StartChild(WORLD), ReportRunning(1), *HAS_RAISED),
+        *(Kill(), ReportFailed(1, FAILURE, None)),
         End("stopped"),
     ]
 
@@ -269,10 +269,10 @@ class Watcher:
         """What can happen now: children and timers do only what they can, others anything."""
         generation = getattr(state, "generation", 0)
         events: list[Event] = [
-            *(RoundAsked(g) for g in (generation - 1, generation, generation + 1)),
+            *(RoundRequested(g) for g in (generation - 1, generation, generation + 1)),
             *(WorldBegan(World(g, ())) for g in (generation, generation, generation + 1)),
-            *(ChildStopAsked(g, 2.0) for g in (generation, generation + 1)),
-            *(StopAsked(2.0), ORPHANED),
+            *(ChildStopRequested(g, 2.0) for g in (generation, generation + 1)),
+            *(StopRequested(2.0), ORPHANED),
         ]
         if self.is_alive:
             events += [ChildExited(0), ChildExited(1), ChildExited(-9)]
@@ -289,7 +289,7 @@ class Watcher:
             self.is_alive = False
         elif isinstance(event, ChildEnteredMapFun):
             self.is_in_map_fun = True
-        elif isinstance(event, ChildSaidHowItEnded):
+        elif isinstance(event, ChildReportedEnd):
             self.has_spoken = True
 
     def did(self, action: Action) -> None:
@@ -305,10 +305,10 @@ class Watcher:
                 assert not self.has_world, "one world for each child"
                 assert world.generation == self.spawned[-1]
                 self.has_world = True
-            case TellRunning(generation):
+            case ReportRunning(generation):
                 assert self.is_in_map_fun
                 assert generation == self.spawned[-1]
-            case TellReturned(generation) | TellFailed(generation):
+            case ReportReturned(generation) | ReportFailed(generation):
                 assert not self.is_alive, "told when the child has ended"
                 assert generation == self.spawned[-1]
                 assert generation not in self.told, "told once"
@@ -346,7 +346,7 @@ def test_whatever_happens_the_node_stays_valid(data: st.DataObject) -> None:
         # An end is always possible; that it is rare lets the others happen.
         is_end = data.draw(st.integers(0, 19)) == 19
         events = [
-            e for e in watcher.possible(state) if isinstance(e, (StopAsked, Orphaned)) == is_end
+            e for e in watcher.possible(state) if isinstance(e, (StopRequested, Orphaned)) == is_end
         ]
         event = data.draw(st.sampled_from(events))
         watcher.now_s += 1.0

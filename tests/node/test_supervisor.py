@@ -19,7 +19,7 @@ import pytest
 
 from sparkdl.core.settings import Environment
 from sparkdl.node import resources, supervisor
-from sparkdl.node.logs import ChildLog
+from sparkdl.node.activity import ChildLog
 from sparkdl.node.resources import reserve_port
 from sparkdl.node.supervisor import Child, ChildSpec, watch_pid
 from tests.doubles.nodes import SOON_S, all_gone
@@ -36,11 +36,11 @@ def spawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spawn]:
     with ExitStack() as stack:
 
         def start(program: str) -> Child:
-            def command(order: ChildSpec, *fds: int) -> list[str]:
+            def command(spec: ChildSpec, *fds: int) -> list[str]:
                 return [
                     sys.executable,
                     str(PROGRAMS / program),
-                    *real_command(order, *fds)[3:],
+                    *real_command(spec, *fds)[3:],
                 ]
 
             monkeypatch.setattr(supervisor, "_command", command)

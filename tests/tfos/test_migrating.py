@@ -14,10 +14,9 @@ import pytest
 import sparkdl
 from sparkdl.core import settings
 from sparkdl.core.errors import RemovedError
-from sparkdl.core.roles import WORKER
-from sparkdl.core.spec import ClusterSpec, NodeSpec
+from sparkdl.core.spec import WORKER, ClusterSpec, NodeSpec
 from sparkdl.core.world import Address, build_world
-from sparkdl.node import hadoop
+from sparkdl.node import resources
 from sparkdl.node.context import NodeContext
 from sparkdl.node.link import AgentLink
 from sparkdl.tfos import TFCluster, util
@@ -190,7 +189,7 @@ def test_table_has_every_argument_of_run() -> None:
     "name", [n for text, _ in ROWS for n in re.findall(r"`([A-Z]+_[A-Z_]+)`", text)]
 )
 def test_variable_of_the_table_is_read_or_does_not_matter(name: str) -> None:
-    source = "".join(inspect.getsource(module) for module in (settings, util, hadoop))
+    source = "".join(inspect.getsource(module) for module in (settings, util, resources))
     does_not_matter = ("SPARK_REUSE_WORKER",)
     assert (f'"{name}"' in source) == (name not in does_not_matter)
 

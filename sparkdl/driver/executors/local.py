@@ -30,10 +30,10 @@ from sparkdl.feed.infer.task import decode_results
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.request import FedPartition, FeederError, FeedSpec
 from sparkdl.feed.values.row_codec import RowEncoder
-from sparkdl.node.check import Problem
 from sparkdl.node.gpus import split_gpus
 from sparkdl.node.resources import assigned_gpus
 from sparkdl.node.spec import AgentSpec, StatusLine, start_agent, tail_of
+from sparkdl.node.task import Problem
 
 _log = logging.getLogger(__name__)
 

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from sparkdl.control.messages import Hello, Offer
-from sparkdl.core.checkpoint import CheckpointRef, Resume
 from sparkdl.core.spec import ClusterSpec, NodeSpec
-from sparkdl.core.world import Address, World, build_world
+from sparkdl.core.world import Address, CheckpointRef, Resume, World, build_world
 from sparkdl.driver.lifecycle.policy import History
 
 

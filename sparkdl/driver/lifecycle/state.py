@@ -21,11 +21,10 @@ from sparkdl.control.messages import (
     Offer,
     ToAgent,
 )
-from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.errors import FeedClosedError, SparkdlError, node_error
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import NodeSpec
-from sparkdl.core.world import World
+from sparkdl.core.world import CheckpointRef, World
 from sparkdl.driver.lifecycle.roster import Roster
 from sparkdl.driver.slots.placement import Standing
 

@@ -16,11 +16,11 @@ from dataclasses import replace
 from typing import Any
 
 from sparkdl.control.messages import Begin, NewRound, Stop, StopChild, ToAgent
-from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.errors import ReservationTimeoutError
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.core.state_machine import stay, transition
+from sparkdl.core.world import CheckpointRef
 from sparkdl.driver.lifecycle.policy import Fail, Retry, decide
 from sparkdl.driver.lifecycle.replacement import (
     continues_without,

@@ -24,7 +24,7 @@ from sparkdl.core.jobs import raised_in_task
 from sparkdl.core.spec import ClusterSpec, InputMode
 from sparkdl.driver.slots.placement import Placing, Standing, Topology, stand
 from sparkdl.driver.slots.queue import Need, Turn, gate_of
-from sparkdl.node.check import parse_problem
+from sparkdl.node.task import parse_problem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

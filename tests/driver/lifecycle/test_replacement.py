@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sparkdl.control.messages import Begin, Detach, Hello, NewRound, Stop
-from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.errors import LaunchError
+from sparkdl.core.world import CheckpointRef
 from sparkdl.driver.lifecycle.state import (
     Action,
     AgentDetached,

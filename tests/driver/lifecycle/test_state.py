@@ -25,12 +25,11 @@ from sparkdl.control.messages import (
     StopChild,
     ToAgent,
 )
-from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.errors import IllegalTransitionError, LaunchError, ReservationTimeoutError
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
-from sparkdl.core.world import Address, World, build_world
+from sparkdl.core.world import Address, CheckpointRef, World, build_world
 from sparkdl.driver.lifecycle.policy import History
 from sparkdl.driver.lifecycle.roster import Agent, Roster
 from sparkdl.driver.lifecycle.state import (

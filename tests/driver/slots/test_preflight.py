@@ -9,7 +9,7 @@ import pytest
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError
 from sparkdl.driver.slots.placement import Placing
 from sparkdl.driver.slots.preflight import costly_settings, explain_job_failure, node_profile
-from sparkdl.node.check import Problem
+from sparkdl.node.task import Problem
 
 
 def test_without_cores_of_its_own_a_node_needs_no_profile() -> None:

@@ -11,8 +11,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from sparkdl.core.roles import WORKER
-from sparkdl.core.spec import ClusterSpec, NodeSpec
+from sparkdl.core.spec import WORKER, ClusterSpec, NodeSpec
 from sparkdl.core.world import Address, build_world
 from sparkdl.frameworks.tensorflow import TensorFlow
 

@@ -18,14 +18,13 @@ import pytest
 
 from sparkdl.control.channel import Checkpointed, Commit, Committed
 from sparkdl.control.messages import CheckpointDone, CheckpointPart
-from sparkdl.core.checkpoint import CheckpointRef, Resume
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
-from sparkdl.core.world import Address, build_world
+from sparkdl.core.world import Address, CheckpointRef, Resume, build_world
 from sparkdl.driver.collect import Checkpoints
 from sparkdl.driver.feeds.coverage import CoverageStore
-from sparkdl.node.checkpoint import checkpoints as checkpoint
-from sparkdl.node.checkpoint.store import CheckpointStore
+from sparkdl.node import checkpoints as checkpoint
+from sparkdl.node.checkpoint_store import CheckpointStore
 from sparkdl.node.context import NodeContext
 from tests.doubles.feeds import SOON_S
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.control.messages import MAX_MESSAGE_NBYTES, LogLines, encode
-from sparkdl.node import logs
-from sparkdl.node.logs import ChildLog
+from sparkdl.node import activity
+from sparkdl.node.activity import ChildLog
 
 
 @pytest.fixture
@@ -75,14 +75,14 @@ def test_log_is_bounded_however_much_is_printed(log: ChildLog) -> None:
         write(log, line * 1000)
     write(log, b"last\n")
     assert log.nbytes() == 12_000_005
-    assert len(log._kept) <= 2 * logs._KEPT_NBYTES
+    assert len(log._kept) <= 2 * activity._KEPT_NBYTES
     assert log.tail(2) == ("x" * 999, "last")
 
 
 def test_lines_that_came_too_fast_to_be_shown_are_told_and_the_rest_is_whole(
     log: ChildLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "_KEPT_NBYTES", 1000)
+    monkeypatch.setattr(activity, "_KEPT_NBYTES", 1000)
     write(log, b"un")
     assert log.new_lines() == ()
     lines = [f"line {i:05}" for i in range(1000)]
@@ -163,7 +163,7 @@ def test_lines_arrive_whole_however_they_were_written(
 def test_a_burst_comes_in_pieces_that_fit_into_a_message_and_nothing_is_lost(
     log: ChildLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "_MAX_READ_NBYTES", 1000)
+    monkeypatch.setattr(activity, "_MAX_READ_NBYTES", 1000)
     lines = [f"line {i}" for i in range(500)]
     write(log, "\n".join(lines).encode())
     heard: list[str] = []
@@ -179,8 +179,8 @@ def test_a_burst_comes_in_pieces_that_fit_into_a_message_and_nothing_is_lost(
 def test_the_largest_piece_fits_into_a_message_even_if_every_character_is_escaped(
     log: ChildLog,
 ) -> None:
-    write(log, b"\x01" * logs._MAX_READ_NBYTES)
-    write(log, b"\x01\n" * (logs._MAX_READ_NBYTES // 2))
+    write(log, b"\x01" * activity._MAX_READ_NBYTES)
+    write(log, b"\x01\n" * (activity._MAX_READ_NBYTES // 2))
     while lines := log.new_lines(is_last=True):
         assert len(encode(LogLines(lines))) <= MAX_MESSAGE_NBYTES
 
@@ -190,4 +190,4 @@ def test_a_line_that_never_ends_is_handed_on_rather_than_kept(log: ChildLog) -> 
         write(log, b"\rstep %d " % step + b"." * 10_000)
         for line in log.new_lines():
             assert line.startswith("step ")
-    assert len(log._rest) <= logs._MAX_REST_NBYTES
+    assert len(log._rest) <= activity._MAX_REST_NBYTES

@@ -1,10 +1,10 @@
-"""`ctx.checkpoint` and `ctx.last_checkpoint`: the nodes' side of a checkpoint.
+"""A node's side of checkpoints: what `ctx.checkpoint` and `ctx.last_checkpoint` do.
 
 Runs in: child
 
-All nodes that train write their files, and say which rows have made their state. Once the driver
-has heard it from all, the first node makes the checkpoint complete, and the driver is told: from
-then on it is the one that a restart goes on at.
+All nodes that train write their files, and report which rows have made their state. Once the driver
+has the reports of all, the first node completes the checkpoint and reports that to the driver: from
+then on a restart resumes from it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,11 @@ import msgspec
 
 from sparkdl.control.channel import Checkpointed, Committed
 from sparkdl.control.coverage import EpochRows
-from sparkdl.core.checkpoint import CheckpointRef, Resume
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.spec import ClusterSpec
-from sparkdl.core.world import Member, World
-from sparkdl.node.checkpoint.manifest import CheckpointName, Manifest
-from sparkdl.node.checkpoint.places import open_store
-from sparkdl.node.checkpoint.store import CheckpointStore
+from sparkdl.core.world import CheckpointRef, Member, Resume, World
+from sparkdl.node.checkpoint_store import CheckpointName, CheckpointStore, Manifest, open_store
 from sparkdl.node.link import AgentLink
 
 _log = logging.getLogger(__name__)
@@ -37,7 +34,7 @@ _MAX_PROBLEM_CHARS = 1000
 
 
 class LastCheckpoint(os.PathLike[str]):
-    """A checkpoint to go on from.
+    """A checkpoint to resume from.
 
     Attributes:
         step: the number that it was made with.
@@ -87,132 +84,60 @@ class LastCheckpoint(os.PathLike[str]):
         return feeds[feed].rows.get(0, {}) if feed in feeds else {}
 
 
-class Checkpointing:
-    """What `ctx` offers to save a training, and to go on with one; see docs/checkpoints.md."""
-
-    world: World
-    member: Member
-    _spec: ClusterSpec
-    _link: AgentLink
-    _resume: Resume
-    _scratch: Path | None
-
-    @property
-    def checkpoint_dir(self) -> str | None:
-        """The path or URL of the folder of the checkpoints; `None` if the launch named none."""
-        return self._spec.checkpoint_dir
-
-    @cached_property
-    def last_checkpoint(self) -> LastCheckpoint | None:
-        """The checkpoint that this world goes on from: its `step`, `folder` and `url`.
-
-        `None` if it begins at the beginning. Does not change while `map_fun` runs.
-        """
-        ref = self._resume.checkpoint
-        return None if ref is None else LastCheckpoint(ref, self._scratch)
-
-    @contextmanager
-    def checkpoint(
-        self, step: int, batches: int | Mapping[str, int] | None = None
-    ) -> Iterator[Path]:
-        """Make a checkpoint of what is written into the folder that is yielded.
-
-        Call it on all nodes that train, with the same steps. It is complete, or not there at all;
-        the first node waits for the others, up to `feed_timeout`. An exception inside leaves no
-        checkpoint, and those before untouched. On a local or mounted `checkpoint_dir` all nodes
-        write into one and the same folder: nodes that write different things need different names.
-
-        Args:
-            step: how far the training is, by your own count; larger each time.
-            batches: how many batches of the feed the saved state has used since `map_fun` began,
-                by feed if there are several. By default all that were handed out, which is exact
-                unless something reads ahead.
-
-        Raises:
-            ConfigError: without `checkpoint_dir`, on a node that does not train, inside another
-                checkpoint, for a step that is not larger; or if `batches` must be given.
-            CheckpointError: if it could not be written, or a node has not called this in time.
-        """
-        with self._writer.write(step, batches) as folder:
-            yield folder
-
-    def batches_given(self) -> dict[str, int]:
-        """Return how many batches of each feed were handed out since `map_fun` began.
-
-        What is read ahead of the training counts. At the end of an epoch it is what was used.
-        """
-        return self._link.batches_given()
-
-    def _covered(self, feed: str) -> EpochRows:
-        """Return the rows of a feed of the nodes' own that the last checkpoint covers, by epoch."""
-        last = self.last_checkpoint
-        return {} if last is None else last.covered(feed)
-
-    @cached_property
-    def _writer(self) -> _Writer:
-        url = self._spec.checkpoint_dir
-        if url is None:
-            raise ConfigError(
-                "ctx.checkpoint needs a place: launch the cluster with checkpoint_dir=..., a path "
-                "or URL that all nodes reach"
-            )
-        if not self.member.role.is_trainer or self.member.role.is_server:
-            raise ConfigError(
-                f"{self.member.node.name} does not train: call ctx.checkpoint on chief and workers"
-            )
-        return _Writer(
-            open_store(url, self._scratch),
-            self._spec,
-            self.world,
-            self.member,
-            self._link,
-            self._resume,
-        )
-
-
-class _Writer:
-    """This node's part in all checkpoints of a world."""
+class Checkpoints:
+    """This node's part in the checkpoints of its world; see docs/checkpoints.md."""
 
     def __init__(
         self,
-        store: CheckpointStore,
-        spec: ClusterSpec,
         world: World,
         member: Member,
+        spec: ClusterSpec,
         link: AgentLink,
         resume: Resume,
+        scratch: Path | None,
     ) -> None:
-        self._store = store
         self._spec = spec
         self._generation = world.generation
+        self._member = member
         self._node = member.node.name
         self._leads = member.rank == 0
         self._link = link
         self._resumed = resume.checkpoint
+        self._scratch = scratch
         self._last_step: int | None = None
         self._is_open = False
 
+    @cached_property
+    def last(self) -> LastCheckpoint | None:
+        """The checkpoint that this world resumes from."""
+        return None if self._resumed is None else LastCheckpoint(self._resumed, self._scratch)
+
+    def covered(self, feed: str) -> EpochRows:
+        """Return the rows of a feed of the nodes' own that the last checkpoint covers, by epoch."""
+        return {} if self.last is None else self.last.covered(feed)
+
     @contextmanager
     def write(self, step: int, batches: int | Mapping[str, int] | None) -> Iterator[Path]:
-        """See `Checkpointing.checkpoint`."""
+        """See `NodeContext.checkpoint`."""
+        store = self._store
         self._check(step)
         feeds = self._link.positions(batches)
         name = CheckpointName(step, self._spec.cluster_id, self._generation)
         if self._leads and self._last_step is None:
             with suppress(OSError):
-                self._store.sweep_unfinished(name)
+                store.sweep_unfinished(name)
         self._last_step, self._is_open = step, True
         folder: Path | None = None
         try:
             with self._named_errors(name):
-                folder = self._store.open(name)
+                folder = store.open(name)
             with self._named_errors(name, is_users=True):
                 yield folder
             with self._named_errors(name):
-                self._store.finish(name, folder, self._node)
+                store.finish(name, folder, self._node)
         except BaseException as error:
             problem = f"{type(error).__name__}: {error}"[:_MAX_PROBLEM_CHARS]
-            self._store.give_up(name, folder, for_all=self._leads)
+            store.give_up(name, folder, for_all=self._leads)
             self._link.send(Checkpointed(step, {}, problem))
             raise
         finally:
@@ -220,6 +145,20 @@ class _Writer:
         self._link.send(Checkpointed(step, feeds))
         if self._leads:
             self._complete(name)
+
+    @cached_property
+    def _store(self) -> CheckpointStore:
+        url = self._spec.checkpoint_dir
+        if url is None:
+            raise ConfigError(
+                "ctx.checkpoint needs a place: launch the cluster with checkpoint_dir=..., a path "
+                "or URL that all nodes reach"
+            )
+        if not self._member.role.is_trainer or self._member.role.is_server:
+            raise ConfigError(
+                f"{self._node} does not train: call ctx.checkpoint on chief and workers"
+            )
+        return open_store(url, self._scratch)
 
     def _check(self, step: int) -> None:
         if type(step) is not int or step < 0:

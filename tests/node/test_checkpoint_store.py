@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 
 from sparkdl.control.coverage import FeedCoverage
 from sparkdl.core.errors import CheckpointError
-from sparkdl.node.checkpoint.manifest import (
+from sparkdl.node.checkpoint_store import (
     CheckpointName,
+    CheckpointStore,
+    LocalStore,
     Manifest,
     decode_manifest,
     encode_manifest,
+    open_store,
 )
-from sparkdl.node.checkpoint.places import LocalStore, open_store
-from sparkdl.node.checkpoint.store import CheckpointStore
 
 NODES = ("chief:0", "worker:0")
 FEEDS = {"input": FeedCoverage(2, {2: {0: {5: ((0, 7), (9, 12))}}})}

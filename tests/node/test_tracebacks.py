@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from sparkdl.core import tracebacks
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.settings import Settings
-from sparkdl.core.tracebacks import user_traceback
+from sparkdl.node import child
+from sparkdl.node.child import user_traceback
 
-OURS = str(tracebacks.__file__).removesuffix("tracebacks.py") + "made_up.py"
+OURS = str(child.__file__).removesuffix("child.py") + "made_up.py"
 
 
 def through_us(call: Callable[[], Any]) -> BaseException:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
-from sparkdl.node.check import Problem, check_executor, parse_problem
+from sparkdl.node.task import Problem, check_executor, parse_problem
 
 
 def spec(framework: str = "plain") -> ClusterSpec:
@@ -88,7 +88,7 @@ def test_the_driver_is_looked_for_at_the_host_of_its_url(
         asked.append(address)
         return socket.socket()
 
-    monkeypatch.setattr("sparkdl.node.check.socket.create_connection", create_connection)
+    monkeypatch.setattr("sparkdl.node.task.socket.create_connection", create_connection)
     check_executor(spec(), url)
     assert asked == [(url.removeprefix("ws://").removesuffix(":7").strip("[]"), 7)]
 
@@ -96,7 +96,7 @@ def test_the_driver_is_looked_for_at_the_host_of_its_url(
 def test_a_framework_that_is_not_installed_is_a_framework_missing_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sparkdl.node.check.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("sparkdl.node.task.importlib.util.find_spec", lambda name: None)
     with pytest.raises(LaunchError) as raised:
         check_executor(spec("torch"), "ws://127.0.0.1:1")
     problem = parse_problem(str(raised.value))

@@ -11,8 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import re
 import shutil
+import tempfile
 import uuid
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,19 +24,107 @@ from pathlib import Path
 import msgspec
 import pyarrow.fs as pafs
 
-from sparkdl.core.checkpoint import CheckpointRef
+from sparkdl.control.coverage import FeedCoverage
 from sparkdl.core.errors import CheckpointError, ConfigError
-from sparkdl.node.checkpoint.manifest import (
-    MANIFEST,
-    CheckpointName,
-    Manifest,
-    decode_manifest,
-    encode_manifest,
-)
+from sparkdl.core.world import CheckpointRef
+from sparkdl.storage import locate, open_storage
 
 _log = logging.getLogger(__name__)
-MARK = ".written-by-"
+
+FORMAT = 1
+"""Of the manifest. A reader refuses what is newer than itself."""
+MANIFEST = "manifest.json"
 _DIRECTORY = pafs.FileType.Directory
+_SUM = re.compile(rb'\{\n "checksum": "([0-9a-f]{8})",')
+"""How a manifest begins: the CRC-32 of the JSON object without this key."""
+_NAME = re.compile(r"(?P<dot>\.?)step-(?P<step>\d{10,})-(?P<cluster>[A-Za-z0-9_]+)-(?P<round>\d+)")
+
+
+@dataclass(frozen=True, order=True)
+class CheckpointName:
+    """The name of a checkpoint's folder, unique among all that write into the same folder.
+
+    Attributes:
+        generation: of the world that makes it.
+    """
+
+    step: int
+    cluster_id: str
+    generation: int
+
+    def __str__(self) -> str:
+        return f"step-{self.step:010d}-{self.cluster_id}-{self.generation}"
+
+    @property
+    def unfinished(self) -> str:
+        """The name while it is being written, where folders can be renamed."""
+        return f".{self}"
+
+    @classmethod
+    def parse(cls, text: str) -> tuple[CheckpointName, bool] | None:
+        """Return the name, and whether it is that of an unfinished one; `None` for others."""
+        match = _NAME.fullmatch(text)
+        if match is None:
+            return None
+        name = cls(int(match["step"]), match["cluster"], int(match["round"]))
+        return name, bool(match["dot"])
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """The contents of `manifest.json`, which is written last.
+
+    Args:
+        format: of this file.
+        step: the user's count.
+        generation: of the world that made it.
+        time_s: when it was made, seconds since the epoch.
+        nodes: names of the nodes that have written into it.
+        feeds: the rows that made its state, by feed.
+        files: bytes of each file, by its path in the folder, with slashes.
+    """
+
+    step: int
+    cluster_id: str
+    generation: int
+    time_s: float
+    nodes: tuple[str, ...]
+    feeds: dict[str, FeedCoverage]
+    files: dict[str, int] = {}
+    format: int = FORMAT
+
+
+class _Format(msgspec.Struct, frozen=True):
+    """What all versions of a manifest have."""
+
+    format: int
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the manifest as JSON, with its checksum."""
+    body = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    return b'{\n "checksum": "%08x",' % zlib.crc32(body) + body[1:]
+
+
+def decode_manifest(data: bytes, where: str) -> Manifest | None:
+    """Read a manifest; `None` if it is broken, in whatever way.
+
+    Raises:
+        CheckpointError: if a newer sparkdl has written it.
+    """
+    begin = _SUM.match(data)
+    body = b"{" + data[begin.end() :] if begin else b""
+    if not begin or int(begin[1], 16) != zlib.crc32(body):
+        return None
+    try:
+        written = msgspec.json.decode(body, type=_Format).format
+        if written > FORMAT:
+            raise CheckpointError(
+                f"{where} was made by a newer sparkdl (format {written}, this one knows {FORMAT}); "
+                "install that, or choose another checkpoint_dir"
+            )
+        return msgspec.json.decode(body, type=Manifest)
+    except msgspec.MsgspecError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -138,8 +230,7 @@ class CheckpointStore:
         target = f"{self._path}/{name}"
         self._system.create_dir(target, recursive=True)
         pafs.copy_files(str(folder), target, pafs.LocalFileSystem(), self._system)
-        with self._system.open_output_stream(f"{target}/{MARK}{plain(node)}") as file:
-            file.write(b"1")  # some object stores do not keep empty objects
+        self._write(_mark(target, node), b"1")  # some object stores do not keep empty objects
         shutil.rmtree(folder, ignore_errors=True)
 
     def give_up(self, name: CheckpointName, folder: Path | None, for_all: bool) -> None:
@@ -157,19 +248,17 @@ class CheckpointStore:
         Raises:
             CheckpointError: if a node's part is not here.
         """
-        target = f"{self._path}/{name}"
-        self.remove_marks(target, manifest.nodes)
-        self._write(f"{target}/{MANIFEST}", self.with_files(target, manifest))
+        self._seal(f"{self._path}/{name}", manifest)
         return f"{self._url}/{name}"
 
     def sweep(self, made: CheckpointName, keep: int, base: str = "") -> None:
         """Delete all but the newest checkpoints, and what has not become one.
 
-        Checkpoints of later steps go as well: the training that made them was not gone on with.
+        Checkpoints of later steps go as well: the training that made them was abandoned.
         Two are always kept, because the driver may not know of the last one yet.
 
         Args:
-            base: name of the one that this world goes on from: nodes may read it at any time.
+            base: name of the one that this world resumes from: nodes may read it at any time.
         """
         kept = []
         for entry in self._entries():
@@ -231,26 +320,23 @@ class CheckpointStore:
             if info.type == pafs.FileType.File
         }
 
-    def with_files(self, folder: str, manifest: Manifest) -> bytes:
-        """Return the manifest as JSON, with the files that are in `folder`."""
-        return encode_manifest(msgspec.structs.replace(manifest, files=self._files(folder)))
-
-    def remove_marks(self, folder: str, nodes: tuple[str, ...]) -> None:
-        """Delete what says that the nodes have finished.
+    def _seal(self, folder: str, manifest: Manifest) -> None:
+        """Put the manifest into a folder that all nodes have written to.
 
         Raises:
-            CheckpointError: if that of a node is not here.
+            CheckpointError: if a node's part is not here.
         """
-        for node in nodes:
-            mark = f"{folder}/{MARK}{plain(node)}"
-            if self._system.get_file_info(mark).type != pafs.FileType.File:
+        for node in manifest.nodes:
+            if self._system.get_file_info(_mark(folder, node)).type != pafs.FileType.File:
                 raise CheckpointError(
                     f"{node} has written its part of {self._url} elsewhere: it is not in the "
                     "folder that the first node sees. Put checkpoint_dir on storage that all nodes "
                     "share: a mounted file system, HDFS or an object store"
                 )
-        for node in nodes:
-            self._system.delete_file(f"{folder}/{MARK}{plain(node)}")
+        for node in manifest.nodes:
+            self._system.delete_file(_mark(folder, node))
+        complete = msgspec.structs.replace(manifest, files=self._files(folder))
+        self._write(f"{folder}/{MANIFEST}", encode_manifest(complete))
 
     def _write(self, path: str, data: bytes) -> None:
         with self._system.open_output_stream(path) as file:
@@ -268,6 +354,76 @@ class CheckpointStore:
             _log.warning("%s could not be deleted: %s", path, error)
 
 
+class LocalStore(CheckpointStore):
+    """Checkpoints on a local or mounted disk, where a folder can be synced and renamed."""
+
+    def fetch(self, name: str) -> Path:
+        """Return the folder itself."""
+        return Path(self._path, name)
+
+    def open(self, name: CheckpointName) -> Path:
+        """Return the one folder that all nodes write into."""
+        folder = self._unfinished(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def finish(self, name: CheckpointName, folder: Path, node: str) -> None:
+        """Have the files on the disk, and say so to the first node."""
+        for inner, _, names in os.walk(folder):
+            for each in names:
+                with contextlib.suppress(FileNotFoundError):  # other nodes rename theirs meanwhile
+                    _sync(Path(inner, each))
+        self._write(_mark(str(folder), node), b"1")
+
+    def give_up(self, name: CheckpointName, folder: Path | None, for_all: bool) -> None:
+        """Delete the folder, if `for_all`: it is that of all nodes."""
+        if for_all:
+            shutil.rmtree(self._unfinished(name), ignore_errors=True)
+
+    def commit(self, name: CheckpointName, manifest: Manifest) -> str:
+        """Put the manifest into the folder, sync it and give it its name; return its URL."""
+        folder = self._unfinished(name)
+        self._seal(str(folder), manifest)
+        # A rename may reach the disk before the names inside the folder do, so those come first.
+        for inner, _, _ in os.walk(folder):
+            _sync(Path(inner))
+        folder.rename(Path(self._path, str(name)))
+        _sync(Path(self._path))
+        return f"{self._url}/{name}"
+
+    def _unfinished(self, name: CheckpointName) -> Path:
+        return Path(self._path, name.unfinished)
+
+    def _write(self, path: str, data: bytes) -> None:
+        with open(path, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def open_store(url: str, scratch: Path | None = None) -> CheckpointStore:
+    """Return the checkpoints in the folder at `url`. Creates nothing.
+
+    Args:
+        scratch: a local folder of this process; needed to read and write checkpoints elsewhere.
+
+    Raises:
+        ConfigError: if the storage cannot be opened.
+    """
+    storage, path = locate(url)
+    system = open_storage(storage)
+    kind = LocalStore if isinstance(system, pafs.LocalFileSystem) else CheckpointStore
+    return kind(system, path, url, scratch or Path(tempfile.gettempdir()) / "sparkdl")
+
+
 def _is_ahead(entry: Entry, now: CheckpointName) -> bool:
     """Whether `entry` may be being written, or is of a world after that of `now`."""
     name = entry.name
@@ -276,6 +432,6 @@ def _is_ahead(entry: Entry, now: CheckpointName) -> bool:
     return name.generation > now.generation or (not entry.is_complete and name.step > now.step)
 
 
-def plain(node: str) -> str:
-    """Return a node's name as part of a file name."""
-    return node.replace(":", "-")
+def _mark(folder: str, node: str) -> str:
+    """Return the file that says that `node` has written its part; a name has a colon in it."""
+    return f"{folder}/.written-by-{node.replace(':', '-')}"
