@@ -25,14 +25,14 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from array import array
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import msgspec
 
-from sparkdl.control.coverage import EpochRows
+from sparkdl.control.descriptors import receive_with_fds
+from sparkdl.control.rows import EpochRows
 from sparkdl.core.checkpoint import Resume
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
@@ -41,8 +41,6 @@ from sparkdl.core.world import World
 
 _LENGTH = struct.Struct("!I")
 _MAX_FDS = 64
-_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-"""Linux: programs that user code starts get no descriptor. `socket.recv_fds` ignores its flags."""
 _MAX_FRAME_NBYTES = 64 * 1024 * 1024
 
 
@@ -360,15 +358,8 @@ class Unframer:
 
 def receive(sock: socket.socket, unframer: Unframer) -> list[tuple[Local, int]] | None:
     """Read once and return the messages that completed, or `None` at the end of the stream."""
-    fds = array("i")
-    space = socket.CMSG_LEN(_MAX_FDS * fds.itemsize)
-    data, extras, _flags, _address = sock.recvmsg(1 << 16, space, _CLOSE_ON_EXEC)
-    for level, kind, body in extras:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            fds.frombytes(body[: len(body) - len(body) % fds.itemsize])
-    if not data:
-        return None
-    return list(unframer.feed(data, fds.tolist()))
+    data, fds = receive_with_fds(sock, 1 << 16, _MAX_FDS)
+    return list(unframer.feed(data, fds)) if data else None
 
 
 def send(sock: socket.socket, message: Local, fd: int = -1) -> None:

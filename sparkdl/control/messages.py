@@ -28,8 +28,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sparkdl.control.coverage import EpochRows, PartRows
-from sparkdl.control.shares import Share
+from sparkdl.control.rows import EpochRows, PartRows, Share
 from sparkdl.core.checkpoint import Resume
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure

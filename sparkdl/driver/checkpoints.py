@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from sparkdl.control.coverage import FeedCoverage
 from sparkdl.control.messages import CheckpointCommit, CheckpointDone, CheckpointPart
+from sparkdl.control.rows import FeedCoverage
 from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.world import World
 from sparkdl.driver.feeds.coverage import CoverageStore

@@ -28,7 +28,7 @@ from sparkdl.driver.lifecycle.outcome import before_stop, failure_of, has_ended,
 from sparkdl.driver.show.notebook import LiveTable
 from sparkdl.driver.show.table import as_html
 from sparkdl.driver.threads import begin
-from sparkdl.feed.transfer.request import FeedSpec
+from sparkdl.feed.transfer.messages import FeedSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

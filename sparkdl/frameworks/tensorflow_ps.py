@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparkdl.core.errors import FeedClosedError
-from sparkdl.feed.adapters.elements import Names, arrange
+from sparkdl.feed.reader.batches import Names, arrange
 from sparkdl.frameworks.coordinator import NO_ROW_MARK, apply_shim, let_fit_end
 from sparkdl.frameworks.tensorflow_server import (
     NO_ROW,

@@ -18,8 +18,7 @@ from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
 from sparkdl.core.world import Member, World
 from sparkdl.feed.adapters.tfos import DataFeed
 from sparkdl.feed.parquet.paths import ParquetPaths, Paths
-from sparkdl.feed.reader.batches import EpochBatches
-from sparkdl.feed.reader.tail import Tail
+from sparkdl.feed.reader.batches import EpochBatches, Tail
 from sparkdl.node.checkpoint.checkpoints import Checkpointing
 from sparkdl.node.coordination import Coordination
 from sparkdl.node.direct_read import read_own, wanted_files
@@ -294,7 +293,7 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
 
         shared = None
         if mesh is not None:
-            from sparkdl.feed.adapters.torch_mesh import SharedRows
+            from sparkdl.feed.adapters.torch import SharedRows
 
             shared = SharedRows(mesh, data_axis)
             batch_size = shared.share_of(batch_size)
@@ -328,7 +327,7 @@ class NodeContext(Checkpointing, Coordination, Gathering, Meshes, RemovedCalls):
         from sparkdl.feed.adapters.jax import JaxBatches
 
         if sharding is not None:
-            from sparkdl.feed.adapters.jax_mesh import GlobalRows
+            from sparkdl.feed.adapters.jax import GlobalRows
 
             batch_size = GlobalRows.of(sharding).share_of(batch_size)
         options = {"tail": "pad", "even": self.num_workers > 1 or None, **options}

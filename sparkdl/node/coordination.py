@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
 from sparkdl.core.world import Member, World
-from sparkdl.feed.reader.tail import Tail
+from sparkdl.feed.reader.batches import Tail
 
 if TYPE_CHECKING:
     import tensorflow as tf

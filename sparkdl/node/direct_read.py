@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from sparkdl.control.channel import ReadParquet
-from sparkdl.control.coverage import EpochRows
+from sparkdl.control.rows import EpochRows
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.world import Member, World
 from sparkdl.feed.parquet.paths import ParquetPaths, Paths, parquet

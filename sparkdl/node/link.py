@@ -34,13 +34,13 @@ from sparkdl.control.channel import (
     receive,
     send,
 )
-from sparkdl.control.coverage import EpochRows
 from sparkdl.control.lease import SILENT_LOOKS, look_s
+from sparkdl.control.rows import EpochRows
 from sparkdl.core.checkpoint import FIRST_TIME
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, ReadError, SparkdlError
 from sparkdl.core.spec import DEFAULT_FEED
-from sparkdl.feed.reader.item import Item
+from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.reader import FeedReader
 from sparkdl.feed.store.supply import Supply
 

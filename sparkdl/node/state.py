@@ -24,7 +24,7 @@ from sparkdl.core.checkpoint import FIRST_TIME, Resume
 from sparkdl.core.errors import IllegalTransitionError
 from sparkdl.core.failure import Failure, signal_name
 from sparkdl.core.world import World
-from sparkdl.feed.infer.exchange import CLUSTER_FAILED
+from sparkdl.feed.transfer.messages import CLUSTER_FAILED
 
 Then = Literal["idle", "round", "gone"]
 

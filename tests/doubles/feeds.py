@@ -21,12 +21,12 @@ from sparkdl.control.channel import Consumed, EpochMark, Local, Release, Segment
 from sparkdl.control.messages import EpochEnd, FeedEnd, FeedProgress, Granted
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.reader.batches import EpochBatches
-from sparkdl.feed.reader.item import Item
+from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.reader import FeedReader
+from sparkdl.feed.store.endpoint import NodeFeeds
 from sparkdl.feed.store.segment import write_segment
 from sparkdl.feed.store.store import StoreLimits
-from sparkdl.feed.transfer.request import FeedSpec, Target
-from sparkdl.node.feeds import NodeFeeds
+from sparkdl.feed.transfer.messages import FeedSpec, Target
 from sparkdl.node.link import AgentLink
 from sparkdl.node.pipe import ChildPipe
 
@@ -253,7 +253,7 @@ class LocalNode:
     @property
     def rows_received(self) -> int:
         """Rows in the log of the feed."""
-        return self.feeds._inbox.log(FEED).rows_received
+        return self.feeds._store.log(FEED).rows_received
 
     @property
     def target(self) -> Target:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sparkdl.control.coverage import EpochRows, FeedCoverage
 from sparkdl.control.messages import CheckpointCommit, CheckpointDone, CheckpointPart
+from sparkdl.control.rows import EpochRows, FeedCoverage
 from sparkdl.core.checkpoint import CheckpointRef
 from sparkdl.core.spec import plan_nodes
 from sparkdl.core.world import Address, World, build_world

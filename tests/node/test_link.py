@@ -36,7 +36,7 @@ from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
 from sparkdl.core.world import Address, build_world
 from sparkdl.feed.adapters.tfos import DataFeed
 from sparkdl.feed.reader.batches import EpochBatches
-from sparkdl.feed.reader.item import Item
+from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.store.segment import write_segment
 from sparkdl.node.link import AgentLink
 from tests.doubles.feeds import SOON_S, Running, numbers

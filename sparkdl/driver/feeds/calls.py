@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sparkdl.control.coverage import (
+from sparkdl.control.rows import (
     UNKNOWN,
     CallShape,
     EpochRows,
@@ -17,7 +17,7 @@ from sparkdl.control.coverage import (
     num_rows,
 )
 from sparkdl.core.errors import ConfigError
-from sparkdl.feed.transfer.request import WHAT_TO_DO, other_data
+from sparkdl.feed.transfer.messages import WHAT_TO_DO, other_data
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from msgspec import structs
 
-from sparkdl.control.coverage import UNKNOWN, CallShape, EpochRows, FeedCoverage, merge_epochs
+from sparkdl.control.rows import UNKNOWN, CallShape, EpochRows, FeedCoverage, merge_epochs
 from sparkdl.driver.feeds.calls import Call, FeedRequest, agreed
 
 M = TypeVar("M", bound=Callable[..., Any])

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from sparkdl.control.coverage import UNKNOWN, CallShape
+from sparkdl.control.rows import UNKNOWN, CallShape
 from sparkdl.core.errors import ConfigError, FeedClosedError
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.spec import ClusterSpec, InputMode
@@ -30,7 +30,7 @@ from sparkdl.driver.show.progress import FeedBar
 from sparkdl.driver.threads import run_aside
 from sparkdl.feed.parquet.paths import parquet_paths
 from sparkdl.feed.parquet.source import ParquetSource, list_files
-from sparkdl.feed.transfer.request import FeedSpec
+from sparkdl.feed.transfer.messages import FeedSpec
 
 _log = logging.getLogger(__name__)
 

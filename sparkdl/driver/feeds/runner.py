@@ -62,8 +62,7 @@ from sparkdl.driver.lifecycle.outcome import (
 )
 from sparkdl.driver.lifecycle.state import Finished, Running
 from sparkdl.driver.threads import Thread, begin
-from sparkdl.feed.infer.exchange import WRONG_ANSWER
-from sparkdl.feed.transfer.request import FeederError, FeedSpec
+from sparkdl.feed.transfer.messages import WRONG_ANSWER, FeederError, FeedSpec
 
 _log = logging.getLogger(__name__)
 

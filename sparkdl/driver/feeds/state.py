@@ -20,7 +20,7 @@ from sparkdl.core.world import Member, World
 from sparkdl.driver.feeds.calls import Call, EpochLeft, FeedRequest
 from sparkdl.driver.feeds.coverage import CallHistory
 from sparkdl.driver.feeds.report import FeedReport
-from sparkdl.feed.transfer.request import FedPartition, FeedSpec
+from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 
 # what a feed knows
 

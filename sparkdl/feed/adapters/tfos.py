@@ -15,7 +15,7 @@ from typing import Any
 from sparkdl.control.channel import EpochMark, Local, Results
 from sparkdl.core.errors import InferenceError
 from sparkdl.feed.reader.consumed import Part, part_of
-from sparkdl.feed.reader.item import Item
+from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.reader import FeedReader
 from sparkdl.feed.store.segment import write_segment
 from sparkdl.feed.values.row_codec import RowEncoder, rows

@@ -18,27 +18,30 @@ from __future__ import annotations
 
 import itertools
 import logging
+import mmap
 import os
 import socket
 import struct
 import threading
 import weakref
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing import parent_process
+from typing import Any
 
 import msgspec
+import numpy as np
 
-from sparkdl.core.errors import FeedClosedError
-from sparkdl.feed.adapters.shared_columns import (
-    Columns,
-    Plain,
-    pack,
-    pack_failure,
-    unpack,
-    unpack_failure,
+from sparkdl.control.descriptors import nameless_file, receive_with_fds
+from sparkdl.core.errors import (
+    ConfigError,
+    EndOfFeedError,
+    FeedClosedError,
+    FeedTimeoutError,
+    FeedTypeError,
+    SparkdlError,
+    UnfedError,
 )
 from sparkdl.feed.reader.batches import EpochBatches
 
@@ -46,7 +49,6 @@ _BATCH, _FAILED, _END = b"b", b"f", b"e"
 _REPLY = struct.Struct("!cQ")
 _LOOK_S = 5.0
 """How often a worker that waits makes sure that the node's process is still there."""
-_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 _log = logging.getLogger(__name__)
 
@@ -135,9 +137,11 @@ class _Desk:
     def open(self) -> None:
         """Let workers in until `close`."""
         with self._own:
-            while (knock := _receive(self._own, 4096))[0]:
-                data, fd = knock
-                worker = socket.socket(fileno=fd)
+            while True:
+                data, fds = receive_with_fds(self._own, 4096, 1)
+                if not data:
+                    return
+                worker = socket.socket(fileno=fds[0])
                 with self._lock:
                     if self._is_closed:
                         worker.close()
@@ -253,24 +257,90 @@ def _reply(own: socket.socket) -> tuple[bytes, int, int]:
     parent = parent_process()
     while True:
         try:
-            data, fd = _receive(own, _REPLY.size)
+            data, fds = receive_with_fds(own, _REPLY.size, 1)
         except ConnectionError:
-            data, fd = b"", -1
+            data, fds = b"", []
         except TimeoutError:
             if parent is not None and not parent.is_alive():
                 raise FeedClosedError("the node's process is gone") from None
             continue
         if not data:
             raise FeedClosedError("the node's process is gone, or has closed this feed")
-        return (*_REPLY.unpack(data), fd)
+        return (*_REPLY.unpack(data), fds[0] if fds else -1)
 
 
-def _receive(sock: socket.socket, nbytes: int) -> tuple[bytes, int]:
-    """Read one message and the descriptor that came with it, -1 without."""
-    fds = array("i")
-    space = socket.CMSG_LEN(fds.itemsize)
-    data, extras, _flags, _address = sock.recvmsg(nbytes, space, _CLOSE_ON_EXEC)
-    for level, kind, body in extras:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            fds.frombytes(body[: fds.itemsize])
-    return data, fds[0] if fds else -1
+Columns = dict[str, np.ndarray]
+"""Arrays by column name, `[rows, …]`, of any type."""
+
+Plain = dict[str, np.ndarray | list[Any]]
+"""Columns by name: arrays of numbers `[rows, …]`, or lists of what has no such array."""
+
+_ALIGNED_NBYTES = 64
+_ERRORS = {
+    kind.__name__: kind
+    for kind in (
+        *(ConfigError, FeedClosedError, EndOfFeedError, FeedTimeoutError, UnfedError),
+        FeedTypeError,
+    )
+}
+
+
+class _Described(msgspec.Struct, frozen=True, array_like=True):
+    """Where a column lies; without a dtype it is a list, of `shape` bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    at: int
+
+
+_descriptions = msgspec.msgpack.Decoder(list[_Described])
+
+
+def pack(columns: Plain) -> tuple[int, int]:
+    """Write columns into a file; return its descriptor and where in it they are described."""
+    fd = nameless_file("sparkdl-batch")
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            described = []
+            for name, column in columns.items():
+                at = file.seek(-(-file.tell() // _ALIGNED_NBYTES) * _ALIGNED_NBYTES)
+                if isinstance(column, list):
+                    dtype, shape = "", (file.write(msgspec.msgpack.encode(column)),)
+                else:
+                    dtype, shape = column.dtype.str, column.shape
+                    file.write(np.ascontiguousarray(column).data)
+                described.append(_Described(name, dtype, shape, at))
+            at = file.tell()
+            file.write(msgspec.msgpack.encode(described))
+        return fd, at
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def unpack(fd: int, at: int) -> Plain:
+    """Map the columns of `pack`; what is written to them stays in this process.
+
+    The caller still owns `fd`.
+    """
+    mapped = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
+    columns: Plain = {}
+    for column in _descriptions.decode(memoryview(mapped)[at:]):
+        if column.dtype:
+            columns[column.name] = np.ndarray(column.shape, column.dtype, mapped, column.at)
+        else:
+            raw = memoryview(mapped)[column.at : column.at + column.shape[0]]
+            columns[column.name] = msgspec.msgpack.decode(raw, type=list[Any])
+    return columns
+
+
+def pack_failure(error: Exception) -> tuple[int, int]:
+    """Write an error into a file, as `pack` does columns."""
+    return pack({"error": [type(error).__name__, str(error)]})
+
+
+def unpack_failure(fd: int, at: int) -> SparkdlError:
+    """Return the error of `pack_failure`, of the same type where that is one of a feed's."""
+    name, text = unpack(fd, at)["error"]
+    return _ERRORS[name](text) if name in _ERRORS else SparkdlError(f"{name}: {text}")

@@ -1,24 +1,23 @@
-"""One epoch of a feed as batches of columns.
+"""One epoch of a feed as batches of columns: gathered, shuffled, cut, and in step with other nodes.
 
 Runs in: child
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from sparkdl.control.channel import EpochMark
 from sparkdl.core.errors import ConfigError
-from sparkdl.feed.reader.consumed import Origin, Part
-from sparkdl.feed.reader.item import Item
+from sparkdl.feed.reader.consumed import Origin, Part, part_of, places_of
+from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.reader import FeedReader
-from sparkdl.feed.reader.shuffle_buffer import Columns, GatheredRows
-from sparkdl.feed.reader.tail import Tail, agreed_steps, next_share
-from sparkdl.feed.values.columns import slice_columns, to_columns
+from sparkdl.feed.values.columns import concat, slice_columns, to_columns
 
 SAMPLE_WEIGHT = "sample_weight"
 """The column of `tail="pad"`: float32 `[rows]`, 1 for rows of the feed, 0 for those that fill."""
@@ -273,3 +272,153 @@ class _Epoch:
             f"{len(mark.rows)} nodes; a synchronous step needs a row on each. Feed more rows "
             "or use fewer nodes"
         )
+
+
+Columns = dict[str, np.ndarray[Any, Any]]
+"""Arrays by column name, all with the same first dimension: `[rows, …]`."""
+
+MIX_NBYTES = 32 * 1024 * 1024
+"""Rows are mixed within so many bytes where no number of rows is given."""
+
+
+class GatheredRows:
+    """Columns of segments that were taken and not yet handed out.
+
+    Attributes:
+        count: rows that can be cut off; those that still wait to be mixed do not count.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._parts: deque[tuple[Columns, int, int, Origin]] = deque()
+        self._random: np.random.Generator | None = None
+        self._window: int | bool = False
+        self._unmixed: list[Columns] = []
+        self._unmixed_origins: list[tuple[Origin, int]] = []
+        self._unmixed_rows = self._unmixed_nbytes = 0
+
+    def shuffle(self, random: np.random.Generator, window: int | bool) -> None:
+        """Mix what is added from now on, within `window` rows, or `MIX_NBYTES` if it is `True`."""
+        self._random, self._window = random, window
+
+    def add(self, columns: Columns, rows: int, origin: Origin = None) -> None:
+        """Take the columns of `rows` rows, all of them with an origin, or none."""
+        if not rows:
+            return
+        if self._random is None:
+            self._parts.append((columns, 0, rows, origin))
+            self.count += rows
+            return
+        self._unmixed.append(columns)
+        self._unmixed_origins.append((origin, rows))
+        self._unmixed_rows += rows
+        self._unmixed_nbytes += sum(array.nbytes for array in columns.values())
+        is_enough = (
+            self._unmixed_nbytes >= MIX_NBYTES
+            if self._window is True
+            else self._unmixed_rows >= self._window
+        )
+        if is_enough:
+            self.flush()
+
+    def flush(self) -> None:
+        """Mix what waits for more."""
+        if not self._unmixed:
+            return
+        assert self._random is not None
+        order = self._random.permutation(self._unmixed_rows)
+        columns = {name: array[order] for name, array in concat(self._unmixed).items()}
+        origin: Origin = None
+        if self._unmixed_origins[0][0] is not None:
+            places = [places_of(origin, rows) for origin, rows in self._unmixed_origins]
+            origin = np.concatenate(places)[order]
+        self._parts.append((columns, 0, self._unmixed_rows, origin))
+        self.count += self._unmixed_rows
+        self._unmixed, self._unmixed_rows, self._unmixed_nbytes = [], 0, 0
+        self._unmixed_origins = []
+
+    def cut(self, rows: int) -> tuple[Columns, list[Part]]:
+        """Remove and return the first `rows` rows, and where they come from.
+
+        The columns are views where they lie in one segment.
+        """
+        pieces, origins = [], []
+        self.count -= rows
+        while rows:
+            columns, start, stop, origin = self._parts.popleft()
+            if stop - start > rows:
+                self._parts.appendleft((columns, start + rows, stop, origin))
+                stop = start + rows
+            rows -= stop - start
+            pieces.append(slice_columns(columns, start, stop))
+            origins += part_of(origin, start, stop)
+        return (pieces[0] if len(pieces) == 1 else concat(pieces)), origins
+
+    def rest(self) -> list[tuple[Columns, int, Origin]]:
+        """Remove and return all rows in parts: columns, how many rows, and their origin."""
+        parts = [
+            (slice_columns(columns, start, stop), stop - start, _from(origin, start, stop))
+            for columns, start, stop, origin in self._parts
+        ]
+        self._parts.clear()
+        self.count = 0
+        return parts
+
+
+def _from(origin: Origin, start: int, stop: int) -> Origin:
+    if origin is None:
+        return None
+    return origin + start if isinstance(origin, int) else origin[start:stop]
+
+
+Tail = Literal["short", "pad", "drop", "carry"]
+
+
+def agreed_steps(rows: Sequence[int], batch_size: int, tail: Tail) -> int:
+    """Return the number of steps that every node takes in an epoch.
+
+    Args:
+        rows: how many rows each node has.
+        batch_size: rows per node and step.
+        tail: `short` and `pad` use all rows; `drop` and `carry` take full batches only.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+    if tail in ("short", "pad"):
+        return max((-(-count // batch_size) for count in rows), default=0)
+    return min((count // batch_size for count in rows), default=0)
+
+
+def next_share(rows_left: int, steps_left: int, batch_size: int) -> int:
+    """Return the size of the next batch, such that rows are left for the steps after it.
+
+    Full batches first; then as many rows as leave one for each later step. Zero only if fewer rows
+    are left than steps, for the last of these.
+    """
+    if rows_left < steps_left:
+        return min(1, rows_left)
+    return min(batch_size, rows_left - (steps_left - 1))
+
+
+Names = str | Sequence[str]
+
+
+def arrange(columns: dict[str, Any], x: Names | None, y: Names | None) -> Any:
+    """Return `(x, y)`; `x` alone without `y`; all columns without both.
+
+    Weights that neither names are another element at the end. Several names make a dict.
+    """
+    if x is None:
+        return columns
+    named = [names for names in (x, y) if names is not None]
+    if SAMPLE_WEIGHT in columns and not any(SAMPLE_WEIGHT in _listed(names) for names in named):
+        named.append(SAMPLE_WEIGHT)
+    parts = [
+        columns[names] if isinstance(names, str) else {name: columns[name] for name in names}
+        for names in named
+    ]
+    return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def _listed(names: Names) -> Sequence[str]:
+    return [names] if isinstance(names, str) else names

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.control.coverage import EpochRows
+from sparkdl.control.rows import EpochRows
 from sparkdl.core.errors import ConfigError
 
 Array = np.ndarray[Any, Any]

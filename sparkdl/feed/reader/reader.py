@@ -16,11 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.control.channel import Consumed, EndMark, EpochMark, Local, Release, Terminated
-from sparkdl.control.coverage import EpochRows
+from sparkdl.control.rows import EpochRows
 from sparkdl.core.errors import EndOfFeedError, FeedClosedError, FeedTimeoutError, SparkdlError
 from sparkdl.feed.reader.consumed import Origin, Part, Turn
-from sparkdl.feed.reader.cursor import ReaderCursor, let_go
-from sparkdl.feed.reader.item import Item
+from sparkdl.feed.reader.cursor import Item, ReaderCursor, let_go
 from sparkdl.feed.store.supply import Supply
 
 _log = logging.getLogger(__name__)

@@ -18,11 +18,12 @@ Runs in: feeder, child
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Callable, Hashable, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
-from itertools import chain, compress
+from itertools import chain, compress, groupby
 from types import NoneType
 from typing import Any
 
@@ -31,9 +32,16 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.core.errors import FeedTypeError
-from sparkdl.feed.values.linalg import MODULES, store_matrices
-from sparkdl.feed.values.ndarrays import INT32_MAX, dtype_name, store, store_lists, store_scalars
-from sparkdl.feed.values.pack import pack_numbers, pack_rows
+from sparkdl.feed.values.ndarrays import (
+    INT32_MAX,
+    MODULES,
+    Array,
+    dtype_name,
+    store,
+    store_lists,
+    store_matrices,
+    store_scalars,
+)
 
 _NATIVE: dict[type, pa.DataType] = {
     bool: pa.bool_(),
@@ -312,3 +320,58 @@ _ENCODERS_BY_TYPE: dict[type, _Encoder] = {
     for kind, name in _BY_TYPE.items()
     if name in ("list", "tuple", "dict", "decimal", "npstr", "npbytes")
 }
+
+
+_LAYOUTS = {
+    float: (ord("g"), np.dtype([("tag", "u1"), ("value", "<f8")])),
+    int: (ord("i"), np.dtype([("tag", "u1"), ("value", "<i4")])),
+}
+_HEADER_NBYTES = 5
+
+
+def pack_numbers(values: Sequence[Any]) -> Array | None:
+    """Return values that are all float, or all int of 32 bits, as one float64 or int64 array.
+
+    Returns:
+        None if the values are anything else.
+    """
+    kind = type(values[0]) if len(values) else NoneType
+    if kind not in _LAYOUTS:
+        return None
+    items = _records(values, _LAYOUTS[kind][1])
+    return None if items is None else _numbers(items, kind)
+
+
+def pack_rows(rows: Sequence[Any], max_runs: int) -> list[Array] | None:
+    """Return lists or tuples of one length as arrays [rows, columns], one for each run of a type.
+
+    Returns:
+        None if a column is not all float or all int of 32 bits, or the type changes along a row
+        more often than `max_runs`.
+    """
+    runs = [(kind, len(list(group))) for kind, group in groupby(map(type, rows[0]))]
+    if len(runs) > max_runs or not {kind for kind, _ in runs} <= _LAYOUTS.keys():
+        return None
+    fields = [(f"run{i}", _LAYOUTS[kind][1], (width,)) for i, (kind, width) in enumerate(runs)]
+    items = _records(rows, np.dtype([("header", f"V{_HEADER_NBYTES}"), *fields]))
+    if items is None:
+        return None
+    arrays = [_numbers(items[f"run{i}"], kind) for i, (kind, _) in enumerate(runs)]
+    packed = [array for array in arrays if array is not None]
+    return packed if len(packed) == len(runs) else None
+
+
+def _records(values: Any, layout: np.dtype[Any]) -> Array | None:
+    try:
+        data = marshal.dumps(values, 2)
+    except ValueError:  # something in there is no plain value
+        return None
+    if len(data) != _HEADER_NBYTES + len(values) * layout.itemsize:
+        return None
+    return np.frombuffer(data, layout, offset=_HEADER_NBYTES)
+
+
+def _numbers(items: Array, kind: type) -> Array | None:
+    # Nothing passes for a number: what comes first has a tag, and each tells where the next is.
+    is_kind = (items["tag"] == _LAYOUTS[kind][0]).all()
+    return np.asarray(items["value"].astype(kind)) if is_kind else None

@@ -20,10 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.core.errors import ProtocolError
-from sparkdl.feed.values.dataframe_rows import frame_rows
-from sparkdl.feed.values.decode import decode, make_rows
-from sparkdl.feed.values.encode import MISSING, Codec, Values, encode, row_fields
-from sparkdl.feed.values.pack import pack_rows
+from sparkdl.feed.values.decode import decode, frame_rows, make_rows
+from sparkdl.feed.values.encode import MISSING, Codec, Values, encode, pack_rows, row_fields
 
 _KEY = b"sparkdl.rows"
 _MAX_CUTS = 8

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from sparkdl.control.coverage import FeedCoverage
+from sparkdl.control.rows import FeedCoverage
 from sparkdl.core.errors import CheckpointError
 
 FORMAT = 1

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sparkdl.control.messages import ReadShare
-from sparkdl.control.shares import DataFile, Share, Storage
+from sparkdl.control.rows import DataFile, Share, Storage
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.feeds.feeds import listed

@@ -10,7 +10,7 @@ import pytest
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, NodeFailedError
 from sparkdl.driver.feeds.streaming import trigger_options
-from sparkdl.feed.reader.tail import Tail
+from sparkdl.feed.reader.batches import Tail
 from sparkdl.node.context import NodeContext
 from tests.doubles.meetings import STEP_S, Meetings, meet, parts, train
 from tests.doubles.nodes import SOON_S, launch

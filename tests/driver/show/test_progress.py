@@ -18,7 +18,7 @@ from typing import TextIO
 
 import pytest
 
-from sparkdl.control.coverage import CallShape
+from sparkdl.control.rows import CallShape
 from sparkdl.core.settings import is_submitted
 from sparkdl.driver.feeds.calls import Call, FeedRequest
 from sparkdl.driver.show import progress

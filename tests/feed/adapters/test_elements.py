@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sparkdl.feed.adapters.elements import Names, arrange
+from sparkdl.feed.reader.batches import Names, arrange
 
 COLUMNS = {"a": 1, "b": 2, "c": 3}
 WEIGHTED = {**COLUMNS, "sample_weight": 0}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sparkdl.core.errors import FeedTimeoutError, FeedTypeError, SparkdlError
-from sparkdl.feed.adapters.shared_columns import Plain, pack, pack_failure, unpack, unpack_failure
+from sparkdl.feed.adapters.torch_workers import Plain, pack, pack_failure, unpack, unpack_failure
 
 
 def there_and_back(columns: Plain) -> dict[str, Any]:

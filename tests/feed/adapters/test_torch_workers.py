@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from sparkdl.core.errors import FeedClosedError, FeedTypeError
-from sparkdl.feed.adapters.shared_columns import Columns, Plain
-from sparkdl.feed.adapters.torch_workers import BatchServer, Hello, batches_from
+from sparkdl.feed.adapters.torch_workers import BatchServer, Columns, Hello, Plain, batches_from
 from sparkdl.feed.reader.batches import EpochBatches
 from tests.doubles.feeds import SOON_S, Arrivals, Running
 

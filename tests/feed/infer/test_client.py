@@ -12,10 +12,8 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.feed.adapters.tfos import DataFeed
-from sparkdl.feed.infer.client import _Partition, exchange
-from sparkdl.feed.infer.exchange import CLUSTER_FAILED
-from sparkdl.feed.infer.task import decode_results
-from sparkdl.feed.transfer.request import FeederError
+from sparkdl.feed.infer.task import _Partition, decode_results, exchange
+from sparkdl.feed.transfer.messages import CLUSTER_FAILED, FeederError
 from sparkdl.feed.values.row_codec import RowEncoder
 from tests.doubles.feeds import SOON_S, LocalNode, Running, order
 

@@ -13,14 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdl.control.channel import Local
-from sparkdl.control.coverage import EpochRows
+from sparkdl.control.rows import EpochRows
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.adapters.jax import JaxBatches
 from sparkdl.feed.adapters.tfos import DataFeed
 from sparkdl.feed.reader import consumed as used
-from sparkdl.feed.reader.batches import EpochBatches
+from sparkdl.feed.reader.batches import EpochBatches, Tail
 from sparkdl.feed.reader.consumed import ConsumedRows
-from sparkdl.feed.reader.tail import Tail
 from tests.doubles.feeds import Arrivals
 
 Row = tuple[int, int]

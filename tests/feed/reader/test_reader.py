@@ -9,8 +9,7 @@ import pytest
 
 from sparkdl.control.channel import EndMark, EpochMark, Release, Terminated
 from sparkdl.core.errors import FeedClosedError, FeedTimeoutError
-from sparkdl.feed.reader.cursor import HEAD_STEPS
-from sparkdl.feed.reader.item import Item
+from sparkdl.feed.reader.cursor import HEAD_STEPS, Item
 from sparkdl.feed.reader.reader import FeedReader
 from tests.doubles.feeds import (
     FEED,

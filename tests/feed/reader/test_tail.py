@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.core.row_ranges import merge_ranges, uncovered
-from sparkdl.feed.reader.tail import Tail, agreed_steps, next_share
+from sparkdl.feed.reader.batches import Tail, agreed_steps, next_share
 from sparkdl.feed.transfer.balance import level
 
 NODES = st.lists(st.tuples(st.integers(0, 60), st.booleans()), max_size=8)

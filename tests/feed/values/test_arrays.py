@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from sparkdl.core.errors import FeedTypeError
-from sparkdl.feed.values.arrays import to_numpy
+from sparkdl.feed.values.columns import to_numpy
 
 
 def same(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:

@@ -17,8 +17,7 @@ from pyspark.ml.linalg import DenseVector, SparseVector
 from pyspark.sql import Row
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
-from sparkdl.feed.values.arrays import to_numpy
-from sparkdl.feed.values.columns import concat, slice_columns, to_columns
+from sparkdl.feed.values.columns import concat, slice_columns, to_columns, to_numpy
 from sparkdl.feed.values.row_codec import RowEncoder
 
 

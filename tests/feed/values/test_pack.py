@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.feed.values.pack import pack_numbers, pack_rows
+from sparkdl.feed.values.encode import pack_numbers, pack_rows
 
 INTS = st.integers(-(2**31), 2**31 - 1)
 OTHERS = st.one_of(
