@@ -42,7 +42,7 @@ from sparkdl.core.errors import ConfigError, FeedClosedError, ReadError, Sparkdl
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.reader import FeedReader
-from sparkdl.feed.store.supply import Supply
+from sparkdl.feed.reader.supply import Supply
 
 _log = logging.getLogger(__name__)
 

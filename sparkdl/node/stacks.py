@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 from collections.abc import Callable
 
 import psutil
 
-from sparkdl.control.descriptors import nameless_file
 from sparkdl.core.deadline import Deadline
 
 SIGNAL = signal.SIGUSR1
@@ -38,7 +38,7 @@ class StackFile:
     """Where one child writes its stacks. The owner calls `close`."""
 
     def __init__(self) -> None:
-        self.fd = nameless_file("sparkdl-stacks")
+        self.fd = _nameless_file()
 
     def ask(self, loop: asyncio.AbstractEventLoop, pid: int, then: Callable[[str], None]) -> None:
         """Have process `pid` write its stacks; call `then` on the loop with them, or with why not.
@@ -85,3 +85,10 @@ def _why_silent(pid: int) -> str:
         return "the child has ended"
     reason = _REASONS.get(status, f"is {status}, and did not answer the signal")
     return f"no Python stacks within {ANSWER_S:g} s: process {pid} {reason}"
+
+
+def _nameless_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("sparkdl-stacks", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile(prefix="sparkdl-") as file:
+        return os.dup(file.fileno())

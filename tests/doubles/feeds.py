@@ -90,7 +90,7 @@ class Arrivals:
     def __init__(self, timeout_s: float = SOON_S, tracks: bool = False) -> None:
         self.sent: list[Local] = []
         self._changed = threading.Condition()
-        self.reader = FeedReader(FEED, self._send, timeout_s, tell_period_s=0, tracks=tracks)
+        self.reader = FeedReader(FEED, self._send, timeout_s, report_period_s=0, tracks=tracks)
         self.waits = self.reader._changed = NoticingCondition()
         self._number = 0
         self._row = 0

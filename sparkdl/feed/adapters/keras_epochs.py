@@ -173,7 +173,7 @@ class _Library:
             return
         if ended := [reader for reader in run.readers if not reader.has_epoch()]:
             model.stop_training = run.has_ended = True
-            ended[0].tell_end()
+            ended[0].report_end()
             _log.warning(
                 "Your input ran out of data; interrupting training: feed %r has ended, and fit was "
                 "to go on to epoch %d of %d. Let epochs=… of the feeding and of fit say the same",

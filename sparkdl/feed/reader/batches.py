@@ -14,7 +14,7 @@ import numpy as np
 
 from sparkdl.control.channel import EpochMark
 from sparkdl.core.errors import ConfigError
-from sparkdl.feed.reader.consumed import Origin, Part, part_of, places_of
+from sparkdl.feed.reader.consumed import Origin, Part, part_of, positions_of
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.reader import FeedReader
 from sparkdl.feed.values.columns import concat, slice_columns, to_columns
@@ -27,8 +27,8 @@ SAMPLE_WEIGHT = "sample_weight"
 class EpochBatches:
     """Each `iter` is one epoch: the next of the feed, or the same again if it was abandoned.
 
-    Of a stream it is all micro-batches until the stream ends. To the nodes each is an epoch that
-    goes on with the next one, so that they know at its end how many steps there are for everybody.
+    For a stream it is all micro-batches until the stream ends. Each of them is an epoch that the
+    next one continues, so that all nodes know at its end how many steps there are.
 
     Attributes:
         batch_size: rows of one batch.
@@ -72,20 +72,20 @@ class EpochBatches:
     def _iteration(self, owner: int) -> Iterator[Columns]:
         epoch = _Epoch(self, owner)
         yield from epoch.batches()
-        while epoch.goes_on:
+        while epoch.continues:
             epoch = _Epoch(self, owner, is_continued=True)
             yield from epoch.batches()
 
 
 class _Epoch:
-    """One epoch of an iteration, for whoever has claimed the reader.
+    """One epoch of an iteration, for the owner of the reader.
 
     Attributes:
-        goes_on: the next epoch belongs to the same iteration; known at the end.
+        continues: the next epoch belongs to the same iteration; known at the end.
     """
 
     def __init__(self, of: EpochBatches, owner: int, is_continued: bool = False) -> None:
-        self.goes_on = False
+        self.continues = False
         self._is_continued = is_continued
         self._of = of
         self._reader = of.reader
@@ -109,25 +109,26 @@ class _Epoch:
             if self._is_over:
                 break
             if self._may_step():
-                if not (yield from self._hand_out(size)):
+                if not (yield from self._yield_batch(size)):
                     return
             elif not self._fill(None):
                 return
         yield from self._finish()
 
     def _rows_ahead(self) -> int:
-        """Return how many rows beyond the batch are needed before a step."""
+        """Return how many rows beyond the batch a step waits for."""
         of = self._of
         if of.is_even and of.tail == "short":
             return 1  # shows that the step is not the last, whose rows may be those of several
         if of.is_even and of.tail == "carry":
-            # Grants count the rows of this epoch alone. So whoever waits for one has these, and
-            # whoever has not takes what there is, which makes room for more.
+            # Grants count the rows of this epoch alone. A node that waits for a grant therefore
+            # holds the carried rows already; a node without them consumes what it has, which frees
+            # memory for more.
             return sum(rows for _, rows, _ in of._carried)
         return 0
 
     def _fill(self, rows: int | None) -> bool:
-        """Gather so many rows, or as many as there are; false once somebody else has claimed."""
+        """Gather so many rows, or as many as there are; false once another owner has claimed."""
         while not self._is_over and (rows is None or self._rows.count < rows):
             item = self._reader.take(self._owner)
             if item is None:
@@ -141,7 +142,7 @@ class _Epoch:
         return True
 
     def _begin(self) -> bool:
-        """Wait for the epoch, and prepare its random order; false once somebody has claimed."""
+        """Wait for the epoch, and prepare its random order; false once another has claimed."""
         epoch = self._reader.wait_epoch(self._owner, begins=not self._is_continued)
         if epoch is not None and self._of.shuffle:
             random = np.random.default_rng((self._of.seed, epoch))
@@ -172,7 +173,7 @@ class _Epoch:
         if self._reader.is_granted(self._owner, 1):
             return True
         mark = self._reader.known_mark(self._owner)
-        # Without any node it is the end of a stream, or of a feed whose nodes are not in step.
+        # A mark without nodes is the end of a stream, or of a feed whose nodes are not in step.
         least = 0 if self._is_continued else 1
         return mark is not None and min(mark.rows.values(), default=least) > 0
 
@@ -200,8 +201,8 @@ class _Epoch:
         is_part = mark.goes_on or self._is_continued
         return is_part and self._of.tail in ("short", "pad") and min(rows) == 0
 
-    def _hand_out(self, rows: int, repeated: int = 0) -> Generator[Columns, None, bool]:
-        """Yield a batch of `rows` rows and `repeated` more; return false if nobody wants it."""
+    def _yield_batch(self, rows: int, repeated: int = 0) -> Generator[Columns, None, bool]:
+        """Yield a batch of `rows` rows and `repeated` more; return false if another has claimed."""
         parts: list[Part] = []
         if rows:
             self._last, parts = self._rows.cut(rows)
@@ -226,7 +227,7 @@ class _Epoch:
         return {**columns, SAMPLE_WEIGHT: weights}
 
     def _finish(self) -> Iterator[Columns]:
-        """Take the steps that are left, of which everybody knows how many they are."""
+        """Take the remaining steps, whose number all nodes know."""
         size, tail = self._of.batch_size, self._of.tail
         steps = self._agreed_steps(self._mark)
         for step in range(self._steps, steps):
@@ -236,7 +237,7 @@ class _Epoch:
             if not rows and self._last is None:
                 raise self._too_few()
             repeated = size - rows if tail == "pad" else int(not rows)
-            if not (yield from self._hand_out(rows, repeated)):
+            if not (yield from self._yield_batch(rows, repeated)):
                 return
         mark = self._mark
         carries = mark is not None and self._carries(mark)
@@ -245,7 +246,7 @@ class _Epoch:
         if self._reader.finish_epoch(self._owner, dropped):
             self._of._carried = rest if carries else []
             self._carry(mark if carries else None, steps * size)
-            self.goes_on = mark is not None and mark.goes_on
+            self.continues = mark is not None and mark.goes_on
 
     def _carries(self, mark: EpochMark) -> bool:
         """Whether the rows that are left come first in the next epoch."""
@@ -277,15 +278,15 @@ class _Epoch:
 Columns = dict[str, np.ndarray[Any, Any]]
 """Arrays by column name, all with the same first dimension: `[rows, …]`."""
 
-MIX_NBYTES = 32 * 1024 * 1024
-"""Rows are mixed within so many bytes where no number of rows is given."""
+SHUFFLE_NBYTES = 32 * 1024 * 1024
+"""Rows are shuffled within so many bytes where no number of rows is given."""
 
 
 class GatheredRows:
     """Columns of segments that were taken and not yet handed out.
 
     Attributes:
-        count: rows that can be cut off; those that still wait to be mixed do not count.
+        count: rows that can be cut off; those that still wait to be shuffled do not count.
     """
 
     def __init__(self) -> None:
@@ -293,12 +294,12 @@ class GatheredRows:
         self._parts: deque[tuple[Columns, int, int, Origin]] = deque()
         self._random: np.random.Generator | None = None
         self._window: int | bool = False
-        self._unmixed: list[Columns] = []
-        self._unmixed_origins: list[tuple[Origin, int]] = []
-        self._unmixed_rows = self._unmixed_nbytes = 0
+        self._unshuffled: list[Columns] = []
+        self._unshuffled_origins: list[tuple[Origin, int]] = []
+        self._unshuffled_rows = self._unshuffled_nbytes = 0
 
     def shuffle(self, random: np.random.Generator, window: int | bool) -> None:
-        """Mix what is added from now on, within `window` rows, or `MIX_NBYTES` if it is `True`."""
+        """Shuffle what is added from now on, within `window` rows; `True` is `SHUFFLE_NBYTES`."""
         self._random, self._window = random, window
 
     def add(self, columns: Columns, rows: int, origin: Origin = None) -> None:
@@ -309,33 +310,33 @@ class GatheredRows:
             self._parts.append((columns, 0, rows, origin))
             self.count += rows
             return
-        self._unmixed.append(columns)
-        self._unmixed_origins.append((origin, rows))
-        self._unmixed_rows += rows
-        self._unmixed_nbytes += sum(array.nbytes for array in columns.values())
+        self._unshuffled.append(columns)
+        self._unshuffled_origins.append((origin, rows))
+        self._unshuffled_rows += rows
+        self._unshuffled_nbytes += sum(array.nbytes for array in columns.values())
         is_enough = (
-            self._unmixed_nbytes >= MIX_NBYTES
+            self._unshuffled_nbytes >= SHUFFLE_NBYTES
             if self._window is True
-            else self._unmixed_rows >= self._window
+            else self._unshuffled_rows >= self._window
         )
         if is_enough:
             self.flush()
 
     def flush(self) -> None:
-        """Mix what waits for more."""
-        if not self._unmixed:
+        """Shuffle what has been gathered so far."""
+        if not self._unshuffled:
             return
         assert self._random is not None
-        order = self._random.permutation(self._unmixed_rows)
-        columns = {name: array[order] for name, array in concat(self._unmixed).items()}
+        order = self._random.permutation(self._unshuffled_rows)
+        columns = {name: array[order] for name, array in concat(self._unshuffled).items()}
         origin: Origin = None
-        if self._unmixed_origins[0][0] is not None:
-            places = [places_of(origin, rows) for origin, rows in self._unmixed_origins]
-            origin = np.concatenate(places)[order]
-        self._parts.append((columns, 0, self._unmixed_rows, origin))
-        self.count += self._unmixed_rows
-        self._unmixed, self._unmixed_rows, self._unmixed_nbytes = [], 0, 0
-        self._unmixed_origins = []
+        if self._unshuffled_origins[0][0] is not None:
+            positions = [positions_of(origin, rows) for origin, rows in self._unshuffled_origins]
+            origin = np.concatenate(positions)[order]
+        self._parts.append((columns, 0, self._unshuffled_rows, origin))
+        self.count += self._unshuffled_rows
+        self._unshuffled, self._unshuffled_rows, self._unshuffled_nbytes = [], 0, 0
+        self._unshuffled_origins = []
 
     def cut(self, rows: int) -> tuple[Columns, list[Part]]:
         """Remove and return the first `rows` rows, and where they come from.
