@@ -35,12 +35,12 @@ def torch_dataset(
 
     It is meant for `DataLoader(dataset, batch_size=None)`: batches are made already, and any other
     `batch_size` would make batches of batches. A transform goes into the loader's `collate_fn`,
-    which gets a batch. A dataset and its loader have no `len()`, for nobody knows the length of an
-    epoch before its end.
+    which gets a batch. A dataset and its loader have no `len()`: the length of an epoch is known
+    only at its end.
 
-    With `num_workers` the loader's workers get each batch of the epoch once between them, whoever
-    asks next; the order in which they come out is the loader's. Iterate one loader at a time: who
-    begins takes the feed over, and the others' epoch ends. What workers have read ahead when a
+    With `num_workers` each batch of the epoch goes to one of the loader's workers, the next that
+    asks; the order in which they come out is the loader's. Iterate one loader at a time: the one
+    that begins takes the feed over, and the others' epoch ends. What workers have read ahead when a
     loop is left early is given back with the rest of the epoch, unless it was the epoch's last.
     Workers of the start method "fork" keep the feed's memory of that moment as long as they live;
     `multiprocessing_context="forkserver"` does not.
@@ -59,8 +59,8 @@ def torch_dataset(
     Raises:
         FeedTypeError: when iterated, if a column is neither numbers nor strings.
     """
-    handout = BatchServer(batches, plain)
-    return _make(handout.door, x, y, batches, handout, shared)
+    server = BatchServer(batches, plain)
+    return _make(server.inherited, x, y, batches, server, shared)
 
 
 def plain(columns: Columns) -> Plain:
@@ -77,15 +77,15 @@ class _FeedDataset:
 
     def __init__(
         self,
-        door: socket.socket,
+        inherited: socket.socket,
         x: Names | None,
         y: Names | None,
         batches: EpochBatches | None,
-        handout: BatchServer | None,
+        server: BatchServer | None,
         shared: SharedRows | None,
     ) -> None:
-        self._door, self._x, self._y = door, x, y
-        self._batches, self._handout, self._shared = batches, handout, shared
+        self._inherited, self._x, self._y = inherited, x, y
+        self._batches, self._server, self._shared = batches, server, shared
         self._pid = os.getpid()
         self._iterations = 0
 
@@ -102,7 +102,7 @@ class _FeedDataset:
             loader = worker.seed - worker.id
             hello = Hello(loader, worker.num_workers, worker.id, self._iterations)
             self._iterations += 1
-            return self._elements(batches_from(self._door, hello))
+            return self._elements(batches_from(self._inherited, hello))
         if self._batches is None or os.getpid() != self._pid:
             raise ConfigError(
                 "the feed can be read in the node's process and in the workers of a DataLoader, "
@@ -115,7 +115,7 @@ class _FeedDataset:
         assert_spawning(self)
         if self._shared is not None:
             raise ConfigError("with mesh=... a DataLoader must have num_workers=0")
-        return _make, (self._door, self._x, self._y, None, None, None)
+        return _make, (self._inherited, self._x, self._y, None, None, None)
 
     def _elements(self, batches: Iterator[Plain]) -> Iterator[Any]:
         for columns in batches:
@@ -124,17 +124,17 @@ class _FeedDataset:
 
 
 def _make(
-    door: socket.socket,
+    inherited: socket.socket,
     x: Names | None,
     y: Names | None,
     batches: EpochBatches | None,
-    handout: BatchServer | None,
+    server: BatchServer | None,
     shared: SharedRows | None,
 ) -> IterableDataset[Any]:
     from torch.utils.data import IterableDataset
 
     kind: Any = type("FeedDataset", (_FeedDataset, IterableDataset), {})
-    made: IterableDataset[Any] = kind(door, x, y, batches, handout, shared)
+    made: IterableDataset[Any] = kind(inherited, x, y, batches, server, shared)
     return made
 
 

@@ -41,6 +41,12 @@ from sparkdl.feed.values.row_codec import RowEncoder, rows
 
 RESULT_SCHEMA = "ipc binary"
 """Spark schema of what `InferRows` returns: Arrow IPC streams of encoded result rows."""
+REOPEN_WAIT_S = 10.0
+"""How long nodes that cannot be reached are asked again."""
+_ASK_AGAIN_S = 0.5
+_SILENCE_FACTOR = 2.0
+_SILENCE_MARGIN_S = 10.0
+"""A node reports missing results itself; longer silence means that the network is gone."""
 
 
 @dataclass(frozen=True)
@@ -159,14 +165,6 @@ def _partition_and_attempt() -> tuple[int, int]:
     return (context.partitionId(), context.attemptNumber()) if context is not None else (0, 0)
 
 
-REOPEN_WAIT_S = 10.0
-"""How long nodes that cannot be reached are asked again."""
-_ASK_AGAIN_S = 0.5
-_SILENCE_FACTOR = 2.0
-_SILENCE_MARGIN_S = 10.0
-"""A node itself tells of results that do not come; silence beyond that is a network gone."""
-
-
 def exchange(
     spec: FeedSpec, name: str, target: Target, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[bytes]:
@@ -251,7 +249,7 @@ class _Partition:
     def pass_on(self, rows: int) -> None:
         """Note that the results of the next `rows` rows are passed on."""
         self.answered += rows
-        # Whoever holds the lock may wait for Spark; what is held is let go of another time.
+        # Does not wait: the lock's holder may wait for Spark. Batches are freed another time.
         if self._lock.acquire(blocking=False):
             try:
                 while self._held and self._start + self._held[0].num_rows <= self.answered:
@@ -309,7 +307,7 @@ class _Call:
                 with self._changed:
                     self._is_over = True
                     self._changed.notify_all()
-                reader.cancel()  # whoever stops asking does not leave the node waiting
+                reader.cancel()  # a caller that stops early does not leave the node waiting
                 self._let_go(writer)
 
     def _start(self, work: object, *args: object) -> threading.Thread:
@@ -338,7 +336,7 @@ class _Call:
             self._let_go(writer)
 
     def _let_go(self, writer: flight.FlightStreamWriter) -> None:
-        """Close the writer if nobody else has it: else Arrow does, and prints what it meets."""
+        """Close the writer if it is unused now: otherwise Arrow closes it, and prints errors."""
         with self._changed:
             self._writing -= 1
             is_last = not self._writing

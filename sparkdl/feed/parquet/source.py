@@ -35,6 +35,8 @@ _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE
 _NAME_THEM = "Name the columns that all files have, once each"
 
 Values = Mapping[str, str | None]
+INT96_UNIT = "s"
+"""Schemas are read with INT96 in seconds: no other timestamp of a Parquet file has this unit."""
 
 
 @dataclass(frozen=True)
@@ -344,10 +346,6 @@ def own_files(
     return tuple(files[file] for file in numbers), tuple(
         msgspec.structs.replace(part, file=numbers[part.file]) for part in ranges
     )
-
-
-INT96_UNIT = "s"
-"""Schemas are read with INT96 in seconds: no other timestamp of a Parquet file has this unit."""
 
 
 def spark_type(kind: pa.DataType) -> pa.DataType:

@@ -21,6 +21,12 @@ from sparkdl.feed.values.columns import concat, slice_columns, to_columns
 
 SAMPLE_WEIGHT = "sample_weight"
 """The column of `tail="pad"`: float32 `[rows]`, 1 for rows of the feed, 0 for those that fill."""
+SHUFFLE_NBYTES = 32 * 1024 * 1024
+"""Rows are shuffled within so many bytes where no number of rows is given."""
+Columns = dict[str, np.ndarray[Any, Any]]
+"""Arrays by column name, all with the same first dimension: `[rows, …]`."""
+Names = str | Sequence[str]
+Tail = Literal["short", "pad", "drop", "carry"]
 
 
 @dataclass
@@ -181,9 +187,9 @@ class _Epoch:
         """Return how many steps the epoch has."""
         of = self._of
         if of.is_even and mark is None and (of.tail in ("drop", "carry") or of._carried):
-            return self._steps  # the feed has ended: nobody else takes what was carried
+            return self._steps  # the feed has ended: no other node takes a step for carried rows
         if of.is_even and self._is_continued and mark is not None and not mark.rows:
-            return self._steps  # somebody has left the stream
+            return self._steps  # a node has left the stream
         if of.is_even and mark is not None and mark.rows:
             rows = self._rows_by_node(mark)
             if self._is_short_of_rows(mark, rows):
@@ -273,13 +279,6 @@ class _Epoch:
             f"{len(mark.rows)} nodes; a synchronous step needs a row on each. Feed more rows "
             "or use fewer nodes"
         )
-
-
-Columns = dict[str, np.ndarray[Any, Any]]
-"""Arrays by column name, all with the same first dimension: `[rows, …]`."""
-
-SHUFFLE_NBYTES = 32 * 1024 * 1024
-"""Rows are shuffled within so many bytes where no number of rows is given."""
 
 
 class GatheredRows:
@@ -372,9 +371,6 @@ def _from(origin: Origin, start: int, stop: int) -> Origin:
     return origin + start if isinstance(origin, int) else origin[start:stop]
 
 
-Tail = Literal["short", "pad", "drop", "carry"]
-
-
 def agreed_steps(rows: Sequence[int], batch_size: int, tail: Tail) -> int:
     """Return the number of steps that every node takes in an epoch.
 
@@ -399,9 +395,6 @@ def next_share(rows_left: int, steps_left: int, batch_size: int) -> int:
     if rows_left < steps_left:
         return min(1, rows_left)
     return min(batch_size, rows_left - (steps_left - 1))
-
-
-Names = str | Sequence[str]
 
 
 def arrange(columns: dict[str, Any], x: Names | None, y: Names | None) -> Any:

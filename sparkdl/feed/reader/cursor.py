@@ -27,6 +27,9 @@ from sparkdl.control.channel import EpochMark, Segment
 from sparkdl.feed.reader.consumed import ConsumedRows, Origin, part_of
 from sparkdl.feed.store.segment import read_segment
 
+HEAD_STEPS = 8
+"""Batches at the start of an iteration that are given back even if room is wanted."""
+
 
 @dataclass
 class Item:
@@ -79,10 +82,6 @@ class Item:
             self.fd = -1
 
 
-HEAD_STEPS = 8
-"""Batches at the start of an iteration that are given back even if room is wanted."""
-
-
 class Counts(NamedTuple):
     """What user code has been given, as in `Consumed`."""
 
@@ -120,7 +119,7 @@ class ReaderCursor:
         """The epoch whose segments are read: `epoch`, or the one that it repeats."""
         self._start = 0
         self._first = 0
-        """The first segment of the epoch that has not been let go of."""
+        """The first segment of the epoch that is still here."""
         self._position = 0
         self._given_items = self._given_rows = 0
         self._floor_items = self._floor_rows = 0

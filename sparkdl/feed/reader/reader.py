@@ -30,7 +30,8 @@ REPORT_PERIOD_S = 0.02
 Not for each batch: a message costs as much as a small step. The agent gathers further, because a
 loop that waits at every step reports each time."""
 MAX_ITERATIONS_BEYOND = 1000
-"""Of a feed that has ended, in a world that goes on: loops may count epochs from 0 again there."""
+"""Empty iterations allowed after the end of a feed in a world that continues an earlier one, where
+loops may count epochs from 0 again."""
 
 
 class FeedReader:

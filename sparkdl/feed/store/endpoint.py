@@ -182,7 +182,7 @@ class NodeFeeds:
 
     @property
     def is_answering(self) -> bool:
-        """Whether somebody reads results of inference."""
+        """Whether a feeder waits for results of inference."""
         return self._store.is_answering
 
     def close(self, reason: str, has_failed: bool = False) -> None:

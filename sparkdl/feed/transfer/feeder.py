@@ -49,6 +49,8 @@ MAX_COUNT_S = 30.0
 MAX_JOINED_NBYTES = 32 * 1024 * 1024
 MAX_JOINED_S = 0.1
 """What small batches are joined to at most, and for how long, however many nodes there are."""
+FED_SCHEMA = "partition long, rows string, refused long, num_rows long"
+"""Spark schema of what `FeedDataFrame` returns: one row a partition, `rows` as JSON."""
 
 
 class Feeder:
@@ -255,10 +257,6 @@ class Feeder:
             errors += ["it was cancelled"] * self._is_cancelled
         if errors:
             raise FeederError("; ".join(errors))
-
-
-FED_SCHEMA = "partition long, rows string, refused long, num_rows long"
-"""Spark schema of what `FeedDataFrame` returns: one row a partition, `rows` as JSON."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,15 @@ from sparkdl.control.auth import bearer
 from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.core.row_ranges import Range
 
+WRONG_ANSWER = "inference partition"
+"""In every reason that lies in the results: another node would give no better ones."""
+CLUSTER_FAILED = "the cluster has failed"
+"""In the reason of every node once no node answers any more."""
+WHAT_TO_DO = (
+    "Which rows are left cannot be told: feed the same data, in the same partitions (cache a "
+    "DataFrame whose partitions vary, or write it to Parquet), or take another checkpoint_dir"
+)
+
 
 class FeederError(SparkdlError):
     """A feeder lost its connection to a node; Spark tries the partition again."""
@@ -75,12 +84,6 @@ class FeedSpec:
     def options(self) -> flight.FlightCallOptions:
         """Return the call options that carry the token."""
         return flight.FlightCallOptions(headers=[(b"authorization", bearer(self.token).encode())])
-
-
-WHAT_TO_DO = (
-    "Which rows are left cannot be told: feed the same data, in the same partitions (cache a "
-    "DataFrame whose partitions vary, or write it to Parquet), or take another checkpoint_dir"
-)
 
 
 def other_data(feed: str, before: int, now: int) -> ConfigError:
@@ -179,9 +182,3 @@ class ExchangeHeader(msgspec.Struct, frozen=True):
     feed: str
     exchange: str
     timeout_s: float | None = None
-
-
-WRONG_ANSWER = "inference partition"
-"""In every reason that lies in the results: another node would give no better ones."""
-CLUSTER_FAILED = "the cluster has failed"
-"""In the reason of every node once no node answers any more."""

@@ -29,6 +29,10 @@ from sparkdl.feed.values.ndarrays import (
 from sparkdl.feed.values.row_codec import row_schema
 
 Columns = dict[str, Array]
+_NUMBERS = {"bool", "int", "float", "scalar", "decimal"}
+_STACKED = {"ndarray", "dense", "sparse"}
+_ARRAYS = {*_STACKED, "list", "tuple", "matrix"}
+_NO_VALUE = {"f": np.nan, "M": np.datetime64("NaT")}
 
 
 def to_columns(batch: pa.RecordBatch, columns: Sequence[str] | None = None) -> Columns:
@@ -140,12 +144,6 @@ def _mix(dtypes: Iterable[np.dtype[Any]]) -> bool:
     """Return whether values of these dtypes can share an array and mean what they meant."""
     kinds = {"number" if dtype.kind in "biufc" else dtype.kind for dtype in dtypes}
     return len(kinds - {"O"}) <= 1
-
-
-_NUMBERS = {"bool", "int", "float", "scalar", "decimal"}
-_STACKED = {"ndarray", "dense", "sparse"}
-_ARRAYS = {*_STACKED, "list", "tuple", "matrix"}
-_NO_VALUE = {"f": np.nan, "M": np.datetime64("NaT")}
 
 
 def to_numpy(column: pa.Array) -> Array:

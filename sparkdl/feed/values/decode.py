@@ -33,6 +33,11 @@ from sparkdl.feed.values.ndarrays import is_vector as is_vector  # answers.py as
 
 _EPOCH = datetime(1970, 1, 1)
 _MICROSECOND = timedelta(microseconds=1)
+_TAGGED = {  # what Spark puts in the metadata of a struct's field: pyspark's class, its arguments
+    b"variant": ("VariantVal", ("value", "metadata")),
+    b"geometry": ("Geometry", ("wkb", "srid")),
+    b"geography": ("Geography", ("wkb", "srid")),
+}
 
 
 def decode(array: pa.Array, codec: Codec) -> list[Any]:
@@ -169,13 +174,6 @@ _DECODERS: dict[str, Callable[[pa.Array, Codec], list[Any]]] = {
     "matrix": _decode_matrices,
     "optional": _decode_optional,
     "union": _decode_union,
-}
-
-
-_TAGGED = {  # what Spark puts in the metadata of a struct's field: pyspark's class, its arguments
-    b"variant": ("VariantVal", ("value", "metadata")),
-    b"geometry": ("Geometry", ("wkb", "srid")),
-    b"geography": ("Geography", ("wkb", "srid")),
 }
 
 

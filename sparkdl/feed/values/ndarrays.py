@@ -34,6 +34,12 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 
 INT32_MAX = 2**31 - 1
 """Arrow's lists, strings and binaries of 32 bits, and its fixed sizes, end here."""
+MODULES = ("pyspark.ml.linalg", "pyspark.mllib.linalg")
+_SPARSE = 0
+_VECTOR_FIELDS = ["type", "size", "indices", "values"]
+_MATRIX_FIELDS = [
+    "type", "numRows", "numCols", "colPtrs", "rowIndices", "values", "isTransposed",
+]  # fmt: skip
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str | None:
@@ -155,15 +161,6 @@ def _typed(array: Array, dtype: str) -> Array:
     if 0 in array.shape:
         return np.empty(array.shape[:-1], dtype)
     return np.ascontiguousarray(array).view(dtype)[..., 0]
-
-
-MODULES = ("pyspark.ml.linalg", "pyspark.mllib.linalg")
-
-_SPARSE = 0
-_VECTOR_FIELDS = ["type", "size", "indices", "values"]
-_MATRIX_FIELDS = [
-    "type", "numRows", "numCols", "colPtrs", "rowIndices", "values", "isTransposed",
-]  # fmt: skip
 
 
 def is_vector(kind: pa.DataType) -> bool:

@@ -14,13 +14,13 @@ from sparkdl.feed.reader.batches import EpochBatches
 from tests.doubles.feeds import SOON_S, Arrivals, Running
 
 
-def handout(it: Arrivals) -> BatchServer:
+def server(it: Arrivals) -> BatchServer:
     return BatchServer(EpochBatches(it.reader, 4), dict)
 
 
 def begin(at: BatchServer, worker: int, number: int = 0, loader: int = 1) -> Iterator[list[int]]:
     """Begin an iteration, here instead of in a worker process."""
-    for batch in batches_from(at.door, Hello(loader, 2, worker, number)):
+    for batch in batches_from(at.inherited, Hello(loader, 2, worker, number)):
         column = batch["x"]
         assert isinstance(column, np.ndarray)
         yield column.tolist()
@@ -36,7 +36,7 @@ def arrive(it: Arrivals, epochs: int = 1) -> None:
 def test_workers_share_an_epoch_and_both_see_its_end() -> None:
     with Arrivals() as it:
         arrive(it)
-        at = handout(it)
+        at = server(it)
         first, second = begin(at, 0), begin(at, 1)
         assert [next(first), next(second), next(first)] == [
             [0, 1, 2, 3],
@@ -51,7 +51,7 @@ def test_workers_share_an_epoch_and_both_see_its_end() -> None:
 def test_worker_that_comes_after_the_end_sees_the_end() -> None:
     with Arrivals() as it:
         arrive(it, epochs=2)
-        at = handout(it)
+        at = server(it)
         assert len(list(begin(at, 0))) == 3
         assert list(begin(at, 1)) == []
         assert len(list(begin(at, 1, number=1))) == 3
@@ -63,7 +63,7 @@ def test_worker_that_comes_after_the_end_sees_the_end() -> None:
 def test_who_begins_again_takes_the_epoch_over(again: dict[str, int]) -> None:
     with Arrivals() as it:
         arrive(it)
-        at = handout(it)
+        at = server(it)
         old = begin(at, 0)
         next(old)
         new = begin(at, 0, **again)
@@ -75,7 +75,7 @@ def test_who_begins_again_takes_the_epoch_over(again: dict[str, int]) -> None:
 def test_worker_that_still_reads_an_iteration_left_by_others_takes_nothing() -> None:
     with Arrivals() as it:
         arrive(it)
-        at = handout(it)
+        at = server(it)
         next(begin(at, 0))
         new = begin(at, 0, number=1)
         next(new)
@@ -86,12 +86,12 @@ def test_worker_that_still_reads_an_iteration_left_by_others_takes_nothing() -> 
 def test_epoch_whose_worker_went_away_is_not_joined() -> None:
     with Arrivals() as it:
         arrive(it)
-        at = handout(it)
+        at = server(it)
         old = begin(at, 0)
         next(old)
         del old
         for thread in threading.enumerate():
-            if thread.name == "sparkdl-handout-worker":
+            if thread.name == "sparkdl-batches-worker":
                 thread.join(SOON_S)
         assert next(begin(at, 1)) == [0, 1, 2, 3]
 
@@ -107,10 +107,10 @@ def test_error_of_one_batch_ends_the_epoch_of_who_asked() -> None:
             list(begin(at, 0))
 
 
-def test_handout_that_is_forgotten_ends_who_waits() -> None:
+def test_server_that_is_forgotten_ends_who_waits() -> None:
     with Arrivals() as it:
-        at = handout(it)
-        door = at.door.dup()
+        at = server(it)
+        door = at.inherited.dup()
         waiting = Running(lambda: list(batches_from(door, Hello(1, 2, 0, 0))))
         it.waits.wait_for_waiter()
         del at
