@@ -1,4 +1,4 @@
-"""Batches for workers: who takes part in an epoch, who comes too late, what ends it; their files."""
+"""Batches for workers: who takes part in an epoch, who is too late, what ends it; their files."""
 
 from __future__ import annotations
 
