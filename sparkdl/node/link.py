@@ -17,24 +17,21 @@ from collections.abc import Mapping
 from sparkdl.control.channel import (
     Commit,
     Consumed,
-    Covered,
     EndMark,
-    EpochMark,
     FeedStart,
     Gathered,
-    Hold,
     Local,
     ReadFailed,
     Reclaim,
     Reopened,
     Segment,
     Start,
-    StepsGranted,
     Unframer,
     receive,
     send,
 )
 from sparkdl.control.lease import SILENT_LOOKS, look_s
+from sparkdl.control.messages import EpochEnd, FeedCovered, FeedHold, Granted
 from sparkdl.control.rows import EpochRows
 from sparkdl.core.checkpoint import FIRST_TIME
 from sparkdl.core.deadline import Deadline
@@ -210,17 +207,17 @@ class AgentLink:
             case FeedStart(feed, epoch):
                 self._supply.begin(feed)
                 self.reader(feed).start(epoch)
-            case StepsGranted(feed, epoch, rows):
+            case Granted(feed, epoch, rows):
                 self.reader(feed).grant(epoch, rows)
-            case EpochMark(feed):
+            case EpochEnd(feed):
                 self.reader(feed).mark(message)
-            case Hold(feed, epoch):
+            case FeedHold(feed, epoch):
                 self.reader(feed).hold(epoch)
             case Reopened(feed, epoch):
                 self.reader(feed).reopen(epoch)
             case ReadFailed(feed, problem, is_config):
                 self.reader(feed).fail((ConfigError if is_config else ReadError)(problem))
-            case Covered(feed, epoch):
+            case FeedCovered(feed, epoch):
                 self.reader(feed).forget(epoch)
             case Reclaim(feed):
                 self.reader(feed).reclaim()

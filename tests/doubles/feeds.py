@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.control.channel import Consumed, EpochMark, Local, Release, Segment
+from sparkdl.control.channel import Consumed, Local, Release, Segment
 from sparkdl.control.messages import EpochEnd, FeedEnd, FeedProgress, Granted
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.reader.batches import EpochBatches
@@ -122,7 +122,7 @@ class Arrivals:
         goes_on: bool = False,
     ) -> None:
         """Let the end of an epoch arrive."""
-        self.reader.mark(EpochMark(FEED, epoch, rows or {}, again, goes_on))
+        self.reader.mark(EpochEnd(FEED, epoch, rows or {}, again, goes_on))
 
     def end(self) -> None:
         """Let the end of the feed arrive."""

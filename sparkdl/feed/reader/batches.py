@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from sparkdl.control.channel import EpochMark
+from sparkdl.control.messages import EpochEnd
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.reader.consumed import Origin, Part, part_of, positions_of
 from sparkdl.feed.reader.cursor import Item
@@ -100,7 +100,7 @@ class _Epoch:
         for columns, rows, origin in of._carried:
             self._rows.add(columns, rows, origin)
         self._is_over = False
-        self._mark: EpochMark | None = None
+        self._mark: EpochEnd | None = None
         self._steps = 0
         self._last: Columns | None = None
 
@@ -143,7 +143,7 @@ class _Epoch:
                 self._gather(item)
             else:
                 self._is_over = True
-                self._mark = item if isinstance(item, EpochMark) else None
+                self._mark = item if isinstance(item, EpochEnd) else None
                 self._rows.flush()
         return True
 
@@ -183,7 +183,7 @@ class _Epoch:
         least = 0 if self._is_continued else 1
         return mark is not None and min(mark.rows.values(), default=least) > 0
 
-    def _agreed_steps(self, mark: EpochMark | None) -> int:
+    def _agreed_steps(self, mark: EpochEnd | None) -> int:
         """Return how many steps the epoch has."""
         of = self._of
         if of.is_even and mark is None and (of.tail in ("drop", "carry") or of._carried):
@@ -198,11 +198,11 @@ class _Epoch:
             rows = [self._steps * of.batch_size + self._rows.count]
         return agreed_steps(rows, of.batch_size, of.tail)
 
-    def _rows_by_node(self, mark: EpochMark) -> list[int]:
+    def _rows_by_node(self, mark: EpochEnd) -> list[int]:
         carried = self._of._carried_by_node
         return [count + carried.get(node, 0) for node, count in mark.rows.items()]
 
-    def _is_short_of_rows(self, mark: EpochMark, rows: list[int]) -> bool:
+    def _is_short_of_rows(self, mark: EpochEnd, rows: list[int]) -> bool:
         """Whether this is a micro-batch that leaves a node without a row, so without a step."""
         is_part = mark.goes_on or self._is_continued
         return is_part and self._of.tail in ("short", "pad") and min(rows) == 0
@@ -254,7 +254,7 @@ class _Epoch:
             self._carry(mark if carries else None, steps * size)
             self.continues = mark is not None and mark.goes_on
 
-    def _carries(self, mark: EpochMark) -> bool:
+    def _carries(self, mark: EpochEnd) -> bool:
         """Whether the rows that are left come first in the next epoch."""
         if self._is_continued and not mark.rows:
             return False
@@ -263,7 +263,7 @@ class _Epoch:
         waits = self._of.is_even and mark.goes_on and bool(mark.rows)
         return waits and self._is_short_of_rows(mark, self._rows_by_node(mark))
 
-    def _carry(self, mark: EpochMark | None, used: int) -> None:
+    def _carry(self, mark: EpochEnd | None, used: int) -> None:
         carried = self._of._carried_by_node
         self._of._carried_by_node = (
             {node: count + carried.get(node, 0) - used for node, count in mark.rows.items()}

@@ -23,7 +23,8 @@ import numpy as np
 import pyarrow as pa
 from msgspec import structs
 
-from sparkdl.control.channel import EpochMark, Segment
+from sparkdl.control.channel import Segment
+from sparkdl.control.messages import EpochEnd
 from sparkdl.feed.reader.consumed import ConsumedRows, Origin, part_of
 from sparkdl.feed.store.segment import read_segment
 
@@ -114,7 +115,7 @@ class ReaderCursor:
         self.consumed = ConsumedRows(feed)
         self._is_held = False
         self._passes: dict[int, list[Item]] = {}
-        self._marks: dict[int, EpochMark] = {}
+        self._marks: dict[int, EpochEnd] = {}
         self._base = 0
         """The epoch whose segments are read: `epoch`, or the one that it repeats."""
         self._start = 0
@@ -134,7 +135,7 @@ class ReaderCursor:
         else:
             self._passes.setdefault(item.segment.epoch, []).append(item)
 
-    def add_mark(self, mark: EpochMark) -> list[int]:
+    def add_mark(self, mark: EpochEnd) -> list[int]:
         """An epoch is complete; return the segments to release."""
         if mark.epoch >= self.epoch:
             self._marks[mark.epoch] = mark
@@ -167,7 +168,7 @@ class ReaderCursor:
     # Where the reader stands.
 
     @property
-    def mark(self) -> EpochMark | None:
+    def mark(self) -> EpochEnd | None:
         """The mark of the epoch that is read, once it is complete."""
         return self._marks.get(self.epoch) if self._is_open else None
 

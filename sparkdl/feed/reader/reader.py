@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.control.channel import Consumed, EndMark, EpochMark, Local, Release, Terminated
+from sparkdl.control.channel import Consumed, EndMark, Local, Release, Terminated
+from sparkdl.control.messages import EpochEnd
 from sparkdl.control.rows import EpochRows
 from sparkdl.core.errors import EndOfFeedError, FeedClosedError, FeedTimeoutError, SparkdlError
 from sparkdl.feed.reader.consumed import Origin, Part, Turn
@@ -106,7 +107,7 @@ class FeedReader:
             self._cursor.granted[epoch] = rows
             self._changed.notify_all()
 
-    def mark(self, mark: EpochMark) -> None:
+    def mark(self, mark: EpochEnd) -> None:
         """Note that an epoch is complete."""
         with self._changed:
             if not self._is_terminated:
@@ -227,7 +228,7 @@ class FeedReader:
                 self._go_beyond()
             return self._cursor.epoch
 
-    def take(self, owner: int, with_exchange: bool = False) -> Item | EpochMark | EndMark | None:
+    def take(self, owner: int, with_exchange: bool = False) -> Item | EpochEnd | EndMark | None:
         """Wait for the next item and return it; `None` once another owner has claimed.
 
         A segment is mapped and moved past. A mark is not moved past: see `finish_epoch`.
@@ -256,7 +257,7 @@ class FeedReader:
                 return item
             return EndMark(self.feed)
 
-    def known_mark(self, owner: int) -> EpochMark | None:
+    def known_mark(self, owner: int) -> EpochEnd | None:
         """Return the mark of this epoch if it is there."""
         with self._changed:
             return self._cursor.mark if owner == self._owner else None

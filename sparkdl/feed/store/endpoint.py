@@ -13,11 +13,8 @@ from contextlib import suppress
 
 from sparkdl.control.channel import (
     Consumed,
-    Covered,
     EndMark,
-    EpochMark,
     FeedStart,
-    Hold,
     Local,
     ReadParquet,
     Reclaim,
@@ -25,7 +22,6 @@ from sparkdl.control.channel import (
     Reopened,
     Results,
     Segment,
-    StepsGranted,
     Terminated,
 )
 from sparkdl.control.messages import (
@@ -94,7 +90,7 @@ class NodeFeeds:
 
     # From the coordinator.
 
-    def on_driver_message(self, message: ToFeeds) -> None:  # noqa: C901 (one case a message)
+    def on_driver_message(self, message: ToFeeds) -> None:
         """Handle a message of the coordinator about the feeds."""
         match message:
             case FeedBegin(feed, epoch, last_epoch, run, done, limit):
@@ -111,16 +107,14 @@ class NodeFeeds:
                 self._report()
             case FeedCovered(feed, epoch):
                 self._store.forget(feed, epoch)
-                self._send_to_child(Covered(feed, epoch), -1)
-            case FeedHold(feed, epoch):
-                self._send_to_child(Hold(feed, epoch), -1)
-            case Granted(feed, epoch, rows):
-                self._send_to_child(StepsGranted(feed, epoch, rows), -1)
-            case EpochEnd(feed, epoch, rows, again, goes_on):
+                self._send_to_child(message, -1)
+            case FeedHold() | Granted():
+                self._send_to_child(message, -1)
+            case EpochEnd(feed, epoch):
                 self._store.log(feed).cut(epoch)
-                if not again:
+                if not message.again:
                     self._store.log(feed).settle(epoch)
-                self._send_to_child(EpochMark(feed, epoch, rows, again, goes_on), -1)
+                self._send_to_child(message, -1)
             case FeedEnd():
                 self.feed_end(message)
 

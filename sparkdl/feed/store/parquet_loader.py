@@ -17,16 +17,8 @@ from itertools import chain, groupby
 
 import msgspec
 
-from sparkdl.control.channel import (
-    EndMark,
-    EpochMark,
-    FeedStart,
-    Local,
-    ReadFailed,
-    ReadParquet,
-    StepsGranted,
-)
-from sparkdl.control.messages import ReadShare
+from sparkdl.control.channel import EndMark, FeedStart, Local, ReadFailed, ReadParquet
+from sparkdl.control.messages import EpochEnd, Granted, ReadShare
 from sparkdl.control.rows import Share
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, SparkdlError
@@ -177,7 +169,7 @@ class DirectLoader(ParquetLoader):
             shares = source.shares(len(order.nodes), order.seed, done=done)
             rows = {n: share.num_rows for n, share in zip(order.nodes, shares, strict=True)}
             if len(rows) > 1:
-                self._send_to_child(self, StepsGranted(log.feed, epoch, min(rows.values())))
+                self._send_to_child(self, Granted(log.feed, epoch, min(rows.values())))
             share = _shuffled(shares[order.nodes.index(order.node)], order.seed, epoch)
             if not self.sink.read(share, epoch, keep=not (is_last or done)):
                 return
@@ -187,7 +179,7 @@ class DirectLoader(ParquetLoader):
             log.settle(epoch)
             # If fewer rows than nodes are left, they come first in the next epoch.
             continues = bool(done) and not all(rows.values())
-            self._send_to_child(self, EpochMark(log.feed, epoch, rows, goes_on=continues))
+            self._send_to_child(self, EpochEnd(log.feed, epoch, rows, goes_on=continues))
         self._send_to_child(self, EndMark(log.feed))
 
     def _has_done_from(self, epoch: int) -> bool:
@@ -201,7 +193,7 @@ class DirectLoader(ParquetLoader):
             if not self._wait_for(epoch - _MARKS_AHEAD):
                 return
             is_last = self._is_last(epoch)
-            self._send_to_child(self, EpochMark(log.feed, epoch, rows, again=not is_last))
+            self._send_to_child(self, EpochEnd(log.feed, epoch, rows, again=not is_last))
             if is_last:
                 log.settle(epoch)
                 self._send_to_child(self, EndMark(log.feed))

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from sparkdl.control.channel import EndMark, EpochMark, Reclaim, Results
+from sparkdl.control.channel import EndMark, Reclaim, Results
 from sparkdl.control.messages import (
     EpochEnd,
     FeedBegin,
@@ -88,7 +88,7 @@ def test_rows_and_marks_reach_the_child_in_order() -> None:
         reader = node.reader()
         owner = reader.claim()
         assert isinstance(reader.take(owner), Item)
-        assert reader.take(owner) == EpochMark(FEED, 0, {0: 100, 1: 90})
+        assert reader.take(owner) == EpochEnd(FEED, 0, {0: 100, 1: 90})
         reader.finish_epoch(owner)
         assert isinstance(reader.take(owner), Item)
         assert reader.take(owner) == EndMark(FEED)
@@ -200,7 +200,7 @@ def test_feeder_that_waits_at_the_end_of_an_epoch_is_not_forgotten_in_the_next()
         fourth = Running(lambda: append(node, epoch=1))
         node.wait_sent(lambda sent: sent.count(Reclaim(FEED)) == 2)
         node.end_epoch(0, {0: 100})
-        assert isinstance(reader.take(owner), EpochMark)
+        assert isinstance(reader.take(owner), EpochEnd)
         reader.finish_epoch(owner)
         for _ in range(2):
             assert isinstance(reader.take(owner), Item)

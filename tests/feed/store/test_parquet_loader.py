@@ -11,16 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkdl.control.channel import (
-    EndMark,
-    EpochMark,
-    ReadFailed,
-    ReadParquet,
-    Reclaim,
-    Reopened,
-    Terminated,
-)
-from sparkdl.control.messages import FeedBegin, FeedCount, FeedCut, ReadShare
+from sparkdl.control.channel import EndMark, ReadFailed, ReadParquet, Reclaim, Reopened, Terminated
+from sparkdl.control.messages import EpochEnd, FeedBegin, FeedCount, FeedCut, ReadShare
 from sparkdl.control.rows import Share
 from sparkdl.core.errors import ConfigError, ReadError
 from sparkdl.feed.parquet.source import list_files
@@ -157,7 +149,7 @@ def test_child_reads_epochs_for_ever_from_files_that_were_read_once(folder: Path
             assert values(reader) == list(range(ROWS))
         segments = node.feeds._store.log("parquet:0").rows_received
         assert segments == ROWS
-        assert all(mark.again for mark in node.sent if isinstance(mark, EpochMark))
+        assert all(mark.again for mark in node.sent if isinstance(mark, EpochEnd))
 
 
 @pytest.mark.parametrize("limit_nbytes", [LITTLE, 1 << 28])
