@@ -103,11 +103,6 @@ def rows(batch: pa.RecordBatch) -> list[Any]:
     return list(tuples) if schema.kind == "tuple" else list(map(list, tuples))
 
 
-def is_row_batch(batch: pa.RecordBatch) -> bool:
-    """Return whether `RowEncoder` made `batch`; otherwise it comes from a DataFrame."""
-    return _KEY in (batch.schema.metadata or {})
-
-
 def row_schema(batch: pa.RecordBatch) -> RowSchema | None:
     """Return how the columns of `batch` were rows, or None if it comes from a DataFrame.
 
