@@ -22,6 +22,7 @@ import numpy as np
 
 from sparkdl.core.errors import ConfigError, FeedTypeError, FrameworkMissingError
 from sparkdl.feed.adapters.keras_epochs import let_epochs_differ
+from sparkdl.feed.adapters.mesh import equal_share
 from sparkdl.feed.adapters.tensorflow import Fed
 from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
 
@@ -157,17 +158,8 @@ class GlobalRows:
         return cls(sharding, len(parts), groups[own])
 
     def share_of(self, batch_size: int) -> int:
-        """Return how many rows this process reads, of the `batch_size` that it holds.
-
-        Raises:
-            ConfigError: if they cannot be the same number in all.
-        """
-        if batch_size % self.members:
-            raise ConfigError(
-                f"batch_size={batch_size} cannot be divided among the {self.members} nodes that "
-                "hold the same rows: each of them reads an equal share"
-            )
-        return batch_size // self.members
+        """Return how many of `batch_size` rows this process reads, see `equal_share`."""
+        return equal_share(batch_size, self.members)
 
     def assemble(self, name: str, column: np.ndarray, share: int) -> jax.Array:
         """Return the global array `[rows, …]` of which this process has read `column`.

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
-from sparkdl.feed.adapters.mesh import same_rows
+from sparkdl.feed.adapters.mesh import equal_share, same_rows
 from sparkdl.feed.adapters.torch_workers import BatchServer, Columns, Hello, Plain, batches_from
 from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
 
@@ -210,17 +210,8 @@ class SharedRows:
             self._group, _ = distributed.new_subgroups_by_enumeration(groups, backend="gloo")
 
     def share_of(self, batch_size: int) -> int:
-        """Return how many rows this node reads for a batch.
-
-        Raises:
-            ConfigError: if they cannot be the same number on all.
-        """
-        if batch_size % self.members:
-            raise ConfigError(
-                f"batch_size={batch_size} cannot be divided among the {self.members} nodes that "
-                "compute on the same rows: each of them reads an equal share"
-            )
-        return batch_size // self.members
+        """Return how many rows this node reads for a batch, see `equal_share`."""
+        return equal_share(batch_size, self.members)
 
     def in_step(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of `ctx.batches` with `even=True`.

@@ -67,7 +67,7 @@ class ParquetSource:
         epoch: int = 0,
         done: Sequence[Range] = (),
     ) -> list[Share]:
-        """Return what each node reads, see `parquet_plan.plan`."""
+        """Return what each node reads, see `plan`."""
         schema = self.schema.serialize().to_pybytes()
         return [
             Share(self.storage, schema, self.partitions, *own_files(self.files, ranges))
@@ -95,10 +95,10 @@ def list_files(
     string, whichever all values fit first. A name that is in the files as well means the folder's.
 
     Args:
-        paths: folders, files or patterns, all in one storage, see `parquet_storage`; local ones
+        paths: folders, files or patterns, all in one storage, see `storage.locate`; local ones
             must be there on all nodes.
         columns: which columns, in this order; None means all.
-        options: how to open the storage, see `parquet_storage.locate`. They go to the agents.
+        options: how to open the storage, see `storage.locate`. They go to the agents.
 
     Raises:
         ConfigError: if nothing is found, a file is not Parquet or cannot be read, the storage is

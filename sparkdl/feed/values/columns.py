@@ -49,7 +49,7 @@ def to_columns(batch: pa.RecordBatch, columns: Sequence[str] | None = None) -> C
 
     Raises:
         ConfigError: if there is no such column.
-        FeedTypeError: if a column cannot be an array, see `arrays.to_numpy`, or two have one name.
+        FeedTypeError: if a column cannot be an array, see `to_numpy`, or two have one name.
     """
     parts = _parts(batch)
     found: Columns = {}

@@ -22,6 +22,7 @@ from sparkdl.feed.values.ndarrays import (
     Array,
     factory,
     is_matrix,
+    is_vector,
     lengths,
     load,
     load_ragged,
@@ -29,7 +30,6 @@ from sparkdl.feed.values.ndarrays import (
     split,
     vectors,
 )
-from sparkdl.feed.values.ndarrays import is_vector as is_vector  # answers.py asks for it here
 
 _EPOCH = datetime(1970, 1, 1)
 _MICROSECOND = timedelta(microseconds=1)

@@ -8,7 +8,7 @@ Runs in: feeder, child
     bytearray date timedelta     likewise
     datetime                     likewise; its UTC offset is kept, its zone's name is not
     decimal, npstr, npbytes      text or bytes
-    scalar, ndarray              numpy's: primitives, fixed-size lists, ...: `tensors.py`
+    scalar, ndarray              numpy's: primitives, fixed-size lists, ...: `ndarrays.py`
     list, tuple                  Arrow list of the encoded elements
     dict                         struct<keys, values> of two lists
     row, dense, sparse, matrix   pyspark's Row with names: struct; its vectors and matrices
