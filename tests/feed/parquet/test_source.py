@@ -495,7 +495,8 @@ def test_many_small_files_make_few_batches(tmp_path: Path) -> None:
     assert batch["x"].to_pylist() == list(range(20))
     rows = [batch.num_rows for batch in read_share(share, batch_nbytes=200)]
     assert sum(rows) == 20
-    assert set(rows) <= {4, 5, 6}
+    assert set(rows[:-1]) <= {4, 5, 6}, "a quarter of what a batch may hold"
+    assert 0 < rows[-1] <= 6
 
 
 def test_small_pieces_are_read_several_at_a_time(many: Share) -> None:
