@@ -79,6 +79,7 @@ class FdReceiver:
         self._is_closed = False
         self._listener: socket.socket | None = None
         if self.name:
+            # Packets, not a stream: each key stays together with its descriptor.
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._listener.bind(f"\0{self.name}")
             self._listener.listen()

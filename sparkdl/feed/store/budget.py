@@ -93,6 +93,7 @@ class Budget:
             while True:
                 if not is_wanted():
                     return Room.UNWANTED
+                # What is only retained goes before anything is written to disk.
                 room = self._room(feed, nbytes, lambda: False)
                 while room is Room.FULL and self._evict():
                     room = self._room(feed, nbytes, lambda: False)

@@ -240,6 +240,8 @@ class Log:
             self._raise_if_superseded(request.attempt)
             return Appended.FULL if room is Room.FULL else Appended.CLOSED
         is_on_disk, is_stored = room is Room.DISK, False
+        # Written without the lock, which other feeders want meanwhile; `_add` checks once more
+        # whether the rows are wanted.
         try:
             try:
                 fd = write(is_on_disk)

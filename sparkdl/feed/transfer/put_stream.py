@@ -143,7 +143,7 @@ class PutStream:
         """Return why this stream cannot continue, or an empty text."""
         if not self.error and self._has_ended and self._writer is not None:
             try:
-                self._writer.close()
+                self._writer.close()  # which alone raises why the node has ended the stream
                 self.error = f"{self.target.name} ended the stream"
             except (pa.ArrowException, OSError) as error:
                 self._fail(error)
