@@ -174,9 +174,10 @@ def _keeper(name: str) -> Any:
 def _share_threads(backend: str) -> None:
     """In a Spark task: as many threads as it has cores; frameworks take all cores otherwise."""
     if backend == "tensorflow":
-        from sparkdl.ml.scoring.predict import prepare_worker
+        from sparkdl.ml.scoring.predict import prepare_worker, without_startup_noise
 
-        prepare_worker()
+        with without_startup_noise():
+            prepare_worker()
     elif backend == "torch":
         from sparkdl.ml.jobs.torch import share_threads
 
