@@ -57,7 +57,7 @@ def test_rows_are_told_by_the_epoch_that_read_them_and_merged() -> None:
     assert provenance.rows({}, dropped_to=0) == {0: {0: ((0, 15),), 1: ((0, 5),)}}
 
 
-def test_provenance_stay_until_the_last_epoch_that_reads_the_segment_is_forgotten() -> None:
+def test_provenance_stays_until_the_last_epoch_that_reads_the_segment_is_forgotten() -> None:
     provenance = Provenance()
     provenance.add(0, 0, ((0, 0, 10),))
     provenance.settle(2)  # epochs 0 to 2 read it
