@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from sparkdl.control.channel import (
     Consumed,
@@ -50,6 +51,25 @@ PROGRESS_PERIOD_S = 0.1
 _SHUTDOWN_S = 2.0
 
 
+@dataclass
+class _ChildFeeds:
+    """What is known of the feeds of one child, by name.
+
+    Attributes:
+        consumed: what it has reported last.
+        began: the epoch of the last `FeedBegin`.
+        reclaimed: those for which it was asked for room and has not released anything yet.
+        direct: those that it has asked to be read from files.
+        share_ends: of the last `ReadShare` that has ended: its epoch, and its problem if any.
+    """
+
+    consumed: dict[str, Consumed] = field(default_factory=dict)
+    began: dict[str, int] = field(default_factory=dict)
+    reclaimed: set[str] = field(default_factory=set)
+    direct: dict[str, DirectLoader] = field(default_factory=dict)
+    share_ends: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+
 class NodeFeeds:
     """All feeds of one node. Runs on the agent's loop; Flight's threads come in through the store.
 
@@ -72,14 +92,10 @@ class NodeFeeds:
         self._store = NodeStore(limits, timeout_s, listener)
         self._memory_nbytes = limits.memory_nbytes
         self._receiver: FlightServer | None = None
-        self._consumed: dict[str, Consumed] = {}
-        self._began: dict[str, int] = {}
-        self._reclaimed: set[str] = set()
+        self._child = _ChildFeeds()
         self._ended: set[str] = set()
         self._generation = 0
         self._loaders: list[ParquetLoader] = []
-        self._direct: dict[str, DirectLoader] = {}
-        self._share_ends: dict[str, tuple[int, str]] = {}
         self._has_failed = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -94,7 +110,7 @@ class NodeFeeds:
         """Handle a message of the coordinator about the feeds."""
         match message:
             case FeedBegin(feed, epoch, last_epoch, run, done, limit):
-                self._began[feed] = epoch
+                self._child.began[feed] = epoch
                 self._store.log(feed).expect(last_epoch)
                 self._send_to_child(FeedStart(feed, epoch), -1)
                 if run:
@@ -129,18 +145,18 @@ class NodeFeeds:
     def on_child_message(self, message: Local, fd: int) -> None:
         """Handle a message of the child about its feeds; `fd` is ours."""
         if isinstance(message, Consumed):
-            before = self._consumed.get(message.feed)
-            self._consumed[message.feed] = message
+            before = self._child.consumed.get(message.feed)
+            self._child.consumed[message.feed] = message
             self._store.log(message.feed)  # creates the log, so that its counts are reported
             # After an epoch the child has forgotten that it was to release.
             if before is None or message.epochs != before.epochs:
-                self._reclaimed.discard(message.feed)
+                self._child.reclaimed.discard(message.feed)
                 self._store.press_again()
-            if message.feed in self._direct:
-                self._direct[message.feed].reached(message.epochs)
+            if message.feed in self._child.direct:
+                self._child.direct[message.feed].reached(message.epochs)
             self._report_soon()
         elif isinstance(message, Release):
-            self._reclaimed.discard(message.feed)
+            self._child.reclaimed.discard(message.feed)
             self._store.log(message.feed).release(message.numbers)
         elif isinstance(message, Terminated):
             log = self._store.log(message.feed)
@@ -148,10 +164,10 @@ class NodeFeeds:
             self._send_to_child(Reopened(message.feed, log.closed_to + 1), -1)
             self._report()
         elif isinstance(message, ReadParquet):
-            self._direct[message.feed] = DirectLoader(
+            self._child.direct[message.feed] = DirectLoader(
                 message, self._sink(message.feed), self._on_direct
             )
-            self._begin(self._direct[message.feed])
+            self._begin(self._child.direct[message.feed])
         elif isinstance(message, Results):
             self._answer(message, fd)
 
@@ -172,7 +188,7 @@ class NodeFeeds:
     @property
     def steps(self) -> int:
         """How many batches the child has reported as read, of the feed with the most."""
-        return max((read.steps for read in self._consumed.values()), default=0)
+        return max((read.steps for read in self._child.consumed.values()), default=0)
 
     @property
     def is_answering(self) -> bool:
@@ -198,11 +214,7 @@ class NodeFeeds:
         self._generation = generation
         self._store.reopen(generation)
         self._has_failed = False
-        self._consumed.clear()
-        self._reclaimed.clear()
-        self._began.clear()
-        self._direct.clear()
-        self._share_ends.clear()
+        self._child = _ChildFeeds()
         self._report_to_driver(FeedProgress(tuple(FeedCount(feed) for feed in feeds)))
         for feed in self._ended:
             self._send_to_child(EndMark(feed), -1)
@@ -268,11 +280,11 @@ class NodeFeeds:
     def _note_end(self, loader: ShareLoader, problem: str) -> None:
         order = loader.order
         if loader.sink.log is self._store.log(order.feed):  # no other child has come since
-            self._share_ends[order.feed] = order.epoch, problem
+            self._child.share_ends[order.feed] = order.epoch, problem
             self._report()
 
     def _pass_on(self, loader: DirectLoader, message: Local) -> None:
-        if self._direct.get(loader.sink.log.feed) is loader:
+        if self._child.direct.get(loader.sink.log.feed) is loader:
             self._send_to_child(message, -1)
 
     def _reclaim(self, feed: str) -> None:
@@ -282,8 +294,8 @@ class NodeFeeds:
         """
         if self._store.log(feed).is_whole:
             self._store.press_again()
-        elif feed not in self._reclaimed:
-            self._reclaimed.add(feed)
+        elif feed not in self._child.reclaimed:
+            self._child.reclaimed.add(feed)
             self._send_to_child(Reclaim(feed), -1)
 
     def _answer(self, message: Results, fd: int) -> None:
@@ -305,15 +317,17 @@ class NodeFeeds:
         if self._timer:
             self._timer.cancel()
             self._timer = None
-        counts = tuple(self._count(log) for log in self._store.logs if log.feed not in self._direct)
+        counts = tuple(
+            self._count(log) for log in self._store.logs if log.feed not in self._child.direct
+        )
         if counts:
             self._report_to_driver(FeedProgress(counts))
 
     def _count(self, log: Log) -> FeedCount:
-        read = self._consumed.get(log.feed, Consumed(log.feed, 0, 0))
+        read = self._child.consumed.get(log.feed, Consumed(log.feed, 0, 0))
         cut = log.last_cut
-        read_to, problem = self._share_ends.get(log.feed, (-1, ""))
-        epoch = max(cut.epoch + 1, self._began.get(log.feed, 0))
+        read_to, problem = self._child.share_ends.get(log.feed, (-1, ""))
+        epoch = max(cut.epoch + 1, self._child.began.get(log.feed, 0))
         return FeedCount(
             log.feed,
             rows_received=log.rows_received,
@@ -324,7 +338,7 @@ class NodeFeeds:
             epochs_done=read.epochs,
             closed=log.is_closed and not self._has_failed,
             closed_to=log.terminated_to,
-            began=self._began.get(log.feed, -1),
+            began=self._child.began.get(log.feed, -1),
             epoch=epoch,
             epoch_rows=log.rows_of(epoch),
             cut=cut.epoch,
