@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -313,13 +313,8 @@ class _Call:
                 reader.cancel()  # a caller that stops early does not leave the node waiting
                 self._let_go(writer)
 
-    def _start(self, work: object, *args: object) -> threading.Thread:
-        thread = threading.Thread(
-            target=work,  # type: ignore[arg-type]
-            args=args,
-            name="sparkdl-exchange",
-            daemon=True,
-        )
+    def _start(self, work: Callable[..., None], *args: Any) -> threading.Thread:
+        thread = threading.Thread(target=work, args=args, name="sparkdl-exchange", daemon=True)
         thread.start()
         return thread
 
