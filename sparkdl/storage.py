@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from sparkdl.control.shares import Storage
+from sparkdl.control.rows import Storage
 from sparkdl.core.errors import ConfigError
 
 READ_NBYTES = 256 * 1024

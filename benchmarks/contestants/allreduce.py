@@ -61,8 +61,8 @@ def group(ctx: Any, elements: int) -> tuple[Callable[[], Any], Callable[[Any], f
     import numpy as np
 
     import sparkdl.horovod.torch as hvd
-    from sparkdl.collectives.group import Op
-    from sparkdl.horovod.common import group_of
+    from sparkdl.collectives.base import Op
+    from sparkdl.horovod.common.process_sets import group_of
 
     hvd.init()
     members, array = group_of(hvd.global_process_set), np.ones(elements, np.float32)

@@ -13,7 +13,7 @@ import os
 import signal
 from typing import Any
 
-from sparkdl.horovod.spark import run_elastic
+from sparkdl.horovod.spark.runner import run_elastic
 
 EPOCHS, BATCH, COMMIT_EVERY = 4, 32, 10
 

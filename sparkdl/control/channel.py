@@ -5,8 +5,8 @@ Runs in: agent, child
     agent                                        child
       │  Start(world, …) ──────────────────────────▶│  imports done or not, sent once
       │  Segment(feed, number, …) + descriptor ────▶│  one received batch, for the child to map
-      │  FeedStart, StepsGranted, EpochMark,        │
-      │  Hold, EndMark, Reopened, Reclaim, Covered ▶│
+      │  FeedStart, EndMark, Reopened, Reclaim ────▶│
+      │  Granted, EpochEnd, FeedHold, FeedCovered ─▶│  the coordinator's, passed on
       │◀─ ReadParquet ─────────────── ReadFailed ──▶│  files that the child asks its agent to read
       │◀────────────────────────── Imported, Running│  the framework is; map_fun is called
       │◀────────────────────────── Consumed, Release│  rows read; segments no longer needed
@@ -25,14 +25,15 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from array import array
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
-from sparkdl.control.coverage import EpochRows
+from sparkdl.control.descriptors import receive_with_fds
+from sparkdl.control.messages import EpochEnd, FeedCovered, FeedHold, Granted
+from sparkdl.control.rows import EpochRows
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec
@@ -40,15 +41,11 @@ from sparkdl.core.world import Resume, World
 
 _LENGTH = struct.Struct("!I")
 _MAX_FDS = 64
-_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-"""Linux: programs that user code starts get no descriptor. `socket.recv_fds` ignores its flags."""
 _MAX_FRAME_NBYTES = 64 * 1024 * 1024
 
 
 class LocalMessage(msgspec.Struct, frozen=True, tag=True):
     """Base of the messages on this pipe."""
-
-    has_fd: ClassVar[bool] = False
 
 
 class Start(LocalMessage, frozen=True):
@@ -67,8 +64,6 @@ class Segment(LocalMessage, frozen=True):
     one result per row; `is_last` marks that partition's last segment, which has no rows.
     """
 
-    has_fd: ClassVar[bool] = True
-
     feed: str
     number: int
     epoch: int
@@ -86,40 +81,8 @@ class FeedStart(LocalMessage, frozen=True):
     epoch: int
 
 
-class StepsGranted(LocalMessage, frozen=True):
-    """Every node has `rows` rows of `epoch` at least."""
-
-    feed: str
-    epoch: int
-    rows: int
-
-
-class EpochMark(LocalMessage, frozen=True):
-    """All segments of `epoch` have been sent. See `EpochEnd`."""
-
-    feed: str
-    epoch: int
-    rows: dict[int, int]
-    again: bool = False
-    goes_on: bool = False
-
-
-class Hold(LocalMessage, frozen=True):
-    """Begin no later epoch before a mark that ends the feeding; answered by `Consumed`."""
-
-    feed: str
-    epoch: int
-
-
 class Reopened(LocalMessage, frozen=True):
     """The agent knows of `Terminated`; what comes from now on is of a feeding from `epoch` on."""
-
-    feed: str
-    epoch: int
-
-
-class Covered(LocalMessage, frozen=True):
-    """A checkpoint covers the epochs before `epoch`: no `Checkpointed` need name rows of them."""
 
     feed: str
     epoch: int
@@ -209,8 +172,6 @@ class ReadFailed(LocalMessage, frozen=True):
 class Results(LocalMessage, frozen=True):
     """Results for the oldest unanswered rows of `exchange`; the descriptor holds the batch."""
 
-    has_fd: ClassVar[bool] = True
-
     exchange: str
     rows: int
 
@@ -283,11 +244,11 @@ Local = (
     Start
     | Segment
     | FeedStart
-    | StepsGranted
-    | EpochMark
-    | Hold
+    | Granted
+    | EpochEnd
+    | FeedHold
     | Reopened
-    | Covered
+    | FeedCovered
     | EndMark
     | Reclaim
     | Beat
@@ -319,6 +280,11 @@ def frame(message: Local) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
+def carries_fd(message: Local) -> bool:
+    """Whether a descriptor comes with the message."""
+    return isinstance(message, (Segment, Results))
+
+
 class Unframer:
     """Cuts a byte stream into messages and gives each its descriptor."""
 
@@ -347,9 +313,10 @@ class Unframer:
                 message = _decoder.decode(body)
             except (msgspec.MsgspecError, RecursionError) as error:
                 raise ProtocolError(f"not a message on the pipe to the child: {error}") from None
-            if message.has_fd and not self._fds:
+            has_fd = carries_fd(message)
+            if has_fd and not self._fds:
                 raise ProtocolError(f"a {type(message).__name__} came without its descriptor")
-            yield message, self._fds.popleft() if message.has_fd else -1
+            yield message, self._fds.popleft() if has_fd else -1
 
     def close(self) -> None:
         """Close the descriptors of messages that never became complete."""
@@ -359,15 +326,8 @@ class Unframer:
 
 def receive(sock: socket.socket, unframer: Unframer) -> list[tuple[Local, int]] | None:
     """Read once and return the messages that completed, or `None` at the end of the stream."""
-    fds = array("i")
-    space = socket.CMSG_LEN(_MAX_FDS * fds.itemsize)
-    data, extras, _flags, _address = sock.recvmsg(1 << 16, space, _CLOSE_ON_EXEC)
-    for level, kind, body in extras:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            fds.frombytes(body[: len(body) - len(body) % fds.itemsize])
-    if not data:
-        return None
-    return list(unframer.feed(data, fds.tolist()))
+    data, fds = receive_with_fds(sock, 1 << 16, _MAX_FDS)
+    return list(unframer.feed(data, fds)) if data else None
 
 
 def send(sock: socket.socket, message: Local, fd: int = -1) -> None:

@@ -1,14 +1,14 @@
-"""How long the two ends of a connection keep up hope while nothing comes: the agent for less long.
+"""Keep-alive timeouts. The agent always gives up before the driver does.
 
 Runs in: driver, agent
 
-A cut of the network for less than `lease_s` has to harm nobody. What is sent during a cut of c
-seconds arrives by TCP's retransmission, whose pauses double (RFC 6298): at the latest 2 c after the
-cut began, and a moment. So neither end may give up before twice the lease. The agent then ends its
-child; the driver gives the seat away later than the last moment at which that can be, so that
-never two children train for one node.
+A network cut shorter than `lease_s` must do no harm. What is sent during a cut of c seconds arrives
+by TCP's retransmission, whose pauses double (RFC 6298): at most 2 c after the cut began, and a
+moment. So neither end may give up before twice the lease. Then the agent ends its child. The driver
+gives the node's place away after the last moment at which that can happen, so that no two children
+ever train for one node.
 
-An agent that is stopped (SIGSTOP) cannot end its child. So it lets the child hear from it all the
+An agent that is stopped (SIGSTOP) cannot end its child. So the agent sends the child a beat all the
 time, and a child that hears nothing for as long ends itself.
 
     0 cut ─ lease_s mended ─ 2 lease_s all has arrived ─ agent ends its child ─ driver gives up
@@ -24,7 +24,7 @@ CLOSE_S = 2.0
 
 @dataclass(frozen=True)
 class KeepAlive:
-    """What a WebSocket needs to notice silence: pings, whose answers are awaited so long.
+    """What a WebSocket needs to notice silence: pings, and how long it waits for their answers.
 
     Attributes:
         ping_interval: seconds.
@@ -38,7 +38,7 @@ class KeepAlive:
 
     @property
     def longest_s(self) -> float:
-        """How long after the beginning of silence the connection is over at the latest."""
+        """The most time between the beginning of silence and the end of the connection."""
         return self.ping_interval + self.ping_timeout + self.close_timeout
 
 
@@ -55,15 +55,15 @@ def driver_keep_alive(lease_s: float) -> KeepAlive:
 
 
 def beat_s(lease_s: float) -> float:
-    """Return how often an agent lets its child hear that it lives."""
+    """Return how often an agent sends its child a beat."""
     return lease_s / 4
 
 
 SILENT_LOOKS = 8
-"""So often in a row a child has to find that nothing has come. If both were stopped and go on
-again, the child may look before its agent has had its turn; that is one of them."""
+"""A child ends itself after so many looks in a row that find nothing. One would not do: if both
+were stopped and run again, the child may look before its agent has had its turn."""
 
 
 def look_s(lease_s: float) -> float:
-    """Return how long each of a child's looks lasts."""
+    """Return how long each look of a child lasts."""
     return agent_keep_alive(lease_s).longest_s / SILENT_LOOKS

@@ -28,8 +28,7 @@ from __future__ import annotations
 
 import msgspec
 
-from sparkdl.control.coverage import EpochRows, PartRows
-from sparkdl.control.shares import Share
+from sparkdl.control.rows import EpochRows, PartRows, Share
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
 from sparkdl.core.world import Resume, World
@@ -57,7 +56,7 @@ class Hello(Message, frozen=True):
 
 
 class Detached(Message, frozen=True):
-    """The agent has let go of its Spark task, whose slot is free again."""
+    """The agent is detached from its Spark task, whose slot is free again."""
 
 
 class Refused(Message, frozen=True):
@@ -165,7 +164,7 @@ class NodeActive(Message, frozen=True):
     """What a child has done beside its feeds; sent on change, a few times a second at most.
 
     Args:
-        step: the last one that user code has told of (`ctx.report`), -1 for none.
+        step: the last one that user code has reported (`ctx.report`), -1 for none.
         batches: of files that the node reads itself (`ctx.parquet`).
         log_nbytes: printed so far; looked at seldom.
     """
@@ -335,7 +334,7 @@ class FeedCut(Message, frozen=True):
 
 
 class FeedCovered(Message, frozen=True):
-    """A checkpoint covers all rows of the epochs before `epoch`: they need not be told again."""
+    """A checkpoint covers all epochs before `epoch`: their rows need not be reported again."""
 
     feed: str
     epoch: int

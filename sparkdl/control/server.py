@@ -1,4 +1,4 @@
-"""The coordinator's door: a WebSocket server that lets agents in and hands on what they say.
+"""The coordinator's WebSocket server: accepts agents and passes on their messages.
 
 Runs in: driver
 
@@ -43,7 +43,7 @@ POLICY_VIOLATION = 1008
 
 
 class Listener(Protocol):
-    """Who is told; called on the event loop."""
+    """What the server calls, on the event loop."""
 
     def joined(self, hello: Hello) -> None:
         """An agent has connected."""
@@ -128,7 +128,7 @@ class CoordinatorServer:
         )
 
     def send(self, agent_id: str, message: ToAgent) -> None:
-        """Send a message; an agent that has gone is told of by `left`, not here."""
+        """Send a message; `left` reports an agent that has gone, not this."""
         connection = self._connections.get(agent_id)
         if connection is not None:
             self._spawn(self._send(connection, encode(message)))

@@ -5,10 +5,13 @@ Runs in: anywhere. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 
 Range = tuple[int, int]
 """Rows [start, stop)."""
+Span = tuple[int, int, int]
+"""Rows of one partition: its number, and the half-open range of the rows."""
 
 
 def merge_ranges(ranges: Iterable[Range]) -> list[Range]:
@@ -27,15 +30,36 @@ def merge_ranges(ranges: Iterable[Range]) -> list[Range]:
     return merged
 
 
-def first_rows(ranges: Iterable[Range], rows: int) -> list[Range]:
-    """Return the first `rows` rows of half-open ranges; all if they have fewer."""
-    found: list[Range] = []
-    for start, stop in ranges:
-        if rows <= 0:
-            break
-        found.append((start, min(stop, start + rows)))
+def count_rows(ranges: Iterable[Range]) -> int:
+    """Return how many rows the ranges name, which do not overlap."""
+    return sum(stop - start for start, stop in ranges)
+
+
+def take_rows(ranges: deque[Range], rows: int) -> list[Range]:
+    """Remove and return the first `rows` rows, in their order; all if there are fewer.
+
+    Ranges that touch are returned as one.
+    """
+    taken: list[Range] = []
+    while rows > 0 and ranges:
+        start, stop = ranges.popleft()
+        if stop - start > rows:
+            ranges.appendleft((start + rows, stop))
+            stop = start + rows
         rows -= stop - start
-    return found
+        if taken and taken[-1][1] == start:
+            start = taken.pop()[0]
+        taken.append((start, stop))
+    return taken
+
+
+def overlap(start: int, stop: int, ranges: Iterable[Range]) -> list[Range]:
+    """Return the parts of [`start`, `stop`) that lie in `ranges`, which are sorted."""
+    return [
+        (low, high)
+        for first, last in ranges
+        if (low := max(start, first)) < (high := min(stop, last))
+    ]
 
 
 def uncovered(start: int, stop: int, ranges: Sequence[Range]) -> list[Range]:
@@ -54,3 +78,26 @@ def uncovered(start: int, stop: int, ranges: Sequence[Range]) -> list[Range]:
     if start < stop:
         missing.append((start, stop))
     return missing
+
+
+def spans_within(spans: Iterable[Span], ranges: Sequence[Range]) -> list[Span]:
+    """Return the parts of `spans`, laid end to end, that lie in `ranges`, which are sorted."""
+    found: list[Span] = []
+    offset = 0
+    for partition, first, last in spans:
+        end = offset + last - first
+        for start, stop in overlap(offset, end, ranges):
+            found.append((partition, first + start - offset, first + stop - offset))
+        offset = end
+    return found
+
+
+def spans_left(spans: Iterable[Span], done: Mapping[int, Sequence[Range]]) -> list[Range]:
+    """Return which rows of `spans`, laid end to end, `done` does not name by partition."""
+    found: list[Range] = []
+    offset = 0
+    for partition, first, last in spans:
+        for start, stop in uncovered(first, last, done.get(partition, ())):
+            found.append((offset + start - first, offset + stop - first))
+        offset += last - first
+    return merge_ranges(found)

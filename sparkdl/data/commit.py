@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from sparkdl.control.shares import Storage
+from sparkdl.control.rows import Storage
 from sparkdl.core.errors import ConfigError, WriteError
 from sparkdl.data.compression import SUFFIXES, Deflater
 from sparkdl.storage import locate, open_storage

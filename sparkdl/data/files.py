@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from sparkdl.control.shares import Storage
+from sparkdl.control.rows import Storage
 from sparkdl.core.errors import ConfigError, ReadError
 from sparkdl.data.columns import EXAMPLE, RECORD_TYPES
 from sparkdl.data.compression import AUTO, SUFFIXES, Inflated, compression_of

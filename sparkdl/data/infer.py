@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.control.shares import Storage
+from sparkdl.control.rows import Storage
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.jobs import named_jobs
 from sparkdl.data.columns import Kind, list_type

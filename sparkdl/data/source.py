@@ -25,7 +25,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from sparkdl.control.shares import Storage
+from sparkdl.control.rows import Storage
 from sparkdl.core.errors import ConfigError
 from sparkdl.data.columns import Column, columns_of
 from sparkdl.data.commit import Destination

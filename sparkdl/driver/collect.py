@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from sparkdl.control.coverage import FeedCoverage
 from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
     AllGathered,
@@ -24,6 +23,7 @@ from sparkdl.control.messages import (
     Gather,
     ToAgent,
 )
+from sparkdl.control.rows import FeedCoverage
 from sparkdl.core.world import CheckpointRef, World
 from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.driver.threads import Changed

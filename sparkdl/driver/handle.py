@@ -26,7 +26,7 @@ from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.lifecycle.state import before_stop, failure_of, has_ended, is_empty, status_of
 from sparkdl.driver.show import LiveTable, as_html
 from sparkdl.driver.threads import begin
-from sparkdl.feed.transfer.request import FeedSpec
+from sparkdl.feed.transfer.messages import FeedSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -31,7 +31,7 @@ import msgspec
 from sparkdl.core.errors import ConfigError, FeedClosedError, FrameworkMissingError
 from sparkdl.core.patch import Function, Patch
 from sparkdl.core.world import Member, World
-from sparkdl.feed.adapters.elements import Names, arrange
+from sparkdl.feed.reader.batches import Names, arrange
 from sparkdl.frameworks.tensorflow_server import (
     NO_ROW,
     OVER,

@@ -26,8 +26,7 @@ import numpy as np
 from sparkdl.control.channel import EndMark
 from sparkdl.core.errors import FrameworkMissingError
 from sparkdl.feed.adapters.tensorflow import spec_of
-from sparkdl.feed.reader.batches import EpochBatches
-from sparkdl.feed.reader.tail import Tail
+from sparkdl.feed.reader.batches import EpochBatches, Tail
 from sparkdl.feed.values.columns import Columns
 from sparkdl.frameworks.framework import OpenFeed
 

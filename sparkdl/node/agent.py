@@ -91,8 +91,8 @@ class Agent:
         self._perform(actions)  # before the heavy imports: the child's own are what takes long
 
         from sparkdl.control.client import CoordinatorClient
+        from sparkdl.feed.store.endpoint import NodeFeeds
         from sparkdl.feed.store.store import StoreLimits
-        from sparkdl.node.feeds import NodeFeeds
 
         self._connect = CoordinatorClient.connect
         settings = self._spec.settings

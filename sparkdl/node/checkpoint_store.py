@@ -24,7 +24,7 @@ from pathlib import Path
 import msgspec
 import pyarrow.fs as pafs
 
-from sparkdl.control.coverage import FeedCoverage
+from sparkdl.control.rows import FeedCoverage
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.world import CheckpointRef
 from sparkdl.storage import locate, open_storage

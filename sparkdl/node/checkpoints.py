@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from sparkdl.control.channel import Checkpointed, Committed
-from sparkdl.control.coverage import EpochRows
+from sparkdl.control.rows import EpochRows
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.spec import ClusterSpec

@@ -18,8 +18,7 @@ from sparkdl.core.settings import visible_gpus
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
 from sparkdl.core.world import FIRST_TIME, Member, Resume, World
 from sparkdl.feed.parquet.paths import ParquetPaths, Paths, parquet
-from sparkdl.feed.reader.batches import EpochBatches
-from sparkdl.feed.reader.tail import Tail
+from sparkdl.feed.reader.batches import EpochBatches, Tail
 from sparkdl.frameworks.framework import framework_named
 from sparkdl.node.checkpoints import Checkpoints, LastCheckpoint
 from sparkdl.node.legacy import LegacyContext, NodeManager
@@ -265,7 +264,7 @@ class NodeContext(LegacyContext):
 
         shared = None
         if mesh is not None:
-            from sparkdl.feed.adapters.torch_mesh import SharedRows
+            from sparkdl.feed.adapters.torch import SharedRows
 
             shared = SharedRows(mesh, data_axis)
             batch_size = shared.share_of(batch_size)
@@ -299,7 +298,7 @@ class NodeContext(LegacyContext):
         from sparkdl.feed.adapters.jax import JaxBatches
 
         if sharding is not None:
-            from sparkdl.feed.adapters.jax_mesh import GlobalRows
+            from sparkdl.feed.adapters.jax import GlobalRows
 
             batch_size = GlobalRows.of(sharding).share_of(batch_size)
         options = {"tail": "pad", "even": self.num_workers > 1 or None, **options}

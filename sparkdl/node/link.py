@@ -19,13 +19,10 @@ from typing import Any, TypeVar
 from sparkdl.control.channel import (
     Commit,
     Consumed,
-    Covered,
     EndMark,
-    EpochMark,
     FeedStart,
     Gathered,
     Given,
-    Hold,
     Local,
     ReadFailed,
     ReadParquet,
@@ -34,13 +31,13 @@ from sparkdl.control.channel import (
     Reported,
     Segment,
     Start,
-    StepsGranted,
     Unframer,
     receive,
     send,
 )
-from sparkdl.control.coverage import EpochRows
 from sparkdl.control.lease import SILENT_LOOKS, look_s
+from sparkdl.control.messages import EpochEnd, FeedCovered, FeedHold, Granted
+from sparkdl.control.rows import EpochRows
 from sparkdl.control.values import decode_value, encode_value
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import (
@@ -54,9 +51,9 @@ from sparkdl.core.errors import (
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.core.world import FIRST_TIME, Member, World
 from sparkdl.feed.parquet.paths import ParquetPaths
-from sparkdl.feed.reader.item import Item
+from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.reader import FeedReader
-from sparkdl.feed.store.supply import Supply
+from sparkdl.feed.reader.supply import Supply
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -234,17 +231,17 @@ class AgentLink:
             case FeedStart(feed, epoch):
                 self._supply.begin(feed)
                 self.reader(feed).start(epoch)
-            case StepsGranted(feed, epoch, rows):
+            case Granted(feed, epoch, rows):
                 self.reader(feed).grant(epoch, rows)
-            case EpochMark(feed):
+            case EpochEnd(feed):
                 self.reader(feed).mark(message)
-            case Hold(feed, epoch):
+            case FeedHold(feed, epoch):
                 self.reader(feed).hold(epoch)
             case Reopened(feed, epoch):
                 self.reader(feed).reopen(epoch)
             case ReadFailed(feed, problem, is_config):
                 self.reader(feed).fail((ConfigError if is_config else ReadError)(problem))
-            case Covered(feed, epoch):
+            case FeedCovered(feed, epoch):
                 self.reader(feed).forget(epoch)
             case Reclaim(feed):
                 self.reader(feed).reclaim()

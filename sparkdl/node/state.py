@@ -23,7 +23,7 @@ from sparkdl.control.channel import Returned
 from sparkdl.core.failure import Failure, signal_name
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import FIRST_TIME, Resume, World
-from sparkdl.feed.infer.exchange import CLUSTER_FAILED
+from sparkdl.feed.transfer.messages import CLUSTER_FAILED
 
 Then = Literal["idle", "round", "gone"]
 

@@ -10,8 +10,8 @@ import threading
 from typing import Any
 
 from sparkdl.driver.handle import Cluster
-from sparkdl.tfos.reservation import Address, Server
-from sparkdl.tfos.reservation_client import TOKEN_VARIABLE
+from sparkdl.tfos.reservation import Server
+from sparkdl.tfos.reservation_client import TOKEN_VARIABLE, Address
 
 _log = logging.getLogger(__name__)
 _TURN_S = 1.0

@@ -20,13 +20,10 @@ from sparkdl.control.channel import (
     Commit,
     Committed,
     Consumed,
-    Covered,
     EndMark,
-    EpochMark,
     FeedStart,
     Gathered,
     Given,
-    Hold,
     Imported,
     Local,
     Raised,
@@ -41,13 +38,14 @@ from sparkdl.control.channel import (
     Running,
     Segment,
     Start,
-    StepsGranted,
     Terminated,
     Unframer,
+    carries_fd,
     frame,
     receive,
     send,
 )
+from sparkdl.control.messages import EpochEnd, FeedCovered, FeedHold, Granted
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec, plan_nodes
@@ -69,12 +67,12 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     Start: st.just(START),
     Segment: st.builds(Segment, TEXT, INT, INT, INT, INT, TEXT, st.booleans(), st.booleans()),
     FeedStart: st.builds(FeedStart, TEXT, INT),
-    StepsGranted: st.builds(StepsGranted, TEXT, INT, INT),
-    EpochMark: st.builds(
-        EpochMark, TEXT, INT, st.dictionaries(st.integers(0, 9), INT, max_size=3), st.booleans()
+    Granted: st.builds(Granted, TEXT, INT, INT),
+    EpochEnd: st.builds(
+        EpochEnd, TEXT, INT, st.dictionaries(st.integers(0, 9), INT, max_size=3), st.booleans()
     ),
-    Hold: st.builds(Hold, TEXT, INT),
-    Covered: st.builds(Covered, TEXT, INT),
+    FeedHold: st.builds(FeedHold, TEXT, INT),
+    FeedCovered: st.builds(FeedCovered, TEXT, INT),
     Reopened: st.builds(Reopened, TEXT, INT),
     EndMark: st.builds(EndMark, TEXT),
     Reclaim: st.builds(Reclaim, TEXT),
@@ -155,15 +153,15 @@ def test_messages_come_out_whole_and_in_order_wherever_the_stream_is_cut(
 ) -> None:
     stream = b"".join(map(frame, messages))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=10)))
-    fds = list(range(1000, 1000 + sum(message.has_fd for message in messages)))
+    fds = list(range(1000, 1000 + sum(carries_fd(message) for message in messages)))
     unframer, given_fds = Unframer(), list(fds)
     out: list[tuple[Local, int]] = []
     for start, stop in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         out += unframer.feed(stream[start:stop], given_fds)
         given_fds = []
     assert [message for message, _ in out] == messages
-    assert [fd for message, fd in out if message.has_fd] == fds
-    assert all(fd == -1 for message, fd in out if not message.has_fd)
+    assert [fd for message, fd in out if carries_fd(message)] == fds
+    assert all(fd == -1 for message, fd in out if not carries_fd(message))
 
 
 def test_messages_come_out_byte_by_byte_as_soon_as_they_are_whole() -> None:
@@ -263,7 +261,7 @@ def test_each_message_has_its_own_descriptor_however_sends_and_reads_fall(
                 return
 
         for number, (message, cuts, is_read) in enumerate(script):
-            if not message.has_fd:
+            if not carries_fd(message):
                 send(one, message)
             else:
                 fd = file_with(b"%d" % number)
@@ -276,7 +274,7 @@ def test_each_message_has_its_own_descriptor_however_sends_and_reads_fall(
         assert [message for message, _ in out] == [message for message, *_ in script]
         for number, (message, fd) in enumerate(out):
             assert (content(fd) if fd >= 0 else None) == (
-                b"%d" % number if message.has_fd else None
+                b"%d" % number if carries_fd(message) else None
             )
     assert open_fds() == before
 

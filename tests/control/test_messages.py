@@ -54,7 +54,7 @@ from sparkdl.control.messages import (
     decode_to_agent,
     encode,
 )
-from sparkdl.control.shares import DataFile, FileRange, Share, Storage
+from sparkdl.control.rows import DataFile, FileRange, Share, Storage
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.spec import plan_nodes

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.control.channel import Consumed, EpochMark, Local, Release, Segment
+from sparkdl.control.channel import Consumed, Local, Release, Segment
 from sparkdl.control.messages import EpochEnd, FeedEnd, FeedProgress, Granted
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.reader.batches import EpochBatches
-from sparkdl.feed.reader.item import Item
+from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.reader import FeedReader
+from sparkdl.feed.store.endpoint import NodeFeeds
 from sparkdl.feed.store.segment import write_segment
 from sparkdl.feed.store.store import StoreLimits
-from sparkdl.feed.transfer.request import FeedSpec, Target
-from sparkdl.node.feeds import NodeFeeds
+from sparkdl.feed.transfer.messages import FeedSpec, Target
 from sparkdl.node.link import AgentLink
 from sparkdl.node.supervisor import ChildPipe
 
@@ -90,7 +90,7 @@ class Arrivals:
     def __init__(self, timeout_s: float = SOON_S, tracks: bool = False) -> None:
         self.sent: list[Local] = []
         self._changed = threading.Condition()
-        self.reader = FeedReader(FEED, self._send, timeout_s, tell_period_s=0, tracks=tracks)
+        self.reader = FeedReader(FEED, self._send, timeout_s, report_period_s=0, tracks=tracks)
         self.waits = self.reader._changed = NoticingCondition()
         self._number = 0
         self._row = 0
@@ -122,7 +122,7 @@ class Arrivals:
         goes_on: bool = False,
     ) -> None:
         """Let the end of an epoch arrive."""
-        self.reader.mark(EpochMark(FEED, epoch, rows or {}, again, goes_on))
+        self.reader.mark(EpochEnd(FEED, epoch, rows or {}, again, goes_on))
 
     def end(self) -> None:
         """Let the end of the feed arrive."""
@@ -253,7 +253,7 @@ class LocalNode:
     @property
     def rows_received(self) -> int:
         """Rows in the log of the feed."""
-        return self.feeds._inbox.log(FEED).rows_received
+        return self.feeds._store.log(FEED).rows_received
 
     @property
     def target(self) -> Target:

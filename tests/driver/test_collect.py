@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from sparkdl.control.coverage import EpochRows, FeedCoverage
 from sparkdl.control.messages import (
     AllGathered,
     CheckpointCommit,
@@ -13,6 +12,7 @@ from sparkdl.control.messages import (
     CheckpointPart,
     Gather,
 )
+from sparkdl.control.rows import EpochRows, FeedCoverage
 from sparkdl.core.spec import plan_nodes
 from sparkdl.core.world import Address, CheckpointRef, World, build_world
 from sparkdl.driver.collect import MAX_GATHERED_NBYTES, Checkpoints, Gatherings

@@ -18,8 +18,8 @@ from typing import Any, TextIO
 
 import pytest
 
-from sparkdl.control.coverage import CallShape
 from sparkdl.control.messages import ChildReturned, FeedCount
+from sparkdl.control.rows import CallShape
 from sparkdl.core.errors import LaunchError
 from sparkdl.core.failure import Failure
 from sparkdl.core.settings import is_submitted

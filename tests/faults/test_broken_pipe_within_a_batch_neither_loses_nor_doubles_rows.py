@@ -14,7 +14,7 @@ import pytest
 import sparkdl
 from sparkdl.core.world import Member
 from sparkdl.driver.feeds.transitions import feed_targets
-from sparkdl.feed.transfer.request import FeederError, Target
+from sparkdl.feed.transfer.messages import FeederError, Target
 from tests.doubles.ledger import Plan, lost_and_doubled, table, train
 from tests.doubles.nodes import SOON_S, launch
 from tests.doubles.proxy import Proxy

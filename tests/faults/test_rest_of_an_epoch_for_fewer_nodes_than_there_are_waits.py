@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.control.coverage import EpochRows, FeedCoverage
+from sparkdl.control.rows import EpochRows, FeedCoverage
 from sparkdl.node.context import NodeContext
 from tests.doubles.ledger import Plan, lost_and_doubled, table, train
 from tests.doubles.nodes import SOON_S, launch

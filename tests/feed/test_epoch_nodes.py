@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdl.feed.reader.batches import EpochBatches
-from sparkdl.feed.reader.tail import Tail
+from sparkdl.feed.reader.batches import EpochBatches, Tail
 from tests.doubles.feeds import Arrivals, Running, numbers
 
 TIMEOUT_S = 5.0

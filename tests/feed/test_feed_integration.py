@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 
 from sparkdl.control.channel import Reclaim, Results
 from sparkdl.feed.adapters.tfos import DataFeed
-from sparkdl.feed.infer.client import exchange
-from sparkdl.feed.infer.task import InferRdd, decode_results
+from sparkdl.feed.infer.task import InferRdd, decode_results, exchange
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.store.segment import write_segment
 from sparkdl.feed.transfer import feeder
 from sparkdl.feed.transfer.feeder import Feeder
-from sparkdl.feed.transfer.request import FeederError
+from sparkdl.feed.transfer.messages import FeederError
 from sparkdl.feed.values.row_codec import RowEncoder
 from tests.doubles.feeds import SOON_S, LocalNode, Running, numbers, order, values
 
@@ -88,7 +87,7 @@ def test_every_row_arrives_once_and_the_nodes_are_level(
 def test_data_larger_than_the_budget_flow_through_it() -> None:
     limit_nbytes = 50_000
     with LocalNode(0, limit_nbytes) as node:
-        budget = node.feeds._inbox._budget
+        budget = node.feeds._store._budget
         most = 0
 
         def source() -> Iterator[pa.RecordBatch]:
@@ -316,8 +315,8 @@ def test_whoever_stops_asking_does_not_leave_the_node_waiting(
     """The partition has stopped as well: nothing more comes from it, and it does not end."""
     with LocalNode() as node:
         is_forgotten, is_over = threading.Event(), threading.Event()
-        inbox = node.feeds._inbox
-        close = inbox.close_exchange
+        store = node.feeds._store
+        close = store.close_exchange
 
         def close_exchange(name: str) -> None:
             close(name)
@@ -327,7 +326,7 @@ def test_whoever_stops_asking_does_not_leave_the_node_waiting(
             yield from RowEncoder().batches(range(10))
             is_over.wait(SOON_S)
 
-        monkeypatch.setattr(inbox, "close_exchange", close_exchange)
+        monkeypatch.setattr(store, "close_exchange", close_exchange)
         serving = serve(node, lambda rows: rows)
         answers = exchange(order([node.target]), "0.a", node.target, stuck())
         assert isinstance(answers, Generator)

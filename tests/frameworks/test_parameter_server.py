@@ -143,7 +143,7 @@ def test_only_a_few_batches_are_read_before_they_are_wanted(feed: Arrivals, stre
     assert numbers(stream) == [0, 1, 2, 3]
     assert numbers(stream) == [4, 5, 6, 7]
     assert stream.next()
-    assert feed.reader._backlog.counts.rows <= 4 * 6
+    assert feed.reader._cursor.counts.rows <= 4 * 6
 
 
 def test_stream_is_drained_once_nothing_is_on_its_way_to_a_step(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sparkdl.control.coverage import FeedCoverage
+from sparkdl.control.rows import FeedCoverage
 from sparkdl.core.errors import CheckpointError
 from sparkdl.node.checkpoint_store import (
     CheckpointName,

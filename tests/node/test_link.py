@@ -17,7 +17,6 @@ import pytest
 from sparkdl.control.channel import (
     Consumed,
     EndMark,
-    EpochMark,
     FeedStart,
     Local,
     Reclaim,
@@ -28,6 +27,7 @@ from sparkdl.control.channel import (
     receive,
     send,
 )
+from sparkdl.control.messages import EpochEnd
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, UnfedError
 from sparkdl.core.settings import Settings
@@ -35,7 +35,7 @@ from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
 from sparkdl.core.world import FIRST_TIME, Address, Resume, build_world
 from sparkdl.feed.adapters.tfos import DataFeed
 from sparkdl.feed.reader.batches import EpochBatches
-from sparkdl.feed.reader.item import Item
+from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.store.segment import write_segment
 from sparkdl.node.link import AgentLink
 from tests.doubles.feeds import SOON_S, Running, numbers
@@ -114,12 +114,12 @@ def test_what_comes_is_sorted_into_feeds_in_order() -> None:
         ends.send_segment(0)
         ends.send_segment(1, feed="other")
         ends.send_segment(2)
-        ends.send(EpochMark("input", 0, {}))
+        ends.send(EpochEnd("input", 0, {}))
         reader, other = ends.link.reader("input"), ends.link.reader("other")
         assert ends.link.reader("input") is reader
         owner = reader.claim()
         assert [row(reader.take(owner)) for _ in range(2)] == [0, 2]
-        assert reader.take(owner) == EpochMark("input", 0, {})
+        assert reader.take(owner) == EpochEnd("input", 0, {})
         assert row(other.take(other.claim())) == 1
 
 
@@ -197,7 +197,7 @@ def test_feed_that_may_still_come_is_waited_for(why: str) -> None:
         reader = ends.link.reader("input")
         if why == "begun":
             ends.send(FeedStart("input", 0))
-            ends.send(EpochMark("other", 0, {}))  # behind it, so that it has been heard
+            ends.send(EpochEnd("other", 0, {}))  # behind it, so that it has been heard
             ends.link.reader("other").has_epoch()
         feed = DataFeed(reader, ends.link.send, train_mode=why != "inference")
         waiting = Running(lambda: feed.next_batch(1))

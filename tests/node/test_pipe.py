@@ -13,7 +13,6 @@ import pytest
 from sparkdl.control.channel import (
     Consumed,
     EndMark,
-    EpochMark,
     Imported,
     Local,
     Release,
@@ -25,6 +24,7 @@ from sparkdl.control.channel import (
     receive,
     send,
 )
+from sparkdl.control.messages import EpochEnd
 from sparkdl.node.supervisor import ChildPipe
 from tests.doubles.feeds import SOON_S
 
@@ -110,13 +110,13 @@ def received(child_end: socket.socket, count: int) -> list[tuple[Local, int]]:
 
 def test_messages_and_their_descriptors_arrive_in_order() -> None:
     with opened() as agent:
-        agent.pipe.send(EpochMark("input", 0, {0: 1}))
+        agent.pipe.send(EpochEnd("input", 0, {0: 1}))
         for number in range(3):
             agent.pipe.send(segment(number), memory(b"%d" % number))
         agent.pipe.send(EndMark("input"))
         found = received(agent.child_end, 5)
         assert [message for message, _ in found] == [
-            EpochMark("input", 0, {0: 1}),
+            EpochEnd("input", 0, {0: 1}),
             *(segment(number) for number in range(3)),
             EndMark("input"),
         ]
@@ -140,7 +140,7 @@ def test_descriptors_are_not_inherited_by_programs_that_the_child_starts() -> No
 
 def test_more_than_the_socket_holds_is_queued_and_arrives_whole_and_in_order() -> None:
     with opened() as agent:
-        large = EpochMark("x" * 3_000_000, 0, {})
+        large = EpochEnd("x" * 3_000_000, 0, {})
         fds = [memory(b"%d" % number) for number in range(40)]
         agent.pipe.send(large)
         for number, fd in enumerate(fds):
@@ -164,7 +164,7 @@ def test_more_than_the_socket_holds_is_queued_and_arrives_whole_and_in_order() -
 
 def test_closed_pipe_closes_what_is_queued_and_what_comes_later() -> None:
     with opened() as agent:
-        agent.pipe.send(EpochMark("x" * 3_000_000, 0, {}))
+        agent.pipe.send(EpochEnd("x" * 3_000_000, 0, {}))
         queued, later = memory(), memory()
         agent.pipe.send(segment(0), queued)
         agent.pipe.close()
@@ -222,7 +222,7 @@ def test_last_words_are_heard_though_rows_for_the_child_can_no_longer_be_sent() 
 
 def test_rows_that_wait_when_the_child_ends_are_dropped_and_its_last_words_heard() -> None:
     with opened() as agent:
-        agent.pipe.send(EpochMark("x" * 3_000_000, 0, {}))
+        agent.pipe.send(EpochEnd("x" * 3_000_000, 0, {}))
         fd = memory()
         agent.pipe.send(segment(0), fd)
         send(agent.child_end, Returned(b"result"))

@@ -13,7 +13,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import NodeFailedError
 from sparkdl.node.context import NodeContext
 from sparkdl.tfos import TFCluster
-from sparkdl.tfos.reservation import Client
+from sparkdl.tfos.reservation_client import Client
 from tests.doubles import sessions
 from tests.doubles.meetings import Meetings, meet
 from tests.doubles.sessions import SparkSessions

@@ -14,7 +14,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import SparkdlError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver.slots.placement import Standing
-from sparkdl.feed.transfer.request import FedPartition, FeedSpec
+from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 
 
 @dataclass(frozen=True)

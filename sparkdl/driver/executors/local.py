@@ -25,10 +25,9 @@ from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver.executors.executor import Launch
 from sparkdl.driver.slots.placement import Standing
-from sparkdl.feed.infer.client import exchange
-from sparkdl.feed.infer.task import decode_results
+from sparkdl.feed.infer.task import decode_results, exchange
 from sparkdl.feed.transfer.feeder import Feeder
-from sparkdl.feed.transfer.request import FedPartition, FeederError, FeedSpec
+from sparkdl.feed.transfer.messages import FedPartition, FeederError, FeedSpec
 from sparkdl.feed.values.row_codec import RowEncoder
 from sparkdl.node.gpus import split_gpus
 from sparkdl.node.resources import assigned_gpus

@@ -20,7 +20,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.infer.task import RESULT_SCHEMA, InferColumns, InferRows, decode_results
-from sparkdl.feed.transfer.request import FeedSpec
+from sparkdl.feed.transfer.messages import FeedSpec
 from sparkdl.feed.values.encode import row_fields
 
 Keep = bool | Sequence[str]

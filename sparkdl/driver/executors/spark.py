@@ -44,8 +44,8 @@ from sparkdl.driver.slots.preflight import (
 )
 from sparkdl.driver.slots.queue import Turn
 from sparkdl.feed.infer.task import InferRdd, decode_results
-from sparkdl.feed.transfer.request import FedPartition, FeedSpec
-from sparkdl.feed.transfer.task import FED_SCHEMA, FeedDataFrame, FeedRdd, fed_partition
+from sparkdl.feed.transfer.feeder import FED_SCHEMA, FeedDataFrame, FeedRdd, fed_partition
+from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 from sparkdl.node.task import NODE_SCHEMA, NodeTask
 
 Explain = Callable[[BaseException], SparkdlError | None]

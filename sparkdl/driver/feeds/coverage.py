@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 
 from msgspec import structs
 
-from sparkdl.control.coverage import (
+from sparkdl.control.rows import (
     UNKNOWN,
     CallShape,
     EpochRows,
@@ -33,7 +33,7 @@ from sparkdl.control.coverage import (
     num_rows,
 )
 from sparkdl.core.errors import ConfigError
-from sparkdl.feed.transfer.request import WHAT_TO_DO, other_data
+from sparkdl.feed.transfer.messages import WHAT_TO_DO, other_data
 
 M = TypeVar("M", bound=Callable[..., Any])
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from sparkdl.control.coverage import UNKNOWN, CallShape
+from sparkdl.control.rows import UNKNOWN, CallShape
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, SparkdlError
 from sparkdl.core.paths import absolute_url
@@ -40,7 +40,7 @@ from sparkdl.driver.show import FeedBar
 from sparkdl.driver.threads import run_aside
 from sparkdl.feed.parquet.paths import parquet_paths
 from sparkdl.feed.parquet.source import ParquetSource, list_files
-from sparkdl.feed.transfer.request import FeedSpec
+from sparkdl.feed.transfer.messages import FeedSpec
 
 _log = logging.getLogger(__name__)
 

@@ -66,8 +66,7 @@ from sparkdl.driver.lifecycle.state import (
     has_ended,
 )
 from sparkdl.driver.threads import Thread, begin
-from sparkdl.feed.infer.exchange import WRONG_ANSWER
-from sparkdl.feed.transfer.request import FeederError, FeedSpec
+from sparkdl.feed.transfer.messages import WRONG_ANSWER, FeederError, FeedSpec
 
 _log = logging.getLogger(__name__)
 

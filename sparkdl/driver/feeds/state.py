@@ -19,7 +19,7 @@ from sparkdl.core.errors import SparkdlError
 from sparkdl.core.world import Member, World
 from sparkdl.driver.feeds.coverage import Call, CallHistory, EpochLeft, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport
-from sparkdl.feed.transfer.request import FedPartition, FeedSpec
+from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 
 # what a feed knows
 

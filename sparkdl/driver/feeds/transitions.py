@@ -21,7 +21,6 @@ from typing import Any
 
 from msgspec import structs
 
-from sparkdl.control.coverage import num_rows
 from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
     EpochEnd,
@@ -33,6 +32,7 @@ from sparkdl.control.messages import (
     ToAgent,
     encode,
 )
+from sparkdl.control.rows import num_rows
 from sparkdl.core.errors import (
     ConfigError,
     FeedClosedError,
@@ -85,7 +85,7 @@ from sparkdl.driver.feeds.state import (
 )
 from sparkdl.feed.parquet.source import ParquetSource
 from sparkdl.feed.transfer.feeder import MAX_COUNT_S
-from sparkdl.feed.transfer.request import FeedSpec, Target
+from sparkdl.feed.transfer.messages import FeedSpec, Target
 
 ANSWER_S = 30.0
 """How long nodes may take to say what they have of an epoch, or which one they read."""

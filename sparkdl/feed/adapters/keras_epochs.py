@@ -3,13 +3,13 @@
 Runs in: child
 
 Keras does not know the length of a stream, so it takes all epochs for as long as the first one, and
-trains as many as it was told. But an epoch that goes on after a failure is shorter than those after
-it, each `cluster.feed` may bring more rows than the one before, and a feed may end before `fit`
-does. An epoch of no batches has a loss of 0.0, the best there is. So
+trains as many as it was told to. But an epoch that continues after a failure is shorter than those
+after it, each `cluster.feed` may bring more rows than the one before, and a feed may end before
+`fit` does. An epoch of no batches has a loss of 0.0, the best there is. So
 
 - each epoch of a feed is read to its end;
 - `fit` ends with a warning when its feed has ended, as Keras does with other data that runs out;
-- callbacks and history are not told of an epoch of no rows;
+- callbacks and history do not see an epoch of no rows;
 - `fit`, `evaluate` and `predict` that find no epoch at all raise `EndOfFeedError`;
 - when `stop_training` has ended `fit`, its feeds end: nobody reads the rest of them.
 """
@@ -59,7 +59,7 @@ class _Run:
     """A `fit` that reads feeds; its callbacks and its iterator over the training data have it.
 
     Attributes:
-        batches: that Keras has told callbacks of, in this epoch.
+        batches: of this epoch that callbacks have seen.
         has_rows: whether the epoch that has ended had any.
         has_ended: whether `fit` ends because a feed has.
     """
@@ -81,7 +81,7 @@ class _Library:
 
     Attributes:
         iterator: of the data of `fit`, `evaluate` and `predict`; `begin` its method that begins.
-        before: what callbacks are told before that.
+        before: the callback that is called before that.
         length: its attribute, how many batches an epoch has.
         dataset_of: its data.
         counts: whether it was told a number of steps, so that several of Keras' epochs may be one.
@@ -110,22 +110,22 @@ class _Library:
             Patch(f"{self.callbacks}.on_train_end", ("self", "logs"), _train_ended),
         )
 
-    def _goes_on(self, iterator: Any) -> bool:
-        """Whether Keras goes on with the data's iterator that it has."""
+    def _continues(self, iterator: Any) -> bool:
+        """Whether Keras continues with the iterator over the data that it has."""
         has_begun = hasattr(iterator, _STEPS)
         # Keras 3 forgets one that is at its end, tf_keras ends `fit` then.
         has_one = getattr(iterator, "_current_iterator", iterator) is not None
         return self.counts(iterator) and has_begun and has_one
 
     def _begin(self, stock: Function, iterator: Any) -> Any:
-        """Begin to iterate: over an epoch, unless Keras goes on in one."""
+        """Begin to iterate over an epoch, unless Keras continues one."""
         readers = readers_of(self.dataset_of(iterator))
         callbacks = _begun.get()
         _begun.set(None)
         if readers and callbacks is not None:
             setattr(callbacks, _RUN, _Run(iterator, readers))
             setattr(iterator, _RUN, getattr(callbacks, _RUN))
-        if not self._goes_on(iterator):
+        if not self._continues(iterator):
             for reader in readers:
                 if not reader.has_epoch():
                     raise reader.end_of_feed()
@@ -169,11 +169,11 @@ class _Library:
         run.batches = 0
         setattr(run.iterator, _STEPS, _steps(run.readers))  # tf_keras begins once for all epochs
         epochs = (callbacks.params or {}).get("epochs", 0)
-        if model.stop_training or epoch + 1 >= epochs or self._goes_on(run.iterator):
+        if model.stop_training or epoch + 1 >= epochs or self._continues(run.iterator):
             return
         if ended := [reader for reader in run.readers if not reader.has_epoch()]:
             model.stop_training = run.has_ended = True
-            ended[0].tell_end()
+            ended[0].report_end()
             _log.warning(
                 "Your input ran out of data; interrupting training: feed %r has ended, and fit was "
                 "to go on to epoch %d of %d. Let epochs=… of the feeding and of fit say the same",

@@ -1,4 +1,4 @@
-"""The axes of a mesh: how long each is, and which ranks hold the same rows.
+"""The axes of a mesh: how long each is, which ranks hold the same rows, and what each reads.
 
 Runs in: child. Pure.
 
@@ -71,3 +71,21 @@ def same_rows(ranks: np.ndarray, names: Sequence[str], data_axes: Sequence[str])
     groups = math.prod(ranks.shape[names.index(name)] for name in data_axes)
     found: list[list[int]] = ranks.transpose(order).reshape(groups, -1).tolist()
     return found
+
+
+def equal_share(batch_size: int, members: int) -> int:
+    """Return how many rows each of the nodes that hold the same rows reads for a batch.
+
+    Args:
+        batch_size: how many rows each of them holds.
+        members: how many such nodes there are.
+
+    Raises:
+        ConfigError: if they cannot read equally many.
+    """
+    if batch_size % members:
+        raise ConfigError(
+            f"batch_size={batch_size} cannot be divided among the {members} nodes that hold the "
+            "same rows: each of them reads an equal share"
+        )
+    return batch_size // members

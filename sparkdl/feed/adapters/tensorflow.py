@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl.core.errors import FeedTypeError
-from sparkdl.feed.adapters.elements import Names, arrange
-from sparkdl.feed.reader.batches import SAMPLE_WEIGHT, EpochBatches
+from sparkdl.feed.reader.batches import SAMPLE_WEIGHT, EpochBatches, Names, arrange
 from sparkdl.feed.reader.reader import FeedReader
 from sparkdl.feed.values.columns import to_columns
 

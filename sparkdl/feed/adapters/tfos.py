@@ -12,10 +12,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sparkdl.control.channel import EpochMark, Local, Results
+from sparkdl.control.channel import Local, Results
+from sparkdl.control.messages import EpochEnd
 from sparkdl.core.errors import InferenceError
 from sparkdl.feed.reader.consumed import Part, part_of
-from sparkdl.feed.reader.item import Item
+from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.reader import FeedReader
 from sparkdl.feed.store.segment import write_segment
 from sparkdl.feed.values.row_codec import RowEncoder, rows
@@ -88,7 +89,7 @@ class DataFeed:
                 is_other = segment.is_last or segment.exchange != was
                 if is_other and batch and not self.train_mode:
                     break
-            elif isinstance(item, EpochMark):
+            elif isinstance(item, EpochEnd):
                 self._reader.finish_epoch(self._owner)
             else:
                 self.done_feeding = True

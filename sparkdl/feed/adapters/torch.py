@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.context import assert_spawning
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
-from sparkdl.feed.adapters.elements import Names, arrange
-from sparkdl.feed.adapters.shared_columns import Columns, Plain
-from sparkdl.feed.adapters.torch_workers import BatchServer, Hello, batches_from
-from sparkdl.feed.reader.batches import EpochBatches
+from sparkdl.feed.adapters.mesh import equal_share, same_rows
+from sparkdl.feed.adapters.torch_workers import BatchServer, Columns, Hello, Plain, batches_from
+from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
 
 if TYPE_CHECKING:
+    import torch
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.utils.data import IterableDataset
-
-    from sparkdl.feed.adapters.torch_mesh import SharedRows
 
 
 def torch_dataset(
@@ -35,12 +35,12 @@ def torch_dataset(
 
     It is meant for `DataLoader(dataset, batch_size=None)`: batches are made already, and any other
     `batch_size` would make batches of batches. A transform goes into the loader's `collate_fn`,
-    which gets a batch. A dataset and its loader have no `len()`, for nobody knows the length of an
-    epoch before its end.
+    which gets a batch. A dataset and its loader have no `len()`: the length of an epoch is known
+    only at its end.
 
-    With `num_workers` the loader's workers get each batch of the epoch once between them, whoever
-    asks next; the order in which they come out is the loader's. Iterate one loader at a time: who
-    begins takes the feed over, and the others' epoch ends. What workers have read ahead when a
+    With `num_workers` each batch of the epoch goes to one of the loader's workers, the next that
+    asks; the order in which they come out is the loader's. Iterate one loader at a time: the one
+    that begins takes the feed over, and the others' epoch ends. What workers have read ahead when a
     loop is left early is given back with the rest of the epoch, unless it was the epoch's last.
     Workers of the start method "fork" keep the feed's memory of that moment as long as they live;
     `multiprocessing_context="forkserver"` does not.
@@ -59,8 +59,8 @@ def torch_dataset(
     Raises:
         FeedTypeError: when iterated, if a column is neither numbers nor strings.
     """
-    handout = BatchServer(batches, plain)
-    return _make(handout.door, x, y, batches, handout, shared)
+    server = BatchServer(batches, plain)
+    return _make(server.inherited, x, y, batches, server, shared)
 
 
 def plain(columns: Columns) -> Plain:
@@ -77,15 +77,15 @@ class _FeedDataset:
 
     def __init__(
         self,
-        door: socket.socket,
+        inherited: socket.socket,
         x: Names | None,
         y: Names | None,
         batches: EpochBatches | None,
-        handout: BatchServer | None,
+        server: BatchServer | None,
         shared: SharedRows | None,
     ) -> None:
-        self._door, self._x, self._y = door, x, y
-        self._batches, self._handout, self._shared = batches, handout, shared
+        self._inherited, self._x, self._y = inherited, x, y
+        self._batches, self._server, self._shared = batches, server, shared
         self._pid = os.getpid()
         self._iterations = 0
 
@@ -102,7 +102,7 @@ class _FeedDataset:
             loader = worker.seed - worker.id
             hello = Hello(loader, worker.num_workers, worker.id, self._iterations)
             self._iterations += 1
-            return self._elements(batches_from(self._door, hello))
+            return self._elements(batches_from(self._inherited, hello))
         if self._batches is None or os.getpid() != self._pid:
             raise ConfigError(
                 "the feed can be read in the node's process and in the workers of a DataLoader, "
@@ -115,7 +115,7 @@ class _FeedDataset:
         assert_spawning(self)
         if self._shared is not None:
             raise ConfigError("with mesh=... a DataLoader must have num_workers=0")
-        return _make, (self._door, self._x, self._y, None, None, None)
+        return _make, (self._inherited, self._x, self._y, None, None, None)
 
     def _elements(self, batches: Iterator[Plain]) -> Iterator[Any]:
         for columns in batches:
@@ -124,17 +124,17 @@ class _FeedDataset:
 
 
 def _make(
-    door: socket.socket,
+    inherited: socket.socket,
     x: Names | None,
     y: Names | None,
     batches: EpochBatches | None,
-    handout: BatchServer | None,
+    server: BatchServer | None,
     shared: SharedRows | None,
 ) -> IterableDataset[Any]:
     from torch.utils.data import IterableDataset
 
     kind: Any = type("FeedDataset", (_FeedDataset, IterableDataset), {})
-    made: IterableDataset[Any] = kind(door, x, y, batches, handout, shared)
+    made: IterableDataset[Any] = kind(inherited, x, y, batches, server, shared)
     return made
 
 
@@ -174,3 +174,102 @@ def _tensor(name: str, column: np.ndarray | list[Any]) -> Any:
         return torch.from_numpy(column)
     except TypeError as error:
         raise FeedTypeError(f"column {name!r}: {error}") from None
+
+
+class SharedRows:
+    """The nodes that differ in no data axis of a mesh, and so compute on the same rows.
+
+    All nodes of the mesh make one, and exchange the same number of batches. The exchange has a
+    process group of its own, of gloo: rows are in the host's memory, and no collective of the
+    training comes in between.
+
+    Attributes:
+        members: how many nodes share a batch.
+    """
+
+    def __init__(self, mesh: DeviceMesh, data_axes: str | Sequence[str]) -> None:
+        """See the class.
+
+        Raises:
+            ConfigError: if the mesh has no such axes, or is not over all nodes that train.
+        """
+        from torch import distributed
+
+        names = mesh.mesh_dim_names or ()
+        axes = [data_axes] if isinstance(data_axes, str) else data_axes
+        groups = same_rows(mesh.mesh.numpy(), names, axes)
+        nodes = distributed.get_world_size()
+        if mesh.mesh.numel() != nodes:
+            raise ConfigError(
+                f"the mesh has {mesh.mesh.numel()} places, and {nodes} nodes train: rows can be "
+                "shared over all of them only, as ctx.mesh(...) makes it"
+            )
+        self.members = len(groups[0])
+        self._group: Any = None
+        if self.members > 1:
+            self._group, _ = distributed.new_subgroups_by_enumeration(groups, backend="gloo")
+
+    def share_of(self, batch_size: int) -> int:
+        """Return how many rows this node reads for a batch, see `equal_share`."""
+        return equal_share(batch_size, self.members)
+
+    def in_step(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of `ctx.batches` with `even=True`.
+
+        Raises:
+            ConfigError: if they say otherwise.
+        """
+        if options.get("even") is False:
+            raise ConfigError(
+                "even=False: with mesh=... the nodes exchange rows in each step, so all of them "
+                "take the same number of steps. Leave it out"
+            )
+        return {**options, "even": True}
+
+    def exchange(self, columns: Plain) -> Plain:
+        """Return the rows that all members have read, in their order, on each of them."""
+        if self.members == 1:
+            return columns
+        sent = {name: _packed(column) for name, column in columns.items()}
+        own = np.array([[len(array) for array in sent.values()]], np.int64)
+        lengths = np.concatenate(self._gathered(own, [1] * self.members))
+        found: Plain = {}
+        for (name, array), counts in zip(sent.items(), lengths.T.tolist(), strict=True):
+            parts = self._gathered(array, counts)
+            if isinstance(columns[name], list):
+                found[name] = [value for part in parts for value in _texts(part)]
+            else:
+                found[name] = np.concatenate(parts)
+        return found
+
+    def _gathered(self, array: np.ndarray, counts: Sequence[int]) -> list[np.ndarray]:
+        """Return each member's array; they differ in the first dimension alone.
+
+        Args:
+            counts: the first dimension of each.
+        """
+        from torch import distributed
+
+        sent = np.zeros((max(counts), *array.shape[1:]), array.dtype)
+        sent[: len(array)] = array
+        found = np.empty((self.members, *sent.shape), array.dtype)
+        distributed.all_gather_into_tensor(_bytes(found), _bytes(sent), group=self._group)
+        return [part[:count] for part, count in zip(found, counts, strict=True)]
+
+
+def _packed(column: np.ndarray | list[Any]) -> np.ndarray:
+    if not isinstance(column, list):
+        return column
+    return np.frombuffer(msgspec.msgpack.encode(column), np.uint8)
+
+
+def _texts(packed: np.ndarray) -> list[str | bytes | None]:
+    texts: list[str | bytes | None] = msgspec.msgpack.decode(packed.tobytes())
+    return texts
+
+
+def _bytes(array: np.ndarray) -> torch.Tensor:
+    """Return an array's memory: gloo does not know all of numpy's types."""
+    import torch
+
+    return torch.from_numpy(array.reshape(-1).view(np.uint8))

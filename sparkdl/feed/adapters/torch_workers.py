@@ -1,44 +1,54 @@
-"""Batches of one feed, handed out to worker processes of this process: each batch to one worker.
+"""A server of batches for a DataLoader's worker processes: each batch goes to one worker.
 
 Runs in: child
 
     node's process                               worker processes (fork, forkserver or spawn)
-      │◀─ Hello + socket ── the door, inherited ───── │  one iteration of one worker
+      │◀─ Hello + socket ── an inherited socket ───── │  one iteration of one worker
       │◀──────────── "next" ────────────────────────  │
       │── batch: where its description starts + fd ─▶ │  an anonymous memory file, mapped there
       │── failed: the same, for the error's text ───▶ │
       │── end of the epoch ─────────────────────────▶ │
 
-The door is one end of a socket pair that workers inherit, so that nobody else can knock and nothing
-has a name. A worker sends a socket of its own through it for each of its iterations; when either
-process ends, the other sees the end of that socket.
+Workers inherit one end of a socket pair, so that no other process can connect and nothing has a
+name. A worker sends a socket of its own through it for each of its iterations; when either process
+ends, the other sees the end of that socket.
+
+A batch lies in its file as
+
+    column  (gap)  column  (gap)  …  what lies where, as MessagePack
+                                     ▲ at
+
+Arrays lie as they are in memory; lists, of strings for example, as MessagePack.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import mmap
 import os
 import socket
 import struct
 import threading
 import weakref
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing import parent_process
+from typing import Any
 
 import msgspec
+import numpy as np
 
-from sparkdl.core.errors import FeedClosedError
-from sparkdl.feed.adapters.shared_columns import (
-    Columns,
-    Plain,
-    pack,
-    pack_failure,
-    unpack,
-    unpack_failure,
+from sparkdl.control.descriptors import nameless_file, receive_with_fds
+from sparkdl.core.errors import (
+    ConfigError,
+    EndOfFeedError,
+    FeedClosedError,
+    FeedTimeoutError,
+    FeedTypeError,
+    SparkdlError,
+    UnfedError,
 )
 from sparkdl.feed.reader.batches import EpochBatches
 
@@ -46,13 +56,24 @@ _BATCH, _FAILED, _END = b"b", b"f", b"e"
 _REPLY = struct.Struct("!cQ")
 _LOOK_S = 5.0
 """How often a worker that waits makes sure that the node's process is still there."""
-_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 _log = logging.getLogger(__name__)
+Columns = dict[str, np.ndarray]
+"""Arrays by column name, `[rows, …]`, of any type."""
+Plain = dict[str, np.ndarray | list[Any]]
+"""Columns by name: arrays of numbers `[rows, …]`, or lists of what has no such array."""
+_ALIGNED_NBYTES = 64
+_ERRORS = {
+    kind.__name__: kind
+    for kind in (
+        *(ConfigError, FeedClosedError, EndOfFeedError, FeedTimeoutError, UnfedError),
+        FeedTypeError,
+    )
+}
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """Who begins an iteration.
+    """A worker begins an iteration.
 
     Attributes:
         loader: which loader; all its workers say the same.
@@ -71,24 +92,25 @@ _hellos = msgspec.json.Decoder(Hello)
 
 
 class BatchServer:
-    """The node's end: hands the batches of each epoch to the workers that ask.
+    """The node's end: sends the batches of each epoch to the workers that ask.
 
     Args:
         prepare: makes columns plain, or raises; runs in the node's process.
 
     Attributes:
-        door: what workers inherit. Pickling it works only while a process is spawned.
+        inherited: the socket that workers inherit. It can be pickled only while a process is
+            spawned.
     """
 
     def __init__(self, batches: EpochBatches, prepare: Callable[[Columns], Plain]) -> None:
-        own, self.door = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        desk = _Desk(own, batches, prepare)
-        threading.Thread(target=desk.open, name="sparkdl-handout", daemon=True).start()
-        weakref.finalize(self, desk.close, self.door).atexit = False
+        own, self.inherited = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        serving = _Serving(own, batches, prepare)
+        threading.Thread(target=serving.accept, name="sparkdl-batches", daemon=True).start()
+        weakref.finalize(self, serving.close, self.inherited).atexit = False
 
 
 class _Epoch:
-    """One iteration of one loader: who takes part, and the batches that they share."""
+    """One iteration of one loader: its workers, and the batches that they share."""
 
     def __init__(self, hello: Hello, batches: EpochBatches, number: int) -> None:
         self.hello = hello
@@ -118,7 +140,7 @@ class _Epoch:
             return next(self._batches, None)
 
 
-class _Desk:
+class _Serving:
     """Owns threads and sockets, not the `BatchServer`, which can therefore be garbage-collected."""
 
     def __init__(
@@ -132,12 +154,14 @@ class _Desk:
         self._workers: set[socket.socket] = set()
         self._is_closed = False
 
-    def open(self) -> None:
-        """Let workers in until `close`."""
+    def accept(self) -> None:
+        """Serve workers until `close`."""
         with self._own:
-            while (knock := _receive(self._own, 4096))[0]:
-                data, fd = knock
-                worker = socket.socket(fileno=fd)
+            while True:
+                data, fds = receive_with_fds(self._own, 4096, 1)
+                if not data:
+                    return
+                worker = socket.socket(fileno=fds[0])
                 with self._lock:
                     if self._is_closed:
                         worker.close()
@@ -146,12 +170,12 @@ class _Desk:
                 serve = threading.Thread(
                     target=self._serve,
                     args=(worker, _hellos.decode(data)),
-                    name="sparkdl-handout-worker",
+                    name="sparkdl-batches-worker",
                     daemon=True,
                 )
                 serve.start()
 
-    def close(self, door: socket.socket) -> None:
+    def close(self, inherited: socket.socket) -> None:
         """End the threads, without waiting for them: garbage collection calls this anywhere."""
         if os.getpid() != self._pid:
             return  # a forked copy
@@ -161,8 +185,8 @@ class _Desk:
                 with suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
             if self._workers:
-                self._batches.reader.claim()  # who waits for rows stops waiting
-        door.close()
+                self._batches.reader.claim()  # ends waits for rows
+        inherited.close()
 
     def _serve(self, worker: socket.socket, hello: Hello) -> None:
         epoch = self._join(hello)
@@ -210,7 +234,7 @@ class _Desk:
         return kind
 
 
-def batches_from(door: socket.socket, hello: Hello) -> Iterator[Plain]:
+def batches_from(inherited: socket.socket, hello: Hello) -> Iterator[Plain]:
     """Take batches in a worker until the epoch ends; arrays are its own, and writable.
 
     Raises:
@@ -221,7 +245,9 @@ def batches_from(door: socket.socket, hello: Hello) -> Iterator[Plain]:
     with own:
         own.settimeout(_LOOK_S)
         with theirs:
-            _ask(lambda: socket.send_fds(door, [msgspec.json.encode(hello)], [theirs.fileno()]))
+            _ask(
+                lambda: socket.send_fds(inherited, [msgspec.json.encode(hello)], [theirs.fileno()])
+            )
         while (columns := _next(own)) is not None:
             yield columns
             del columns
@@ -253,24 +279,74 @@ def _reply(own: socket.socket) -> tuple[bytes, int, int]:
     parent = parent_process()
     while True:
         try:
-            data, fd = _receive(own, _REPLY.size)
+            data, fds = receive_with_fds(own, _REPLY.size, 1)
         except ConnectionError:
-            data, fd = b"", -1
+            data, fds = b"", []
         except TimeoutError:
             if parent is not None and not parent.is_alive():
                 raise FeedClosedError("the node's process is gone") from None
             continue
         if not data:
             raise FeedClosedError("the node's process is gone, or has closed this feed")
-        return (*_REPLY.unpack(data), fd)
+        return (*_REPLY.unpack(data), fds[0] if fds else -1)
 
 
-def _receive(sock: socket.socket, nbytes: int) -> tuple[bytes, int]:
-    """Read one message and the descriptor that came with it, -1 without."""
-    fds = array("i")
-    space = socket.CMSG_LEN(fds.itemsize)
-    data, extras, _flags, _address = sock.recvmsg(nbytes, space, _CLOSE_ON_EXEC)
-    for level, kind, body in extras:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            fds.frombytes(body[: fds.itemsize])
-    return data, fds[0] if fds else -1
+class _Described(msgspec.Struct, frozen=True, array_like=True):
+    """Where a column lies; without a dtype it is a list, of `shape` bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    at: int
+
+
+_descriptions = msgspec.msgpack.Decoder(list[_Described])
+
+
+def pack(columns: Plain) -> tuple[int, int]:
+    """Write columns into a file; return its descriptor and where in it they are described."""
+    fd = nameless_file("sparkdl-batch")
+    try:
+        with open(fd, "wb", closefd=False) as file:
+            described = []
+            for name, column in columns.items():
+                at = file.seek(-(-file.tell() // _ALIGNED_NBYTES) * _ALIGNED_NBYTES)
+                if isinstance(column, list):
+                    dtype, shape = "", (file.write(msgspec.msgpack.encode(column)),)
+                else:
+                    dtype, shape = column.dtype.str, column.shape
+                    file.write(np.ascontiguousarray(column).data)
+                described.append(_Described(name, dtype, shape, at))
+            at = file.tell()
+            file.write(msgspec.msgpack.encode(described))
+        return fd, at
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def unpack(fd: int, at: int) -> Plain:
+    """Map the columns of `pack`; what is written to them stays in this process.
+
+    The caller still owns `fd`.
+    """
+    mapped = mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)
+    columns: Plain = {}
+    for column in _descriptions.decode(memoryview(mapped)[at:]):
+        if column.dtype:
+            columns[column.name] = np.ndarray(column.shape, column.dtype, mapped, column.at)
+        else:
+            raw = memoryview(mapped)[column.at : column.at + column.shape[0]]
+            columns[column.name] = msgspec.msgpack.decode(raw, type=list[Any])
+    return columns
+
+
+def pack_failure(error: Exception) -> tuple[int, int]:
+    """Write an error into a file, as `pack` does columns."""
+    return pack({"error": [type(error).__name__, str(error)]})
+
+
+def unpack_failure(fd: int, at: int) -> SparkdlError:
+    """Return the error of `pack_failure`, of the same type where that is one of a feed's."""
+    name, text = unpack(fd, at)["error"]
+    return _ERRORS[name](text) if name in _ERRORS else SparkdlError(f"{name}: {text}")

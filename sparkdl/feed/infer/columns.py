@@ -17,10 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.core.errors import InferenceError
-from sparkdl.feed.values.dataframe_rows import is_list, is_vector
-from sparkdl.feed.values.decode import decode
+from sparkdl.feed.values.decode import decode, is_list
 from sparkdl.feed.values.encode import Codec, row_fields
-from sparkdl.feed.values.ndarrays import lengths
+from sparkdl.feed.values.ndarrays import is_vector, lengths
 from sparkdl.feed.values.row_codec import row_schema, rows
 
 _SAME: dict[str, Callable[[pa.DataType], bool]] = {

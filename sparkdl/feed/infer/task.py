@@ -1,26 +1,55 @@
-"""The Spark tasks that infer: what `mapInArrow` and `mapPartitions` are given.
+"""The Spark tasks that infer: each sends its partition's rows to one node, and returns the results.
 
 Runs in: feeder
+
+    batches ─▶ _Partition ─▶ pump (a thread) ─▶ node
+    results ◀─────────────────────────────────────┘
+
+If a node is lost, another takes the rows whose results have not been passed on. While all nodes are
+on their way to the next generation none takes rows; they are given time for that.
 """
 
 from __future__ import annotations
 
+import itertools
+import threading
+import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
+from urllib.request import ProxyHandler, Request, build_opener
 
+import msgspec
 import pyarrow as pa
+import pyarrow.flight as flight
 
-from sparkdl.feed.infer.client import exchange
+from sparkdl.control.auth import CAUSE_PATH, bearer
+from sparkdl.core.deadline import Deadline
 from sparkdl.feed.infer.columns import result_columns
-from sparkdl.feed.transfer.request import FeedSpec
+from sparkdl.feed.transfer.messages import (
+    CLUSTER_FAILED,
+    WRONG_ANSWER,
+    ExchangeHeader,
+    FeederError,
+    FeedSpec,
+    Target,
+    flight_reason,
+)
 from sparkdl.feed.values.row_codec import RowEncoder, rows
 
 RESULT_SCHEMA = "ipc binary"
 """Spark schema of what `InferRows` returns: Arrow IPC streams of encoded result rows."""
+REOPEN_WAIT_S = 10.0
+"""How long nodes that cannot be reached are asked again."""
+_ASK_AGAIN_S = 0.5
+_CAUSE_WAIT_S = 5.0
+_SILENCE_FACTOR = 2.0
+_SILENCE_MARGIN_S = 10.0
+"""A node reports missing results itself; longer silence means that the network is gone."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +59,12 @@ class InferRows:
     `names` are what `map_fun` shall see the columns called.
     """
 
-    order: FeedSpec
+    spec: FeedSpec
     names: tuple[str, ...]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Answer one partition."""
-        for data in _infer(self.order, (batch.rename_columns(self.names) for batch in batches)):
+        for data in _infer(self.spec, (batch.rename_columns(self.names) for batch in batches)):
             yield pa.RecordBatch.from_pydict({"ipc": pa.array([data], pa.binary())})
 
 
@@ -49,7 +78,7 @@ class InferColumns:
         results: names and types of the columns that are appended.
     """
 
-    order: FeedSpec
+    spec: FeedSpec
     names: tuple[str, ...]
     kept: tuple[int, ...]
     results: pa.Schema
@@ -57,12 +86,12 @@ class InferColumns:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Answer one partition."""
         sent: deque[pa.RecordBatch] = deque()
-        ready = _Ready(self.results)
-        for data in _infer(self.order, self._named(batches, sent)):
+        results = _ResultBuffer(self.results)
+        for data in _infer(self.spec, self._named(batches, sent)):
             for batch in _batches(data):
-                ready.add(result_columns(batch, self.results), batch.num_rows)
-            while sent and ready.rows >= sent[0].num_rows:
-                yield self._joined(sent.popleft(), ready)
+                results.add(result_columns(batch, self.results), batch.num_rows)
+            while sent and results.rows >= sent[0].num_rows:
+                yield self._joined(sent.popleft(), results)
 
     def _named(
         self, batches: Iterator[pa.RecordBatch], sent: deque[pa.RecordBatch]
@@ -72,10 +101,10 @@ class InferColumns:
                 sent.append(batch.select(list(self.kept)) if self.kept else batch)
                 yield batch.rename_columns(self.names)
 
-    def _joined(self, batch: pa.RecordBatch, ready: _Ready) -> pa.RecordBatch:
+    def _joined(self, batch: pa.RecordBatch, results: _ResultBuffer) -> pa.RecordBatch:
         kept = list(batch.columns) if self.kept else []
         fields = list(batch.schema) if self.kept else []
-        columns = [*kept, *ready.take(batch.num_rows)]
+        columns = [*kept, *results.pop(batch.num_rows)]
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema([*fields, *self.results]))
 
 
@@ -83,11 +112,11 @@ class InferColumns:
 class InferRdd:
     """For `RDD.mapPartitions`: one result per row, in order."""
 
-    order: FeedSpec
+    spec: FeedSpec
 
     def __call__(self, values: Iterable[Any]) -> Iterator[Any]:
         """Answer one partition."""
-        for data in _infer(self.order, RowEncoder().batches(values)):
+        for data in _infer(self.spec, RowEncoder().batches(values)):
             yield from decode_results(data)
 
 
@@ -96,7 +125,7 @@ def decode_results(data: bytes) -> list[Any]:
     return [row for batch in _batches(data) for row in rows(batch)]
 
 
-class _Ready:
+class _ResultBuffer:
     """Columns of results whose rows have not been returned yet."""
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -108,7 +137,7 @@ class _Ready:
             pieces.append(column)
         self.rows += num_rows
 
-    def take(self, num_rows: int) -> list[pa.Array]:
+    def pop(self, num_rows: int) -> list[pa.Array]:
         taken = []
         for place, pieces in enumerate(self._pieces):
             whole = pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces)
@@ -123,13 +152,13 @@ def _batches(data: bytes) -> list[pa.RecordBatch]:
         return list(reader)
 
 
-def _infer(order: FeedSpec, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
+def _infer(spec: FeedSpec, batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
     """Yield encoded results; a task that Spark repeats asks another node first."""
     partition, attempt = _partition_and_attempt()
-    target = order.targets[(partition + attempt) % len(order.targets)]
+    target = spec.targets[(partition + attempt) % len(spec.targets)]
     for _schema, group in groupby(batches, key=lambda batch: batch.schema):
         name = f"{partition}.{uuid.uuid4().hex[:12]}"
-        yield from exchange(order, name, target, group)
+        yield from exchange(spec, name, target, group)
 
 
 def _partition_and_attempt() -> tuple[int, int]:
@@ -137,3 +166,239 @@ def _partition_and_attempt() -> tuple[int, int]:
 
     context = TaskContext.get()
     return (context.partitionId(), context.attemptNumber()) if context is not None else (0, 0)
+
+
+def exchange(
+    spec: FeedSpec, name: str, target: Target, batches: Iterator[pa.RecordBatch]
+) -> Iterator[bytes]:
+    """Send one inference partition to a node; yield Arrow IPC streams of encoded result rows.
+
+    A node that is lost is replaced by another, or by its next generation: that answers the rows
+    whose results have not been passed on.
+
+    Args:
+        target: the node that is asked first.
+
+    Raises:
+        FeederError: if the node failed or answered wrongly; the message is the node's, and has the
+            cluster's root cause as soon as it has failed for good.
+    """
+    partition = _Partition(batches)
+    if partition.at(0) is None:
+        return
+    nodes = [target, *(node for node in spec.targets if node != target)]
+    answered = -1
+    for tries in itertools.count():
+        if partition.answered > answered:  # so far the nodes have got
+            answered = partition.answered
+            patience = Deadline.after(min(spec.patience_s, spec.timeout_s))
+            unreachable = Deadline.after(min(REOPEN_WAIT_S, spec.patience_s, spec.timeout_s))
+        if tries % len(nodes) == 0:
+            is_there = False  # some node, though it may take no rows
+        node = nodes[tries % len(nodes)]
+        call = _Call(spec, name if tries == 0 else f"{name}.{tries}", node, partition)
+        try:
+            yield from call.results()
+            return
+        except FeederError as error:
+            is_there = is_there or not isinstance(error.__cause__, flight.FlightUnavailableError)
+            if WRONG_ANSWER in str(error) or CLUSTER_FAILED in str(error):
+                raise
+            if partition.at(partition.answered) is None:
+                return  # it was lost with nothing left to answer
+            deadline = patience if is_there else unreachable
+            if (tries + 1) % len(nodes) == 0:
+                if deadline.has_passed or (not is_there and tries < len(nodes)):
+                    _raise_cause(spec, error, is_final=deadline.has_passed)
+                threading.Event().wait(min(_ASK_AGAIN_S, deadline.remaining_s))
+
+
+class _Partition:
+    """The rows of a partition: kept for another node until their results are passed on."""
+
+    def __init__(self, batches: Iterator[pa.RecordBatch]) -> None:
+        self.answered = 0
+        self.error: BaseException | None = None
+        self._batches = batches
+        self._lock = threading.Lock()  # a lost node's pump may still wait for Spark's next batch
+        self._held: deque[pa.RecordBatch] = deque()
+        self._start = self._stop = 0
+
+    def at(self, row: int) -> pa.RecordBatch | None:
+        """Return the rest of the batch that holds a row; `None` after the last, or if answered.
+
+        Raises whatever Spark's side raised, each time.
+        """
+        with self._lock:
+            while self._stop <= row:
+                if self.error is not None:
+                    raise self.error
+                try:
+                    batch = next(self._batches, None)
+                except BaseException as error:
+                    self.error = error
+                    raise
+                if batch is None:
+                    return None
+                self._held.append(batch)
+                self._stop += batch.num_rows
+            start = self._start
+            for batch in self._held:
+                if start <= row < start + batch.num_rows:
+                    return batch.slice(row - start)
+                start += batch.num_rows
+            return None
+
+    def pass_on(self, rows: int) -> None:
+        """Note that the results of the next `rows` rows are passed on."""
+        self.answered += rows
+        # Does not wait: the lock's holder may wait for Spark. Batches are freed another time.
+        if self._lock.acquire(blocking=False):
+            try:
+                while self._held and self._start + self._held[0].num_rows <= self.answered:
+                    self._start += self._held.popleft().num_rows
+            finally:
+                self._lock.release()
+
+
+class _Call:
+    """One attempt at one node."""
+
+    def __init__(self, spec: FeedSpec, name: str, target: Target, partition: _Partition) -> None:
+        self._spec = spec
+        self._target = target
+        self._partition = partition
+        self._command = msgspec.json.encode(ExchangeHeader(spec.feed, name, spec.timeout_s))
+        self._problems: list[BaseException] = []
+        self._changed = threading.Condition()
+        self._rows_sent = 0
+        self._rows_answered = 0
+        self._moved_s = 0.0
+        self._is_over = False
+        self._writing = 2
+        """Threads that still have the writer: the last of them closes it."""
+
+    def results(self) -> Iterator[bytes]:
+        """Send the partition and yield what comes back."""
+        with flight.connect(self._target.uri) as client:
+            try:
+                writer, reader = client.do_exchange(
+                    flight.FlightDescriptor.for_command(self._command), self._spec.options()
+                )
+            except (pa.ArrowException, OSError) as error:
+                raise self._error(error) from error
+            pump = self._start(self._pump, writer, reader)
+            self._start(self._watch, reader)
+            try:
+                for chunk in reader:
+                    data = chunk.data.column(0)[0].as_py()
+                    rows = _rows_of(data)
+                    self._count(answered=rows)
+                    self._partition.pass_on(rows)
+                    yield data
+                pump.join(self._spec.timeout_s)
+                writer.close()
+            except (pa.ArrowException, OSError) as error:
+                if self._partition.error is not None:
+                    raise self._partition.error from None
+                is_ours = self._problems and isinstance(error, flight.FlightCancelledError)
+                cause = self._problems[0] if is_ours else error
+                if not isinstance(cause, (pa.ArrowException, OSError)):
+                    raise cause from None
+                raise self._error(cause) from cause
+            finally:
+                with self._changed:
+                    self._is_over = True
+                    self._changed.notify_all()
+                reader.cancel()  # a caller that stops early does not leave the node waiting
+                self._let_go(writer)
+
+    def _start(self, work: Callable[..., None], *args: Any) -> threading.Thread:
+        thread = threading.Thread(target=work, args=args, name="sparkdl-exchange", daemon=True)
+        thread.start()
+        return thread
+
+    def _pump(self, writer: flight.FlightStreamWriter, reader: flight.FlightStreamReader) -> None:
+        first = row = self._partition.answered
+        try:
+            while (batch := self._partition.at(row)) is not None and not self._is_over:
+                if row == first:
+                    writer.begin(batch.schema)
+                self._count(sent=batch.num_rows)
+                writer.write_batch(batch)
+                row += batch.num_rows
+            writer.done_writing()
+        except BaseException as error:  # noqa: BLE001 (raised by the other thread)
+            self._give_up(error, reader)
+        finally:
+            self._let_go(writer)
+
+    def _let_go(self, writer: flight.FlightStreamWriter) -> None:
+        """Close the writer if it is unused now: otherwise Arrow closes it, and prints errors."""
+        with self._changed:
+            self._writing -= 1
+            is_last = not self._writing
+        if is_last:
+            with suppress(pa.ArrowException, OSError):  # raised where it was met first
+                writer.close()
+
+    def _watch(self, reader: flight.FlightStreamReader) -> None:
+        """End the call once rows have waited for an answer longer than the node itself allows."""
+        limit_s = self._spec.timeout_s * _SILENCE_FACTOR + _SILENCE_MARGIN_S
+        with self._changed:
+            while not self._is_over:
+                is_owed = self._rows_answered < self._rows_sent
+                left_s = self._moved_s + limit_s - time.monotonic() if is_owed else None
+                if left_s is not None and left_s <= 0:
+                    break
+                self._changed.wait(left_s)
+            else:
+                return
+        self._give_up(
+            FeederError(f"inference at {self._target.name} failed: not a word for {limit_s:g} s"),
+            reader,
+        )
+
+    def _give_up(self, error: BaseException, reader: flight.FlightStreamReader) -> None:
+        self._problems.append(error)
+        reader.cancel()
+
+    def _count(self, sent: int = 0, answered: int = 0) -> None:
+        with self._changed:
+            if answered or self._rows_answered >= self._rows_sent:
+                self._moved_s = time.monotonic()
+            self._rows_sent += sent
+            self._rows_answered += answered
+            self._changed.notify_all()
+
+    def _error(self, cause: BaseException) -> FeederError:
+        return FeederError(f"inference at {self._target.name} failed: {flight_reason(cause)}")
+
+
+def _raise_cause(spec: FeedSpec, error: FeederError, is_final: bool) -> None:
+    """Raise the cluster's failure, if that is why no node answers; the error itself, if final.
+
+    The nodes of a cluster that has failed end after a few seconds, and cannot say why any more.
+    """
+    if spec.coordinator:
+        url = spec.coordinator.replace("ws://", "http://", 1) + CAUSE_PATH
+        request = Request(url, headers={"Authorization": bearer(spec.token)})
+        try:
+            with build_opener(ProxyHandler({})).open(request, timeout=_CAUSE_WAIT_S) as answer:
+                cause = answer.read().decode()
+        except OSError:
+            if is_final:
+                raise FeederError(
+                    "the cluster has been shut down, and no node answers any more: results of "
+                    f"inference are lazy, so run the action on them before the shutdown ({error})"
+                ) from error
+            return
+        if cause:
+            raise FeederError(f"{CLUSTER_FAILED}: {cause} ({error})") from error
+    if is_final:
+        raise error
+
+
+def _rows_of(data: bytes) -> int:
+    with pa.ipc.open_stream(data) as stream:
+        return sum(batch.num_rows for batch in stream)

@@ -9,7 +9,8 @@ into a queue that is bounded by bytes. Arrow's threads decode the columns of eac
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -17,12 +18,14 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from sparkdl.control.shares import DataFile, FileRange, Share
+from sparkdl.control.rows import DataFile, FileRange, Share
 from sparkdl.core.errors import ReadError
-from sparkdl.core.row_ranges import merge_ranges
-from sparkdl.feed.parquet.read_ahead import Batches, in_order
-from sparkdl.feed.parquet.types import convert, has_text
+from sparkdl.core.row_ranges import Range, merge_ranges, overlap
+from sparkdl.feed.parquet.source import convert, has_text
+from sparkdl.feed.store.segment import halve, join_small
 from sparkdl.storage import READ_NBYTES, open_file, open_storage
+
+Batches = Generator[pa.RecordBatch, None, None]
 
 BATCH_NBYTES = 8 * 1024 * 1024
 PREFETCH_NBYTES = 64 * 1024 * 1024
@@ -30,9 +33,11 @@ _MAX_TEXT_ROWS = 65_536
 """Rows decoded at once where the sizes of strings are a guess (dictionaries hide them)."""
 _JOINED_NBYTES = 16 * 1024 * 1024
 """Small row groups of a file are read together up to this size."""
-_KEPT_FOOTERS = 16
+_CACHED_FOOTERS = 16
+_MAX_READERS = 8
+_CLOSE_S = 30.0
 _SMALL = 4
-"""Batches that are together less than this part of the limit become one."""
+"""Batches below this part of the limit are joined, as many small files give them."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class _Piece:
 
     @property
     def nbytes(self) -> int:
-        return self.file.row_nbytes * sum(part.stop - part.start for part in self.ranges)
+        return self.file.row_nbytes * sum(part.num_rows for part in self.ranges)
 
 
 def read_share(
@@ -66,15 +71,15 @@ def read_share(
         ReadError: if a file cannot be read, or has changed since the plan was made.
     """
     reader = _Reader(open_storage(share.storage), share, batch_nbytes)
-    with closing(in_order(_pieces(share), reader.read, prefetch_nbytes)) as batches:
-        yield from _joined(batches, batch_nbytes)
+    with closing(_in_order(_pieces(share), reader.read, prefetch_nbytes)) as batches:
+        yield from join_small(batches, batch_nbytes // _SMALL)
 
 
 def _pieces(share: Share) -> Iterator[_Piece]:
     ranges: list[FileRange] = []
     nbytes = 0
     for part in share.ranges:
-        more = share.files[part.file].row_nbytes * (part.stop - part.start)
+        more = share.files[part.file].row_nbytes * part.num_rows
         if ranges and not _is_read_with(part, ranges[-1], nbytes + more):
             yield _Piece(share.files[ranges[0].file], tuple(ranges))
             ranges, nbytes = [], 0
@@ -118,8 +123,8 @@ class _Reader:
         try:
             with self._open(piece.file.path) as file:
                 wanted = _wanted_rows(piece, file.metadata)
-                for batch in _cut(self._decode(piece, file), wanted):
-                    yield from _halved(self._complete(batch, piece.file), self._batch_nbytes)
+                for batch in _select(self._decode(piece, file), wanted):
+                    yield from halve(self._complete(batch, piece.file), self._batch_nbytes)
         except (OSError, pa.ArrowException, KeyError) as error:
             groups = sorted(part.row_group for part in piece.ranges)
             raise ReadError(
@@ -133,7 +138,7 @@ class _Reader:
         file = open_file(self._system, path, footer)
         with self._lock:
             self._footers[path] = file.metadata
-            if len(self._footers) > _KEPT_FOOTERS:
+            if len(self._footers) > _CACHED_FOOTERS:
                 del self._footers[next(iter(self._footers))]
         return file
 
@@ -159,7 +164,7 @@ class _Reader:
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
-def _wanted_rows(piece: _Piece, footer: pq.FileMetaData) -> list[tuple[int, int]]:
+def _wanted_rows(piece: _Piece, footer: pq.FileMetaData) -> list[Range]:
     """Return which rows of the piece's row groups, laid end to end, are wanted."""
     wanted, offset, rows, last = [], 0, 0, -1
     for part in piece.ranges:
@@ -176,44 +181,115 @@ def _wanted_rows(piece: _Piece, footer: pq.FileMetaData) -> list[tuple[int, int]
     return merge_ranges(wanted)
 
 
-def _cut(
-    batches: Iterator[pa.RecordBatch], wanted: Sequence[tuple[int, int]]
-) -> Iterator[pa.RecordBatch]:
+def _select(batches: Iterator[pa.RecordBatch], wanted: Sequence[Range]) -> Iterator[pa.RecordBatch]:
     """Yield the wanted rows; what comes after the last of them is not decoded."""
     offset = 0
     for batch in batches:
         end = offset + batch.num_rows
-        for start, stop in wanted:
-            if start < end and stop > offset:
-                low = max(start, offset)
-                yield batch.slice(low - offset, min(stop, end) - low)
+        for start, stop in overlap(offset, end, wanted):
+            yield batch.slice(start - offset, stop - start)
         if not wanted or end >= wanted[-1][1]:
             return
         offset = end
 
 
-def _halved(batch: pa.RecordBatch, limit_nbytes: int) -> Iterator[pa.RecordBatch]:
-    if batch.num_rows <= 1 or batch.nbytes <= limit_nbytes:
-        yield batch
-        return
-    middle = batch.num_rows // 2
-    yield from _halved(batch.slice(0, middle), limit_nbytes)
-    yield from _halved(batch.slice(middle), limit_nbytes)
+def _in_order(
+    pieces: Iterable[_Piece], read: Callable[[_Piece], Batches], prefetch_nbytes: int
+) -> Batches:
+    """Decode pieces ahead of time on threads, two at once and more that are small; yield in order.
+
+    Closing the generator waits for its threads, and these for the batch that they make.
+
+    Args:
+        read: yields the batches of a piece; called on several threads.
+        prefetch_nbytes: the most that is held ahead, give or take a batch for each piece.
+
+    Raises:
+        Exception: what `read` raises, after the batches before it.
+    """
+    waiting, started = deque(pieces), deque[_Ahead]()
+    try:
+        while waiting or started:
+            while waiting and _may_start(started, waiting[0], prefetch_nbytes):
+                started.append(_Ahead(waiting.popleft(), read, prefetch_nbytes // 2))
+            yield from started[0]
+            started.popleft().join()
+    finally:
+        for ahead in started:
+            ahead.stop()
+        for ahead in started:
+            ahead.join()
 
 
-def _joined(batches: Iterable[pa.RecordBatch], limit_nbytes: int) -> Iterator[pa.RecordBatch]:
-    """Make one of small batches that follow each other, as many small files give them."""
-    small: list[pa.RecordBatch] = []
-    small_nbytes = 0
-    for batch in batches:
-        nbytes = batch.nbytes
-        if small and small_nbytes + nbytes > limit_nbytes // _SMALL:
-            yield pa.concat_batches(small)
-            small, small_nbytes = [], 0
-        if nbytes > limit_nbytes // _SMALL:
+def _may_start(started: Iterable[_Ahead], piece: _Piece, prefetch_nbytes: int) -> bool:
+    sizes = [ahead.nbytes for ahead in started]
+    is_small = len(sizes) < _MAX_READERS and sum(sizes) + piece.nbytes <= prefetch_nbytes
+    return len(sizes) < 2 or is_small
+
+
+class _Ahead:
+    """One piece being decoded on a thread, into a queue bounded by bytes."""
+
+    def __init__(self, piece: _Piece, read: Callable[[_Piece], Batches], limit_nbytes: int) -> None:
+        self.nbytes = piece.nbytes
+        self._limit_nbytes = limit_nbytes
+        self._changed = threading.Condition()
+        self._batches: deque[pa.RecordBatch] = deque()
+        self._held_nbytes = 0
+        self._is_done = False
+        self._is_closed = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(
+            target=self._run, args=(piece, read), name="sparkdl-parquet", daemon=True
+        )
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._batches or self._is_done)
+                if not self._batches:
+                    break
+                batch = self._batches.popleft()
+                self._held_nbytes -= batch.nbytes
+                self._changed.notify_all()
             yield batch
-        else:
-            small.append(batch)
-            small_nbytes += nbytes
-    if small:
-        yield pa.concat_batches(small)
+        if self._error:
+            raise self._error
+
+    def stop(self) -> None:
+        """Decode no more."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        """Wait until the thread has ended, which it does once it is stopped or done."""
+        self._thread.join(_CLOSE_S)
+
+    def _run(self, piece: _Piece, read: Callable[[_Piece], Batches]) -> None:
+        try:
+            with closing(read(piece)) as batches:
+                for batch in batches:
+                    if not self._put(batch):
+                        break
+        except BaseException as error:  # noqa: BLE001 - raised where the batches are taken
+            self._error = error
+        with self._changed:
+            self._is_done = True
+            self._changed.notify_all()
+
+    def _put(self, batch: pa.RecordBatch) -> bool:
+        nbytes = batch.nbytes
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._is_closed
+                    or not self._batches
+                    or self._held_nbytes + nbytes <= self._limit_nbytes
+                )
+            )
+            self._batches.append(batch)
+            self._held_nbytes += nbytes
+            self._changed.notify_all()
+            return not self._is_closed

@@ -1,31 +1,32 @@
-"""What a Parquet data set holds, and each node's share of it.
+"""What a Parquet data set holds, as Spark would read it, and each node's share of it.
 
-Runs in: driver
+Runs in: driver, agent
 
     source = list_files("s3://bucket/train", columns=["features", "label"])
     shares = source.shares(num_nodes)      # one for each node, as JSON to its agent
-    for batch in read_share(shares[rank]): ...  # there, see `parquet_read`
+    for batch in read_share(shares[rank]): ...  # there, see `read.py`
 """
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from itertools import accumulate
 from typing import Any
 
+import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from sparkdl.control.shares import DataFile, Share, Storage
+from sparkdl.control.rows import DataFile, FileRange, Share, Storage
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.row_ranges import Range
-from sparkdl.feed.parquet.plan import own_files, plan
-from sparkdl.feed.parquet.types import INT96_UNIT, spark_schema
+from sparkdl.core.row_ranges import Range, uncovered
 from sparkdl.storage import find_files, locate, open_storage
 
 _FOOTER_THREADS = 16
@@ -34,6 +35,8 @@ _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE
 _NAME_THEM = "Name the columns that all files have, once each"
 
 Values = Mapping[str, str | None]
+INT96_UNIT = "s"
+"""Schemas are read with INT96 in seconds: no other timestamp of a Parquet file has this unit."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class ParquetSource:
         epoch: int = 0,
         done: Sequence[Range] = (),
     ) -> list[Share]:
-        """Return what each node reads, see `parquet_plan.plan`."""
+        """Return what each node reads, see `plan`."""
         schema = self.schema.serialize().to_pybytes()
         return [
             Share(self.storage, schema, self.partitions, *own_files(self.files, ranges))
@@ -92,10 +95,10 @@ def list_files(
     string, whichever all values fit first. A name that is in the files as well means the folder's.
 
     Args:
-        paths: folders, files or patterns, all in one storage, see `parquet_storage`; local ones
+        paths: folders, files or patterns, all in one storage, see `storage.locate`; local ones
             must be there on all nodes.
         columns: which columns, in this order; None means all.
-        options: how to open the storage, see `parquet_storage.locate`. They go to the agents.
+        options: how to open the storage, see `storage.locate`. They go to the agents.
 
     Raises:
         ConfigError: if nothing is found, a file is not Parquet or cannot be read, the storage is
@@ -268,3 +271,143 @@ def _raise_if_missing(names: Iterable[str], there: Sequence[str], path: str) -> 
             f"{path} has no column {missing[0]!r}, or two of that name; its columns are "
             f"{', '.join(map(repr, there))}. {_NAME_THEM}"
         )
+
+
+def plan(
+    row_groups: Sequence[Sequence[int]],
+    num_nodes: int,
+    seed: int | None = None,
+    epoch: int = 0,
+    done: Sequence[Range] = (),
+) -> list[list[FileRange]]:
+    """Share out all rows but those that are `done` so that the nodes' totals differ by at most one.
+
+    The row groups are laid end to end and cut into `num_nodes` lengths, so that at most
+    `num_nodes - 1` row groups are read by two nodes or more. The same arguments give the same
+    result, anywhere and always.
+
+    Args:
+        row_groups: for each file the rows of each of its row groups; `FileRange.file` counts them.
+        num_nodes: at least 1.
+        seed: shuffles the row groups first, differently in each epoch; None keeps their order,
+            and with it each node's rows.
+        epoch: has no meaning without a seed.
+        done: numbers of rows, counted through all files.
+
+    Returns:
+        For each node its ranges, none of them empty.
+    """
+    if num_nodes < 1:
+        raise ValueError(f"num_nodes is {num_nodes}; it must be at least 1")
+    groups = list(_groups(row_groups))
+    if seed is not None:
+        random.Random(f"{seed}/{epoch}").shuffle(groups)
+    left = [
+        FileRange(part.file, part.row_group, first - part.first, last - part.first, first)
+        for part in groups
+        for first, last in uncovered(*part.numbers, done)
+    ]
+    total = sum(part.num_rows for part in left)
+    shares: list[list[FileRange]] = [[] for _ in range(num_nodes)]
+    node, offset = 0, 0
+    for part in left:
+        rows, start = part.num_rows, 0
+        while start < rows:
+            end = total * (node + 1) // num_nodes - offset  # of this node, within this range
+            stop = min(rows, end)
+            if start < stop:
+                low, high = part.start + start, part.start + stop
+                own = FileRange(part.file, part.row_group, low, high, part.first + start)
+                shares[node].append(own)
+                start = stop
+            if stop == end:
+                node += 1
+        offset += rows
+    return shares
+
+
+def _groups(row_groups: Sequence[Sequence[int]]) -> Iterator[FileRange]:
+    """Yield all row groups that are not empty, as ranges."""
+    first = 0
+    for file, counts in enumerate(row_groups):
+        for group, rows in enumerate(counts):
+            if rows:
+                yield FileRange(file, group, 0, rows, first)
+            first += rows
+
+
+def own_files(
+    files: Sequence[DataFile], ranges: Sequence[FileRange]
+) -> tuple[tuple[DataFile, ...], tuple[FileRange, ...]]:
+    """Return the files that `ranges` name, once each, and the ranges as indices into those."""
+    numbers: dict[int, int] = {}
+    for part in ranges:
+        numbers.setdefault(part.file, len(numbers))
+    return tuple(files[file] for file in numbers), tuple(
+        msgspec.structs.replace(part, file=numbers[part.file]) for part in ranges
+    )
+
+
+def spark_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type that columns of `kind` are given.
+
+    ========================================  ================================================
+    timestamp with a time zone, INT96         timestamp[us, UTC]
+    timestamp without                         timestamp[us]; digits past microseconds are cut
+    dictionary                                its values' type
+    large or view string, binary              string, binary
+    lists of any kind                         list<element>
+    decimals of up to 38 digits               decimal128
+    date64; fixed-size binary                 date32; binary
+    extension types                           their storage
+    others, unsigned integers among them      unchanged
+    ========================================  ================================================
+
+    Elements, fields and values are nullable at any depth, as Spark reads all files.
+    """
+    types = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        return spark_type(kind.storage_type)
+    if types.is_dictionary(kind):
+        return spark_type(kind.value_type)
+    if types.is_timestamp(kind):
+        is_instant = kind.tz is not None or kind.unit == INT96_UNIT
+        return pa.timestamp("us", "UTC" if is_instant else None)
+    if types.is_map(kind):
+        return pa.map_(spark_type(kind.key_type), spark_type(kind.item_type))
+    if types.is_struct(kind):
+        return pa.struct([pa.field(field.name, spark_type(field.type)) for field in kind])
+    if types.is_nested(kind) and hasattr(kind, "value_type"):
+        return pa.list_(pa.field("element", spark_type(kind.value_type)))
+    if types.is_decimal(kind) and kind.precision <= 38:
+        return pa.decimal128(kind.precision, kind.scale)
+    if types.is_large_string(kind) or types.is_string_view(kind):
+        return pa.string()
+    is_binary = types.is_large_binary(kind) or types.is_binary_view(kind)
+    if is_binary or types.is_fixed_size_binary(kind):
+        return pa.binary()
+    return pa.date32() if types.is_date64(kind) else kind
+
+
+def spark_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the schema of what is read from a file of `schema`, without metadata."""
+    return pa.schema([pa.field(field.name, spark_type(field.type)) for field in schema])
+
+
+def convert(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return `column` as `kind`, its `spark_type`; without a copy where only names differ.
+
+    Raises:
+        pyarrow.ArrowInvalid: if a value does not fit.
+        pyarrow.ArrowNotImplementedError: if the file has another type than was expected.
+    """
+    if column.type.equals(kind):
+        return column
+    return pc.cast(column, options=pc.CastOptions(kind, allow_time_truncate=True))
+
+
+def has_text(kind: pa.DataType) -> bool:
+    """Return whether values of `kind` hold strings or bytes, whose decoded size is not known."""
+    if pa.types.is_nested(kind):
+        return any(has_text(kind.field(i).type) for i in range(kind.num_fields))
+    return bool(pa.types.is_string(kind) or pa.types.is_binary(kind))

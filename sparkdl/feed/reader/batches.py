@@ -1,35 +1,40 @@
-"""One epoch of a feed as batches of columns.
+"""One epoch of a feed as batches of columns: gathered, shuffled, cut, and in step with other nodes.
 
 Runs in: child
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from sparkdl.control.channel import EpochMark
+from sparkdl.control.messages import EpochEnd
 from sparkdl.core.errors import ConfigError
-from sparkdl.feed.reader.consumed import Origin, Part
-from sparkdl.feed.reader.item import Item
+from sparkdl.feed.reader.consumed import Origin, Part, part_of, positions_of
+from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.reader import FeedReader
-from sparkdl.feed.reader.shuffle_buffer import Columns, GatheredRows
-from sparkdl.feed.reader.tail import Tail, agreed_steps, next_share
-from sparkdl.feed.values.columns import slice_columns, to_columns
+from sparkdl.feed.values.columns import concat, slice_columns, to_columns
 
 SAMPLE_WEIGHT = "sample_weight"
 """The column of `tail="pad"`: float32 `[rows]`, 1 for rows of the feed, 0 for those that fill."""
+SHUFFLE_NBYTES = 32 * 1024 * 1024
+"""Rows are shuffled within so many bytes where no number of rows is given."""
+Columns = dict[str, np.ndarray[Any, Any]]
+"""Arrays by column name, all with the same first dimension: `[rows, …]`."""
+Names = str | Sequence[str]
+Tail = Literal["short", "pad", "drop", "carry"]
 
 
 @dataclass
 class EpochBatches:
     """Each `iter` is one epoch: the next of the feed, or the same again if it was abandoned.
 
-    Of a stream it is all micro-batches until the stream ends. To the nodes each is an epoch that
-    goes on with the next one, so that they know at its end how many steps there are for everybody.
+    For a stream it is all micro-batches until the stream ends. Each of them is an epoch that the
+    next one continues, so that all nodes know at its end how many steps there are.
 
     Attributes:
         batch_size: rows of one batch.
@@ -73,20 +78,20 @@ class EpochBatches:
     def _iteration(self, owner: int) -> Iterator[Columns]:
         epoch = _Epoch(self, owner)
         yield from epoch.batches()
-        while epoch.goes_on:
+        while epoch.continues:
             epoch = _Epoch(self, owner, is_continued=True)
             yield from epoch.batches()
 
 
 class _Epoch:
-    """One epoch of an iteration, for whoever has claimed the reader.
+    """One epoch of an iteration, for the owner of the reader.
 
     Attributes:
-        goes_on: the next epoch belongs to the same iteration; known at the end.
+        continues: the next epoch belongs to the same iteration; known at the end.
     """
 
     def __init__(self, of: EpochBatches, owner: int, is_continued: bool = False) -> None:
-        self.goes_on = False
+        self.continues = False
         self._is_continued = is_continued
         self._of = of
         self._reader = of.reader
@@ -95,7 +100,7 @@ class _Epoch:
         for columns, rows, origin in of._carried:
             self._rows.add(columns, rows, origin)
         self._is_over = False
-        self._mark: EpochMark | None = None
+        self._mark: EpochEnd | None = None
         self._steps = 0
         self._last: Columns | None = None
 
@@ -110,25 +115,26 @@ class _Epoch:
             if self._is_over:
                 break
             if self._may_step():
-                if not (yield from self._hand_out(size)):
+                if not (yield from self._yield_batch(size)):
                     return
             elif not self._fill(None):
                 return
         yield from self._finish()
 
     def _rows_ahead(self) -> int:
-        """Return how many rows beyond the batch are needed before a step."""
+        """Return how many rows beyond the batch a step waits for."""
         of = self._of
         if of.is_even and of.tail == "short":
             return 1  # shows that the step is not the last, whose rows may be those of several
         if of.is_even and of.tail == "carry":
-            # Grants count the rows of this epoch alone. So whoever waits for one has these, and
-            # whoever has not takes what there is, which makes room for more.
+            # Grants count the rows of this epoch alone. A node that waits for a grant therefore
+            # holds the carried rows already; a node without them consumes what it has, which frees
+            # memory for more.
             return sum(rows for _, rows, _ in of._carried)
         return 0
 
     def _fill(self, rows: int | None) -> bool:
-        """Gather so many rows, or as many as there are; false once somebody else has claimed."""
+        """Gather so many rows, or as many as there are; false once another owner has claimed."""
         while not self._is_over and (rows is None or self._rows.count < rows):
             item = self._reader.take(self._owner)
             if item is None:
@@ -137,12 +143,12 @@ class _Epoch:
                 self._gather(item)
             else:
                 self._is_over = True
-                self._mark = item if isinstance(item, EpochMark) else None
+                self._mark = item if isinstance(item, EpochEnd) else None
                 self._rows.flush()
         return True
 
     def _begin(self) -> bool:
-        """Wait for the epoch, and prepare its random order; false once somebody has claimed."""
+        """Wait for the epoch, and prepare its random order; false once another has claimed."""
         epoch = self._reader.wait_epoch(self._owner, begins=not self._is_continued)
         if epoch is not None and self._of.shuffle:
             random = np.random.default_rng((self._of.seed, epoch))
@@ -173,17 +179,17 @@ class _Epoch:
         if self._reader.is_granted(self._owner, 1):
             return True
         mark = self._reader.known_mark(self._owner)
-        # Without any node it is the end of a stream, or of a feed whose nodes are not in step.
+        # A mark without nodes is the end of a stream, or of a feed whose nodes are not in step.
         least = 0 if self._is_continued else 1
         return mark is not None and min(mark.rows.values(), default=least) > 0
 
-    def _agreed_steps(self, mark: EpochMark | None) -> int:
+    def _agreed_steps(self, mark: EpochEnd | None) -> int:
         """Return how many steps the epoch has."""
         of = self._of
         if of.is_even and mark is None and (of.tail in ("drop", "carry") or of._carried):
-            return self._steps  # the feed has ended: nobody else takes what was carried
+            return self._steps  # the feed has ended: no other node takes a step for carried rows
         if of.is_even and self._is_continued and mark is not None and not mark.rows:
-            return self._steps  # somebody has left the stream
+            return self._steps  # a node has left the stream
         if of.is_even and mark is not None and mark.rows:
             rows = self._rows_by_node(mark)
             if self._is_short_of_rows(mark, rows):
@@ -192,17 +198,17 @@ class _Epoch:
             rows = [self._steps * of.batch_size + self._rows.count]
         return agreed_steps(rows, of.batch_size, of.tail)
 
-    def _rows_by_node(self, mark: EpochMark) -> list[int]:
+    def _rows_by_node(self, mark: EpochEnd) -> list[int]:
         carried = self._of._carried_by_node
         return [count + carried.get(node, 0) for node, count in mark.rows.items()]
 
-    def _is_short_of_rows(self, mark: EpochMark, rows: list[int]) -> bool:
+    def _is_short_of_rows(self, mark: EpochEnd, rows: list[int]) -> bool:
         """Whether this is a micro-batch that leaves a node without a row, so without a step."""
         is_part = mark.goes_on or self._is_continued
         return is_part and self._of.tail in ("short", "pad") and min(rows) == 0
 
-    def _hand_out(self, rows: int, repeated: int = 0) -> Generator[Columns, None, bool]:
-        """Yield a batch of `rows` rows and `repeated` more; return false if nobody wants it."""
+    def _yield_batch(self, rows: int, repeated: int = 0) -> Generator[Columns, None, bool]:
+        """Yield a batch of `rows` rows and `repeated` more; return false if another has claimed."""
         parts: list[Part] = []
         if rows:
             self._last, parts = self._rows.cut(rows)
@@ -227,7 +233,7 @@ class _Epoch:
         return {**columns, SAMPLE_WEIGHT: weights}
 
     def _finish(self) -> Iterator[Columns]:
-        """Take the steps that are left, of which everybody knows how many they are."""
+        """Take the remaining steps, whose number all nodes know."""
         size, tail = self._of.batch_size, self._of.tail
         steps = self._agreed_steps(self._mark)
         for step in range(self._steps, steps):
@@ -237,7 +243,7 @@ class _Epoch:
             if not rows and self._last is None:
                 raise self._too_few()
             repeated = size - rows if tail == "pad" else int(not rows)
-            if not (yield from self._hand_out(rows, repeated)):
+            if not (yield from self._yield_batch(rows, repeated)):
                 return
         mark = self._mark
         carries = mark is not None and self._carries(mark)
@@ -246,9 +252,9 @@ class _Epoch:
         if self._reader.finish_epoch(self._owner, dropped):
             self._of._carried = rest if carries else []
             self._carry(mark if carries else None, steps * size)
-            self.goes_on = mark is not None and mark.goes_on
+            self.continues = mark is not None and mark.goes_on
 
-    def _carries(self, mark: EpochMark) -> bool:
+    def _carries(self, mark: EpochEnd) -> bool:
         """Whether the rows that are left come first in the next epoch."""
         if self._is_continued and not mark.rows:
             return False
@@ -257,7 +263,7 @@ class _Epoch:
         waits = self._of.is_even and mark.goes_on and bool(mark.rows)
         return waits and self._is_short_of_rows(mark, self._rows_by_node(mark))
 
-    def _carry(self, mark: EpochMark | None, used: int) -> None:
+    def _carry(self, mark: EpochEnd | None, used: int) -> None:
         carried = self._of._carried_by_node
         self._of._carried_by_node = (
             {node: count + carried.get(node, 0) - used for node, count in mark.rows.items()}
@@ -273,3 +279,140 @@ class _Epoch:
             f"{len(mark.rows)} nodes; a synchronous step needs a row on each. Feed more rows "
             "or use fewer nodes"
         )
+
+
+class GatheredRows:
+    """Columns of segments that were taken and not yet handed out.
+
+    Attributes:
+        count: rows that can be cut off; those that still wait to be shuffled do not count.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._parts: deque[tuple[Columns, int, int, Origin]] = deque()
+        self._random: np.random.Generator | None = None
+        self._window: int | bool = False
+        self._unshuffled: list[Columns] = []
+        self._unshuffled_origins: list[tuple[Origin, int]] = []
+        self._unshuffled_rows = self._unshuffled_nbytes = 0
+
+    def shuffle(self, random: np.random.Generator, window: int | bool) -> None:
+        """Shuffle what is added from now on, within `window` rows; `True` is `SHUFFLE_NBYTES`."""
+        self._random, self._window = random, window
+
+    def add(self, columns: Columns, rows: int, origin: Origin = None) -> None:
+        """Take the columns of `rows` rows, all of them with an origin, or none."""
+        if not rows:
+            return
+        if self._random is None:
+            self._parts.append((columns, 0, rows, origin))
+            self.count += rows
+            return
+        self._unshuffled.append(columns)
+        self._unshuffled_origins.append((origin, rows))
+        self._unshuffled_rows += rows
+        self._unshuffled_nbytes += sum(array.nbytes for array in columns.values())
+        is_enough = (
+            self._unshuffled_nbytes >= SHUFFLE_NBYTES
+            if self._window is True
+            else self._unshuffled_rows >= self._window
+        )
+        if is_enough:
+            self.flush()
+
+    def flush(self) -> None:
+        """Shuffle what has been gathered so far."""
+        if not self._unshuffled:
+            return
+        assert self._random is not None
+        order = self._random.permutation(self._unshuffled_rows)
+        columns = {name: array[order] for name, array in concat(self._unshuffled).items()}
+        origin: Origin = None
+        if self._unshuffled_origins[0][0] is not None:
+            positions = [positions_of(origin, rows) for origin, rows in self._unshuffled_origins]
+            origin = np.concatenate(positions)[order]
+        self._parts.append((columns, 0, self._unshuffled_rows, origin))
+        self.count += self._unshuffled_rows
+        self._unshuffled, self._unshuffled_rows, self._unshuffled_nbytes = [], 0, 0
+        self._unshuffled_origins = []
+
+    def cut(self, rows: int) -> tuple[Columns, list[Part]]:
+        """Remove and return the first `rows` rows, and where they come from.
+
+        The columns are views where they lie in one segment.
+        """
+        pieces, origins = [], []
+        self.count -= rows
+        while rows:
+            columns, start, stop, origin = self._parts.popleft()
+            if stop - start > rows:
+                self._parts.appendleft((columns, start + rows, stop, origin))
+                stop = start + rows
+            rows -= stop - start
+            pieces.append(slice_columns(columns, start, stop))
+            origins += part_of(origin, start, stop)
+        return (pieces[0] if len(pieces) == 1 else concat(pieces)), origins
+
+    def rest(self) -> list[tuple[Columns, int, Origin]]:
+        """Remove and return all rows in parts: columns, how many rows, and their origin."""
+        parts = [
+            (slice_columns(columns, start, stop), stop - start, _from(origin, start, stop))
+            for columns, start, stop, origin in self._parts
+        ]
+        self._parts.clear()
+        self.count = 0
+        return parts
+
+
+def _from(origin: Origin, start: int, stop: int) -> Origin:
+    if origin is None:
+        return None
+    return origin + start if isinstance(origin, int) else origin[start:stop]
+
+
+def agreed_steps(rows: Sequence[int], batch_size: int, tail: Tail) -> int:
+    """Return the number of steps that every node takes in an epoch.
+
+    Args:
+        rows: how many rows each node has.
+        batch_size: rows per node and step.
+        tail: `short` and `pad` use all rows; `drop` and `carry` take full batches only.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
+    if tail in ("short", "pad"):
+        return max((-(-count // batch_size) for count in rows), default=0)
+    return min((count // batch_size for count in rows), default=0)
+
+
+def next_share(rows_left: int, steps_left: int, batch_size: int) -> int:
+    """Return the size of the next batch, such that rows are left for the steps after it.
+
+    Full batches first; then as many rows as leave one for each later step. Zero only if fewer rows
+    are left than steps, for the last of these.
+    """
+    if rows_left < steps_left:
+        return min(1, rows_left)
+    return min(batch_size, rows_left - (steps_left - 1))
+
+
+def arrange(columns: dict[str, Any], x: Names | None, y: Names | None) -> Any:
+    """Return `(x, y)`; `x` alone without `y`; all columns without both.
+
+    Weights that neither names are another element at the end. Several names make a dict.
+    """
+    if x is None:
+        return columns
+    named = [names for names in (x, y) if names is not None]
+    if SAMPLE_WEIGHT in columns and not any(SAMPLE_WEIGHT in _listed(names) for names in named):
+        named.append(SAMPLE_WEIGHT)
+    parts = [
+        columns[names] if isinstance(names, str) else {name: columns[name] for name in names}
+        for names in named
+    ]
+    return parts[0] if len(parts) == 1 else tuple(parts)
+
+
+def _listed(names: Names) -> Sequence[str]:
+    return [names] if isinstance(names, str) else names

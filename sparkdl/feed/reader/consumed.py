@@ -1,13 +1,14 @@
-"""Which rows were in the batches that user code was handed. No locks, no messages.
+"""Which rows were in the batches that user code was given. No locks, no messages.
 
 Runs in: child
 
-Each segment that is taken is laid on a line, behind those before it, so that a row is a place:
+The rows of all segments that are taken are numbered through: each row has a position.
 
     │ epoch 0, segment 0 │ epoch 0, segment 1 │ epoch 1, segment 0 again │ …
     ├─ batch 0 ─┼─ batch 1 ─┼─ …
 
-A batch is a few ranges of places, or one place for each row where rows are mixed.
+A batch is a few ranges of positions, or one position for each row where rows are shuffled. These
+are numpy arrays, unlike the ranges in `core/row_ranges.py`: shuffled rows are millions of ranges.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.control.coverage import EpochRows
+from sparkdl.control.rows import EpochRows
 from sparkdl.core.errors import ConfigError
 
 Array = np.ndarray[Any, Any]
 Origin = int | Array | None
-"""Where rows lie: the place of the first, or int64 `[rows]`; `None` where nobody asks."""
+"""Positions of rows: of the first, or int64 `[rows]`; `None` where rows are not tracked."""
 Part = tuple[int, int] | Array
-"""Rows that lie in one half-open range of places, or int64 `[rows]`, the place of each."""
+"""Rows in one half-open range of positions, or int64 `[rows]`, the position of each."""
 Turn = tuple[int, ...]
 
 MAX_BATCHES = 1 << 16
-MAX_PLACES = 1 << 22
-"""Batches that can be told apart: the latest, this many at most, or of so many mixed rows (32 MB).
-What reads ahead of the training must stay within them."""
+MAX_POSITIONS = 1 << 22
+"""The latest batches are known one by one: at most this many, or of so many shuffled rows (32 MB).
+Whatever reads ahead of the training must stay within them."""
 _MIN_BATCHES = 64
 _NO_RANGES = np.empty((0, 2), np.int64)
 
 
 def part_of(origin: Origin, start: int, stop: int) -> list[Part]:
-    """Return rows `start` to `stop` of those that lie at `origin`."""
+    """Return rows `start` to `stop` of those at `origin`."""
     if origin is None:
         return []
     if isinstance(origin, int):
@@ -47,8 +48,8 @@ def part_of(origin: Origin, start: int, stop: int) -> list[Part]:
     return [origin[start:stop]]
 
 
-def places_of(origin: Origin, rows: int) -> Array:
-    """Return the place of each of `rows` rows, int64 `[rows]`."""
+def positions_of(origin: Origin, rows: int) -> Array:
+    """Return the position of each of `rows` rows, int64 `[rows]`."""
     assert origin is not None
     return np.arange(origin, origin + rows) if isinstance(origin, int) else origin
 
@@ -59,7 +60,7 @@ class _Batch:
     turn: Turn
 
     @property
-    def num_places(self) -> int:
+    def num_positions(self) -> int:
         return sum(len(part) for part in self.parts if not isinstance(part, tuple))
 
 
@@ -67,15 +68,15 @@ class _Batch:
 class ConsumedRows:
     """The batches of one feed, in order, since this process began.
 
-    Batches beyond the floor are taken back when an iteration is abandoned.
+    Batches beyond the floor are forgotten when an iteration is abandoned.
 
     Attributes:
         feed: its name, for errors.
-        is_wanted: nothing is noted otherwise.
+        is_wanted: whether rows are tracked; otherwise nothing is noted.
         count: how many batches.
-        ahead: how many of them the training was not given yet; `None` if nobody knows.
-        turn: of the next batch: where in the order they come out, if not in that of `add`. No
-            batch comes out before one whose turn is smaller.
+        ahead: how many of them the training has not been given yet; `None` if nobody knows.
+        turn: of the next batch: its place in the order in which batches come out, if that is not
+            the order of `add`. No batch comes out before one whose turn is smaller.
     """
 
     feed: str = ""
@@ -84,17 +85,17 @@ class ConsumedRows:
     ahead: int | None = 0
     turn: Turn = ()
     _floor: int = 0
-    _kept: deque[_Batch] = field(default_factory=deque)
-    """The latest batches; those before them are folded into ranges of the line."""
-    _kept_places: int = 0
+    _latest: deque[_Batch] = field(default_factory=deque)
+    """The latest batches; those before them are folded into ranges of positions."""
+    _held_positions: int = 0
     _below_floor: Array = field(default_factory=lambda: _NO_RANGES)
     _since_floor: Array = field(default_factory=lambda: _NO_RANGES)
     _starts: list[int] = field(default_factory=list)
     _segments: list[tuple[int, int, int]] = field(default_factory=list)
     """What begins at each of `_starts`: epoch, segment, rows."""
 
-    def lay(self, epoch: int, segment: int, rows: int) -> int | None:
-        """Lay a segment on the line; return the place of its first row."""
+    def append_segment(self, epoch: int, segment: int, rows: int) -> int | None:
+        """Number the rows of a segment; return the position of the first."""
         if not self.is_wanted:
             return None
         start = self._starts[-1] + self._segments[-1][2] if self._starts else 0
@@ -103,44 +104,44 @@ class ConsumedRows:
         return start
 
     def add(self, parts: list[Part]) -> None:
-        """A batch is handed out."""
+        """Note the rows of a batch that is handed out."""
         if not self.is_wanted:
             return
         turn, self.turn = self.turn, ()
         batch = _Batch(parts, turn)
-        at = len(self._kept)
-        while turn and at and self._kept[at - 1].turn > turn:
+        at = len(self._latest)
+        while turn and at and self._latest[at - 1].turn > turn:
             at -= 1
-        self._kept.insert(at, batch)
+        self._latest.insert(at, batch)
         self.count += 1
-        self._kept_places += batch.num_places
-        if len(self._kept) > 2 * MAX_BATCHES or self._kept_places > 2 * MAX_PLACES:
-            self._fold(MAX_BATCHES, MAX_PLACES)
+        self._held_positions += batch.num_positions
+        if len(self._latest) > 2 * MAX_BATCHES or self._held_positions > 2 * MAX_POSITIONS:
+            self._fold(MAX_BATCHES, MAX_POSITIONS)
 
     def drop(self, parts: list[Part]) -> None:
-        """Count rows that are not used on purpose with the batch before them."""
-        if self._kept:
-            last = self._kept[-1]
-            self._kept_places -= last.num_places
+        """Count rows that are left out on purpose with the batch before them."""
+        if self._latest:
+            last = self._latest[-1]
+            self._held_positions -= last.num_positions
             last.parts = [*last.parts, *parts]
-            self._kept_places += last.num_places
+            self._held_positions += last.num_positions
         else:
             self._below_floor = _merged([self._below_floor, _ranges(parts)])
 
     def raise_floor(self) -> None:
-        """Take none of the batches back that are here."""
+        """Make the batches that are here final: `rewind` keeps them."""
         self._floor = self.count
         if len(self._since_floor):
             self._below_floor = _merged([self._below_floor, self._since_floor])
             self._since_floor = _NO_RANGES
 
     def rewind(self) -> None:
-        """Take the batches since the floor back."""
+        """Forget the batches since the floor."""
         self.turn = ()
         if self.ahead is not None:
             self.ahead = 0
-        while self.count > self._floor and self._kept:
-            self._kept_places -= self._kept.pop().num_places
+        while self.count > self._floor and self._latest:
+            self._held_positions -= self._latest.pop().num_positions
             self.count -= 1
         self.count = self._floor
         self._since_floor = _NO_RANGES
@@ -164,7 +165,7 @@ class ConsumedRows:
                     "Pass batches=: how many batches of the feed since map_fun began"
                 )
             batches = self.count - (self.ahead or 0)
-        folded = self.count - len(self._kept)
+        folded = self.count - len(self._latest)
         if not folded <= batches <= self.count:
             why = (
                 "what reads ahead of the training is too far ahead of it"
@@ -175,12 +176,12 @@ class ConsumedRows:
                 f"batches={batches}: {self.count} batches of feed {self.feed!r} have been handed "
                 f"out, and what the first {folded} to {self.count} held is known; {why}"
             )
-        parts = [part for i in range(batches - folded) for part in self._kept[i].parts]
+        parts = [part for i in range(batches - folded) for part in self._latest[i].parts]
         found = _merged([self._below_floor, self._since_floor, _ranges(parts)])
         return self._by_segment(found)
 
     def forget(self, epoch: int) -> None:
-        """Rows of epochs before `epoch` need not be told any more."""
+        """Forget the rows of epochs before `epoch`."""
         gone = 0
         while gone < len(self._segments) - 1 and self._segments[gone][0] < epoch:
             gone += 1
@@ -189,16 +190,16 @@ class ConsumedRows:
             self._below_floor = _from(self._below_floor, self._starts[0])
             self._since_floor = _from(self._since_floor, self._starts[0])
 
-    def _fold(self, batches: int, places: int) -> None:
-        """Keep so many batches, of so many places, and no more."""
-        number = self.count - len(self._kept)
+    def _fold(self, batches: int, positions: int) -> None:
+        """Keep at most so many batches, of so many positions, one by one."""
+        number = self.count - len(self._latest)
         below: list[Part] = []
         since: list[Part] = []
-        while len(self._kept) > batches or (
-            self._kept_places > places and len(self._kept) > _MIN_BATCHES
+        while len(self._latest) > batches or (
+            self._held_positions > positions and len(self._latest) > _MIN_BATCHES
         ):
-            batch = self._kept.popleft()
-            self._kept_places -= batch.num_places
+            batch = self._latest.popleft()
+            self._held_positions -= batch.num_positions
             (below if number < self._floor else since).extend(batch.parts)
             number += 1
         self._below_floor = _merged([self._below_floor, _ranges(below)])
@@ -227,19 +228,19 @@ class ConsumedRows:
 
 
 def _ranges(parts: Iterable[Part]) -> Array:
-    """Return the ranges that hold the places, merged, int64 `[ranges, 2]`."""
+    """Return the ranges that hold the positions, merged, int64 `[ranges, 2]`."""
     pairs: list[tuple[int, int]] = []
-    places: list[Array] = []
+    positions: list[Array] = []
     for part in parts:
         if not isinstance(part, tuple):
-            places.append(part)
+            positions.append(part)
         elif pairs and pairs[-1][1] == part[0]:
             pairs[-1] = pairs[-1][0], part[1]
         else:
             pairs.append(part)
     found = np.array(pairs, np.int64).reshape(-1, 2)
-    if places:
-        each = np.sort(np.concatenate(places))
+    if positions:
+        each = np.sort(np.concatenate(positions))
         breaks = np.flatnonzero(np.diff(each) > 1)
         starts = each[np.concatenate([[0], breaks + 1])] if len(each) else each
         stops = each[np.concatenate([breaks, [-1]])] + 1 if len(each) else each
@@ -260,8 +261,8 @@ def _merged(arrays: Sequence[Array]) -> Array:
     return np.stack([starts, stops], axis=1)
 
 
-def _from(ranges: Array, place: int) -> Array:
-    """Return what of `ranges` lies at `place` or behind it."""
-    behind: Array = ranges[ranges[:, 1] > place]
-    behind[:, 0] = np.maximum(behind[:, 0], place)
+def _from(ranges: Array, position: int) -> Array:
+    """Return the parts of `ranges` from `position` on."""
+    behind: Array = ranges[ranges[:, 1] > position]
+    behind[:, 0] = np.maximum(behind[:, 0], position)
     return behind

@@ -1,4 +1,4 @@
-"""What is here of a feed, epoch by epoch, and where its reader stands. No locks, no messages.
+"""What has arrived of a feed, epoch by epoch, and a position in it. No locks, no messages.
 
 Runs in: child
 
@@ -7,25 +7,80 @@ Runs in: child
              floor   │   position            ▓ taken   ░ not taken yet
                      given: how far user code has been handed rows
 
-An iteration that is abandoned goes back to the floor. Segments are free when no epoch reads them
-any more, or, when room is wanted, as soon as user code has been given their rows.
+An iteration that is abandoned goes back to the floor. A segment is released when no epoch reads it
+any more, or, when room is wanted, as soon as user code has been given its rows.
 """
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from msgspec import structs
 
-from sparkdl.control.channel import EpochMark
+from sparkdl.control.channel import Segment
+from sparkdl.control.messages import EpochEnd
 from sparkdl.feed.reader.consumed import ConsumedRows, Origin, part_of
-from sparkdl.feed.reader.item import Item
+from sparkdl.feed.store.segment import read_segment
 
 HEAD_STEPS = 8
-"""Batches at the start of an iteration that are given back in any case."""
+"""Batches at the start of an iteration that are given back even if room is wanted."""
+
+
+@dataclass
+class Item:
+    """A segment that has arrived.
+
+    Attributes:
+        fd: open until the batch is first wanted; on disk, until the segment is released.
+        skip: rows at its start that were used before an iteration was abandoned.
+        epoch: the last one that has read it; several may.
+        origin: the position of its first row in `ConsumedRows`, if rows are tracked.
+    """
+
+    segment: Segment
+    fd: int
+    skip: int = 0
+    epoch: int = -1
+    origin: int | None = None
+    is_released: bool = False
+    _batch: pa.RecordBatch | None = None
+
+    def batch(self) -> pa.RecordBatch:
+        """Map the segment, without copying. From disk it is mapped for as long as it is used."""
+        if self._batch is not None:
+            return self._batch
+        batch = read_segment(self.fd)
+        if not self.segment.is_on_disk:
+            self._batch = batch
+            self.close()
+        return batch
+
+    def drop(self) -> int | None:
+        """Forget the batch; return the segment's number unless it was released before."""
+        self.close()
+        self._batch = None
+        return self._release()
+
+    def keep(self) -> int | None:
+        """Keep the batch mapped while the agent frees the segment; return as `drop` does."""
+        self.batch()
+        return self._release()
+
+    def _release(self) -> int | None:
+        was_released, self.is_released = self.is_released, True
+        return None if was_released else self.segment.number
+
+    def close(self) -> None:
+        """Close the descriptor; a batch that is mapped stays valid."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
 
 class Counts(NamedTuple):
@@ -43,29 +98,29 @@ class ReaderCursor:
     Attributes:
         epoch: the number of the epoch that is read.
         counts: what user code has been given, in all epochs.
-        asked: segments of inference, which belong to no epoch.
+        inference: segments of inference, which belong to no epoch.
         has_ended: nothing more will arrive.
         granted: rows of the epoch, by its number, that every node has at least.
         reading: at the last `hold`, the epoch that was read, or had been.
-        used: which rows were in the batches that user code has been given.
+        consumed: which rows were in the batches that user code has been given.
     """
 
     def __init__(self, feed: str = "") -> None:
         self.epoch = 0
         self.counts = Counts()
-        self.asked: deque[Item] = deque()
+        self.inference: deque[Item] = deque()
         self.has_ended = False
         self.granted: dict[int, int] = {}
         self.reading = -1
-        self.used = ConsumedRows(feed)
+        self.consumed = ConsumedRows(feed)
         self._is_held = False
         self._passes: dict[int, list[Item]] = {}
-        self._marks: dict[int, EpochMark] = {}
+        self._marks: dict[int, EpochEnd] = {}
         self._base = 0
         """The epoch whose segments are read: `epoch`, or the one that it repeats."""
         self._start = 0
         self._first = 0
-        """The first segment of the epoch that has not been let go of."""
+        """The first segment of the epoch that is still here."""
         self._position = 0
         self._given_items = self._given_rows = 0
         self._floor_items = self._floor_rows = 0
@@ -76,12 +131,12 @@ class ReaderCursor:
     def add(self, item: Item) -> None:
         """Take a segment."""
         if item.segment.exchange:
-            self.asked.append(item)
+            self.inference.append(item)
         else:
             self._passes.setdefault(item.segment.epoch, []).append(item)
 
-    def add_mark(self, mark: EpochMark) -> list[int]:
-        """An epoch is complete; return the segments that are free now."""
+    def add_mark(self, mark: EpochEnd) -> list[int]:
+        """An epoch is complete; return the segments to release."""
         if mark.epoch >= self.epoch:
             self._marks[mark.epoch] = mark
         return [] if mark.again else self.call_off(mark.epoch)
@@ -97,7 +152,7 @@ class ReaderCursor:
         self._is_held = True
 
     def call_off(self, last: int) -> list[int]:
-        """No epoch after `last` reads again what is here; return the segments that are free now."""
+        """No epoch after `last` reads again what is here; return the segments to release."""
         self._is_held = False
         last = max([last, self.epoch] if self.is_begun else [last])
         self._marks = {e: mark for e, mark in self._marks.items() if e <= last}
@@ -106,14 +161,14 @@ class ReaderCursor:
         return self.enter(self.epoch) if last < self.epoch and self._base < self.epoch else []
 
     def end(self) -> list[int]:
-        """Nothing more will arrive; return the segments that are free now."""
+        """Nothing more will arrive; return the segments to release."""
         self.has_ended = True
         return self.call_off(max([self.reading, *self._passes])) if self._is_held else []
 
     # Where the reader stands.
 
     @property
-    def mark(self) -> EpochMark | None:
+    def mark(self) -> EpochEnd | None:
         """The mark of the epoch that is read, once it is complete."""
         return self._marks.get(self.epoch) if self._is_open else None
 
@@ -148,11 +203,11 @@ class ReaderCursor:
         is_here = self._is_open and self._floor_items < len(self._items)
         return self.has_ended and not is_here and self.mark is None
 
-    def skip_what_will_not_come(self) -> list[int]:
-        """Go on to the epoch that comes next, if there is nothing more of this one.
+    def skip_missing(self) -> list[int]:
+        """Enter the next epoch, if there is nothing more of this one.
 
         Returns:
-            The segments that are free now.
+            The segments to release.
         """
         is_read = self.has_ended and self.next_item is None
         if self.mark is not None or (self._items and not is_read):
@@ -167,11 +222,11 @@ class ReaderCursor:
     def take(self) -> Item:
         """Map the segment at the position and move past it."""
         item = self._items[self._position]
-        item.batch()  # here, where nobody lets go of it meanwhile
+        item.batch()  # here, under the lock: nobody releases it meanwhile
         self._position += 1
         if item.epoch != self.epoch:
             segment = item.segment
-            item.origin = self.used.lay(self.epoch, segment.number, segment.rows)
+            item.origin = self.consumed.append_segment(self.epoch, segment.number, segment.rows)
         item.epoch = self.epoch
         return item
 
@@ -199,11 +254,11 @@ class ReaderCursor:
         """Count rows that user code is not given."""
         for rows, origin in dropped:
             self.counts = self.counts._replace(dropped=self.counts.dropped + rows)
-            self.used.drop(part_of(origin, 0, rows))
+            self.consumed.drop(part_of(origin, 0, rows))
 
     def rewind(self) -> None:
         """Go back to the floor."""
-        self.used.rewind()
+        self.consumed.rewind()
         self.counts = self._counts_at_floor
         self._position = self._given_items = self._floor_items
         self._given_rows = self._floor_rows
@@ -214,7 +269,7 @@ class ReaderCursor:
         """Make what user code is given next the place to go back to."""
         self._floor_items, self._floor_rows = self._given_items, self._given_rows
         self._counts_at_floor = self.counts
-        self.used.raise_floor()
+        self.consumed.raise_floor()
 
     @property
     def rows_since_floor(self) -> int:
@@ -222,13 +277,13 @@ class ReaderCursor:
         return self.counts.rows - self._counts_at_floor.rows
 
     def finish_epoch(self) -> list[int]:
-        """Move past the epoch's end; return the segments that are free now."""
+        """Move past the epoch's end; return the segments to release."""
         if self.mark is None:
-            if self.has_ended:  # which has cut it off; it is not to be read again
+            if self.has_ended:  # in the middle of the epoch, which is not read again
                 self._position = self._given_items = len(self._items)
                 self._given_rows = 0
                 self.raise_floor()
-            return []  # or it was called off since
+            return []  # or it was called off meanwhile
         if self._marks[self.epoch].again:
             self._marks.pop(self.epoch)
             self.epoch += 1
@@ -239,7 +294,7 @@ class ReaderCursor:
     def enter(self, epoch: int) -> list[int]:
         """Begin `epoch`, whose segments are its own; return those of earlier ones."""
         gone = [e for e in self._passes if e < epoch]
-        freed = let_go(item for e in gone for item in self._passes.pop(e))
+        freed = release_all(item for e in gone for item in self._passes.pop(e))
         self._marks = {e: mark for e, mark in self._marks.items() if e >= epoch}
         self.granted = {e: rows for e, rows in self.granted.items() if e >= epoch}
         self.epoch = self._base = epoch
@@ -247,13 +302,13 @@ class ReaderCursor:
         self._reset()
         return freed
 
-    def read_already(self, is_waiting: bool) -> list[int]:
-        """Return the segments that can be released early: user code has been given their rows.
+    def releasable(self, is_waiting: bool) -> list[int]:
+        """Return the segments to release early: user code has been given their rows.
 
-        They stay here as long as an abandoned iteration would go back to them.
+        They stay mapped here as long as an abandoned iteration would go back to them.
 
         Args:
-            is_waiting: user code waits for more, so what was taken is gathered elsewhere.
+            is_waiting: user code waits for more, so it has gathered what was taken.
         """
         mark = self.mark
         if self._base != self.epoch or (mark is not None and mark.again):
@@ -261,15 +316,15 @@ class ReaderCursor:
         freed = _keep(self._items[self._given_items : self._position]) if is_waiting else []
         steps = self.counts.steps - self._counts_at_floor.steps
         unneeded = self._given_items if steps > HEAD_STEPS else self._floor_items
-        freed += let_go(self._items[self._first : unneeded])
+        freed += release_all(self._items[self._first : unneeded])
         freed += _keep(self._items[unneeded : self._given_items])
         self._first = max(self._first, unneeded)
         return freed
 
     def clear(self) -> None:
         """Drop everything that is here."""
-        let_go((*self.asked, *(item for items in self._passes.values() for item in items)))
-        self.asked.clear()
+        release_all((*self.inference, *(item for items in self._passes.values() for item in items)))
+        self.inference.clear()
         self._passes.clear()
         self._marks.clear()
         self.granted.clear()
@@ -298,11 +353,11 @@ class ReaderCursor:
         self.raise_floor()
 
 
-def let_go(items: Iterable[Item]) -> list[int]:
-    """Forget segments; return those of which the agent does not know yet that they are free."""
-    return [number for item in items if (number := item.let_go()) is not None]
+def release_all(items: Iterable[Item]) -> list[int]:
+    """Forget segments; return the numbers of those that were not released before."""
+    return [number for item in items if (number := item.drop()) is not None]
 
 
 def _keep(items: Iterable[Item]) -> list[int]:
-    """Keep segments mapped that the agent may free; return those of which it does not know yet."""
+    """Keep segments mapped; return the numbers of those that were not released before."""
     return [number for item in items if (number := item.keep()) is not None]

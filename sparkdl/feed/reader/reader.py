@@ -1,8 +1,8 @@
-"""The child's end of one feed: waits for what arrives, and tells the agent what was read.
+"""The child's end of one feed: waits for rows, and reports to the agent what was read.
 
 Runs in: child
 
-What is here and where the reader stands is in `backlog.py`.
+What is here and where the reader stands is in `cursor.py`.
 """
 
 from __future__ import annotations
@@ -15,27 +15,31 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.control.channel import Consumed, EndMark, EpochMark, Local, Release, Terminated
-from sparkdl.control.coverage import EpochRows
+from sparkdl.control.channel import Consumed, EndMark, Local, Release, Terminated
+from sparkdl.control.messages import EpochEnd
+from sparkdl.control.rows import EpochRows
 from sparkdl.core.errors import EndOfFeedError, FeedClosedError, FeedTimeoutError, SparkdlError
 from sparkdl.feed.reader.consumed import Origin, Part, Turn
-from sparkdl.feed.reader.cursor import ReaderCursor, let_go
-from sparkdl.feed.reader.item import Item
-from sparkdl.feed.store.supply import Supply
+from sparkdl.feed.reader.cursor import Item, ReaderCursor, release_all
+from sparkdl.feed.reader.supply import Supply
 
 _log = logging.getLogger(__name__)
 
-TELL_PERIOD_S = 0.02
-"""The agent is told what was read this often at most, and when user code waits for more."""
+REPORT_PERIOD_S = 0.02
+"""What was read is reported this often at most, and when user code waits for more.
+
+Not for each batch: a message costs as much as a small step. The agent gathers further, because a
+loop that waits at every step reports each time."""
 MAX_ITERATIONS_BEYOND = 1000
-"""Of a feed that has ended, in a world that goes on: loops may count epochs from 0 again there."""
+"""Empty iterations allowed after the end of a feed in a world that continues an earlier one, where
+loops may count epochs from 0 again."""
 
 
 class FeedReader:
     """One feed. The receiving thread adds, user code reads; all methods may be called by either.
 
     Args:
-        tracks: whether it is known which rows user code was handed, see `position`.
+        tracks: whether to note which rows user code was given, see `position`.
         supply: knows whether anybody feeds it.
     """
 
@@ -44,18 +48,18 @@ class FeedReader:
         feed: str,
         send: Callable[[Local], None],
         timeout_s: float | None = None,
-        tell_period_s: float = TELL_PERIOD_S,
+        report_period_s: float = REPORT_PERIOD_S,
         tracks: bool = False,
         supply: Supply | None = None,
     ) -> None:
         self.feed, self._send = feed, send
         self._supply, self._is_patient = supply, False
-        self._timeout_s, self._tell_period_s = timeout_s, tell_period_s
+        self._timeout_s, self._report_period_s = timeout_s, report_period_s
         self._changed = threading.Condition()
-        self._backlog = ReaderCursor(feed)
-        self._backlog.used.is_wanted = tracks
+        self._cursor = ReaderCursor(feed)
+        self._cursor.consumed.is_wanted = tracks
         self._owner = 0
-        self._told_at_s, self._is_told, self._is_announced = 0.0, True, supply is None
+        self._reported_at_s, self._is_reported, self._is_announced = 0.0, True, supply is None
         self._pressed_epoch = self._held = -1
         self._is_waiting = self._is_terminated = self._is_lost = self._is_resumed = False
         self._epochs = self._beyond = 0
@@ -64,9 +68,9 @@ class FeedReader:
     # What the receiving thread calls.
 
     def track(self) -> None:
-        """Note from now on which rows user code is handed; before any."""
+        """Note from now on which rows user code is given; called before any is."""
         with self._changed:
-            self._backlog.used.is_wanted = True
+            self._cursor.consumed.is_wanted = True
 
     def be_patient(self) -> None:
         """Wait for a first row as long as it takes: inference may be asked at any time."""
@@ -74,13 +78,13 @@ class FeedReader:
             self._is_patient = self._is_announced = True
 
     def resume(self) -> None:
-        """This world goes on where another one was: before any row."""
+        """Note that this world continues an earlier one; called before any row comes."""
         self._is_resumed = True
 
     @property
     def steps(self) -> int:
         """How many batches user code has been given, in all epochs."""
-        return self._backlog.counts.steps
+        return self._cursor.counts.steps
 
     def add(self, item: Item) -> None:
         """Take a segment."""
@@ -88,55 +92,55 @@ class FeedReader:
             if self._is_terminated:
                 item.close()
             else:
-                self._backlog.add(item)
+                self._cursor.add(item)
             self._changed.notify_all()
 
     def start(self, epoch: int) -> None:
-        """No epoch before `epoch` will come any more."""
+        """Note that no epoch before `epoch` will come any more."""
         with self._changed:
-            self._backlog.start_at(epoch)
+            self._cursor.start_at(epoch)
             self._changed.notify_all()
 
     def grant(self, epoch: int, rows: int) -> None:
-        """Every node has `rows` rows of `epoch` at least."""
+        """Note that every node has at least `rows` rows of `epoch`."""
         with self._changed:
-            self._backlog.granted[epoch] = rows
+            self._cursor.granted[epoch] = rows
             self._changed.notify_all()
 
-    def mark(self, mark: EpochMark) -> None:
-        """An epoch is complete."""
+    def mark(self, mark: EpochEnd) -> None:
+        """Note that an epoch is complete."""
         with self._changed:
             if not self._is_terminated:
-                self._release(self._backlog.add_mark(mark))
+                self._release(self._cursor.add_mark(mark))
             self._changed.notify_all()
 
     def hold(self, number: int) -> None:
-        """Begin no later epoch before a mark that ends the feeding; tell which is being read."""
+        """Begin no later epoch before a mark that ends the feeding; report which is being read."""
         with self._changed:
             self._held = number
             if not self._is_terminated:
-                self._backlog.hold()
-            self._tell()
+                self._cursor.hold()
+            self._report()
 
     def end(self) -> None:
-        """The feed has ended: what is here is the last."""
+        """Note that the feed has ended: nothing will follow what is here."""
         with self._changed:
-            self._release(self._backlog.end())
+            self._release(self._cursor.end())
             self._changed.notify_all()
 
     def reclaim(self) -> None:
-        """Release what has been read, from now to the end of the epoch: feeders wait for room."""
+        """Release what is read, from now to the end of the epoch: feeders wait for room."""
         with self._changed:
-            self._pressed_epoch = self._backlog.epoch
-            self._release(self._backlog.read_already(self._is_waiting))
+            self._pressed_epoch = self._cursor.epoch
+            self._release(self._cursor.releasable(self._is_waiting))
 
     def reopen(self, epoch: int) -> None:
-        """The agent knows that the feeding was terminated; what comes now is of a later one."""
+        """Accept rows again: the agent knows of `terminate`; what comes is of a later feeding."""
         with self._changed:
             self._is_terminated = False
-            self._backlog.start_at(epoch)
-            self._release(self._backlog.enter(max(self._backlog.epoch, epoch)))
-            self._tell()
+            self._cursor.start_at(epoch)
+            self._release(self._cursor.enter(max(self._cursor.epoch, epoch)))
+            self._report()
             self._changed.notify_all()
 
     def lose(self) -> None:
@@ -154,50 +158,50 @@ class FeedReader:
     # What user code's thread calls.
 
     def claim(self) -> int:
-        """Become the one who reads; whoever read before gets nothing more.
+        """Take exclusive ownership; the previous owner receives no more items.
 
-        Rows that the previous owner took from an unfinished epoch are given back.
+        Rows that it took from an unfinished epoch are given back.
         """
         with self._changed:
             self._owner += 1
-            if not self._backlog.can_begin_anew:
+            if not self._cursor.can_begin_anew:
                 _log.warning(
                     "Feed %r: an iteration was abandoned after %d rows. The next one goes on "
                     "behind them, because the first have been released for want of feed memory",
                     self.feed,
-                    self._backlog.rows_since_floor,
+                    self._cursor.rows_since_floor,
                 )
-                self._backlog.raise_floor()
-            self._backlog.rewind()
+                self._cursor.raise_floor()
+            self._cursor.rewind()
             self._changed.notify_all()
             return self._owner
 
     def peek_batch(self) -> pa.RecordBatch | None:
         """Wait for the next segment; return its batch without moving, `None` at the feed's end."""
         with self._changed:
-            self._wait(lambda: self._backlog.first_item() is not None or self._backlog.has_ended)
-            item = self._backlog.first_item()
+            self._wait(lambda: self._cursor.first_item() is not None or self._cursor.has_ended)
+            item = self._cursor.first_item()
             return None if item is None else item.batch()
 
     def has_epoch(self) -> bool:
-        """Wait until there is an epoch to read, or what is left of one; false at the feed's end."""
+        """Wait until there is an epoch to read, or the rest of one; false at the feed's end."""
         with self._changed:
-            self._wait(lambda: self._backlog.is_begun or self._is_due())
-            return not self._backlog.is_over
+            self._wait(lambda: self._cursor.is_begun or self._is_due())
+            return not self._cursor.is_over
 
     @property
     def is_resumed(self) -> bool:
-        """Whether this world goes on where another one was."""
+        """Whether this world continues an earlier one."""
         return self._is_resumed
 
-    def tell_end(self) -> None:
-        """Have the driver told that user code was to go on to an epoch that is not fed."""
+    def report_end(self) -> None:
+        """Report to the driver that user code expected an epoch that is not fed."""
         with self._changed:
             self._beyond = max(1, self._beyond)
-            self._tell()
+            self._report()
 
     def end_of_feed(self) -> EndOfFeedError:
-        """Return what tells that there is no further epoch."""
+        """Return the error that says that there is no further epoch."""
         count = self._epochs
         epochs = f"after {count} epoch{'s' * (count > 1)}" if count else "before any row came"
         return EndOfFeedError(
@@ -210,72 +214,73 @@ class FeedReader:
         """Wait for the first item of an epoch; return the epoch's number, `None` as `take` does.
 
         Args:
-            begins: an iteration begins with the epoch: none may for ever find that there is none.
+            begins: an iteration begins with the epoch. The first that finds none is empty, the
+                second raises, so that no loop repeats it for ever.
 
         Raises:
-            EndOfFeedError: if the iteration before this one has found the feed's end already.
+            EndOfFeedError: if an earlier iteration has found the feed's end already.
         """
         with self._changed:
             self._wait(lambda: owner != self._owner or self._is_due())
             if owner != self._owner:
                 return None
-            if begins and self._backlog.is_over:
+            if begins and self._cursor.is_over:
                 self._go_beyond()
-            return self._backlog.epoch
+            return self._cursor.epoch
 
-    def take(self, owner: int, with_exchange: bool = False) -> Item | EpochMark | EndMark | None:
-        """Wait for the next item and return it; `None` once somebody else has claimed.
+    def take(self, owner: int, with_exchange: bool = False) -> Item | EpochEnd | EndMark | None:
+        """Wait for the next item and return it; `None` once another owner has claimed.
 
         A segment is mapped and moved past. A mark is not moved past: see `finish_epoch`.
 
         Args:
             with_exchange: rows of inference as well, when no others are due.
         """
-        backlog = self._backlog
+        cursor = self._cursor
         with self._changed:
             self._is_waiting = True
             try:
-                if self._pressed_epoch == self._backlog.epoch:
-                    self._release(backlog.read_already(not self._is_due(with_exchange)))
+                if self._pressed_epoch == self._cursor.epoch:
+                    self._release(cursor.releasable(not self._is_due(with_exchange)))
                 self._wait(lambda: owner != self._owner or self._is_due(with_exchange))
             finally:
                 self._is_waiting = False
             if owner != self._owner:
                 return None
-            if backlog.next_item is not None:
-                return backlog.take()
-            if backlog.mark is not None:
-                return backlog.mark
-            if with_exchange and backlog.asked:
-                item = backlog.asked.popleft()
+            if cursor.next_item is not None:
+                return cursor.take()
+            if cursor.mark is not None:
+                return cursor.mark
+            if with_exchange and cursor.inference:
+                item = cursor.inference.popleft()
                 item.batch()
                 return item
             return EndMark(self.feed)
 
-    def known_mark(self, owner: int) -> EpochMark | None:
+    def known_mark(self, owner: int) -> EpochEnd | None:
         """Return the mark of this epoch if it is there."""
         with self._changed:
-            return self._backlog.mark if owner == self._owner else None
+            return self._cursor.mark if owner == self._owner else None
 
     def reorder(self, owner: int, random: np.random.Generator) -> None:
         """Put the segments of an epoch that is complete and was not begun into random order."""
         with self._changed:
             if owner == self._owner:
-                self._backlog.reorder(random)
+                self._cursor.reorder(random)
 
     def is_granted(self, owner: int, rows: int) -> bool:
         """Wait until every node has `rows` rows of this epoch, or it is known that they do not.
 
         Returns:
-            Whether they have; false as well once somebody else has claimed.
+            Whether they have; false as well once another owner has claimed.
         """
-        backlog = self._backlog
+        cursor = self._cursor
         with self._changed:
 
             def has_rows() -> bool:
-                return backlog.granted.get(backlog.epoch, 0) >= rows
+                return cursor.granted.get(cursor.epoch, 0) >= rows
 
-            self._wait(lambda: owner != self._owner or has_rows() or backlog.is_complete)
+            self._wait(lambda: owner != self._owner or has_rows() or cursor.is_complete)
             return owner == self._owner and has_rows()
 
     def give(self, owner: int, rows: int, padded: int = 0, parts: list[Part] | None = None) -> bool:
@@ -286,28 +291,28 @@ class FeedReader:
             parts: where the rows come from.
 
         Returns:
-            False once somebody else has claimed: then nothing may be handed out.
+            False once another owner has claimed: then nothing may be handed out.
         """
         with self._changed:
             if owner != self._owner:
                 return False
-            self._backlog.give(rows, padded, steps=1, for_good=False)
-            self._backlog.used.add(parts or [])
-            self._tell_if_due()
+            self._cursor.give(rows, padded, steps=1, for_good=False)
+            self._cursor.consumed.add(parts or [])
+            self._report_if_due()
             return True
 
     def give_for_good(self, owner: int, rows: int) -> None:
-        """Count rows that are not given back if others claim; `note_batch` says in which batch."""
+        """Count rows that stay given if others claim; `note_batch` says in which batch."""
         with self._changed:
             if owner == self._owner:
-                self._backlog.give(rows, padded=0, steps=0, for_good=True)
-                self._tell_if_due()
+                self._cursor.give(rows, padded=0, steps=0, for_good=True)
+                self._report_if_due()
 
     def note_batch(self, parts: list[Part]) -> None:
-        """User code is handed a batch of rows that were given for good."""
+        """Note which rows are in a batch whose rows were counted by `give_for_good`."""
         with self._changed:
-            self._backlog.used.add(parts)
-            self._backlog.used.raise_floor()
+            self._cursor.consumed.add(parts)
+            self._cursor.consumed.raise_floor()
 
     def finish_epoch(self, owner: int, dropped: Sequence[tuple[int, Origin]] = ()) -> bool:
         """Move past the epoch's end: what no later epoch reads is released.
@@ -316,34 +321,34 @@ class FeedReader:
             dropped: rows of the epoch that user code is not given: how many, and where from.
 
         Returns:
-            False once somebody else has claimed.
+            False once another owner has claimed.
         """
         with self._changed:
             if owner != self._owner:
                 return False
-            self._backlog.drop(dropped)
-            mark = self._backlog.mark
+            self._cursor.drop(dropped)
+            mark = self._cursor.mark
             self._epochs += mark is not None and not mark.goes_on
-            self._release(self._backlog.finish_epoch())
-            self._tell()
+            self._release(self._cursor.finish_epoch())
+            self._report()
             return True
 
     def read_ahead(self, batches: int | None, turn: Turn = ()) -> None:
-        """Say how many of the batches that are handed out the training has not been given yet.
+        """Set how many of the batches that are handed out the training has not been given yet.
 
         Args:
             batches: `None` if nobody knows, from now on.
             turn: where in its order the next batch comes out, see `ConsumedRows.add`.
         """
         with self._changed:
-            used = self._backlog.used
-            used.ahead = None if used.ahead is None else batches
-            used.turn = turn
+            consumed = self._cursor.consumed
+            consumed.ahead = None if consumed.ahead is None else batches
+            consumed.turn = turn
 
     @property
     def batches_given(self) -> int:
-        """How many batches user code was handed and has not given back; 0 if nobody counts."""
-        return self._backlog.used.count
+        """How many batches user code has been given; 0 unless rows are tracked."""
+        return self._cursor.consumed.count
 
     def position(self, batches: int | None) -> EpochRows:
         """Return the rows of the first batches handed out, by epoch and segment.
@@ -357,16 +362,16 @@ class FeedReader:
                 many it was given; or if nobody has noted which rows they are.
         """
         with self._changed:
-            return self._backlog.used.position(batches)
+            return self._cursor.consumed.position(batches)
 
     def forget(self, epoch: int) -> None:
-        """No position need name rows of the epochs before `epoch` any more."""
+        """Forget rows of the epochs before `epoch`: a checkpoint covers them."""
         with self._changed:
-            self._backlog.used.forget(epoch)
+            self._cursor.consumed.forget(epoch)
 
     def answer_taken(self, item: Item) -> None:
-        """Rows of inference have been handed to user code: the segment is free."""
-        self._release(let_go([item]))
+        """Release a segment of inference: user code has its rows."""
+        self._release(release_all([item]))
 
     def terminate(self) -> None:
         """Take no more rows of the feeding that is under way; drop those that are here."""
@@ -375,43 +380,43 @@ class FeedReader:
                 return
             self._is_terminated = True
             self._owner += 1
-            self._backlog.clear()
-            self._tell()
+            self._cursor.clear()
+            self._report()
             self._changed.notify_all()
         self._send(Terminated(self.feed))
 
     # The lock is held.
 
     def _is_due(self, with_exchange: bool = False) -> bool:
-        self._release(self._backlog.skip_what_will_not_come())
-        return self._backlog.is_due or (with_exchange and bool(self._backlog.asked))
+        self._release(self._cursor.skip_missing())
+        return self._cursor.is_due or (with_exchange and bool(self._cursor.inference))
 
     def _go_beyond(self) -> None:
-        """Count an iteration that finds no epoch: the first one may, and learns of the end."""
+        """Count an iteration that finds no epoch: the first one is only warned."""
         self._beyond += 1
         if self._beyond > (MAX_ITERATIONS_BEYOND if self._is_resumed else 1):
             raise self.end_of_feed()
         if self._beyond == 1:
             _log.warning("%s", self.end_of_feed())
-            self._tell()
+            self._report()
 
     def _release(self, numbers: Iterable[int]) -> None:
         if numbers := tuple(numbers):
             self._send(Release(self.feed, numbers))
 
-    def _tell(self) -> None:
-        self._told_at_s, self._is_told = time.monotonic(), True
+    def _report(self) -> None:
+        self._reported_at_s, self._is_reported = time.monotonic(), True
         self._send(self._consumed())
 
     def _consumed(self) -> Consumed:
-        here, now = self._backlog, self._backlog.counts
+        here, now = self._cursor, self._cursor.counts
         counts = (now.rows, here.epoch, now.steps, now.padded, now.dropped)
         return Consumed(self.feed, *counts, self._held, here.reading, self._beyond)
 
-    def _tell_if_due(self) -> None:
-        self._is_told = False
-        if time.monotonic() - self._told_at_s >= self._tell_period_s:
-            self._tell()
+    def _report_if_due(self) -> None:
+        self._is_reported = False
+        if time.monotonic() - self._reported_at_s >= self._report_period_s:
+            self._report()
 
     def _wait(self, is_ready: Callable[[], bool]) -> None:
         def is_over() -> bool:
@@ -433,9 +438,9 @@ class FeedReader:
     def _begin_wait(self) -> None:
         if self._supply and (problem := self._supply.impossible(self.feed)):
             raise problem
-        if not self._is_told:
-            self._tell()
-        elif not self._is_announced:  # the driver is to know what is waited for
+        if not self._is_reported:
+            self._report()
+        elif not self._is_announced:  # the driver shall know which feed is waited for
             self._send(self._consumed())
         self._is_announced = True
 

@@ -14,25 +14,93 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 import pyarrow as pa
 
-from sparkdl.control.coverage import PartRows
+from sparkdl.control.rows import PartRows
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError
-from sparkdl.core.row_ranges import Range, first_rows, merge_ranges
-from sparkdl.feed.store.budget import Budget, Room
-from sparkdl.feed.store.provenance import Provenance, rows_left, within
-from sparkdl.feed.store.retained import RetainedSegment, RetainedSegments, cut, free
-from sparkdl.feed.store.segment import StoredSegment, copy_segment, segment_nbytes, write_segment
-from sparkdl.feed.transfer.append import Appended, AppendRequest, Attempt, EpochCount, Span
+from sparkdl.core.row_ranges import (
+    Range,
+    Span,
+    count_rows,
+    merge_ranges,
+    spans_left,
+    spans_within,
+    take_rows,
+)
+from sparkdl.feed.store.budget import Budget, RetainedSegment, RetainedSegments, Room
+from sparkdl.feed.store.segment import (
+    Provenance,
+    StoredSegment,
+    copy_segment,
+    cut_segment,
+    segment_nbytes,
+    write_segment,
+)
 from sparkdl.feed.transfer.balance import RowBalancer
 
 _FOR_EVER = sys.maxsize
+
+
+class Appended(Enum):
+    """What became of a batch that was to be appended."""
+
+    STORED = "stored"
+    FULL = "full"
+    """There was no room in time; it may be tried again, here or elsewhere."""
+    CLOSED = "closed"
+    """The node takes no more rows of this epoch."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One of Spark's attempts at a partition of a feeding job. Later ones have higher numbers."""
+
+    run: str
+    partition: int
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class AppendRequest:
+    """Where in its feed a batch belongs.
+
+    Attributes:
+        attempt: that brings the batch, whose rows are the partition's from `start_row` on. It has
+            begun; a later attempt skips rows that are here.
+        exchange: the inference partition that waits for results, or empty.
+        keep: a later epoch reads the rows again: they go to disk rather than wait for memory.
+        spans: which rows these are, in their order; by default those that the attempt brings.
+    """
+
+    epoch: int = 0
+    attempt: Attempt | None = None
+    start_row: int = 0
+    exchange: str = ""
+    is_last: bool = False
+    keep: bool = False
+    spans: tuple[Span, ...] = ()
+
+    def spans_of(self, rows: int) -> tuple[Span, ...]:
+        """Return which rows a batch of `rows` rows holds."""
+        if self.spans or self.attempt is None or not rows:
+            return self.spans
+        return ((self.attempt.partition, self.start_row, self.start_row + rows),)
+
+
+@dataclass(frozen=True)
+class EpochCount:
+    """What a node has of an epoch that takes no more rows."""
+
+    epoch: int = -1
+    rows: int = 0
+    is_whole: bool = False
 
 
 @dataclass
@@ -49,10 +117,10 @@ class Log:
 
     Args:
         folder: where segments go for which there is no memory.
-        kept: where segments go that were read.
+        retained: where segments go that were read.
 
     Attributes:
-        origins: which rows each segment holds or held.
+        provenance: which rows each segment holds or held.
     """
 
     def __init__(
@@ -62,11 +130,11 @@ class Log:
         on_segment: Callable[[StoredSegment], None],
         is_closed: bool = False,
         folder: Path | None = None,
-        kept: RetainedSegments | None = None,
+        retained: RetainedSegments | None = None,
     ) -> None:
         self.feed = feed
-        self.ledger = RowBalancer()
-        self.origins = Provenance()
+        self.balancer = RowBalancer()
+        self.provenance = Provenance()
         self.rows_received = 0
         self.last_cut = EpochCount()
         self.closed_to = _FOR_EVER if is_closed else -1
@@ -74,7 +142,7 @@ class Log:
         self._budget = budget
         self._on_segment = on_segment
         self._folder = folder
-        self._kept = kept
+        self._retained = retained
         self._runs: dict[int, str] = {}
         self._lock = threading.Lock()
         self._segments: dict[int, StoredSegment] = {}
@@ -126,7 +194,7 @@ class Log:
         self._budget.wake()
         return covered
 
-    def append(self, batch: pa.RecordBatch, deadline: Deadline, place: AppendRequest) -> Appended:
+    def append(self, batch: pa.RecordBatch, deadline: Deadline, request: AppendRequest) -> Appended:
         """Add a batch, waiting for room.
 
         Raises:
@@ -136,9 +204,9 @@ class Log:
         def write(is_on_disk: bool) -> int:
             return write_segment(batch, self._folder if is_on_disk else None)[0]
 
-        return self._admit(segment_nbytes(batch), batch.num_rows, deadline, place, write)
+        return self._admit(segment_nbytes(batch), batch.num_rows, deadline, request, write)
 
-    def adopt(self, fd: int, rows: int, deadline: Deadline, place: AppendRequest) -> Appended:
+    def adopt(self, fd: int, rows: int, deadline: Deadline, request: AppendRequest) -> Appended:
         """Add a segment of `rows` rows that is in memory; `fd` is the log's from here on.
 
         Raises:
@@ -149,7 +217,7 @@ class Log:
             def write(is_on_disk: bool) -> int:
                 return copy_segment(fd, self._folder) if is_on_disk else os.dup(fd)
 
-            return self._admit(os.fstat(fd).st_size, rows, deadline, place, write)
+            return self._admit(os.fstat(fd).st_size, rows, deadline, request, write)
         finally:
             os.close(fd)
 
@@ -158,41 +226,43 @@ class Log:
         nbytes: int,
         rows: int,
         deadline: Deadline,
-        place: AppendRequest,
+        request: AppendRequest,
         write: Callable[[bool], int],
     ) -> Appended:
-        room = self._budget.take(
+        room = self._budget.acquire(
             self.feed,
             nbytes,
             deadline,
-            lambda: place.keep and self._is_whole,
-            lambda: self._wants(place),
+            lambda: request.keep and self._is_whole,
+            lambda: self._wants(request),
         )
         if room in (Room.FULL, Room.UNWANTED):
-            self._raise_if_superseded(place.attempt)
+            self._raise_if_superseded(request.attempt)
             return Appended.FULL if room is Room.FULL else Appended.CLOSED
         is_on_disk, is_stored = room is Room.DISK, False
+        # Written without the lock, which other feeders want meanwhile; `_add` checks once more
+        # whether the rows are wanted.
         try:
             try:
                 fd = write(is_on_disk)
             except OSError:
                 if not is_on_disk:
                     raise
-                self._budget.disk_is_full(nbytes)
+                self._budget.note_full_disk(nbytes)
                 return Appended.FULL
             try:
-                is_stored = self._add(rows, nbytes, fd, is_on_disk, place)
+                is_stored = self._add(rows, nbytes, fd, is_on_disk, request)
             finally:
                 if not is_stored:
                     os.close(fd)
         finally:
             if not is_stored:
-                self._budget.give_back(self.feed, nbytes, is_on_disk)
-        self._raise_if_superseded(place.attempt)
+                self._budget.release(self.feed, nbytes, is_on_disk)
+        self._raise_if_superseded(request.attempt)
         return Appended.STORED if is_stored else Appended.CLOSED
 
     def press(self) -> bool:
-        """Allow what was read to be released at once: room is wanted. False if it has to stay."""
+        """Let rows be released once they are read: room is wanted. False if they must stay."""
         with self._lock:
             if self._is_pinned:
                 return False
@@ -209,7 +279,7 @@ class Log:
                 self.last_cut = EpochCount(epoch, self._rows[epoch], self._is_whole)
                 self._is_pinned = self._is_whole
                 self._rows = Counter({e: rows for e, rows in self._rows.items() if e > epoch})
-                self.ledger.forget(epoch)
+                self.balancer.forget(epoch)
                 sources = self._sources.items()
                 self._sources = {key: source for key, source in sources if source.epoch > epoch}
         self._budget.wake()
@@ -217,75 +287,74 @@ class Log:
 
     def settle(self, epoch: int) -> None:
         """No epoch after `epoch` reads again what was counted last; the next one may be whole."""
-        self.origins.settle(epoch)
+        self.provenance.settle(epoch)
         with self._lock:
             self._is_pinned = False
             self._is_whole = True
 
     def release(self, numbers: Iterable[int]) -> None:
-        """The child needs segments no more: free them, or keep them for another one."""
+        """Free segments that the child needs no more, or retain them for another child."""
         with self._lock:
             freed = [self._segments.pop(n) for n in numbers if n in self._segments]
-        self._let_go(freed)
+        self._free_or_retain(freed)
 
     def resume(
-        self, epoch: int, run: str, kept: list[RetainedSegment], done: PartRows, limit: int
+        self, epoch: int, run: str, retained: list[RetainedSegment], done: PartRows, limit: int
     ) -> None:
-        """Take rows of an earlier generation as rows of `epoch`, but for those that are `done`.
+        """Take rows of an earlier generation as rows of `epoch`, except those that are `done`.
 
-        Not more than `limit`: the others go where they are wanted.
-
-        Of a partition that somebody brings already none are taken: he would bring them as well.
+        At most `limit` rows are taken; the others go to nodes that want them. None are taken of a
+        partition that an attempt brings already: it brings them all.
         """
         gone: list[StoredSegment] = []
         cut_short: list[tuple[StoredSegment, int]] = []
         with self._lock:
-            for old in kept:
+            for old in retained:
                 part = old.spans[0][0]
                 source = self._sources.setdefault((run, part), _Source(epoch, -1))
                 have = (*source.covered, *done.get(part, ()))
                 is_wanted = source.attempt < 0 and self.takes(epoch)
-                left = rows_left(old.spans, {part: have}) if is_wanted else []
-                left = first_rows(left, limit - self._rows[epoch])
-                segment = self._again(old.segment, epoch, left)
+                left = spans_left(old.spans, {part: have}) if is_wanted else []
+                left = take_rows(deque(left), limit - self._rows[epoch])
+                segment = self._reuse(old.segment, epoch, left)
                 if segment is None:
                     gone.append(old.segment)
                     continue
                 if segment.fd != old.segment.fd:
                     cut_short.append((old.segment, segment.nbytes))
-                spans = tuple(within(old.spans, left))
+                spans = tuple(spans_within(old.spans, left))
                 ranges = [(start, stop) for _, start, stop in spans]
                 source.covered = merge_ranges([*source.covered, *ranges])
-                self._enter(segment, run, spans)
-        for segment in gone:  # without the lock: who holds the budget's may want it
-            free(segment, self._budget)
+                self._record(segment, run, spans)
+        # Without our lock: a thread that holds the budget's may wait for ours.
+        for segment in gone:
+            self._budget.free(segment)
         for segment, nbytes in cut_short:
-            os.close(segment.fd)
-            self._budget.resize(segment.nbytes, nbytes, segment.is_on_disk)
+            self._budget.replace(segment, nbytes)
 
-    def _again(self, old: StoredSegment, epoch: int, rows: list[Range]) -> StoredSegment | None:
+    def _reuse(self, old: StoredSegment, epoch: int, rows: list[Range]) -> StoredSegment | None:
         """Return a segment of these rows of another, which is the other's own if it is all."""
         if not rows:
             return None
-        count = sum(stop - start for start, stop in rows)
+        count = count_rows(rows)
         fd, nbytes, is_on_disk = old.fd, old.nbytes, old.is_on_disk
         if count < old.rows:
             try:
-                fd = cut(old, rows)
+                fd = cut_segment(old.fd, rows)
             except OSError:
                 return None  # a feeder brings them
             nbytes, is_on_disk = os.fstat(fd).st_size, False
         number = self._next_number
         return StoredSegment(self.feed, number, epoch, count, nbytes, fd, is_on_disk=is_on_disk)
 
-    def _enter(self, segment: StoredSegment, run: str, spans: tuple[Span, ...]) -> None:
-        """Note a segment of rows that belong to an epoch, and tell of it."""
+    def _record(self, segment: StoredSegment, run: str, spans: tuple[Span, ...]) -> None:
+        """Enter a segment, count its rows, and report it to the listener."""
         self._next_number += 1
         self._segments[segment.number] = segment
         if not segment.exchange:
-            if run and self._kept is not None:
+            if run and self._retained is not None:
                 self._runs[segment.number] = run
-            self.origins.add(segment.number, segment.epoch, spans)
+            self.provenance.add(segment.number, segment.epoch, spans)
             self.rows_received += segment.rows
             self._rows[segment.epoch] += segment.rows
         self._on_segment(segment)
@@ -293,13 +362,13 @@ class Log:
     def close_call(self) -> None:
         """Take no more rows of the feeding that is under way, and free what is here of it."""
         self.terminated_to = self._last_epoch
-        self._close(self._last_epoch, keeps=False)
+        self._close(self._last_epoch, retains=False)
 
     def close(self) -> None:
-        """Take no more rows, let go of what is here, and let waiting appends return."""
-        self._close(_FOR_EVER, keeps=True)
+        """Take no more rows, free or retain what is here, and let waiting appends return."""
+        self._close(_FOR_EVER, retains=True)
 
-    def _close(self, epoch: int, keeps: bool) -> None:
+    def _close(self, epoch: int, retains: bool) -> None:
         with self._lock:
             self.closed_to = max(self.closed_to, epoch)
             self._is_pinned = False
@@ -307,37 +376,39 @@ class Log:
             freed = [s for s in self._segments.values() if self.is_closed or not s.exchange]
             for segment in freed:
                 del self._segments[segment.number]
-                if not keeps:
+                if not retains:
                     self._runs.pop(segment.number, None)
-        self._let_go(freed)
+        self._free_or_retain(freed)
         self._budget.wake()
 
-    def _add(self, rows: int, nbytes: int, fd: int, is_on_disk: bool, place: AppendRequest) -> bool:
+    def _add(
+        self, rows: int, nbytes: int, fd: int, is_on_disk: bool, request: AppendRequest
+    ) -> bool:
         with self._lock:
-            if not self._wants(place):
+            if not self._wants(request):
                 return False
             segment = StoredSegment(
                 self.feed,
                 self._next_number,
-                place.epoch,
+                request.epoch,
                 rows,
                 nbytes,
                 fd,
-                place.exchange,
-                place.is_last,
+                request.exchange,
+                request.is_last,
                 is_on_disk,
             )
-            if place.attempt:
-                source = self._sources[place.attempt.run, place.attempt.partition]
-                here = (place.start_row, place.start_row + rows)
+            if request.attempt:
+                source = self._sources[request.attempt.run, request.attempt.partition]
+                here = (request.start_row, request.start_row + rows)
                 source.covered = merge_ranges([*source.covered, here])
-            run = place.attempt.run if place.attempt else ""
-            self._enter(segment, run, place.spans_of(rows))
+            run = request.attempt.run if request.attempt else ""
+            self._record(segment, run, request.spans_of(rows))
             return True
 
-    def _wants(self, place: AppendRequest) -> bool:
-        is_open = not self.is_closed if place.exchange else self.takes(place.epoch)
-        return is_open and not self._is_superseded(place.attempt)
+    def _wants(self, request: AppendRequest) -> bool:
+        is_open = not self.is_closed if request.exchange else self.takes(request.epoch)
+        return is_open and not self._is_superseded(request.attempt)
 
     def _is_superseded(self, attempt: Attempt | None) -> bool:
         if attempt is None:
@@ -352,15 +423,15 @@ class Log:
                 "is out of date: a later one has begun"
             )
 
-    def _let_go(self, segments: list[StoredSegment]) -> None:
-        """Keep segments that a call has brought, if any are kept; free the others."""
-        kept = []
+    def _free_or_retain(self, segments: list[StoredSegment]) -> None:
+        """Retain segments that a call has brought, if any are retained; free the others."""
+        retained = []
         for segment in segments:
             run = self._runs.pop(segment.number, "")
-            spans = self.origins.spans(segment.number)
-            if run and spans and self._kept is not None:
-                kept.append(RetainedSegment(segment, run, spans, self.origins))
+            spans = self.provenance.spans(segment.number)
+            if run and spans and self._retained is not None:
+                retained.append(RetainedSegment(segment, run, spans, self.provenance))
             else:
-                free(segment, self._budget)
-        if kept and self._kept is not None:
-            self._kept.add(kept)
+                self._budget.free(segment)
+        if retained and self._retained is not None:
+            self._retained.add(retained)

@@ -1,4 +1,4 @@
-"""Parquet files go into a node's logs: one thread a data set, held up by the budget as feeders are.
+"""Reads Parquet files into a node's logs: one thread a data set, which waits for the budget.
 
 Runs in: agent
 """
@@ -9,6 +9,7 @@ import itertools
 import logging
 import random
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
@@ -16,29 +17,20 @@ from itertools import chain, groupby
 
 import msgspec
 
-from sparkdl.control.channel import (
-    EndMark,
-    EpochMark,
-    FeedStart,
-    Local,
-    ReadFailed,
-    ReadParquet,
-    StepsGranted,
-)
-from sparkdl.control.messages import ReadShare
-from sparkdl.control.shares import Share
+from sparkdl.control.channel import EndMark, FeedStart, Local, ReadFailed, ReadParquet
+from sparkdl.control.messages import EpochEnd, Granted, ReadShare
+from sparkdl.control.rows import Share
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, SparkdlError
-from sparkdl.feed.parquet.plan import RowNumbers
-from sparkdl.feed.store.log import Log
-from sparkdl.feed.transfer.append import Appended, AppendRequest
+from sparkdl.core.row_ranges import take_rows
+from sparkdl.feed.store.log import Appended, AppendRequest, Log
 
 _log = logging.getLogger(__name__)
 
 _FULL_WAIT_S = 1.0
 _MIN_BATCH_NBYTES = 1 << 16
 _MARKS_AHEAD = 4
-"""The child knows of so many epochs beyond its own that they read the same rows again."""
+"""So many epochs ahead the child knows that they read the same rows again."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +39,7 @@ class Sink:
 
     Attributes:
         log: of one generation; it is closed when its child ends.
-        on_rows: told after each batch.
+        on_rows: called after each batch.
         memory_nbytes: of all feeds of the node; batches, and what is read ahead, are fractions.
     """
 
@@ -67,14 +59,15 @@ class Sink:
 
         batch_nbytes = max(_MIN_BATCH_NBYTES, min(BATCH_NBYTES, self.memory_nbytes // 16))
         prefetch_nbytes = max(batch_nbytes, min(PREFETCH_NBYTES, self.memory_nbytes // 4))
-        numbers = RowNumbers(share.ranges)
+        numbers = deque(part.numbers for part in share.ranges)
         batches = read_share(share, batch_nbytes=batch_nbytes, prefetch_nbytes=prefetch_nbytes)
         with closing(batches):
             for batch in batches:
                 outcome = Appended.FULL
-                place = AppendRequest(epoch, keep=keep, spans=numbers.take(batch.num_rows))
+                spans = tuple((0, *rows) for rows in take_rows(numbers, batch.num_rows))
+                request = AppendRequest(epoch, keep=keep, spans=spans)
                 while outcome is Appended.FULL:
-                    outcome = self.log.append(batch, Deadline.after(_FULL_WAIT_S), place)
+                    outcome = self.log.append(batch, Deadline.after(_FULL_WAIT_S), request)
                 if outcome is Appended.CLOSED:
                     return False
                 self.on_rows(self.log.feed)
@@ -82,14 +75,14 @@ class Sink:
 
 
 class ParquetLoader(threading.Thread):
-    """What reads one data set. Ends by itself once its log takes no more rows."""
+    """Reads one data set; ends once its log takes no more rows."""
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(name=f"sparkdl-reading-{sink.log.feed}", daemon=True)
         self.sink = sink
 
     def stop(self) -> None:
-        """Wait for nothing any more. The log has been closed."""
+        """Wait no longer: the log has been closed."""
 
 
 class ShareLoader(ParquetLoader):
@@ -112,37 +105,37 @@ class ShareLoader(ParquetLoader):
         try:
             self.sink.read(self.order.share, self.order.epoch, self.order.keep)
         except Exception as error:  # noqa: BLE001 (the driver has to know)
-            problem = _told(error)
+            problem = _problem_text(error)
         self._on_end(self, problem)
 
 
 class DirectLoader(ParquetLoader):
     """A data set that user code of this node has asked for, epoch after epoch.
 
-    While one epoch is used the next is read, as far as there is room; not the one after it.
+    While the child uses an epoch the next one is read, as far as there is room; no later one.
 
     Args:
-        tell_child: called on this thread; in order with the segments of the log.
+        send_to_child: called on this thread; in order with the segments of the log.
     """
 
     def __init__(
-        self, order: ReadParquet, sink: Sink, tell_child: Callable[[DirectLoader, Local], None]
+        self, order: ReadParquet, sink: Sink, send_to_child: Callable[[DirectLoader, Local], None]
     ) -> None:
         super().__init__(sink)
         self._order = order
-        self._tell_child = tell_child
+        self._send_to_child = send_to_child
         self._changed = threading.Condition()
         self._epoch = 0
         self._is_stopped = False
 
     def reached(self, epoch: int) -> None:
-        """The child has come to this epoch."""
+        """Note that the child has reached this epoch."""
         with self._changed:
             self._epoch = epoch
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """Wait for nothing any more. The log has been closed."""
+        """Wait no longer: the log has been closed."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
@@ -153,7 +146,9 @@ class DirectLoader(ParquetLoader):
             self._read_all()
         except Exception as error:  # noqa: BLE001 (user code has to know)
             is_config = isinstance(error, ConfigError)
-            self._tell_child(self, ReadFailed(self.sink.log.feed, _told(error), is_config))
+            self._send_to_child(
+                self, ReadFailed(self.sink.log.feed, _problem_text(error), is_config)
+            )
 
     def _read_all(self) -> None:
         from sparkdl.feed.parquet.source import list_files
@@ -164,7 +159,7 @@ class DirectLoader(ParquetLoader):
         for epoch in itertools.takewhile(lambda e: e != order.epochs, itertools.count()):
             done = order.done.get(epoch, {}).get(0, ())
             if done == ((0, source.num_rows),):
-                self._tell_child(self, FeedStart(log.feed, epoch + 1))
+                self._send_to_child(self, FeedStart(log.feed, epoch + 1))
                 continue
             if has_begun and not self._wait_for(epoch - 1):
                 return
@@ -174,7 +169,7 @@ class DirectLoader(ParquetLoader):
             shares = source.shares(len(order.nodes), order.seed, done=done)
             rows = {n: share.num_rows for n, share in zip(order.nodes, shares, strict=True)}
             if len(rows) > 1:
-                self._tell_child(self, StepsGranted(log.feed, epoch, min(rows.values())))
+                self._send_to_child(self, Granted(log.feed, epoch, min(rows.values())))
             share = _shuffled(shares[order.nodes.index(order.node)], order.seed, epoch)
             if not self.sink.read(share, epoch, keep=not (is_last or done)):
                 return
@@ -183,9 +178,9 @@ class DirectLoader(ParquetLoader):
                 return
             log.settle(epoch)
             # If fewer rows than nodes are left, they come first in the next epoch.
-            goes_on = bool(done) and not all(rows.values())
-            self._tell_child(self, EpochMark(log.feed, epoch, rows, goes_on=goes_on))
-        self._tell_child(self, EndMark(log.feed))
+            continues = bool(done) and not all(rows.values())
+            self._send_to_child(self, EpochEnd(log.feed, epoch, rows, goes_on=continues))
+        self._send_to_child(self, EndMark(log.feed))
 
     def _has_done_from(self, epoch: int) -> bool:
         """Whether some rows of `epoch` or a later one are not to be read."""
@@ -198,17 +193,17 @@ class DirectLoader(ParquetLoader):
             if not self._wait_for(epoch - _MARKS_AHEAD):
                 return
             is_last = self._is_last(epoch)
-            self._tell_child(self, EpochMark(log.feed, epoch, rows, again=not is_last))
+            self._send_to_child(self, EpochEnd(log.feed, epoch, rows, again=not is_last))
             if is_last:
                 log.settle(epoch)
-                self._tell_child(self, EndMark(log.feed))
+                self._send_to_child(self, EndMark(log.feed))
                 return
 
     def _is_last(self, epoch: int) -> bool:
         return epoch + 1 == self._order.epochs
 
     def _wait_for(self, epoch: int) -> bool:
-        """Wait until the child has come to `epoch`; return whether to go on."""
+        """Wait until the child has reached `epoch`; return whether to continue."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_stopped or self._epoch >= epoch)
             return not self._is_stopped
@@ -225,7 +220,7 @@ def _shuffled(share: Share, seed: int | None, epoch: int) -> Share:
     return msgspec.structs.replace(share, ranges=tuple(chain.from_iterable(groups)))
 
 
-def _told(error: Exception) -> str:
+def _problem_text(error: Exception) -> str:
     if isinstance(error, SparkdlError):
         return str(error)
     _log.error("Reading Parquet files failed", exc_info=error)

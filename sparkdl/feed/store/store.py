@@ -1,4 +1,4 @@
-"""What one node has received and not yet forgotten: logs, and inference that waits.
+"""What one node has received and not yet forgotten: logs, and inference that waits for results.
 
 Runs in: agent
 """
@@ -6,22 +6,23 @@ Runs in: agent
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkdl.control.coverage import PartRows
-from sparkdl.core.errors import FeedClosedError
-from sparkdl.feed.infer.exchange import CLUSTER_FAILED, Exchange
-from sparkdl.feed.store.budget import Budget
+from sparkdl.control.rows import PartRows
+from sparkdl.core.errors import FeedClosedError, InferenceError
+from sparkdl.feed.store.budget import Budget, RetainedSegments
 from sparkdl.feed.store.log import Log
-from sparkdl.feed.store.retained import RetainedSegments
 from sparkdl.feed.store.segment import StoredSegment
+from sparkdl.feed.transfer.messages import CLUSTER_FAILED, WRONG_ANSWER
 
 
 @dataclass(frozen=True)
 class StoreListener:
-    """Whom the inbox tells. Called from Flight threads; must not block."""
+    """What the store calls, from Flight threads; must not block."""
 
     on_segment: Callable[[StoredSegment], None]
     on_received: Callable[[str], None]
@@ -36,7 +37,7 @@ class StoreLimits:
         memory_nbytes: of all feeds together.
         disk_nbytes: of rows that later epochs read again and for which there is no memory.
         folder: on whose disk.
-        keeps: rows that were read stay while there is room: another child may want them again.
+        keeps: retain rows that were read while there is room: another child may want them again.
     """
 
     memory_nbytes: int
@@ -46,21 +47,21 @@ class StoreLimits:
 
 
 class NodeStore:
-    """The feeds of one node, by name. Feeds come into being when they are first named."""
+    """The feeds of one node, by name. A feed is created when it is first named."""
 
-    def __init__(self, store: StoreLimits, timeout_s: float, listener: StoreListener) -> None:
+    def __init__(self, limits: StoreLimits, timeout_s: float, listener: StoreListener) -> None:
         self.timeout_s = timeout_s
         self._listener = listener
-        self._folder = store.folder
-        disk_nbytes = store.disk_nbytes if store.folder else 0
+        self._folder = limits.folder
+        disk_nbytes = limits.disk_nbytes if limits.folder else 0
         self._budget = Budget(
-            store.memory_nbytes,
+            limits.memory_nbytes,
             self._press,
             disk_nbytes=disk_nbytes,
-            evict=lambda: self._kept.evict(),
+            evict=lambda: self._retained.evict(),
         )
-        self._kept = RetainedSegments(self._budget)
-        self._keeps = store.keeps
+        self._retained = RetainedSegments(self._budget)
+        self._keeps = limits.keeps
         self._lock = threading.Lock()
         self._logs: dict[str, Log] = {}
         self._exchanges: dict[str, Exchange] = {}
@@ -88,27 +89,27 @@ class NodeStore:
             return log
 
     def resume(self, feed: str, epoch: int, run: str, done: PartRows, limit: int) -> None:
-        """Let rows that the child before had been brought come again, as rows of `epoch`.
+        """Let rows that the previous child was brought come again, as rows of `epoch`.
 
         Args:
             run: of the job that brought them.
             done: rows that are not to come again.
             limit: how many come again at most.
         """
-        self.log(feed).resume(epoch, run, self._kept.take(feed, run), done, limit)
+        self.log(feed).resume(epoch, run, self._retained.pop(feed, run), done, limit)
 
     def forget(self, feed: str, epoch: int) -> None:
         """A checkpoint covers all rows of the epochs before `epoch`."""
-        origins = self.log(feed).origins
-        self._kept.forget(origins, epoch)
-        origins.forget(epoch)
+        provenance = self.log(feed).provenance
+        self._retained.forget(provenance, epoch)
+        provenance.forget(epoch)
 
     def clear(self) -> None:
-        """Free what is kept for another child."""
-        self._kept.clear()
+        """Free what is retained for another child."""
+        self._retained.clear()
 
     def received(self, feed: str) -> None:
-        """Tell the listener that rows of `feed` have come."""
+        """Report to the listener that rows of `feed` have come."""
         self._listener.on_received(feed)
 
     def open_exchange(self, name: str) -> Exchange:
@@ -142,7 +143,7 @@ class NodeStore:
     def close(self, reason: str) -> None:
         """Take no more rows in any feed; end what waits.
 
-        The first reason is the one that is told, unless another is that the cluster has failed.
+        The first reason is reported, unless a later one is that the cluster has failed.
         """
         with self._lock:
             if not self._closed or reason.startswith(CLUSTER_FAILED):
@@ -159,17 +160,115 @@ class NodeStore:
             self._logs.clear()
             self._closed = ""
             self._generation = generation
-        self._kept.begin()
+        self._retained.begin_child()
 
     def press_again(self) -> None:
-        """Tell the listener once more if an append waits for room."""
+        """Report to the listener once more if an append waits for room."""
         self._budget.wake()
 
     def _new_log(self, feed: str, is_closed: bool) -> Log:
-        kept = self._kept if self._keeps else None
-        return Log(feed, self._budget, self._listener.on_segment, is_closed, self._folder, kept)
+        retained = self._retained if self._keeps else None
+        return Log(feed, self._budget, self._listener.on_segment, is_closed, self._folder, retained)
 
     def _press(self) -> None:
         for log in self.logs:
             if log.press():
                 self._listener.on_pressure(log.feed)
+
+
+class Exchange:
+    """One inference partition at the node that answers it.
+
+    The Flight thread that received the partition waits in `results`; the agent's loop adds what
+    the child sends back.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._changed = threading.Condition()
+        self._ready: deque[tuple[bytes, int]] = deque()
+        self._rows_in = 0
+        self._rows_out = 0
+        self._moved_s = time.monotonic()
+        self._all_rows_in = False
+        self._failure = ""
+
+    @property
+    def failure(self) -> str:
+        """Why not every row gets its result, or empty."""
+        return self._failure
+
+    def expect(self, rows: int) -> None:
+        """Count rows that were handed to the child."""
+        with self._changed:
+            if not self._is_owed:
+                self._moved_s = time.monotonic()
+                self._changed.notify_all()
+            self._rows_in += rows
+
+    def finish_input(self) -> None:
+        """All rows of the partition have been handed over."""
+        with self._changed:
+            self._all_rows_in = True
+            self._changed.notify_all()
+
+    def add(self, data: bytes, rows: int) -> None:
+        """Take results: an Arrow IPC stream of `rows` encoded rows."""
+        with self._changed:
+            self._rows_out += rows
+            self._moved_s = time.monotonic()
+            if self._rows_out > self._rows_in:
+                self._failure = (
+                    f"map_fun gave {self._rows_out} results for {self._rows_in} rows of "
+                    f"{WRONG_ANSWER} {self.name}; batch_results needs exactly one result per row"
+                )
+            self._ready.append((data, rows))
+            self._changed.notify_all()
+
+    def fail(self, reason: str) -> None:
+        """End the wait with an error, unless all results are there."""
+        with self._changed:
+            if not (self._all_rows_in and self._rows_out == self._rows_in):
+                self._failure = self._failure or reason
+            self._changed.notify_all()
+
+    def results(self, timeout_s: float) -> Iterator[bytes]:
+        """Yield results as they come, until each row has one.
+
+        Args:
+            timeout_s: how long rows that are here may wait for a result. The time until Spark
+                brings more rows does not count.
+
+        Raises:
+            InferenceError: if there are too many, or none came for `timeout_s`, or the child ended.
+        """
+        given = 0
+        while True:
+            with self._changed:
+                while not self._ready and not self._failure:
+                    if self._all_rows_in and given == self._rows_in:
+                        return
+                    self._wait(timeout_s)
+                if self._failure:
+                    raise InferenceError(self._failure)
+                data, rows = self._ready.popleft()
+                given += rows
+            yield data
+
+    @property
+    def _is_owed(self) -> bool:
+        return self._rows_out < self._rows_in
+
+    def _wait(self, timeout_s: float) -> None:
+        if not self._is_owed:
+            self._changed.wait()
+            return
+        left_s = self._moved_s + timeout_s - time.monotonic()
+        if left_s > 0:
+            self._changed.wait(left_s)
+            return
+        self._failure = (
+            f"no result came for {timeout_s:g} s; {self._rows_out} of {self._rows_in} rows of "
+            f"{WRONG_ANSWER} {self.name} were answered. map_fun must give batch_results exactly "
+            "one result per row; if it only needs longer, raise the timeout (feed_timeout)"
+        )

@@ -1,10 +1,10 @@
-"""Who gets how many of the next rows, such that all nodes have equally many. One for all feeders.
+"""How many of the next rows each node gets, so that all nodes have equally many.
 
 Runs in: agent
 
-The feeders of a feed ask the first of the nodes before they send. So what others have on its way
-counts as well, which no node could tell by what it has. A feeder that breaks leaves what it had on
-its way in the books: two pieces for each node at most.
+All feeders of a feed ask the first node before they send. Rows in flight from other feeders count
+too; a single node cannot see them. What a feeder had in flight when it broke stays counted: two
+pieces for each node at most.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def level(num_rows: int, totals: Sequence[int], open_nodes: Sequence[bool]) -> l
 
 
 class RowBalancer:
-    """The rows of one feed that were planned for each node, by epoch."""
+    """How many rows of one feed were planned for each node, by epoch."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -70,9 +70,9 @@ class RowBalancer:
 
         Args:
             node_ids: the nodes that have room.
-            back: rows by node id that were planned and are not going to get there.
-            ahead: rows by node id that nodes had more than others before the epoch. Without it, of
-                a stream of single rows the first node would get all.
+            back: rows by node id that were planned and came back.
+            ahead: rows by node id that nodes had more than others before the epoch. Without it the
+                first node would get all rows of a stream of single rows.
 
         Returns:
             How many rows each of `node_ids` gets.
@@ -86,6 +86,6 @@ class RowBalancer:
             return shares
 
     def forget(self, epoch: int) -> None:
-        """Drop the books of `epoch` and those before it."""
+        """Forget `epoch` and those before it."""
         with self._lock:
             self._planned = {e: planned for e, planned in self._planned.items() if e > epoch}

@@ -1,33 +1,43 @@
-"""One partition on its way to the nodes: every batch is split so that the nodes' totals stay level.
+"""The Spark tasks that feed: each sends its partition to the nodes, whose totals it keeps level.
 
 Runs in: feeder
 
-    partition ── batch ──▶ shares ──▶ lane to node 0 ── DoPut ──▶ agent 0
-                             ▲   └──▶ lane to node 1 ── DoPut ──▶ agent 1
+    partition ── batch ──▶ shares ──▶ stream to node 0 ── DoPut ──▶ agent 0
+                             ▲   └──▶ stream to node 1 ── DoPut ──▶ agent 1
                              └─────── acknowledgements: room, closed
 
-How a batch is shared out is asked of the first node: it knows what all feeders have sent to whom.
+The first node says how a batch is shared out: it knows what all feeders have sent to each node.
 
-A lane holds few unacknowledged pieces. A node that is full gives a piece back after a moment, and
-so does one that has closed: what comes back goes to whoever has room. So no row waits at a node
-that is full while another node waits for rows.
+A stream holds few unacknowledged pieces. A node that is full gives a piece back after a moment, and
+so does one that has closed; the piece then goes to a node that has room. So no row waits at a full
+node while another node waits for rows.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedTimeoutError
-from sparkdl.core.row_ranges import merge_ranges, uncovered
+from sparkdl.core.row_ranges import count_rows, merge_ranges, uncovered
+from sparkdl.feed.store.segment import halve, join_small
+from sparkdl.feed.transfer.messages import (
+    FedPartition,
+    FeederError,
+    FeedSpec,
+    PlanRequest,
+    PutHeader,
+)
 from sparkdl.feed.transfer.put_stream import Piece, PutStream
-from sparkdl.feed.transfer.request import FedPartition, FeederError, FeedSpec
-from sparkdl.feed.transfer.server import PlanRequest, PutHeader
+from sparkdl.feed.values.row_codec import RowEncoder
 
 PATIENCE_S = 1.5
 """How long the next batch waits for a node that has not acknowledged, before it goes to others."""
@@ -35,10 +45,12 @@ MIN_PIECE_NBYTES = 4 * 1024 * 1024
 MAX_PIECE_NBYTES = 8 * 1024 * 1024
 """What one node gets at once, where the batches allow."""
 MAX_COUNT_S = 30.0
-"""How long rows are counted that no node wants, for whoever fed them to know."""
+"""How long rows that no node wants are counted, for the result of `cluster.feed`."""
 MAX_JOINED_NBYTES = 32 * 1024 * 1024
 MAX_JOINED_S = 0.1
 """What small batches are joined to at most, and for how long, however many nodes there are."""
+FED_SCHEMA = "partition long, rows string, refused long, num_rows long"
+"""Spark schema of what `FeedDataFrame` returns: one row a partition, `rows` as JSON."""
 
 
 class Feeder:
@@ -48,26 +60,26 @@ class Feeder:
         attempt: grows from one attempt at the partition to the next.
     """
 
-    def __init__(self, order: FeedSpec, partition: int, attempt: int = 0) -> None:
-        self._order = order
+    def __init__(self, spec: FeedSpec, partition: int, attempt: int = 0) -> None:
+        self._spec = spec
         self._partition = partition
         self._header = PutHeader(
-            order.feed,
-            order.epoch,
-            order.run,
+            spec.feed,
+            spec.epoch,
+            spec.run,
             partition,
             attempt,
-            order.generation,
-            order.last_epoch,
-            order.keep,
+            spec.generation,
+            spec.last_epoch,
+            spec.keep,
         )
         self._changed = threading.Condition()
-        self._lanes: list[PutStream] = []
+        self._streams: list[PutStream] = []
         self._done: list[tuple[int, int]] = []
         self._waiting: deque[Piece] = deque()
         self._back: Counter[int] = Counter()
         self._stored = 0
-        self._deadline = Deadline.after(order.timeout_s)
+        self._deadline = Deadline.after(spec.timeout_s)
         self._is_cancelled = False
 
     def cancel(self) -> None:
@@ -84,16 +96,18 @@ class Feeder:
             FeedTimeoutError: if no node stored anything for the feed timeout.
         """
         refused, num_rows = 0, -1
-        if self._partition in self._order.skipped:
+        if self._partition in self._spec.skipped:
             return FedPartition(self._partition, {}, 0)
-        num_nodes = len(self._order.targets)
-        least = min(MIN_PIECE_NBYTES * num_nodes, MAX_JOINED_NBYTES)
+        num_nodes = len(self._spec.targets)
+        min_nbytes = min(MIN_PIECE_NBYTES * num_nodes, MAX_JOINED_NBYTES)
+        max_nbytes = MAX_PIECE_NBYTES * num_nodes
         try:
             row = 0
-            pieces = sized(batches, least, MAX_PIECE_NBYTES * num_nodes)
+            joined = join_small(batches, min_nbytes, MAX_JOINED_S)
+            pieces = (piece for batch in joined for piece in halve(batch, max_nbytes))
             for batch in pieces:
                 self._connect(batch.schema)
-                self._deadline = Deadline.after(self._order.timeout_s)  # however slow the source is
+                self._deadline = Deadline.after(self._spec.timeout_s)  # however slow the source is
                 for start, stop in uncovered(row, row + batch.num_rows, self._done):
                     self._waiting.append(Piece(batch.slice(start - row, stop - start), start))
                 row += batch.num_rows
@@ -105,19 +119,19 @@ class Feeder:
                 num_rows = row
             refused += self._settle()
         except BaseException:
-            for lane in self._lanes:
-                lane.abort()
+            for stream in self._streams:
+                stream.abort()
             raise
-        for lane in self._lanes:
-            lane.close()
+        for stream in self._streams:
+            stream.close()
         self._raise_errors()
         return FedPartition(self._partition, self._rows(), refused, num_rows)
 
     def _count(self, batches: Iterator[pa.RecordBatch], row: int) -> int:
-        """Return how many rows are behind `row`, which no node wants: not for ever."""
+        """Return how many rows from `row` on no node wants; stop counting after `MAX_COUNT_S`."""
         rows, deadline = 0, Deadline.after(MAX_COUNT_S)
         for batch in batches:
-            rows += sum(b - a for a, b in uncovered(row, row + batch.num_rows, self._done))
+            rows += count_rows(uncovered(row, row + batch.num_rows, self._done))
             row += batch.num_rows
             if deadline.has_passed or self._is_cancelled:
                 break
@@ -125,88 +139,87 @@ class Feeder:
 
     def _rows(self) -> dict[int, int]:
         return {
-            lane.target.node_id: lane.rows_accepted
-            + sum(stop - start for start, stop in lane.covered)
-            for lane in self._lanes
+            stream.target.node_id: stream.rows_accepted + count_rows(stream.covered)
+            for stream in self._streams
         }
 
     def _connect(self, schema: pa.Schema) -> None:
-        if self._lanes:
+        if self._streams:
             return
-        for target in self._order.targets:
-            self._lanes.append(PutStream(target, self._header, self._order, self._changed))
-        for lane in self._lanes:
-            lane.open(schema)
-        for lane in self._lanes:
-            lane.wait_open()
+        for target in self._spec.targets:
+            self._streams.append(PutStream(target, self._header, self._spec, self._changed))
+        for stream in self._streams:
+            stream.open(schema)
+        for stream in self._streams:
+            stream.wait_open()
         self._raise_errors()
-        here = [part for lane in self._lanes for part in lane.covered]
-        self._done = merge_ranges([*self._order.done.get(self._partition, ()), *here])
+        here = [part for stream in self._streams for part in stream.covered]
+        self._done = merge_ranges([*self._spec.done.get(self._partition, ()), *here])
 
     def _send_waiting(self) -> None:
         """Send every piece that waits, and those that came back, unless all nodes have closed."""
         while True:
             with self._changed:
-                self._take_back()
+                self._collect_refused()
                 if not self._waiting or self._all_closed():
                     return
                 self._wait_for_room()
                 if self._all_closed():
                     return
                 piece = self._waiting.popleft()
-                lanes = [lane for lane in self._lanes if lane.has_room()]
+                streams = [stream for stream in self._streams if stream.has_room()]
             start = 0
-            for lane, share in zip(lanes, self._shares(piece, lanes), strict=True):
+            for stream, share in zip(streams, self._shares(piece, streams), strict=True):
                 if share:
-                    lane.send(Piece(piece.batch.slice(start, share), piece.start_row + start))
+                    stream.send(Piece(piece.batch.slice(start, share), piece.start_row + start))
                     start += share
 
-    def _take_back(self) -> None:
-        for lane in self._lanes:
-            self._waiting.extendleft(reversed(lane.refused))
-            self._back[lane.target.node_id] += sum(p.batch.num_rows for p in lane.refused)
-            lane.refused.clear()
+    def _collect_refused(self) -> None:
+        for stream in self._streams:
+            self._waiting.extendleft(reversed(stream.refused))
+            self._back[stream.target.node_id] += sum(p.batch.num_rows for p in stream.refused)
+            stream.refused.clear()
 
-    def _shares(self, piece: Piece, lanes: list[PutStream]) -> list[int]:
-        """Return how many of the rows go to each lane. The first node knows what all nodes get."""
-        order = self._order
+    def _shares(self, piece: Piece, streams: list[PutStream]) -> list[int]:
+        """Ask the first node, which knows what all nodes get, how many rows each stream gets."""
+        spec = self._spec
         back, self._back = self._back, Counter()
         request = PlanRequest(
-            order.feed,
-            order.generation,
-            order.epoch,
+            spec.feed,
+            spec.generation,
+            spec.epoch,
             piece.batch.num_rows,
-            tuple(lane.target.node_id for lane in lanes),
+            tuple(stream.target.node_id for stream in streams),
             dict(back),
-            dict(order.ahead),
+            dict(spec.ahead),
         )
-        return self._lanes[0].plan(request)
+        return self._streams[0].plan(request)
 
     def _wait_for_room(self) -> None:
         """Wait for every node that answers in time, then for any, or until all have closed.
 
-        The rows stay level if no node is left out because it was a little slower than others. A
-        node that was full when it was asked last is not waited for.
+        Why not simply send to the first node with room: rows stay level only if no node is left out
+        for being a little slower than others. A node that was full last time is not waited for.
         """
-        busy = [lane for lane in self._lanes if not (lane.is_late or lane.was_full)]
+        busy = [stream for stream in self._streams if not (stream.is_late or stream.was_full)]
         self._changed.wait_for(
             lambda: (
-                all(not lane.unacknowledged or lane.has_room() for lane in busy)
-                or any(lane.problem() for lane in busy)
+                all(not stream.unacknowledged or stream.has_room() for stream in busy)
+                or any(stream.problem() for stream in busy)
             ),
             PATIENCE_S,
         )
-        for lane in busy:
-            lane.is_late = not lane.may_send()
-        self._wait(lambda: any(lane.has_room() for lane in self._lanes) or self._all_closed())
+        for stream in busy:
+            stream.is_late = not stream.may_send()
+        self._wait(lambda: any(stream.has_room() for stream in self._streams) or self._all_closed())
 
     def _settle(self) -> int:
         """Wait until everything sent is acknowledged; return the rows that no node wants."""
         while True:
             self._send_waiting()
             with self._changed:
-                self._wait(lambda: not any(lane.unacknowledged for lane in self._lanes))
-                self._take_back()
+                self._wait(lambda: not any(stream.unacknowledged for stream in self._streams))
+                self._collect_refused()
                 if not self._waiting or self._all_closed():
                     return sum(int(piece.batch.num_rows) for piece in self._waiting)
 
@@ -214,65 +227,88 @@ class Feeder:
         """Wait for `is_done` as long as some node stores rows within the feed timeout."""
         while not is_done():
             self._raise_errors()
-            stored = sum(lane.rows_accepted for lane in self._lanes)
+            stored = sum(stream.rows_accepted for stream in self._streams)
             if stored != self._stored:
-                self._stored, self._deadline = stored, Deadline.after(self._order.timeout_s)
+                self._stored, self._deadline = stored, Deadline.after(self._spec.timeout_s)
             if self._deadline.has_passed:
-                names = ", ".join(lane.target.name for lane in self._lanes if not lane.is_closed)
+                names = ", ".join(
+                    stream.target.name for stream in self._streams if not stream.is_closed
+                )
                 raise FeedTimeoutError(
-                    f"{names} stored no row of feed {self._order.feed!r} for "
-                    f"{self._order.timeout_s:g} s: its feed memory is full, and user code reads no "
+                    f"{names} stored no row of feed {self._spec.feed!r} for "
+                    f"{self._spec.timeout_s:g} s: its feed memory is full, and user code reads no "
                     "rows. Raise feed_timeout if a step may take that long"
                 )
             now_s = time.monotonic()
             pauses = [
-                lane.full_until_s - now_s for lane in self._lanes if lane.full_until_s > now_s
+                stream.full_until_s - now_s
+                for stream in self._streams
+                if stream.full_until_s > now_s
             ]
             self._changed.wait(min([self._deadline.remaining_s, *pauses]))
         self._raise_errors()
 
     def _all_closed(self) -> bool:
-        return bool(self._lanes) and all(lane.is_closed for lane in self._lanes)
+        return bool(self._streams) and all(stream.is_closed for stream in self._streams)
 
     def _raise_errors(self) -> None:
         with self._changed:
-            errors = [problem for lane in self._lanes if (problem := lane.problem())]
+            errors = [problem for stream in self._streams if (problem := stream.problem())]
             errors += ["it was cancelled"] * self._is_cancelled
         if errors:
             raise FeederError("; ".join(errors))
 
 
-def sized(
-    batches: Iterator[pa.RecordBatch], min_nbytes: int, max_nbytes: int
-) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in batches of about `min_nbytes` to `max_nbytes`, where schemas allow.
+@dataclass(frozen=True)
+class FeedDataFrame:
+    """For `DataFrame.mapInArrow`: feeds each partition and returns one row on it."""
 
-    Rows that come slowly are not held back for others.
-    """
-    small: list[pa.RecordBatch] = []
-    small_nbytes, is_late = 0, Deadline.after(None)
-    for batch in batches:
-        if not batch.num_rows:
-            continue
-        nbytes = batch.nbytes
-        if small and (nbytes >= min_nbytes or not batch.schema.equals(small[0].schema, True)):
-            yield _joined(small)
-            small, small_nbytes = [], 0
-        if nbytes >= min_nbytes:
-            step = max(1, batch.num_rows * max_nbytes // max(1, nbytes))
-            for start in range(0, batch.num_rows, step):
-                yield batch.slice(start, step)
-            continue
-        if not small:
-            is_late = Deadline.after(MAX_JOINED_S)
-        small.append(batch)
-        small_nbytes += nbytes
-        if small_nbytes >= min_nbytes or is_late.has_passed:
-            yield _joined(small)
-            small, small_nbytes = [], 0
-    if small:
-        yield _joined(small)
+    spec: FeedSpec
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Feed one partition."""
+        fed = _feed(self.spec, batches)
+        yield pa.RecordBatch.from_pydict(
+            {
+                "partition": [fed.partition],
+                "rows": [json.dumps(fed.rows)],
+                "refused": [fed.rows_refused],
+                "num_rows": [fed.num_rows],
+            }
+        )
 
 
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+@dataclass(frozen=True)
+class FeedRdd:
+    """For `RDD.mapPartitions`: feeds each partition and returns one `FedPartition`."""
+
+    spec: FeedSpec
+
+    def __call__(self, values: Iterable[Any]) -> Iterator[FedPartition]:
+        """Feed one partition."""
+        yield _feed(self.spec, RowEncoder().batches(values))
+
+
+def fed_partition(partition: int, rows_json: str, refused: int, num_rows: int) -> FedPartition:
+    """Return the `FedPartition` that a row of `FeedDataFrame` stands for."""
+    rows = {int(node_id): count for node_id, count in json.loads(rows_json).items()}
+    return FedPartition(partition, rows, refused, num_rows)
+
+
+def _feed(spec: FeedSpec, batches: Iterator[pa.RecordBatch]) -> FedPartition:
+    return Feeder(spec, _partition(), _attempt()).feed(batches)
+
+
+def _partition() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context.partitionId() if context is not None else 0
+
+
+def _attempt() -> int:
+    """Return a number that grows with every task that Spark starts."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context.taskAttemptId() if context is not None else 0

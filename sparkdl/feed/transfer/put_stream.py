@@ -16,10 +16,18 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from sparkdl.control.descriptors import FdSender
 from sparkdl.feed.store.segment import write_segment
-from sparkdl.feed.transfer.fd_passing import FdSender
-from sparkdl.feed.transfer.request import FeederError, FeedSpec, Target, flight_reason
-from sparkdl.feed.transfer.server import PlanRequest, PutAck, PutHeader, PutPiece
+from sparkdl.feed.transfer.messages import (
+    FeederError,
+    FeedSpec,
+    PlanRequest,
+    PutAck,
+    PutHeader,
+    PutPiece,
+    Target,
+    flight_reason,
+)
 
 WINDOW = 2
 """Pieces on their way to one node: one is being stored while the next one travels."""
@@ -38,11 +46,11 @@ class Piece:
 class PutStream:
     """The connection to one node for one partition, with a thread that reads acknowledgements.
 
-    Fields are guarded by `changed`, which all lanes of a feeder share.
+    Fields are guarded by `changed`, which all streams of a feeder share.
     """
 
     def __init__(
-        self, target: Target, header: PutHeader, order: FeedSpec, changed: threading.Condition
+        self, target: Target, header: PutHeader, spec: FeedSpec, changed: threading.Condition
     ):
         self.target = target
         self.is_closed = False
@@ -54,15 +62,15 @@ class PutStream:
         self.covered: tuple[tuple[int, int], ...] = ()
         self.refused: list[Piece] = []
         self.unacknowledged: deque[Piece] = deque()
-        self._greeted = False
+        self._is_answered = False
         self._has_covered = False
         self._has_ended = False
         self._header = flight.FlightDescriptor.for_command(msgspec.json.encode(header))
-        self._order = order
+        self._spec = spec
         self._changed = changed
         self._client = flight.connect(target.uri)
         self._schema: pa.Schema | None = None
-        self._handoff: FdSender | None = None
+        self._fd_sender: FdSender | None = None
         self._writer: flight.FlightStreamWriter | None = None
         self._reader: threading.Thread | None = None
 
@@ -70,9 +78,9 @@ class PutStream:
         """Begin a stream of batches of `schema`; the first acknowledgement comes at once."""
         self._finish_stream()
         self._schema = schema
-        self._greeted = self._has_ended = False
+        self._is_answered = self._has_ended = False
         try:
-            writer, metadata = self._client.do_put(self._header, schema, self._order.options())
+            writer, metadata = self._client.do_put(self._header, schema, self._spec.options())
         except (pa.ArrowException, OSError) as error:
             self._fail(error)
             return
@@ -86,12 +94,12 @@ class PutStream:
         self._reader.start()
 
     def wait_open(self) -> None:
-        """Wait for the first acknowledgement, which tells what the node has of the partition."""
+        """Wait for the first acknowledgement: it says what the node has of the partition."""
         with self._changed:
             if not self._changed.wait_for(
-                lambda: self._greeted or self.problem(), self._order.timeout_s
+                lambda: self._is_answered or self.problem(), self._spec.timeout_s
             ):
-                self.error = f"{self.target.name} did not answer for {self._order.timeout_s:g} s"
+                self.error = f"{self.target.name} did not answer for {self._spec.timeout_s:g} s"
 
     def send(self, piece: Piece) -> None:
         """Send one piece; blocks only while the socket's buffers are full."""
@@ -102,7 +110,7 @@ class PutStream:
         if self._writer is None:
             return
         try:
-            key = self._hand_over(piece.batch)
+            key = self._send_fd(piece.batch)
             batch = piece.batch.slice(0, 0) if key else piece.batch
             what = PutPiece(piece.start_row, piece.batch.num_rows, key)
             self._writer.write_with_metadata(batch, msgspec.json.encode(what))
@@ -113,7 +121,7 @@ class PutStream:
         """Ask this node how to share rows out over all nodes."""
         action = flight.Action("plan", msgspec.json.encode(request))
         try:
-            (answer,) = self._client.do_action(action, self._order.options())
+            (answer,) = self._client.do_action(action, self._spec.options())
         except (pa.ArrowException, OSError) as error:
             self._fail(error)
             raise FeederError(self.error) from None
@@ -132,10 +140,10 @@ class PutStream:
         self._disconnect()
 
     def problem(self) -> str:
-        """Return why this lane cannot go on, or nothing."""
+        """Return why this stream cannot continue, or an empty text."""
         if not self.error and self._has_ended and self._writer is not None:
             try:
-                self._writer.close()
+                self._writer.close()  # which alone raises why the node has ended the stream
                 self.error = f"{self.target.name} ended the stream"
             except (pa.ArrowException, OSError) as error:
                 self._fail(error)
@@ -149,23 +157,23 @@ class PutStream:
         """Whether another piece may be sent, but for the pause of a full node."""
         return not self.is_closed and len(self.unacknowledged) < WINDOW
 
-    def _hand_over(self, batch: pa.RecordBatch) -> str:
-        """Write the segment for a node on this machine; return its key, empty for another one."""
-        if self._handoff is None:
+    def _send_fd(self, batch: pa.RecordBatch) -> str:
+        """Send the batch to a node on this machine; return its key, empty for another machine."""
+        if self._fd_sender is None:
             return ""
         fd, _nbytes = write_segment(batch)
         try:
-            return self._handoff.send(fd)
-        except OSError:  # the stream knows better what has happened
-            self._handoff.close()
-            self._handoff = None
+            return self._fd_sender.send(fd)
+        except OSError:  # the stream will report what has happened
+            self._fd_sender.close()
+            self._fd_sender = None
             return ""
         finally:
             os.close(fd)
 
     def _disconnect(self) -> None:
-        if self._handoff is not None:
-            self._handoff.close()
+        if self._fd_sender is not None:
+            self._fd_sender.close()
         self._client.close()
 
     def _finish_stream(self) -> None:
@@ -175,7 +183,7 @@ class PutStream:
         self._writer = self._reader = None
         try:
             writer.done_writing()
-            reader.join(self._order.timeout_s)
+            reader.join(self._spec.timeout_s)
             writer.close()
         except (pa.ArrowException, OSError) as error:
             self._fail(error)
@@ -185,7 +193,7 @@ class PutStream:
             while (buffer := metadata.read()) is not None:
                 ack = msgspec.json.decode(buffer.to_pybytes(), type=PutAck)
                 with self._changed:
-                    self._take(ack)
+                    self._on_ack(ack)
                     self._changed.notify_all()
         except (pa.ArrowException, OSError) as error:
             self._fail(error)
@@ -198,14 +206,14 @@ class PutStream:
         with self._changed:
             self.error = self.error or f"{self.target.name}: {flight_reason(error)}"
 
-    def _take(self, ack: PutAck) -> None:
+    def _on_ack(self, ack: PutAck) -> None:
         self.is_closed = ack.closed
         self.is_late = False
-        if not self._greeted:
-            self._greeted = True
+        if not self._is_answered:
+            self._is_answered = True
             if not self._has_covered:
                 self.covered, self._has_covered = ack.covered, True
-                self._handoff = FdSender.connect(ack.handoff, self._order.token)
+                self._fd_sender = FdSender.connect(ack.fd_socket, self._spec.token)
             return
         piece = self.unacknowledged.popleft()
         self.was_full = not (ack.accepted or ack.closed)

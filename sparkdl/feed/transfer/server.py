@@ -23,88 +23,20 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from sparkdl.control.auth import is_authorized
+from sparkdl.control.descriptors import FdReceiver
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, InferenceError, SparkdlError
 from sparkdl.core.world import host_port
-from sparkdl.feed.infer.exchange import Exchange
-from sparkdl.feed.store.store import NodeStore
-from sparkdl.feed.transfer.append import Appended, AppendRequest, Attempt
-from sparkdl.feed.transfer.fd_passing import FdReceiver
+from sparkdl.feed.store.log import Appended, AppendRequest, Attempt
+from sparkdl.feed.store.store import Exchange, NodeStore
+from sparkdl.feed.transfer.messages import ExchangeHeader, PlanRequest, PutAck, PutHeader, PutPiece
 
 RESULT_SCHEMA = pa.schema([("ipc", pa.binary())])
 
-_HANDOFF_S = 10.0
-"""How long the descriptor of a segment may take that was sent before the segment was announced."""
+_FD_WAIT_S = 10.0
+"""How long to wait for a descriptor, which was sent before its segment was announced."""
 FULL_WAIT_S = 1.0
-"""How long a full node keeps a batch before it gives it back: another node may be hungry."""
-
-
-class PutHeader(msgspec.Struct, frozen=True):
-    """What a stream of batches is part of.
-
-    Attributes:
-        last_epoch: the last one of the same `feed` call.
-        attempt: grows from one attempt to the next.
-        keep: later epochs are to read the rows again.
-    """
-
-    feed: str
-    epoch: int
-    run: str
-    partition: int
-    attempt: int = 0
-    generation: int = 0
-    last_epoch: int = 0
-    keep: bool = False
-
-
-class PutAck(msgspec.Struct, frozen=True):
-    """The answer to a batch.
-
-    Attributes:
-        accepted: whether this batch is here now.
-        closed: whether the node takes no more rows of this epoch.
-        covered: in the first answer, which rows of the partition an earlier attempt has brought
-            here already, as half-open ranges.
-        handoff: in the first answer, where feeders on the same machine hand over segments.
-    """
-
-    accepted: bool
-    closed: bool
-    covered: tuple[tuple[int, int], ...] = ()
-    handoff: str = ""
-
-
-class PutPiece(msgspec.Struct, frozen=True):
-    """What comes with a batch: its first row's number in the partition.
-
-    Attributes:
-        rows, key: of a segment that was handed over; the batch itself is empty then.
-    """
-
-    start_row: int
-    rows: int = 0
-    key: str = ""
-
-
-class PlanRequest(msgspec.Struct, frozen=True):
-    """Asks how to share out `rows` rows over nodes that have room, see `RowBalancer.plan`."""
-
-    feed: str
-    generation: int
-    epoch: int
-    rows: int
-    node_ids: tuple[int, ...]
-    back: dict[int, int] = {}
-    ahead: dict[int, int] = {}
-
-
-class ExchangeHeader(msgspec.Struct, frozen=True):
-    """One attempt at one inference partition; `exchange` is unique to the attempt."""
-
-    feed: str
-    exchange: str
-    timeout_s: float | None = None
+"""How long a full node keeps a batch before it gives it back: another node may have room."""
 
 
 _MAX_REASON_NBYTES = 7000
@@ -124,12 +56,12 @@ class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 
 
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
-    """Serves one inbox on `host`, at a port of the system's choice (`port`)."""
+    """Serves one store on `host`, at a port of the system's choice (`port`)."""
 
-    def __init__(self, host: str, token: str, inbox: NodeStore) -> None:
+    def __init__(self, host: str, token: str, store: NodeStore) -> None:
         super().__init__(f"grpc://{host_port(host, 0)}", middleware={"token": _TokenCheck(token)})
-        self._inbox = inbox
-        self._handoff = FdReceiver(token)
+        self._store = store
+        self._fd_receiver = FdReceiver(token)
         self.uri = f"grpc://{host_port(host, self.port)}"
 
     def do_put(
@@ -142,38 +74,40 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         """Append the batches of one feeder to the log."""
         header = msgspec.json.decode(descriptor.command, type=PutHeader)
         epoch = header.epoch
-        log = self._inbox.log(header.feed, header.generation)
+        log = self._store.log(header.feed, header.generation)
         log.expect(header.last_epoch)
         attempt = Attempt(header.run, header.partition, header.attempt)
         covered = tuple(log.begin(attempt, epoch))
         is_closed = not log.takes(epoch)
-        first = PutAck(True, is_closed, covered, self._handoff.name)
+        first = PutAck(True, is_closed, covered, self._fd_receiver.name)
         writer.write(msgspec.json.encode(first))
         for chunk in reader:
             piece = msgspec.json.decode(chunk.app_metadata.to_pybytes(), type=PutPiece)
-            place = AppendRequest(epoch, attempt, piece.start_row, keep=header.keep)
+            request = AppendRequest(epoch, attempt, piece.start_row, keep=header.keep)
             if piece.key:
-                fd = self._handoff.take(piece.key, Deadline.after(_HANDOFF_S))
-                outcome = log.adopt(fd, piece.rows, Deadline.after(FULL_WAIT_S), place)
+                fd = self._fd_receiver.wait_fd(piece.key, Deadline.after(_FD_WAIT_S))
+                outcome = log.adopt(fd, piece.rows, Deadline.after(FULL_WAIT_S), request)
             else:
-                outcome = log.append(chunk.data, Deadline.after(FULL_WAIT_S), place)
-            self._inbox.received(header.feed)
+                outcome = log.append(chunk.data, Deadline.after(FULL_WAIT_S), request)
+            self._store.received(header.feed)
             is_closed = outcome is Appended.CLOSED or not log.takes(epoch)
             ack = PutAck(outcome is Appended.STORED, is_closed)
             writer.write(msgspec.json.encode(ack))
 
     def shutdown(self) -> None:
         """End all calls, and the connections of feeders on this machine."""
-        self._handoff.close()
+        self._fd_receiver.close()
         super().shutdown()
 
     def do_action(
         self, context: flight.ServerCallContext, action: flight.Action
     ) -> Iterator[flight.Result]:
         """Answer a `PlanRequest` with the rows for each node."""
-        ask = msgspec.json.decode(action.body.to_pybytes(), type=PlanRequest)
-        log = self._inbox.log(ask.feed, ask.generation)
-        shares = log.ledger.plan(ask.epoch, ask.rows, ask.node_ids, ask.back, ask.ahead)
+        request = msgspec.json.decode(action.body.to_pybytes(), type=PlanRequest)
+        log = self._store.log(request.feed, request.generation)
+        shares = log.balancer.plan(
+            request.epoch, request.rows, request.node_ids, request.back, request.ahead
+        )
         yield flight.Result(msgspec.json.encode(shares))
 
     def do_exchange(
@@ -201,13 +135,13 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             exchange.fail(f"receiving the partition failed: {error}")
         finally:
             is_answered.wait()  # neither thread may use a stream whose call has ended
-            self._inbox.close_exchange(header.exchange)
+            self._store.close_exchange(header.exchange)
         if exchange.failure:
             raise flight.FlightServerError(_fitting(exchange.failure))
 
     def _open_exchange(self, name: str) -> Exchange:
         try:
-            return self._inbox.open_exchange(name)
+            return self._store.open_exchange(name)
         except FeedClosedError as error:
             raise flight.FlightServerError(_fitting(str(error))) from None
 
@@ -216,18 +150,18 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     ) -> None:
         try:
             writer.begin(RESULT_SCHEMA)
-            for data in exchange.results(header.timeout_s or self._inbox.timeout_s):
+            for data in exchange.results(header.timeout_s or self._store.timeout_s):
                 writer.write_batch(pa.record_batch([pa.array([data], pa.binary())], RESULT_SCHEMA))
         except InferenceError:
-            return  # the other thread tells the client
+            return  # the other thread reports it to the client
         except (pa.ArrowException, OSError) as error:
             exchange.fail(f"sending results failed: {error}")
 
     def _take_in(
         self, header: ExchangeHeader, exchange: Exchange, reader: flight.MetadataRecordBatchReader
     ) -> None:
-        log = self._inbox.log(header.feed)
-        timeout_s = header.timeout_s or self._inbox.timeout_s
+        log = self._store.log(header.feed)
+        timeout_s = header.timeout_s or self._store.timeout_s
         last = None
         for chunk in reader:
             if exchange.failure:

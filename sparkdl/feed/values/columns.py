@@ -1,25 +1,38 @@
-"""The columns of Arrow batches become numpy arrays by name, and are joined and cut.
+"""The columns of Arrow batches become numpy arrays by name, without a copy where possible.
 
 Runs in: child
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
-from sparkdl.feed.values.arrays import convert, objects
-from sparkdl.feed.values.dataframe_rows import tagged
+from sparkdl.feed.values.decode import decode, is_list, tagged, union_places
 from sparkdl.feed.values.encode import Codec
-from sparkdl.feed.values.linalg import is_matrix, is_vector
-from sparkdl.feed.values.ndarrays import Array
+from sparkdl.feed.values.ndarrays import (
+    Array,
+    dense_matrices,
+    dense_vectors,
+    is_matrix,
+    is_vector,
+    lengths,
+    load,
+    load_ragged,
+    split,
+    to_array,
+)
 from sparkdl.feed.values.row_codec import row_schema
 
 Columns = dict[str, Array]
+_NUMBERS = {"bool", "int", "float", "scalar", "decimal"}
+_STACKED = {"ndarray", "dense", "sparse"}
+_ARRAYS = {*_STACKED, "list", "tuple", "matrix"}
+_NO_VALUE = {"f": np.nan, "M": np.datetime64("NaT")}
 
 
 def to_columns(batch: pa.RecordBatch, columns: Sequence[str] | None = None) -> Columns:
@@ -36,7 +49,7 @@ def to_columns(batch: pa.RecordBatch, columns: Sequence[str] | None = None) -> C
 
     Raises:
         ConfigError: if there is no such column.
-        FeedTypeError: if a column cannot be an array, see `arrays.to_numpy`, or two have one name.
+        FeedTypeError: if a column cannot be an array, see `to_numpy`, or two have one name.
     """
     parts = _parts(batch)
     found: Columns = {}
@@ -131,3 +144,181 @@ def _mix(dtypes: Iterable[np.dtype[Any]]) -> bool:
     """Return whether values of these dtypes can share an array and mean what they meant."""
     kinds = {"number" if dtype.kind in "biufc" else dtype.kind for dtype in dtypes}
     return len(kinds - {"O"}) <= 1
+
+
+def to_numpy(column: pa.Array) -> Array:
+    """Return one Arrow column as one array; first axis: rows.
+
+    ========================================  =====================================  ==============
+    the column's type                         the array                              where null
+    ========================================  =====================================  ==============
+    float, double                             the same dtype, no copy                NaN
+    byte, short, int, long                    the same dtype, no copy                refused
+    boolean                                   bool                                   refused
+    decimal                                   float64: digits past 15 are lost       NaN
+    date                                      datetime64[D]                          NaT
+    timestamp                                 datetime64[us], always in UTC          NaT
+    timestamp_ntz                             datetime64[us], as the clock shows it  NaT
+    interval day to second                    timedelta64[us]                        NaT
+    time                                      timedelta64[ns] since midnight         NaT
+    string, binary                            object: str, bytes                     None
+    arrays of equal length, to any depth      [rows, length, ...], no copy           refused
+    arrays of different lengths               object [rows]: one array per row       refused
+    Spark ML vectors                          float64 [rows, size]                   refused
+    Spark ML matrices                         float64 [rows, height, width]          refused
+    numpy arrays in rows of an RDD            [rows, *shape], no copy; object        refused
+                                              [rows] if the shapes differ
+    numbers of several types, or arrays of    their common dtype, as numpy has it    NaN in floats,
+    several dtypes and one shape, in an RDD                                          else refused
+    other values of several types, in an RDD  object                                 None
+    struct, map, dict                         refused: `to_columns` takes structs
+                                              apart
+    ========================================  =====================================  ==============
+
+    What holds for a column holds for the elements of its arrays. Refused is what numpy has no value
+    for: no integer column becomes one of floats for the sake of a null. A column that may hold
+    nulls and holds none is like any other. Arrays that were not copied are read-only.
+
+    Raises:
+        FeedTypeError: for what the table says is refused.
+    """
+    return convert(column, None, "the column")
+
+
+def convert(column: pa.Array, codec: Codec | None, where: str) -> Array:
+    """Convert a column; a codec tells what Arrow's type does not."""
+    if codec is not None and codec.name in _BY_CODEC:
+        return _BY_CODEC[codec.name](column, codec, where)
+    kind = column.type
+    types = pa.types
+    if is_list(kind):
+        return _lists(column, codec.of[0] if codec is not None and codec.of else None, where)
+    if types.is_time(kind):
+        column = column.cast(pa.time64("ns")).cast(pa.int64()).cast(pa.duration("ns"))
+    if types.is_struct(kind) or types.is_map(kind) or types.is_union(kind):
+        return _structs(column, where)
+    if types.is_decimal(kind):
+        return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
+    is_whole = types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind)
+    if is_whole and column.null_count:
+        raise _nulls(column, where)
+    return to_array(column)
+
+
+def objects(values: Sequence[Any]) -> Array:
+    """Return an object array [rows], also where the values are sequences themselves."""
+    return np.fromiter(values, object, len(values))
+
+
+def _nulls(column: pa.Array, where: str) -> FeedTypeError:
+    return FeedTypeError(
+        f"{where} holds {column.null_count} nulls among {len(column)} values of type "
+        f"{column.type}, for which numpy has no value. Fill them before feeding (df.fillna, or "
+        "coalesce), or drop those rows (df.dropna)."
+    )
+
+
+def _lists(column: pa.Array, element: Codec | None, where: str) -> Array:
+    if column.null_count:
+        raise _nulls(column, where)
+    counts = lengths(column)
+    flat = convert(column.flatten(), element, where)
+    if (counts == counts[:1]).all():
+        width = column.type.list_size if pa.types.is_fixed_size_list(column.type) else -1
+        width = int(counts[0]) if len(counts) else max(width, 0)
+        return flat.reshape(len(column), width, *flat.shape[1:])
+    return objects(split(flat, counts))
+
+
+def _structs(column: pa.Array, where: str) -> Array:
+    if column.null_count:
+        raise _nulls(column, where)
+    if is_vector(column.type) or is_matrix(column.type):
+        try:
+            return (dense_vectors if is_vector(column.type) else dense_matrices)(column)
+        except ValueError as error:
+            raise FeedTypeError(f"{where} holds {error}; they must have one size") from None
+    raise FeedTypeError(
+        f"{where} is a {column.type}, which is no array. Feed its parts as columns of their own, "
+        "for example df.select('name.*') for a struct or df.select(col('name')['key']) for a map, "
+        "or name the columns that are wanted."
+    )
+
+
+def _stack(arrays: list[Array]) -> Array:
+    return np.stack(arrays) if len({a.shape for a in arrays}) == 1 else objects(arrays)
+
+
+def _arrays(column: pa.Array, codec: Codec, _where: str) -> Array:
+    dtype = "" if codec.name == "dense" else codec.detail
+    if pa.types.is_struct(column.type):
+        return _stack(load_ragged(column, dtype))
+    return load(column, dtype)
+
+
+def _sparse(column: pa.Array, _codec: Codec, where: str) -> Array:
+    sizes = set(column.field("size").to_pylist())
+    if len(sizes) > 1:
+        raise FeedTypeError(f"{where} holds sparse vectors of sizes {sorted(sizes)}; feed one size")
+    dense = np.zeros((len(column), *(sizes or {0})))
+    rows = np.repeat(np.arange(len(column)), lengths(column.field("indices")))
+    indices = column.field("indices").flatten().to_numpy()
+    dense[rows, indices] = column.field("values").flatten().to_numpy()
+    return dense
+
+
+def _decimals(column: pa.Array, _codec: Codec, _where: str) -> Array:
+    return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
+
+
+def _mixed(column: pa.Array, codec: Codec, where: str) -> Array:
+    """Numbers, datetimes, arrays of one shape get their common dtype; other mixes are objects."""
+    names = {part.name for part in codec.of} - {"null"}
+    has_none = len(names) < len({part.name for part in codec.of})
+    if has_none and names <= _ARRAYS:
+        raise FeedTypeError(f"{where} holds None among arrays. Replace it before feeding.")
+    is_aware = {bool(part.detail) for part in codec.of if part.name == "datetime"}
+    is_time = names == {"datetime"} and len(is_aware) == 1
+    if not (names <= _NUMBERS or names <= _STACKED or is_time):
+        return objects(decode(column, codec))
+    parts = {
+        number: convert(column.field(number), part, where)
+        for number, part in enumerate(codec.of)
+        if part.name != "null"
+    }
+    shapes = {part.shape[1:] for part in parts.values()}
+    if len(shapes) > 1 or any(part.dtype.kind not in "biufcM" for part in parts.values()):
+        return objects(decode(column, codec))
+    dtype = np.result_type(*parts.values())
+    if has_none and dtype.kind not in _NO_VALUE:
+        raise FeedTypeError(f"{where} holds None among numbers. Replace it before feeding.")
+    array = np.full((len(column), *shapes.pop()), _NO_VALUE.get(dtype.kind, 0), dtype)
+    members, places = union_places(column)
+    for number, part in parts.items():
+        array[members == number] = part[places[members == number]]
+    return array
+
+
+def _optional(column: pa.Array, codec: Codec, where: str) -> Array:
+    return convert(column.field("value"), codec.of[0], where)
+
+
+def _no_array(_column: pa.Array, codec: Codec, where: str) -> Array:
+    raise FeedTypeError(
+        f"{where} holds a {codec.name}, which is no array. Feed its parts as fields of their own, "
+        "or name the columns that are wanted."
+    )
+
+
+_BY_CODEC: dict[str, Callable[[pa.Array, Codec, str], Array]] = {
+    "scalar": _arrays,
+    "ndarray": _arrays,
+    "dense": _arrays,
+    "sparse": _sparse,
+    "decimal": _decimals,
+    "matrix": lambda column, _codec, where: _structs(column, where),
+    "union": _mixed,
+    "optional": _optional,
+    "dict": _no_array,
+    "row": _no_array,
+}

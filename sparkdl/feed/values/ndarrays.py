@@ -1,20 +1,28 @@
-"""Numpy arrays inside Arrow: how arrays of any shape and dtype are laid out in lists.
+"""Numpy arrays, and Spark's vectors and matrices, inside Arrow: how they are laid out in lists.
 
 Runs in: feeder, child
 
 Arrays of one shape become nested fixed-size lists, so a column is one array [rows, *shape] again
 without a copy. Arrays of different shapes become struct<shape, data>. A dtype that Arrow does not
 have travels as bytes: uint8, with an axis more.
+
+Vectors and matrices of Spark ML are laid out as Spark lays them out in a DataFrame. A vector is
+struct<type, size, indices, values>; a matrix struct<type, numRows, numCols, colPtrs, rowIndices,
+values, isTransposed>. Type 0 is sparse, 1 dense. Values of a dense matrix run down the columns,
+those of a sparse one column by column; along rows where it is transposed.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+
+from sparkdl.core.errors import ProtocolError
 
 Array = np.ndarray[Any, Any]
 
@@ -26,6 +34,12 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 
 INT32_MAX = 2**31 - 1
 """Arrow's lists, strings and binaries of 32 bits, and its fixed sizes, end here."""
+MODULES = ("pyspark.ml.linalg", "pyspark.mllib.linalg")
+_SPARSE = 0
+_VECTOR_FIELDS = ["type", "size", "indices", "values"]
+_MATRIX_FIELDS = [
+    "type", "numRows", "numCols", "colPtrs", "rowIndices", "values", "isTransposed",
+]  # fmt: skip
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str | None:
@@ -147,3 +161,154 @@ def _typed(array: Array, dtype: str) -> Array:
     if 0 in array.shape:
         return np.empty(array.shape[:-1], dtype)
     return np.ascontiguousarray(array).view(dtype)[..., 0]
+
+
+def is_vector(kind: pa.DataType) -> bool:
+    """Return whether `kind` is how Spark writes a column of ML vectors (VectorUDT)."""
+    return pa.types.is_struct(kind) and [field.name for field in kind] == _VECTOR_FIELDS
+
+
+def is_matrix(kind: pa.DataType) -> bool:
+    """Return whether `kind` is how Spark writes a column of ML matrices (MatrixUDT)."""
+    return pa.types.is_struct(kind) and [field.name for field in kind] == _MATRIX_FIELDS
+
+
+def vectors(column: pa.Array) -> list[Any]:
+    """Return the pyspark.ml vectors of a column without nulls."""
+    make = factory(MODULES[0], "Vectors")
+    kinds, sizes = (column.field(name).to_pylist() for name in ("type", "size"))
+    indices, values = (_pieces(column.field(name)) for name in ("indices", "values"))
+    return [
+        make.sparse(size, places, numbers) if kind == _SPARSE else make.dense(numbers)
+        for kind, size, places, numbers in zip(kinds, sizes, indices, values, strict=True)
+    ]
+
+
+def matrices(column: pa.Array, module: str = MODULES[0]) -> list[Any]:
+    """Return the matrices of a column without nulls."""
+    dense, sparse = factory(module, "DenseMatrix"), factory(module, "SparseMatrix")
+    heads = (column.field(n).to_pylist() for n in ("type", "numRows", "numCols", "isTransposed"))
+    parts = (_pieces(column.field(name)) for name in ("colPtrs", "rowIndices", "values"))
+    return [
+        sparse(rows, cols, starts, places, numbers, is_transposed)
+        if kind == _SPARSE
+        else dense(rows, cols, numbers, is_transposed)
+        for kind, rows, cols, is_transposed, starts, places, numbers in zip(
+            *heads, *parts, strict=True
+        )
+    ]
+
+
+def store_matrices(values: Sequence[Any]) -> pa.Array:
+    """Return matrices as an Arrow array; `matrices` gives them back."""
+    sparse = [hasattr(value, "colPtrs") for value in values]
+    parts = [
+        pa.array(np.logical_not(sparse).astype(np.int8)),
+        pa.array([value.numRows for value in values], pa.int32()),
+        pa.array([value.numCols for value in values], pa.int32()),
+        _join([getattr(value, "colPtrs", ()) for value in values], np.int32),
+        _join([getattr(value, "rowIndices", ()) for value in values], np.int32),
+        _join([value.values for value in values], np.float64),
+        pa.array([bool(value.isTransposed) for value in values]),
+    ]
+    return pa.StructArray.from_arrays(parts, names=_MATRIX_FIELDS)
+
+
+def dense_vectors(column: pa.Array) -> Array:
+    """Return a column of ML vectors of equal size as float64 [rows, size], sparse ones filled up.
+
+    Args:
+        column: a VectorUDT struct without nulls.
+
+    Raises:
+        ValueError: if the vectors' sizes differ.
+    """
+    counts = lengths(column.field("values"))
+    is_sparse = column.field("type").to_numpy() == _SPARSE
+    sizes = np.where(is_sparse, np.asarray(column.field("size").fill_null(0)), counts)
+    if len(sizes) and sizes.min() != sizes.max():
+        raise ValueError(f"vectors of {sizes.min()} to {sizes.max()} elements")
+    width = int(sizes[0]) if len(sizes) else 0
+    values = _flat(column.field("values"))
+    if not is_sparse.any():
+        return values.reshape(len(column), width)
+    dense = np.zeros((len(column), width))
+    row_of = np.repeat(np.arange(len(column)), counts)
+    from_sparse = is_sparse[row_of]
+    dense[row_of[from_sparse], _flat(column.field("indices"))] = values[from_sparse]
+    dense[~is_sparse] = values[~from_sparse].reshape(-1, width)
+    return dense
+
+
+def dense_matrices(column: pa.Array) -> Array:
+    """Return a column of ML matrices of equal shape as float64 [rows, numRows, numCols].
+
+    Args:
+        column: a MatrixUDT struct without nulls.
+
+    Raises:
+        ValueError: if the matrices' shapes differ.
+    """
+    shapes = np.stack([column.field(n).to_numpy() for n in ("numRows", "numCols")], axis=1)
+    if len(shapes) and (shapes != shapes[0]).any():
+        few = ", ".join(f"{rows}x{cols}" for rows, cols in np.unique(shapes, axis=0)[:4])
+        raise ValueError(f"matrices of {few}")
+    height, width = map(int, shapes[0]) if len(shapes) else (0, 0)
+    is_sparse = column.field("type").to_numpy() == _SPARSE
+    along_rows = column.field("isTransposed").to_numpy(zero_copy_only=False)
+    values, counts = _flat(column.field("values")), lengths(column.field("values"))
+    if not is_sparse.any() and (along_rows == along_rows[:1]).all():
+        return _oriented(values, len(column), (height, width), bool(along_rows[:1].all()))
+    dense = np.zeros((len(column), height, width))
+    matrix_of = np.repeat(np.arange(len(column)), counts)
+    for is_along in (False, True):
+        chosen = ~is_sparse & (along_rows == is_along)
+        numbers = values[chosen[matrix_of]]
+        dense[chosen] = _oriented(numbers, int(chosen.sum()), (height, width), is_along)
+    # Each of a sparse matrix's lines has as many values as its next start is farther on.
+    starts = _flat(column.field("colPtrs"))
+    start_of = np.repeat(np.arange(len(column)), lengths(column.field("colPtrs")))
+    in_line = np.diff(starts)[np.diff(start_of) == 0]
+    line_counts = np.where(along_rows, height, width)[is_sparse]
+    line_of = np.arange(len(in_line)) - np.repeat(np.cumsum(line_counts) - line_counts, line_counts)
+    lines, places = np.repeat(line_of, in_line), _flat(column.field("rowIndices"))
+    from_sparse = is_sparse[matrix_of]
+    matrix = matrix_of[from_sparse]
+    swap = along_rows[matrix]
+    dense[matrix, np.where(swap, lines, places), np.where(swap, places, lines)] = values[
+        from_sparse
+    ]
+    return dense
+
+
+def factory(module: str, name: str) -> Any:
+    """Return a class of one of pyspark's two linalg modules.
+
+    Raises:
+        ProtocolError: if `module` is another one; the name came with a feed's batch.
+    """
+    if module not in MODULES:
+        raise ProtocolError(f"a feed's batch names {module!r} as the home of its vectors")
+    return getattr(importlib.import_module(module), name)
+
+
+def _oriented(values: Array, count: int, shape: tuple[int, int], is_along_rows: bool) -> Array:
+    height, width = shape
+    if is_along_rows:
+        return values.reshape(count, height, width)
+    return np.swapaxes(values.reshape(count, width, height), 1, 2)
+
+
+def _flat(lists: pa.Array) -> Array:
+    flat: Array = lists.flatten().to_numpy()
+    return flat
+
+
+def _pieces(lists: pa.Array) -> list[Array]:
+    """Return each list as an array of its own that can be written to; empty where null."""
+    return [piece.copy() for piece in split(_flat(lists), lengths(lists))]
+
+
+def _join(arrays: Sequence[Any], dtype: Any) -> pa.Array:
+    flat = np.concatenate([np.asarray(array, dtype) for array in arrays])
+    return store_lists(list(map(len, arrays)), pa.array(flat))

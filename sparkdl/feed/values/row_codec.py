@@ -20,10 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.core.errors import ProtocolError
-from sparkdl.feed.values.dataframe_rows import frame_rows
-from sparkdl.feed.values.decode import decode, make_rows
-from sparkdl.feed.values.encode import MISSING, Codec, Values, encode, row_fields
-from sparkdl.feed.values.pack import pack_rows
+from sparkdl.feed.values.decode import decode, frame_rows, make_rows
+from sparkdl.feed.values.encode import MISSING, Codec, Values, encode, pack_rows, row_fields
 
 _KEY = b"sparkdl.rows"
 _MAX_CUTS = 8
@@ -103,11 +101,6 @@ def rows(batch: pa.RecordBatch) -> list[Any]:
         return [{k: v for k, v in row.items() if v is not MISSING} for row in found]
     tuples = zip(*columns, strict=True)
     return list(tuples) if schema.kind == "tuple" else list(map(list, tuples))
-
-
-def is_row_batch(batch: pa.RecordBatch) -> bool:
-    """Return whether `RowEncoder` made `batch`; otherwise it comes from a DataFrame."""
-    return _KEY in (batch.schema.metadata or {})
 
 
 def row_schema(batch: pa.RecordBatch) -> RowSchema | None:

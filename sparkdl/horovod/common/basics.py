@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from sparkdl.collectives.group import Op
+from sparkdl.collectives.base import Op
 from sparkdl.core.errors import ConfigError, RemovedError
 from sparkdl.horovod.common import process_sets as sets
 from sparkdl.horovod.common.world import enter, has_place, leave, place

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sparkdl.collectives.group import Group
+from sparkdl.collectives.base import Group
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common.exceptions import NotInitializedError
 from sparkdl.horovod.common.world import Place, has_place, place

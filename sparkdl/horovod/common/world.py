@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sparkdl.collectives.group import Group, connect
+from sparkdl.collectives.base import Group
+from sparkdl.collectives.group import connect
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.settings import visible_gpus
 from sparkdl.core.world import Member

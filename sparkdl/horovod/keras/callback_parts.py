@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.common import ProcessSet, global_process_set, group_of, rank, size
+from sparkdl.horovod.common.basics import rank, size
+from sparkdl.horovod.common.process_sets import ProcessSet, global_process_set, group_of
 from sparkdl.horovod.common.world import report_step
 from sparkdl.horovod.tensorflow.functions import broadcast_variables
 from sparkdl.horovod.tensorflow.gradients import key_of

@@ -20,7 +20,7 @@ import numpy as np
 from sparkdl.collectives.base import Group, Op
 from sparkdl.collectives.tensorflow_errors import tensorflows, tensorflows_too
 from sparkdl.core.errors import ConfigError, RemovedError
-from sparkdl.horovod.common import ProcessSet, group_of
+from sparkdl.horovod.common.process_sets import ProcessSet, group_of
 
 Function = Callable[..., Sequence[np.ndarray]]
 

@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from sparkdl.core.errors import ConfigError, RemovedError
-from sparkdl.horovod.common import (
+from sparkdl.horovod.common.basics import local_rank, local_size, rank
+from sparkdl.horovod.common.process_sets import (
     ProcessSet,
     global_process_set,
     group_of,
-    local_rank,
-    local_size,
     process_set_by_id,
-    rank,
 )
 from sparkdl.horovod.tensorflow.exchange import exchange_for
 from sparkdl.horovod.tensorflow.ops import root_in

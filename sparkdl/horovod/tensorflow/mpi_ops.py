@@ -11,7 +11,8 @@ from typing import Any
 
 from sparkdl.collectives.base import Op
 from sparkdl.horovod import tensorflow as face
-from sparkdl.horovod.common import ProcessSet, Sum, global_process_set, op_of
+from sparkdl.horovod.common.basics import Sum, op_of
+from sparkdl.horovod.common.process_sets import ProcessSet, global_process_set
 from sparkdl.horovod.common.util import check_extension, gpu_available, num_rank_is_power_2
 from sparkdl.horovod.tensorflow.reductions import allreduce
 

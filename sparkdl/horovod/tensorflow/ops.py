@@ -16,7 +16,7 @@ from typing import Any
 from sparkdl.collectives.base import Op, even_splits
 from sparkdl.collectives.tensorflow_errors import tensorflows_too
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.common import ProcessSet, global_process_set
+from sparkdl.horovod.common.process_sets import ProcessSet, global_process_set
 from sparkdl.horovod.tensorflow.exchange import Exchange, differentiable, exchange_for, with_rows
 
 

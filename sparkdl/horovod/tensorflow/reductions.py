@@ -12,7 +12,8 @@ from typing import Any
 
 from sparkdl.collectives.base import Op
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.common import ProcessSet, global_process_set, op_of
+from sparkdl.horovod.common.basics import op_of
+from sparkdl.horovod.common.process_sets import ProcessSet, global_process_set
 from sparkdl.horovod.tensorflow.compression import Compression, Compressor
 from sparkdl.horovod.tensorflow.exchange import Exchange, differentiable, exchange_for, with_rows
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.collectives.group import Group
+from sparkdl.collectives.base import Group
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.common import ProcessSet, group_of, op_of
+from sparkdl.horovod.common.basics import op_of
+from sparkdl.horovod.common.process_sets import ProcessSet, group_of
 from sparkdl.horovod.torch.handles import Handle, started
 from sparkdl.horovod.torch.kernels import Reduction
 from sparkdl.horovod.torch.streams import handed_over

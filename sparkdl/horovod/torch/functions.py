@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.common import ProcessSet, global_process_set, group_of
+from sparkdl.horovod.common.process_sets import ProcessSet, global_process_set, group_of
 from sparkdl.horovod.torch import kernels
 
 if TYPE_CHECKING:
     import torch
 
-    from sparkdl.collectives.group import Group
+    from sparkdl.collectives.base import Group
 
 _FUSED_NBYTES = 32 << 20
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.collectives.arithmetic import scale_
-from sparkdl.collectives.group import Group, Op
+from sparkdl.collectives.base import Group, Op
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.torch import kernels
 from sparkdl.horovod.torch.calls import named

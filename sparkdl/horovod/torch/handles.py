@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from sparkdl.collectives.group import Group
+from sparkdl.collectives.base import Group
 from sparkdl.core.errors import ConfigError
 
 T = TypeVar("T")

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, ref
 
+from sparkdl.collectives.base import Group
 from sparkdl.collectives.gloo import GlooGroup
-from sparkdl.collectives.group import Group
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.common import ProcessSet, group_of
+from sparkdl.horovod.common.process_sets import ProcessSet, group_of
 
 if TYPE_CHECKING:
     from sparkdl.horovod.torch.reducer import Reducer

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sparkdl.collectives.arithmetic import dtypes, scale_
-from sparkdl.collectives.base import even_splits
+from sparkdl.collectives.base import Group, Op, even_splits
 from sparkdl.collectives.gloo import GlooGroup
-from sparkdl.collectives.group import Group, Op
 from sparkdl.collectives.tensors import TensorGroup
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 

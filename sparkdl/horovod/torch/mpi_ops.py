@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparkdl.horovod import torch as face
-from sparkdl.horovod.common import op_of
+from sparkdl.horovod.common.basics import op_of
 from sparkdl.horovod.common.util import check_extension, gpu_available, num_rank_is_power_2
 
 _ELSEWHERE = {

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.collectives.group import Op
+from sparkdl.collectives.base import Op
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.common import Average, ProcessSet, global_process_set, group_of, op_of
+from sparkdl.horovod.common.basics import Average, op_of
 from sparkdl.horovod.common.exceptions import OrderOfCallsError
+from sparkdl.horovod.common.process_sets import ProcessSet, global_process_set, group_of
 from sparkdl.horovod.common.world import report_step
 from sparkdl.horovod.torch.compression import Compression, Compressor
 from sparkdl.horovod.torch.joining import remember

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
-from sparkdl.collectives.group import Group, Op
+from sparkdl.collectives.base import Group, Op
 from sparkdl.core.errors import CollectiveError, ConfigError
 from sparkdl.horovod.common.exceptions import OrderOfCallsError
 from sparkdl.horovod.torch import kernels

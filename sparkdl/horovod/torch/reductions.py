@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.collectives.group import Group
-from sparkdl.horovod.common import ProcessSet, global_process_set, group_of
+from sparkdl.collectives.base import Group
+from sparkdl.horovod.common.process_sets import ProcessSet, global_process_set, group_of
 from sparkdl.horovod.torch import gradients, kernels
 from sparkdl.horovod.torch.calls import done, named, reduction, start
 from sparkdl.horovod.torch.compression import Compression, Compressor

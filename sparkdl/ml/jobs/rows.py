@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.core.errors import FeedTypeError
-from sparkdl.feed.values.arrays import convert
+from sparkdl.feed.values.columns import convert
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import Tensor
 from sparkdl.ml.scoring.inputs import InputColumn, tensor_values

@@ -15,8 +15,8 @@ from pyspark.ml.linalg import MatrixUDT, VectorUDT
 from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
-from sparkdl.feed.values.arrays import convert
-from sparkdl.feed.values.dataframe_rows import is_list
+from sparkdl.feed.values.columns import convert
+from sparkdl.feed.values.decode import is_list
 from sparkdl.feed.values.ndarrays import Array, lengths
 from sparkdl.ml.estimators.source import Signature, Tensor, only_one
 

@@ -17,8 +17,8 @@ from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, InferenceError
 from sparkdl.driver.executors.scored import BY_DTYPE, arrow_schema
-from sparkdl.feed.values.dataframe_rows import is_list, is_vector
-from sparkdl.feed.values.ndarrays import Array
+from sparkdl.feed.values.decode import is_list
+from sparkdl.feed.values.ndarrays import Array, is_vector
 from sparkdl.ml.estimators.source import Signature, Tensor, only_one
 from sparkdl.ml.scoring.inputs import TEXT
 

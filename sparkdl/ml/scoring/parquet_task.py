@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.core.errors import ReadError
-from sparkdl.feed.parquet.types import convert
+from sparkdl.feed.parquet.source import convert
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.scoring.scan import FileColumns
 from sparkdl.ml.scoring.task import Score

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdl.control.coverage import CallShape, EpochRows, FeedCoverage
+from sparkdl.control.rows import CallShape, EpochRows, FeedCoverage
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.row_ranges import merge_ranges
 from sparkdl.driver.feeds.coverage import Call, CallHistory, CoverageStore, EpochLeft, FeedRequest
-from sparkdl.feed.transfer.request import FeedSpec
+from sparkdl.feed.transfer.messages import FeedSpec
 
 Row = tuple[int, int, int, int]
 """Call, epoch, partition, row."""

@@ -11,7 +11,7 @@ import pytest
 
 from sparkdl.core.errors import FeedTimeoutError, NodeFailedError
 from sparkdl.driver.feeds.report import FeedReport
-from sparkdl.feed.reader.tail import Tail
+from sparkdl.feed.reader.batches import Tail
 from sparkdl.node.context import NodeContext
 from tests.doubles.map_funs import count_rows
 from tests.doubles.meetings import STEP_S, WIDE, Meetings, meet, parts, train

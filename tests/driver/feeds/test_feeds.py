@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from sparkdl.control.messages import ReadShare
-from sparkdl.control.shares import DataFile, Share, Storage
+from sparkdl.control.rows import DataFile, Share, Storage
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, NodeFailedError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.feeds.feeds import listed, trigger_options
 from sparkdl.driver.feeds.transitions import _check_size
-from sparkdl.feed.reader.tail import Tail
+from sparkdl.feed.reader.batches import Tail
 from sparkdl.node.context import NodeContext
 from tests.doubles.meetings import STEP_S, Meetings, meet, parts, train
 from tests.doubles.nodes import SOON_S, launch

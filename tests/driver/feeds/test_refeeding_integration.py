@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkdl.control.coverage import CallShape, EpochRows, FeedCoverage
+from sparkdl.control.rows import CallShape, EpochRows, FeedCoverage
 from sparkdl.core.errors import ConfigError, FeedClosedError
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.node.context import NodeContext

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.control.coverage import EpochRows, merge_epochs
 from sparkdl.control.messages import EpochEnd, FeedBegin, FeedCount, FeedCut, FeedHold, Granted
+from sparkdl.control.rows import EpochRows, merge_epochs
 from sparkdl.core.errors import (
     FeedClosedError,
     FeedTimeoutError,
@@ -59,7 +59,7 @@ from sparkdl.driver.feeds.state import (
     Warn,
 )
 from sparkdl.driver.feeds.transitions import ANSWER_S, CANCEL_S, LOOKS, REASON_S, TRANSITIONS, step
-from sparkdl.feed.transfer.request import FedPartition, FeedSpec
+from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 from tests.doubles.machines import declared_steps_only
 
 steps_are_declared = declared_steps_only(TRANSITIONS, LOOKS)

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
-from sparkdl.feed.adapters.jax import JaxBatches
-from sparkdl.feed.adapters.jax_mesh import GlobalRows
+from sparkdl.feed.adapters.jax import GlobalRows, JaxBatches
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.node.context import NodeContext
 from tests.doubles.feeds import Arrivals

@@ -13,7 +13,7 @@ import pytest
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, EndOfFeedError, FeedTypeError
 from sparkdl.feed.reader.batches import EpochBatches
-from sparkdl.feed.transfer.append import Appended, AppendRequest
+from sparkdl.feed.store.log import Appended, AppendRequest
 from tests.doubles.feeds import SOON_S, Arrivals, LocalNode, Running, numbers
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def test_fit_reads_as_many_epochs_as_it_is_told_and_every_row_of_them(strategy: 
     scope = tf.distribute.MirroredStrategy(["CPU:0"]) if strategy == "mirrored" else None
     built = model(scope)
     with LocalNode() as node:
-        log = node.feeds._inbox.log("input")
+        log = node.feeds._store.log("input")
         for epoch in range(3):
             assert (
                 log.append(
@@ -186,7 +186,7 @@ def test_fit_reads_as_many_epochs_as_it_is_told_and_every_row_of_them(strategy: 
 def test_fit_follows_a_feed_that_is_larger_than_the_budget() -> None:
     built = model()
     with LocalNode(limit_nbytes=3_000) as node:
-        log = node.feeds._inbox.log("input")
+        log = node.feeds._store.log("input")
 
         def feed() -> None:
             for epoch in range(2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import threading
+from collections import deque
 from collections.abc import Generator, Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -19,13 +20,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdl.control.shares import FileRange, Share, Storage
+from sparkdl.control.rows import FileRange, Share, Storage
 from sparkdl.core.errors import ConfigError, ReadError
-from sparkdl.core.row_ranges import uncovered
-from sparkdl.feed.parquet.plan import RowNumbers, plan
-from sparkdl.feed.parquet.read import BATCH_NBYTES, _Piece, _pieces, read_share
-from sparkdl.feed.parquet.read_ahead import in_order
-from sparkdl.feed.parquet.source import ParquetSource, list_files
+from sparkdl.core.row_ranges import take_rows, uncovered
+from sparkdl.feed.parquet.read import BATCH_NBYTES, _in_order, _Piece, _pieces, read_share
+from sparkdl.feed.parquet.source import ParquetSource, list_files, plan
 from sparkdl.storage import locate, open_storage
 
 GROUPS = st.lists(st.lists(st.integers(0, 50), max_size=6), max_size=6)
@@ -81,10 +80,10 @@ def test_rows_that_are_done_are_shared_out_to_nobody_and_all_others_to_somebody(
     starts = dict(zip(there(groups), itertools.count(), strict=False))
     numbers = []
     for share in shares:
-        counted = RowNumbers(share)
-        spans = [span for part in share for span in counted.take(part.stop - part.start)]
-        assert sum(stop - start for _, start, stop in spans) == sum(p.stop - p.start for p in share)
-        numbers += [number for _, start, stop in spans for number in range(start, stop)]
+        of_share = deque(part.numbers for part in share)
+        taken = [rows for part in share for rows in take_rows(of_share, part.num_rows)]
+        assert sum(stop - start for start, stop in taken) == sum(p.num_rows for p in share)
+        numbers += [number for start, stop in taken for number in range(start, stop)]
         for part in share:
             assert part.first == starts[part.file, part.row_group, part.start]
     left = uncovered(0, len(starts), done)
@@ -344,7 +343,7 @@ def test_options_reach_the_storage() -> None:
     num_nodes=NODES,
     group_rows=st.integers(1, 20),
 )
-def test_shares_together_hold_every_rowin_order(
+def test_shares_together_hold_every_row_in_order(
     sizes: list[int], num_nodes: int, group_rows: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder, first = tmp_path_factory.mktemp("rows"), 0
@@ -483,7 +482,7 @@ def test_no_more_is_decoded_ahead_than_is_allowed(many: Share) -> None:
             yield batch
 
     pieces = [_Piece(many.files[0], (part,)) for part in many.ranges]
-    for taken, _ in enumerate(in_order(pieces, decode, 10_000), start=1):
+    for taken, _ in enumerate(_in_order(pieces, decode, 10_000), start=1):
         assert len(made) - taken <= 2 * (5 + 1)  # two at once: 5000 bytes each, and one in hand
     assert taken == len(made) == 50 * len(pieces)
 
@@ -496,7 +495,8 @@ def test_many_small_files_make_few_batches(tmp_path: Path) -> None:
     assert batch["x"].to_pylist() == list(range(20))
     rows = [batch.num_rows for batch in read_share(share, batch_nbytes=200)]
     assert sum(rows) == 20
-    assert set(rows) <= {4, 5, 6}
+    assert set(rows[:-1]) <= {4, 5, 6}, "a quarter of what a batch may hold"
+    assert 0 < rows[-1] <= 6
 
 
 def test_small_pieces_are_read_several_at_a_time(many: Share) -> None:
@@ -507,7 +507,7 @@ def test_small_pieces_are_read_several_at_a_time(many: Share) -> None:
         yield pa.record_batch({"x": [piece.ranges[0].row_group]})
 
     pieces = [_Piece(many.files[0], (FileRange(0, i, 0, 1),)) for i in range(4)]
-    batches = in_order(pieces, decode, 10_000)
+    batches = _in_order(pieces, decode, 10_000)
     assert [batch["x"][0].as_py() for batch in batches] == [0, 1, 2, 3]
 
 

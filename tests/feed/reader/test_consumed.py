@@ -13,14 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdl.control.channel import Local
-from sparkdl.control.coverage import EpochRows
+from sparkdl.control.rows import EpochRows
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.adapters.jax import JaxBatches
 from sparkdl.feed.adapters.tfos import DataFeed
 from sparkdl.feed.reader import consumed as used
-from sparkdl.feed.reader.batches import EpochBatches
+from sparkdl.feed.reader.batches import EpochBatches, Tail
 from sparkdl.feed.reader.consumed import ConsumedRows
-from sparkdl.feed.reader.tail import Tail
 from tests.doubles.feeds import Arrivals
 
 Row = tuple[int, int]
@@ -251,12 +250,12 @@ def test_what_is_folded_is_still_known(
     """With little memory, the batches beyond the latest are known together."""
     seen: list[list[int]] = []
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("MAX_BATCHES", 4), ("MAX_PLACES", 16), ("_MIN_BATCHES", 2)):
+        for name, value in (("MAX_BATCHES", 4), ("MAX_POSITIONS", 16), ("_MIN_BATCHES", 2)):
             patch.setattr(used, name, value)
         rows = ConsumedRows(is_wanted=True)
         place, at_floor = 0, 0
         for number, (count, gives_back) in enumerate(steps):
-            segment = rows.lay(0, number, count + 1)
+            segment = rows.append_segment(0, number, count + 1)
             assert segment == place
             part = np.arange(place, place + count)[::-1] if is_mixed else (place, place + count)
             rows.add([part] if count else [])
@@ -269,11 +268,11 @@ def test_what_is_folded_is_still_known(
                 rows.rewind()
                 del seen[at_floor:]
             assert rows.count == len(seen)
-            least = rows.count - len(rows._kept)
-            assert len(rows._kept) <= 9
+            least = rows.count - len(rows._latest)
+            assert len(rows._latest) <= 9
             for n in (least, rows.count):
                 assert _places(rows, n) == [each for batch in seen[:n] for each in batch]
-        if least := rows.count - len(rows._kept):
+        if least := rows.count - len(rows._latest):
             with pytest.raises(ConfigError, match="too far ahead"):
                 rows.position(least - 1)
 
@@ -300,7 +299,7 @@ def test_epochs_that_need_not_be_told_any_more_are_forgotten() -> None:
         assert told == [
             (epoch, row) for epoch in (2, 3) for row in range(epoch * 10, epoch * 10 + 10)
         ]
-        assert len(it.reader._backlog.used._segments) == 4
+        assert len(it.reader._cursor.consumed._segments) == 4
 
 
 # reading ahead

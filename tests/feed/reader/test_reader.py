@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sparkdl.control.channel import EndMark, EpochMark, Release, Terminated
+from sparkdl.control.channel import EndMark, Release, Terminated
+from sparkdl.control.messages import EpochEnd
 from sparkdl.core.errors import FeedClosedError, FeedTimeoutError
-from sparkdl.feed.reader.cursor import HEAD_STEPS
-from sparkdl.feed.reader.item import Item
+from sparkdl.feed.reader.cursor import HEAD_STEPS, Item
 from sparkdl.feed.reader.reader import FeedReader
 from tests.doubles.feeds import (
     FEED,
@@ -83,7 +83,7 @@ def test_superseded_owner_gets_nothing_more() -> None:
         it.end_epoch(0)
         it.reader.take(new)
         it.reader.finish_epoch(old)
-        assert isinstance(it.reader.take(new), EpochMark)
+        assert isinstance(it.reader.take(new), EpochEnd)
 
 
 def test_superseded_owner_that_waits_is_woken() -> None:
@@ -103,7 +103,7 @@ def test_finished_epoch_is_released_and_not_given_back() -> None:
             it.reader.take(owner)
             it.reader.give(owner, 1)
         assert it.released == 0
-        assert isinstance(it.reader.take(owner), EpochMark)
+        assert isinstance(it.reader.take(owner), EpochEnd)
         it.reader.finish_epoch(owner)
         assert it.released == 2
         assert it.consumed == (2, 1)
@@ -116,7 +116,7 @@ def test_mark_is_taken_again_until_the_epoch_is_finished() -> None:
         it.end_epoch(0)
         owner = it.reader.claim()
         for _ in range(2):
-            assert isinstance(it.reader.take(owner), EpochMark)
+            assert isinstance(it.reader.take(owner), EpochEnd)
 
 
 def test_segments_that_overtake_an_epochs_end_stay_out_of_it() -> None:
@@ -128,7 +128,7 @@ def test_segments_that_overtake_an_epochs_end_stay_out_of_it() -> None:
         taking = Running(lambda: it.reader.take(owner))
         it.waits.wait_for_waiter()
         it.end_epoch(0)
-        assert isinstance(taking.result(), EpochMark)
+        assert isinstance(taking.result(), EpochEnd)
         it.reader.finish_epoch(owner)
         assert [first_row(it.reader.take(owner)) for _ in range(2)] == [1, 2]
 
@@ -288,7 +288,7 @@ def test_epoch_that_was_brought_whole_is_read_though_the_feeding_ended() -> None
         owner = it.reader.claim()
         for row in range(2):
             assert first_row(it.reader.take(owner)) == row
-            assert isinstance(it.reader.take(owner), EpochMark)
+            assert isinstance(it.reader.take(owner), EpochEnd)
             it.reader.finish_epoch(owner)
         assert isinstance(it.reader.take(owner), EndMark)
 
@@ -332,9 +332,9 @@ def test_mark_that_is_called_off_before_its_epoch_is_finished_takes_no_rows_alon
         it.end_epoch(0)
         it.end_epoch(1)
         owner = it.reader.claim()
-        assert isinstance(it.reader.take(owner), EpochMark)
+        assert isinstance(it.reader.take(owner), EpochEnd)
         it.reader.finish_epoch(owner)
-        assert isinstance(it.reader.take(owner), EpochMark)
+        assert isinstance(it.reader.take(owner), EpochEnd)
         it.reader.hold(1)
         it.end_epoch(0)
         it.reader.finish_epoch(owner)
@@ -359,7 +359,7 @@ def test_epoch_that_another_node_has_begun_is_the_last(is_begun: bool) -> None:
         assert it.held == (3, 2 if is_begun else 1)
         taking = Running(lambda: it.reader.take(owner))
         it.end_epoch(2)
-        assert isinstance(taking.result(), EpochMark if is_begun else Item)
+        assert isinstance(taking.result(), EpochEnd if is_begun else Item)
         it.reader.finish_epoch(owner)
         assert it.released == 1
         it.end()
@@ -378,7 +378,7 @@ def test_peek_waits_for_the_first_segment_and_leaves_it() -> None:
         assert batch is not None
         assert batch.num_rows == 4
         owner = it.reader.claim()
-        assert isinstance(it.reader.take(owner), EpochMark)
+        assert isinstance(it.reader.take(owner), EpochEnd)
         it.reader.finish_epoch(owner)
         assert first_row(it.reader.take(owner)) == 0
 
@@ -466,7 +466,7 @@ def test_room_that_a_terminated_feeding_was_asked_for_is_not_made_in_the_next_on
             assert isinstance(reader.take(owner), Item)
             reader.give_for_good(owner, 10)
         arrivals.end_epoch(5, again=True)
-        assert isinstance(reader.take(owner), EpochMark)
+        assert isinstance(reader.take(owner), EpochEnd)
         assert arrivals.released == 0
         reader.finish_epoch(owner)
         assert isinstance(reader.take(owner), Item)
@@ -477,7 +477,7 @@ def test_room_that_a_terminated_feeding_was_asked_for_is_not_made_in_the_next_on
 
 def test_agent_is_told_now_and_then_and_when_there_is_nothing_left() -> None:
     sent: list[Any] = []
-    reader = FeedReader(FEED, sent.append, SOON_S, tell_period_s=1000)
+    reader = FeedReader(FEED, sent.append, SOON_S, report_period_s=1000)
     reader._changed = waits = NoticingCondition()
     reader.add(item(numbers(0, 100), 0))
     owner = reader.claim()
@@ -488,5 +488,5 @@ def test_agent_is_told_now_and_then_and_when_there_is_nothing_left() -> None:
     taking = Running(lambda: reader.take(owner))
     waits.wait_for_waiter()
     assert [m.rows for m in sent] == [1, 100]
-    reader.mark(EpochMark(FEED, 0, {0: 100}))
-    assert isinstance(taking.result(), EpochMark)
+    reader.mark(EpochEnd(FEED, 0, {0: 100}))
+    assert isinstance(taking.result(), EpochEnd)

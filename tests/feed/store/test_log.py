@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.store.budget import Budget
-from sparkdl.feed.store.log import Log
+from sparkdl.feed.store.log import Appended, AppendRequest, Attempt, EpochCount, Log
 from sparkdl.feed.store.segment import StoredSegment, read_segment, write_segment
-from sparkdl.feed.transfer.append import Appended, AppendRequest, Attempt, EpochCount
 from tests.doubles.feeds import SOON_S, Running, numbers
 
 BATCH = numbers(0, 100)

@@ -11,17 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparkdl.control.channel import (
-    EndMark,
-    EpochMark,
-    ReadFailed,
-    ReadParquet,
-    Reclaim,
-    Reopened,
-    Terminated,
-)
-from sparkdl.control.messages import FeedBegin, FeedCount, FeedCut, ReadShare
-from sparkdl.control.shares import Share
+from sparkdl.control.channel import EndMark, ReadFailed, ReadParquet, Reclaim, Reopened, Terminated
+from sparkdl.control.messages import EpochEnd, FeedBegin, FeedCount, FeedCut, ReadShare
+from sparkdl.control.rows import Share
 from sparkdl.core.errors import ConfigError, ReadError
 from sparkdl.feed.parquet.source import list_files
 from sparkdl.feed.reader.batches import EpochBatches
@@ -70,7 +62,7 @@ def ending(node: LocalNode) -> Iterator[None]:
         yield
     finally:
         node.call(node.feeds.shut_down)
-        assert not any(thread.is_alive() for thread in node.feeds._readings)
+        assert not any(thread.is_alive() for thread in node.feeds._loaders)
 
 
 def test_share_is_read_and_told_once_all_is_there(folder: Path) -> None:
@@ -125,7 +117,7 @@ def test_plea_for_room_that_terminate_has_overtaken_is_forgotten() -> None:
     with LocalNode() as node, ending(node):
 
         def press_and_terminate() -> None:
-            node.feeds._inbox.log(FEED).press()
+            node.feeds._store.log(FEED).press()
             node.feeds._on_pressure(FEED)
             node.feeds.on_child_message(Terminated(FEED), -1)
 
@@ -155,9 +147,9 @@ def test_child_reads_epochs_for_ever_from_files_that_were_read_once(folder: Path
         reader = node.reader("parquet:0")
         for _ in range(10):
             assert values(reader) == list(range(ROWS))
-        segments = node.feeds._inbox.log("parquet:0").rows_received
+        segments = node.feeds._store.log("parquet:0").rows_received
         assert segments == ROWS
-        assert all(mark.again for mark in node.sent if isinstance(mark, EpochMark))
+        assert all(mark.again for mark in node.sent if isinstance(mark, EpochEnd))
 
 
 @pytest.mark.parametrize("limit_nbytes", [LITTLE, 1 << 28])
@@ -169,7 +161,7 @@ def test_epochs_end_after_as_many_as_were_wanted(folder: Path, limit_nbytes: int
             assert values(reader, 50) == list(range(ROWS))
         assert values(reader) == []
         node.wait_sent(lambda sent: sent[-1] == EndMark("parquet:0"))
-        budget = node.feeds._inbox._budget
+        budget = node.feeds._store._budget
         with budget._changed:
             assert budget._changed.wait_for(lambda: not budget.num_segments, SOON_S)
 

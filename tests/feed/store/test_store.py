@@ -1,4 +1,4 @@
-"""An inbox keeps a node's feeds and open inference partitions; closed, it takes nothing."""
+"""An store keeps a node's feeds and open inference partitions; closed, it takes nothing."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import pytest
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, InferenceError
-from sparkdl.feed.store.log import Log
+from sparkdl.feed.store.log import Appended, AppendRequest, Log
 from sparkdl.feed.store.segment import StoredSegment, write_segment
 from sparkdl.feed.store.store import NodeStore, StoreLimits, StoreListener
-from sparkdl.feed.transfer.append import Appended, AppendRequest
 from tests.doubles.feeds import SOON_S, numbers
 
 BATCH = numbers(0, 10)
@@ -29,7 +28,7 @@ class Heard:
         self.pressed: list[str] = []
         self.is_pressed = threading.Semaphore(0)
 
-    def inbox(self, limit_nbytes: int = 1 << 30) -> NodeStore:
+    def store(self, limit_nbytes: int = 1 << 30) -> NodeStore:
         listener = StoreListener(self.segments.append, self.received.append, self._press)
         return NodeStore(StoreLimits(limit_nbytes), SOON_S, listener)
 
@@ -39,95 +38,95 @@ class Heard:
 
 
 def test_feeds_come_into_being_when_named() -> None:
-    inbox = Heard().inbox()
-    assert inbox.logs == ()
-    log = inbox.log("a")
-    assert inbox.log("a") is log
-    assert inbox.log("b") is not log
-    assert set(inbox.logs) == {log, inbox.log("b")}
+    store = Heard().store()
+    assert store.logs == ()
+    log = store.log("a")
+    assert store.log("a") is log
+    assert store.log("b") is not log
+    assert set(store.logs) == {log, store.log("b")}
 
 
 def test_listener_hears_of_segments_and_rows() -> None:
     heard = Heard()
-    inbox = heard.inbox()
-    append(inbox.log("a"))
-    inbox.received("a")
+    store = heard.store()
+    append(store.log("a"))
+    store.received("a")
     assert [(s.feed, s.rows) for s in heard.segments] == [("a", 10)]
     assert heard.received == ["a"]
-    inbox.close("over")
+    store.close("over")
 
 
 def test_every_feed_is_pressed_when_an_append_waits_and_again_when_asked() -> None:
     heard = Heard()
-    inbox = heard.inbox(limit_nbytes=1)
+    store = heard.store(limit_nbytes=1)
     for feed in ("a", "b"):  # each may have one segment
-        append(inbox.log(feed))
-    waiting = threading.Thread(target=lambda: append(inbox.log("b")))
+        append(store.log(feed))
+    waiting = threading.Thread(target=lambda: append(store.log("b")))
     waiting.start()
     for _ in range(2):
         assert heard.is_pressed.acquire(timeout=SOON_S)
     assert sorted(heard.pressed) == ["a", "b"]
-    inbox.press_again()
+    store.press_again()
     for _ in range(2):
         assert heard.is_pressed.acquire(timeout=SOON_S)
-    inbox.log("b").release([0])
+    store.log("b").release([0])
     waiting.join(SOON_S)
     assert [s.feed for s in heard.segments] == ["a", "b", "b"]
-    inbox.close("over")
+    store.close("over")
 
 
-def test_closed_inbox_takes_no_rows_in_any_feed_and_ends_what_waits() -> None:
+def test_closed_store_takes_no_rows_in_any_feed_and_ends_what_waits() -> None:
     heard = Heard()
-    inbox = heard.inbox()
-    old, exchange = inbox.log("old"), inbox.open_exchange("0.a")
+    store = heard.store()
+    old, exchange = store.log("old"), store.open_exchange("0.a")
     exchange.expect(1)
-    inbox.close("map_fun has returned")
-    inbox.close("a later reason")
+    store.close("map_fun has returned")
+    store.close("a later reason")
     assert old.is_closed
-    assert inbox.log("new").is_closed
-    assert append(inbox.log("new")) is Appended.CLOSED
+    assert store.log("new").is_closed
+    assert append(store.log("new")) is Appended.CLOSED
     with pytest.raises(InferenceError, match="map_fun has returned"):
         list(exchange.results(SOON_S))
     with pytest.raises(FeedClosedError, match="map_fun has returned"):
-        inbox.open_exchange("0.b")
+        store.open_exchange("0.b")
 
 
-def test_feed_can_be_named_for_the_first_time_while_a_closed_inbox_is_pressed() -> None:
-    """Whoever waits for room holds the budget and asks the inbox, never the other way round."""
+def test_feed_can_be_named_for_the_first_time_while_a_closed_store_is_pressed() -> None:
+    """Whoever waits for room holds the budget and asks the store, never the other way round."""
     threads: list[threading.Thread] = []
 
     def press(_feed: str) -> None:
         if not threads:
-            inbox.close("over")
-            naming = threading.Thread(target=inbox.log, args=("new",))
+            store.close("over")
+            naming = threading.Thread(target=store.log, args=("new",))
             naming.start()
             naming.join(SOON_S)
-            threads.extend([naming, threading.Thread(target=inbox.press_again)])
+            threads.extend([naming, threading.Thread(target=store.press_again)])
             threads[1].start()
 
-    inbox = NodeStore(StoreLimits(1), SOON_S, StoreListener(lambda _: None, lambda _: None, press))
-    assert append(inbox.log("a")) is Appended.STORED
+    store = NodeStore(StoreLimits(1), SOON_S, StoreListener(lambda _: None, lambda _: None, press))
+    assert append(store.log("a")) is Appended.STORED
     taken = []
-    waiting = threading.Thread(target=lambda: taken.append(append(inbox.log("a"))))
+    waiting = threading.Thread(target=lambda: taken.append(append(store.log("a"))))
     waiting.start()
     waiting.join(SOON_S)
     assert taken == [Appended.CLOSED]
-    assert inbox.log("new").is_closed
+    assert store.log("new").is_closed
 
 
-def test_reopened_inbox_has_empty_logs_and_its_whole_budget() -> None:
+def test_reopened_store_has_empty_logs_and_its_whole_budget() -> None:
     heard = Heard()
     fd, nbytes = write_segment(BATCH)
     os.close(fd)
-    inbox = heard.inbox(limit_nbytes=nbytes)
-    assert append(inbox.log("a")) is Appended.STORED
-    inbox.close("over")
-    inbox.reopen(1)
-    log = inbox.log("a")
+    store = heard.store(limit_nbytes=nbytes)
+    assert append(store.log("a")) is Appended.STORED
+    store.close("over")
+    store.reopen(1)
+    log = store.log("a")
     assert not log.is_closed
     assert log.rows_received == 0
     assert append(log) is Appended.STORED
-    assert inbox.open_exchange("0.a") is inbox.exchange("0.a")
-    inbox.close_exchange("0.a")
-    assert inbox.exchange("0.a") is None
-    inbox.close("over")
+    assert store.open_exchange("0.a") is store.exchange("0.a")
+    store.close_exchange("0.a")
+    assert store.exchange("0.a") is None
+    store.close("over")

@@ -10,13 +10,13 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from sparkdl.control.descriptors import FdSender
 from sparkdl.core.errors import FeedTimeoutError
 from sparkdl.feed.reader.batches import EpochBatches
-from sparkdl.feed.reader.item import Item
+from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.transfer import feeder
-from sparkdl.feed.transfer.fd_passing import FdSender
-from sparkdl.feed.transfer.feeder import Feeder, sized
-from sparkdl.feed.transfer.request import FedPartition, FeederError, FeedSpec, Target
+from sparkdl.feed.transfer.feeder import Feeder
+from sparkdl.feed.transfer.messages import FedPartition, FeederError, FeedSpec, Target
 from tests.doubles.feeds import (
     FEED,
     SOON_S,
@@ -100,7 +100,7 @@ def test_partition_without_rows_reaches_nobody() -> None:
         assert Feeder(order([node.target]), 0).feed(iter([])) == FedPartition(0, {}, 0, 0)
         empty = numbers(0, 0)
         assert Feeder(order([node.target]), 0).feed(iter([empty])) == FedPartition(0, {}, 0, 0)
-        assert node.feeds._inbox.logs == ()
+        assert node.feeds._store.logs == ()
 
 
 def test_rows_that_a_checkpoint_covers_are_not_fed_again() -> None:
@@ -261,16 +261,6 @@ def test_one_feeder_tiny_budgets_and_nodes_that_step_together_come_to_an_end() -
         for node in nodes:
             node.end_epoch(0, fed.rows)
         assert flat([each.result() for each in training]) == list(range(1000))
-
-
-def test_small_batches_are_joined_and_large_ones_cut() -> None:
-    rows = list(range(0, 5000, 10))
-    found = list(sized((numbers(row, row + 10) for row in rows), 4000, 8000))
-    assert [batch.num_rows for batch in found] == [500] * 10
-    large = list(sized(iter([numbers(0, 5000), numbers(0, 0)]), 4000, 8000))
-    assert [batch.num_rows for batch in large] == [1000] * 5
-    mixed = list(sized(iter([numbers(0, 1), numbers(1, 2, width=2), numbers(2, 3)]), 4000, 8000))
-    assert [batch.num_rows for batch in mixed] == [1, 1, 1]
 
 
 # broken connections

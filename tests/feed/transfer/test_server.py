@@ -13,9 +13,9 @@ import pyarrow.flight as flight
 import pytest
 
 from sparkdl.control.auth import bearer
+from sparkdl.feed.store import endpoint
 from sparkdl.feed.transfer.feeder import Feeder
-from sparkdl.feed.transfer.server import PutAck, PutHeader, PutPiece
-from sparkdl.node import feeds
+from sparkdl.feed.transfer.messages import PutAck, PutHeader, PutPiece
 from tests.doubles.feeds import FEED, SOON_S, TOKEN, LocalNode, Proxy, numbers, order, values
 
 BATCH = numbers(0, 10)
@@ -40,7 +40,7 @@ class Put:
         data = self.reader.read()
         assert data is not None
         ack = msgspec.json.decode(data.to_pybytes(), type=PutAck)
-        return msgspec.structs.replace(ack, handoff="")
+        return msgspec.structs.replace(ack, fd_socket="")
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def test_call_without_the_token_never_reaches_a_handler(
                 reader.read_chunk()
             else:
                 list(client.do_action("anything", options))
-        assert node.feeds._inbox.logs == ()
+        assert node.feeds._store.logs == ()
 
 
 @pytest.mark.parametrize("header", [b" ", b"junk", b'{"feed": 1}', b"\x80\x04K\x01."])
@@ -157,7 +157,7 @@ def test_junk_on_the_port_disturbs_nobody(junk: bytes) -> None:
 def test_peer_that_stalls_disturbs_nobody_and_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(feeds, "_SHUTDOWN_S", 0.05)
+    monkeypatch.setattr(endpoint, "_SHUTDOWN_S", 0.05)
     with LocalNode() as node, Proxy(node.target) as proxy:
         client = flight.connect(proxy.target.uri)
         put = Put(client)
@@ -168,7 +168,7 @@ def test_peer_that_stalls_disturbs_nobody_and_is_not_waited_for(
         node.end_epoch(0, {0: 30})
         assert sorted(values(node.reader())) == sorted([*range(10), *range(20)])
         node.call(node.feeds.shut_down)
-        assert node.feeds._inbox.log(FEED).is_closed
+        assert node.feeds._store.log(FEED).is_closed
         proxy.cut()
         with pytest.raises(flight.FlightError):
             put.writer.close()

@@ -25,7 +25,7 @@ from sparkdl.core.errors import FeedTypeError, ProtocolError
 from sparkdl.feed.values import encode
 from sparkdl.feed.values import ndarrays as tensors
 from sparkdl.feed.values.columns import to_columns
-from sparkdl.feed.values.row_codec import RowEncoder, is_row_batch, rows
+from sparkdl.feed.values.row_codec import RowEncoder, row_schema, rows
 
 Pair = namedtuple("Pair", "x y")
 
@@ -109,7 +109,7 @@ def same(a: Any, b: Any) -> bool:
 
 def roundtrip(given_rows: list[Any], **limits: int) -> list[Any]:
     batches = list(RowEncoder(**limits).batches(given_rows))
-    assert all(is_row_batch(batch) for batch in batches)
+    assert all(row_schema(batch) for batch in batches)
     return [row for batch in batches for row in rows(batch)]
 
 
@@ -353,7 +353,7 @@ def test_a_dataframe_batch_gives_rows_as_df_rdd_does() -> None:
             "map": pa.array([[("k", [1])], None], pa.map_(pa.string(), pa.list_(pa.int64()))),
         }
     )
-    assert not is_row_batch(batch)
+    assert row_schema(batch) is None
     first, second = rows(batch)
     expected = Row(
         i=1, f=1.5, s="x", b=b"x", flag=True, day=date(2020, 1, 1), at=instant,

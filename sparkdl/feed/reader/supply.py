@@ -1,9 +1,9 @@
-"""Which feeds anybody brings rows for, and when a reader gives up one that nobody does.
+"""Which feeds are being fed, and when a reader gives up one that is not.
 
 Runs in: child
 
-Between two calls of `cluster.feed` a node waits as long as it takes. A feed of which nobody has
-brought anything is another matter: its name may be misspelt, or the driver may never feed.
+Between two calls of `cluster.feed` a node waits as long as it takes. It gives up a feed that has
+never been fed: its name may be misspelt, or the driver may never feed.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ class Supply:
         self._begun: set[str] = set()
         self._moved_s = 0.0
         self._timeout_s: float | None = None
-        self._who: str | None = None
+        self._unfed_node: str | None = None
 
     def expect(self, spec: ClusterSpec, member: Member, is_resumed: bool) -> None:
-        """Give up, from now on, what nobody feeds.
+        """Give up feeds that nobody feeds, from now on.
 
         Args:
-            is_resumed: the world goes on from another one. What was fed there may be over, and
-                nobody says so before the feeds end.
+            is_resumed: the world continues an earlier one. What was fed there may be over, which
+                is reported only when the feeds end.
         """
-        self._who = None
+        self._unfed_node = None
         if spec.input_mode is not InputMode.SPARK:
-            self._who = "a cluster with input_mode='own', as sparkdl.run launches it"
+            self._unfed_node = "a cluster with input_mode='own', as sparkdl.run launches it"
         elif not member.role.can_be_fed:
-            self._who = f"{member.node.name}, for its role takes no rows"
+            self._unfed_node = f"{member.node.name}, for its role takes no rows"
         if not is_resumed and (member.role.finishes_job or member.role.is_server):
             self._timeout_s = spec.settings.feed_timeout_s
 
     def begin(self, feed: str) -> None:
-        """Somebody brings rows of `feed`."""
+        """Note that `feed` is being fed."""
         self._begun.add(feed)
 
     def move(self) -> None:
-        """User code has read something, in whatever feed: the node does not stand still."""
+        """Note that user code has read something, in any feed."""
         self._moved_s = time.monotonic()
 
     def impossible(self, feed: str) -> ConfigError | None:
         """Return why nobody can ever bring rows of `feed`, if that is so."""
-        if self._who is None or feed in self._begun:
+        if self._unfed_node is None or feed in self._begun:
             return None
         return ConfigError(
-            f"feed {feed!r} cannot be read: nobody feeds {self._who}. Launch with "
+            f"feed {feed!r} cannot be read: nobody feeds {self._unfed_node}. Launch with "
             "input_mode='spark' and call cluster.feed, or read files with ctx.parquet"
         )
 
@@ -67,7 +67,7 @@ class Supply:
         return max(0.0, max(since_s, self._moved_s) + self._timeout_s - time.monotonic())
 
     def unfed(self, feed: str) -> SparkdlError:
-        """Return what tells that nobody has fed `feed`."""
+        """Return the error that says that nobody has fed `feed`."""
         others = ", ".join(repr(other) for other in sorted(self._begun))
         return UnfedError(
             f"nobody has fed {feed!r} within feed_timeout={self._timeout_s:g} s; "

@@ -17,10 +17,8 @@ from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.lifecycle.state import LaunchBroke, has_ended
 from sparkdl.feed.adapters.tfos import DataFeed
-from sparkdl.feed.infer.client import _Partition, exchange
-from sparkdl.feed.infer.exchange import CLUSTER_FAILED
-from sparkdl.feed.infer.task import decode_results
-from sparkdl.feed.transfer.request import FeederError
+from sparkdl.feed.infer.task import _Partition, decode_results, exchange
+from sparkdl.feed.transfer.messages import CLUSTER_FAILED, FeederError
 from sparkdl.feed.values.row_codec import RowEncoder
 from tests.doubles.feeds import SOON_S, TOKEN, LocalNode, Running, order
 

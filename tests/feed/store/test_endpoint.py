@@ -6,8 +6,7 @@ import os
 
 import pytest
 
-from sparkdl.control.channel import EndMark, EpochMark, Reclaim, Results
-from sparkdl.control.coverage import PartRows
+from sparkdl.control.channel import EndMark, Reclaim, Results
 from sparkdl.control.messages import (
     EpochEnd,
     FeedBegin,
@@ -17,11 +16,12 @@ from sparkdl.control.messages import (
     FeedHold,
     FeedProgress,
 )
+from sparkdl.control.rows import PartRows
 from sparkdl.core.deadline import Deadline
 from sparkdl.feed.reader.batches import EpochBatches
-from sparkdl.feed.reader.item import Item
+from sparkdl.feed.reader.cursor import Item
+from sparkdl.feed.store.log import Appended, AppendRequest, Attempt
 from sparkdl.feed.store.segment import write_segment
-from sparkdl.feed.transfer.append import Appended, AppendRequest, Attempt
 from sparkdl.feed.transfer.feeder import Feeder
 from tests.doubles.feeds import FEED, SOON_S, LocalNode, Running, numbers, order, values
 
@@ -39,9 +39,9 @@ NBYTES = nbytes_of_batch()
 
 def append(node: LocalNode, epoch: int = 0, feed: str = FEED) -> bool:
     """Do what a feeder's thread does."""
-    log = node.feeds._inbox.log(feed)
+    log = node.feeds._store.log(feed)
     outcome = log.append(BATCH, Deadline.after(SOON_S), AppendRequest(epoch))
-    node.feeds._inbox.received(feed)
+    node.feeds._store.received(feed)
     return outcome is Appended.STORED
 
 
@@ -88,7 +88,7 @@ def test_rows_and_marks_reach_the_child_in_order() -> None:
         reader = node.reader()
         owner = reader.claim()
         assert isinstance(reader.take(owner), Item)
-        assert reader.take(owner) == EpochMark(FEED, 0, {0: 100, 1: 90})
+        assert reader.take(owner) == EpochEnd(FEED, 0, {0: 100, 1: 90})
         reader.finish_epoch(owner)
         assert isinstance(reader.take(owner), Item)
         assert reader.take(owner) == EndMark(FEED)
@@ -112,7 +112,7 @@ def test_child_that_wants_no_more_ends_the_feeding_and_the_next_one_is_taken() -
         node.wait_told(lambda all_told: last_told(all_told).closed_to == 2)
         assert not append(node, epoch=2)
         assert append(node, feed="other")
-        assert node.feeds._inbox._budget.num_segments == 2
+        assert node.feeds._store._budget.num_segments == 2
         node.call(lambda: node.feeds.on_driver_message(FeedBegin(FEED, 3, 3)))
         assert append(node, epoch=3)
         node.end_epoch(3, {0: 100})
@@ -138,7 +138,7 @@ def test_epoch_is_counted_before_it_ends_and_can_be_read_again() -> None:
             assert values(node.reader()) == [*range(100), *range(100)]
         node.wait_told(lambda all_told: told(all_told) == (200, 600, 3, False))
         node.call(lambda: None)
-        assert node.feeds._inbox._budget.used_nbytes == 0
+        assert node.feeds._store._budget.used_nbytes == 0
 
 
 def test_repeats_end_when_the_driver_ends_the_feeding() -> None:
@@ -167,7 +167,7 @@ def test_closed_feeds_are_told() -> None:
         node.call(lambda: node.feeds.close("map_fun has returned"))
         assert told(node.told) == (100, 0, 0, True)
         assert not append(node)
-        assert node.feeds._inbox._budget.used_nbytes == 0
+        assert node.feeds._store._budget.used_nbytes == 0
 
 
 # room
@@ -200,7 +200,7 @@ def test_feeder_that_waits_at_the_end_of_an_epoch_is_not_forgotten_in_the_next()
         fourth = Running(lambda: append(node, epoch=1))
         node.wait_sent(lambda sent: sent.count(Reclaim(FEED)) == 2)
         node.end_epoch(0, {0: 100})
-        assert isinstance(reader.take(owner), EpochMark)
+        assert isinstance(reader.take(owner), EpochEnd)
         reader.finish_epoch(owner)
         for _ in range(2):
             assert isinstance(reader.take(owner), Item)
@@ -273,7 +273,7 @@ def test_end_of_an_epoch_nobody_fed_is_passed_on() -> None:
 def test_rows_that_were_used_are_told_by_partition() -> None:
     """Two attempts at a partition, one segment read in part, one epoch again, one terminated."""
     with LocalNode(tracks=True) as node:
-        log = node.feeds._inbox.log(FEED)
+        log = node.feeds._store.log(FEED)
 
         def bring(partition: int, start: int, epoch: int = 0) -> None:
             attempt = Attempt("run", partition)

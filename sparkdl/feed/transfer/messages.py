@@ -1,6 +1,8 @@
-"""What is to be fed to whom, and what became of it.
+"""What feeders are told and what they report, and the messages between them and agents.
 
-Runs in: driver, feeder
+Runs in: driver, feeder, agent
+
+Here rather than beside the server, so that a Spark worker that feeds imports none of the server.
 """
 
 from __future__ import annotations
@@ -8,11 +10,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 import pyarrow.flight as flight
 
 from sparkdl.control.auth import bearer
 from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.core.row_ranges import Range
+
+WRONG_ANSWER = "inference partition"
+"""In every reason that lies in the results: another node would give no better ones."""
+CLUSTER_FAILED = "the cluster has failed"
+"""In the reason of every node once no node answers any more."""
+WHAT_TO_DO = (
+    "Which rows are left cannot be told: feed the same data, in the same partitions (cache a "
+    "DataFrame whose partitions vary, or write it to Parquet), or take another checkpoint_dir"
+)
 
 
 class FeederError(SparkdlError):
@@ -76,12 +88,6 @@ class FeedSpec:
         return flight.FlightCallOptions(headers=[(b"authorization", bearer(self.token).encode())])
 
 
-WHAT_TO_DO = (
-    "Which rows are left cannot be told: feed the same data, in the same partitions (cache a "
-    "DataFrame whose partitions vary, or write it to Parquet), or take another checkpoint_dir"
-)
-
-
 def other_data(feed: str, before: int, now: int) -> ConfigError:
     """Return the error for data that come in other partitions than before."""
     return ConfigError(
@@ -92,7 +98,7 @@ def other_data(feed: str, before: int, now: int) -> ConfigError:
 
 @dataclass(frozen=True)
 class FedPartition:
-    """What became of one partition.
+    """How many rows of one partition each node has taken.
 
     Attributes:
         rows: by node id.
@@ -110,3 +116,71 @@ def flight_reason(error: BaseException) -> str:
     """Return what Flight says, without what it adds for its own developers."""
     text = str(error).partition(". gRPC client debug context:")[0]
     return text.rpartition(". Detail:")[0] or text
+
+
+class PutHeader(msgspec.Struct, frozen=True):
+    """What a stream of batches is part of.
+
+    Attributes:
+        last_epoch: the last one of the same `feed` call.
+        attempt: grows from one attempt to the next.
+        keep: later epochs are to read the rows again.
+    """
+
+    feed: str
+    epoch: int
+    run: str
+    partition: int
+    attempt: int = 0
+    generation: int = 0
+    last_epoch: int = 0
+    keep: bool = False
+
+
+class PutAck(msgspec.Struct, frozen=True):
+    """The answer to a batch.
+
+    Attributes:
+        accepted: whether this batch is here now.
+        closed: whether the node takes no more rows of this epoch.
+        covered: in the first answer, which rows of the partition an earlier attempt has brought
+            here already, as half-open ranges.
+        fd_socket: in the first answer, where feeders on the same machine send descriptors to.
+    """
+
+    accepted: bool
+    closed: bool
+    covered: tuple[tuple[int, int], ...] = ()
+    fd_socket: str = ""
+
+
+class PutPiece(msgspec.Struct, frozen=True):
+    """What comes with a batch: its first row's number in the partition.
+
+    Attributes:
+        rows, key: of a segment that was sent as a descriptor; the batch itself is empty then.
+    """
+
+    start_row: int
+    rows: int = 0
+    key: str = ""
+
+
+class PlanRequest(msgspec.Struct, frozen=True):
+    """Asks how to share out `rows` rows over nodes that have room, see `RowBalancer.plan`."""
+
+    feed: str
+    generation: int
+    epoch: int
+    rows: int
+    node_ids: tuple[int, ...]
+    back: dict[int, int] = {}
+    ahead: dict[int, int] = {}
+
+
+class ExchangeHeader(msgspec.Struct, frozen=True):
+    """One attempt at one inference partition; `exchange` is unique to the attempt."""
+
+    feed: str
+    exchange: str
+    timeout_s: float | None = None

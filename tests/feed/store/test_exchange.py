@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.core.errors import InferenceError
-from sparkdl.feed.infer.exchange import Exchange
+from sparkdl.feed.store.store import Exchange
 from tests.doubles.feeds import SOON_S
 
 

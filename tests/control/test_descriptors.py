@@ -10,10 +10,10 @@ from contextlib import contextmanager
 
 import pytest
 
+from sparkdl.control.descriptors import FdReceiver, FdSender
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ProtocolError
 from sparkdl.feed.store.segment import read_segment, write_segment
-from sparkdl.feed.transfer.fd_passing import FdReceiver, FdSender
 from tests.doubles.feeds import SOON_S, TOKEN, Running, numbers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's own")
@@ -58,7 +58,7 @@ def test_descriptors_come_under_their_keys_in_any_order() -> None:
         keys = [send(handoff) for handoff in (one, one, other)]
         assert len(set(keys)) == 3
         for key in reversed(keys):
-            fd = server.take(key, soon())
+            fd = server.wait_fd(key, soon())
             assert read_segment(fd).equals(BATCH)
             os.close(fd)
         assert segments() == 0
@@ -68,15 +68,15 @@ def test_descriptor_is_waited_for() -> None:
     with serving() as server, connected(server) as handoff:
         first = send(handoff)
         second = first.rpartition("-")[0] + "-2"
-        waiting = Running(lambda: server.take(second, soon()))
+        waiting = Running(lambda: server.wait_fd(second, soon()))
         assert send(handoff) == second
         os.close(waiting.result())
-        os.close(server.take(first, soon()))
+        os.close(server.wait_fd(first, soon()))
 
 
 def test_descriptor_that_does_not_come_is_an_error() -> None:
     with serving() as server, pytest.raises(ProtocolError, match="'none' was announced"):
-        server.take("none", Deadline.after(0.01))
+        server.wait_fd("none", Deadline.after(0.01))
 
 
 def test_wrong_token_hands_over_nothing() -> None:
@@ -86,7 +86,7 @@ def test_wrong_token_hands_over_nothing() -> None:
         except OSError:  # the server has hung up by now
             key = "none"
         with pytest.raises(ProtocolError):
-            server.take(key, Deadline.after(0.1))
+            server.wait_fd(key, Deadline.after(0.1))
     assert segments() == 0
 
 
@@ -94,20 +94,20 @@ def test_feeder_that_goes_leaves_no_descriptor() -> None:
     with serving() as server:
         with connected(server) as handoff:
             kept, left = send(handoff), send(handoff)
-            fd = server.take(kept, soon())
+            fd = server.wait_fd(kept, soon())
         assert read_segment(fd).equals(BATCH)
         os.close(fd)
         threads = [t for t in threading.enumerate() if t.name == "sparkdl-handoff-feeder"]
         for thread in threads:
             thread.join(SOON_S)
         with pytest.raises(ProtocolError):
-            server.take(left, Deadline.after(0.01))
+            server.wait_fd(left, Deadline.after(0.01))
         assert segments() == 0
 
 
 def test_closed_server_ends_waits_and_connections() -> None:
     with serving() as server, connected(server) as handoff:
-        waiting = Running(lambda: server.take("none", soon()))
+        waiting = Running(lambda: server.wait_fd("none", soon()))
         send(handoff)
         server.close()
         with pytest.raises(ProtocolError):

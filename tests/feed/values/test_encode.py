@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.feed.values.pack import pack_numbers, pack_rows
+from sparkdl.feed.values.encode import pack_rows
 
 INTS = st.integers(-(2**31), 2**31 - 1)
 OTHERS = st.one_of(
@@ -23,23 +23,6 @@ def unpacked(parts: list[Any]) -> list[str]:
     """Return each row of packed parts as the text of a list."""
     rows = zip(*(part.tolist() for part in parts), strict=True)
     return [repr(list(chain.from_iterable(row))) for row in rows]
-
-
-@given(st.one_of(st.lists(st.floats(), min_size=1), st.lists(INTS, min_size=1)))
-def test_numbers_of_one_type_are_packed(values: list[Any]) -> None:
-    packed = pack_numbers(values)
-    assert packed is not None
-    assert list(map(repr, packed.tolist())) == list(map(repr, values))
-
-
-@given(st.lists(OTHERS, max_size=8))
-def test_what_is_packed_has_the_types_it_had(values: list[Any]) -> None:
-    packed = pack_numbers(values)
-    is_plain = [type(value) for value in values] in ([float] * len(values), [int] * len(values))
-    if packed is None:
-        assert not values or not is_plain or any(abs(value) >= 2**31 for value in values)
-    else:
-        assert list(map(repr, packed.tolist())) == list(map(repr, values))
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=12), st.integers(1, 5), st.data())

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pyspark.ml.linalg import DenseMatrix, SparseMatrix
 
 from sparkdl.core.errors import FeedTypeError
-from sparkdl.feed.values.arrays import to_numpy
-from sparkdl.feed.values.linalg import dense_matrices, matrices, store_matrices
+from sparkdl.feed.values.columns import to_numpy
+from sparkdl.feed.values.ndarrays import dense_matrices, matrices, store_matrices
 
 VECTOR = pa.struct(
     [

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdl.control.coverage import PartRows
+from sparkdl.control.rows import PartRows
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.row_ranges import merge_ranges
+from sparkdl.feed.store.log import Appended, AppendRequest, Attempt
 from sparkdl.feed.store.segment import StoredSegment, read_segment, write_segment
 from sparkdl.feed.store.store import NodeStore, StoreLimits, StoreListener
-from sparkdl.feed.transfer.append import Appended, AppendRequest, Attempt
 from tests.doubles.feeds import FEED, SOON_S, numbers
 
 APART = 1000
@@ -23,20 +23,20 @@ APART = 1000
 
 
 class Node:
-    """An inbox, and what it has told the child."""
+    """An store, and what it has told the child."""
 
     def __init__(self, limit_nbytes: int, limit_segments: int | None = None) -> None:
         self.segments: list[StoredSegment] = []
         listener = StoreListener(self.segments.append, lambda _: None, lambda _: None)
-        self.inbox = NodeStore(StoreLimits(limit_nbytes, keeps=True), SOON_S, listener)
-        self.budget = self.inbox._budget
+        self.store = NodeStore(StoreLimits(limit_nbytes, keeps=True), SOON_S, listener)
+        self.budget = self.store._budget
         self.budget.limit_segments = limit_segments or 1000
 
     def bring(
         self, part: int, start: int, stop: int, epoch: int = 0, run: str = "call.0"
     ) -> Appended:
         """Do what a feeder's thread does; the column "x" tells partition and row."""
-        log = self.inbox.log(FEED)
+        log = self.store.log(FEED)
         attempt = Attempt(run, part)
         log.begin(attempt, epoch)
         batch = numbers(part * APART + start, part * APART + stop)
@@ -44,9 +44,9 @@ class Node:
 
     def end_child(self, generation: int) -> None:
         """Begin a new generation."""
-        self.inbox.close("the child has died")
+        self.store.close("the child has died")
         self.segments.clear()
-        self.inbox.reopen(generation)
+        self.store.reopen(generation)
 
     @property
     def rows(self) -> list[int]:
@@ -54,15 +54,15 @@ class Node:
         return [x for s in self.segments for x in read_segment(s.fd).column("x").to_pylist()]
 
     def covered(self, part: int, run: str = "call.0") -> list[tuple[int, int]]:
-        return self.inbox.log(FEED).begin(Attempt(run, part, 1), 0)
+        return self.store.log(FEED).begin(Attempt(run, part, 1), 0)
 
 
 @contextmanager
 def node(limit_nbytes: int = 1 << 20, limit_segments: int | None = None) -> Iterator[Node]:
     found = Node(limit_nbytes, limit_segments)
     yield found
-    found.inbox.close("the test is over")
-    found.inbox.clear()
+    found.store.close("the test is over")
+    found.store.clear()
     assert found.budget.used_nbytes == found.budget.num_segments == 0
 
 
@@ -95,10 +95,10 @@ def test_rows_that_are_not_covered_come_again_and_others_do_not(
                 assert it.bring(part, start, ends[part]) is Appended.STORED
                 everything |= {part * APART + row for row in range(start, ends[part])}
                 if what == "read":
-                    it.inbox.log(FEED).release([it.segments[-1].number])
+                    it.store.log(FEED).release([it.segments[-1].number])
             done: PartRows = {part: tuple(merge_ranges(r)) for part, r in covered.items()}
             it.end_child(generation + 1)
-            it.inbox.resume(FEED, 3, "call.0", done, 1000)
+            it.store.resume(FEED, 3, "call.0", done, 1000)
             everything -= {
                 part * APART + row
                 for part, ranges in done.items()
@@ -107,15 +107,15 @@ def test_rows_that_are_not_covered_come_again_and_others_do_not(
             }
             assert sorted(it.rows) == sorted(everything)
             assert {segment.epoch for segment in it.segments} <= {3}
-            assert it.inbox.log(FEED).rows_of(3) == len(everything)
+            assert it.store.log(FEED).rows_of(3) == len(everything)
             assert it.budget.used_nbytes == sum(segment.nbytes for segment in it.segments)
             for part in range(3):
-                told = it.inbox.log(FEED).begin(Attempt("call.0", part), 3)
+                told = it.store.log(FEED).begin(Attempt("call.0", part), 3)
                 rows_told = {
                     part * APART + row for start, stop in told for row in range(start, stop)
                 }
                 assert rows_told == {x for x in everything if x // APART == part}
-            origins = it.inbox.log(FEED).origins.rows(
+            origins = it.store.log(FEED).provenance.rows(
                 {3: {segment.number: ((0, segment.rows),) for segment in it.segments}}
             )
             assert everything == {
@@ -131,30 +131,30 @@ def test_what_was_read_makes_room_at_once_the_oldest_first() -> None:
     with node(3 * nbytes) as it:
         for start in (0, 50, 100):
             it.bring(0, start, start + 50)
-        it.inbox.log(FEED).release([0, 1])
+        it.store.log(FEED).release([0, 1])
         assert it.budget.used_nbytes == 3 * nbytes
         assert it.bring(1, 0, 50) is Appended.STORED
         assert it.budget.used_nbytes == 3 * nbytes
         it.end_child(1)
-        it.inbox.resume(FEED, 0, "call.0", {}, 1000)
+        it.store.resume(FEED, 0, "call.0", {}, 1000)
         assert sorted(it.rows) == [*range(50, 150), *range(APART, APART + 50)]
         assert it.covered(0) == [(50, 150)]
 
 
 def test_what_a_checkpoint_covers_is_kept_no_longer() -> None:
     with node() as it:
-        log = it.inbox.log(FEED)
+        log = it.store.log(FEED)
         it.bring(0, 0, 10)
         log.settle(1)  # epochs 0 and 1 read it
         it.bring(0, 10, 20, epoch=2, run="call.2")
         log.release([0, 1])
-        it.inbox.forget(FEED, 1)
+        it.store.forget(FEED, 1)
         assert it.budget.num_segments == 2
-        it.inbox.forget(FEED, 2)
+        it.store.forget(FEED, 2)
         assert it.budget.num_segments == 1
         it.end_child(1)
-        it.inbox.forget(FEED, 9)  # of the next generation's epochs
-        it.inbox.resume(FEED, 0, "call.2", {}, 1000)
+        it.store.forget(FEED, 9)  # of the next generation's epochs
+        it.store.resume(FEED, 0, "call.2", {}, 1000)
         assert it.rows == list(range(10, 20))
 
 
@@ -163,12 +163,12 @@ def test_what_a_checkpoint_covers_before_it_is_released_is_not_kept_at_all() -> 
     with node() as it:
         it.bring(0, 0, 10)
         it.bring(0, 10, 20, epoch=1)
-        it.inbox.log(FEED).settle(0)
-        it.inbox.forget(FEED, 1)
-        it.inbox.log(FEED).release([0, 1])
+        it.store.log(FEED).settle(0)
+        it.store.forget(FEED, 1)
+        it.store.log(FEED).release([0, 1])
         assert it.budget.num_segments == 1
         it.end_child(1)
-        it.inbox.resume(FEED, 0, "call.0", {}, 1000)
+        it.store.resume(FEED, 0, "call.0", {}, 1000)
         assert it.rows == list(range(10, 20))
 
 
@@ -176,7 +176,7 @@ def test_what_was_read_holds_no_descriptors_that_are_wanted() -> None:
     with node(limit_segments=2) as it:
         for start in range(6):
             assert it.bring(0, start, start + 1) is Appended.STORED
-            it.inbox.log(FEED).release([start])
+            it.store.log(FEED).release([start])
         assert it.budget.num_segments == 2
 
 
@@ -186,15 +186,15 @@ def test_partition_that_is_being_brought_already_is_not_found_again() -> None:
         it.bring(0, 0, 10)
         it.bring(1, 0, 10)
         it.end_child(1)
-        assert it.inbox.log(FEED).begin(Attempt("call.0", 0), 0) == []
-        it.inbox.resume(FEED, 0, "call.0", {}, 1000)
+        assert it.store.log(FEED).begin(Attempt("call.0", 0), 0) == []
+        it.store.resume(FEED, 0, "call.0", {}, 1000)
         assert it.rows == list(range(APART, APART + 10))
 
 
 @pytest.mark.parametrize("by", ["another job", "terminate", "exchange"])
 def test_rows_that_nobody_wants_again_are_not_found_again(by: str) -> None:
     with node() as it:
-        log = it.inbox.log(FEED)
+        log = it.store.log(FEED)
         if by == "exchange":
             log.append(numbers(0, 10), Deadline.after(SOON_S), AppendRequest(exchange="e"))
         else:
@@ -202,7 +202,7 @@ def test_rows_that_nobody_wants_again_are_not_found_again(by: str) -> None:
         if by == "terminate":
             log.close_call()
         it.end_child(1)
-        it.inbox.resume(FEED, 0, "call.1" if by == "another job" else "call.0", {}, 1000)
+        it.store.resume(FEED, 0, "call.1" if by == "another job" else "call.0", {}, 1000)
         assert it.rows == []
         assert it.covered(0) == []
 
@@ -212,7 +212,7 @@ def test_no_more_rows_are_found_again_than_are_the_nodes_part() -> None:
         it.bring(0, 0, 10)
         it.bring(1, 0, 10)
         it.end_child(1)
-        it.inbox.resume(FEED, 0, "call.0", {0: ((2, 4),)}, 13)
+        it.store.resume(FEED, 0, "call.0", {0: ((2, 4),)}, 13)
         assert it.rows == [0, 1, *range(4, 10), *range(APART, APART + 5)]
         assert it.covered(1) == [(0, 5)]
 
@@ -222,6 +222,6 @@ def test_rows_of_the_child_before_the_last_may_be_elsewhere_by_now() -> None:
         it.bring(0, 0, 10)
         it.end_child(1)
         it.end_child(2)
-        it.inbox.resume(FEED, 0, "call.0", {}, 1000)
+        it.store.resume(FEED, 0, "call.0", {}, 1000)
         assert it.rows == []
         assert it.budget.used_nbytes == 0

@@ -10,14 +10,12 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from sparkdl.control.channel import (
     Consumed,
-    Covered,
     EndMark,
-    EpochMark,
     FeedStart,
-    Hold,
     Local,
     ReadParquet,
     Reclaim,
@@ -25,10 +23,8 @@ from sparkdl.control.channel import (
     Reopened,
     Results,
     Segment,
-    StepsGranted,
     Terminated,
 )
-from sparkdl.control.coverage import EpochRows
 from sparkdl.control.messages import (
     EpochEnd,
     FeedBegin,
@@ -42,6 +38,7 @@ from sparkdl.control.messages import (
     ReadShare,
     ToFeeds,
 )
+from sparkdl.control.rows import EpochRows
 from sparkdl.core.deadline import Deadline
 from sparkdl.feed.store.log import Log
 from sparkdl.feed.store.parquet_loader import DirectLoader, ParquetLoader, ShareLoader, Sink
@@ -54,78 +51,91 @@ PROGRESS_PERIOD_S = 0.1
 _SHUTDOWN_S = 2.0
 
 
+@dataclass
+class _ChildFeeds:
+    """What is known of the feeds of one child, by name.
+
+    Attributes:
+        consumed: what it has reported last.
+        began: the epoch of the last `FeedBegin`.
+        reclaimed: those for which it was asked for room and has not released anything yet.
+        direct: those that it has asked to be read from files.
+        share_ends: of the last `ReadShare` that has ended: its epoch, and its problem if any.
+    """
+
+    consumed: dict[str, Consumed] = field(default_factory=dict)
+    began: dict[str, int] = field(default_factory=dict)
+    reclaimed: set[str] = field(default_factory=set)
+    direct: dict[str, DirectLoader] = field(default_factory=dict)
+    share_ends: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+
 class NodeFeeds:
-    """All feeds of one node. Runs on the agent's loop; Flight's threads come in by the inbox.
+    """All feeds of one node. Runs on the agent's loop; Flight's threads come in through the store.
 
     Args:
         send_to_child: takes a message and, for good, a descriptor or -1.
-        tell: sends counts to the coordinator.
+        report: sends counts to the coordinator.
     """
 
     def __init__(
         self,
-        store: StoreLimits,
+        limits: StoreLimits,
         timeout_s: float,
         send_to_child: Callable[[Local, int], None],
-        tell: Callable[[FeedProgress], None],
+        report: Callable[[FeedProgress], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._send_to_child = send_to_child
-        self._tell = tell
+        self._report_to_driver = report
         listener = StoreListener(self._on_segment, self._on_received, self._on_pressure)
-        self._inbox = NodeStore(store, timeout_s, listener)
-        self._memory_nbytes = store.memory_nbytes
+        self._store = NodeStore(limits, timeout_s, listener)
+        self._memory_nbytes = limits.memory_nbytes
         self._receiver: FlightServer | None = None
-        self._read: dict[str, Consumed] = {}
-        self._began: dict[str, int] = {}
-        self._reclaimed: set[str] = set()
+        self._child = _ChildFeeds()
         self._ended: set[str] = set()
         self._generation = 0
-        self._readings: list[ParquetLoader] = []
-        self._own: dict[str, DirectLoader] = {}
-        self._ends: dict[str, tuple[int, str]] = {}
+        self._loaders: list[ParquetLoader] = []
         self._has_failed = False
         self._timer: asyncio.TimerHandle | None = None
 
     def listen(self, host: str, token: str) -> str:
         """Start receiving; return the Flight URI."""
-        self._receiver = FlightServer(host, token, self._inbox)
+        self._receiver = FlightServer(host, token, self._store)
         return self._receiver.uri
 
     # From the coordinator.
 
-    def on_driver_message(self, message: ToFeeds) -> None:  # noqa: C901 (one case a message)
-        """Take what the coordinator says of the feeds."""
+    def on_driver_message(self, message: ToFeeds) -> None:
+        """Handle a message of the coordinator about the feeds."""
         match message:
             case FeedBegin(feed, epoch, last_epoch, run, done, limit):
-                self._began[feed] = epoch
-                self._inbox.log(feed).expect(last_epoch)
+                self._child.began[feed] = epoch
+                self._store.log(feed).expect(last_epoch)
                 self._send_to_child(FeedStart(feed, epoch), -1)
                 if run:
-                    self._inbox.resume(feed, epoch, run, done, limit)
+                    self._store.resume(feed, epoch, run, done, limit)
                     self._report()
             case ReadShare(feed):
                 self._begin(ShareLoader(message, self._sink(feed), self._on_share_end))
             case FeedCut(feed, epoch):
-                self._inbox.log(feed).cut(epoch)
+                self._store.log(feed).cut(epoch)
                 self._report()
             case FeedCovered(feed, epoch):
-                self._inbox.forget(feed, epoch)
-                self._send_to_child(Covered(feed, epoch), -1)
-            case FeedHold(feed, epoch):
-                self._send_to_child(Hold(feed, epoch), -1)
-            case Granted(feed, epoch, rows):
-                self._send_to_child(StepsGranted(feed, epoch, rows), -1)
-            case EpochEnd(feed, epoch, rows, again, goes_on):
-                self._inbox.log(feed).cut(epoch)
-                if not again:
-                    self._inbox.log(feed).settle(epoch)
-                self._send_to_child(EpochMark(feed, epoch, rows, again, goes_on), -1)
+                self._store.forget(feed, epoch)
+                self._send_to_child(message, -1)
+            case FeedHold() | Granted():
+                self._send_to_child(message, -1)
+            case EpochEnd(feed, epoch):
+                self._store.log(feed).cut(epoch)
+                if not message.again:
+                    self._store.log(feed).settle(epoch)
+                self._send_to_child(message, -1)
             case FeedEnd():
                 self.feed_end(message)
 
     def feed_end(self, message: FeedEnd) -> None:
-        """Tell the child that feeds have ended; no names: all, those that nobody used yet too."""
+        """Tell the child that feeds have ended; without names all, also those not used yet."""
         for feed in message.feeds or ("",):
             self._ended.add(feed)
             self._send_to_child(EndMark(feed), -1)
@@ -133,29 +143,31 @@ class NodeFeeds:
     # From the child.
 
     def on_child_message(self, message: Local, fd: int) -> None:
-        """Take what the child says of its feeds; `fd` is ours."""
+        """Handle a message of the child about its feeds; `fd` is ours."""
         if isinstance(message, Consumed):
-            before = self._read.get(message.feed)
-            self._read[message.feed] = message
-            self._inbox.log(message.feed)  # there is one from now on, if only to be told of
+            before = self._child.consumed.get(message.feed)
+            self._child.consumed[message.feed] = message
+            self._store.log(message.feed)  # creates the log, so that its counts are reported
             # After an epoch the child has forgotten that it was to release.
             if before is None or message.epochs != before.epochs:
-                self._reclaimed.discard(message.feed)
-                self._inbox.press_again()
-            if message.feed in self._own:
-                self._own[message.feed].reached(message.epochs)
+                self._child.reclaimed.discard(message.feed)
+                self._store.press_again()
+            if message.feed in self._child.direct:
+                self._child.direct[message.feed].reached(message.epochs)
             self._report_soon()
         elif isinstance(message, Release):
-            self._reclaimed.discard(message.feed)
-            self._inbox.log(message.feed).release(message.numbers)
+            self._child.reclaimed.discard(message.feed)
+            self._store.log(message.feed).release(message.numbers)
         elif isinstance(message, Terminated):
-            log = self._inbox.log(message.feed)
+            log = self._store.log(message.feed)
             log.close_call()
             self._send_to_child(Reopened(message.feed, log.closed_to + 1), -1)
             self._report()
         elif isinstance(message, ReadParquet):
-            self._own[message.feed] = DirectLoader(message, self._sink(message.feed), self._on_own)
-            self._begin(self._own[message.feed])
+            self._child.direct[message.feed] = DirectLoader(
+                message, self._sink(message.feed), self._on_direct
+            )
+            self._begin(self._child.direct[message.feed])
         elif isinstance(message, Results):
             self._answer(message, fd)
 
@@ -168,56 +180,52 @@ class NodeFeeds:
             feeds: the same by segment.
         """
         found = {}
-        for feed, used in feeds.items():
-            log = self._inbox.log(feed)
-            found[feed] = log.origins.rows(used, log.terminated_to)
+        for feed, consumed in feeds.items():
+            log = self._store.log(feed)
+            found[feed] = log.provenance.rows(consumed, log.terminated_to)
         return found
 
     @property
     def steps(self) -> int:
-        """How many batches the child has told that it has read, of the feed with the most."""
-        return max((read.steps for read in self._read.values()), default=0)
+        """How many batches the child has reported as read, of the feed with the most."""
+        return max((read.steps for read in self._child.consumed.values()), default=0)
 
     @property
     def is_answering(self) -> bool:
-        """Whether somebody reads results of inference."""
-        return self._inbox.is_answering
+        """Whether a feeder waits for results of inference."""
+        return self._store.is_answering
 
     def close(self, reason: str, has_failed: bool = False) -> None:
         """Take no more rows.
 
         Args:
-            has_failed: the coordinator is not told that the feeds are closed then, or a feed
-                would seem to have ended in order before the failure is known.
+            has_failed: do not report to the coordinator that the feeds are closed, or a feed would
+                seem to have ended in order before the failure is known.
         """
         self._has_failed = has_failed
         self._close(reason)
         self._report()
 
     def reopen(self, generation: int) -> None:
-        """Begin anew for another child, which is told of the feeds that have ended already."""
-        feeds = [log.feed for log in self._inbox.logs]
+        """Begin anew for another child, and tell it which feeds have ended already."""
+        feeds = [log.feed for log in self._store.logs]
         if generation != self._generation:
-            self._ended.clear()  # rows may be fed again; the coordinator tells of the ends anew
+            self._ended.clear()  # rows may be fed again; the coordinator repeats the ends
         self._generation = generation
-        self._inbox.reopen(generation)
+        self._store.reopen(generation)
         self._has_failed = False
-        self._read.clear()
-        self._reclaimed.clear()
-        self._began.clear()
-        self._own.clear()
-        self._ends.clear()
-        self._tell(FeedProgress(tuple(FeedCount(feed) for feed in feeds)))
+        self._child = _ChildFeeds()
+        self._report_to_driver(FeedProgress(tuple(FeedCount(feed) for feed in feeds)))
         for feed in self._ended:
             self._send_to_child(EndMark(feed), -1)
 
     def shut_down(self) -> None:
         """Stop receiving; a peer that stalls in the middle of a call is not waited for."""
         self._close("the node has ended")
-        self._inbox.clear()
+        self._store.clear()
         deadline = Deadline.after(_SHUTDOWN_S)
-        for reading in self._readings:
-            reading.join(deadline.remaining_s)
+        for loader in self._loaders:
+            loader.join(deadline.remaining_s)
         if self._timer:
             self._timer.cancel()
         if self._receiver:
@@ -226,17 +234,17 @@ class NodeFeeds:
             thread.join(_SHUTDOWN_S)
 
     def _close(self, reason: str) -> None:
-        self._inbox.close(reason)
-        for reading in self._readings:
-            reading.stop()
+        self._store.close(reason)
+        for loader in self._loaders:
+            loader.stop()
 
     def _sink(self, feed: str) -> Sink:
-        return Sink(self._inbox.log(feed), self._inbox.received, self._memory_nbytes)
+        return Sink(self._store.log(feed), self._store.received, self._memory_nbytes)
 
-    def _begin(self, reading: ParquetLoader) -> None:
-        self._readings = [r for r in self._readings if r.is_alive()]
-        self._readings.append(reading)
-        reading.start()
+    def _begin(self, loader: ParquetLoader) -> None:
+        self._loaders = [each for each in self._loaders if each.is_alive()]
+        self._loaders.append(loader)
+        loader.start()
 
     # From threads of Flight, and those that read files.
 
@@ -259,32 +267,35 @@ class NodeFeeds:
     def _on_pressure(self, feed: str) -> None:
         self._loop.call_soon_threadsafe(self._reclaim, feed)
 
-    def _on_share_end(self, reading: ShareLoader, problem: str) -> None:
+    def _on_share_end(self, loader: ShareLoader, problem: str) -> None:
         with suppress(RuntimeError):  # the loop has ended, and nobody waits
-            self._loop.call_soon_threadsafe(self._note_end, reading, problem)
+            self._loop.call_soon_threadsafe(self._note_end, loader, problem)
 
-    def _on_own(self, reading: DirectLoader, message: Local) -> None:
+    def _on_direct(self, loader: DirectLoader, message: Local) -> None:
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._pass_on, reading, message)
+            self._loop.call_soon_threadsafe(self._pass_on, loader, message)
 
     # On the loop.
 
-    def _note_end(self, reading: ShareLoader, problem: str) -> None:
-        order = reading.order
-        if reading.sink.log is self._inbox.log(order.feed):  # no other child has come since
-            self._ends[order.feed] = order.epoch, problem
+    def _note_end(self, loader: ShareLoader, problem: str) -> None:
+        order = loader.order
+        if loader.sink.log is self._store.log(order.feed):  # no other child has come since
+            self._child.share_ends[order.feed] = order.epoch, problem
             self._report()
 
-    def _pass_on(self, reading: DirectLoader, message: Local) -> None:
-        if self._own.get(reading.sink.log.feed) is reading:
+    def _pass_on(self, loader: DirectLoader, message: Local) -> None:
+        if self._child.direct.get(loader.sink.log.feed) is loader:
             self._send_to_child(message, -1)
 
     def _reclaim(self, feed: str) -> None:
-        """Ask the child for room, but not for an epoch that is over: the next one may be whole."""
-        if self._inbox.log(feed).is_whole:
-            self._inbox.press_again()
-        elif feed not in self._reclaimed:
-            self._reclaimed.add(feed)
+        """Ask the child to release rows, but not for an epoch that is over.
+
+        The next epoch may be whole: then it is pressed again, and decides anew.
+        """
+        if self._store.log(feed).is_whole:
+            self._store.press_again()
+        elif feed not in self._child.reclaimed:
+            self._child.reclaimed.add(feed)
             self._send_to_child(Reclaim(feed), -1)
 
     def _answer(self, message: Results, fd: int) -> None:
@@ -294,7 +305,7 @@ class NodeFeeds:
                 data = file.read()
         finally:
             os.close(fd)
-        exchange = self._inbox.exchange(message.exchange)
+        exchange = self._store.exchange(message.exchange)
         if exchange:
             exchange.add(data, message.rows)
 
@@ -306,15 +317,17 @@ class NodeFeeds:
         if self._timer:
             self._timer.cancel()
             self._timer = None
-        counts = tuple(self._count(log) for log in self._inbox.logs if log.feed not in self._own)
+        counts = tuple(
+            self._count(log) for log in self._store.logs if log.feed not in self._child.direct
+        )
         if counts:
-            self._tell(FeedProgress(counts))
+            self._report_to_driver(FeedProgress(counts))
 
     def _count(self, log: Log) -> FeedCount:
-        read = self._read.get(log.feed, Consumed(log.feed, 0, 0))
+        read = self._child.consumed.get(log.feed, Consumed(log.feed, 0, 0))
         cut = log.last_cut
-        read_to, problem = self._ends.get(log.feed, (-1, ""))
-        epoch = max(cut.epoch + 1, self._began.get(log.feed, 0))
+        read_to, problem = self._child.share_ends.get(log.feed, (-1, ""))
+        epoch = max(cut.epoch + 1, self._child.began.get(log.feed, 0))
         return FeedCount(
             log.feed,
             rows_received=log.rows_received,
@@ -325,7 +338,7 @@ class NodeFeeds:
             epochs_done=read.epochs,
             closed=log.is_closed and not self._has_failed,
             closed_to=log.terminated_to,
-            began=self._began.get(log.feed, -1),
+            began=self._child.began.get(log.feed, -1),
             epoch=epoch,
             epoch_rows=log.rows_of(epoch),
             cut=cut.epoch,

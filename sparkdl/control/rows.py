@@ -1,6 +1,6 @@
-"""Which rows of a feed a checkpoint covers.
+"""Rows in messages: those that a checkpoint covers, and those that a node reads from files.
 
-Runs in: anywhere. Pure.
+Runs in: anywhere
 
 A row is known by its epoch, its partition and its number in the partition: of a DataFrame or RDD
 the partitions are Spark's; of Parquet files there is one, number 0, in which the rows of all files
@@ -10,10 +10,11 @@ are numbered through in the order of their listing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 
-from sparkdl.core.row_ranges import Range, merge_ranges
+from sparkdl.core.row_ranges import Range, count_rows, merge_ranges
 
 PartRows = dict[int, tuple[Range, ...]]
 """Rows by partition (or by segment, between child and agent), as half-open ranges."""
@@ -76,4 +77,76 @@ def merge_epochs(parts: Iterable[Mapping[int, PartRows]]) -> EpochRows:
 
 def num_rows(rows: Mapping[int, Iterable[Range]]) -> int:
     """Return how many rows the ranges name, which do not overlap."""
-    return sum(stop - start for ranges in rows.values() for start, stop in ranges)
+    return sum(map(count_rows, rows.values()))
+
+
+class Storage(msgspec.Struct, frozen=True):
+    """A file system: scheme and authority as in `s3://bucket`, and how to open it.
+
+    `options` may hold credentials, so that they are not shown.
+    """
+
+    uri: str
+    options: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"Storage({self.uri!r}, options of {sorted(self.options)})"
+
+
+class DataFile(msgspec.Struct, frozen=True, array_like=True):
+    """A Parquet file.
+
+    Attributes:
+        path: within the storage.
+        row_nbytes: about how many bytes a row of the wanted columns has in memory.
+        values: of the partition columns, as the folders spell them; None is null.
+    """
+
+    path: str
+    row_nbytes: int
+    values: tuple[str | None, ...] = ()
+
+
+class FileRange(msgspec.Struct, frozen=True, array_like=True):
+    """Rows [`start`, `stop`) of row group `row_group` of file number `file` of a `Share`.
+
+    Attributes:
+        first: the number of row `start` among the rows of all files of the data set.
+    """
+
+    file: int
+    row_group: int
+    start: int
+    stop: int
+    first: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows that are."""
+        return self.stop - self.start
+
+    @property
+    def numbers(self) -> Range:
+        """The numbers of these rows among those of all files."""
+        return self.first, self.first + self.num_rows
+
+
+class Share(msgspec.Struct, frozen=True):
+    """What one node reads, in order.
+
+    Attributes:
+        schema: of every batch, as `pyarrow.Schema.serialize` writes it.
+        partitions: those of its columns whose values are in `DataFile.values`, in that order.
+        ranges: `file` is an index into `files`.
+    """
+
+    storage: Storage
+    schema: bytes
+    partitions: tuple[str, ...]
+    files: tuple[DataFile, ...]
+    ranges: tuple[FileRange, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows that are."""
+        return sum(part.num_rows for part in self.ranges)

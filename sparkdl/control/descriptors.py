@@ -1,15 +1,13 @@
-"""Segments that a feeder writes itself, for a node on its own machine: they travel as descriptors.
+"""File descriptors between processes of one machine: files without a name, and how they are sent.
 
-Runs in: feeder, agent
+Runs in: feeder, agent, child
 
-Rows go through Flight where feeder and node are on different machines. On one machine the feeder
-writes the segment and hands over its descriptor through a Unix socket; the stream of `DoPut`
-carries the segment's key in the place of its rows. So rows are copied once on their way to the
-node, not thrice.
-
-The socket has an abstract name (unix(7)), known from the stream's first answer: another machine, or
-a container with a network of its own, cannot connect, and uses Flight. Its first message is the
-token.
+A segment reaches a node through Flight if the feeder runs on another machine. On the same machine
+the feeder writes the segment and sends its descriptor through a Unix socket, and the stream of
+`DoPut` carries the segment's key instead of its rows: rows are copied once on their way, not three
+times. The socket has an abstract name (unix(7)), known from the stream's first answer. Another
+machine, or a container with a network of its own, cannot connect to it, and uses Flight. The first
+message on it is the token.
 """
 
 from __future__ import annotations
@@ -18,9 +16,12 @@ import logging
 import os
 import socket
 import sys
+import tempfile
 import threading
 import uuid
+from array import array
 from contextlib import suppress
+from pathlib import Path
 
 from sparkdl.control.auth import bearer, is_authorized
 from sparkdl.core.deadline import Deadline
@@ -28,13 +29,46 @@ from sparkdl.core.errors import ProtocolError
 
 _log = logging.getLogger(__name__)
 
+_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _MAX_KEY_NBYTES = 256
 _CONNECT_S = 5.0
 _JOIN_S = 2.0
 
 
+def nameless_file(name: str, folder: Path | None = None) -> int:
+    """Return the descriptor of a new file that vanishes with the last process that holds it.
+
+    Args:
+        name: what `/proc/<pid>/fd` shows for a file in memory.
+        folder: on whose disk; in memory without it.
+    """
+    if folder is None and hasattr(os, "memfd_create"):
+        return os.memfd_create(name, os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile(prefix="sparkdl-", dir=folder) as file:
+        return os.dup(file.fileno())
+
+
+def receive_with_fds(sock: socket.socket, nbytes: int, max_fds: int) -> tuple[bytes, list[int]]:
+    """Read once; return the data, empty at the end of a stream, and the descriptors beside it.
+
+    Unlike `socket.recv_fds`, which ignores its flags, this makes them close-on-exec: programs that
+    user code starts do not inherit them.
+    """
+    fds = array("i")
+    space = socket.CMSG_LEN(max_fds * fds.itemsize)
+    data, extras, _flags, _address = sock.recvmsg(nbytes, space, _CLOSE_ON_EXEC)
+    for level, kind, body in extras:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(body[: len(body) - len(body) % fds.itemsize])
+    return data, fds.tolist()
+
+
 class FdReceiver:
-    """Takes descriptors from feeders on this machine, for an agent."""
+    """Receives descriptors from feeders on this machine, for an agent.
+
+    Attributes:
+        name: of the socket, empty where there are no abstract names.
+    """
 
     def __init__(self, token: str) -> None:
         self.name = f"sparkdl-{uuid.uuid4().hex}" if sys.platform == "linux" else ""
@@ -45,16 +79,15 @@ class FdReceiver:
         self._is_closed = False
         self._listener: socket.socket | None = None
         if self.name:
+            # Packets, not a stream: each key stays together with its descriptor.
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._listener.bind(f"\0{self.name}")
             self._listener.listen()
-            self._thread = threading.Thread(
-                target=self._accept, name="sparkdl-handoff", daemon=True
-            )
+            self._thread = threading.Thread(target=self._accept, name="sparkdl-fds", daemon=True)
             self._thread.start()
 
-    def take(self, key: str, deadline: Deadline) -> int:
-        """Wait for the descriptor that was sent under `key`; it is the caller's.
+    def wait_fd(self, key: str, deadline: Deadline) -> int:
+        """Wait for the descriptor that was sent under `key`; the caller owns it.
 
         Raises:
             ProtocolError: if it does not come in time, or the feeder has gone.
@@ -68,7 +101,7 @@ class FdReceiver:
             return self._fds.pop(key)
 
     def close(self) -> None:
-        """Take no more."""
+        """Close all connections, and the descriptors that nobody has waited for."""
         with self._changed:
             self._is_closed = True
             connections = list(self._connections)
@@ -95,7 +128,7 @@ class FdReceiver:
                     return
                 self._connections.add(sock)
             threading.Thread(
-                target=self._serve, args=(sock,), name="sparkdl-handoff-feeder", daemon=True
+                target=self._serve, args=(sock,), name="sparkdl-fds-feeder", daemon=True
             ).start()
 
     def _serve(self, sock: socket.socket) -> None:
@@ -103,7 +136,7 @@ class FdReceiver:
         try:
             header = sock.recv(_MAX_KEY_NBYTES).decode(errors="replace")
             while is_authorized(header, self._token):
-                data, fds, _flags, _address = socket.recv_fds(sock, _MAX_KEY_NBYTES, 1)
+                data, fds = receive_with_fds(sock, _MAX_KEY_NBYTES, 1)
                 if not fds:
                     return
                 key = data.decode(errors="replace")
@@ -123,7 +156,6 @@ class FdReceiver:
             self._drop(keys)
 
     def _drop(self, keys: set[str]) -> None:
-        """Close what was sent and is not going to be taken."""
         with self._changed:
             fds = [self._fds.pop(key) for key in keys if key in self._fds]
         for fd in fds:
@@ -154,7 +186,7 @@ class FdSender:
         return cls(sock)
 
     def send(self, fd: int) -> str:
-        """Hand over a descriptor, which stays the caller's as well; return its key.
+        """Send a descriptor, which stays the caller's as well; return its key.
 
         Raises:
             OSError: if the node is gone.
@@ -165,5 +197,5 @@ class FdSender:
         return key
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._sock.close()

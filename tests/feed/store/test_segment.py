@@ -1,0 +1,92 @@
+"""Batches of the right size become segments; rows by segment become rows by partition."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdl.control.rows import EpochRows
+from sparkdl.core.row_ranges import Span, spans_left, spans_within
+from sparkdl.feed.store.segment import Provenance, halve, join_small
+from tests.doubles.feeds import numbers
+
+spans = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 9)).map(
+        lambda part: (part[0], part[1], part[1] + part[2])
+    ),
+    max_size=5,
+)
+offsets = st.sets(st.integers(0, 50))
+
+
+def rows_of(parts: list[Span]) -> list[tuple[int, int]]:
+    return [(part, row) for part, start, stop in parts for row in range(start, stop)]
+
+
+@given(spans, offsets)
+def test_part_of_a_segment_is_the_rows_at_these_offsets(
+    parts: list[Span], wanted: set[int]
+) -> None:
+    ranges = [(offset, offset + 1) for offset in sorted(wanted)]
+    rows = rows_of(parts)
+    assert rows_of(spans_within(parts, ranges)) == [
+        rows[i] for i in sorted(wanted) if i < len(rows)
+    ]
+
+
+@given(spans, st.dictionaries(st.integers(0, 2), offsets))
+def test_rows_left_are_those_that_are_not_done(
+    parts: list[Span], done: dict[int, set[int]]
+) -> None:
+    given_rows = {part: tuple((row, row + 1) for row in rows) for part, rows in done.items()}
+    left = spans_left(parts, given_rows)
+    rows = rows_of(parts)
+    kept = [row for start, stop in left for row in rows[start:stop]]
+    assert kept == [(part, row) for part, row in rows if row not in done.get(part, ())]
+    assert all(stop < start for (_, stop), (start, _) in pairwise(left))
+
+
+def test_rows_are_told_by_the_epoch_that_read_them_and_merged() -> None:
+    provenance = Provenance()
+    provenance.add(0, 0, ((0, 0, 10),))
+    provenance.add(1, 0, ((0, 10, 15), (1, 0, 5)))
+    used: EpochRows = {0: {0: ((0, 10),), 1: ((0, 7),)}, 1: {0: ((2, 4), (6, 8)), 9: ((0, 1),)}}
+    assert provenance.rows(used) == {0: {0: ((0, 15),), 1: ((0, 2),)}, 1: {0: ((2, 4), (6, 8))}}
+    assert provenance.rows({}, dropped_to=0) == {0: {0: ((0, 15),), 1: ((0, 5),)}}
+
+
+def test_provenance_stays_until_the_last_epoch_that_reads_the_segment_is_forgotten() -> None:
+    provenance = Provenance()
+    provenance.add(0, 0, ((0, 0, 10),))
+    provenance.settle(2)  # epochs 0 to 2 read it
+    provenance.add(1, 3, ((0, 10, 20),))
+    provenance.forget(2)
+    everything: EpochRows = {2: {0: ((0, 1),)}, 3: {1: ((0, 1),)}}
+    assert provenance.rows(everything) == {2: {0: ((0, 1),)}, 3: {0: ((10, 11),)}}
+    provenance.forget(3)
+    assert provenance.rows(everything) == {3: {0: ((10, 11),)}}
+
+
+def test_small_batches_of_one_schema_are_joined() -> None:
+    rows = list(range(0, 5000, 10))
+    found = list(join_small((numbers(row, row + 10) for row in rows), 4000))
+    assert [batch.num_rows for batch in found] == [500] * 10
+    large = list(join_small(iter([numbers(0, 5000), numbers(0, 0)]), 4000))
+    assert [batch.num_rows for batch in large] == [5000]
+    mixed = list(join_small(iter([numbers(0, 1), numbers(1, 2, width=2), numbers(2, 3)]), 4000))
+    assert [batch.num_rows for batch in mixed] == [1, 1, 1]
+
+
+def test_rows_that_come_slowly_are_not_held_back_for_others() -> None:
+    assert [b.num_rows for b in join_small((numbers(i, i + 1) for i in range(3)), 4000, 0)] == [
+        *(1, 1, 1)
+    ]
+
+
+def test_large_batches_are_cut_and_a_large_row_comes_alone() -> None:
+    pieces = list(halve(numbers(0, 5000), 8000))
+    assert all(4000 < piece.nbytes <= 8000 for piece in pieces)
+    assert [x for piece in pieces for x in piece.column(0).to_pylist()] == list(range(5000))
+    assert [piece.num_rows for piece in halve(numbers(0, 3), 1)] == [1, 1, 1]
