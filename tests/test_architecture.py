@@ -76,7 +76,7 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
     "ml/daemon.py": "imports TensorFlow for Spark's workers",
     "ml/estimators/keras_train.py": "trains a Keras model",
     "ml/estimators/keras_model.py": "makes and compiles a Keras model",
-    "ml/jobs/keras*.py": "a Keras model in Spark jobs",
+    "ml/jobs/keras.py": "a Keras model in Spark jobs",
     "ml/jobs/torch.py": "a PyTorch model in Spark jobs",
     "tfos/*": "TensorFlowOnSpark's signatures name TensorFlow's types",
     "horovod/*": "Horovod's signatures name the frameworks' types",
@@ -115,7 +115,7 @@ FORBIDDEN_BUT = {
         "cloudpickle.loads",
     ): "the user's function, from where it was saved",
     (
-        "ml/estimators/keras_describe.py",
+        "ml/estimators/describe.py",
         "cloudpickle.loads",
     ): "the user's function, from its own driver",
     ("collectives/objects.py", "cloudpickle.loads"): "sealed with the group's secret",

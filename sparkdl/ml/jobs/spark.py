@@ -28,8 +28,7 @@ from pyspark.sql import types as t
 from sparkdl.core.errors import ConfigError, JobFailedError, SparkdlError
 from sparkdl.core.jobs import named_jobs
 from sparkdl.ml.jobs.rows import Column
-from sparkdl.ml.jobs.sums import Sum, added, joined, total
-from sparkdl.ml.jobs.task import STORED_SCHEMA, Forget, Store, Work
+from sparkdl.ml.jobs.task import STORED_SCHEMA, Forget, Store, Sum, Work, added, joined, total
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -15,7 +15,7 @@ import numpy as np
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.jobs.rows import Column
-from sparkdl.ml.jobs.sums import Sum, unpack
+from sparkdl.ml.jobs.task import Sum, unpack
 
 if TYPE_CHECKING:
     import torch
@@ -167,7 +167,6 @@ class TorchMaster:
             self._trained = _Trained(spec)
         self._is_local = spec.is_local
         self.model = self._trained.model
-        self.history: dict[str, list[float]] = {}
         if not self._trained.trainable:
             raise ConfigError("the model of model_fn has no parameters to train")
 
@@ -211,9 +210,7 @@ class TorchMaster:
         """Do nothing."""
 
     def epoch_ended(self, epoch: int, logs: Mapping[str, float]) -> bool:
-        """Note the metrics; go on."""
-        for name, value in logs.items():
-            self.history.setdefault(name, []).append(value)
+        """Continue in any case."""
         return False
 
     def end(self) -> None:

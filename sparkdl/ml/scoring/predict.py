@@ -6,10 +6,8 @@ Runs in: feeder, child. Also in the process that describes a model to the driver
 from __future__ import annotations
 
 import gc
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ import numpy as np
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.garbage import uncollected
 from sparkdl.feed.values.ndarrays import Array
+from sparkdl.ml.estimators.keras_model import from_content
 from sparkdl.ml.estimators.source import ModelSource, Signature, Tensor
 
 _DEFAULT_KEY = "serving_default"
@@ -84,9 +83,10 @@ def load(source: ModelSource) -> Predictor:
     if source.format == "weights":
         model = keras.models.model_from_json(source.config)
         model.load_weights(source.path)
+    elif source.content is not None:
+        model = from_content(source.content)
     else:
-        with _as_file(source) as path:
-            model = keras.saving.load_model(path, compile=False)
+        model = keras.saving.load_model(source.path, compile=False)
     return keras_predictor(model)
 
 
@@ -184,17 +184,6 @@ def _numpy(tensor: Any) -> Array:
 
     values: Array = (tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor).numpy()
     return np.asarray(values)
-
-
-@contextmanager
-def _as_file(source: ModelSource) -> Iterator[str]:
-    if source.content is None:
-        yield source.path
-        return
-    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
-        path = Path(folder, "model.keras")
-        path.write_bytes(source.content)
-        yield str(path)
 
 
 def prepare_worker() -> None:

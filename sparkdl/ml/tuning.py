@@ -12,6 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark import InheritableThread
@@ -19,20 +22,24 @@ from pyspark.ml.base import Estimator
 from pyspark.ml.evaluation import Evaluator
 from pyspark.sql import DataFrame, SparkSession
 
-from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import ConfigError, FrameworkMissingError, ResultError
 from sparkdl.core.spelling import did_you_mean
+from sparkdl.driver.handle import Cluster
+from sparkdl.driver.launch import launch
 from sparkdl.driver.threads import begin
-from sparkdl.ml.tuning.result import SearchResult, TrialRecord
-from sparkdl.ml.tuning.trial import Nodes, Objective, PrunedError
 
 if TYPE_CHECKING:
     import optuna
+    import pandas as pd
 
     Space = Mapping[str, Any] | Callable[[optuna.Trial], dict[str, Any]]
 
 _log = logging.getLogger(__name__)
 Direction = Literal["minimize", "maximize"]
 Run = Callable[[dict[str, Any], Callable[[int, float], bool]], float]
+Objective = Callable[[dict[str, Any], Any], Any]
+_LOOK_S = 5.0
 
 
 def search(  # noqa: PLR0913 (one option, one name)
@@ -295,3 +302,169 @@ def _param(estimator: Any, name: str) -> Any:
 
 def _thread(run: Callable[[], None], name: str) -> threading.Thread:
     return InheritableThread(target=run, name=name, daemon=True)
+
+
+class PrunedError(Exception):
+    """The trial is not worth going on with."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """A sub-cluster for each trial, on which `objective(params, ctx)` runs.
+
+    Attributes:
+        options: of `sparkdl.launch`.
+        timeout_s: for one trial.
+        stop: ends the trials that run, once it is set.
+    """
+
+    spark: Any
+    objective: Objective
+    nodes: int
+    metric: str
+    timeout_s: float | None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self, params: dict[str, Any], report: Callable[[int, float], bool]) -> float:
+        """Run a trial; return its value.
+
+        Args:
+            report: is told of a step and the metric then; tells whether to give up.
+
+        Raises:
+            PrunedError: if `report` said so; the nodes have been ended.
+            NodeFailedError: if a node failed; and whatever `launch` and `Cluster.results` raise.
+            ResultError: if no number came of it.
+        """
+        options = {"input_mode": "own", "framework": "plain", **self.options}
+        deadline = Deadline.after(self.timeout_s)
+        with launch(self.spark, self.objective, params, self.nodes, **options) as cluster:
+            self._follow(cluster, report, deadline)
+            results = cluster.results(deadline.wait_s)
+        return value_of(results[0], self.metric)
+
+    def _follow(
+        self, cluster: Cluster, report: Callable[[int, float], bool], deadline: Deadline
+    ) -> None:
+        last = -1
+        while not deadline.has_passed:
+            if self.stop.is_set():
+                raise PrunedError
+            step, metrics = cluster.reported(last, min(_LOOK_S, deadline.remaining_s))
+            if step > last:
+                last = step
+                if self.metric in metrics and report(step, metrics[self.metric]):
+                    raise PrunedError
+                continue
+            with suppress(TimeoutError):
+                cluster.wait(0.0)
+                return
+
+
+def value_of(result: Any, metric: str) -> float:
+    """Return the number in what an objective returned: itself, or its entry `metric`.
+
+    Raises:
+        ResultError: if there is none.
+    """
+    value: Any = result.get(metric) if isinstance(result, Mapping) else result
+    if hasattr(value, "item") and getattr(value, "size", 1) == 1:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ResultError(
+            f"the objective returned {result!r} on rank 0: a number is needed, or a dict with "
+            f"{metric!r}"
+        )
+    return float(value)
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One trial.
+
+    Attributes:
+        state: `complete`, `pruned` or `fail`.
+        value: of the metric; the last reported one if it was pruned, None if it failed.
+        reports: steps, and the metric then, as the driver saw them.
+        error: why it failed; empty if it did not.
+        seconds: that it took, from the wait for its turn to its end.
+    """
+
+    number: int
+    state: str
+    params: dict[str, Any]
+    value: float | None
+    reports: Sequence[tuple[int, float]]
+    error: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search returns.
+
+    Attributes:
+        study: Optuna's, for its plots and its importance of parameters.
+        trials: of this search, by number.
+    """
+
+    study: optuna.Study
+    trials: tuple[TrialRecord, ...]
+
+    @property
+    def best(self) -> TrialRecord:
+        """The best of the trials that are complete.
+
+        Raises:
+            ResultError: if none is; it says why the first one failed.
+        """
+        done = [trial for trial in self.trials if trial.state == "complete"]
+        if not done:
+            errors = [trial.error for trial in self.trials if trial.error]
+            raise ResultError(
+                f"none of {len(self.trials)} trials is complete"
+                f"{f'; the first error: {errors[0]}' if errors else ''}"
+            )
+        sign = -1 if self.study.direction.name == "MAXIMIZE" else 1
+        return min(done, key=lambda trial: sign * (trial.value or 0.0))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row a trial: number, state, value, seconds, steps, error, `params_…`.
+
+        Raises:
+            FrameworkMissingError: without pandas.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise FrameworkMissingError("to_pandas needs pandas: pip install pandas") from error
+        return pd.DataFrame([self._row(trial) for trial in self.trials])
+
+    def to_spark(self, spark: SparkSession) -> DataFrame:
+        """Return the same as a Spark DataFrame; the parameters as one column of text each."""
+        rows = [self._row(trial) for trial in self.trials]
+        params = sorted({name for row in rows for name in row if name.startswith("params_")})
+        schema = ", ".join(
+            [
+                *("number int", "state string", "value double", "seconds double", "steps int"),
+                "error string",
+                *(f"`{name}` string" for name in params),
+            ]
+        )
+        texts = [
+            {**row, **{name: str(row[name]) for name in params if name in row}} for row in rows
+        ]
+        names = ["number", "state", "value", "seconds", "steps", "error", *params]
+        return spark.createDataFrame([[row.get(name) for name in names] for row in texts], schema)
+
+    def _row(self, trial: TrialRecord) -> dict[str, Any]:
+        return {
+            "number": trial.number,
+            "state": trial.state,
+            "value": trial.value,
+            "seconds": trial.seconds,
+            "steps": len(trial.reports),
+            "error": trial.error,
+            **{f"params_{name}": value for name, value in trial.params.items()},
+        }
