@@ -20,8 +20,8 @@ from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError, Resul
 from sparkdl.core.jobs import named_jobs
 from sparkdl.driver.launch import launch
 from sparkdl.driver.payload import pickle_user_code
-from sparkdl.tfos.arguments import num_gpus
 from sparkdl.tfos.TFSparkNode import TFNodeContext
+from sparkdl.tfos.util import num_gpus
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
