@@ -316,7 +316,7 @@ class Checkpoint(Adopted):
 
     @property
     def path(self) -> Path | None:
-        """What to go on from, for `trainer.fit(ckpt_path=…)`; `None` at the very beginning."""
+        """What to continue from, for `trainer.fit(ckpt_path=…)`; `None` at the very beginning."""
         last = self._ctx.last_checkpoint
         return last.folder / _FILE if last else None
 

@@ -46,7 +46,7 @@ class TorchDistributor:
             `current().torch_dataset(…)`.
         epochs: how often it is fed.
         max_restarts: how often all processes begin anew after a failure.
-        checkpoint_dir: folder of `ctx.checkpoint`, from whose last one they go on.
+        checkpoint_dir: folder of `ctx.checkpoint`, from whose last one they continue.
         log_to_driver: print what the processes print, as they do.
         options: others of `sparkdl.launch`.
 

@@ -11,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from numbers import Real
@@ -63,7 +62,7 @@ def search(  # noqa: PLR0913 (one option, one name)
 
     Each trial is a sub-cluster of `nodes` nodes that all run `objective`. Rank 0's value counts: a
     number, or a dict with `metric`. `ctx.report(step, **{metric: value})` on rank 0 is seen by the
-    driver, and the pruner may end the trial. Trials that fail are noted, and the search goes on.
+    driver, and the pruner may end the trial. Trials that fail are recorded.
 
     Args:
         spark: the session; None for the active one, or with `executor="local"`.
@@ -72,7 +71,7 @@ def search(  # noqa: PLR0913 (one option, one name)
             floats, or a distribution of Optuna; or a function from Optuna's trial to parameters.
         trials: how many, those that fail and are pruned included.
         parallelism: how many at once. Those for which there are no slots wait for their turn.
-        study: Optuna's study, to go on with or with a storage of its own; then leave out
+        study: Optuna's study, to continue, or with a storage of its own; then leave out
             `direction`, `sampler`, `pruner` and `seed`, which it has already.
         sampler, pruner: Optuna's; by default TPE, and no pruning.
         seed: of the sampler. With `parallelism=1` the same seed gives the same trials.
@@ -135,7 +134,7 @@ def search_estimator(  # noqa: PLR0913 (one option, one name)
 
 
 class _Search:
-    """Asks, runs and tells, in as many threads as trials may run at once."""
+    """Runs the trials, in as many threads as trials may run at once."""
 
     def __init__(
         self, study: optuna.Study, space: Space, run: Run, trials: int, parallelism: int
@@ -150,7 +149,7 @@ class _Search:
         self._records: list[TrialRecord] = []
 
     def run(self) -> SearchResult:
-        workers: list[Future[None]] = [
+        workers = [
             begin(self._work, f"sparkdl-trials-{number}", _thread)
             for number in range(self._parallelism)
         ]
@@ -205,7 +204,7 @@ class _Search:
             if error:
                 trial.set_user_attr("error", error)
             is_done = state is optuna.trial.TrialState.COMPLETE
-            self._tell(trial, value if is_done else None, state)
+            self._finish(trial, value if is_done else None, state)
             self._records.append(
                 TrialRecord(
                     trial.number, state.name.lower(), params, value, tuple(reports), error, seconds
@@ -214,7 +213,7 @@ class _Search:
         if value is not None:
             _log.info("Trial %d with %s: %s %g", trial.number, params, state.name.lower(), value)
 
-    def _tell(self, trial: optuna.Trial, value: float | None, state: Any) -> None:
+    def _finish(self, trial: optuna.Trial, value: float | None, state: Any) -> None:
         try:
             self._study.tell(trial, value, state)
         except RuntimeError as error:
@@ -305,7 +304,7 @@ def _thread(run: Callable[[], None], name: str) -> threading.Thread:
 
 
 class PrunedError(Exception):
-    """The trial is not worth going on with."""
+    """The trial is not worth continuing."""
 
 
 @dataclass(frozen=True)
@@ -330,7 +329,7 @@ class Nodes:
         """Run a trial; return its value.
 
         Args:
-            report: is told of a step and the metric then; tells whether to give up.
+            report: is given a step and the metric then; returns whether to prune the trial.
 
         Raises:
             PrunedError: if `report` said so; the nodes have been ended.
@@ -340,11 +339,11 @@ class Nodes:
         options = {"input_mode": "own", "framework": "plain", **self.options}
         deadline = Deadline.after(self.timeout_s)
         with launch(self.spark, self.objective, params, self.nodes, **options) as cluster:
-            self._follow(cluster, report, deadline)
+            self._watch(cluster, report, deadline)
             results = cluster.results(deadline.wait_s)
         return value_of(results[0], self.metric)
 
-    def _follow(
+    def _watch(
         self, cluster: Cluster, report: Callable[[int, float], bool], deadline: Deadline
     ) -> None:
         last = -1
@@ -445,17 +444,10 @@ class SearchResult:
         """Return the same as a Spark DataFrame; the parameters as one column of text each."""
         rows = [self._row(trial) for trial in self.trials]
         params = sorted({name for row in rows for name in row if name.startswith("params_")})
-        schema = ", ".join(
-            [
-                *("number int", "state string", "value double", "seconds double", "steps int"),
-                "error string",
-                *(f"`{name}` string" for name in params),
-            ]
-        )
-        texts = [
-            {**row, **{name: str(row[name]) for name in params if name in row}} for row in rows
-        ]
-        names = ["number", "state", "value", "seconds", "steps", "error", *params]
+        texts = [{**row, **{n: str(row[n]) for n in params if n in row}} for row in rows]
+        schema = "number int, state string, value double, seconds double, steps int, error string"
+        names = [*(field.split()[0] for field in schema.split(", ")), *params]
+        schema += "".join(f", `{name}` string" for name in params)
         return spark.createDataFrame([[row.get(name) for name in names] for row in texts], schema)
 
     def _row(self, trial: TrialRecord) -> dict[str, Any]:

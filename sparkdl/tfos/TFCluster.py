@@ -47,7 +47,7 @@ class TFCluster:
             `num_executors`, `default_fs`, `working_dir`, `server_addr` (of `server`, with its
             token), `release_port`. `meta` is the same.
         defaultFS, working_dir, num_executors, cluster_id: of it, one by one.
-        server: what a `reservation.Client` asks who is there, or to end a stream.
+        server: a `reservation.Client` asks it for the nodes, or to end a stream.
     """
 
     def __init__(self, sc: SparkContext, cluster: Cluster, queues: Sequence[str]) -> None:
@@ -185,7 +185,7 @@ class TFCluster:
         Args:
             ssc: a StreamingContext whose end is waited for first, without a limit. It is ended
                 when a node has called `terminate()`, all have returned or one has failed, or a
-                client has asked `server` to stop; its SparkContext goes on.
+                client has asked `server` to stop; its SparkContext stays.
             grace_secs: if above zero, how long `map_fun` may take to return after the end of the
                 feed. It is not slept.
             timeout: seconds for the whole; 0 or below for no limit.
@@ -232,7 +232,7 @@ class TFCluster:
         if feed is None:
             feed = DStreamFeed(self.cluster, qname, feed_timeout)
             self._streams.append(feed)
-            tell_how_to_end(self.cluster_meta["server_addr"])
+            log_how_to_end(self.cluster_meta["server_addr"])
         feed.attach(dstream)
 
 
@@ -340,13 +340,13 @@ class DStreamFeed:
         return not self.has_ended.is_set() and self.stream.is_wanted()
 
 
-def tell_how_to_end(address: Address) -> None:
-    """Log where a client asks for the end: whoever operates the program needs it.
+def log_how_to_end(address: Address) -> None:
+    """Log where a client asks for the end: the program's operator needs it.
 
     It is a warning because such are seen where no logging is set up.
     """
     _log.warning(
-        "The stream goes on until a node wants no more, or a client asks the server at %s:%d for "
+        "The stream continues until a node wants no more, or a client asks the server at %s:%d for "
         "the end: python -m sparkdl.tfos.reservation_client %s %d. In other programs than this one "
         "it needs the token, so start both with one in %s",
         *address,
@@ -359,7 +359,7 @@ def await_end(ssc: Any, server: Server, feeds: list[DStreamFeed]) -> None:
     """Wait until the streaming has ended; end it when nobody wants more rows.
 
     That is when a node has called `terminate()`, all nodes have returned or one has failed, or a
-    client has asked `server` to stop. The SparkContext goes on.
+    client has asked `server` to stop. The SparkContext stays.
 
     Raises:
         SparkdlError: if feeding failed.

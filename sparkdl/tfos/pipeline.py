@@ -132,14 +132,10 @@ def single_node_env(args: Any) -> None:
 
 
 def get_meta_graph_def(saved_model_dir: str, tag_set: str) -> Any:
-    """Refuse: it is TensorFlow 1's.
-
-    Raises:
-        RemovedError: always; says what to write instead.
-    """
+    """Raise `RemovedError`, which says what to write instead: it is TensorFlow 1's."""
     raise RemovedError(
         "get_meta_graph_def is for TensorFlow 1: tf.saved_model.load(saved_model_dir, "
-        "tags=…).signatures tells a model's inputs and outputs"
+        "tags=…).signatures has a model's inputs and outputs"
     )
 
 

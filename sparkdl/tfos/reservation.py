@@ -10,7 +10,7 @@ Runs in: anywhere
 
 Messages are MessagePack in WebSocket frames, and each connection shows the server's token before
 anything else of it is read. Nodes of sparkdl do not meet here, but at the driver's coordinator; a
-`TFCluster` has a server for clients that ask who is there, or for the end of a stream.
+`TFCluster` has a server for clients that ask for the nodes, or for the end of a stream.
 https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/reservation.py
 """
 
@@ -182,7 +182,7 @@ class Server:
             timeout: seconds.
 
         Raises:
-            LaunchError: if `status` tells of an error.
+            LaunchError: if `status` has an error.
             ReservationTimeoutError: if not all came in time.
         """
         deadline = Deadline.after(timeout)
@@ -212,7 +212,7 @@ class Server:
             loop.close()
 
     async def _listen(self, sock: socket.socket) -> WebSocketServer:
-        return await serve(
+        server: WebSocketServer = await serve(
             self._serve,
             sock=sock,
             process_request=self._check_token,
@@ -222,6 +222,7 @@ class Server:
             close_timeout=1.0,
             logger=logging.getLogger("sparkdl.tfos.websockets"),
         )
+        return server
 
     async def _close(self) -> None:
         if self._server is not None:

@@ -96,7 +96,7 @@ class KerasAnswer(msgspec.Struct, frozen=True):
 def keras_inputs(
     made: Made, optimizer: Any, loss: Any, metrics: Any, is_made_here: bool
 ) -> tuple[Tensor, ...] | None:
-    """Return a Keras model's inputs; None if it cannot be made here, so that only nodes can tell.
+    """Return a Keras model's inputs; None if only the nodes can make it.
 
     It is made in this process if that takes no more than memory, see `costs_nothing`.
 
@@ -116,9 +116,7 @@ def keras_inputs(
     if answer.refused:
         raise ConfigError(answer.refused)
     if answer.failed:
-        _log.warning(
-            "The model cannot be made on the driver, so the nodes will tell: %s", answer.failed
-        )
+        _log.warning("The model cannot be made on the driver, only on the nodes: %s", answer.failed)
     return answer.inputs
 
 

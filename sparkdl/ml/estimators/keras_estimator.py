@@ -1,4 +1,4 @@
-"""`KerasEstimator`: trains a Keras model on several nodes, for those who want no `train_fn`.
+"""`KerasEstimator`: trains a Keras model on several nodes, without a `train_fn`.
 
 Runs in: driver
 
@@ -48,7 +48,7 @@ from sparkdl.ml.estimators.training import (
 )
 from sparkdl.ml.jobs.fit import check_mode, fit_keras
 from sparkdl.ml.jobs.loop import Plan
-from sparkdl.ml.scoring.columns import input_columns
+from sparkdl.ml.scoring.columns import NUMBERS, TEXTS, input_columns, leaf_type
 from sparkdl.ml.scoring.model import SCORE_ROWS, KerasModel
 
 _KERAS = ("optimizer", "loss", "metrics")
@@ -57,8 +57,6 @@ _MODEL = "model.keras"
 Trained = tuple[bytes, Signature, TrainingSummary]
 SAMPLE_ROWS = 1000
 """So many rows are looked at before the nodes start."""
-_NUMBERS = t.NumericType | t.BooleanType | VectorUDT | MatrixUDT
-_TEXT = t.StringType | t.BinaryType
 Inputs = Mapping[str, Tensor]
 
 
@@ -81,7 +79,7 @@ class KerasEstimator(
     docs/jobs.md.
 
     Args:
-        model: a Keras model that tells its inputs, or a function without arguments that makes one.
+        model: a Keras model with known inputs, or a function without arguments that makes one.
             Its loss, optimizer and metrics count if it is compiled and `loss` is not set.
         callbacks: see `setCallbacks`.
         params: parameters by name. `optimizer`, `loss` and `metrics` may be objects of Keras.
@@ -127,7 +125,7 @@ class KerasEstimator(
         if hasattr(model, "get_weights") and hasattr(model, "save"):
             if not getattr(model, "inputs", None):
                 raise ConfigError(
-                    f"the {type(model).__name__} {model.name!r} does not tell its inputs: begin it "
+                    f"the {type(model).__name__} {model.name!r} has no known inputs: begin it "
                     "with a keras.Input, or train it with TFEstimator and a train_fn"
                 )
             self._made = as_content(model)
@@ -144,7 +142,7 @@ class KerasEstimator(
         """Set callbacks of Keras: a list, or a function without arguments that makes it.
 
         Every node has its own, after those that parameters ask for (early stopping, TensorBoard).
-        With `mode="jobs"` they run on the driver and are told of epochs, not of batches.
+        With `mode="jobs"` they run on the driver, once an epoch and not for each batch.
 
         Raises:
             ConfigError: if they are none, or cannot travel to the nodes.
@@ -276,7 +274,7 @@ def check_schema(
     """Check columns and their types; return which feeds which of the model's inputs, if known.
 
     Args:
-        inputs: the model's; None if only the nodes can tell.
+        inputs: the model's; None if only the nodes can know.
 
     Raises:
         ConfigError: if they cannot be trained with; it names the column.
@@ -288,13 +286,13 @@ def check_schema(
         )
     check_columns(schema.names, task.columns)
     for name in task.features:
-        if not isinstance(_element(schema, name), _NUMBERS | _TEXT):
+        if not isinstance(leaf_type(schema[name].dataType), NUMBERS | TEXTS):
             raise _wrong_type(
                 schema, name, "features are numbers, vectors, text, or arrays of them"
             )
-    if not isinstance(_element(schema, task.label), _NUMBERS):
+    if not isinstance(leaf_type(schema[task.label].dataType), NUMBERS):
         advice = "labels are numbers, vectors, or arrays of them"
-        if isinstance(_element(schema, task.label), _TEXT):
+        if isinstance(leaf_type(schema[task.label].dataType), TEXTS):
             advice += ": index text first, for example with pyspark.ml.feature.StringIndexer"
         raise _wrong_type(schema, task.label, advice)
     if task.weight and not isinstance(schema[task.weight].dataType, t.NumericType):
@@ -349,13 +347,6 @@ def _check_column(name: str, found: list[tuple[bool, int | None]], inputs: Input
             check_size(name, size, inputs[name])
 
 
-def _element(schema: t.StructType, name: str) -> t.DataType:
-    kind = schema[name].dataType
-    while isinstance(kind, t.ArrayType):
-        kind = kind.elementType
-    return kind
-
-
 def _wrong_type(schema: t.StructType, name: str, advice: str) -> ConfigError:
     kind = schema[name].dataType.simpleString()
     return ConfigError(f"column {name!r} is of type {kind}, and {advice}")
@@ -369,13 +360,13 @@ def _has_null(values: Column, kind: t.DataType) -> Column:
 
 
 def _size(name: str, kind: t.DataType) -> Column:
-    """Return how many values a row holds; null where only the nodes can tell."""
+    """Return how many values a row holds; null where only the nodes can know."""
     values: Any = column(name)
     if isinstance(kind, VectorUDT):
         return f.when(values.isNotNull(), f.size(vector_to_array(values)))
     while isinstance(kind, t.ArrayType) and isinstance(kind.elementType, t.ArrayType):
         values, kind = f.flatten(values), kind.elementType
     if isinstance(kind, t.ArrayType):
-        is_single = isinstance(kind.elementType, t.NumericType | t.BooleanType | _TEXT)
+        is_single = isinstance(kind.elementType, t.NumericType | t.BooleanType | TEXTS)
         return f.size(values) if is_single else f.lit(None).cast("int")
     return f.lit(None if isinstance(kind, MatrixUDT) else 1).cast("int")

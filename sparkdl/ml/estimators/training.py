@@ -46,7 +46,7 @@ class Training:
     Attributes:
         map_fun: runs on every node, with `args`.
         columns: those that are fed; empty for all.
-        validation_col: boolean column that tells the validation rows, if there are any.
+        validation_col: boolean column that marks the validation rows, if there are any.
         check: given the rows and the name of their feed, raises if they cannot be trained with.
         refuses_nulls: a null ends the feeding, where numpy would have NaN for it.
         return_timeout_s: how long `map_fun` may take to return after the last row.
@@ -147,7 +147,7 @@ class Training:
         validating: Future[FeedReport] | None = None
         if validation is not None:
             validating = cluster.feed_async(validation, self.epochs, name=VALIDATION)
-            # Whoever reads it to its end is told of that also while this thread waits below.
+            # By a callback, so that its readers see its end also while this thread waits below.
             validating.add_done_callback(lambda _: cluster.end_feeds(VALIDATION))
         report = cluster.feed(training, self.epochs)
         cluster.end_feeds(DEFAULT_FEED)
@@ -172,7 +172,7 @@ class Training:
 
 @contextmanager
 def _own_checkpoints(dataset: DataFrame, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Give a fit a folder of its own: it must not go on with what another one has made."""
+    """Give a fit a folder of its own: it must not continue what another one has made."""
     parent = options.get("checkpoint_dir")
     if parent is None:
         yield dict(options)
@@ -223,7 +223,7 @@ def column(name: str) -> Column:
 
 @dataclass(frozen=True)
 class TrainingSummary:
-    """What came of a `fit`.
+    """The result of a `fit`.
 
     Attributes:
         history: metric to its values, one for each epoch, as the chief returned them.
@@ -239,8 +239,8 @@ class TrainingSummary:
 
     def saved(self) -> dict[str, Any]:
         """Return the summary as JSON can hold it."""
-        told = asdict(replace(self, results=()))
-        return {**told, "results": [b64encode(encode_value(r)).decode() for r in self.results]}
+        fields = asdict(replace(self, results=()))
+        return {**fields, "results": [b64encode(encode_value(r)).decode() for r in self.results]}
 
     @classmethod
     def loaded(cls, saved: Mapping[str, Any]) -> TrainingSummary:
@@ -250,7 +250,7 @@ class TrainingSummary:
 
     @property
     def total_epochs(self) -> int:
-        """How many epochs the history tells of."""
+        """How many epochs the history has."""
         return max(map(len, self.history.values()), default=0)
 
 

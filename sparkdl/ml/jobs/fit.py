@@ -99,7 +99,7 @@ def fit_in_jobs(  # noqa: PLR0913 (one option, one name)
         seed: of initial weights, the order of rows and what is random in the model.
         max_restarts: how many jobs may fail; each is run again.
         checkpoint_dir: folder to which the driver writes after each epoch; the same call in
-            another program goes on there. Its folder is deleted when it has succeeded.
+            another program continues there. It is deleted when the training has succeeded.
 
     Raises:
         ConfigError: if it cannot work as asked, or over Spark Connect.
@@ -187,7 +187,7 @@ def fit_keras(
 
 
 def _identity(task: KerasTask, master: KerasMaster) -> tuple[object, ...]:
-    told = [task.features, task.label, task.weight, task.validates, task.seed, task.monitor]
+    data = [task.features, task.label, task.weight, task.validates, task.seed, task.monitor]
     config = [task.optimizer, task.loss, task.metrics, task.learning_rate, task.patience]
-    text = msgspec.json.encode([told, config, task.min_delta], enc_hook=repr).decode()
+    text = msgspec.json.encode([data, config, task.min_delta], enc_hook=repr).decode()
     return (text, master.config())

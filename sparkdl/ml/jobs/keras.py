@@ -18,6 +18,7 @@ from sparkdl.ml.estimators.keras_train import KerasTask, callbacks_of, make_mode
 from sparkdl.ml.estimators.source import Signature
 from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.task import Sum, unpack
+from sparkdl.ml.scoring.predict import output_names, prepare_worker
 
 if TYPE_CHECKING:
     from pyspark import Broadcast
@@ -72,7 +73,7 @@ class KerasLearner:
         self._seeds = [v for v in model.variables if "seed_generator_state" in v.name]
 
     def load(self, state: Sequence[Array]) -> None:
-        """Take over weights, and the optimizer's variables where steps are local."""
+        """Set the weights, and the optimizer's variables where steps are local."""
         assign(self._state(), state)
 
     def learn(self, batch: dict[str, Array], seed: int) -> tuple[Array, ...]:
@@ -128,15 +129,13 @@ def signature_of(model: Any) -> Signature:
     """Return what a Keras model takes and gives, as `predict.keras_predictor` finds by TensorFlow.
 
     Raises:
-        ConfigError: if it does not tell its outputs.
+        ConfigError: if its outputs are unknown.
     """
     if not getattr(model, "outputs", None):
-        raise ConfigError(f"the model {model.name!r} does not tell its outputs")
-    names = [tensor._keras_history.operation.name for tensor in model.outputs]
+        raise ConfigError(f"the model {model.name!r} has no known outputs")
+    names = output_names(model, len(model.outputs))
     if isinstance(output := getattr(model, "output", None), dict):  # a Sequential may have none
         names = list(output)
-    if len(set(names)) != len(names):
-        names = [f"output_{place}" for place in range(len(names))]
     return Signature(
         inputs_of(model),
         tuple(tensor_of(t, name) for t, name in zip(model.outputs, names, strict=True)),
@@ -177,8 +176,6 @@ def _keeper(name: str) -> Any:
 def _share_threads(backend: str) -> None:
     """In a Spark task: as many threads as it has cores; frameworks take all cores otherwise."""
     if backend == "tensorflow":
-        from sparkdl.ml.scoring.predict import prepare_worker
-
         prepare_worker()
     elif backend == "torch":
         from sparkdl.ml.jobs.torch import share_threads
@@ -229,7 +226,7 @@ class KerasMaster:
         return list(as_arrays([*self.model.weights, *own]))
 
     def apply(self, found: Sum) -> None:
-        """Take a step by the averaged gradients; or take over the averaged weights."""
+        """Take a step by the averaged gradients; or set the averaged weights."""
         import keras
 
         assert found.vector is not None
@@ -251,16 +248,16 @@ class KerasMaster:
         return {name: float(value) for name, value in self.model.get_metrics_result().items()}
 
     def epoch_begins(self, epoch: int) -> None:
-        """Tell the callbacks."""
+        """Call the callbacks."""
         self._list.on_epoch_begin(epoch)
 
     def epoch_ended(self, epoch: int, logs: Mapping[str, float]) -> bool:
-        """Tell the callbacks; return whether to stop."""
+        """Call the callbacks; return whether to stop."""
         self._list.on_epoch_end(epoch, dict(logs))
         return bool(self.model.stop_training)
 
     def end(self) -> None:
-        """Tell the callbacks that the training has ended."""
+        """Call the callbacks."""
         self._list.on_train_end()
 
     def config(self) -> str:
@@ -277,7 +274,7 @@ class KerasMaster:
         return found
 
     def restore(self, saved: Sequence[Array]) -> None:
-        """Go on from what `save` returned."""
+        """Continue from what `save` returned."""
         variables = [*self.model.weights, *self.model.optimizer.variables]
         assign(variables, saved[: len(variables)])
         rest = list(saved[len(variables) :])

@@ -52,25 +52,25 @@ class Master(Protocol):
         """Return what workers need."""
 
     def apply(self, found: Sum) -> None:
-        """Go one step on with the average of what workers have learned."""
+        """Take one step with the average of what workers have learned."""
 
     def metrics(self, states: Sequence[Array]) -> dict[str, float]:
         """Return values from the sums of the metrics' states."""
 
     def epoch_begins(self, epoch: int) -> None:
-        """Take note of an epoch that begins."""
+        """Note that an epoch begins."""
 
     def epoch_ended(self, epoch: int, logs: Mapping[str, float]) -> bool:
-        """Take note of an epoch; return whether it is the last."""
+        """Note that an epoch has ended; return whether it is the last."""
 
     def end(self) -> None:
-        """Take note of the end."""
+        """Note the end."""
 
     def save(self) -> list[Array]:
         """Return all that a checkpoint needs."""
 
     def restore(self, saved: Sequence[Array]) -> None:
-        """Go on from what `save` returned."""
+        """Continue from what `save` returned."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Plan:
         sync_every: steps between two averages; 1 averages gradients.
         seed: of the order of the rows, and of what is random in the model.
         checkpoint_dir: folder that outlives the driver; None for no checkpoints.
-        identity: what tells this training from others, beside all that is here and the rows.
+        identity: what distinguishes this training, besides all that is here and the rows.
     """
 
     partitions: int | None
@@ -184,8 +184,8 @@ class Loop:
         for name, value in logs.items():
             history.setdefault(name, []).append(value)
         seconds = time.monotonic() - start_s
-        told = ", ".join(f"{name} {value:.4g}" for name, value in logs.items())
-        _log.info("Epoch %d: %d iterations in %.1f s, %s", epoch, len(rounds), seconds, told)
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in logs.items())
+        _log.info("Epoch %d: %d iterations in %.1f s, %s", epoch, len(rounds), seconds, shown)
         return len(rounds)
 
     def _work(
@@ -216,9 +216,9 @@ class Loop:
         if self._plan.checkpoint_dir is None:
             return None
         url = absolute_url(self._plan.checkpoint_dir, default_fs(data.sparkSession), os.getcwd())
-        told = replace(self._plan, checkpoint_dir=None, retries=0)
+        plan = replace(self._plan, checkpoint_dir=None, retries=0)
         shapes = [array.shape for array in self._master.state()]
-        return Checkpoints(url, [told, kept.rows, kept.digests, shapes])
+        return Checkpoints(url, [plan, kept.rows, kept.digests, shapes])
 
 
 @dataclass(frozen=True)
@@ -275,7 +275,7 @@ class Checkpoints:
                 f"the checkpoint {self.url}/{_FILE} cannot be read: {error}. Delete the folder to "
                 "train from the start"
             ) from error
-        _log.info("The training goes on after epoch %d of %s", progress.epochs, self.url)
+        _log.info("The training continues after epoch %d of %s", progress.epochs, self.url)
         return progress
 
     def write(self, progress: Progress) -> None:

@@ -5,7 +5,7 @@ Runs in: driver
 `kept` is a persisted RDD with one small record for each partition, made by the task that puts the
 partition's rows on its executor's disk. So Spark schedules each iteration's task where the rows
 are, and where an executor is lost computes its partitions again elsewhere, within the very task
-that needs them. A task that runs anywhere else tells that it lacks the rows; a second job then
+that needs them. A task that runs anywhere else reports that it lacks the rows; a second job then
 brings them to wherever it runs.
 """
 
@@ -21,14 +21,15 @@ from typing import Any, TypeVar
 from py4j.protocol import Py4JJavaError
 from pyspark import RDD, SparkContext, StorageLevel
 from pyspark.errors import PySparkException
-from pyspark.ml.linalg import MatrixUDT, VectorUDT
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, JobFailedError, SparkdlError
 from sparkdl.core.jobs import named_jobs
+from sparkdl.ml.estimators.training import column as column_of
 from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.task import STORED_SCHEMA, Forget, Store, Sum, Work, added, joined, total
+from sparkdl.ml.scoring.columns import NUMBERS, leaf_type
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -57,7 +58,7 @@ class KeptRows:
     Attributes:
         again: the same records as `kept`, but not persisted: a task of it brings the rows along.
         rows, digests: by partition.
-        sample: the first row, see `jobs_rows.read_sample`.
+        sample: the first row, see `rows.read_sample`.
     """
 
     kept: RDD[Any]
@@ -69,7 +70,7 @@ class KeptRows:
 
 
 class Jobs:
-    """The jobs of one training. Use it as a context manager: it takes back what it has put out.
+    """The jobs of one training. As a context manager it removes what it has stored and broadcast.
 
     Args:
         retries: how many jobs may fail, beyond what Spark's own repetition of tasks makes good.
@@ -106,8 +107,8 @@ class Jobs:
         """
         for column in columns:
             _check_type(column.name, data.schema[column.name].dataType)
-        names = [f"`{column.name.replace('`', '``')}`" for column in columns]
-        data, store = data.select(*names), Store(self.name, role, tuple(columns))
+        data = data.select(*(column_of(column.name) for column in columns))
+        store = Store(self.name, role, tuple(columns))
         again = data.mapInArrow(store, STORED_SCHEMA).rdd
         if partitions is not None and again.getNumPartitions() != partitions:
             again = data.repartition(partitions).mapInArrow(store, STORED_SCHEMA).rdd
@@ -185,10 +186,7 @@ class Jobs:
 
 
 def _check_type(name: str, kind: t.DataType) -> None:
-    element = kind
-    while isinstance(element, t.ArrayType):
-        element = element.elementType
-    if not isinstance(element, t.NumericType | t.BooleanType | VectorUDT | MatrixUDT):
+    if not isinstance(leaf_type(kind), NUMBERS):
         raise ConfigError(
             f"column {name!r} is of type {kind.simpleString()}: training as Spark jobs takes "
             "numbers, arrays of them and ML vectors. Encode it as numbers, leave it out, or train "
@@ -201,11 +199,11 @@ def _same(records: Iterable[Any]) -> Iterable[Any]:
 
 
 def _explained(error: Exception) -> SparkdlError:
-    """Return what the Python of a task raised, as far as Spark's text tells it."""
+    """Return what the Python of a task raised, as far as Spark's text shows it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     raised = [line for line in lines if "Error: " in line and not line.startswith(("at ", "py4j"))]
-    told = next(iter(raised), lines[0] if lines else type(error).__name__)
-    kind, _, text = told.partition(": ")
+    first = (raised or lines or [type(error).__name__])[0]
+    kind, _, text = first.partition(": ")
     if kind.endswith("errors.ConfigError"):
         return ConfigError(text)
-    return JobFailedError(f"a Spark job of the training failed: {told}")
+    return JobFailedError(f"a Spark job of the training failed: {first}")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
+import pyarrow as pa
 
 from sparkdl.core.errors import ReadError
 from sparkdl.core.garbage import uncollected
@@ -26,13 +27,15 @@ from sparkdl.ml.jobs.rows import Column, Rows, folder_of, store
 from sparkdl.node.resources import work_root
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark import Broadcast
 
 Aggregation = Literal["tree", "slices"]
 DIRECT = 4
 """So many partitions are added by the driver itself: a shuffle would cost more."""
 STORED_SCHEMA = "part int, rows long, digest long, sample binary"
+_STORED = pa.schema(
+    {"part": pa.int32(), "rows": pa.int64(), "digest": pa.int64(), "sample": pa.binary()}
+)
 _MAX_LEARNERS = 4
 _EVALUATION_ROWS = 256
 State = Sequence[Array]
@@ -181,26 +184,14 @@ class Store:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Store a partition; yield one row of what is known of it."""
-        import pyarrow as pa
         from pyspark import TaskContext
 
         context = TaskContext.get()
         assert context is not None
-        number = context.partitionId()
-        folder = folder_of(work_root(), self.job, f"{self.role}-{number}")
-        stored = store(folder, self.columns, batches)  # type: ignore[arg-type]
-        schema = pa.schema(
-            [
-                ("part", pa.int32()),
-                ("rows", pa.int64()),
-                ("digest", pa.int64()),
-                ("sample", pa.binary()),
-            ]
-        )
-        row = [[number], [stored.rows], [stored.digest], [stored.sample]]
-        yield pa.RecordBatch.from_arrays(
-            [pa.array(v, f.type) for v, f in zip(row, schema, strict=True)], schema=schema
-        )
+        part = context.partitionId()
+        folder = folder_of(work_root(), self.job, f"{self.role}-{part}")
+        stored = store(folder, self.columns, batches)
+        yield pa.RecordBatch.from_pylist([{"part": part, **vars(stored)}], _STORED)
 
 
 @dataclass(frozen=True)

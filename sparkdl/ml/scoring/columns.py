@@ -23,6 +23,8 @@ from sparkdl.feed.values.ndarrays import Array, lengths
 from sparkdl.ml.estimators.source import Signature, Tensor, only_one
 
 TEXT = "string"
+TEXTS = t.StringType | t.BinaryType
+NUMBERS = t.NumericType | t.BooleanType | VectorUDT | MatrixUDT
 _WHOLE = "iu"
 How = Literal["as it is", "scores", "class"]
 VECTOR = "vector"
@@ -73,12 +75,16 @@ def input_columns(
     return tuple(found)
 
 
-def _check(column: str, kind: t.DataType, tensor: Tensor) -> None:
+def leaf_type(kind: t.DataType) -> t.DataType:
+    """Return the type of the values in an array of any depth; of anything else its own."""
     while isinstance(kind, t.ArrayType):
         kind = kind.elementType
-    is_text = isinstance(kind, t.StringType | t.BinaryType)
-    is_number = isinstance(kind, t.NumericType | t.BooleanType | VectorUDT | MatrixUDT)
-    if not (is_text if tensor.dtype == TEXT else is_number):
+    return kind
+
+
+def _check(column: str, kind: t.DataType, tensor: Tensor) -> None:
+    kind = leaf_type(kind)
+    if not isinstance(kind, TEXTS if tensor.dtype == TEXT else NUMBERS):
         raise ConfigError(
             f"column {column!r} is of type {kind.simpleString()}, which cannot feed the model's "
             f"input {tensor}"
@@ -285,13 +291,11 @@ def _type(tensor: Tensor, declared: str | None) -> t.DataType:
 
 def _fits(kind: t.DataType, own: t.DataType, dims: tuple[int | None, ...]) -> bool:
     if not isinstance(kind, t.ArrayType) and prod(n or 0 for n in dims[1:]) == 1:
-        while isinstance(own, t.ArrayType):
-            own = own.elementType
+        own = leaf_type(own)
     while isinstance(kind, t.ArrayType) and isinstance(own, t.ArrayType):
         kind, own = kind.elementType, own.elementType
-    text = t.StringType | t.BinaryType
     is_number = isinstance(kind, t.NumericType) and isinstance(own, t.NumericType)
-    return is_number or (isinstance(kind, text) and isinstance(own, text)) or kind == own
+    return is_number or (isinstance(kind, TEXTS) and isinstance(own, TEXTS)) or kind == own
 
 
 def _dims(tensor: Tensor, min_rank: int) -> tuple[int | None, ...]:

@@ -97,8 +97,8 @@ class TFModel(
     """Scores with a saved model: a SavedModel, a `.keras` file, or weights with their model.
 
     `input_mapping` names the column for each of the model's inputs, `output_mapping` the column
-    for each output that is wanted; without it all outputs are there under their own names. What
-    inputs and outputs there are is told by the model, in a process of its own; no Spark job runs.
+    for each output that is wanted; without it all outputs are there under their own names. A
+    process of its own loads the model to find out its inputs and outputs; no Spark job runs.
 
     Each Python worker of Spark loads the model once and keeps it until it is given another one.
 
@@ -157,7 +157,7 @@ class TFModel(
 
 
 def _name(source: ModelSource) -> str:
-    """Return the name under which a model is saved: its ending tells what it is."""
+    """Return the name under which a model is saved: its ending says what it is."""
     return "saved_model" if source.format == "saved_model" else source.path.rpartition("/")[2]
 
 

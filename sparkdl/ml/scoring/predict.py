@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ class Predictor:
         """Return all outputs for some rows.
 
         Args:
-            inputs: by name, of the dtype and shape that the signature tells; text as objects.
+            inputs: by name, of the dtype and shape of the signature; text as objects.
         """
         import tensorflow as tf
 
@@ -44,25 +45,25 @@ class Predictor:
         return {name: _numpy(tensor) for name, tensor in self._run(tensors).items()}
 
 
-_held: dict[tuple[object, ...], Predictor] = {}
+_held: dict[ModelSource, Predictor] = {}
 """The one model of this process: Spark gives its Python workers no other place to keep one."""
 
 
 def predictor(source: ModelSource) -> Predictor:
     """Return the model, loaded if it is not the one that this process holds; another is let go."""
-    if source.key not in _held:
+    if source not in _held:
         if _held:
             _held.clear()
             gc.unfreeze()
             gc.collect()
         with uncollected():
             prepare_worker()
-            _held[source.key] = load(source)
+            _held[replace(source, content=None)] = load(source)
         # Spark's workers collect garbage after each task: half a second for TensorFlow's objects,
         # unless these are frozen. To look for garbage among them first takes as long, and finds
         # next to nothing.
         gc.freeze()
-    return _held[source.key]
+    return _held[source]
 
 
 def load(source: ModelSource) -> Predictor:
@@ -94,14 +95,14 @@ def keras_predictor(model: Any) -> Predictor:
     """Return a predictor for a Keras model that has been built.
 
     Raises:
-        ConfigError: if the model does not tell its inputs.
+        ConfigError: if the model's inputs are unknown.
     """
     import tensorflow as tf
 
     flat = getattr(model, "inputs", None)
     if not flat:
         raise ConfigError(
-            f"the model {model.name!r} is a {type(model).__name__} that does not tell its inputs. "
+            f"the model {model.name!r} is a {type(model).__name__} without known inputs. "
             "Save it with model.export(folder), which makes a SavedModel with a signature"
         )
     names = [tensor.name for tensor in flat]

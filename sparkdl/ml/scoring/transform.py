@@ -106,7 +106,7 @@ def file_columns(frame: DataFrame, places: Sequence[int], reader: str) -> FileCo
 
 def _found(frame: DataFrame, places: Sequence[int], is_local: bool) -> FileColumns:
     if not hasattr(frame, "_jdf"):
-        raise _refusal("Spark Connect does not tell where its rows come from")
+        raise _refusal("Spark Connect does not say where its rows come from")
     plan = frame._jdf.queryExecution().withCachedData()
     wanted = [(plan.output().apply(place).exprId().id(), frame.columns[place]) for place in places]
     while (kind := plan.getClass().getSimpleName()) != "LogicalRelation":

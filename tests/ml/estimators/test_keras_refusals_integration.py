@@ -173,7 +173,7 @@ def test_function_is_called_for_its_model(
         KerasEstimator(list, features_col="good").fit(frame)
     with pytest.raises(AssertionError, match="nodes were started"):
         KerasEstimator(only_on_executors, features_col="good").fit(frame)
-    assert "cannot be made on the driver, so the nodes will tell: FileNotFoundError" in caplog.text
+    assert "cannot be made on the driver, only on the nodes: FileNotFoundError" in caplog.text
 
 
 def test_function_is_called_in_a_process_of_its_own_where_that_would_cost() -> None:
