@@ -22,7 +22,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.protocol import State
 
-from sparkdl.control.auth import is_authorized
+from sparkdl.control.auth import CAUSE_PATH, is_authorized
 from sparkdl.control.lease import driver_keep_alive
 from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
@@ -56,6 +56,9 @@ class Listener(Protocol):
 
     def left(self, agent_id: str, reason: str) -> None:
         """The connection of an agent that joined has ended."""
+
+    def cause(self) -> str:
+        """Return why the cluster has failed; empty if it has not."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +107,7 @@ class CoordinatorServer:
                     self._serve_agent,
                     host,
                     port,
-                    process_request=self._check_token,
+                    process_request=self._on_request,
                     create_connection=self._accept,  # type: ignore[arg-type]
                     max_size=MAX_MESSAGE_NBYTES,
                     compression=None,
@@ -152,11 +155,14 @@ class CoordinatorServer:
         self._accepted.add(connection)
         return connection
 
-    def _check_token(self, connection: ServerConnection, request: Request) -> Response | None:
+    def _on_request(self, connection: ServerConnection, request: Request) -> Response | None:
+        """Refuse a request without the token; answer one for the cause of a failure."""
         headers = request.headers.get_all("Authorization")
-        if len(headers) == 1 and is_authorized(headers[0], self._token):
-            return None
-        return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing token\n")
+        if len(headers) != 1 or not is_authorized(headers[0], self._token):
+            return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing token\n")
+        if request.path == CAUSE_PATH:
+            return connection.respond(http.HTTPStatus.OK, self._listener.cause())
+        return None
 
     async def _serve_agent(self, connection: ServerConnection) -> None:
         try:

@@ -55,7 +55,7 @@ from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.driver.feeds.report import gone_beyond
 from sparkdl.driver.gatherings import Gatherings
 from sparkdl.driver.lifecycle import state as states
-from sparkdl.driver.lifecycle.outcome import generation_of, is_empty
+from sparkdl.driver.lifecycle.outcome import failure_of, generation_of, is_empty
 from sparkdl.driver.lifecycle.roster import Roster
 from sparkdl.driver.lifecycle.transitions import begin, step
 from sparkdl.driver.pending_requests import PendingRequest, PendingRequests, Question
@@ -284,6 +284,11 @@ class Controller:
     def left(self, agent_id: str, reason: str) -> None:
         """An agent's connection has ended."""
         self._handle(states.AgentLeft(agent_id, reason, self.wall_s()))
+
+    def cause(self) -> str:
+        """Return why the cluster has failed, for a feeder that no node answers; empty if not."""
+        failure = failure_of(self.view.state)
+        return str(failure) if failure else ""
 
     # On the loop.
 

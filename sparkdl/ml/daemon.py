@@ -15,6 +15,7 @@ import logging
 import os
 
 from sparkdl.core.garbage import uncollected
+from sparkdl.ml.scoring.predict import without_startup_noise
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ def main() -> None:
     stdout = os.dup(1)
     os.dup2(2, 1)  # Spark reads a port from the standard output, which is no place for a log line
     try:
-        with uncollected():
+        with uncollected(), without_startup_noise():
             import tensorflow  # noqa: F401 (for the workers)
     except ImportError as error:
         _log.warning("TensorFlow cannot be imported ahead of the Python workers: %s", error)

@@ -50,6 +50,7 @@ class Heard:
     """A listener that remembers, in order."""
 
     queue: asyncio.Queue[tuple[Any, ...]] = field(default_factory=asyncio.Queue)
+    failure: str = ""
 
     def joined(self, hello: Hello) -> None:
         self.queue.put_nowait(("joined", hello.agent_id))
@@ -59,6 +60,9 @@ class Heard:
 
     def said(self, agent_id: str, message: FromAgent) -> None:
         self.queue.put_nowait(("said", agent_id, message))
+
+    def cause(self) -> str:
+        return self.failure
 
     def left(self, agent_id: str, reason: str) -> None:
         self.queue.put_nowait(("left", agent_id, reason))

@@ -75,7 +75,7 @@ def test_without_spark_the_feed_says_which_node_it_was(
     way_to_node_1: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "sparkdl.feed.transfer.put_stream.Handoff.connect", lambda name, token: None
+        "sparkdl.feed.transfer.put_stream.FdSender.connect", lambda name, token: None
     )
     way_to_node_1.break_at = ROWS_NBYTES
     (rows,) = table(ROWS)

@@ -58,7 +58,10 @@ class Feeds:
         """The last micro-batch that the nodes had whole, by feed and query."""
         self._is_closed = False
         settings = self._spec.settings
-        self._order = FeedSpec("", 0, "", (), token, settings.feed_timeout_s)
+        coordinator = controller.address.url if controller.address else ""
+        self._order = FeedSpec(
+            "", 0, "", (), token, settings.feed_timeout_s, coordinator=coordinator
+        )
         if settings.max_restarts:
             patience_s = settings.elastic_timeout_s + 2 * MAX_BACKOFF_S
             self._order = replace(self._order, patience_s=patience_s)

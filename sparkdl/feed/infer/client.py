@@ -17,11 +17,13 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
+from urllib.request import ProxyHandler, Request, build_opener
 
 import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from sparkdl.control.auth import CAUSE_PATH, bearer
 from sparkdl.core.deadline import Deadline
 from sparkdl.feed.infer.exchange import CLUSTER_FAILED, WRONG_ANSWER
 from sparkdl.feed.transfer.request import FeederError, FeedSpec, Target, flight_reason
@@ -30,6 +32,7 @@ from sparkdl.feed.transfer.server import ExchangeHeader
 REOPEN_WAIT_S = 10.0
 """How long nodes that cannot be reached are asked again."""
 _ASK_AGAIN_S = 0.5
+_CAUSE_WAIT_S = 5.0
 _SILENCE_FACTOR = 2.0
 _SILENCE_MARGIN_S = 10.0
 """A node itself tells of results that do not come; silence beyond that is a network gone."""
@@ -75,8 +78,8 @@ def exchange(
                 return  # it was lost with nothing left to answer
             deadline = patience if is_there else unreachable
             if (tries + 1) % len(nodes) == 0:
-                if deadline.has_passed:
-                    raise
+                if deadline.has_passed or (not is_there and tries < len(nodes)):
+                    _raise_cause(order, error, is_final=deadline.has_passed)
                 threading.Event().wait(min(_ASK_AGAIN_S, deadline.remaining_s))
 
 
@@ -245,6 +248,30 @@ class _Call:
 
     def _error(self, cause: BaseException) -> FeederError:
         return FeederError(f"inference at {self._target.name} failed: {flight_reason(cause)}")
+
+
+def _raise_cause(order: FeedSpec, error: FeederError, is_final: bool) -> None:
+    """Raise the cluster's failure, if that is why no node answers; the error itself, if final.
+
+    The nodes of a cluster that has failed end after a few seconds, and cannot say why any more.
+    """
+    if order.coordinator:
+        url = order.coordinator.replace("ws://", "http://", 1) + CAUSE_PATH
+        request = Request(url, headers={"Authorization": bearer(order.token)})
+        try:
+            with build_opener(ProxyHandler({})).open(request, timeout=_CAUSE_WAIT_S) as answer:
+                cause = answer.read().decode()
+        except OSError:
+            if is_final:
+                raise FeederError(
+                    "the cluster has been shut down, and no node answers any more: results of "
+                    f"inference are lazy, so run the action on them before the shutdown ({error})"
+                ) from error
+            return
+        if cause:
+            raise FeederError(f"{CLUSTER_FAILED}: {cause} ({error})") from error
+    if is_final:
+        raise error
 
 
 def _rows_of(data: bytes) -> int:

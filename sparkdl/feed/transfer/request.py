@@ -42,6 +42,7 @@ class FeedSpec:
         skipped: partitions of which all rows are `done`; they are not even read.
         partitions: how many there were when rows were fed before; 0 where that is not known.
         patience_s: how long inference waits for nodes that are between two generations.
+        coordinator: its URL, to ask why no node answers.
     """
 
     feed: str
@@ -58,6 +59,7 @@ class FeedSpec:
     skipped: frozenset[int] = frozenset()
     partitions: int = 0
     patience_s: float = 10.0
+    coordinator: str = ""
 
     def check_partitions(self, partitions: int) -> None:
         """Check that the data come in as many partitions as before.

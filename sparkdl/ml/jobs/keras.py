@@ -18,7 +18,7 @@ from sparkdl.ml.estimators.keras_train import KerasTask, callbacks_of, make_mode
 from sparkdl.ml.estimators.source import Signature
 from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.task import Sum, unpack
-from sparkdl.ml.scoring.predict import output_names, prepare_worker
+from sparkdl.ml.scoring.predict import output_names, prepare_worker, without_startup_noise
 
 if TYPE_CHECKING:
     from pyspark import Broadcast
@@ -176,7 +176,8 @@ def _keeper(name: str) -> Any:
 def _share_threads(backend: str) -> None:
     """In a Spark task: as many threads as it has cores; frameworks take all cores otherwise."""
     if backend == "tensorflow":
-        prepare_worker()
+        with without_startup_noise():
+            prepare_worker()
     elif backend == "torch":
         from sparkdl.ml.jobs.torch import share_threads
 

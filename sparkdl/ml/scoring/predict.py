@@ -6,8 +6,12 @@ Runs in: feeder, child. Also in the process that describes a model to the driver
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +24,10 @@ from sparkdl.ml.estimators.keras_model import from_content
 from sparkdl.ml.estimators.source import ModelSource, Signature, Tensor
 
 _DEFAULT_KEY = "serving_default"
+_FILTER_END_S = 5.0
+_NOISE = (
+    "^WARNING: All log messages before absl::InitializeLog|port.cc:[0-9]+] oneDNN custom operations"
+)
 
 
 class Predictor:
@@ -56,7 +64,7 @@ def predictor(source: ModelSource) -> Predictor:
             _held.clear()
             gc.unfreeze()
             gc.collect()
-        with uncollected():
+        with uncollected(), without_startup_noise():
             prepare_worker()
             _held[replace(source, content=None)] = load(source)
         # Spark's workers collect garbage after each task: half a second for TensorFlow's objects,
@@ -185,6 +193,38 @@ def _numpy(tensor: Any) -> Array:
 
     values: Array = (tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor).numpy()
     return np.asarray(values)
+
+
+@contextmanager
+def without_startup_noise() -> Iterator[None]:
+    """Keep off standard error what TensorFlow prints at each start, in each of Spark's workers.
+
+    `TF_CPP_MIN_LOG_LEVEL` is set to 2 if it is not set, and the lines that do not heed it are
+    filtered; set it to 0 to see all. The filter is a process, for a thread of this one would not
+    pass on what is printed just before a crash.
+    """
+    level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    grep = shutil.which("grep")
+    if grep is None or level == "0":
+        yield
+        return
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    try:
+        command = [grep, "--line-buffered", "-vE", _NOISE]
+        lines = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stderr)
+        assert lines.stdin is not None
+        with lines.stdin as pipe:
+            os.dup2(pipe.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            with suppress(subprocess.TimeoutExpired):  # a process that was started has the pipe
+                lines.wait(_FILTER_END_S)
+    finally:
+        os.close(stderr)
 
 
 def prepare_worker() -> None:

@@ -22,6 +22,7 @@ from sparkdl.core.errors import (
     NodeLostError,
 )
 from sparkdl.core.jobs import named_jobs
+from sparkdl.driver.lifecycle import outcome
 from sparkdl.driver.slots.preflight import check_slots_over_connect
 from tests.driver.executors import map_funs
 
@@ -187,6 +188,23 @@ def test_action_on_results_of_inference_raises_what_the_node_raised(
             assert caught.value.root_cause.exception_type == "builtins.ValueError"
         with pytest.raises(NodeFailedError, match="no such layer"):
             cluster.infer(rows)
+        cluster.abort()
+
+
+def test_action_on_a_dataframe_of_results_says_the_cause_when_the_nodes_have_gone(
+    spark_cluster: SparkSession,
+) -> None:
+    """The error is Spark's own there, and its text is the task's."""
+    from pyspark.errors import PythonException
+
+    with launch(spark_cluster, map_funs.fail_at_a_row) as cluster:
+        frame = cluster.infer(spark_cluster.range(100), schema="result long")
+        with pytest.raises(PythonException, match="no such layer"):
+            frame.count()
+        is_empty = Deadline.after(60)
+        assert cluster._controller.wait_for(lambda view: outcome.is_empty(view.state), is_empty)
+        with pytest.raises(PythonException, match=r"cluster has failed: .*no such layer"):
+            frame.count()
         cluster.abort()
 
 

@@ -11,13 +11,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import LaunchError
+from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.driver.controller import Controller
+from sparkdl.driver.lifecycle.outcome import has_ended
+from sparkdl.driver.lifecycle.state import LaunchBroke
 from sparkdl.feed.adapters.tfos import DataFeed
 from sparkdl.feed.infer.client import _Partition, exchange
 from sparkdl.feed.infer.exchange import CLUSTER_FAILED
 from sparkdl.feed.infer.task import decode_results
 from sparkdl.feed.transfer.request import FeederError
 from sparkdl.feed.values.row_codec import RowEncoder
-from tests.doubles.feeds import SOON_S, LocalNode, Running, order
+from tests.doubles.feeds import SOON_S, TOKEN, LocalNode, Running, order
 
 ROWS = list(range(50))
 
@@ -106,6 +112,32 @@ def test_nobody_is_waited_for_once_the_cluster_has_failed_and_the_cause_is_told(
             FeederError, match=re.escape(f"failed: the cluster has failed: {cause}")
         ):
             asking.result()
+
+
+def test_nodes_that_have_gone_are_no_riddle_the_coordinator_tells_the_cause() -> None:
+    """A cluster that has failed ends its nodes after seconds: they cannot say why any more."""
+    with LocalNode(0) as gone:
+        target = gone.target
+    controller = Controller(ClusterSpec("test", plan_nodes(1)), TOKEN)
+    try:
+        coordinator = controller.start("127.0.0.1", (0,)).url
+        asked = replace(order([target]), patience_s=0.0, coordinator=coordinator)
+
+        def act() -> None:
+            list(exchange(asked, "0.a", target, RowEncoder().batches(ROWS)))
+
+        with pytest.raises(FeederError, match=r"^inference at worker:0 failed: .*refused"):
+            act()  # it has not failed, as far as is known
+        controller.submit(LaunchBroke(LaunchError("no such layer")))
+        assert controller.wait_for(lambda view: has_ended(view.state), Deadline.after(SOON_S))
+        with pytest.raises(FeederError, match=r"^the cluster has failed: no such layer .*refused"):
+            act()
+    finally:
+        controller.close()
+    with pytest.raises(
+        FeederError, match=r"^the cluster has been shut down, .* before the shutdown"
+    ):
+        act()
 
 
 def test_long_reason_is_cut_in_its_middle_to_what_travels() -> None:

@@ -140,3 +140,40 @@ def test_sources_of_urls_are_asked_each_time(saved: Saved) -> None:
     far = source_of("s3://bucket/model.keras")
     assert (far.path, far.fingerprint) == ("s3://bucket/model.keras", "")
     assert replace(far, fingerprint="x") != far
+
+
+_PRINTS_AND_DIES = """
+import os, sys
+from sparkdl.ml.scoring.predict import without_startup_noise
+
+with without_startup_noise():
+    import tensorflow as tf
+
+    tf.function(tf.keras.layers.Dense(1))(tf.zeros((2, 3)))
+    print("a line of Python", file=sys.stderr)
+    os.write(2, b"last words of C\\n")
+    if "dies" in sys.argv:
+        os.abort()
+print("a line of later", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("end", ["lives", "dies"])
+def test_startup_lines_are_kept_off_and_all_others_come(end: str) -> None:
+    env = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    command = [sys.executable, "-c", _PRINTS_AND_DIES, end]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    lines = [
+        "a line of Python",
+        "last words of C",
+        *(["a line of later"] if end == "lives" else []),
+    ]
+    assert done.stderr.splitlines() == lines
+    loud = subprocess.run(  # where asked for
+        command,
+        capture_output=True,
+        text=True,
+        env=env | {"TF_CPP_MIN_LOG_LEVEL": "0"},
+        check=False,
+    )
+    assert len(loud.stderr.splitlines()) > len(lines)
