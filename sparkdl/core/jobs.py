@@ -1,4 +1,4 @@
-"""What Spark's UI calls the jobs of sparkdl.
+"""Jobs of Spark: what its UI calls those of sparkdl, and what the error of a failed one says.
 
 Runs in: driver
 """
@@ -52,3 +52,13 @@ def named_jobs(spark: Any, group: str, what: str) -> Iterator[None]:
         with suppress(Exception):  # Spark is gone, perhaps
             for key in unset:
                 context.setLocalProperty(key, None)
+
+
+def raised_in_task(error: Exception) -> str:
+    """Return the line of a failed job's error that says what was raised in Python, or the first.
+
+    Spark sends no exception from a task, only text: the traceback, and the JVM's around it.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    raised = [line for line in lines if "Error: " in line and not line.startswith(("at ", "py4j"))]
+    return (raised or lines or [type(error).__name__])[0]

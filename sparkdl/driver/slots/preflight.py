@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
+from sparkdl.core.jobs import raised_in_task
 from sparkdl.core.spec import ClusterSpec, InputMode
 from sparkdl.driver.slots.placement import Placing, Standing, Topology, stand
 from sparkdl.driver.slots.queue import Need, Turn, gate_of
@@ -176,10 +177,7 @@ def explain_job_failure(error: Exception) -> SparkdlError:
             "the executors' Python has no sparkdl; install sparkdl-cluster there, or ship an "
             "environment with spark.archives and point PYSPARK_PYTHON into it"
         )
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    raised = [line for line in lines if "Error: " in line and not line.startswith("at ")]
-    first = (raised or lines or [type(error).__name__])[0]
-    return LaunchError(f"the Spark job that carries the nodes failed: {first}")
+    return LaunchError(f"the Spark job that carries the nodes failed: {raised_in_task(error)}")
 
 
 def _expected_slots(sc: SparkContext) -> float:

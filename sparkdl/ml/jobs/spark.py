@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, JobFailedError, SparkdlError
-from sparkdl.core.jobs import named_jobs
+from sparkdl.core.jobs import named_jobs, raised_in_task
 from sparkdl.ml.estimators.training import column as column_of
 from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.task import STORED_SCHEMA, Forget, Store, Sum, Work, added, joined, total
@@ -200,9 +200,7 @@ def _same(records: Iterable[Any]) -> Iterable[Any]:
 
 def _explained(error: Exception) -> SparkdlError:
     """Return what the Python of a task raised, as far as Spark's text shows it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    raised = [line for line in lines if "Error: " in line and not line.startswith(("at ", "py4j"))]
-    first = (raised or lines or [type(error).__name__])[0]
+    first = raised_in_task(error)
     kind, _, text = first.partition(": ")
     if kind.endswith("errors.ConfigError"):
         return ConfigError(text)
