@@ -56,12 +56,12 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("-H", "--hosts", help="this machine and its slots, like localhost:4")
     add("-hostfile", "--hostfile", help="a file with lines like: localhost slots=4")
     add("--min-np", "--min-num-proc", dest="min_num_proc", type=int,
-        help="with how many to go on if lost ones do not come back")  # fmt: skip
+        help="with how many to continue if lost ones do not come back")  # fmt: skip
     add("--max-np", "--max-num-proc", dest="max_num_proc", type=int,
         help="accepted: there are never more than --num-proc")  # fmt: skip
     add("--reset-limit", type=int, help="how often all may begin anew after a failure")
     add("--elastic-timeout", type=float, help="seconds that a restart waits for lost processes")
-    add("--checkpoint-dir", help="folder where state.commit() is kept, to go on later")
+    add("--checkpoint-dir", help="folder where state.commit() is kept, to continue later")
     add("--start-timeout", type=float, help="seconds until all processes must be there")
     add("--gloo", action="store_true", help="accepted: it is used anyway")
     add("--verbose", action="store_true", help="accepted: lines of all processes are printed")

@@ -17,7 +17,7 @@ def Checkpoint(  # noqa: N802 (what Keras calls a callback)
     every_epochs: int | None = None,
     feed: str | None = None,
 ) -> Any:
-    """Return a callback of `fit` that makes checkpoints, and goes on with the last one.
+    """Return a callback of `fit` that makes checkpoints, and continues from the last one.
 
     Call it on all nodes that train, with a cluster that has a `checkpoint_dir`:
 
@@ -26,8 +26,8 @@ def Checkpoint(  # noqa: N802 (what Keras calls a callback)
                   initial_epoch=checkpoint.initial_epoch)
 
     As `fit` begins, model and optimizer become those of `ctx.last_checkpoint`, if there is one.
-    With data of `ctx.dataset` an interrupted epoch goes on with the rows that the model has not
-    seen.
+    With data of `ctx.dataset` an interrupted epoch continues with the rows that the model has
+    not seen.
     Works in Keras 3 with TensorFlow, PyTorch or JAX and in tf_keras; under a strategy of several
     workers the first node writes, and without one each node writes its own model.
 

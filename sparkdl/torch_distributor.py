@@ -11,14 +11,14 @@ import inspect
 import logging
 import tempfile
 from collections.abc import Callable
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, SparkConfigError
 from sparkdl.driver.launch import launch
 from sparkdl.driver.payload import pickle_user_code
-from sparkdl.torch_dataframe import OnRows
-from sparkdl.torch_program import Program, Returned, script_of, value_of
+from sparkdl.torch_program import OnRows, Program, Returned, script_of, value_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,7 +46,7 @@ class TorchDistributor:
             `current().torch_dataset(…)`.
         epochs: how often it is fed.
         max_restarts: how often all processes begin anew after a failure.
-        checkpoint_dir: folder of `ctx.checkpoint`, from whose last one they go on.
+        checkpoint_dir: folder of `ctx.checkpoint`, from whose last one they continue.
         log_to_driver: print what the processes print, as they do.
         options: others of `sparkdl.launch`.
 
@@ -121,13 +121,13 @@ class TorchDistributor:
                 as pyspark's.
             ResultError: if the value cannot travel.
         """
-        return self._run("first", train_object, args, kwargs, self._feed, self._epochs)[0]
+        return self._run("first", train_object, args, kwargs)[0]
 
     def run_all(
         self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any
     ) -> list[Any]:
         """Do what `run` does, and return the values of all processes, by rank."""
-        return self._run("all", train_object, args, kwargs, self._feed, self._epochs)
+        return self._run("all", train_object, args, kwargs)
 
     def start(self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Cluster:
         """Begin to run it, and return the running cluster, a context manager.
@@ -143,7 +143,7 @@ class TorchDistributor:
                 "TorchDistributor(feed=…).start() would have to feed behind your back; leave out "
                 "feed=, and call cluster.feed(data, epochs=…) or cluster.feed_async"
             )
-        return self._launch("plain", train_object, args, kwargs, input_mode="spark")
+        return self._launch(self._program("plain", train_object, args, kwargs, None), "spark")
 
     def _train_on_dataframe(
         self, train_function: Callable[..., Any], spark_dataframe: DataFrame, *args: Any, **kw: Any
@@ -158,52 +158,44 @@ class TorchDistributor:
         """
         if self.local_mode:
             raise ConfigError("TorchDistributor._train_on_dataframe needs local_mode=False")
-        reads = OnRows.of(train_function, spark_dataframe)
-        return self._run("first", reads, args, kw, spark_dataframe, 1)[0]
+        fed = copy(self)
+        fed._feed, fed._epochs = spark_dataframe, 1
+        return fed.run(OnRows.of(train_function, spark_dataframe), *args, **kw)
 
     def _run(
-        self,
-        returned: Returned,
-        train_object: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        feed: Any,
-        epochs: int,
+        self, returned: Returned, train_object: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
-        mode = "own" if feed is None else "spark"
-        with (
-            tempfile.TemporaryDirectory(prefix="sparkdl-") as folder,
-            self._launch(returned, train_object, args, kwargs, mode, folder) as cluster,
-        ):
-            if feed is not None:
-                cluster.feed(feed, epochs=epochs)
-            return [value_of(value) for value in cluster.results()]
+        with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
+            program = self._program(returned, train_object, args, kwargs, folder)
+            with self._launch(program, "own" if self._feed is None else "spark") as cluster:
+                if self._feed is not None:
+                    cluster.feed(self._feed, epochs=self._epochs)
+                return [value_of(value) for value in cluster.results()]
 
-    def _launch(
+    def _program(
         self,
         returned: Returned,
         train_object: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        input_mode: str,
-        folder: str | None = None,
-    ) -> Cluster:
+        folder: str | None,
+    ) -> Program:
         is_away = not self.local_mode
-        folder = None if is_away else folder
         if isinstance(train_object, str):
             if kwargs:
                 raise ConfigError(
                     "Running pytorch file does not support key-word type arguments: "
                     f"{', '.join(kwargs)}. Give them as '--name=value'"
                 )
-            program = Program(script_of(train_object), args, {}, "none", None, is_away)
-        elif callable(train_object):
-            pickle_user_code(partial(train_object, *args, **kwargs), None)  # names what cannot be
-            program = Program(train_object, args, kwargs, returned, folder, is_away)
-        else:
+            return Program(script_of(train_object), args, {}, "none", None, is_away)
+        if not callable(train_object):
             raise ConfigError(
                 f"train_object must be a function or a path, not {type(train_object).__name__}"
             )
+        pickle_user_code(partial(train_object, *args, **kwargs), None)  # names what cannot be
+        return Program(train_object, args, kwargs, returned, None if is_away else folder, is_away)
+
+    def _launch(self, program: Program, input_mode: str) -> Cluster:
         if not self.local_mode:
             self._check_encryption()
         try:

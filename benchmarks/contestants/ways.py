@@ -240,7 +240,7 @@ def spark_jobs(args: argparse.Namespace) -> Trained:
     import pyarrow as pa
     import torch
 
-    from sparkdl.ml.jobs.api import fit_in_jobs
+    from sparkdl.ml.jobs import fit_in_jobs
 
     size = args.nodes
     clock = cnn.Clock(args.warm_up)

@@ -21,8 +21,7 @@ def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> float:
     import torch
     from torch.nn.functional import cross_entropy
 
-    from sparkdl.lightning import Checkpoint, Environment
-    from sparkdl.lightning.data import FeedDataModule
+    from sparkdl.lightning import Checkpoint, Environment, FeedDataModule
 
     class Digits(pl.LightningModule):
         def __init__(self) -> None:

@@ -2,8 +2,8 @@
 
 Runs in: feeder
 
-What cannot be told exactly as the column's type is an error that names record and feature; nothing
-is cut, rounded or left out. `docs/tfrecords.md` has the table.
+A value that the column's type cannot hold exactly is an error that names record and feature;
+nothing is cut, rounded or left out. `docs/tfrecords.md` has the table.
 """
 
 from __future__ import annotations

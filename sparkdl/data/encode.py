@@ -39,7 +39,7 @@ def encode(
         record_type: `Example` or `SequenceExample`.
 
     Raises:
-        WriteError: if a value cannot be told: a null within an array, a double beyond float.
+        WriteError: for what a record cannot hold: a null within an array, a double beyond float.
     """
     nothing = pa.array([b""] * batch.num_rows, pa.large_binary())
     features, feature_lists = [nothing], [nothing]

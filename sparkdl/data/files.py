@@ -16,8 +16,17 @@ import pyarrow.fs as pafs
 from sparkdl.control.rows import Storage
 from sparkdl.core.errors import ConfigError, ReadError
 from sparkdl.data.columns import EXAMPLE, RECORD_TYPES
-from sparkdl.data.compression import AUTO, SUFFIXES, Inflated, compression_of
-from sparkdl.data.framing import CHUNK_NBYTES, HEAD_NBYTES, Chunk, Readable, read_chunks
+from sparkdl.data.framing import (
+    AUTO,
+    CHUNK_NBYTES,
+    HEAD_NBYTES,
+    SUFFIXES,
+    Chunk,
+    Inflated,
+    Readable,
+    compression_of,
+    read_chunks,
+)
 from sparkdl.feed.parquet.source import partition_fields
 from sparkdl.storage import find_files, locate, open_storage
 

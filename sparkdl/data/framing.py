@@ -4,17 +4,19 @@ Runs in: driver, feeder
 
     uint64 length | uint32 masked CRC-32C of the length | data | uint32 masked CRC-32C of the data
 
-All numbers are little-endian.
+All numbers are little-endian. Whole files may be compressed with gzip or zlib, as TensorFlow does.
 https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details
+https://www.tensorflow.org/api_docs/python/tf/io/TFRecordOptions
 """
 
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import google_crc32c
 import numpy as np
@@ -27,12 +29,19 @@ from sparkdl.data.wire import Bytes, Ints, contents, from_contents, join
 CHUNK_NBYTES = 4 * 1024 * 1024
 _READ_NBYTES = 64 * 1024 * 1024
 """The most that is read at once, so that memory grows with what is there, not with what is said."""
+_DEFLATED_NBYTES = 256 * 1024
 HEAD_NBYTES = 12
 _FOOT_NBYTES = 4
 _LENGTH = struct.Struct("<Q")
 _MASK_DELTA = np.uint32(0xA282EAD8)
 
 Checksums = npt.NDArray[np.uint32]
+AUTO = "auto"
+NONE = "none"
+GZIP = "gzip"
+ZLIB = "zlib"
+SUFFIXES = {NONE: "", GZIP: ".gz", ZLIB: ".zlib"}
+_WINDOW_BITS = {GZIP: 16 + zlib.MAX_WBITS, ZLIB: zlib.MAX_WBITS}
 
 
 class Readable(Protocol):
@@ -189,3 +198,84 @@ def _masked(sums: Checksums) -> Checksums:
 
 
 _checksum = google_crc32c.value
+
+
+def compression_of(head: bytes) -> str:
+    """Return how a file is compressed, by its first `HEAD_NBYTES` bytes.
+
+    A file that begins with a length and its checksum is not compressed, whatever its name is.
+    """
+    if len(head) == HEAD_NBYTES and is_head(head):
+        return NONE
+    if head.startswith(b"\x1f\x8b"):
+        return GZIP
+    is_zlib = len(head) > 1 and head[0] & 0x0F == 8 and int.from_bytes(head[:2], "big") % 31 == 0
+    return ZLIB if is_zlib else NONE
+
+
+class Inflated:
+    """A compressed stream, read as what it was before; parts that follow each other are one.
+
+    Args:
+        path: for messages.
+    """
+
+    def __init__(self, stream: Readable, compression: str, path: str) -> None:
+        self._stream = stream
+        self._bits = _WINDOW_BITS[compression]
+        self._path = path
+        self._engine: Any = None
+        self._rest = b""  # compressed
+        self._offset = 0
+
+    def read(self, nbytes: int, /) -> bytes:
+        """Return up to `nbytes` bytes; none at the end.
+
+        Raises:
+            RecordError: if it is damaged or ends too early.
+        """
+        while True:
+            self._rest = self._rest or self._stream.read(_DEFLATED_NBYTES)
+            if self._engine is None:
+                if not self._rest:
+                    return b""
+                self._engine = zlib.decompressobj(self._bits)
+            if not self._rest:
+                raise RecordError(
+                    self._path,
+                    self._offset,
+                    "the compressed file ends too early (bytes are counted decompressed). Was it "
+                    "copied whole, and had its writer closed it?",
+                )
+            try:
+                data: bytes = self._engine.decompress(self._rest, nbytes)
+            except zlib.error as error:
+                raise RecordError(
+                    self._path,
+                    self._offset,
+                    f"it cannot be decompressed (bytes are counted decompressed): {error}",
+                ) from error
+            self._rest = self._engine.unconsumed_tail
+            if self._engine.eof:
+                self._engine, self._rest = None, self._engine.unused_data
+            self._offset += len(data)
+            if data:
+                return data
+
+
+class Deflater:
+    """Compresses what is written to a stream, or passes it on as it is."""
+
+    def __init__(self, sink: Any, compression: str) -> None:
+        self._sink = sink
+        bits = _WINDOW_BITS.get(compression)
+        self._engine: Any = bits and zlib.compressobj(wbits=bits)
+
+    def write(self, data: Any) -> None:
+        """Write a buffer."""
+        self._sink.write(self._engine.compress(data) if self._engine else data)
+
+    def finish(self) -> None:
+        """Write what is left; the sink stays open."""
+        if self._engine:
+            self._sink.write(self._engine.flush())

@@ -18,11 +18,10 @@ import pyarrow as pa
 from sparkdl.control.rows import Storage
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.jobs import named_jobs
-from sparkdl.data.columns import Kind, list_type
+from sparkdl.data.columns import Kind, list_type, spark_schema
 from sparkdl.data.features import Lists, Records, take_apart
 from sparkdl.data.files import Options, find, options_of, read_file
 from sparkdl.data.framing import Chunk
-from sparkdl.data.types import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -2,12 +2,14 @@
 
 Runs in: driver
 
-It translates arguments and calls `sparkdl.driver`; there is no logic here.
+It translates arguments and calls `sparkdl.driver`; of a DStream it feeds each RDD as it comes.
 https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/TFCluster.py
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +18,8 @@ from sparkdl.core.spec import DEFAULT_FEED, InputMode
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
-from sparkdl.tfos.arguments import num_gpus
-from sparkdl.tfos.reservation import Server
-from sparkdl.tfos.streaming import DStreamFeed, await_end, tell_how_to_end
+from sparkdl.tfos.reservation import TOKEN_VARIABLE, Address, Server
+from sparkdl.tfos.util import num_gpus
 
 if TYPE_CHECKING:
     from pyspark import RDD, SparkContext
@@ -31,6 +32,7 @@ __all__ = ["InputMode", "TFCluster", "run"]
 DEFAULT_QUEUES = ("input", "output", "error")
 DEFAULT_EPOCHS = 10
 """What `num_epochs=0` has always meant."""
+_TURN_S = 1.0
 
 
 class TFCluster:
@@ -45,7 +47,7 @@ class TFCluster:
             `num_executors`, `default_fs`, `working_dir`, `server_addr` (of `server`, with its
             token), `release_port`. `meta` is the same.
         defaultFS, working_dir, num_executors, cluster_id: of it, one by one.
-        server: what a `reservation.Client` asks who is there, or to end a stream.
+        server: a `reservation.Client` asks it for the nodes, or to end a stream.
     """
 
     def __init__(self, sc: SparkContext, cluster: Cluster, queues: Sequence[str]) -> None:
@@ -183,7 +185,7 @@ class TFCluster:
         Args:
             ssc: a StreamingContext whose end is waited for first, without a limit. It is ended
                 when a node has called `terminate()`, all have returned or one has failed, or a
-                client has asked `server` to stop; its SparkContext goes on.
+                client has asked `server` to stop; its SparkContext stays.
             grace_secs: if above zero, how long `map_fun` may take to return after the end of the
                 feed. It is not slept.
             timeout: seconds for the whole; 0 or below for no limit.
@@ -230,7 +232,7 @@ class TFCluster:
         if feed is None:
             feed = DStreamFeed(self.cluster, qname, feed_timeout)
             self._streams.append(feed)
-            tell_how_to_end(self.cluster_meta["server_addr"])
+            log_how_to_end(self.cluster_meta["server_addr"])
         feed.attach(dstream)
 
 
@@ -299,3 +301,77 @@ def run(
     except BaseException:
         cluster.abort()
         raise
+
+
+_log = logging.getLogger(__name__)
+
+
+class DStreamFeed:
+    """Feeds the RDDs of DStreams to one queue.
+
+    Attributes:
+        stream: which the nodes read as one.
+        has_ended: no more RDDs are fed.
+        error: why, if feeding failed.
+    """
+
+    def __init__(self, cluster: Cluster, qname: str, feed_timeout: float) -> None:
+        self.stream = cluster.open_stream(qname, feed_timeout)
+        self.has_ended = threading.Event()
+        self.error: Exception | None = None
+
+    def attach(self, dstream: Any) -> None:
+        """Have the stream's context feed each RDD, one after the other."""
+        dstream.foreachRDD(lambda rdd: self.feed(rdd))  # pyspark counts a function's arguments
+
+    def feed(self, rdd: Any) -> None:
+        """Feed one RDD, unless nobody wants it; an error is kept for `shutdown(ssc)`."""
+        if self.has_ended.is_set() or rdd.isEmpty():
+            return
+        try:
+            self.stream.feed(rdd)
+        except Exception as error:  # noqa: BLE001 (of a thread of pyspark; `shutdown` raises it)
+            _log.exception("Feeding %r from a stream failed", self.stream.name)
+            self.error = error
+            self.has_ended.set()
+
+    def is_wanted(self) -> bool:
+        """Whether the nodes want more of it."""
+        return not self.has_ended.is_set() and self.stream.is_wanted()
+
+
+def log_how_to_end(address: Address) -> None:
+    """Log where a client asks for the end: the program's operator needs it.
+
+    It is a warning because such are seen where no logging is set up.
+    """
+    _log.warning(
+        "The stream continues until a node wants no more, or a client asks the server at %s:%d for "
+        "the end: python -m sparkdl.tfos.reservation_client %s %d. In other programs than this one "
+        "it needs the token, so start both with one in %s",
+        *address,
+        *address,
+        TOKEN_VARIABLE,
+    )
+
+
+def await_end(ssc: Any, server: Server, feeds: list[DStreamFeed]) -> None:
+    """Wait until the streaming has ended; end it when nobody wants more rows.
+
+    That is when a node has called `terminate()`, all nodes have returned or one has failed, or a
+    client has asked `server` to stop. The SparkContext stays.
+
+    Raises:
+        SparkdlError: if feeding failed.
+    """
+    while not ssc.awaitTerminationOrTimeout(_TURN_S):
+        if server.done or not all(feed.is_wanted() for feed in feeds):
+            for feed in feeds:
+                feed.has_ended.set()
+            ssc.stop(stopSparkContext=False, stopGraceFully=True)
+            break
+    for feed in feeds:
+        feed.stream.end()
+    for feed in feeds:
+        if feed.error is not None:
+            raise feed.error

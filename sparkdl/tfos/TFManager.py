@@ -91,7 +91,7 @@ class QueueFeed:
         """
         rows: list[Any] = []
         while len(rows) < batch_size and not self.done_feeding:
-            row = self._take()
+            row = self._get()
             if row is None:
                 self.done_feeding = True
             elif isinstance(row, EndPartition):
@@ -114,9 +114,9 @@ class QueueFeed:
         """Throw away what is in the queue."""
         self._mgr.set("state", "terminating")
         while not self._in.empty():
-            self._take()
+            self._get()
 
-    def _take(self) -> Any:
+    def _get(self) -> Any:
         try:
             row = self._in.get(timeout=FEED_TIMEOUT_S)
         except queue.Empty:
@@ -137,11 +137,7 @@ def start(authkey: bytes, queues: Sequence[str], mode: str = "local") -> TFManag
 
 
 def connect(address: Any, authkey: bytes) -> NoReturn:
-    """Refuse: a node has no manager that others connect to.
-
-    Raises:
-        RemovedError: always; says what to write instead.
-    """
+    """Raise `RemovedError`: a node has no manager that others connect to."""
     raise RemovedError(
         "TFManager.connect: nodes have no manager that others connect to. Feed them with "
         "cluster.train or cluster.inference, and end them with cluster.shutdown()"

@@ -102,47 +102,27 @@ def release_port(ctx: Any) -> None:
 
 
 def start_cluster_server(ctx: Any, num_gpus: int = 1, rdma: bool = False) -> NoReturn:
-    """Refuse: it is TensorFlow 1's.
-
-    Raises:
-        RemovedError: always; says what to write instead.
-    """
+    """Raise `RemovedError`, which says what to write instead: it is TensorFlow 1's."""
     RemovedCalls().start_cluster_server(num_gpus, rdma)
 
 
 def export_saved_model(sess: Any, export_dir: str, tag_set: str, signatures: Any) -> NoReturn:
-    """Refuse: it is TensorFlow 1's.
-
-    Raises:
-        RemovedError: always; says what to write instead.
-    """
+    """Raise `RemovedError`, which says what to write instead: it is TensorFlow 1's."""
     RemovedCalls().export_saved_model(sess, export_dir, tag_set, signatures)
 
 
 def next_batch(*args: Any, **kwargs: Any) -> NoReturn:
-    """Refuse, as TensorFlowOnSpark does since its version 1.
-
-    Raises:
-        RemovedError: always; says what to write instead.
-    """
+    """Raise `RemovedError`: it is a method of the feed, in TensorFlowOnSpark 1 already."""
     raise _moved("next_batch(batch_size)")
 
 
 def batch_results(*args: Any, **kwargs: Any) -> NoReturn:
-    """Refuse, as TensorFlowOnSpark does since its version 1.
-
-    Raises:
-        RemovedError: always; says what to write instead.
-    """
+    """Raise `RemovedError`: it is a method of the feed, in TensorFlowOnSpark 1 already."""
     raise _moved("batch_results(results)")
 
 
 def terminate(*args: Any, **kwargs: Any) -> NoReturn:
-    """Refuse, as TensorFlowOnSpark does since its version 1.
-
-    Raises:
-        RemovedError: always; says what to write instead.
-    """
+    """Raise `RemovedError`: it is a method of the feed, in TensorFlowOnSpark 1 already."""
     raise _moved("terminate()")
 
 

@@ -20,8 +20,8 @@ from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError, Resul
 from sparkdl.core.jobs import named_jobs
 from sparkdl.driver.launch import launch
 from sparkdl.driver.payload import pickle_user_code
-from sparkdl.tfos.arguments import num_gpus
 from sparkdl.tfos.TFSparkNode import TFNodeContext
+from sparkdl.tfos.util import num_gpus
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -56,7 +56,7 @@ def run(
     Raises:
         ConfigError: if it cannot work as asked; nothing was started.
         NodeFailedError: if a run failed, with all runs at once.
-        LaunchError: if a run failed otherwise, or could not be started; it tells the root cause.
+        LaunchError: if a run failed otherwise, or could not be started; it names the root cause.
     """
     if num_executors < 1:
         raise ConfigError(f"num_executors={num_executors} must be at least 1")
@@ -72,7 +72,7 @@ def run(
         with named_jobs(sc, "sparkdl", f"{num_executors} runs of TFParallel"):
             returned = tasks.collect()
     except Exception as error:
-        raise _told(error) from error
+        raise _task_error(error) from error
     return _values(returned)
 
 
@@ -145,8 +145,8 @@ def _default_fs(sc: SparkContext) -> str:
     return "file://" if url.startswith("file:") else url.rstrip("/")
 
 
-def _told(error: Exception) -> LaunchError:
-    """Return the error that tells what went wrong in a task, out of what Spark makes of it."""
+def _task_error(error: Exception) -> LaunchError:
+    """Return the error of a task, out of what Spark makes of it."""
     text = str(error)
     name = f"{NodeFailedError.__module__}.{NodeFailedError.__name__}: "
     _, is_nodes, story = text.partition(name)

@@ -89,6 +89,6 @@ def _with_named_outputs(model: Any) -> Any:
 
     outputs = getattr(model, "outputs", None)
     if not outputs or isinstance(getattr(model, "output", None), dict):
-        return model  # a subclass does not tell its outputs; those of a dict have their names
+        return model  # a subclass has no known outputs; those of a dict have their names
     names = output_names(model, len(outputs))
     return keras.Model(model.inputs, dict(zip(names, outputs, strict=True)))

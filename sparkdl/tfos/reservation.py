@@ -10,7 +10,7 @@ Runs in: anywhere
 
 Messages are MessagePack in WebSocket frames, and each connection shows the server's token before
 anything else of it is read. Nodes of sparkdl do not meet here, but at the driver's coordinator; a
-`TFCluster` has a server for clients that ask who is there, or for the end of a stream.
+`TFCluster` has a server for clients that ask for the nodes, or for the end of a stream.
 https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/reservation.py
 """
 
@@ -23,34 +23,49 @@ import os
 import socket
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from websockets.asyncio.server import Server as WebSocketServer
 from websockets.asyncio.server import ServerConnection, serve
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.http11 import Request, Response
+from websockets.sync.client import ClientConnection, connect
 
-from sparkdl.control.auth import is_authorized, new_token
+from sparkdl.control.auth import bearer, is_authorized, new_token
 from sparkdl.control.values import decode_value, encode_value
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, ProtocolError, ReservationTimeoutError
 from sparkdl.core.settings import Environment
-from sparkdl.tfos.reservation_client import (
-    ANSWER_S,
-    MAX_NBYTES,
-    TOKEN_VARIABLE,
-    TURN_S,
-    Address,
-    Client,
-)
+from sparkdl.core.world import host_port
 from sparkdl.tfos.util import get_ip_address
 
 __all__ = ["Address", "Client", "Reservations", "Server"]
 
+TOKEN_VARIABLE = "SPARKDL_RESERVATION_TOKEN"
 _log = logging.getLogger(__name__)
-
+_ANSWER_S = 30.0
+_TURN_S = 5.0
+"""How long one QUERY may wait at the server, so that a lost connection is noticed."""
 _POLL_S = 0.05
+_MAX_NBYTES = 1024 * 1024
+_MAX_RETRIES = 3
 T = TypeVar("T")
+
+
+class Address(tuple[str, int]):
+    """Where a server listens, `(host, port)`, with the token that its clients have to show."""
+
+    token: str
+
+    def __new__(cls, host: str, port: int, token: str) -> Address:
+        """Return the address."""
+        address = super().__new__(cls, (host, port))
+        address.token = token
+        return address
+
+    def __reduce__(self) -> tuple[type[Address], tuple[str, int, str]]:
+        return Address, (self[0], self[1], self.token)
 
 
 class Reservations:
@@ -74,8 +89,7 @@ class Reservations:
 
     def done(self) -> bool:
         """Whether all are there."""
-        with self.lock:
-            return len(self.reservations) >= self.required
+        return not self.remaining()
 
     def get(self) -> list[Any]:
         """Return those that are there."""
@@ -86,6 +100,12 @@ class Reservations:
         """Return how many are not there yet."""
         with self.lock:
             return max(0, self.required - len(self.reservations))
+
+
+def _is_same_node(one: Any, other: Any) -> bool:
+    if not all(isinstance(meta, Mapping) and "executor_id" in meta for meta in (one, other)):
+        return False
+    return bool((one.get("host"), one["executor_id"]) == (other.get("host"), other["executor_id"]))
 
 
 class Server:
@@ -145,7 +165,7 @@ class Server:
             target=self._loop.run_forever, name="sparkdl-reservation", daemon=True
         )
         self._thread.start()
-        self._server = await_on(self._loop, self._listen(sock))
+        self._server = _await_on(self._loop, self._listen(sock))
         host, port = sock.getsockname()[:2]
         _log.info("Listening for reservations at %s:%d", host, port)
         self.address = Address(host, port, self._token)
@@ -162,7 +182,7 @@ class Server:
             timeout: seconds.
 
         Raises:
-            LaunchError: if `status` tells of an error.
+            LaunchError: if `status` has an error.
             ReservationTimeoutError: if not all came in time.
         """
         deadline = Deadline.after(timeout)
@@ -185,9 +205,9 @@ class Server:
         loop, self._loop = self._loop, None
         if loop is None:
             return
-        await_on(loop, self._close())
+        _await_on(loop, self._close())
         loop.call_soon_threadsafe(loop.stop)
-        self._thread.join(ANSWER_S)
+        self._thread.join(_ANSWER_S)
         if not self._thread.is_alive():
             loop.close()
 
@@ -196,9 +216,9 @@ class Server:
             self._serve,
             sock=sock,
             process_request=self._check_token,
-            max_size=MAX_NBYTES,
+            max_size=_MAX_NBYTES,
             compression=None,
-            open_timeout=ANSWER_S,
+            open_timeout=_ANSWER_S,
             close_timeout=1.0,
             logger=logging.getLogger("sparkdl.tfos.websockets"),
         )
@@ -223,17 +243,14 @@ class Server:
             _log.debug("A client's connection ended: %s", error)
 
     async def _answer(self, message: Any) -> Any:
-        kind, data = (
-            (message.get("type"), message.get("data"))
-            if isinstance(message, dict)
-            else (None, None)
-        )
+        given = message if isinstance(message, dict) else {}
+        kind, data = given.get("type"), given.get("data")
+        if kind == "QUERY":
+            return await self._all_there(data if isinstance(data, (int, float)) else 0.0)
+        if kind == "QINFO":
+            return self.reservations.get()
         if kind == "REG":
             self.reservations.add(data)
-        elif kind == "QUERY":
-            return await self._all_there(data if isinstance(data, (int, float)) else 0.0)
-        elif kind == "QINFO":
-            return self.reservations.get()
         elif kind == "STOP":
             self.done = True
         else:
@@ -241,7 +258,7 @@ class Server:
         return "OK"
 
     async def _all_there(self, within_s: float) -> bool:
-        deadline = Deadline.after(min(max(0.0, within_s), TURN_S))
+        deadline = Deadline.after(min(max(0.0, within_s), _TURN_S))
         while not self.reservations.done() and not deadline.has_passed:
             await asyncio.sleep(_POLL_S)
         return self.reservations.done()
@@ -262,16 +279,106 @@ def _listening_socket(host: str, ports: Sequence[int]) -> socket.socket:
     )
 
 
-def await_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Return what `coroutine` does on another thread's loop."""
-    return asyncio.run_coroutine_threadsafe(coroutine, loop).result(ANSWER_S)
+def _await_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run `coroutine` on another thread's loop, and return its result."""
+    return asyncio.run_coroutine_threadsafe(coroutine, loop).result(_ANSWER_S)
 
 
-def _is_same_node(one: Any, other: Any) -> bool:
-    return _node_of(one) is not None and _node_of(one) == _node_of(other)
+class Client:
+    """A node's connection to a `Server`.
 
+    Args:
+        server_addr: what `Server.start` returned. For a plain `(host, port)` the token is read from
+            the environment variable `SPARKDL_RESERVATION_TOKEN`, which the server reads as well.
 
-def _node_of(meta: Any) -> tuple[Any, Any] | None:
-    if isinstance(meta, Mapping) and "executor_id" in meta:
-        return meta.get("host"), meta["executor_id"]
-    return None
+    Raises:
+        ConfigError: if there is no token.
+        LaunchError: if the server does not answer, or refuses the token.
+    """
+
+    def __init__(self, server_addr: tuple[str, int]) -> None:
+        self.server_addr = server_addr
+        token = getattr(server_addr, "token", None) or os.environ.get(TOKEN_VARIABLE)
+        if not token:
+            raise ConfigError(
+                f"the address {tuple(server_addr)} has no token: give the one that Server.start() "
+                f"returned, or set {TOKEN_VARIABLE} to the same secret here and at the server"
+            )
+        self._token = token
+        self._held = ExitStack()  # websockets wants a `with` for each of its connections
+        self._connection = self._connect()
+
+    def register(self, reservation: Any) -> str:
+        """Add this node; return `OK`.
+
+        Args:
+            reservation: a dict of plain values, see `sparkdl.control.values`.
+        """
+        return str(self._request("REG", reservation))
+
+    def get_reservations(self) -> list[Any]:
+        """Return the nodes that are there."""
+        return list(self._request("QINFO"))
+
+    def await_reservations(self, timeout: float = 600) -> list[Any]:
+        """Wait until all nodes are there, and return them.
+
+        Args:
+            timeout: seconds.
+
+        Raises:
+            ReservationTimeoutError: if not all came in time.
+        """
+        deadline = Deadline.after(timeout)
+        while not self._request("QUERY", min(_TURN_S, deadline.remaining_s)):
+            if deadline.has_passed:
+                raise ReservationTimeoutError(
+                    f"not all nodes had come after {timeout:g} s; there are "
+                    f"{len(self.get_reservations())}"
+                )
+        return self.get_reservations()
+
+    def request_stop(self) -> str:
+        """Ask the server's owner to end; return `OK`."""
+        return str(self._request("STOP"))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._held.close()
+
+    def _connect(self) -> ClientConnection:
+        host, port = self.server_addr
+        try:
+            connection = connect(
+                f"ws://{host_port(host, port)}",
+                additional_headers={"Authorization": bearer(self._token)},
+                max_size=_MAX_NBYTES,
+                compression=None,
+                proxy=None,
+                open_timeout=_ANSWER_S,
+                close_timeout=1.0,
+            )
+            return self._held.enter_context(connection)
+        except (OSError, TimeoutError, WebSocketException) as error:
+            raise LaunchError(
+                f"the reservation server at {host}:{port} does not let this process in: "
+                f"{type(error).__name__}: {error}"
+            ) from None
+
+    def _request(self, kind: str, data: Any = None) -> Any:
+        message = encode_value({"type": kind, "data": data})
+        for _ in range(_MAX_RETRIES - 1):
+            try:
+                return self._ask(message)
+            except ConnectionClosed:
+                self._held.close()
+                self._connection = self._connect()
+        return self._ask(message)
+
+    def _ask(self, message: bytes) -> Any:
+        self._connection.send(message)
+        try:
+            answer = self._connection.recv(timeout=_ANSWER_S)
+        except TimeoutError:
+            raise LaunchError(f"the server at {self.server_addr} did not answer") from None
+        return decode_value(answer if isinstance(answer, bytes) else answer.encode())

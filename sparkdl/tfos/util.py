@@ -12,6 +12,7 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.settings import Environment
@@ -102,6 +103,12 @@ def read_executor_id() -> int:
             f"no file {_EXECUTOR_ID!r} in {Path.cwd()}: nobody called write_executor_id here. A "
             "node of a cluster has ctx.executor_id instead, wherever its tasks run"
         ) from None
+
+
+def num_gpus(args: Any) -> int | dict[str, int] | None:
+    """Return `num_gpus` of a dict, an argparse namespace or another object; `None` without."""
+    value = args.get("num_gpus") if isinstance(args, dict) else getattr(args, "num_gpus", None)
+    return value if value is None or isinstance(value, dict) else int(value)
 
 
 def _host(node: str) -> str:

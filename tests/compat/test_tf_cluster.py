@@ -21,7 +21,8 @@ import sparkdl
 from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError, ShutdownTimeoutError
 from sparkdl.node.context import NodeContext
 from sparkdl.tfos import TFCluster
-from sparkdl.tfos.reservation_client import TOKEN_VARIABLE, Client, main
+from sparkdl.tfos.reservation import TOKEN_VARIABLE, Client
+from sparkdl.tfos.reservation_client import main
 from tests.doubles.map_funs import count_rows, double, hang
 from tests.doubles.nodes import SOON_S, processes
 

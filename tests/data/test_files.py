@@ -10,8 +10,8 @@ import pytest
 
 from sparkdl.core.errors import ConfigError, ReadError, WriteError
 from sparkdl.data.columns import SEQUENCE_EXAMPLE
-from sparkdl.data.commit import Destination
 from sparkdl.data.files import Options, find, options_of, read_file
+from sparkdl.data.source import Destination
 from sparkdl.storage import locate
 from tests.data.records import framed, write
 

@@ -13,15 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.core.errors import RecordError
-from sparkdl.data.compression import (
+from sparkdl.data.framing import (
     GZIP,
+    HEAD_NBYTES,
     NONE,
     ZLIB,
     Deflater,
     Inflated,
+    Readable,
     compression_of,
+    read_chunks,
 )
-from sparkdl.data.framing import HEAD_NBYTES, Readable, read_chunks
 from tests.data.records import framed
 
 RECORDS = st.lists(st.binary(max_size=100), max_size=20)

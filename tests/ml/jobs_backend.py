@@ -12,9 +12,8 @@ import numpy as np
 
 from sparkdl.ml.estimators.keras_model import as_content
 from sparkdl.ml.estimators.keras_train import KerasTask
-from sparkdl.ml.jobs.keras import KerasSpec, arranged, backend, signature_of
-from sparkdl.ml.jobs.keras_master import KerasMaster
-from sparkdl.ml.jobs.sums import Sum, added, joined, pack, parts, total
+from sparkdl.ml.jobs.keras import KerasMaster, KerasSpec, arranged, backend, signature_of
+from sparkdl.ml.jobs.task import Sum, added, joined, pack, parts, total
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(24, 5)).astype(np.float32)

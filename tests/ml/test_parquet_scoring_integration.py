@@ -113,7 +113,7 @@ def test_what_is_not_comes_through_spark(
         with pytest.raises(ConfigError, match=reason):
             scored(saved, frame, "python")
         return
-    from sparkdl.ml.scoring.scan import file_columns
+    from sparkdl.ml.scoring.transform import file_columns
 
     with pytest.raises(ConfigError, match=reason):
         file_columns(frame, [1], "python")

@@ -121,4 +121,4 @@ def test_error_of_a_run_is_told_with_its_own_traceback(spark_cluster: SparkSessi
         TFParallel.run(sc, fail, args, 2, use_barrier=False)
     assert "in fail" in str(told_.value)
     assert "java" not in str(told_.value)
-    assert sc.parallelize([1]).collect() == [1], "the context goes on"
+    assert sc.parallelize([1]).collect() == [1], "the context stays"

@@ -22,8 +22,7 @@ from sparkdl.core.errors import (
     LaunchError,
     ReservationTimeoutError,
 )
-from sparkdl.tfos.reservation import Reservations, Server
-from sparkdl.tfos.reservation_client import TOKEN_VARIABLE, Address, Client
+from sparkdl.tfos.reservation import TOKEN_VARIABLE, Address, Client, Reservations, Server
 from sparkdl.tfos.util import get_ip_address
 
 SOON_S = 10.0

@@ -13,7 +13,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import NodeFailedError
 from sparkdl.node.context import NodeContext
 from sparkdl.tfos import TFCluster
-from sparkdl.tfos.reservation_client import Client
+from sparkdl.tfos.reservation import Client
 from tests.doubles import sessions
 from tests.doubles.meetings import Meetings, meet
 from tests.doubles.sessions import SparkSessions
@@ -67,7 +67,7 @@ def test_stream_ends_when_a_node_has_had_enough(ssc: Any) -> None:
     ssc.start()
     cluster.shutdown(ssc)
     assert 25 in cluster.cluster.results()
-    assert ssc.sparkContext.parallelize([1]).collect() == [1], "the context goes on"
+    assert ssc.sparkContext.parallelize([1]).collect() == [1], "the context stays"
 
 
 def test_stream_ends_when_a_client_asks_and_all_rows_until_then_are_read(

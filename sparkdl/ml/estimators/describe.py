@@ -1,4 +1,4 @@
-"""What a saved model takes and gives: asked of a process of its own, so the driver stays light.
+"""What a model takes and gives: asked of a process of its own, so the driver stays light.
 
 Runs in: driver
 
@@ -8,25 +8,32 @@ asked itself.
 
 from __future__ import annotations
 
+import logging
 import os
+import pickle
 import subprocess
 import sys
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
+import cloudpickle
 import msgspec
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
-from sparkdl.ml.estimators.source import ModelSource, Signature
+from sparkdl.ml.estimators.keras_model import Made, compiled, costs_nothing, inputs_of
+from sparkdl.ml.estimators.source import ModelSource, Signature, Tensor
 from sparkdl.ml.scoring.predict import load
 
-_DEADLINE_S = 600.0
+_log = logging.getLogger(__name__)
+_SAVED_DEADLINE_S = 600.0
+_KERAS_DEADLINE_S = 120.0
 _MISSING = 3
 _REFUSED = 4
 
 
 def signature_of(source: ModelSource) -> Signature:
-    """Return what a model takes and gives; asked once for each content of local files.
+    """Return what a saved model takes and gives; asked once for each content of local files.
 
     Raises:
         ConfigError: if the model cannot be loaded.
@@ -55,14 +62,89 @@ def _unloadable(source: ModelSource, reason: str) -> ConfigError:
     return ConfigError(f"the model {source.path} cannot be loaded: {reason}")
 
 
-def run_beside(module: str, given: bytes, timeout_s: float) -> subprocess.CompletedProcess[bytes]:
-    """Run a module as a process that reads `given` and sees no GPU.
+def _ask_process(source: ModelSource) -> Signature:
+    given = msgspec.json.encode(replace(source, content=None))
+    try:
+        done = _run_process("saved", given, _SAVED_DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        limit = f"{_SAVED_DEADLINE_S:g} s"
+        raise ConfigError(
+            f"the model {source.path} was not loaded within {limit}; is its storage slow?"
+        ) from None
+    answer = done.stdout.decode(errors="replace").strip()
+    if done.returncode == _MISSING:
+        raise FrameworkMissingError(
+            f"TensorFlow cannot be imported by the driver, which asks it for the model's outputs: "
+            f"{answer}. Install it: pip install tensorflow (or tensorflow-cpu)"
+        )
+    if done.returncode == _REFUSED:
+        raise ConfigError(answer)
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise _unloadable(source, lines[-1] if lines else f"exit code {done.returncode}")
+    return msgspec.json.decode(answer.splitlines()[-1], type=Signature)
+
+
+class KerasAnswer(msgspec.Struct, frozen=True):
+    """What a model takes, or why it cannot be trained (`refused`), or not be made here."""
+
+    inputs: tuple[Tensor, ...] | None = None
+    refused: str = ""
+    failed: str = ""
+
+
+def keras_inputs(
+    made: Made, optimizer: Any, loss: Any, metrics: Any, is_made_here: bool
+) -> tuple[Tensor, ...] | None:
+    """Return a Keras model's inputs; None if only the nodes can make it.
+
+    It is made in this process if that takes no more than memory, see `costs_nothing`.
+
+    Args:
+        is_made_here: it is to be made in this process anyway.
 
     Raises:
-        TimeoutExpired: of `subprocess`.
+        ConfigError: if the model cannot be trained, see `compiled`.
     """
+    if is_made_here or costs_nothing(made):
+        answer = _keras_answer(made, optimizer, loss, metrics)
+    else:
+        try:
+            answer = ask_keras_process(cloudpickle.dumps((made, optimizer, loss, metrics)))
+        except (pickle.PicklingError, TypeError) as error:
+            raise ConfigError(f"what makes the model cannot be pickled: {error}") from error
+    if answer.refused:
+        raise ConfigError(answer.refused)
+    if answer.failed:
+        _log.warning("The model cannot be made on the driver, only on the nodes: %s", answer.failed)
+    return answer.inputs
+
+
+@lru_cache(maxsize=8)
+def ask_keras_process(asked: bytes) -> KerasAnswer:
+    """Have a process of its own make the pickled model; without GPUs."""
+    try:
+        done = _run_process("keras", asked, _KERAS_DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        return KerasAnswer(failed=f"not within {_KERAS_DEADLINE_S:g} s")
+    if done.returncode:
+        return KerasAnswer(failed=f"exit code {done.returncode}")
+    return msgspec.json.decode(done.stdout.rpartition(b"\n")[2], type=KerasAnswer)
+
+
+def _keras_answer(*asked: Any) -> KerasAnswer:
+    try:
+        return KerasAnswer(inputs_of(compiled(*asked)))
+    except ConfigError as error:
+        return KerasAnswer(refused=str(error))
+    except Exception as error:  # noqa: BLE001 (whatever the user's function raises)
+        return KerasAnswer(failed=f"{type(error).__name__}: {error}")
+
+
+def _run_process(kind: str, given: bytes, timeout_s: float) -> subprocess.CompletedProcess[bytes]:
+    """Run this module as a process that reads `given` and sees no GPU."""
     return subprocess.run(
-        [sys.executable, "-m", module],
+        [sys.executable, "-m", __name__, kind],
         input=given,
         capture_output=True,
         env=os.environ
@@ -76,41 +158,22 @@ def run_beside(module: str, given: bytes, timeout_s: float) -> subprocess.Comple
     )
 
 
-def _ask_process(source: ModelSource) -> Signature:
-    given = msgspec.json.encode(replace(source, content=None))
-    try:
-        done = run_beside(__name__, given, _DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        raise ConfigError(
-            f"the model {source.path} was not loaded within {_DEADLINE_S:g} s; is its storage slow?"
-        ) from None
-    told = done.stdout.decode(errors="replace").strip()
-    if done.returncode == _MISSING:
-        raise FrameworkMissingError(
-            f"TensorFlow cannot be imported by the driver, which asks it for the model's outputs: "
-            f"{told}. Install it: pip install tensorflow (or tensorflow-cpu)"
-        )
-    if done.returncode == _REFUSED:
-        raise ConfigError(told)
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise _unloadable(source, lines[-1] if lines else f"exit code {done.returncode}")
-    return msgspec.json.decode(told.splitlines()[-1], type=Signature)
-
-
-def main() -> int:
-    """Read a source from the standard input, load it, and write its signature."""
-    source = msgspec.json.decode(sys.stdin.buffer.read(), type=ModelSource)
-    try:
-        answer = msgspec.json.encode(load(source).signature).decode()
-        code = 0
-    except ImportError as error:
-        answer, code = str(error), _MISSING
-    except ConfigError as error:
-        answer, code = str(error), _REFUSED
-    sys.stdout.write(f"{answer}\n")
+def main(kind: str) -> int:
+    """Answer what is asked on the standard input: of a saved model, or of a pickled Keras one."""
+    given = sys.stdin.buffer.read()
+    if kind == "keras":
+        answer, code = msgspec.json.encode(_keras_answer(*cloudpickle.loads(given))).decode(), 0
+    else:
+        try:
+            source = msgspec.json.decode(given, type=ModelSource)
+            answer, code = msgspec.json.encode(load(source).signature).decode(), 0
+        except ImportError as error:
+            answer, code = str(error), _MISSING
+        except ConfigError as error:
+            answer, code = str(error), _REFUSED
+    sys.stdout.write(f"\n{answer}")  # in a line of its own, whatever was printed before
     return code
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(*sys.argv[1:]))

@@ -9,36 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from pyspark.ml.base import Estimator
-from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.namespace import Namespace
-from sparkdl.ml.estimators.params import (
-    HasBatchSize,
-    HasClusterSize,
-    HasEpochs,
-    HasExportDir,
-    HasGraceSecs,
-    HasInputMapping,
-    HasInputMode,
-    HasMasterNode,
-    HasModelDir,
-    HasNumPS,
-    HasOutputMapping,
-    HasProtocol,
-    HasReaders,
-    HasScoring,
-    HasSignatureDefKey,
-    HasSteps,
-    HasTagSet,
-    HasTensorboard,
-    HasTFRecordDir,
-    HasTraining,
-    TFParams,
-)
+from sparkdl.ml.estimators.params import SCORING, TABLE, TRAINING, TFParams
 from sparkdl.ml.estimators.persistence import Saved, Storage, load_code, save_code
-from sparkdl.ml.estimators.table import TABLE
 from sparkdl.ml.estimators.training import Training
 from sparkdl.ml.scoring.model import TFModel
 
@@ -48,30 +24,13 @@ TrainFn = Callable[[Any, Any], Any]
 class TFEstimator(
     Estimator[TFModel],
     TFParams,
-    HasInputMapping,
-    HasClusterSize,
-    HasNumPS,
-    HasInputMode,
-    HasMasterNode,
-    HasProtocol,
-    HasGraceSecs,
-    HasTensorboard,
-    HasModelDir,
-    HasExportDir,
-    HasTFRecordDir,
-    HasBatchSize,
-    HasEpochs,
-    HasReaders,
-    HasSteps,
-    HasTraining,
-    HasOutputMapping,
-    HasSignatureDefKey,
-    HasTagSet,
-    HasScoring,
     Saved,
-    MLWritable,
-    MLReadable[Any],
-    params=["framework"],
+    params=[
+        *("input_mapping", "cluster_size", "num_ps", "driver_ps_nodes", "input_mode", "framework"),
+        *("master_node", "protocol", "grace_secs", "tensorboard", "model_dir", "export_dir"),
+        *("tfrecord_dir", "batch_size", "epochs", "readers", "steps", "signature_def_key"),
+        *("tag_set", *TRAINING, *SCORING),
+    ],
 ):
     """Runs `train_fn(args, ctx)` on `cluster_size` nodes and feeds them the DataFrame.
 
@@ -93,6 +52,8 @@ class TFEstimator(
             `train_fn` is given the list as it is.
         export_fn: refused; TensorFlow 2 saves in `train_fn`.
     """
+
+    __module__ = "sparkdl"
 
     def __init__(self, train_fn: TrainFn, tf_args: Any = None, export_fn: Any = None) -> None:
         super().__init__()

@@ -1,11 +1,15 @@
-"""`KerasEstimator`: trains a Keras model on several nodes, for those who want no `train_fn`.
+"""`KerasEstimator`: trains a Keras model on several nodes, without a `train_fn`.
 
 Runs in: driver
+
+What cannot be trained is refused before there are nodes. Types come from the schema; lengths and
+nulls from the first rows, for all of them would cost a pass over the data. A null in a later row
+ends the feeding, see `training.without_nulls`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,55 +17,57 @@ from typing import Any
 import cloudpickle
 import msgspec
 from pyspark.ml.base import Estimator
-from pyspark.ml.util import MLReadable, MLWritable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.ml.functions import vector_to_array
+from pyspark.ml.linalg import MatrixUDT, VectorUDT
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, ResultError
 from sparkdl.core.spelling import did_you_mean
+from sparkdl.ml.estimators.describe import keras_inputs
 from sparkdl.ml.estimators.estimator import launch_options
-from sparkdl.ml.estimators.keras_check import check_rows, check_schema
-from sparkdl.ml.estimators.keras_describe import described
-from sparkdl.ml.estimators.keras_model import as_config, as_content, check_callbacks
-from sparkdl.ml.estimators.keras_train import Callbacks, KerasTask, train
-from sparkdl.ml.estimators.params import (
-    HasBatchSize,
-    HasEpochs,
-    HasInputMapping,
-    HasModelDir,
-    HasOutputMapping,
-    HasScoring,
-    HasTraining,
+from sparkdl.ml.estimators.keras_model import (
+    as_config,
+    as_content,
+    check_callbacks,
+    check_size,
+    inputs_by_column,
 )
+from sparkdl.ml.estimators.keras_train import Callbacks, KerasTask, train
+from sparkdl.ml.estimators.params import COLUMNS, SCORING, TRAINING, HasParams
 from sparkdl.ml.estimators.persistence import CODE, Saved, Storage, load_code, save_code
-from sparkdl.ml.estimators.source import Signature
-from sparkdl.ml.estimators.summary import TrainingSummary
-from sparkdl.ml.estimators.training import Training
+from sparkdl.ml.estimators.source import Signature, Tensor
+from sparkdl.ml.estimators.training import (
+    VALIDATION,
+    Training,
+    TrainingSummary,
+    check_columns,
+    column,
+    null_advice,
+)
 from sparkdl.ml.jobs.fit import check_mode, fit_keras
 from sparkdl.ml.jobs.loop import Plan
-from sparkdl.ml.scoring.model import SCORE_ROWS, HasColumns, KerasModel
+from sparkdl.ml.scoring.columns import NUMBERS, TEXTS, input_columns, leaf_type
+from sparkdl.ml.scoring.model import SCORE_ROWS, KerasModel
 
 _KERAS = ("optimizer", "loss", "metrics")
 _BATCH_ROWS = 32
 _MODEL = "model.keras"
 Trained = tuple[bytes, Signature, TrainingSummary]
+SAMPLE_ROWS = 1000
+"""So many rows are looked at before the nodes start."""
+Inputs = Mapping[str, Tensor]
 
 
 class KerasEstimator(
     Estimator[KerasModel],
-    HasColumns,
-    HasInputMapping,
-    HasOutputMapping,
-    HasScoring,
-    HasBatchSize,
-    HasEpochs,
-    HasModelDir,
-    HasTraining,
+    HasParams,
     Saved,
-    MLWritable,
-    MLReadable[Any],
     params=[
-        *("num_workers", "label_col", *_KERAS, "learning_rate", "shuffle"),
-        *("mode", "sync_every", "aggregation"),
+        *("input_mapping", "batch_size", "epochs", "model_dir", "num_workers", "label_col"),
+        *(*_KERAS, "learning_rate", "shuffle", "mode", "sync_every", "aggregation"),
+        *(*TRAINING, *SCORING, *COLUMNS),
     ],
 ):
     """Fits a Keras 3 model on `num_workers` nodes, under a strategy that keeps them in step.
@@ -73,7 +79,7 @@ class KerasEstimator(
     docs/jobs.md.
 
     Args:
-        model: a Keras model that tells its inputs, or a function without arguments that makes one.
+        model: a Keras model with known inputs, or a function without arguments that makes one.
             Its loss, optimizer and metrics count if it is compiled and `loss` is not set.
         callbacks: see `setCallbacks`.
         params: parameters by name. `optimizer`, `loss` and `metrics` may be objects of Keras.
@@ -82,6 +88,8 @@ class KerasEstimator(
         ConfigError: if `model` is neither, or is not compiled and there is no `loss`; if there is
             no such parameter, or it cannot have that value.
     """
+
+    __module__ = "sparkdl"
 
     def __init__(self, model: Any = None, *, callbacks: Any = (), **params: Any) -> None:
         super().__init__()
@@ -117,7 +125,7 @@ class KerasEstimator(
         if hasattr(model, "get_weights") and hasattr(model, "save"):
             if not getattr(model, "inputs", None):
                 raise ConfigError(
-                    f"the {type(model).__name__} {model.name!r} does not tell its inputs: begin it "
+                    f"the {type(model).__name__} {model.name!r} has no known inputs: begin it "
                     "with a keras.Input, or train it with TFEstimator and a train_fn"
                 )
             self._made = as_content(model)
@@ -134,7 +142,7 @@ class KerasEstimator(
         """Set callbacks of Keras: a list, or a function without arguments that makes it.
 
         Every node has its own, after those that parameters ask for (early stopping, TensorBoard).
-        With `mode="jobs"` they run on the driver and are told of epochs, not of batches.
+        With `mode="jobs"` they run on the driver, once an epoch and not for each batch.
 
         Raises:
             ConfigError: if they are none, or cannot travel to the nodes.
@@ -159,7 +167,7 @@ class KerasEstimator(
         task = self._task()
         check_schema(task, None, dataset.schema)  # before anything that takes time
         is_made_here = self.getMode() == "jobs"
-        inputs = described(task.model, task.optimizer, task.loss, task.metrics, is_made_here)
+        inputs = keras_inputs(task.model, task.optimizer, task.loss, task.metrics, is_made_here)
         by_column = check_schema(task, inputs, dataset.schema)
         training = Training(
             map_fun=train,
@@ -172,7 +180,7 @@ class KerasEstimator(
             validation_col=self.getValidationIndicatorCol(),
             return_timeout_s=self.getShutdownTimeout(),
             cache=self.getCache(),
-            options=launch_options(_Values(self)),
+            options=launch_options(self._values()),
         )
         train_it = self._fit_in_jobs if self.getMode() == "jobs" else self._fit_on_nodes
         content, signature, summary = train_it(dataset, task, training)
@@ -260,11 +268,105 @@ def _read(spark: SparkSession, path: str) -> bytes:
     return content
 
 
-class _Values:
-    """A stage's parameters as attributes."""
+def check_schema(
+    task: KerasTask, inputs: tuple[Tensor, ...] | None, schema: t.StructType
+) -> Inputs:
+    """Check columns and their types; return which feeds which of the model's inputs, if known.
 
-    def __init__(self, stage: Any) -> None:
-        self._stage = stage
+    Args:
+        inputs: the model's; None if only the nodes can know.
 
-    def __getattr__(self, name: str) -> Any:
-        return self._stage.getOrDefault(name)
+    Raises:
+        ConfigError: if they cannot be trained with; it names the column.
+    """
+    if task.patience and (task.monitor or "").startswith("val_") and not task.validates:
+        raise ConfigError(
+            f"early_stopping_monitor={task.monitor!r} needs rows to validate with: set "
+            "validation_indicator_col"
+        )
+    check_columns(schema.names, task.columns)
+    for name in task.features:
+        if not isinstance(leaf_type(schema[name].dataType), NUMBERS | TEXTS):
+            raise _wrong_type(
+                schema, name, "features are numbers, vectors, text, or arrays of them"
+            )
+    if not isinstance(leaf_type(schema[task.label].dataType), NUMBERS):
+        advice = "labels are numbers, vectors, or arrays of them"
+        if isinstance(leaf_type(schema[task.label].dataType), TEXTS):
+            advice += ": index text first, for example with pyspark.ml.feature.StringIndexer"
+        raise _wrong_type(schema, task.label, advice)
+    if task.weight and not isinstance(schema[task.weight].dataType, t.NumericType):
+        raise _wrong_type(schema, task.weight, "weights are numbers")
+    by_column = inputs_by_column(task.features, inputs) if inputs else {}
+    for name, tensor in by_column.items():
+        input_columns({name: tensor.name}, Signature((tensor,), ()), schema)
+    return by_column
+
+
+def check_rows(task: KerasTask, inputs: Inputs, nodes: int, rows: DataFrame, feed: str) -> None:
+    """Check the first rows: how many there are, nulls, lengths.
+
+    Args:
+        feed: `VALIDATION` for the rows that are validated with.
+
+    Raises:
+        ConfigError: if they cannot be trained with; it names the column.
+    """
+    kinds = {name: rows.schema[name].dataType for name in task.columns}
+    wanted = [
+        part.alias(f"{what}_{place}")
+        for place, (name, kind) in enumerate(kinds.items())
+        for what, part in (("null", _has_null(column(name), kind)), ("size", _size(name, kind)))
+    ]
+    found = rows.select(*wanted).take(max(SAMPLE_ROWS, nodes))
+    if len(found) < nodes:
+        what = "rows to validate with" if feed == VALIDATION else "rows to train on"
+        marked = ", by validation_indicator_col" if task.validates else ""
+        raise ConfigError(
+            f"the DataFrame has {len(found)} {what}{marked}: each of the {nodes} nodes needs one "
+            "at least"
+        )
+    for place, name in enumerate(kinds):
+        _check_column(name, [(row[2 * place], row[2 * place + 1]) for row in found], inputs)
+
+
+def _check_column(name: str, found: list[tuple[bool, int | None]], inputs: Inputs) -> None:
+    for number, (has_null, _) in enumerate(found):
+        if has_null:
+            raise ConfigError(
+                f"{null_advice(name)}. It is in row {number} of those that Spark gives first"
+            )
+    sizes = {size for _, size in found if size is not None}
+    if len(sizes) > 1:
+        raise ConfigError(
+            f"column {name!r} holds {min(sizes)} values in some rows and {max(sizes)} in others; "
+            "all rows must have as many"
+        )
+    if name in inputs:
+        for size in sizes:
+            check_size(name, size, inputs[name])
+
+
+def _wrong_type(schema: t.StructType, name: str, advice: str) -> ConfigError:
+    kind = schema[name].dataType.simpleString()
+    return ConfigError(f"column {name!r} is of type {kind}, and {advice}")
+
+
+def _has_null(values: Column, kind: t.DataType) -> Column:
+    if not isinstance(kind, t.ArrayType):
+        return values.isNull()
+    element = kind.elementType
+    return values.isNull() | f.exists(values, lambda each: _has_null(each, element))
+
+
+def _size(name: str, kind: t.DataType) -> Column:
+    """Return how many values a row holds; null where only the nodes can know."""
+    values: Any = column(name)
+    if isinstance(kind, VectorUDT):
+        return f.when(values.isNotNull(), f.size(vector_to_array(values)))
+    while isinstance(kind, t.ArrayType) and isinstance(kind.elementType, t.ArrayType):
+        values, kind = f.flatten(values), kind.elementType
+    if isinstance(kind, t.ArrayType):
+        is_single = isinstance(kind.elementType, t.NumericType | t.BooleanType | TEXTS)
+        return f.size(values) if is_single else f.lit(None).cast("int")
+    return f.lit(None if isinstance(kind, MatrixUDT) else 1).cast("int")

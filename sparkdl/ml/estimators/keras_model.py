@@ -81,7 +81,7 @@ def compiled(made: Made, optimizer: Any, loss: Any, metrics: Any) -> Any:
     """Return a model, compiled with `loss` if that is not None.
 
     Raises:
-        ConfigError: if it has no loss, or does not tell its inputs; or if Keras has nothing of a
+        ConfigError: if it has no loss, or no known inputs; or if Keras has nothing of a
             name.
     """
     import keras
@@ -105,7 +105,7 @@ def compiled(made: Made, optimizer: Any, loss: Any, metrics: Any) -> Any:
         raise ConfigError("the model has no loss: set loss=, or compile the model")
     if not getattr(model, "inputs", None):
         raise ConfigError(
-            f"the {type(model).__name__} {model.name!r} does not tell its inputs: begin it with a "
+            f"the {type(model).__name__} {model.name!r} has no known inputs: begin it with a "
             "keras.Input, or train it with TFEstimator and a train_fn"
         )
     return model

@@ -48,7 +48,7 @@ class KerasTask:
         optimizer, loss, metrics: names, or what `as_config` made of Keras' objects.
         patience: of the early stopping; None for none.
         model_dir: folder for the model's file, where it is too large to travel.
-        saves: after each epoch, to go on there after a failure.
+        saves: after each epoch, to continue there after a failure.
         callbacks: the user's, or a function that makes them.
     """
 

@@ -1,23 +1,223 @@
-"""The parameters of all stages as Spark ML's mix-ins; setters and getters are made from the table.
+"""The parameters of all stages in one table, and the mix-ins whose setters are made from it.
 
 Runs in: driver
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pyspark.ml.param import Param, Params
+from pyspark.ml.param import Param, Params, TypeConverters
 
+from sparkdl.core.errors import ConfigError
+from sparkdl.core.spec import InputMode
+from sparkdl.core.spelling import did_you_mean
 from sparkdl.ml.estimators.namespace import Namespace, merged
-from sparkdl.ml.estimators.table import TABLE, Row
+from sparkdl.ml.scoring.transform import READERS
+
+INVALID = ("error", "skip", "keep")
+"""What becomes of a row with a null in an input column; the words are Spark ML's."""
+
+
+class TFTypeConverters:
+    """Converters that Spark ML lacks; they raise `TypeError`, as Spark ML's do."""
+
+    @staticmethod
+    def toDict(value: Any) -> dict[Any, Any]:
+        """Return a mapping as a dict."""
+        if isinstance(value, Mapping):
+            return dict(value)
+        raise TypeError(f"Could not convert {value!r} to a dict")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One parameter. `accessor` names its setter and getter: setBatchSize, getBatchSize."""
+
+    name: str
+    default: Any
+    convert: Callable[[Any], Any]
+    doc: str
+    accessor: str
+
+    def converted(self, value: Any) -> Any:
+        """Return a value as the parameter has it.
+
+        Raises:
+            TypeError: if it is of another type; Spark ML names the parameter then.
+            ConfigError: if the parameter cannot be so; it names the parameter.
+        """
+        try:
+            return self.convert(value)
+        except ConfigError as error:
+            raise ConfigError(f"{self.name}={value!r} {error}") from None
+
+
+def _whole(minimum: int) -> Callable[[Any], int]:
+    def convert(value: Any) -> int:
+        number = TypeConverters.toInt(value)
+        if number < minimum:
+            raise ConfigError(f"must be at least {minimum}")
+        return number
+
+    return convert
+
+
+def _seconds(value: Any) -> float:
+    number = TypeConverters.toFloat(value)
+    if not 0 < number < math.inf:
+        raise ConfigError("must be above zero seconds, and finite")
+    return number
+
+
+def _one_of(*words: str) -> Callable[[Any], str]:
+    def convert(value: Any) -> str:
+        if value not in words:
+            near = did_you_mean(str(value), words)
+            raise ConfigError(f"cannot be: choose one of {', '.join(map(repr, words))}{near}")
+        return str(value)
+
+    return convert
+
+
+def _input_mode(value: Any) -> int:
+    if int(value) != InputMode.SPARK:
+        raise ConfigError(
+            "cannot be: an estimator is fed from its DataFrame, so only InputMode.SPARK works; "
+            "to read files in map_fun use TFCluster.run or sparkdl.run"
+        )
+    return int(value)
+
+
+def _keep(value: Any) -> Any:
+    return value if isinstance(value, bool) else TypeConverters.toListString(value)
+
+
+_ACCESSORS = {
+    "num_ps": "NumPS",
+    "driver_ps_nodes": "DriverPSNodes",
+    "tfrecord_dir": "TFRecordDir",
+    "num_gpus": "NumGPUs",
+}
+_int, _text, _bool, _float = (
+    TypeConverters.toInt,
+    TypeConverters.toString,
+    TypeConverters.toBoolean,
+    TypeConverters.toFloat,
+)
+_dict, _any = TFTypeConverters.toDict, TypeConverters.identity
+
+_ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
+    # TensorFlowOnSpark's, with its defaults
+    ("batch_size", 100, _whole(1), "Rows in a batch"),
+    ("cluster_size", 1, _whole(1), "Nodes of the cluster, ps included"),
+    ("epochs", 1, _whole(1), "How often the data is fed"),
+    ("grace_secs", 30, _int, "Seconds that train_fn may take to return after the last row; counts "
+     "if it is set. It is not slept"),
+    ("input_mapping", {}, _dict, "DataFrame column to the model's input"),
+    ("input_mode", int(InputMode.SPARK), _input_mode, "How nodes get data; always 1, from Spark"),
+    ("master_node", "chief", _text, "Job name of the node that leads"),
+    ("model_dir", None, _text, "Folder for checkpoints, or for the trained model"),
+    ("num_ps", 0, _whole(0), "Parameter servers among the nodes"),
+    ("driver_ps_nodes", False, _bool, "Run the parameter servers as processes of the "
+     "driver's machine"),
+    ("output_mapping", {}, _dict, "The model's output to DataFrame column"),
+    ("protocol", "grpc", _text, "Passed to train_fn"),
+    ("readers", 1, _int, "Passed to train_fn"),
+    ("steps", 1000, _int, "Passed to train_fn"),
+    ("tensorboard", False, _bool, "Start TensorBoard beside the chief; it shows log_dir"),
+    ("tfrecord_dir", None, _text, "Passed to train_fn"),
+    ("export_dir", None, _text, "The saved model: a SavedModel's folder, a .keras file, or "
+     "weights (.weights.h5)"),
+    ("signature_def_key", None, _text, "Signature of the SavedModel; its only one, or "
+     "serving_default, if it is not set"),
+    ("tag_set", None, _text, "Tags of the SavedModel, separated by commas"),
+    # what it lacked, for training
+    ("feed_timeout", 600.0, _seconds, "Seconds without any row received or read"),
+    ("reservation_timeout", 600.0, _seconds, "Seconds until all nodes must be there"),
+    ("shutdown_timeout", 259200.0, _seconds, "Seconds that train_fn may take to return after the "
+     "last row"),
+    ("validation_indicator_col", None, _text, "Boolean column: rows where it is true are not "
+     "trained on; they are the feed 'validation'"),
+    ("weight_col", None, _text, "Column of the rows' weights"),
+    ("early_stopping_patience", None, _whole(1), "Epochs without improvement after which training "
+     "ends; never, if it is not set"),
+    ("early_stopping_monitor", None, _text, "The metric that has to improve; the loss, that of the "
+     "validation rows where there are any, if it is not set"),
+    ("early_stopping_min_delta", 0.0, _float, "What counts as an improvement"),
+    ("seed", None, _int, "Of random numbers: initial weights, order of rows"),
+    ("cache", False, _bool, "Persist the rows in Spark while training"),
+    ("num_gpus", None, _whole(0), "GPUs for each node; by default what Spark assigned, or one"),
+    ("log_dir", None, _text, "Folder for TensorBoard's logs"),
+    ("log_to_driver", False, _bool, "Print the nodes' output on the driver"),
+    ("placement", "auto", _one_of("auto", "attached", "detached"), "Whether nodes keep their task "
+     "slots, see sparkdl.launch"),
+    ("max_restarts", 0, _whole(0), "How often all nodes begin anew after a failure; at the last "
+     "checkpoint, if there is a checkpoint_dir"),
+    ("checkpoint_dir", None, _text, "Folder that all nodes reach. Each fit has a folder of its own "
+     "in it for its checkpoints, which is deleted when it has succeeded"),
+    ("framework", "tensorflow", _text, "What the nodes import: tensorflow, torch, plain"),
+    # for transform
+    ("output_types", {}, _dict, "DataFrame column to its type: 'vector', or a type of Spark like "
+     "'double', 'array<float>', 'binary'; by default that of the model's output"),
+    ("keep", True, _keep, "Which of the DataFrame's columns transform returns: all, none, or those "
+     "named"),
+    ("handle_invalid", "error", _one_of(*INVALID), "A row with a null in an input column: 'error', "
+     "'skip' leaves it out, 'keep' gives it null outputs"),
+    ("parquet_reader", "auto", _one_of(*READERS), "Who reads the input columns of a DataFrame over "
+     "Parquet files: 'python' past the JVM, 'spark', or 'auto': 'python' where files are local"),
+    ("model_config", None, _text, "The model as JSON (model.to_json()), where export_dir is "
+     "weights"),
+    # for Keras
+    ("num_workers", 1, _whole(1), "Nodes that train"),
+    ("features_col", "features", _text, "Column of the features: array, vector or number"),
+    ("label_col", "label", _text, "Column of the labels"),
+    ("prediction_col", "prediction", _text, "Column of the predictions: the class as a double if "
+     "probability_col or raw_prediction_col is set, else the model's output"),
+    ("probability_col", None, _text, "Column of the classes' probabilities, a vector; set it if "
+     "the model's output is such"),
+    ("raw_prediction_col", None, _text, "Column of the classes' logits, a vector; set it if the "
+     "model's output is such"),
+    ("optimizer", "adam", _any, "Its name, or a Keras optimizer"),
+    ("loss", None, _any, "Its name, or a Keras loss; that of the compiled model if it is not set"),
+    ("metrics", None, _any, "Names or Keras metrics"),
+    ("learning_rate", None, _float, "The optimizer's; its own default if it is not set"),
+    ("shuffle", True, _bool, "Whether rows come in random order"),
+    ("mode", "nodes", _one_of("nodes", "jobs"), "How to train: on a cluster of nodes, or as Spark "
+     "jobs without nodes, see docs/jobs.md"),
+    ("sync_every", 1, _whole(1), "mode='jobs': steps of the tasks between two averages; 1 averages "
+     "gradients"),
+    ("aggregation", "tree", _one_of("tree", "slices"), "mode='jobs': how gradients are added up"),
+)  # fmt: skip
+
+
+def _accessor(name: str) -> str:
+    return _ACCESSORS.get(name) or "".join(word.title() for word in name.split("_"))
+
+
+TABLE = {row[0]: Row(*row, _accessor(row[0])) for row in _ROWS}
+
+
+TRAINING = (
+    *("feed_timeout", "reservation_timeout", "shutdown_timeout", "validation_indicator_col"),
+    *("weight_col", "early_stopping_patience", "early_stopping_monitor"),
+    *("early_stopping_min_delta", "seed", "cache", "num_gpus", "log_dir", "log_to_driver"),
+    *("placement", "max_restarts", "checkpoint_dir"),
+)
+"""What training needs beside TensorFlowOnSpark's parameters."""
+SCORING = ("output_mapping", "output_types", "keep", "handle_invalid", "parquet_reader")
+"""What `transform` takes, of all models."""
+COLUMNS = ("features_col", "prediction_col", "probability_col", "raw_prediction_col")
+"""Spark ML's usual columns."""
 
 
 class HasParams(Params):
     """Gives a class parameters of the table: `class HasEpochs(HasParams, params=["epochs"])`.
 
-    Setters return the stage; they and the getters are there for each parameter.
+    Each has a getter, and a setter that returns the stage.
     """
 
     def __init_subclass__(cls, params: Sequence[str] = (), **kwargs: Any) -> None:
@@ -31,6 +231,10 @@ class HasParams(Params):
     def _set_table_defaults(self, **own: Any) -> None:
         names = [param.name for param in self.params if param.name in TABLE]
         self._setDefault(**{name: own.get(name, TABLE[name].default) for name in names})
+
+    def _values(self) -> Namespace:
+        """Return all parameters as attributes."""
+        return Namespace({param.name: self.getOrDefault(param) for param in self.params})
 
     if TYPE_CHECKING:
 
@@ -53,94 +257,6 @@ def _getter(row: Row) -> Callable[..., Any]:
     get_param.__name__ = f"get{row.accessor}"
     get_param.__doc__ = f"Return `{row.name}`: {row.doc}."
     return get_param
-
-
-class HasBatchSize(HasParams, params=["batch_size"]):
-    """Has `batch_size`."""
-
-
-class HasClusterSize(HasParams, params=["cluster_size"]):
-    """Has `cluster_size`."""
-
-
-class HasEpochs(HasParams, params=["epochs"]):
-    """Has `epochs`."""
-
-
-class HasGraceSecs(HasParams, params=["grace_secs"]):
-    """Has `grace_secs`."""
-
-
-class HasInputMapping(HasParams, params=["input_mapping"]):
-    """Has `input_mapping`."""
-
-
-class HasInputMode(HasParams, params=["input_mode"]):
-    """Has `input_mode`."""
-
-
-class HasMasterNode(HasParams, params=["master_node"]):
-    """Has `master_node`."""
-
-
-class HasModelDir(HasParams, params=["model_dir"]):
-    """Has `model_dir`."""
-
-
-class HasNumPS(HasParams, params=["num_ps", "driver_ps_nodes"]):
-    """Has `num_ps` and `driver_ps_nodes`."""
-
-
-class HasOutputMapping(HasParams, params=["output_mapping"]):
-    """Has `output_mapping`."""
-
-
-class HasProtocol(HasParams, params=["protocol"]):
-    """Has `protocol`."""
-
-
-class HasReaders(HasParams, params=["readers"]):
-    """Has `readers`."""
-
-
-class HasSteps(HasParams, params=["steps"]):
-    """Has `steps`."""
-
-
-class HasTensorboard(HasParams, params=["tensorboard"]):
-    """Has `tensorboard`."""
-
-
-class HasTFRecordDir(HasParams, params=["tfrecord_dir"]):
-    """Has `tfrecord_dir`."""
-
-
-class HasExportDir(HasParams, params=["export_dir"]):
-    """Has `export_dir`."""
-
-
-class HasSignatureDefKey(HasParams, params=["signature_def_key"]):
-    """Has `signature_def_key`."""
-
-
-class HasTagSet(HasParams, params=["tag_set"]):
-    """Has `tag_set`."""
-
-
-class HasTraining(
-    HasParams,
-    params=[
-        "feed_timeout", "reservation_timeout", "shutdown_timeout", "validation_indicator_col",
-        "weight_col", "early_stopping_patience", "early_stopping_monitor",
-        "early_stopping_min_delta", "seed", "cache", "num_gpus", "log_dir", "log_to_driver",
-        "placement", "max_restarts", "checkpoint_dir",
-    ],
-):  # fmt: skip
-    """Has what training needs beside TensorFlowOnSpark's parameters."""
-
-
-class HasScoring(HasParams, params=["output_types", "keep", "handle_invalid", "parquet_reader"]):
-    """Has what `transform` needs beside TensorFlowOnSpark's parameters."""
 
 
 class TFParams(HasParams):

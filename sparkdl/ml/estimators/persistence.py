@@ -16,7 +16,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import cloudpickle
-from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+from pyspark.ml.util import (
+    DefaultParamsReader,
+    DefaultParamsWriter,
+    MLReadable,
+    MLReader,
+    MLWritable,
+    MLWriter,
+)
 from pyspark.sql import SparkSession
 
 from sparkdl.core.errors import ConfigError
@@ -108,9 +115,9 @@ class StageReader(MLReader[Any]):
             ConfigError: if another kind of stage is there.
         """
         metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
-        name = f"{self._kind.__module__}.{self._kind.__name__}"
-        if metadata["class"] != name:
-            raise ConfigError(f"{path} holds a {metadata['class']}, not a {name}")
+        found, wanted = metadata["class"], self._kind.__name__
+        if found.rpartition(".")[2] != wanted:  # modules have moved; a stage's name does not
+            raise ConfigError(f"{path} holds a {found}, not a {wanted}")
         storage = Storage(self.sparkSession, path)
         stage = self._kind._load_files(storage, metadata)
         stage._resetUid(metadata["uid"])
@@ -119,8 +126,12 @@ class StageReader(MLReader[Any]):
         return stage
 
 
-class Saved:
-    """Makes a stage writable and readable; `MLWritable` and `MLReadable` are mixed in beside it."""
+class Saved(MLWritable, MLReadable[Any]):
+    """Makes a stage writable and readable.
+
+    A stage of sparkdl has `__module__ = "sparkdl"`: Spark ML finds the class of a saved stage by
+    its module, and stages that were saved have to be found wherever their modules move.
+    """
 
     def write(self) -> StageWriter:
         """Return what saves this stage: `stage.write().overwrite().save(path)`."""

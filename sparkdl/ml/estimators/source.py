@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -65,7 +65,7 @@ class Signature:
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A saved model, for whoever loads it. Two of equal `key` are the same model.
+    """A saved model. Two that are equal are the same model.
 
     Attributes:
         path: a path or URL that the executors can read; empty if `content` is the model.
@@ -82,19 +82,7 @@ class ModelSource:
     signature_def_key: str | None = None
     tag_set: tuple[str, ...] = ()
     config: str | None = None
-    content: bytes | None = None
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """What tells this model from others, without its content."""
-        return (
-            self.path,
-            self.format,
-            self.fingerprint,
-            self.signature_def_key,
-            self.tag_set,
-            self.config,
-        )
+    content: bytes | None = field(default=None, compare=False)
 
 
 def source_of(

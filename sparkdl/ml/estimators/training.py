@@ -1,4 +1,4 @@
-"""One training on a cluster of its own: launch, feed, wait, results.
+"""One training on a cluster of its own: launch, feed, wait, results; and what came of it.
 
 Runs in: driver
 """
@@ -9,16 +9,20 @@ import logging
 import os
 import secrets
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from numbers import Real
 from typing import Any
 
+import msgspec
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, functions
 from pyspark.sql.types import BooleanType, StructField
 
+from sparkdl.control.values import decode_value, encode_value
 from sparkdl.core.errors import ConfigError, FeedTypeError, ResultError, ShutdownTimeoutError
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.spec import DEFAULT_FEED
@@ -27,12 +31,12 @@ from sparkdl.driver.executors.spark import default_fs
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
-from sparkdl.ml.estimators.summary import TrainingSummary, history_of
 from sparkdl.storage import locate, open_storage
 
 VALIDATION = "validation"
 """The feed of the validation rows."""
 _log = logging.getLogger(__name__)
+_MARK = "sparkdl_is_validation"
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Training:
     Attributes:
         map_fun: runs on every node, with `args`.
         columns: those that are fed; empty for all.
-        validation_col: boolean column that tells the validation rows, if there are any.
+        validation_col: boolean column that marks the validation rows, if there are any.
         check: given the rows and the name of their feed, raises if they cannot be trained with.
         refuses_nulls: a null ends the feeding, where numpy would have NaN for it.
         return_timeout_s: how long `map_fun` may take to return after the last row.
@@ -143,7 +147,7 @@ class Training:
         validating: Future[FeedReport] | None = None
         if validation is not None:
             validating = cluster.feed_async(validation, self.epochs, name=VALIDATION)
-            # Whoever reads it to its end is told of that also while this thread waits below.
+            # By a callback, so that its readers see its end also while this thread waits below.
             validating.add_done_callback(lambda _: cluster.end_feeds(VALIDATION))
         report = cluster.feed(training, self.epochs)
         cluster.end_feeds(DEFAULT_FEED)
@@ -166,12 +170,9 @@ class Training:
             return []
 
 
-_MARK = "sparkdl_is_validation"
-
-
 @contextmanager
 def _own_checkpoints(dataset: DataFrame, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Give a fit a folder of its own: it must not go on with what another one has made."""
+    """Give a fit a folder of its own: it must not continue what another one has made."""
     parent = options.get("checkpoint_dir")
     if parent is None:
         yield dict(options)
@@ -218,3 +219,53 @@ def null_advice(name: str) -> str:
 def column(name: str) -> Column:
     """Return the column of a name, whatever is in it."""
     return functions.col(f"`{name.replace('`', '``')}`")
+
+
+@dataclass(frozen=True)
+class TrainingSummary:
+    """The result of a `fit`.
+
+    Attributes:
+        history: metric to its values, one for each epoch, as the chief returned them.
+        feed: what became of the training rows.
+        seconds: from the launch of the nodes to their end.
+        results: what `train_fn` returned on each node, by rank.
+    """
+
+    history: dict[str, list[float]] = field(default_factory=dict)
+    feed: FeedReport = field(default_factory=FeedReport)
+    seconds: float = 0.0
+    results: tuple[Any, ...] = ()
+
+    def saved(self) -> dict[str, Any]:
+        """Return the summary as JSON can hold it."""
+        fields = asdict(replace(self, results=()))
+        return {**fields, "results": [b64encode(encode_value(r)).decode() for r in self.results]}
+
+    @classmethod
+    def loaded(cls, saved: Mapping[str, Any]) -> TrainingSummary:
+        """Return what `saved` was of."""
+        results = tuple(decode_value(b64decode(result)) for result in saved["results"])
+        return replace(msgspec.convert({**saved, "results": ()}, cls), results=results)
+
+    @property
+    def total_epochs(self) -> int:
+        """How many epochs the history has."""
+        return max(map(len, self.history.values()), default=0)
+
+
+def history_of(result: Any) -> dict[str, list[float]]:
+    """Return the history in what `train_fn` returned: itself, or its entry `history`.
+
+    It is a dict from names to lists of numbers, like `History.history` of Keras; anything else is
+    no history, and gives an empty one.
+    """
+    if isinstance(result, Mapping) and isinstance(result.get("history"), Mapping):
+        result = result["history"]
+    if not isinstance(result, Mapping):
+        return {}
+    return {
+        str(name): [float(value) for value in values]
+        for name, values in result.items()
+        if isinstance(values, (list, tuple)) and all(isinstance(v, Real) for v in values)
+    }

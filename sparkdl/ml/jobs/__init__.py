@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparkdl.ml.jobs.api import JobsResult, fit_in_jobs
+    from sparkdl.ml.jobs.fit import JobsResult, fit_in_jobs
 
 __all__ = ["JobsResult", "fit_in_jobs"]
 
@@ -18,4 +18,4 @@ def __getattr__(name: str) -> Any:
     # Late, for Spark's tasks import modules of this package and need little of it.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("sparkdl.ml.jobs.api"), name)
+    return getattr(import_module("sparkdl.ml.jobs.fit"), name)

@@ -1,13 +1,18 @@
-"""What `KerasEstimator(mode="jobs")` does in its `fit`.
+"""What users call to train as Spark jobs: no long-running nodes, no ports.
 
 Runs in: driver
+
+The way of BigDL (https://arxiv.org/abs/1804.05839): weights are broadcast, each partition's task
+computes the gradient of its part of the mini-batch, Spark adds them up, the driver takes the step.
+See docs/jobs.md. `KerasEstimator(mode="jobs")` is the face for Keras, `fit_in_jobs` for PyTorch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from pyspark.sql import DataFrame
@@ -16,18 +21,125 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.keras_model import as_content
 from sparkdl.ml.estimators.keras_train import KerasTask
 from sparkdl.ml.estimators.source import Signature
-from sparkdl.ml.estimators.summary import TrainingSummary
-from sparkdl.ml.estimators.training import Training
-from sparkdl.ml.jobs.keras import KerasSpec, backend, signature_of
-from sparkdl.ml.jobs.keras_master import KerasMaster, final_copy
+from sparkdl.ml.estimators.training import Training, TrainingSummary, check_columns
+from sparkdl.ml.jobs.keras import KerasMaster, KerasSpec, backend, final_copy, signature_of
 from sparkdl.ml.jobs.loop import Loop, Plan
 from sparkdl.ml.jobs.spark import Jobs
+from sparkdl.ml.jobs.task import Aggregation
+from sparkdl.ml.jobs.torch import TorchMaster, TorchSpec
 
+if TYPE_CHECKING:
+    import torch
+
+    from sparkdl.ml.jobs.torch import LossFn, ModelFn, OptimizerFn
+
+AGGREGATIONS = ("tree", "slices")
 _NODES_ONLY = (
     *("num_gpus", "placement", "log_to_driver", "feed_timeout", "reservation_timeout"),
     "shutdown_timeout",
 )
 _JOBS_ONLY = ("sync_every", "aggregation")
+
+
+@dataclass(frozen=True)
+class JobsResult:
+    """What `fit_in_jobs` returns.
+
+    Attributes:
+        model: the trained model, on the driver's CPU.
+        history: `loss`, and `val_loss` with validation rows: one value an epoch.
+        rows: that an epoch has.
+        iterations: Spark jobs that have trained, in this program.
+        seconds: from the first job to the last.
+    """
+
+    model: torch.nn.Module
+    history: dict[str, list[float]]
+    rows: int
+    iterations: int
+    seconds: float
+
+
+def fit_in_jobs(  # noqa: PLR0913 (one option, one name)
+    df: DataFrame,
+    model_fn: ModelFn,
+    loss_fn: LossFn,
+    optimizer_fn: OptimizerFn,
+    *,
+    columns: Sequence[str] | None = None,
+    validation: DataFrame | None = None,
+    num_partitions: int | None = None,
+    batch_size: int = 32,
+    epochs: int = 1,
+    sync_every: int = 1,
+    aggregation: Aggregation = "tree",
+    shuffle: bool = True,
+    seed: int = 0,
+    max_restarts: int = 0,
+    checkpoint_dir: str | None = None,
+) -> JobsResult:
+    """Train a PyTorch model as Spark jobs, without nodes.
+
+    With `sync_every=1` a step is one step of `optimizer_fn`'s optimizer on the driver, with the
+    gradient of the whole mini-batch: that of one process with `batch_size` times the partitions.
+
+    Args:
+        df: numbers, arrays of one shape, ML vectors; each row is used once an epoch.
+        model_fn: makes the model, on the driver and in Spark's Python workers.
+        loss_fn: `loss_fn(model, batch)` returns the mean loss of a batch `{column: tensor}`.
+        optimizer_fn: makes the optimizer for the parameters that it is given.
+        columns: which columns batches have; all by default.
+        validation: rows whose loss is computed after each epoch, as `val_loss`.
+        num_partitions: into how many the rows are shared out; by default as they are. It is how
+            many tasks an iteration has; they need not run at once.
+        batch_size: rows of a mini-batch in each partition, on average.
+        sync_every: 1 averages gradients. With more, tasks take so many steps of their own, then
+            weights and the optimizer's memory are averaged by rows.
+        aggregation: how gradients are added, `tree` or `slices`, see docs/jobs.md.
+        seed: of initial weights, the order of rows and what is random in the model.
+        max_restarts: how many jobs may fail; each is run again.
+        checkpoint_dir: folder to which the driver writes after each epoch; the same call in
+            another program continues there. It is deleted when the training has succeeded.
+
+    Raises:
+        ConfigError: if it cannot work as asked, or over Spark Connect.
+        JobFailedError: if a task failed more often than Spark repeats it; by arrays of different
+            lengths for example, or by nulls.
+        CheckpointError: if a checkpoint cannot be read or written.
+    """
+    names = tuple(columns or df.columns)
+    check_columns(df.columns, names)
+    if validation is not None:
+        check_columns(validation.columns, names)
+    for name, number in (
+        ("num_partitions", 1 if num_partitions is None else num_partitions),
+        ("batch_size", batch_size),
+        ("epochs", epochs),
+        ("sync_every", sync_every),
+    ):
+        if number < 1:
+            raise ConfigError(f"{name}={number} must be at least 1")
+    if aggregation not in AGGREGATIONS:
+        raise ConfigError(f"aggregation={aggregation!r}: choose 'tree' or 'slices'")
+    spec = TorchSpec(model_fn, loss_fn, optimizer_fn, sync_every > 1)
+    plan = Plan(
+        partitions=num_partitions,
+        batch_size=batch_size,
+        epochs=epochs,
+        sync_every=sync_every,
+        aggregation=aggregation,
+        shuffle=shuffle,
+        seed=seed,
+        retries=max_restarts,
+        checkpoint_dir=checkpoint_dir,
+        identity=names,
+    )
+    with Jobs(df.sparkSession, max_restarts) as jobs:
+        master = TorchMaster(spec, names, seed)
+        outcome = Loop(jobs, plan, master, spec).run(df, validation)
+    return JobsResult(
+        master.model, outcome.history, outcome.rows, outcome.iterations, outcome.seconds
+    )
 
 
 def check_mode(stage: Any) -> None:
@@ -75,7 +187,7 @@ def fit_keras(
 
 
 def _identity(task: KerasTask, master: KerasMaster) -> tuple[object, ...]:
-    told = [task.features, task.label, task.weight, task.validates, task.seed, task.monitor]
+    data = [task.features, task.label, task.weight, task.validates, task.seed, task.monitor]
     config = [task.optimizer, task.loss, task.metrics, task.learning_rate, task.patience]
-    text = msgspec.json.encode([told, config, task.min_delta], enc_hook=repr).decode()
+    text = msgspec.json.encode([data, config, task.min_delta], enc_hook=repr).decode()
     return (text, master.config())

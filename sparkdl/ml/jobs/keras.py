@@ -1,6 +1,6 @@
-"""Keras models in a training as Spark jobs: the workers'. Any backend.
+"""Keras models in a training as Spark jobs: the workers', and the driver's. Any backend.
 
-Runs in: feeder. What it shares with the driver's model in the driver.
+Runs in: driver, feeder
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ import numpy as np
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.values.ndarrays import Array
-from sparkdl.ml.estimators.keras_model import inputs_of, tensor_of
-from sparkdl.ml.estimators.keras_train import KerasTask, make_model
+from sparkdl.ml.estimators.keras_model import inputs_by_column, inputs_of, tensor_of
+from sparkdl.ml.estimators.keras_train import KerasTask, callbacks_of, make_model, own_callbacks
 from sparkdl.ml.estimators.source import Signature
+from sparkdl.ml.jobs.rows import Column
+from sparkdl.ml.jobs.task import Sum, unpack
+from sparkdl.ml.scoring.predict import output_names, prepare_worker, without_startup_noise
 
 if TYPE_CHECKING:
     from pyspark import Broadcast
+_AVERAGES = ("sum_over_batch_size", "mean")
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ class KerasLearner:
         self._seeds = [v for v in model.variables if "seed_generator_state" in v.name]
 
     def load(self, state: Sequence[Array]) -> None:
-        """Take over weights, and the optimizer's variables where steps are local."""
+        """Set the weights, and the optimizer's variables where steps are local."""
         assign(self._state(), state)
 
     def learn(self, batch: dict[str, Array], seed: int) -> tuple[Array, ...]:
@@ -125,15 +129,13 @@ def signature_of(model: Any) -> Signature:
     """Return what a Keras model takes and gives, as `predict.keras_predictor` finds by TensorFlow.
 
     Raises:
-        ConfigError: if it does not tell its outputs.
+        ConfigError: if its outputs are unknown.
     """
     if not getattr(model, "outputs", None):
-        raise ConfigError(f"the model {model.name!r} does not tell its outputs")
-    names = [tensor._keras_history.operation.name for tensor in model.outputs]
+        raise ConfigError(f"the model {model.name!r} has no known outputs")
+    names = output_names(model, len(model.outputs))
     if isinstance(output := getattr(model, "output", None), dict):  # a Sequential may have none
         names = list(output)
-    if len(set(names)) != len(names):
-        names = [f"output_{place}" for place in range(len(names))]
     return Signature(
         inputs_of(model),
         tuple(tensor_of(t, name) for t, name in zip(model.outputs, names, strict=True)),
@@ -174,11 +176,136 @@ def _keeper(name: str) -> Any:
 def _share_threads(backend: str) -> None:
     """In a Spark task: as many threads as it has cores; frameworks take all cores otherwise."""
     if backend == "tensorflow":
-        from sparkdl.ml.scoring.predict import prepare_worker, without_startup_noise
-
         with without_startup_noise():
             prepare_worker()
     elif backend == "torch":
         from sparkdl.ml.jobs.torch import share_threads
 
         share_threads()
+
+
+class KerasMaster:
+    """The driver's model: the weights, and the optimizer with all that it remembers.
+
+    Raises:
+        ConfigError: if the model cannot be trained so; it says why.
+    """
+
+    def __init__(self, task: KerasTask, is_local: bool) -> None:
+        import keras
+
+        if task.seed is not None:
+            keras.utils.set_random_seed(task.seed)
+        self.task, self.model, self._is_local = task, make_model(task), is_local
+        _check(self.model)
+        self._callbacks = callbacks_of(task, is_chief=True)
+        self._list = keras.callbacks.CallbackList(
+            [*self._callbacks, *own_callbacks(task)],
+            add_history=True,
+            model=self.model,
+            epochs=task.epochs,
+        )
+
+    def columns(self) -> tuple[Column, ...]:
+        """Return which columns are kept, and as what."""
+        by_column = inputs_by_column(self.task.features, inputs_of(self.model))
+        found = [Column(name, tensor) for name, tensor in by_column.items()]
+        found.append(Column(self.task.label))
+        if self.task.weight:
+            found.append(Column(self.task.weight, dtype="float32"))
+        return tuple({column.name: column for column in reversed(found)}.values())
+
+    def begin(self, sample: dict[str, Array]) -> None:
+        """Build all, from one row."""
+        self.model.test_on_batch(*arranged(self.task, self.model, sample))
+        self.model.optimizer.build(self.model.trainable_variables)
+        self._list.on_train_begin()
+
+    def state(self) -> list[Array]:
+        """Return what workers need."""
+        own = self.model.optimizer.variables if self._is_local else []
+        return list(as_arrays([*self.model.weights, *own]))
+
+    def apply(self, found: Sum) -> None:
+        """Take a step by the averaged gradients; or set the averaged weights."""
+        import keras
+
+        assert found.vector is not None
+        if self._is_local:
+            variables = [*self.model.weights, *self.model.optimizer.variables]
+            assign(variables, unpack(found.vector, found.exact, self.state()))
+            return
+        like = as_arrays([*self.model.trainable_weights, *self.model.non_trainable_weights])
+        learned = unpack(found.vector, found.exact, like)
+        count = len(self.model.trainable_weights)
+        gradients = [keras.ops.convert_to_tensor(each) for each in learned[:count]]
+        self.model.optimizer.apply(gradients, self.model.trainable_variables)
+        assign(self.model.non_trainable_weights, learned[count:])
+
+    def metrics(self, states: Sequence[Array]) -> dict[str, float]:
+        """Return the values that metrics have by the sum of their states."""
+        self.model.reset_metrics()
+        assign(self.model.metrics_variables, states)
+        return {name: float(value) for name, value in self.model.get_metrics_result().items()}
+
+    def epoch_begins(self, epoch: int) -> None:
+        """Call the callbacks."""
+        self._list.on_epoch_begin(epoch)
+
+    def epoch_ended(self, epoch: int, logs: Mapping[str, float]) -> bool:
+        """Call the callbacks; return whether to stop."""
+        self._list.on_epoch_end(epoch, dict(logs))
+        return bool(self.model.stop_training)
+
+    def end(self) -> None:
+        """Call the callbacks."""
+        self._list.on_train_end()
+
+    def config(self) -> str:
+        """Return what the model is made of, as JSON; without its weights."""
+        return str(self.model.to_json())
+
+    def save(self) -> list[Array]:
+        """Return all that a checkpoint needs, of the early stopping too."""
+        found = list(as_arrays([*self.model.weights, *self.model.optimizer.variables]))
+        for stopping in self._stopping():
+            has_best = stopping.best is not None and stopping.best_weights is not None
+            numbers = [stopping.best if has_best else np.nan, stopping.wait, stopping.best_epoch]
+            found += [np.array(numbers, np.float64), *(stopping.best_weights or ())]
+        return found
+
+    def restore(self, saved: Sequence[Array]) -> None:
+        """Continue from what `save` returned."""
+        variables = [*self.model.weights, *self.model.optimizer.variables]
+        assign(variables, saved[: len(variables)])
+        rest = list(saved[len(variables) :])
+        for stopping in self._stopping():
+            best, wait, best_epoch = rest.pop(0)
+            stopping.wait, stopping.best_epoch = int(wait), int(best_epoch)
+            if not np.isnan(best):
+                stopping.best, stopping.best_weights = float(best), rest
+            stopping._set_monitor_op()
+
+    def _stopping(self) -> list[Any]:
+        return [each for each in self._callbacks if hasattr(each, "best_weights")]
+
+
+def final_copy(model: Any) -> Any:
+    """Return a copy without optimizer, which may be twice the size of the weights."""
+    import keras
+
+    copy = keras.models.model_from_json(model.to_json())
+    copy.set_weights(model.get_weights())
+    return copy
+
+
+def _check(model: Any) -> None:
+    import keras
+
+    for loss in keras.tree.flatten(model.loss):
+        reduction = getattr(loss, "reduction", _AVERAGES[0])
+        if reduction not in _AVERAGES:
+            raise ConfigError(
+                f"the loss {loss.name!r} has reduction={reduction!r}: the gradients of partitions "
+                f"are averaged by rows, so it must be {_AVERAGES[0]!r}"
+            )

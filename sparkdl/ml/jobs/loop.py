@@ -5,10 +5,16 @@ Runs in: driver
 ```text
  driver   state ──broadcast──▶ tasks ──gradients──▶ groups or slices ──sums──▶ driver: one update
 ```
+
+The driver writes a checkpoint after each epoch. A fit continues only what the same fit has left:
+its folder is named after a digest of its settings and of all its rows. So folds and grids of a
+tuning may share a `checkpoint_dir`.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import logging
 import os
 import time
@@ -16,18 +22,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
+import pyarrow.fs as pafs
 from pyspark.sql import DataFrame
 
+from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.paths import absolute_url
 from sparkdl.driver.executors.spark import default_fs
 from sparkdl.feed.values.ndarrays import Array
-from sparkdl.ml.jobs.checkpoint import Checkpoints, Progress
 from sparkdl.ml.jobs.rows import Column, num_steps, read_sample
 from sparkdl.ml.jobs.spark import Jobs, KeptRows
-from sparkdl.ml.jobs.sums import Aggregation, Sum, num_groups, total
-from sparkdl.ml.jobs.task import LearnerSpec, Work
+from sparkdl.ml.jobs.task import Aggregation, LearnerSpec, Sum, Work, num_groups, total
+from sparkdl.storage import locate, open_storage
 
 _log = logging.getLogger(__name__)
+_FILE = "epoch.npz"
 
 
 class Master(Protocol):
@@ -43,25 +52,25 @@ class Master(Protocol):
         """Return what workers need."""
 
     def apply(self, found: Sum) -> None:
-        """Go one step on with the average of what workers have learned."""
+        """Take one step with the average of what workers have learned."""
 
     def metrics(self, states: Sequence[Array]) -> dict[str, float]:
         """Return values from the sums of the metrics' states."""
 
     def epoch_begins(self, epoch: int) -> None:
-        """Take note of an epoch that begins."""
+        """Note that an epoch begins."""
 
     def epoch_ended(self, epoch: int, logs: Mapping[str, float]) -> bool:
-        """Take note of an epoch; return whether it is the last."""
+        """Note that an epoch has ended; return whether it is the last."""
 
     def end(self) -> None:
-        """Take note of the end."""
+        """Note the end."""
 
     def save(self) -> list[Array]:
         """Return all that a checkpoint needs."""
 
     def restore(self, saved: Sequence[Array]) -> None:
-        """Go on from what `save` returned."""
+        """Continue from what `save` returned."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +83,7 @@ class Plan:
         sync_every: steps between two averages; 1 averages gradients.
         seed: of the order of the rows, and of what is random in the model.
         checkpoint_dir: folder that outlives the driver; None for no checkpoints.
-        identity: what tells this training from others, beside all that is here and the rows.
+        identity: what distinguishes this training, besides all that is here and the rows.
     """
 
     partitions: int | None
@@ -175,8 +184,8 @@ class Loop:
         for name, value in logs.items():
             history.setdefault(name, []).append(value)
         seconds = time.monotonic() - start_s
-        told = ", ".join(f"{name} {value:.4g}" for name, value in logs.items())
-        _log.info("Epoch %d: %d iterations in %.1f s, %s", epoch, len(rounds), seconds, told)
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in logs.items())
+        _log.info("Epoch %d: %d iterations in %.1f s, %s", epoch, len(rounds), seconds, shown)
         return len(rounds)
 
     def _work(
@@ -207,6 +216,99 @@ class Loop:
         if self._plan.checkpoint_dir is None:
             return None
         url = absolute_url(self._plan.checkpoint_dir, default_fs(data.sparkSession), os.getcwd())
-        told = replace(self._plan, checkpoint_dir=None, retries=0)
+        plan = replace(self._plan, checkpoint_dir=None, retries=0)
         shapes = [array.shape for array in self._master.state()]
-        return Checkpoints(url, [told, kept.rows, kept.digests, shapes])
+        return Checkpoints(url, [plan, kept.rows, kept.digests, shapes])
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a training is.
+
+    Attributes:
+        epochs: that are done.
+        arrays: what the model's `save` returned.
+        history: metric to its values, one an epoch.
+    """
+
+    epochs: int
+    arrays: Sequence[Array]
+    history: Mapping[str, Sequence[float]]
+
+
+class Checkpoints:
+    """The folder of one fit.
+
+    Args:
+        parent: URL of the folder that fits share.
+        identity: of the fit: what differs between two trainings.
+
+    Raises:
+        ConfigError: if the storage cannot be opened.
+    """
+
+    def __init__(self, parent: str, identity: Sequence[object]) -> None:
+        digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
+        self.url = f"{parent.rstrip('/')}/jobs-{digest}"
+        storage, self._folder = locate(self.url)
+        self._system = open_storage(storage)
+
+    def read(self) -> Progress | None:
+        """Return where the same fit was before; None if it was not.
+
+        Raises:
+            CheckpointError: if what is there cannot be read.
+        """
+        path = f"{self._folder}/{_FILE}"
+        try:
+            if self._system.get_file_info(path).type == pafs.FileType.NotFound:
+                return None
+            with self._system.open_input_file(path) as file:
+                content = file.read()
+            with np.load(io.BytesIO(content), allow_pickle=False) as found:
+                arrays = [found[f"array_{n}"] for n in range(int(found["arrays"]))]
+                names = [str(name) for name in found["metrics"]]
+                values = {name: found[f"metric_{n}"].tolist() for n, name in enumerate(names)}
+                progress = Progress(int(found["epochs"]), arrays, values)
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"the checkpoint {self.url}/{_FILE} cannot be read: {error}. Delete the folder to "
+                "train from the start"
+            ) from error
+        _log.info("The training continues after epoch %d of %s", progress.epochs, self.url)
+        return progress
+
+    def write(self, progress: Progress) -> None:
+        """Write, and then replace what was there before.
+
+        Raises:
+            CheckpointError: if it cannot be written; what was there before still is.
+        """
+        file = io.BytesIO()
+        history = progress.history
+        np.savez(
+            file,
+            allow_pickle=False,
+            epochs=np.array(progress.epochs),
+            arrays=np.array(len(progress.arrays)),
+            metrics=np.array(list(history), str),
+            **{f"array_{n}": np.asarray(array) for n, array in enumerate(progress.arrays)},
+            **{f"metric_{n}": np.asarray(values) for n, values in enumerate(history.values())},
+        )
+        try:
+            self._system.create_dir(self._folder, recursive=True)
+            draft = f"{self._folder}/draft"
+            with self._system.open_output_stream(draft) as stream:
+                stream.write(file.getvalue())
+            self._system.move(draft, f"{self._folder}/{_FILE}")
+        except OSError as error:
+            raise CheckpointError(
+                f"no checkpoint could be written to {self.url}: {error}"
+            ) from error
+
+    def delete(self) -> None:
+        """Delete the folder: the training is over."""
+        try:
+            self._system.delete_dir(self._folder)
+        except (OSError, ConfigError) as error:
+            _log.warning("The checkpoint in %s was not deleted: %s", self.url, error)

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from sparkdl.core.errors import FeedTypeError
 from sparkdl.feed.values.columns import convert
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import Tensor
-from sparkdl.ml.scoring.inputs import InputColumn, tensor_values
+from sparkdl.ml.scoring.columns import InputColumn, tensor_values
 
 _ABOUT = "about.json"
 
@@ -110,7 +110,7 @@ class Stored:
     """What is known of a partition's rows.
 
     Attributes:
-        digest: of all values; it tells whether they are the same when Spark computes them again.
+        digest: of all values; it shows whether they are the same when Spark computes them again.
         sample: the first row, as `read_sample` takes it; empty if there is none.
     """
 
@@ -124,11 +124,11 @@ def folder_of(root: Path, job: str, name: str) -> Path:
     return root / f"sparkdl-jobs-{job}" / name
 
 
-def store(folder: Path, columns: Sequence[Column], batches: Sequence[pa.RecordBatch]) -> Stored:
+def store(folder: Path, columns: Sequence[Column], batches: Iterable[pa.RecordBatch]) -> Stored:
     """Write rows into `folder`, which appears when all are there; another attempt may be first.
 
     Args:
-        batches: an iterator is enough; each is written before the next is asked for.
+        batches: each is written before the next is asked for.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix="draft-", dir=folder.parent))
@@ -143,7 +143,7 @@ def store(folder: Path, columns: Sequence[Column], batches: Sequence[pa.RecordBa
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _write(draft: Path, columns: Sequence[Column], batches: Sequence[pa.RecordBatch]) -> Stored:
+def _write(draft: Path, columns: Sequence[Column], batches: Iterable[pa.RecordBatch]) -> Stored:
     rows, digest, sample = 0, 0, b""
     kinds: dict[str, tuple[np.dtype[np.generic], tuple[int, ...]]] = {}
     with ExitStack() as stack:
@@ -167,7 +167,7 @@ def _write(draft: Path, columns: Sequence[Column], batches: Sequence[pa.RecordBa
             rows += batch.num_rows
             sample = sample or _as_sample({name: array[:1] for name, array in values.items()})
     found = {
-        column.name: (str(number), *((kinds[column.name][0].str, kinds[column.name][1])))
+        column.name: (str(number), kinds[column.name][0].str, kinds[column.name][1])
         for number, column in enumerate(columns)
         if column.name in kinds
     }

@@ -5,7 +5,7 @@ Runs in: driver
 `kept` is a persisted RDD with one small record for each partition, made by the task that puts the
 partition's rows on its executor's disk. So Spark schedules each iteration's task where the rows
 are, and where an executor is lost computes its partitions again elsewhere, within the very task
-that needs them. A task that runs anywhere else tells that it lacks the rows; a second job then
+that needs them. A task that runs anywhere else reports that it lacks the rows; a second job then
 brings them to wherever it runs.
 """
 
@@ -21,15 +21,15 @@ from typing import Any, TypeVar
 from py4j.protocol import Py4JJavaError
 from pyspark import RDD, SparkContext, StorageLevel
 from pyspark.errors import PySparkException
-from pyspark.ml.linalg import MatrixUDT, VectorUDT
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, JobFailedError, SparkdlError
 from sparkdl.core.jobs import named_jobs, raised_in_task
+from sparkdl.ml.estimators.training import column as column_of
 from sparkdl.ml.jobs.rows import Column
-from sparkdl.ml.jobs.sums import Sum, added, joined, total
-from sparkdl.ml.jobs.task import STORED_SCHEMA, Forget, Store, Work
+from sparkdl.ml.jobs.task import STORED_SCHEMA, Forget, Store, Sum, Work, added, joined, total
+from sparkdl.ml.scoring.columns import NUMBERS, leaf_type
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class KeptRows:
     Attributes:
         again: the same records as `kept`, but not persisted: a task of it brings the rows along.
         rows, digests: by partition.
-        sample: the first row, see `jobs_rows.read_sample`.
+        sample: the first row, see `rows.read_sample`.
     """
 
     kept: RDD[Any]
@@ -70,7 +70,7 @@ class KeptRows:
 
 
 class Jobs:
-    """The jobs of one training. Use it as a context manager: it takes back what it has put out.
+    """The jobs of one training. As a context manager it removes what it has stored and broadcast.
 
     Args:
         retries: how many jobs may fail, beyond what Spark's own repetition of tasks makes good.
@@ -107,8 +107,8 @@ class Jobs:
         """
         for column in columns:
             _check_type(column.name, data.schema[column.name].dataType)
-        names = [f"`{column.name.replace('`', '``')}`" for column in columns]
-        data, store = data.select(*names), Store(self.name, role, tuple(columns))
+        data = data.select(*(column_of(column.name) for column in columns))
+        store = Store(self.name, role, tuple(columns))
         again = data.mapInArrow(store, STORED_SCHEMA).rdd
         if partitions is not None and again.getNumPartitions() != partitions:
             again = data.repartition(partitions).mapInArrow(store, STORED_SCHEMA).rdd
@@ -186,10 +186,7 @@ class Jobs:
 
 
 def _check_type(name: str, kind: t.DataType) -> None:
-    element = kind
-    while isinstance(element, t.ArrayType):
-        element = element.elementType
-    if not isinstance(element, t.NumericType | t.BooleanType | VectorUDT | MatrixUDT):
+    if not isinstance(leaf_type(kind), NUMBERS):
         raise ConfigError(
             f"column {name!r} is of type {kind.simpleString()}: training as Spark jobs takes "
             "numbers, arrays of them and ML vectors. Encode it as numbers, leave it out, or train "
@@ -202,9 +199,9 @@ def _same(records: Iterable[Any]) -> Iterable[Any]:
 
 
 def _explained(error: Exception) -> SparkdlError:
-    """Return what the Python of a task raised, as far as Spark's text tells it."""
-    told = raised_in_task(error)
-    kind, _, text = told.partition(": ")
+    """Return what the Python of a task raised, as far as Spark's text shows it."""
+    first = raised_in_task(error)
+    kind, _, text = first.partition(": ")
     if kind.endswith("errors.ConfigError"):
         return ConfigError(text)
-    return JobFailedError(f"a Spark job of the training failed: {told}")
+    return JobFailedError(f"a Spark job of the training failed: {first}")

@@ -15,7 +15,7 @@ import numpy as np
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.jobs.rows import Column
-from sparkdl.ml.jobs.sums import Sum, unpack
+from sparkdl.ml.jobs.task import Sum, unpack
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +41,7 @@ class TorchSpec:
 
 
 class _Trained:
-    """A model with its optimizer, as arrays: weights, buffers; what the optimizer remembers."""
+    """A model and its optimizer as arrays: weights, buffers, and the optimizer's memory."""
 
     def __init__(self, spec: TorchSpec) -> None:
         self.spec = spec
@@ -56,7 +56,7 @@ class _Trained:
         return [_array(tensor) for tensor in (*self.trainable, *self.others)]
 
     def memory(self) -> list[Array]:
-        """Return the optimizer's state, and at last as JSON where each array belongs."""
+        """Return the optimizer's state; the last array is JSON that says where each belongs."""
         found, places = [], []
         for number, values in self.optimizer.state_dict()["state"].items():
             for name, value in values.items():
@@ -68,20 +68,19 @@ class _Trained:
                         f"{type(value).__name__}, which cannot be averaged or saved: choose "
                         "another optimizer"
                     )
-                array = _array(value) if hasattr(value, "detach") else np.asarray(value)
                 is_tensor = hasattr(value, "detach")
+                array = _array(value) if is_tensor else np.asarray(value)
                 places.append([number, name, is_tensor, list(array.shape), array.dtype.str])
                 found.append(array)
         return [*found, np.frombuffer(json.dumps(places).encode(), np.uint8)]
 
     def all_like(self, places: Array) -> list[Array]:
-        """Return arrays of the shapes of weights and of the memory that `places` tells of."""
-        told = json.loads(places.tobytes())
-        memory = [np.empty(shape, dtype) for *_, shape, dtype in told]
+        """Return arrays of the shapes of the weights and of the memory that `places` lists."""
+        memory = [np.empty(shape, dtype) for *_, shape, dtype in json.loads(places.tobytes())]
         return [*self.weights(), *memory, places]
 
-    def take(self, arrays: Sequence[Array]) -> None:
-        """Take over weights, and the memory if it is there."""
+    def assign(self, arrays: Sequence[Array]) -> None:
+        """Set the weights, and the optimizer's memory if it is there."""
         import torch
 
         count = len(self.trainable) + len(self.others)
@@ -91,8 +90,8 @@ class _Trained:
         if len(arrays) == count:
             return
         state: dict[int, dict[str, Any]] = {}
-        told = json.loads(arrays[-1].tobytes())
-        for (number, name, is_tensor, *_), array in zip(told, arrays[count:-1], strict=True):
+        places = json.loads(arrays[-1].tobytes())
+        for (number, name, is_tensor, *_), array in zip(places, arrays[count:-1], strict=True):
             value = torch.from_numpy(np.array(array)) if is_tensor else array.item()
             state.setdefault(number, {})[name] = value
         groups = self.optimizer.state_dict()["param_groups"]
@@ -106,8 +105,8 @@ class TorchLearner:
         self._spec, self._trained = spec, _Trained(spec)
 
     def load(self, state: Sequence[Array]) -> None:
-        """Take over weights, and the optimizer's memory where steps are local."""
-        self._trained.take(state)
+        """Set the weights, and the optimizer's memory where steps are local."""
+        self._trained.assign(state)
 
     def learn(self, batch: dict[str, Array], seed: int) -> tuple[Array, ...]:
         """Compute a gradient, and take a step where steps are local."""
@@ -167,7 +166,6 @@ class TorchMaster:
             self._trained = _Trained(spec)
         self._is_local = spec.is_local
         self.model = self._trained.model
-        self.history: dict[str, list[float]] = {}
         if not self._trained.trainable:
             raise ConfigError("the model of model_fn has no parameters to train")
 
@@ -176,7 +174,7 @@ class TorchMaster:
         return tuple(Column(name) for name in self._columns)
 
     def begin(self, sample: dict[str, Array]) -> None:
-        """Nothing is to be built."""
+        """Do nothing: the model is built."""
 
     def state(self) -> list[Array]:
         """Return what workers need."""
@@ -184,14 +182,14 @@ class TorchMaster:
         return [*trained.weights(), *(trained.memory() if self._is_local else ())]
 
     def apply(self, found: Sum) -> None:
-        """Take a step by the averaged gradients; or take over the averaged weights."""
+        """Take a step by the averaged gradients; or set the averaged weights."""
         import torch
 
         assert found.vector is not None
         trained = self._trained
         if self._is_local:
             places = found.exact[-1]
-            trained.take(unpack(found.vector, found.exact, trained.all_like(places)))
+            trained.assign(unpack(found.vector, found.exact, trained.all_like(places)))
             return
         learned = unpack(found.vector, found.exact, trained.weights())
         for parameter, gradient in zip(trained.trainable, learned, strict=False):
@@ -211,21 +209,19 @@ class TorchMaster:
         """Do nothing."""
 
     def epoch_ended(self, epoch: int, logs: Mapping[str, float]) -> bool:
-        """Note the metrics; go on."""
-        for name, value in logs.items():
-            self.history.setdefault(name, []).append(value)
+        """Continue in any case."""
         return False
 
     def end(self) -> None:
-        """Nothing is to be ended."""
+        """Do nothing."""
 
     def save(self) -> list[Array]:
         """Return all that a checkpoint needs."""
         return [*self._trained.weights(), *self._trained.memory()]
 
     def restore(self, saved: Sequence[Array]) -> None:
-        """Go on from what `save` returned."""
-        self._trained.take(saved)
+        """Continue from what `save` returned."""
+        self._trained.assign(saved)
 
 
 def share_threads() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 from pyspark.ml.base import Model
-from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
@@ -17,18 +16,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.describe import signature_of
 from sparkdl.ml.estimators.keras_model import from_content
 from sparkdl.ml.estimators.namespace import Namespace
-from sparkdl.ml.estimators.params import (
-    HasBatchSize,
-    HasExportDir,
-    HasInputMapping,
-    HasModelDir,
-    HasOutputMapping,
-    HasParams,
-    HasScoring,
-    HasSignatureDefKey,
-    HasTagSet,
-    TFParams,
-)
+from sparkdl.ml.estimators.params import COLUMNS, SCORING, HasParams, TFParams
 from sparkdl.ml.estimators.persistence import Saved, Storage
 from sparkdl.ml.estimators.source import (
     ModelSource,
@@ -36,27 +24,23 @@ from sparkdl.ml.estimators.source import (
     source_of,
     source_of_content,
 )
-from sparkdl.ml.estimators.summary import TrainingSummary
-from sparkdl.ml.scoring.inputs import TEXT, input_columns
-from sparkdl.ml.scoring.outputs import OutputColumn, class_outputs, mapped_outputs
+from sparkdl.ml.estimators.training import TrainingSummary
+from sparkdl.ml.scoring.columns import (
+    TEXT,
+    OutputColumn,
+    class_outputs,
+    input_columns,
+    mapped_outputs,
+)
 from sparkdl.ml.scoring.task import Score
-from sparkdl.ml.scoring.transform import Scoring, scored
+from sparkdl.ml.scoring.transform import scored
 
 SCORE_ROWS = 1024
 """Rows that a `KerasModel` is given at once, if nothing else is set."""
 _FILES = "model"
 
 
-class _ScoringModel(
-    Model,
-    HasInputMapping,
-    HasOutputMapping,
-    HasBatchSize,
-    HasScoring,
-    Saved,
-    MLWritable,
-    MLReadable[Any],
-):
+class _ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_size", *SCORING]):
     """What models share: where they come from, and how they are scored."""
 
     _summary: TrainingSummary | None = None
@@ -93,7 +77,7 @@ class _ScoringModel(
         schema, columns = outputs
         inputs = input_columns(args.input_mapping, signature, dataset.schema)
         score = Score(source, inputs, columns, args.batch_size, self.getHandleInvalid())
-        return scored(dataset, Scoring(score, schema, self.getKeep(), self.getParquetReader()))
+        return scored(dataset, score, schema, self.getKeep(), self.getParquetReader())
 
     def _extra(self) -> dict[str, Any]:
         return {} if self._summary is None else {"summary": self._summary.saved()}
@@ -108,17 +92,13 @@ class _ScoringModel(
 class TFModel(
     _ScoringModel,
     TFParams,
-    HasModelDir,
-    HasExportDir,
-    HasSignatureDefKey,
-    HasTagSet,
-    params=["model_config"],
+    params=["model_dir", "export_dir", "signature_def_key", "tag_set", "model_config"],
 ):
     """Scores with a saved model: a SavedModel, a `.keras` file, or weights with their model.
 
     `input_mapping` names the column for each of the model's inputs, `output_mapping` the column
-    for each output that is wanted; without it all outputs are there under their own names. What
-    inputs and outputs there are is told by the model, in a process of its own; no Spark job runs.
+    for each output that is wanted; without it all outputs are there under their own names. A
+    process of its own loads the model to find out its inputs and outputs; no Spark job runs.
 
     Each Python worker of Spark loads the model once and keeps it until it is given another one.
 
@@ -126,6 +106,7 @@ class TFModel(
         tf_args: arguments that stand for parameters of the same name that are not set.
     """
 
+    __module__ = "sparkdl"
     _file = ""
 
     def __init__(self, tf_args: Any = None) -> None:
@@ -176,18 +157,11 @@ class TFModel(
 
 
 def _name(source: ModelSource) -> str:
-    """Return the name under which a model is saved: its ending tells what it is."""
+    """Return the name under which a model is saved: its ending says what it is."""
     return "saved_model" if source.format == "saved_model" else source.path.rpartition("/")[2]
 
 
-class HasColumns(
-    HasParams,
-    params=["features_col", "prediction_col", "probability_col", "raw_prediction_col"],
-):
-    """Has Spark ML's usual columns."""
-
-
-class KerasModel(_ScoringModel, HasColumns):
+class KerasModel(_ScoringModel, params=COLUMNS):
     """What `KerasEstimator.fit` returns.
 
     The model's output is the column `prediction_col`. If `probability_col` is set (or
@@ -198,6 +172,8 @@ class KerasModel(_ScoringModel, HasColumns):
     Attributes:
         content: the trained model as a `.keras` file.
     """
+
+    __module__ = "sparkdl"
 
     def __init__(self, content: bytes = b"", signature: Signature | None = None) -> None:
         super().__init__()
@@ -224,7 +200,7 @@ class KerasModel(_ScoringModel, HasColumns):
         return tuple(tensor.name for tensor in self._signature.outputs)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        args: Any = Namespace({param.name: self.getOrDefault(param) for param in self.params})
+        args: Any = self._values()
         args.input_mapping = self.getInputMapping() or {self.getFeaturesCol(): self._only_input()}
         source = source_of_content(self.content)
         return self._scored(dataset, source, self._signature, args, self._outputs())

@@ -10,10 +10,9 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,10 +20,14 @@ import numpy as np
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.garbage import uncollected
 from sparkdl.feed.values.ndarrays import Array
+from sparkdl.ml.estimators.keras_model import from_content
 from sparkdl.ml.estimators.source import ModelSource, Signature, Tensor
 
 _DEFAULT_KEY = "serving_default"
 _FILTER_END_S = 5.0
+_NOISE = (
+    "^WARNING: All log messages before absl::InitializeLog|port.cc:[0-9]+] oneDNN custom operations"
+)
 
 
 class Predictor:
@@ -42,7 +45,7 @@ class Predictor:
         """Return all outputs for some rows.
 
         Args:
-            inputs: by name, of the dtype and shape that the signature tells; text as objects.
+            inputs: by name, of the dtype and shape of the signature; text as objects.
         """
         import tensorflow as tf
 
@@ -50,25 +53,25 @@ class Predictor:
         return {name: _numpy(tensor) for name, tensor in self._run(tensors).items()}
 
 
-_held: dict[tuple[object, ...], Predictor] = {}
+_held: dict[ModelSource, Predictor] = {}
 """The one model of this process: Spark gives its Python workers no other place to keep one."""
 
 
 def predictor(source: ModelSource) -> Predictor:
     """Return the model, loaded if it is not the one that this process holds; another is let go."""
-    if source.key not in _held:
+    if source not in _held:
         if _held:
             _held.clear()
             gc.unfreeze()
             gc.collect()
         with uncollected(), without_startup_noise():
             prepare_worker()
-            _held[source.key] = load(source)
+            _held[replace(source, content=None)] = load(source)
         # Spark's workers collect garbage after each task: half a second for TensorFlow's objects,
         # unless these are frozen. To look for garbage among them first takes as long, and finds
         # next to nothing.
         gc.freeze()
-    return _held[source.key]
+    return _held[source]
 
 
 def load(source: ModelSource) -> Predictor:
@@ -89,9 +92,10 @@ def load(source: ModelSource) -> Predictor:
     if source.format == "weights":
         model = keras.models.model_from_json(source.config)
         model.load_weights(source.path)
+    elif source.content is not None:
+        model = from_content(source.content)
     else:
-        with _as_file(source) as path:
-            model = keras.saving.load_model(path, compile=False)
+        model = keras.saving.load_model(source.path, compile=False)
     return keras_predictor(model)
 
 
@@ -99,14 +103,14 @@ def keras_predictor(model: Any) -> Predictor:
     """Return a predictor for a Keras model that has been built.
 
     Raises:
-        ConfigError: if the model does not tell its inputs.
+        ConfigError: if the model's inputs are unknown.
     """
     import tensorflow as tf
 
     flat = getattr(model, "inputs", None)
     if not flat:
         raise ConfigError(
-            f"the model {model.name!r} is a {type(model).__name__} that does not tell its inputs. "
+            f"the model {model.name!r} is a {type(model).__name__} without known inputs. "
             "Save it with model.export(folder), which makes a SavedModel with a signature"
         )
     names = [tensor.name for tensor in flat]
@@ -189,22 +193,6 @@ def _numpy(tensor: Any) -> Array:
 
     values: Array = (tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor).numpy()
     return np.asarray(values)
-
-
-@contextmanager
-def _as_file(source: ModelSource) -> Iterator[str]:
-    if source.content is None:
-        yield source.path
-        return
-    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
-        path = Path(folder, "model.keras")
-        path.write_bytes(source.content)
-        yield str(path)
-
-
-_NOISE = (
-    "^WARNING: All log messages before absl::InitializeLog|port.cc:[0-9]+] oneDNN custom operations"
-)
 
 
 @contextmanager

@@ -1,78 +1,178 @@
 """A DataFrame with the outputs of a model as columns; lazy.
 
 Runs in: driver
+
+Where rows come straight from Parquet files, Spark's Python workers read the model's columns
+themselves; `file_columns` finds out whether they do.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, functions
 from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.driver.executors.scored import Keep, by_place, check_names, kept_columns
-from sparkdl.ml.scoring.parquet_task import ScoreFiles
-from sparkdl.ml.scoring.scan import file_columns
-from sparkdl.ml.scoring.task import Score, ScoreBatches, ScoreStructs
+from sparkdl.driver.executors.scored import Keep, arrow_schema, by_place, check_names, kept_columns
+from sparkdl.ml.scoring.task import FileColumns, Score, ScoreBatches, ScoreFiles, ScoreStructs
 
+READERS = ("auto", "python", "spark")
+"""Who reads the input columns of a DataFrame over Parquet files."""
+
+_PARQUET = "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat"
+_TRANSPARENT = ("Project", "Filter", "SubqueryAlias")
+"""Plan nodes that leave rows in the files' order, so that each file is read once, forwards."""
+_TOLERANT = ("ignoreCorruptFiles", "ignoreMissingFiles")
 _STRUCT = "outputs"
 
 
-@dataclass(frozen=True)
-class Scoring:
-    """What `score` does, the columns it adds, and the columns of the DataFrame that stay.
-
-    Attributes:
-        parquet_reader: see `scan.file_columns`.
-    """
-
-    score: Score
-    results: StructType
-    keep: Keep
-    parquet_reader: str = "auto"
-
-
-def scored(frame: DataFrame, scoring: Scoring) -> DataFrame:
+def scored(
+    frame: DataFrame, score: Score, results: StructType, keep: Keep, parquet_reader: str
+) -> DataFrame:
     """Return `frame` with the outputs' columns; starts no job.
 
     Spark 4.1 and later hand the inputs' columns alone to Python, or, where Python can read them
     from Parquet files itself, no more than where each row is. Spark 4.0 hands over all columns.
 
+    Args:
+        results: the columns that are added.
+        keep: which columns of the DataFrame stay.
+        parquet_reader: see `file_columns`.
+
     Raises:
         ConfigError: if a column is missing, or two would have one name, or the rows are not
             where `parquet_reader` has them.
     """
-    kept = kept_columns(frame.columns, scoring.keep)
+    kept = kept_columns(frame.columns, keep)
     names = [frame.columns[place] for place in kept]
-    check_names(names, scoring.results.names)
-    places = tuple(frame.columns.index(column.name) for column in scoring.score.inputs)
+    check_names(names, results.names)
+    places = tuple(frame.columns.index(column.name) for column in score.inputs)
     if not hasattr(functions, "arrow_udf"):
-        if scoring.parquet_reader == "python":
+        if parquet_reader == "python":
             raise ConfigError(
                 "parquet_reader='python' needs Spark 4.1 or later; leave it at 'auto'"
             )
-        task = ScoreBatches(scoring.score, places, kept)
-        fields = [*(frame.schema.fields[place] for place in kept), *scoring.results.fields]
+        task = ScoreBatches(score, places, kept)
+        fields = [*(frame.schema.fields[place] for place in kept), *results.fields]
         return by_place(frame).mapInArrow(task, StructType(fields))
     placed = by_place(frame)
-    files = file_columns(frame, places, scoring.parquet_reader)
+    files = file_columns(frame, places, parquet_reader)
     if files is None:
-        answer = ScoreStructs(scoring.score).structs
+        answer = ScoreStructs(score).structs
         # Spark 4.3 would hand on a scan's columns as such, which is slow for those that are kept,
         # and an error for vectors. All rows pass this filter, but Spark makes rows for it.
         placed = placed.where(functions.spark_partition_id() >= 0)
         inputs = [functions.col(f"c{place}") for place in places]
     else:
-        answer = ScoreFiles(scoring.score, files).structs
+        answer = ScoreFiles(score, files).structs
         row = placed.metadataColumn("_metadata")
         inputs = [row["file_path"], row["row_index"]]
     # Otherwise Spark's optimizer may copy the call: into a filter, once for each output.
-    structs = functions.arrow_udf(answer, scoring.results).asNondeterministic()
+    structs = functions.arrow_udf(answer, results).asNondeterministic()
     placed = placed.withColumn(_STRUCT, structs(*inputs))
-    if scoring.score.handle_invalid == "skip":
+    if score.handle_invalid == "skip":
         placed = placed.where(functions.col(_STRUCT).isNotNull())
     return placed.select(
         *(functions.col(f"c{p}").alias(name) for p, name in zip(kept, names, strict=True)),
-        *(functions.col(_STRUCT)[name].alias(name) for name in scoring.results.names),
+        *(functions.col(_STRUCT)[name].alias(name) for name in results.names),
+    )
+
+
+def file_columns(frame: DataFrame, places: Sequence[int], reader: str) -> FileColumns | None:
+    """Return what Python has to read for the columns at `places`; None if Spark hands them over.
+
+    Python reads where rows come from Parquet files in order, through nothing but filters and
+    selections, and the columns are as they are in the files. With `auto` the files must be local
+    as well, because Spark's access to other storages need not be that of its Python workers.
+
+    Args:
+        reader: one of `READERS`.
+
+    Raises:
+        ConfigError: with `python`, if that is not so; it says why.
+    """
+    if reader == "spark":
+        return None
+    try:
+        return _found(frame, places, is_local=reader == "auto")
+    except ConfigError:
+        if reader == "python":
+            raise
+        return None
+
+
+def _found(frame: DataFrame, places: Sequence[int], is_local: bool) -> FileColumns:
+    if not hasattr(frame, "_jdf"):
+        raise _refusal("Spark Connect does not say where its rows come from")
+    plan = frame._jdf.queryExecution().withCachedData()
+    wanted = [(plan.output().apply(place).exprId().id(), frame.columns[place]) for place in places]
+    while (kind := plan.getClass().getSimpleName()) != "LogicalRelation":
+        if kind not in _TRANSPARENT:
+            raise _refusal(f"its rows come through {kind}, not straight from files")
+        if kind == "Project":
+            wanted = [(_origin(plan, number, name), name) for number, name in wanted]
+        plan = plan.child()
+    relation = plan.relation()
+    _check(relation, is_local)
+    names = {
+        a.exprId().id(): a.name() for a in map(plan.output().apply, range(plan.output().size()))
+    }
+    stored = set(relation.dataSchema().fieldNames()) - set(relation.partitionSchema().fieldNames())
+    for number, column in wanted:
+        if names.get(number) not in stored:
+            raise _refusal(f"its column {column!r} is not in the files")
+    settings = frame.sparkSession.conf
+    for name in _TOLERANT:
+        if _is_true(settings.get(f"spark.sql.files.{name}")):
+            raise _refusal(f"spark.sql.files.{name} is set")
+    if _is_true(settings.get("spark.sql.parquet.fieldId.read.enabled")):
+        raise _refusal("columns are found by field ids")
+    fields = [frame.schema.fields[place] for place in places]
+    types = arrow_schema(StructType(fields)).types
+    return FileColumns(
+        pa.schema([(names[number], t) for (number, _), t in zip(wanted, types, strict=True)]),
+        _is_true(settings.get("spark.sql.caseSensitive")),
+    )
+
+
+def _check(relation: Any, is_local: bool) -> None:
+    if relation.getClass().getSimpleName() != "HadoopFsRelation":
+        raise _refusal("its rows do not come from files")
+    if relation.fileFormat().getClass().getName() != _PARQUET:
+        raise _refusal(f"its files are read by {relation.fileFormat()}, not as Parquet")
+    options = relation.options()
+    for name in _TOLERANT:
+        value = options.get(name)
+        if value.isDefined() and _is_true(value.get()):
+            raise _refusal(f"it is read with the option {name}")
+    paths = relation.location().rootPaths()
+    where = [paths.apply(place).toUri().getScheme() for place in range(paths.size())]
+    if is_local and set(where) != {"file"}:
+        raise _refusal("its files are not local")
+
+
+def _origin(project: Any, number: int, name: str) -> int:
+    """Return the id of the attribute below a projection that the column is, renamed or not."""
+    columns = project.projectList()
+    for column in map(columns.apply, range(columns.size())):
+        if column.exprId().id() != number:
+            continue
+        source = column.child() if column.getClass().getSimpleName() == "Alias" else column
+        if source.getClass().getSimpleName() == "AttributeReference":
+            return int(source.exprId().id())
+    raise _refusal(f"its column {name!r} is computed")
+
+
+def _is_true(value: Any) -> bool:
+    return str(value).lower() == "true"
+
+
+def _refusal(reason: str) -> ConfigError:
+    return ConfigError(
+        f"parquet_reader='python', but the DataFrame is not one that Python can read itself: "
+        f"{reason}. Leave it at 'auto', or give a DataFrame of spark.read.parquet(…), filtered and "
+        "selected at most, of whose columns those that feed the model are unchanged"
     )

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import pickle
+from importlib import import_module
 from typing import Any
 
+import cloudpickle
 import pytest
 from pyspark.ml.tuning import ParamGridBuilder
 
+import sparkdl
 from sparkdl.core.errors import ConfigError
 from sparkdl.driver.launch import launch
 from sparkdl.ml.estimators.estimator import TFEstimator, launch_options
+from sparkdl.ml.estimators.keras_estimator import KerasEstimator
 from sparkdl.ml.estimators.namespace import Namespace
-from sparkdl.ml.estimators.table import TABLE
+from sparkdl.ml.estimators.params import TABLE
 from sparkdl.ml.scoring.model import KerasModel, TFModel
 
 # TensorFlowOnSpark 2.2.5's, from the constructors of its TFEstimator and TFModel
@@ -51,6 +56,22 @@ def test_every_parameter_has_a_setter_that_chains_and_a_getter(stage: Any) -> No
         assert getattr(stage, f"set{row.accessor}")(value) is stage
         assert getattr(stage, f"get{row.accessor}")() == value
         assert row.doc in stage.explainParam(param)
+
+
+@pytest.mark.parametrize("kind", [TFEstimator, TFModel, KerasEstimator, KerasModel])
+def test_stages_are_found_by_a_module_that_does_not_move(kind: type[Any]) -> None:
+    assert kind.__module__ == "sparkdl"
+    assert getattr(sparkdl, kind.__name__) is kind
+    assert pickle.loads(pickle.dumps(kind)) is kind  # noqa: TID251 (as Spark ships a closure)
+    assert cloudpickle.loads(cloudpickle.dumps(kind)) is kind
+
+
+@pytest.mark.parametrize(
+    "former", ["model.TFModel", "estimator.TFEstimator", "keras_estimator.KerasEstimator"]
+)
+def test_stages_that_were_saved_earlier_name_modules_that_still_have_them(former: str) -> None:
+    module, _, name = former.partition(".")
+    assert getattr(import_module(f"sparkdl.ml.{module}"), name) is getattr(sparkdl, name)
 
 
 def test_accessors_are_named_as_they_always_were() -> None:

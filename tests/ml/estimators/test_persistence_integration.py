@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from pyspark.ml import PipelineModel
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.estimator import TFEstimator
-from sparkdl.ml.estimators.summary import TrainingSummary
+from sparkdl.ml.estimators.training import TrainingSummary
 from sparkdl.ml.scoring.model import TFModel
 from tests.ml.conftest import Saved
 from tests.ml.models import linear
@@ -44,9 +46,29 @@ def test_loaded_model_needs_neither_code_nor_the_folder_it_came_from(
     frame = spark_local.createDataFrame([([1.0, 2.0, 3.0],)], ["x"])
     (row,) = loaded.transform(frame).collect()
     assert np.allclose(row[0], linear([[1, 2, 3]])[0])
-    with pytest.raises(ConfigError, match=r"holds a sparkdl\.ml\.model\.TFModel, not a"):
+    with pytest.raises(ConfigError, match=r"holds a sparkdl\.TFModel, not a TFEstimator"):
         TFEstimator.load(str(tmp_path / "stage"))
     model.setExportDir(loaded.getExportDir()).write().overwrite().save(str(tmp_path / "again"))
+
+
+@pytest.mark.parametrize("former", [None, "sparkdl.ml.model"])
+def test_pipeline_finds_the_model_wherever_its_module_was_when_it_was_saved(
+    spark_local: SparkSession, saved: Saved, tmp_path: Path, former: str | None
+) -> None:
+    model: Any = TFModel({"export_dir": saved.keras}).setInputMapping({"x": "x"}).setKeep(False)
+    PipelineModel([model]).save(str(tmp_path / "pipeline"))
+    (metadata,) = tmp_path.glob("pipeline/stages/0_*/metadata/part-00000*")
+    found = json.loads(metadata.read_text())
+    assert found["class"] == "sparkdl.TFModel"
+    if former:
+        metadata.with_name(f".{metadata.name}.crc").unlink()
+        metadata.write_text(json.dumps({**found, "class": f"{former}.TFModel"}))
+    loaded = PipelineModel.load(str(tmp_path / "pipeline"))
+    assert isinstance(loaded.stages[0], TFModel)
+    frame = spark_local.createDataFrame([([1.0, 2.0, 3.0],)], ["x"])
+    (row,) = loaded.transform(frame).collect()
+    assert np.allclose(row[0], linear([[1, 2, 3]])[0])
+    assert TFModel.load(str(metadata.parent.parent)).uid == model.uid
 
 
 def test_estimator_keeps_function_arguments_and_parameters(

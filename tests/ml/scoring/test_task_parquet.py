@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.core.errors import ReadError
-from sparkdl.ml.scoring.parquet_task import FileRows, _runs
-from sparkdl.ml.scoring.scan import FileColumns
+from sparkdl.ml.scoring.task import FileColumns, FileRows, _runs
 
 ROWS, GROUP = 1000, 170
 COLUMNS = FileColumns(pa.schema([("x", pa.list_(pa.float32())), ("n", pa.int64())]), False)

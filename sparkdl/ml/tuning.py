@@ -11,7 +11,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark import InheritableThread
@@ -19,20 +21,24 @@ from pyspark.ml.base import Estimator
 from pyspark.ml.evaluation import Evaluator
 from pyspark.sql import DataFrame, SparkSession
 
-from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import ConfigError, FrameworkMissingError, ResultError
 from sparkdl.core.spelling import did_you_mean
+from sparkdl.driver.handle import Cluster
+from sparkdl.driver.launch import launch
 from sparkdl.driver.threads import begin
-from sparkdl.ml.tuning.result import SearchResult, TrialRecord
-from sparkdl.ml.tuning.trial import Nodes, Objective, PrunedError
 
 if TYPE_CHECKING:
     import optuna
+    import pandas as pd
 
     Space = Mapping[str, Any] | Callable[[optuna.Trial], dict[str, Any]]
 
 _log = logging.getLogger(__name__)
 Direction = Literal["minimize", "maximize"]
 Run = Callable[[dict[str, Any], Callable[[int, float], bool]], float]
+Objective = Callable[[dict[str, Any], Any], Any]
+_LOOK_S = 5.0
 
 
 def search(  # noqa: PLR0913 (one option, one name)
@@ -56,7 +62,7 @@ def search(  # noqa: PLR0913 (one option, one name)
 
     Each trial is a sub-cluster of `nodes` nodes that all run `objective`. Rank 0's value counts: a
     number, or a dict with `metric`. `ctx.report(step, **{metric: value})` on rank 0 is seen by the
-    driver, and the pruner may end the trial. Trials that fail are noted, and the search goes on.
+    driver, and the pruner may end the trial. Trials that fail are recorded.
 
     Args:
         spark: the session; None for the active one, or with `executor="local"`.
@@ -65,7 +71,7 @@ def search(  # noqa: PLR0913 (one option, one name)
             floats, or a distribution of Optuna; or a function from Optuna's trial to parameters.
         trials: how many, those that fail and are pruned included.
         parallelism: how many at once. Those for which there are no slots wait for their turn.
-        study: Optuna's study, to go on with or with a storage of its own; then leave out
+        study: Optuna's study, to continue, or with a storage of its own; then leave out
             `direction`, `sampler`, `pruner` and `seed`, which it has already.
         sampler, pruner: Optuna's; by default TPE, and no pruning.
         seed: of the sampler. With `parallelism=1` the same seed gives the same trials.
@@ -128,7 +134,7 @@ def search_estimator(  # noqa: PLR0913 (one option, one name)
 
 
 class _Search:
-    """Asks, runs and tells, in as many threads as trials may run at once."""
+    """Runs the trials, in as many threads as trials may run at once."""
 
     def __init__(
         self, study: optuna.Study, space: Space, run: Run, trials: int, parallelism: int
@@ -143,7 +149,7 @@ class _Search:
         self._records: list[TrialRecord] = []
 
     def run(self) -> SearchResult:
-        workers: list[Future[None]] = [
+        workers = [
             begin(self._work, f"sparkdl-trials-{number}", _thread)
             for number in range(self._parallelism)
         ]
@@ -198,7 +204,7 @@ class _Search:
             if error:
                 trial.set_user_attr("error", error)
             is_done = state is optuna.trial.TrialState.COMPLETE
-            self._tell(trial, value if is_done else None, state)
+            self._finish(trial, value if is_done else None, state)
             self._records.append(
                 TrialRecord(
                     trial.number, state.name.lower(), params, value, tuple(reports), error, seconds
@@ -207,7 +213,7 @@ class _Search:
         if value is not None:
             _log.info("Trial %d with %s: %s %g", trial.number, params, state.name.lower(), value)
 
-    def _tell(self, trial: optuna.Trial, value: float | None, state: Any) -> None:
+    def _finish(self, trial: optuna.Trial, value: float | None, state: Any) -> None:
         try:
             self._study.tell(trial, value, state)
         except RuntimeError as error:
@@ -295,3 +301,162 @@ def _param(estimator: Any, name: str) -> Any:
 
 def _thread(run: Callable[[], None], name: str) -> threading.Thread:
     return InheritableThread(target=run, name=name, daemon=True)
+
+
+class PrunedError(Exception):
+    """The trial is not worth continuing."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """A sub-cluster for each trial, on which `objective(params, ctx)` runs.
+
+    Attributes:
+        options: of `sparkdl.launch`.
+        timeout_s: for one trial.
+        stop: ends the trials that run, once it is set.
+    """
+
+    spark: Any
+    objective: Objective
+    nodes: int
+    metric: str
+    timeout_s: float | None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self, params: dict[str, Any], report: Callable[[int, float], bool]) -> float:
+        """Run a trial; return its value.
+
+        Args:
+            report: is given a step and the metric then; returns whether to prune the trial.
+
+        Raises:
+            PrunedError: if `report` said so; the nodes have been ended.
+            NodeFailedError: if a node failed; and whatever `launch` and `Cluster.results` raise.
+            ResultError: if no number came of it.
+        """
+        options = {"input_mode": "own", "framework": "plain", **self.options}
+        deadline = Deadline.after(self.timeout_s)
+        with launch(self.spark, self.objective, params, self.nodes, **options) as cluster:
+            self._watch(cluster, report, deadline)
+            results = cluster.results(deadline.wait_s)
+        return value_of(results[0], self.metric)
+
+    def _watch(
+        self, cluster: Cluster, report: Callable[[int, float], bool], deadline: Deadline
+    ) -> None:
+        last = -1
+        while not deadline.has_passed:
+            if self.stop.is_set():
+                raise PrunedError
+            step, metrics = cluster.reported(last, min(_LOOK_S, deadline.remaining_s))
+            if step > last:
+                last = step
+                if self.metric in metrics and report(step, metrics[self.metric]):
+                    raise PrunedError
+                continue
+            with suppress(TimeoutError):
+                cluster.wait(0.0)
+                return
+
+
+def value_of(result: Any, metric: str) -> float:
+    """Return the number in what an objective returned: itself, or its entry `metric`.
+
+    Raises:
+        ResultError: if there is none.
+    """
+    value: Any = result.get(metric) if isinstance(result, Mapping) else result
+    if hasattr(value, "item") and getattr(value, "size", 1) == 1:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ResultError(
+            f"the objective returned {result!r} on rank 0: a number is needed, or a dict with "
+            f"{metric!r}"
+        )
+    return float(value)
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One trial.
+
+    Attributes:
+        state: `complete`, `pruned` or `fail`.
+        value: of the metric; the last reported one if it was pruned, None if it failed.
+        reports: steps, and the metric then, as the driver saw them.
+        error: why it failed; empty if it did not.
+        seconds: that it took, from the wait for its turn to its end.
+    """
+
+    number: int
+    state: str
+    params: dict[str, Any]
+    value: float | None
+    reports: Sequence[tuple[int, float]]
+    error: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search returns.
+
+    Attributes:
+        study: Optuna's, for its plots and its importance of parameters.
+        trials: of this search, by number.
+    """
+
+    study: optuna.Study
+    trials: tuple[TrialRecord, ...]
+
+    @property
+    def best(self) -> TrialRecord:
+        """The best of the trials that are complete.
+
+        Raises:
+            ResultError: if none is; it says why the first one failed.
+        """
+        done = [trial for trial in self.trials if trial.state == "complete"]
+        if not done:
+            errors = [trial.error for trial in self.trials if trial.error]
+            raise ResultError(
+                f"none of {len(self.trials)} trials is complete"
+                f"{f'; the first error: {errors[0]}' if errors else ''}"
+            )
+        sign = -1 if self.study.direction.name == "MAXIMIZE" else 1
+        return min(done, key=lambda trial: sign * (trial.value or 0.0))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return one row a trial: number, state, value, seconds, steps, error, `params_…`.
+
+        Raises:
+            FrameworkMissingError: without pandas.
+        """
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise FrameworkMissingError("to_pandas needs pandas: pip install pandas") from error
+        return pd.DataFrame([self._row(trial) for trial in self.trials])
+
+    def to_spark(self, spark: SparkSession) -> DataFrame:
+        """Return the same as a Spark DataFrame; the parameters as one column of text each."""
+        rows = [self._row(trial) for trial in self.trials]
+        params = sorted({name for row in rows for name in row if name.startswith("params_")})
+        texts = [{**row, **{n: str(row[n]) for n in params if n in row}} for row in rows]
+        schema = "number int, state string, value double, seconds double, steps int, error string"
+        names = [*(field.split()[0] for field in schema.split(", ")), *params]
+        schema += "".join(f", `{name}` string" for name in params)
+        return spark.createDataFrame([[row.get(name) for name in names] for row in texts], schema)
+
+    def _row(self, trial: TrialRecord) -> dict[str, Any]:
+        return {
+            "number": trial.number,
+            "state": trial.state,
+            "value": trial.value,
+            "seconds": trial.seconds,
+            "steps": len(trial.reports),
+            "error": trial.error,
+            **{f"params_{name}": value for name, value in trial.params.items()},
+        }

@@ -10,7 +10,7 @@ from pyspark.ml.linalg import VectorUDT
 
 from sparkdl.core.errors import ConfigError, InferenceError
 from sparkdl.ml.estimators.source import Signature, Tensor
-from sparkdl.ml.scoring.outputs import class_outputs, mapped_outputs
+from sparkdl.ml.scoring.columns import class_outputs, mapped_outputs
 
 pytestmark = pytest.mark.usefixtures("spark_local")  # which reads types that are declared
 

@@ -11,7 +11,7 @@ from pyspark.ml.feature import VectorAssembler
 from pyspark.ml.regression import LinearRegression
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.tuning.study import search, search_estimator
+from sparkdl.ml.tuning import search, search_estimator
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,7 +10,7 @@ import pytest
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators import training
-from sparkdl.ml.estimators.keras_describe import ask_beside
+from sparkdl.ml.estimators.describe import ask_keras_process
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
 
 if TYPE_CHECKING:
@@ -173,10 +173,10 @@ def test_function_is_called_for_its_model(
         KerasEstimator(list, features_col="good").fit(frame)
     with pytest.raises(AssertionError, match="nodes were started"):
         KerasEstimator(only_on_executors, features_col="good").fit(frame)
-    assert "cannot be made on the driver, so the nodes will tell: FileNotFoundError" in caplog.text
+    assert "cannot be made on the driver, only on the nodes: FileNotFoundError" in caplog.text
 
 
 def test_function_is_called_in_a_process_of_its_own_where_that_would_cost() -> None:
     asked = cloudpickle.dumps((functools.partial(network, a="float32"), "sgd", None, None))
-    answer = ask_beside(asked)
+    answer = ask_keras_process(asked)
     assert [str(tensor) for tensor in answer.inputs or ()] == ["a (float32 [?, 1])"]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.jobs import checkpoint as jobs_checkpoint
-from sparkdl.ml.jobs.api import fit_in_jobs
+from sparkdl.ml.jobs import loop as jobs_checkpoint
+from sparkdl.ml.jobs.fit import fit_in_jobs
 from sparkdl.ml.jobs.rows import num_steps
 
 if TYPE_CHECKING:

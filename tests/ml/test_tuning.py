@@ -9,7 +9,7 @@ import optuna
 import pytest
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, ResultError
-from sparkdl.ml.tuning.study import search
+from sparkdl.ml.tuning import search
 
 pytestmark = pytest.mark.timeout(200)
 LOCAL: Any = {"executor": "local", "show_progress": False}

@@ -16,7 +16,7 @@ import pytest
 from sparkdl.core.errors import ConfigError, FeedTypeError, JobFailedError
 from sparkdl.ml.jobs.rows import Column, Rows, num_steps, read_sample, store
 from sparkdl.ml.jobs.spark import _explained
-from sparkdl.ml.jobs.sums import Sum, added, joined, num_groups, pack, parts, total, unpack
+from sparkdl.ml.jobs.task import Sum, added, joined, num_groups, pack, parts, total, unpack
 
 
 def batch(values: list[Any], labels: list[int]) -> pa.RecordBatch:

@@ -1,0 +1,350 @@
+"""PyTorch Lightning on the nodes: its cluster environment, its data and its checkpoints.
+
+Runs in: child
+
+For `lightning` and for `pytorch_lightning`: whichever the program has imported. See
+docs/lightning.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.spec import DEFAULT_FEED
+from sparkdl.node.context import NodeContext, current
+
+FABRICS = ("lightning.fabric", "lightning_fabric")
+TRAINERS = ("lightning.pytorch", "pytorch_lightning")
+Names: TypeAlias = "str | Sequence[str] | None"
+_FILE = "lightning.ckpt"
+
+
+class Adopted:
+    """Its instances have a base class of Lightning as well: of each Lightning that is imported.
+
+    `lightning` and `pytorch_lightning` have classes of their own, and check for them.
+    """
+
+    _packages: tuple[str, ...]
+    _base: str
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return an instance of this class and of Lightning's."""
+        module, _, name = cls._base.rpartition(":")
+        homes = [f"{package}{module}" for package in _there(cls._packages)]
+        bases = tuple(getattr(import_module(home), name) for home in homes)
+        body = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+        kind: Any = types.new_class(cls.__name__, (cls, *bases), None, lambda ns: ns.update(body))
+        return object.__new__(kind)
+
+
+def _there(packages: tuple[str, ...]) -> tuple[str, ...]:
+    """Return those of `packages` that are imported, or else the first that can be."""
+    if imported := tuple(package for package in packages if package in sys.modules):
+        return imported
+    for package in packages:
+        with suppress(ImportError):
+            import_module(package)
+            return (package,)
+    raise FrameworkMissingError(
+        "PyTorch Lightning cannot be imported on this executor; pip install lightning"
+    )
+
+
+class Environment(Adopted):
+    """A `ClusterEnvironment` for `Trainer(plugins=[…])` and `Fabric(plugins=[…])`.
+
+    Each node of the cluster is one of Lightning's nodes with one device, wherever it is: give
+    `num_nodes=ctx.num_workers` and `devices=1`. Lightning starts no processes.
+    https://lightning.ai/docs/pytorch/stable/clouds/cluster_expert.html
+
+    Args:
+        ctx: of this node, by default the one whose process this is.
+
+    Raises:
+        ConfigError: on a node that does not train; and in the trainer, if `num_nodes` or `devices`
+            do not match the cluster.
+        FrameworkMissingError: if there is no Lightning.
+    """
+
+    _packages = FABRICS
+    _base = ".plugins.environments:ClusterEnvironment"
+
+    def __init__(self, ctx: NodeContext | None = None) -> None:
+        ctx = ctx or current()
+        if ctx is not None and not ctx.member.role.is_trainer:
+            raise ConfigError(f"{ctx.member.node.name} does not train: use Lightning on workers")
+        self._rank = ctx.rank if ctx else 0
+        self._size = ctx.num_workers if ctx else 1
+        leader = ctx.world.trainers[0] if ctx else None
+        self._address = (leader.host, leader.port) if leader else ("127.0.0.1", _free_port())
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        """True: the nodes are there."""
+        return True
+
+    @property
+    def main_address(self) -> str:
+        """The host of rank 0."""
+        return self._address[0]
+
+    @property
+    def main_port(self) -> int:
+        """The port that is reserved on it."""
+        return self._address[1]
+
+    @staticmethod
+    def detect() -> bool:
+        """Return whether this is the process of a node that trains."""
+        ctx = current()
+        return ctx is not None and ctx.member.role.is_trainer
+
+    def world_size(self) -> int:
+        """Return how many nodes train."""
+        return self._size
+
+    def set_world_size(self, size: int) -> None:
+        """Compare with what the trainer was given: `num_nodes * devices`.
+
+        Raises:
+            ConfigError: if that is not the number of nodes.
+        """
+        if size != self._size:
+            raise ConfigError(
+                f"the Trainer counts num_nodes * devices = {size} processes, and {self._size} "
+                f"nodes train; {self._advice()}"
+            )
+
+    def global_rank(self) -> int:
+        """Return this node's rank."""
+        return self._rank
+
+    def set_global_rank(self, rank: int) -> None:
+        """Compare with what the trainer makes of `node_rank` and `devices`.
+
+        Raises:
+            ConfigError: if they differ, because `devices` is not 1.
+        """
+        if rank != self._rank:
+            raise ConfigError(
+                f"the Trainer counts several devices for each node (it takes node {self._rank} for "
+                f"rank {rank}), and each node is one process; {self._advice()}"
+            )
+
+    def local_rank(self) -> int:
+        """Return 0: a node sees its own devices only."""
+        return 0
+
+    def node_rank(self) -> int:
+        """Return this node's rank."""
+        return self._rank
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """Compare what the trainer was given with the cluster.
+
+        Raises:
+            ConfigError: if they differ.
+        """
+        if (num_devices, num_nodes) != (1, self._size):
+            raise ConfigError(
+                f"devices={num_devices}, num_nodes={num_nodes} does not fit {self._size} nodes; "
+                f"{self._advice()}"
+            )
+
+    def teardown(self) -> None:
+        """Nothing: the node's end destroys the process group."""
+
+    def _advice(self) -> str:
+        return f"write Trainer(devices=1, num_nodes={self._size}), or num_nodes=ctx.num_workers"
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+__all__ = ["Checkpoint", "Environment", "FeedDataModule"]
+
+_log = logging.getLogger(__name__)
+
+
+class FeedDataModule(Adopted):
+    """A `LightningDataModule` over feeds; each epoch of the trainer is one of the feed.
+
+    Batches have the node's own rows, so Lightning adds no `DistributedSampler`. All nodes take the
+    same number of steps.
+
+    Args:
+        batch_size: rows in a step, of each node.
+        x: column of the features, or several for a dict of features.
+        y: column or columns of the labels.
+        validation: name of the feed of the validation: `cluster.feed_async(df, epochs=…,
+            name="validation")`, begun before the training's.
+        test: likewise, for `trainer.test`.
+        num_workers: processes of each loader.
+        rows: of one epoch, of all nodes together; makes `steps_per_epoch` known.
+        ctx: of this node, by default the one whose process this is.
+        options: `feed`, `even`, `tail`, `shuffle`, `seed` of the training, see
+            `NodeContext.batches`.
+
+    Raises:
+        ConfigError: outside of a node.
+        FrameworkMissingError: if there is no Lightning.
+    """
+
+    _packages = TRAINERS
+    _base = ":LightningDataModule"
+
+    def __init__(
+        self,
+        batch_size: int,
+        x: Names = None,
+        y: Names = None,
+        *,
+        validation: str | None = None,
+        test: str | None = None,
+        num_workers: int = 0,
+        rows: int | None = None,
+        ctx: NodeContext | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        ctx = ctx or current()
+        if ctx is None:
+            raise ConfigError("FeedDataModule reads the feed of a node: make it inside map_fun")
+        self._ctx, self._names, self._workers = ctx, (x, y), num_workers
+        self.batch_size, self._rows = batch_size, rows
+        self._feeds = {"train": {"feed": DEFAULT_FEED, **options}}
+        for stage, feed in (("val", validation), ("test", test)):
+            if feed is not None:  # what is not there is no loader to Lightning
+                self._feeds[stage] = {"feed": feed}
+                setattr(self, f"{stage}_dataloader", partial(self._loader, stage))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many steps an epoch of the training takes, for learning rate schedules.
+
+        Raises:
+            ConfigError: without `rows`.
+        """
+        if self._rows is None:
+            raise ConfigError("FeedDataModule(rows=…) has to say how many rows an epoch has")
+        return -(-self._rows // (self.batch_size * self._ctx.num_workers))
+
+    def train_dataloader(self) -> Any:
+        """Return what loads the feed of the training."""
+        return _UntilFeedEnds(self._loader("train"), self)
+
+    def _loader(self, stage: str) -> Any:
+        from torch.utils.data import DataLoader
+
+        x, y = self._names
+        data = self._ctx.torch_dataset(self.batch_size, x, y, **self._feeds[stage])
+        return DataLoader(data, batch_size=None, num_workers=self._workers)
+
+
+@dataclass(frozen=True)
+class _UntilFeedEnds:
+    """A loader that stops the trainer when the feed has no further epoch."""
+
+    loader: Any
+    data: Any
+
+    def __iter__(self) -> Iterator[Any]:
+        has_rows = False
+        for batch in self.loader:
+            has_rows = True
+            yield batch
+        if not has_rows:
+            trainer = self.data.trainer
+            _log.warning(
+                "The feed has ended, and with it the training: epoch %d of %s has no rows",
+                *(trainer.current_epoch + 1, trainer.max_epochs),
+            )
+            trainer.should_stop = True
+
+
+class Checkpoint(Adopted):
+    """A callback that saves the trainer through `ctx.checkpoint`, with the rows that made it.
+
+        checkpoint = sparkdl.lightning.Checkpoint(every_steps=500)
+        trainer = Trainer(callbacks=[checkpoint], …)
+        trainer.fit(model, data, ckpt_path=checkpoint.path)
+
+    Args:
+        every_steps: save each time that `trainer.global_step` is a multiple of it.
+        every_epochs: save at the end of each epoch whose number, from 1, is one.
+        feed: name of the feed of the training, if there are several; `None` if it comes from none.
+        ctx: of this node, by default the one whose process this is.
+
+    Raises:
+        ConfigError: outside of a node, or without a time to save at.
+        FrameworkMissingError: if there is no Lightning.
+    """
+
+    _packages = TRAINERS
+    _base = ":Callback"
+
+    def __init__(
+        self,
+        every_steps: int | None = None,
+        every_epochs: int | None = None,
+        feed: str | None = DEFAULT_FEED,
+        ctx: NodeContext | None = None,
+    ) -> None:
+        super().__init__()
+        ctx = ctx or current()
+        if ctx is None:
+            raise ConfigError("Checkpoint saves through a node's ctx: make it inside map_fun")
+        if not (every_steps or every_epochs):
+            raise ConfigError("say when to save: Checkpoint(every_steps=…) or every_epochs=…")
+        self._ctx, self._every, self._feed = ctx, (every_steps, every_epochs), feed
+        self._batches, self._saved = 0, -1
+
+    @property
+    def path(self) -> Path | None:
+        """What to continue from, for `trainer.fit(ckpt_path=…)`; `None` at the very beginning."""
+        last = self._ctx.last_checkpoint
+        return last.folder / _FILE if last else None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Note which step is saved already."""
+        self._saved = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count the batch; save if it is time."""
+        self._batches += 1
+        if self._every[0] and trainer.global_step % self._every[0] == 0:
+            self._save(trainer)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Save if it is time."""
+        if self._every[1] and (trainer.current_epoch + 1) % self._every[1] == 0:
+            self._save(trainer)
+
+    def _save(self, trainer: Any) -> None:
+        step = trainer.global_step
+        if step == self._saved:  # not every batch makes a step
+            return
+        batches: int | dict[str, int] | None = None
+        if self._feed and self._ctx.batches_given():
+            is_only = self._feed == DEFAULT_FEED  # or the only one, whatever its name
+            batches = self._batches if is_only else {self._feed: self._batches}
+        with self._ctx.checkpoint(step, batches=batches) as folder:
+            trainer.save_checkpoint(folder / _FILE)
+        self._saved = step
