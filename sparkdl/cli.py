@@ -69,7 +69,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from sparkdl.horovod.runner.command import run_command
+    from sparkdl.horovod.runner import run_command
 
     given = {name: value for name, value in vars(options).items() if value is not None}
     for name in ("command", "gloo", "verbose"):

@@ -114,7 +114,7 @@ FORBIDDEN_BUT = {
         "ml/estimators/describe.py",
         "cloudpickle.loads",
     ): "the user's function, from its own driver",
-    ("collectives/objects.py", "cloudpickle.loads"): "sealed with the group's secret",
+    ("collectives/group.py", "cloudpickle.loads"): "sealed with the group's secret",
     ("horovod/spark/task.py", "cloudpickle.loads"): "what the user's function returned, in Horovod",
     ("horovod/common/elastic.py", "cloudpickle.loads"): "the user's state, from its checkpoint",
 }

@@ -61,7 +61,7 @@ def group(ctx: Any, elements: int) -> tuple[Callable[[], Any], Callable[[Any], f
     import numpy as np
 
     import sparkdl.horovod.torch as hvd
-    from sparkdl.collectives.base import Op
+    from sparkdl.collectives.group import Op
     from sparkdl.horovod.common.process_sets import group_of
 
     hvd.init()

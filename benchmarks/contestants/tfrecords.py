@@ -77,8 +77,8 @@ def sparkdl(path: str, kind: str, threads: int) -> Callable[[], int]:
 @contextmanager
 def spark(path: str, kind: str, threads: int) -> Iterator[Callable[[], int]]:
     """Give a function that has Spark read the files in so many tasks at a time."""
+    from sparkdl.data import TFRecordDataSource
     from sparkdl.data.columns import spark_schema
-    from sparkdl.data.source import TFRecordDataSource
 
     with session("bench-tfrecords", slots=threads, executors=1) as active:
         active.dataSource.register(TFRecordDataSource)

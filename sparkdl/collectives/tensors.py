@@ -2,27 +2,104 @@
 
 Runs in: child
 
-PyTorch's default process group stays the user's. Before each operation the members tell each other
-in 64 bytes what they are about to do: so a mismatch is an error that says what each of them
-called, and those that have joined take part with zeros.
+Before each operation the members exchange 64 bytes that say what they are about to do. So a
+mismatch is an error that says what each of them called, and those that have joined add zeros.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakMethod
 
-from sparkdl.collectives.announcements import HEAD_WORDS, Call, Kind, last_to_join, objection
-from sparkdl.collectives.arithmetic import dtypes, reduced, scale_
-from sparkdl.collectives.base import Op, even_splits, shares
-from sparkdl.collectives.transport import Transport, bytes_of, row_nbytes
+from sparkdl.collectives.group import Op, even_splits, shares
+from sparkdl.collectives.transport import Transport, bytes_of, dtypes, reduced, row_nbytes, scale_
 from sparkdl.core.errors import CollectiveError, ConfigError, MismatchError
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
+
+
+class Kind(IntEnum):
+    """What a member is about to do."""
+
+    JOIN = 0
+    ALL_REDUCE = 1
+    ALL_GATHER = 2
+    BROADCAST = 3
+    ALL_TO_ALL = 4
+    REDUCE_SCATTER = 5
+    BARRIER = 6
+    STEP = 7
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation as a member is about to do it.
+
+    Attributes:
+        what: all that must be the same on all members, in words.
+        numel: numbers to reduce, of which those that have joined give as many zeros.
+        dtype: of these, an index into `dtypes()`.
+        extra: what may differ: rows to gather; for `JOIN`, how many operations it has stood in for.
+        on_device: whether the tensors are a GPU's.
+        is_sum: whether zeros of those that have joined do no harm.
+        since_ns: when the member joined, by its own clock.
+    """
+
+    kind: Kind
+    what: str
+    numel: int = 0
+    dtype: int = 0
+    extra: int = 0
+    on_device: bool = False
+    is_sum: bool = True
+    since_ns: int = 0
+
+    def announcement(self) -> Announcement:
+        """Return what the other members are sent of it."""
+        digest = hashlib.blake2b(self.what.encode(), digest_size=8).digest()
+        number = int.from_bytes(digest, "little", signed=True)
+        rest = (self.extra, self.on_device, self.is_sum, self.since_ns)
+        return Announcement(self.kind, number, self.numel, self.dtype, *rest)
+
+
+class Announcement(NamedTuple):
+    """A `Call` as whole numbers of 64 bits; `digest` stands for the words."""
+
+    kind: int
+    digest: int
+    numel: int
+    dtype: int
+    extra: int
+    on_device: int
+    is_sum: int
+    since_ns: int
+
+
+def objection(calls: Sequence[Announcement]) -> str | None:
+    """Return why members cannot do together what they have announced, by rank, or `None`."""
+    active = [call for call in calls if call.kind != Kind.JOIN]
+    if len({(call.kind, call.digest, call.numel, call.dtype) for call in active}) > 1:
+        return "all must call the same, in the same order, with the same shapes and dtypes"
+    if not active or len(active) == len(calls):
+        return None
+    if active[0].kind in (Kind.ALL_REDUCE, Kind.STEP) and all(call.is_sum for call in active):
+        return None
+    return "only sums and averages can be reduced while a member has joined"
+
+
+def last_to_join(calls: Sequence[Announcement]) -> int:
+    """Return the rank of the member that joined last; all members compute the same one.
+
+    It has stood in for the fewest operations; among several, it is the last by the clocks.
+    """
+    return max(range(len(calls)), key=lambda rank: (-calls[rank].extra, calls[rank].since_ns, rank))
 
 
 class TensorGroup:
@@ -79,10 +156,10 @@ class TensorGroup:
 
         tensor = _rows(tensor)
         shape = list(tensor.shape[1:])
-        heads = self.agree(
+        calls = self.agree(
             _call(Kind.ALL_GATHER, f"{what}, {tensor.dtype} [rows, {shape}]", tensor, len(tensor))
         )
-        counts = [head[4] for head in heads]
+        counts = [call.extra for call in calls]
         out = torch.empty((sum(counts), *shape), dtype=tensor.dtype, device=tensor.device)
         size = row_nbytes(tensor)
         if out.numel():
@@ -95,8 +172,8 @@ class TensorGroup:
         """Fill a contiguous tensor with that of member `root`, and return it."""
         if not 0 <= root < self.size:
             raise ConfigError(f"root={root}: the group has the ranks 0 to {self.size - 1}")
-        said = f"{what}, {tensor.dtype} {list(tensor.shape)}, from rank {root}"
-        self.agree(_call(Kind.BROADCAST, said, tensor))
+        what = f"{what}, {tensor.dtype} {list(tensor.shape)}, from rank {root}"
+        self.agree(_call(Kind.BROADCAST, what, tensor))
         if tensor.numel():
             with self._wire.named_errors("broadcast"):
                 self._wire.broadcast(bytes_of(tensor), root)
@@ -131,8 +208,8 @@ class TensorGroup:
     ) -> torch.Tensor:
         """Return this member's share of the rows, reduced; the first members get one more."""
         tensor = _rows(tensor)
-        said = f"{what}, {op.value}, {tensor.dtype} {list(tensor.shape)}"
-        self.agree(_call(Kind.REDUCE_SCATTER, said, tensor))
+        what = f"{what}, {op.value}, {tensor.dtype} {list(tensor.shape)}"
+        self.agree(_call(Kind.REDUCE_SCATTER, what, tensor))
         sent = shares(len(tensor), self.size)
         mine = sent[self.rank]
         parts = tensor.new_empty((self.size, mine, *tensor.shape[1:]))
@@ -171,42 +248,43 @@ class TensorGroup:
         """See `Group.join`."""
         stood_in, since_ns = 0, time.time_ns()
         while True:
-            heads = self.agree(Call(Kind.JOIN, "join()", extra=stood_in, since_ns=since_ns))
-            active = [head for head in heads if head[0] != Kind.JOIN]
+            calls = self.agree(Call(Kind.JOIN, "join()", extra=stood_in, since_ns=since_ns))
+            active = [call for call in calls if call.kind != Kind.JOIN]
             if not active:
-                return last_to_join(heads)
+                return last_to_join(calls)
             stood_in += 1
-            if objection(heads) is None:
+            if objection(calls) is None:
                 self._join_in(active[0])
 
-    def _join_in(self, head: list[int]) -> None:
+    def _join_in(self, call: Announcement) -> None:
         import torch
 
-        if head[0] == Kind.STEP:
-            join_step = self._steps[head[4]]()
+        if call.kind == Kind.STEP:
+            join_step = self._steps[call.extra]()
             if join_step is None:
                 raise CollectiveError("the others step an optimizer that is no longer here")
             join_step()
         else:
-            device = "cuda" if head[5] else "cpu"
-            self.reduce_now_(torch.zeros(head[2], dtype=dtypes()[head[3]], device=device), Op.SUM)
+            device, dtype = "cuda" if call.on_device else "cpu", dtypes()[call.dtype]
+            self.reduce_now_(torch.zeros(call.numel, dtype=dtype, device=device), Op.SUM)
 
-    def agree(self, call: Call) -> list[list[int]]:
-        """Compare with what the other members are about to do; return their words, by rank.
+    def agree(self, call: Call) -> list[Announcement]:
+        """Compare with what the other members are about to do; return it, by rank.
 
         Raises:
             MismatchError: on all members but those that have joined, if it cannot be done; it
-                tells what each called.
+                says what each called.
         """
         import torch
 
-        heads = torch.empty(self.size * HEAD_WORDS, dtype=torch.int64)
+        mine = torch.tensor(call.announcement(), dtype=torch.int64)
+        everyone = torch.empty(self.size * len(mine), dtype=torch.int64)
         with self._wire.named_errors(call.kind.name.lower()):
-            self._wire.gather_even(torch.tensor(call.words(), dtype=torch.int64), heads)
-        words: list[list[int]] = heads.view(self.size, HEAD_WORDS).tolist()
-        if (why := objection(words)) is not None:
+            self._wire.gather_even(mine, everyone)
+        calls = [Announcement(*row) for row in everyone.view(self.size, -1).tolist()]
+        if (why := objection(calls)) is not None:
             self._refuse(call, why)
-        return words
+        return calls
 
     def _refuse(self, call: Call, why: str) -> None:
         import torch
@@ -221,7 +299,7 @@ class TensorGroup:
             f"  rank {rank}: {bytes(row.tolist()).rstrip(bytes(1)).decode(errors='replace')}"
             for rank, row in enumerate(all_texts.view(self.size, 256))
         ]
-        if call.kind is not Kind.JOIN:  # who waits for the others has done nothing wrong
+        if call.kind is not Kind.JOIN:  # one that has joined did nothing wrong
             raise MismatchError("\n".join([f"the members called different things; {why}:", *lines]))
 
     def close(self) -> None:

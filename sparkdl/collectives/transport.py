@@ -1,18 +1,19 @@
-"""Bytes and numbers of tensors over the connections of one group.
+"""The connections of one group, by process groups of PyTorch, and its arithmetic on tensors.
 
 Runs in: child
+
+The process groups are made without `init_process_group`: PyTorch's default one stays the user's.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.collectives import backends
-from sparkdl.collectives.arithmetic import scale_, wider
-from sparkdl.collectives.base import Op
+from sparkdl.collectives.group import Op
 from sparkdl.core.errors import CollectiveError
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Transport:
         self._broken: str | None = None
         self._nccl: Any = None
         with self.named_errors("connect"):
-            self._gloo = backends.gloo(store, rank, size, host, timeout_s)
+            self._gloo = _gloo_backend(store, rank, size, host, timeout_s)
 
     def close(self) -> None:
         """Let the connections go."""
@@ -50,8 +51,8 @@ class Transport:
 
     def reduce_(self, flat: torch.Tensor, op: Op, factor: float, divisor: int) -> torch.Tensor:
         """Reduce a contiguous tensor in place, and scale it; an average is a sum here."""
-        wide = flat.to(wider().get(flat.dtype, flat.dtype))  # itself, if gloo knows the dtype
-        self._wait(self._of(flat).allreduce([wide], backends.reduce_options(op, self._timeout_s)))
+        wide = flat.to(_wider().get(flat.dtype, flat.dtype))  # itself, if gloo knows the dtype
+        self._wait(self._of(flat).allreduce([wide], _reduce_options(op, self._timeout_s)))
         scale_(wide, factor, divisor)
         return flat if wide is flat else flat.copy_(wide)
 
@@ -60,7 +61,7 @@ class Transport:
         if not tensor.is_cuda:
             return self._gloo
         if self._nccl is None:
-            self._nccl = backends.nccl(self._store, self.rank, self.size, self._timeout_s)
+            self._nccl = _nccl_backend(self._store, self.rank, self.size, self._timeout_s)
         return self._nccl
 
     def gather_even(self, mine: torch.Tensor, out: torch.Tensor) -> None:
@@ -110,7 +111,10 @@ class Transport:
 
     @contextmanager
     def named_errors(self, doing: str) -> Iterator[None]:
-        """Turn PyTorch's errors inside into one that names the operation; then all is over."""
+        """Turn PyTorch's errors inside into one that names the operation; the group is broken then.
+
+        Members may have got different parts of a failed operation, so no other can follow it.
+        """
         if self._broken is not None:
             raise CollectiveError(f"this group can't {doing} any more: {self._broken}")
         try:
@@ -127,10 +131,7 @@ class Transport:
 
 def row_nbytes(tensor: torch.Tensor) -> int:
     """Return how many bytes each row has."""
-    count: int = tensor.element_size()
-    for length in tensor.shape[1:]:
-        count *= length
-    return count
+    return int(tensor.element_size() * math.prod(tensor.shape[1:]))
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -138,3 +139,81 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
     return tensor.view(-1).view(torch.uint8)
+
+
+def dtypes() -> list[torch.dtype]:
+    """Return the dtypes that can be reduced."""
+    import torch
+
+    whole = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool]
+    return [torch.float32, torch.float64, torch.float16, torch.bfloat16, *whole]
+
+
+def _wider() -> dict[torch.dtype, torch.dtype]:
+    """Return what is reduced in the place of dtypes that gloo does not know."""
+    import torch
+
+    return {torch.int16: torch.int32, torch.bool: torch.uint8}
+
+
+def scale_(tensor: torch.Tensor, factor: float, divisor: int = 1) -> torch.Tensor:
+    """Multiply by `factor / divisor` in place; whole numbers are rounded towards zero."""
+    import torch
+
+    if factor == divisor:
+        return tensor
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor.mul_(factor / divisor)
+    if factor == 1.0:
+        return tensor.copy_(torch.div(tensor, divisor, rounding_mode="trunc"))
+    return tensor.copy_((tensor.to(torch.float64) * factor / divisor).trunc())
+
+
+def reduced(parts: torch.Tensor, op: Op) -> torch.Tensor:
+    """Return `[size, …]` reduced over the first dimension, in the same dtype."""
+    import torch
+
+    if op in (Op.SUM, Op.AVERAGE):
+        return parts.sum(0, dtype=parts.dtype)
+    if op is Op.PRODUCT:
+        return parts.prod(0, dtype=parts.dtype)
+    return torch.amin(parts, 0) if op is Op.MIN else torch.amax(parts, 0)
+
+
+def _reduce_options(op: Op, timeout_s: float) -> Any:
+    """Return PyTorch's options of an all-reduce; an average is a sum to it."""
+    from torch.distributed import AllreduceOptions, ReduceOp
+
+    name = "SUM" if op is Op.AVERAGE else op.name
+    options = AllreduceOptions()
+    options.reduceOp = getattr(ReduceOp, name)
+    options.timeout = timedelta(seconds=timeout_s)
+    return options
+
+
+def _gloo_backend(store: Store, rank: int, size: int, host: str, timeout_s: float) -> Any:
+    """Return a process group for CPUs, whose members are connected.
+
+    Args:
+        host: an address of this machine, to listen on.
+    """
+    from torch.distributed import PrefixStore, ProcessGroupGloo
+
+    options = ProcessGroupGloo._Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    options._threads = 2
+    try:
+        device = ProcessGroupGloo.create_device(hostname=host)
+    except RuntimeError:  # the address is not one of this machine's own, as behind a NAT
+        device = ProcessGroupGloo.create_default_device()
+    options._devices = [device]
+    return ProcessGroupGloo(PrefixStore("gloo", store), rank, size, options)
+
+
+def _nccl_backend(store: Store, rank: int, size: int, timeout_s: float) -> Any:
+    """Return a process group for GPUs; its members connect when they first reduce."""
+    from torch.distributed import PrefixStore, ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=timeout_s)
+    return ProcessGroupNCCL(PrefixStore("nccl", store), rank, size, options)

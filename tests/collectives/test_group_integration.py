@@ -27,8 +27,7 @@ def array(rank: int, dtype: str = "float64", rows: int = 4) -> Any:
 def exchange(args: None, ctx: NodeContext) -> dict[str, Any]:
     import torch
 
-    from sparkdl.collectives.base import Op
-    from sparkdl.collectives.group import connect
+    from sparkdl.collectives.group import Op, connect
 
     torch.set_num_threads(1)
     group: Any = connect(ctx.rank, SIZE, ctx.all_gather, ctx.member.host, 60.0)

@@ -30,8 +30,7 @@ def array(rank: int, dtype: str = "float64", rows: int = 4) -> Any:
 def exchange(args: Any, ctx: NodeContext) -> dict[str, Any]:
     from ml_dtypes import bfloat16
 
-    from sparkdl.collectives.base import Op
-    from sparkdl.collectives.group import connect
+    from sparkdl.collectives.group import Op, connect
 
     place = (ctx.rank, SIZE, ctx.all_gather, ctx.member.host, _TIMEOUT_S)
     group = connect(*place, transport="tensorflow")

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import ConfigError, NodeFailedError
-from sparkdl.horovod.spark import run
-from sparkdl.horovod.spark.runner import run_elastic
+from sparkdl.horovod.spark import run, run_elastic
 
 pytestmark = pytest.mark.torch
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.horovod.spark.runner import run_elastic
+from sparkdl.horovod.spark import run_elastic
 
 pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 pytestmark = [pytest.mark.tensorflow, pytest.mark.torch, pytest.mark.timeout(300)]

@@ -11,8 +11,7 @@ import pytest
 
 import sparkdl.horovod
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.runner.command import Command
-from sparkdl.horovod.runner.hosts import check_hosts
+from sparkdl.horovod.runner import Command, check_hosts
 
 
 @pytest.mark.parametrize(

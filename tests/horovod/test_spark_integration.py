@@ -12,8 +12,7 @@ import pytest
 
 import sparkdl.horovod
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.spark import run
-from sparkdl.horovod.spark.runner import run_elastic
+from sparkdl.horovod.spark import run, run_elastic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,10 +7,10 @@ https://horovod.readthedocs.io/en/v0.28.1/api.html
 
 from __future__ import annotations
 
-from sparkdl.horovod.common import face
+from sparkdl.horovod.common import basics
+from sparkdl.horovod.common.basics import *  # noqa: F403 (what all faces have)
 from sparkdl.horovod.common.basics import op_of
 from sparkdl.horovod.common.exceptions import HostsUpdatedInterrupt
-from sparkdl.horovod.common.face import *  # noqa: F403 (what all faces have)
 from sparkdl.horovod.common.process_sets import (
     get_process_set_ids_and_ranks,
     group_of,
@@ -19,7 +19,7 @@ from sparkdl.horovod.common.process_sets import (
 )
 
 __all__ = [
-    *face.__all__,
+    *basics.__all__,
     "HostsUpdatedInterrupt",
     "get_process_set_ids_and_ranks",
     "group_of",

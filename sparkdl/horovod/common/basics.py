@@ -11,10 +11,55 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from sparkdl.collectives.base import Op
+from sparkdl.collectives.group import Op
 from sparkdl.core.errors import ConfigError, RemovedError
-from sparkdl.horovod.common import process_sets as sets
-from sparkdl.horovod.common.world import enter, has_place, leave, place
+from sparkdl.horovod.common.exceptions import HorovodInternalError
+from sparkdl.horovod.common.process_sets import (
+    ProcessSet,
+    add_process_set,
+    enter,
+    global_process_set,
+    has_place,
+    leave,
+    place,
+    remove_process_set,
+)
+
+__all__ = [  # what each face has, whatever its framework
+    "Adasum",
+    "Average",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
 
 Average = Op.AVERAGE
 Sum = Op.SUM
@@ -27,7 +72,7 @@ Adasum = "Adasum"
 
 def init(
     comm: Any = None,
-    process_sets: Sequence[sets.ProcessSet] | Literal["dynamic"] | None = None,
+    process_sets: Sequence[ProcessSet] | Literal["dynamic"] | None = None,
     transport: str | None = None,
 ) -> None:
     """Find the other processes, and connect with them. All call it; a second call does nothing.
@@ -58,15 +103,13 @@ def init(
             f"hvd.init(comm={list(comm)}): give all of the ranks or none; for a part of the "
             "processes use process_sets"
         )
-    sets.begin(here)
-    for process_set in [] if process_sets in (None, "dynamic") else process_sets or ():
-        sets.add_process_set(process_set)  # type: ignore[arg-type]
+    for process_set in () if process_sets == "dynamic" else process_sets or ():
+        add_process_set(process_set)
 
 
 def shutdown() -> None:
     """Leave the other processes; `init` may be called again, by all."""
     leave()
-    sets.end()
 
 
 def is_initialized() -> bool:
@@ -136,6 +179,19 @@ def op_of(op: Any = None, average: bool | None = None) -> Op:
     return op
 
 
+def check_differentiable(op: Op) -> None:
+    """Check that gradients flow back through a reduction.
+
+    Raises:
+        ConfigError: for others than sums and averages.
+    """
+    if op not in (Op.SUM, Op.AVERAGE):
+        raise ConfigError(
+            f"there is no gradient of a reduction by {op.value}: detach the tensor, or use "
+            "hvd.Sum or hvd.Average"
+        )
+
+
 def gloo_built(verbose: bool = False) -> bool:
     """Whether gloo can carry the collectives: PyTorch, which brings it, is installed."""
     return find_spec("torch") is not None
@@ -174,13 +230,11 @@ def _torch_version(of: str) -> bool:
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """Return False: there is no MPI."""
+    """Return False: there is no MPI, no DDL and no oneCCL."""
     return False
 
 
-def mpi_enabled() -> bool:
-    """Return False: there is no MPI."""
-    return False
+mpi_enabled = ddl_built = ccl_built = mpi_built
 
 
 def mpi_threads_supported() -> bool:
@@ -190,16 +244,6 @@ def mpi_threads_supported() -> bool:
         ConfigError: always; a ValueError, as in Horovod.
     """
     raise ConfigError("Horovod MPI is not enabled: sparkdl needs none. Remove the question")
-
-
-def ddl_built(verbose: bool = False) -> bool:
-    """Return False: there is no DDL."""
-    return False
-
-
-def ccl_built(verbose: bool = False) -> bool:
-    """Return False: there is no oneCCL."""
-    return False
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:

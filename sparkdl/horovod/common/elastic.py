@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import cloudpickle
 
 from sparkdl.core.errors import CheckpointError, ConfigError
-from sparkdl.horovod.common.process_sets import group_of
-from sparkdl.horovod.common.world import place
+from sparkdl.horovod.common.process_sets import group_of, place
 
 if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext
@@ -93,7 +92,7 @@ class State:
     def commit(self) -> None:
         """Keep the state as it is now, in a checkpoint; all processes call it, at the same step.
 
-        A restart goes on here. Without `checkpoint_dir` it is kept in memory alone, for `restore`.
+        A restart resumes here. Without `checkpoint_dir` it is kept in memory alone, for `restore`.
 
         Raises:
             CheckpointError: if it could not be written, or a process has not called this in time.

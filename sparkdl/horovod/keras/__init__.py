@@ -8,32 +8,35 @@ Runs in: child
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from sparkdl.horovod.common import face
-from sparkdl.horovod.common.face import *  # noqa: F403 (what all faces have)
+from sparkdl.horovod.common import basics
+from sparkdl.horovod.common.basics import *  # noqa: F403 (what all faces have)
+from sparkdl.horovod.common.compression import Compression, Compressor
 from sparkdl.horovod.keras import callbacks, elastic
-from sparkdl.horovod.keras.loading import load
-from sparkdl.horovod.tensorflow.compression import Compression
+from sparkdl.horovod.keras.callbacks import library_named
 from sparkdl.horovod.tensorflow.functions import (
     allgather_object,
-    barrier,
     broadcast_global_variables,
     broadcast_object,
     broadcast_variables,
-    join,
 )
-from sparkdl.horovod.tensorflow.ops import allgather, broadcast
+from sparkdl.horovod.tensorflow.mpi_ops import (
+    allgather,
+    allreduce,
+    barrier,
+    broadcast,
+    join,
+    reducescatter,
+)
 from sparkdl.horovod.tensorflow.optimizer import (
     DistributedOptimizer,
     PartialDistributedOptimizer,
 )
-from sparkdl.horovod.tensorflow.reductions import allreduce, reducescatter
-
-load_model = functools.partial(load, "keras")
-"""See `sparkdl.horovod.keras.loading.load`."""
 
 __all__ = [
-    *face.__all__,
+    *basics.__all__,
     "Compression",
     "DistributedOptimizer",
     "PartialDistributedOptimizer",
@@ -51,3 +54,36 @@ __all__ = [
     "load_model",
     "reducescatter",
 ]
+
+
+def load(
+    library: str,
+    filepath: Any,
+    custom_optimizers: Iterable[type[Any]] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    compression: type[Compressor] = Compression.none,
+) -> Any:
+    """Return a saved model; its optimizer is a `DistributedOptimizer` and continues where it was.
+
+    Args:
+        library: `keras` or `tf.keras`.
+        filepath: of the model.
+        custom_optimizers: classes that Keras does not know.
+        custom_objects: other things that Keras does not know, by name.
+        compression: of the gradients.
+
+    Raises:
+        ValueError: of Keras, if there is no such model.
+    """
+    keras = library_named(library)
+    known = {kind.__name__: kind for kind in custom_optimizers or ()} | dict(custom_objects or {})
+    model = keras.models.load_model(filepath, custom_objects=known)
+    if getattr(model, "optimizer", None) is not None:
+        model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
+        if getattr(model, "jit_compile", False):
+            model.jit_compile = False
+    return model
+
+
+load_model = functools.partial(load, "keras")
+"""See `load`."""

@@ -1,18 +1,450 @@
-"""Horovod's callbacks for Keras 3.
+"""Horovod's callbacks for Keras 3, and the mixins of all callbacks, `hvd.elastic`'s included.
 
 Runs in: child
 
-They are classes of Keras, which is imported on first use. See `callback_parts`.
+A callback must be a subclass of `Callback` in Keras 3 or in `tf.keras`, and neither is imported
+before its first use. So `classes` builds the callbacks from the mixins here, for one of the two.
+https://horovod.readthedocs.io/en/v0.28.1/api.html#module-horovod.keras
 """
 
 from __future__ import annotations
 
+import functools
+import logging
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
-from sparkdl.horovod.keras.making import classes
+import numpy as np
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.horovod.common import group_of
+from sparkdl.horovod.common.basics import rank, size
+from sparkdl.horovod.common.elastic import State
+from sparkdl.horovod.common.process_sets import ProcessSet, global_process_set, report_step
+from sparkdl.horovod.tensorflow.functions import broadcast_variables
+from sparkdl.horovod.tensorflow.gradients import key_of
+from sparkdl.horovod.tensorflow.optimizer import build, variables_of
+
+_log = logging.getLogger(__name__)
 
 
-def __getattr__(name: str) -> Any:
-    if not name.startswith("_") and (found := classes("keras").get(name)):
+class Broadcast:
+    """Gives all members the weights and the optimizer's variables of one, as `fit` begins.
+
+    A model that is built by its first batch gets them after that. Each batch is reported to the
+    driver, as by `ctx.report`.
+
+    Args:
+        root_rank: of the member whose values count.
+        device: accepted for Horovod's sake.
+        local_variables: variables, or one, of which each member keeps its own value.
+
+    Raises:
+        ConfigError: if there is something else among these.
+    """
+
+    model: Any
+
+    def __init__(
+        self,
+        root_rank: int,
+        device: str = "",
+        local_variables: Any = None,
+        process_set: ProcessSet = global_process_set,
+    ) -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self.process_set = process_set
+        self.broadcast_done = False
+        self._batches = 0
+        self._local: set[Any] = set()
+        is_one = local_variables is not None and hasattr(local_variables, "assign")
+        for variable in [local_variables] if is_one else local_variables or ():
+            self.register_local_var(variable)
+
+    def register_local_var(self, var: Any) -> None:
+        """Leave a variable as it is on each member.
+
+        Raises:
+            ConfigError: if it is none.
+        """
+        if not hasattr(var, "assign"):
+            raise ConfigError(f"local_variables: {var!r} is no variable of TensorFlow or Keras")
+        self._local.add(key_of(var))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Broadcast, if the model has been built."""
+        if not self.broadcast_done and self.model.built:
+            build(self.model.optimizer, self.model.trainable_variables)
+            self._send()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Broadcast, if the model was built by the first batch."""
+        if not self.broadcast_done:
+            self._send()
+        self._batches += 1
+        report_step(self._batches)
+
+    def _send(self) -> None:
+        self.broadcast_done = True
+        shared = [weight for weight in self.model.weights if key_of(weight) not in self._local]
+        variables = [*shared, *variables_of(self.model.optimizer)]
+        broadcast_variables(variables, self.root_rank, self.process_set)
+
+
+class MetricAverage:
+    """Replaces the metrics of each epoch by their mean over all members.
+
+    It must stand before callbacks that use them, such as ReduceLROnPlateau.
+
+    Args:
+        device: accepted for Horovod's sake.
+    """
+
+    def __init__(self, device: str = "", process_set: ProcessSet = global_process_set) -> None:
+        super().__init__()
+        self.process_set = process_set
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Average the metrics; all members have the same ones."""
+        names = sorted(logs or {})
+        if logs is None or not names:
+            return
+        values = np.array([float(logs[name]) for name in names], np.float64)
+        name = f"the metrics {', '.join(names)}"
+        (means,) = group_of(self.process_set).all_reduce([values], name=name)
+        logs.update(zip(names, means.tolist(), strict=True))
+
+
+class Schedule:
+    """Sets the learning rate, by epoch or by batch.
+
+    Args:
+        initial_lr: what is multiplied.
+        multiplier: of `initial_lr`, by epoch; a number `m` stands for `m ** (epoch - start_epoch)`.
+        start_epoch, end_epoch: the first epoch of the schedule, and the first one after it.
+        staircase: by whole epochs; otherwise by parts of an epoch, batch by batch.
+        momentum_correction: multiply the momentum by the change of the rate, for one batch (Goyal
+            et al., 2017, section 2.1). Only optimizers of `tf_keras.optimizers.legacy` have a
+            momentum that can be changed; with others nothing of it is done, and the log says so.
+        steps_per_epoch: if Keras does not know it.
+
+    Raises:
+        ConfigError: without `initial_lr`; in `fit`, if the steps of an epoch are not known.
+    """
+
+    model: Any
+    params: dict[str, Any]
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[float], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if initial_lr is None:
+            raise ConfigError(f"{type(self).__name__} needs initial_lr, the rate to multiply")
+        self.initial_lr = initial_lr
+        self.start_epoch, self.end_epoch = start_epoch, end_epoch
+        self.staircase = staircase
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.current_epoch = 0
+        self._momentum: float | None = None
+        if callable(multiplier):
+            self.multiplier = multiplier
+        else:
+            factor = float(multiplier)
+            self.multiplier = lambda epoch: factor ** (epoch - start_epoch)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Learn how many steps an epoch has."""
+        if not self.staircase and not self.steps_per_epoch:
+            self.steps_per_epoch = self.params.get("steps")
+            if not self.steps_per_epoch:
+                raise ConfigError(
+                    f"{type(self).__name__} does not know how many steps an epoch has: give it "
+                    "steps_per_epoch, or give that to fit"
+                )
+        if hasattr(self.model.optimizer, "_create_hypers"):
+            self.model.optimizer._create_hypers()
+        if self.momentum_correction and self._momentum_variable() is None:
+            self.momentum_correction = False
+            if getattr(self.model.optimizer, "momentum", 0.0):
+                _log.warning(
+                    "momentum_correction is not done: %s has a momentum that cannot be changed",
+                    type(self.model.optimizer).__name__,
+                )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Remember the epoch."""
+        self.current_epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Set the rate, if it is time."""
+        epoch = self.current_epoch
+        if epoch < self.start_epoch or (self.end_epoch is not None and epoch >= self.end_epoch):
+            return
+        if not self.staircase:
+            self._set(epoch + batch / (self.steps_per_epoch or 1))
+        elif batch == 0:
+            self._set(epoch)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Set the momentum back."""
+        if self._momentum is not None:
+            self._momentum_variable().assign(self._momentum)
+            self._momentum = None
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Add the rate to the metrics, as `lr`."""
+        if logs is not None:
+            logs["lr"] = number(self.model.optimizer.learning_rate)
+
+    def _set(self, epoch: float) -> None:
+        before = number(self.model.optimizer.learning_rate)
+        rate = self.initial_lr * self.multiplier(epoch)
+        self.model.optimizer.learning_rate = rate
+        if self.momentum_correction and before:
+            variable = self._momentum_variable()
+            self._momentum = number(variable)
+            variable.assign(self._momentum * rate / before)
+
+    def _momentum_variable(self) -> Any:
+        optimizer = self.model.optimizer
+        found = getattr(optimizer, "_hyper", {}).get("momentum")
+        return found if hasattr(found, "assign") else None
+
+
+class Warmup(Schedule):
+    """Raises the learning rate from `initial_lr / size()` to `initial_lr` over some epochs.
+
+    Goyal et al., 2017 (https://arxiv.org/abs/1706.02677), section 2.2.
+
+    Args:
+        initial_lr: the rate to reach: that of one member times `hvd.size()`.
+        warmup_epochs: how many epochs it takes.
+        momentum_correction, steps_per_epoch: see `LearningRateScheduleCallback`.
+        verbose: 1 to say when it is done.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: float = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        def multiplier(epoch: float) -> float:
+            done = (epoch + 1.0 / (self.steps_per_epoch or 1)) / warmup_epochs
+            return (done * (size() - 1) + 1) / size()
+
+        options = (0, int(warmup_epochs), False, momentum_correction, steps_per_epoch)
+        super().__init__(initial_lr, multiplier, *options)
+        self.verbose = verbose
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Add the rate to the metrics, and say when it is reached."""
+        super().on_epoch_end(epoch, logs)
+        if self.verbose and epoch == (self.end_epoch or 0) - 1 and rank() == 0:
+            rate = number(self.model.optimizer.learning_rate)
+            _log.warning("epoch %d: the learning rate has warmed up to %g", epoch + 1, rate)
+
+
+class BestModel:
+    """A `ModelCheckpoint` that keeps the best model only.
+
+    Args:
+        filepath: where; may be set later, as `callback.filepath = ...`.
+        monitor, verbose, save_weights_only, mode, save_freq: of `ModelCheckpoint`.
+
+    Raises:
+        ConfigError: in `fit`, without a path.
+    """
+
+    filepath: Any
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        filepath: str | None = None,
+    ) -> None:
+        name = "best.weights.h5" if save_weights_only else "best.keras"
+        super().__init__(  # type: ignore[call-arg]
+            filepath=filepath or name,
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )
+        self.filepath = filepath
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Check that there is a path."""
+        if not self.filepath:
+            raise ConfigError("BestModelCheckpoint has no filepath: set it before fit")
+        super().on_train_begin(logs)  # type: ignore[misc]
+
+
+def number(value: Any) -> float:
+    """Return what a variable, a tensor or a number holds, as a float."""
+    import tensorflow as tf
+
+    return float(tf.convert_to_tensor(value).numpy())
+
+
+class CommitState:
+    """Commits the state every so many batches, and at the end of each epoch.
+
+    The commit is made before the next batch, when all callbacks have seen the last one: so the
+    order of the callbacks does not matter.
+
+    Args:
+        state: of the training.
+        batches_per_commit: each commit is a checkpoint, so not too few.
+
+    Raises:
+        ConfigError: if that is no number from 1.
+    """
+
+    def __init__(self, state: State, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        if batches_per_commit < 1:
+            raise ConfigError(f"batches_per_commit={batches_per_commit}: give a number from 1")
+        self.state = state
+        self.batches_per_commit = batches_per_commit
+        self._batches = 0
+        self._is_due = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Count anew."""
+        self._batches, self._is_due = 0, False
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Commit what came before."""
+        self._commit()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count the batch."""
+        self._batches += 1
+        self._is_due = self._is_due or self._batches % self.batches_per_commit == 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Commit what came before."""
+        self._commit()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Have the epoch committed."""
+        self._is_due = True
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Commit the last epoch."""
+        self._commit()
+
+    def _commit(self) -> None:
+        if self._is_due:
+            self._is_due = False
+            self.state.commit()
+
+
+class UpdateBatchState:
+    """Keeps the number of the batch in `state.batch`, 0 between epochs.
+
+    Args:
+        state: with an attribute `batch`.
+    """
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Note the batch."""
+        self.state.batch = batch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Begin again."""
+        self.state.batch = 0
+
+
+class UpdateEpochState:
+    """Counts the epochs that are done in `state.epoch`, also over restarts.
+
+    Give `fit` either `epochs=n - state.epoch`, or `initial_epoch=state.epoch, epochs=n`.
+
+    Args:
+        state: with an attribute `epoch`.
+    """
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self._is_first = True
+        self._ahead = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Look at the first epoch again."""
+        self._is_first = True
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Learn how Keras numbers the epochs."""
+        if self._is_first:
+            self._is_first, self._ahead = False, self.state.epoch - epoch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Count the epoch."""
+        self.state.epoch = epoch + self._ahead + 1
+
+
+@functools.cache
+def classes(library: str) -> dict[str, type[Any]]:
+    """Return the callbacks by name, those of `hvd.elastic` with them.
+
+    Args:
+        library: `keras`, or `tf.keras` for the one that TensorFlow has.
+    """
+    keras = library_named(library)
+    callback, checkpoint = keras.callbacks.Callback, keras.callbacks.ModelCheckpoint
+    parts: dict[str, tuple[type[Any], type[Any]]] = {
+        "BroadcastGlobalVariablesCallback": (Broadcast, callback),
+        "MetricAverageCallback": (MetricAverage, callback),
+        "LearningRateScheduleCallback": (Schedule, callback),
+        "LearningRateWarmupCallback": (Warmup, callback),
+        "BestModelCheckpoint": (BestModel, checkpoint),
+        "CommitStateCallback": (CommitState, callback),
+        "UpdateBatchStateCallback": (UpdateBatchState, callback),
+        "UpdateEpochStateCallback": (UpdateEpochState, callback),
+    }
+    return {name: type(name, bases, {"__doc__": bases[0].__doc__}) for name, bases in parts.items()}
+
+
+def library_named(name: str) -> Any:
+    """Return the module `keras` or `tf.keras`."""
+    return import_module("tensorflow").keras if name == "tf.keras" else import_module(name)
+
+
+def callback_named(library: str, name: str) -> type[Any]:
+    """Return a callback as a class of a library: the `__getattr__` of the modules that have them.
+
+    Raises:
+        AttributeError: if there is none of this name.
+    """
+    if not name.startswith("_") and (found := classes(library).get(name)):
         return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    raise AttributeError(f"Horovod's callbacks for {library} have no attribute {name!r}")
+
+
+__getattr__ = functools.partial(callback_named, "keras")

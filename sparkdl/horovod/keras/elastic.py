@@ -2,23 +2,18 @@
 
 Runs in: child
 
-The callbacks are classes of Keras, which is imported on first use. See `elastic_parts`.
+The callbacks are classes of Keras, which is imported on first use.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import functools
 
 from sparkdl.horovod.common.elastic import ObjectState, State
-from sparkdl.horovod.keras.making import classes
+from sparkdl.horovod.keras.callbacks import callback_named
 from sparkdl.horovod.tensorflow.elastic import TensorFlowKerasState, run
-
-KerasState = TensorFlowKerasState
 
 __all__ = ["KerasState", "ObjectState", "State", "run"]
 
-
-def __getattr__(name: str) -> Any:
-    if not name.startswith("_") and (found := classes("keras").get(name)):
-        return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+KerasState = TensorFlowKerasState
+__getattr__ = functools.partial(callback_named, "keras")

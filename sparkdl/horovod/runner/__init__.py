@@ -7,22 +7,28 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/runner/__init__.py
 
 from __future__ import annotations
 
+import logging
+import os
+import re
+import runpy
+import shutil
+import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
+import psutil
+
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.runner.hosts import check_hosts
 from sparkdl.horovod.spark import runner
 
 __all__ = ["run"]
 
 _ELASTIC = ("min_num_proc", "min_np", "max_num_proc", "max_np", "reset_limit", "elastic_timeout")
-_REFUSED = {
-    "host_discovery_script": "Spark finds the hosts: use sparkdl.horovod.spark.run_elastic",
-    "output_filename": "give stdout=, a stream that gets the lines of all processes",
-    "use_mpi": "sparkdl uses no MPI",
-    "mpi_args": "sparkdl uses no MPI",
-}
+_REFUSED = ("host_discovery_script", "mpi_args", "output_filename", "use_mpi")
 _WITHOUT_EFFECT = {  # on one machine
     *("cooldown_range", "disable_cache", "network_interface", "slots"),
     *("ssh_identity_file", "ssh_port"),
@@ -53,12 +59,156 @@ def run(
         ConfigError: for other machines or MPI; or if it cannot work.
         NodeFailedError: if a process failed; a RuntimeError, as in Horovod.
     """
-    for name, advice in _REFUSED.items():
-        if options.pop(name, None):
-            raise ConfigError(f"horovod.run({name}=...): {advice}")
+    runner.refuse(**{name: options.pop(name, None) for name in _REFUSED})
     options = {name: value for name, value in options.items() if name not in _WITHOUT_EFFECT}
     count = num_proc or np or 1
     check_hosts(hosts, hostfile, count)
     is_elastic = any(options.get(name) is not None for name in _ELASTIC)
     call = runner.run_elastic if is_elastic else runner.run
     return call(func, args, kwargs, count, **{"executor": "local", **options})
+
+
+_log = logging.getLogger(__name__)
+_SHAPE = "write `python train.py …`, `python -m package.train …` or `train.py …`"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A program and its arguments. Called in each process, it runs as `__main__`.
+
+    Attributes:
+        target: path of a script, or name of a module.
+        arguments: of its command line.
+    """
+
+    target: str
+    arguments: tuple[str, ...]
+    is_module: bool = False
+
+    @classmethod
+    def parse(cls, words: Sequence[str]) -> Command:
+        """Read a command line.
+
+        Raises:
+            ConfigError: if it does not start a Python program, or one that is not there.
+        """
+        rest = list(words)
+        is_started = bool(rest) and _is_python(rest[0])
+        if is_started:
+            _check_interpreter(rest.pop(0))
+            if rest[:1] == ["-u"]:  # lines come as they are printed anyway
+                rest.pop(0)
+            if rest[:1] == ["-m"] and len(rest) > 1:
+                return cls(rest[1], tuple(rest[2:]), is_module=True)
+        if not rest or rest[0].startswith("-") or not (is_started or rest[0].endswith(".py")):
+            raise ConfigError(f"{' '.join(words)!r} does not start a Python program: {_SHAPE}")
+        if not Path(rest[0]).is_file():
+            raise ConfigError(f"there is no file {rest[0]} in {Path.cwd()}")
+        return cls(rest[0], tuple(rest[1:]))
+
+    def __call__(self) -> None:
+        """Run it here."""
+        sys.argv = [self.target, *self.arguments]
+        found_in = os.getcwd() if self.is_module else str(Path(self.target).absolute().parent)
+        sys.path.insert(0, found_in)
+        try:
+            if self.is_module:
+                runpy.run_module(self.target, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(self.target, run_name="__main__")
+        except SystemExit as stop:
+            if stop.code not in (None, 0):
+                raise
+
+
+def run_command(words: Sequence[str], num_proc: int, **options: Any) -> None:
+    """Run a command line in `num_proc` processes, whose lines are printed.
+
+    Args:
+        options: of `horovod.run`.
+
+    Raises:
+        ConfigError: if it cannot work.
+        NodeFailedError: if a process failed.
+    """
+    run(Command.parse(words), num_proc=num_proc, **options)
+
+
+def _is_python(word: str) -> bool:
+    return Path(word).name.rstrip("0123456789.") == "python"
+
+
+def _check_interpreter(word: str) -> None:
+    named = shutil.which(word)
+    if named is None or Path(named).absolute().parent != Path(sys.executable).absolute().parent:
+        _log.warning("%s: the processes run under %s", word, sys.executable)
+
+
+_IN_LIST = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):(\d+)")
+_IN_FILE = re.compile(r"(\S+)\s+slots\s*=\s*(\d+)")
+
+
+def check_hosts(hosts: str | None, hostfile: str | None, num_proc: int) -> None:
+    """Check that so many processes can run here, as far as anything is said of hosts.
+
+    Args:
+        hosts: like `localhost:4`.
+        hostfile: path of a file with lines like `localhost slots=4`.
+
+    Raises:
+        ConfigError: if a host is another machine, has too few slots or is not written so.
+    """
+    if hosts and hostfile:
+        raise ConfigError("hosts and hostfile: give one of them")
+    if not (hosts or hostfile):
+        return
+    named = _listed(hosts) if hosts else _read(str(hostfile))
+    for host, _ in named:
+        if not is_here(host):
+            raise ConfigError(
+                f"{'hosts' if hosts else 'hostfile'}: {host} is not this machine, and processes "
+                "are started on others by Spark: use sparkdl.horovod.spark.run"
+            )
+    slots = sum(count for _, count in named)
+    if num_proc > slots:
+        raise ConfigError(
+            f"Requested more processes ({num_proc}) than there are available slots ({slots}); "
+            "raise the slots of the hosts, or ask for fewer"
+        )
+
+
+def is_here(host: str) -> bool:
+    """Whether a name or an address is this machine's."""
+    if host in ("localhost", socket.gethostname()):
+        return True
+    own = {
+        address.address.partition("%")[0]
+        for addresses in psutil.net_if_addrs().values()
+        for address in addresses
+    }
+    try:
+        infos = socket.getaddrinfo(host.strip("[]"), None)
+    except OSError:  # nobody knows it
+        return False
+    found = {str(info[4][0]).partition("%")[0] for info in infos}
+    return any(address in own or ip_address(address).is_loopback for address in found)
+
+
+def _listed(hosts: str) -> Sequence[tuple[str, int]]:
+    found = [_IN_LIST.fullmatch(part.strip()) for part in hosts.split(",")]
+    if not all(found):
+        raise ConfigError(f"hosts={hosts!r}: write it like localhost:2, or a:2,b:4")
+    return [(match[1], int(match[2])) for match in found if match]
+
+
+def _read(path: str) -> Sequence[tuple[str, int]]:
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"hostfile: {error}") from error
+    lines = [line.partition("#")[0].strip() for line in lines]
+    found = [(line, _IN_FILE.match(line)) for line in lines if line]
+    for line, match in found:
+        if not match:
+            raise ConfigError(f"hostfile={path!r}: {line!r} is not written like `a slots=2`")
+    return [(match[1], int(match[2])) for _, match in found if match]

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -24,14 +24,21 @@ from sparkdl.horovod.spark.task import Task, unpacked
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
-    from pyspark.sql import SparkSession
 
     from sparkdl.driver.controller import LogLine
 
 _log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 600.0
 _ENDLESS_RESTARTS = 1000
-_ONE_MACHINE = "local"
+_INSTEAD = {
+    "executable": "set PYSPARK_PYTHON, Spark's own name for it",
+    "extra_mpi_args": "sparkdl uses no MPI",
+    "host_discovery_script": "Spark finds the hosts: use sparkdl.horovod.spark.run_elastic",
+    "mpi_args": "sparkdl uses no MPI",
+    "nics": "set SPARKDL_NODE_HOST on the executors, the address under which others reach them",
+    "output_filename": "give stdout=, a stream that gets the lines of all processes",
+    "use_mpi": "sparkdl uses no MPI",
+}
 
 
 def run(  # noqa: PLR0913 (Horovod's options)
@@ -74,7 +81,7 @@ def run(  # noqa: PLR0913 (Horovod's options)
         ConfigError: for `use_mpi`, `extra_mpi_args`, `nics` or `executable`; or if it cannot work.
         NodeFailedError: if a process failed; and whatever `sparkdl.launch` raises.
     """
-    _refuse(use_mpi=use_mpi, extra_mpi_args=extra_mpi_args, nics=nics, executable=executable)
+    refuse(use_mpi=use_mpi, extra_mpi_args=extra_mpi_args, nics=nics, executable=executable)
     where = _Where.of(options, num_proc)
     options = _options(options, start_timeout, env, stdout, verbose, prefix_output_with_timestamp)
     task = Task(fn, tuple(args), dict(kwargs or {}), dict(env or {}))
@@ -113,7 +120,7 @@ def run_elastic(  # noqa: PLR0913 (Horovod's options)
         reset_limit: how many restarts there may be within an hour; by default 1000.
         min_np, max_np: Horovod's older names.
         checkpoint_dir: path or URL of a folder that all nodes reach, where commits are kept; a
-            training goes on at the last one in it. By default a temporary one, where all processes
+            training resumes from the last one in it. By default a temporary one, if all processes
             are on this machine.
         options: see `run`.
 
@@ -124,7 +131,7 @@ def run_elastic(  # noqa: PLR0913 (Horovod's options)
         ConfigError: without `checkpoint_dir` on a cluster; see `run`.
         NodeFailedError: if it failed more often than that, or twice the same way.
     """
-    _refuse(nics=nics)
+    refuse(nics=nics)
     where = _Where.of(options, num_proc)
     if (max_num_proc or max_np or 0) > where.num_proc:
         _log.warning(
@@ -145,20 +152,20 @@ def run_elastic(  # noqa: PLR0913 (Horovod's options)
             if not where.is_one_machine:
                 raise ConfigError(
                     "run_elastic(checkpoint_dir=...) must be a path or URL that all nodes reach: "
-                    "state.commit() is kept there, and a restart goes on at it"
+                    "state.commit() is kept there, and a restart resumes from it"
                 )
             folder = tempfile.TemporaryDirectory(prefix="sparkdl-elastic-")
             checkpoint_dir = str(Path(stack.enter_context(folder)))
         return _results(where, task, {**options, "checkpoint_dir": checkpoint_dir})
 
 
+@dataclass(frozen=True)
 class _Where:
     """On which Spark, and how many processes."""
 
-    def __init__(self, spark: SparkSession | SparkContext | None, num_proc: int) -> None:
-        self.spark = spark
-        self.num_proc = num_proc
-        self.is_one_machine = True
+    spark: SparkContext | None
+    num_proc: int
+    is_one_machine: bool = True
 
     @classmethod
     def of(cls, options: dict[str, Any], num_proc: int | None) -> _Where:
@@ -178,9 +185,7 @@ class _Where:
         if num_proc is None:
             num_proc = context.defaultParallelism
             _log.info("%d processes, Spark's default parallelism", num_proc)
-        where = cls(context, num_proc)
-        where.is_one_machine = str(context.master).startswith(_ONE_MACHINE)
-        return where
+        return cls(context, num_proc, str(context.master).startswith("local"))
 
 
 def _results(where: _Where, task: Task, options: dict[str, Any]) -> list[Any]:
@@ -225,16 +230,11 @@ class _Printer:
         stream.flush()
 
 
-def _refuse(**given: Any) -> None:
-    advice = {
-        "use_mpi": "sparkdl uses no MPI",
-        "extra_mpi_args": "sparkdl uses no MPI",
-        "nics": "set SPARKDL_NODE_HOST on the executors, the address under which others reach them",
-        "executable": "set PYSPARK_PYTHON, Spark's own name for it",
-    }
+def refuse(**given: Any) -> None:
+    """Refuse options of Horovod's that are given, and say what to use instead."""
     for name, value in given.items():
         if value:
-            raise ConfigError(f"{name}={value!r}: {advice[name]}")
+            raise ConfigError(f"{name}={value!r}: {_INSTEAD[name]}")
 
 
 def _seconds(variable: str, default: float) -> float:

@@ -43,8 +43,8 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
         except HorovodInternalError:
             raise
         except tf.errors.OpError as error:
-            told = str(error.message)
-            if "Collective" in told or "MismatchError" in told:  # ours, or of TensorFlow's own ones
+            text = str(error.message)
+            if "Collective" in text or "MismatchError" in text:  # sparkdl's, or TensorFlow's own
                 raise HorovodInternalError(error.message) from error
             raise
 

@@ -4,81 +4,66 @@ Runs in: child
 
 Where the members are connected by something else than TensorFlow, tensors travel as arrays of
 numpy: in a graph by one `tf.numpy_function` for each exchange. Members must exchange in the same
-order, and TensorFlow runs what does not depend on each other in any order. So each exchange reads
-a variable before it, and writes it after it: TensorFlow's automatic control dependencies keep
-these in the order of the program, across functions, branches and loops.
+order, and TensorFlow runs independent operations in any order. So each exchange reads a variable
+before it and writes it after it: TensorFlow's automatic control dependencies keep these in the
+order of the program, across functions, branches and loops.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from sparkdl.collectives.base import Group, Op
-from sparkdl.collectives.tensorflow_errors import tensorflows, tensorflows_too
+from sparkdl.collectives.group import Group, Op
+from sparkdl.collectives.tensorflow import (
+    Collectives,
+    TensorFlowGroup,
+    as_tensorflow_error,
+    tensorflow_errors,
+)
 from sparkdl.core.errors import ConfigError, RemovedError
-from sparkdl.horovod.common.process_sets import ProcessSet, group_of
+from sparkdl.horovod.common import group_of
+from sparkdl.horovod.common.process_sets import ProcessSet
 
 Function = Callable[..., Sequence[np.ndarray]]
 
 
-class Exchange(Protocol):
-    """What the members of a process set do with tensors."""
-
-    group: Group
-
-    def all_reduce(self, tensors: Sequence[Any], op: Op, name: str | None = None) -> list[Any]:
-        """Return the tensors reduced over all members."""
-
-    def all_gather(self, tensors: Sequence[Any], name: str | None = None) -> list[Any]:
-        """Return, for each tensor, the rows of all members."""
-
-    def broadcast(self, tensors: Sequence[Any], root: int, name: str | None = None) -> list[Any]:
-        """Return the tensors of member `root`, a rank within the group."""
-
-    def all_to_all(self, tensor: Any, splits: Any, name: str | None = None) -> tuple[Any, Any]:
-        """Return the rows received, and how many came from each member."""
-
-    def reduce_scatter(self, tensors: Sequence[Any], op: Op, name: str | None = None) -> list[Any]:
-        """Return, for each tensor, this member's share of its reduced rows."""
-
-
 class ArrayExchange:
-    """See `Exchange`: by numpy arrays of a group of whatever transport."""
+    """What the members of a process set do with tensors, as numpy arrays of their group.
+
+    `collectives.tensorflow.Collectives` does the same by TensorFlow's own operations.
+    """
 
     def __init__(self, group: Group) -> None:
         self.group = group
 
     def all_reduce(self, tensors: Sequence[Any], op: Op, name: str | None = None) -> list[Any]:
-        """See `Exchange.all_reduce`."""
-        group = self.group
+        """Return the tensors reduced over all members."""
 
         def work(*arrays: np.ndarray) -> list[np.ndarray]:
-            return group.all_reduce([np.asarray(array) for array in arrays], op, name)
+            return self.group.all_reduce([np.asarray(array) for array in arrays], op, name)
 
         return in_turn(work, tensors, [(t.dtype, t.shape) for t in tensors])
 
     def all_gather(self, tensors: Sequence[Any], name: str | None = None) -> list[Any]:
-        """See `Exchange.all_gather`."""
-        group = self.group
+        """Return, for each tensor, the rows of all members."""
 
         def work(*arrays: np.ndarray) -> list[np.ndarray]:
-            return [group.all_gather(np.asarray(array), name) for array in arrays]
+            return [self.group.all_gather(np.asarray(array), name) for array in arrays]
 
         return in_turn(work, tensors, [(t.dtype, any_rows(t)) for t in tensors])
 
     def broadcast(self, tensors: Sequence[Any], root: int, name: str | None = None) -> list[Any]:
-        """See `Exchange.broadcast`. All tensors travel as one."""
-        group = self.group
+        """Return the tensors of member `root`, a rank within the group; they travel as one."""
 
         def work(*arrays: np.ndarray) -> list[np.ndarray]:
             parts = [np.asarray(array) for array in arrays]
             flat = np.concatenate([as_bytes(part) for part in parts])
             all_kinds = ", ".join(f"{part.dtype.name} {part.shape}" for part in parts)
-            flat = group.broadcast(flat, root, f"{name or ''} of {all_kinds}")
+            flat = self.group.broadcast(flat, root, f"{name or ''} of {all_kinds}")
             ends = np.cumsum([part.nbytes for part in parts])[:-1]
             return [
                 cut.view(part.dtype).reshape(part.shape)
@@ -88,35 +73,34 @@ class ArrayExchange:
         return in_turn(work, tensors, [(t.dtype, t.shape) for t in tensors])
 
     def all_to_all(self, tensor: Any, splits: Any, name: str | None = None) -> tuple[Any, Any]:
-        """See `Exchange.all_to_all`."""
+        """Return the rows received, and how many came from each member."""
         import tensorflow as tf
-
-        group = self.group
 
         def work(array: np.ndarray, counts: np.ndarray) -> list[np.ndarray]:
             wanted = np.asarray(counts) if np.size(counts) else None
-            rows, got = group.all_to_all(np.asarray(array), wanted, name)
+            rows, got = self.group.all_to_all(np.asarray(array), wanted, name)
             return [rows, got.astype(np.int32)]
 
-        like = [(tensor.dtype, any_rows(tensor)), (tf.int32, tf.TensorShape([group.size]))]
+        like = [(tensor.dtype, any_rows(tensor)), (tf.int32, tf.TensorShape([self.group.size]))]
         rows, got = in_turn(work, [tensor, splits], like)
         return rows, got
 
     def reduce_scatter(self, tensors: Sequence[Any], op: Op, name: str | None = None) -> list[Any]:
-        """See `Exchange.reduce_scatter`."""
-        group = self.group
+        """Return, for each tensor, this member's share of its reduced rows."""
 
         def work(*arrays: np.ndarray) -> list[np.ndarray]:
-            return [group.reduce_scatter(np.asarray(array), op, name) for array in arrays]
+            return [self.group.reduce_scatter(np.asarray(array), op, name) for array in arrays]
 
         return in_turn(work, tensors, [(t.dtype, any_rows(t)) for t in tensors])
 
 
+Exchange = ArrayExchange | Collectives
+
+
 def exchange_for(process_set: ProcessSet) -> Exchange:
-    """Return how tensors travel in a process set: by its own operations of TensorFlow, if any."""
+    """Return how tensors travel in a process set: by TensorFlow's own operations, or as arrays."""
     group = group_of(process_set)
-    own: Exchange | None = getattr(group, "exchange", None)
-    return own if own is not None else ArrayExchange(group)
+    return group.exchange if isinstance(group, TensorFlowGroup) else ArrayExchange(group)
 
 
 def in_turn(work: Function, tensors: Sequence[Any], like: Sequence[tuple[Any, Any]]) -> list[Any]:
@@ -127,12 +111,12 @@ def in_turn(work: Function, tensors: Sequence[Any], like: Sequence[tuple[Any, An
         like: dtype and shape of each result.
 
     Raises:
-        CollectiveError: eagerly; one of TensorFlow's as well, see `tensorflows_too`.
+        CollectiveError: eagerly; one of TensorFlow's as well, see `tensorflow_errors`.
     """
     import tensorflow as tf
 
     if tf.executing_eagerly():
-        with tensorflows_too():
+        with tensorflow_errors():
             results = work(*[tensor.numpy() for tensor in tensors])
         return [tf.convert_to_tensor(result) for result in results]
     with tf.device("CPU:0"), tf.control_dependencies([turn().read_value()]):
@@ -171,7 +155,7 @@ def with_rows(tensor: Any) -> Any:
     """
     if tensor.shape.rank == 0:
         scalar = ConfigError("a scalar has no rows to gather or share out; give it the shape [1]")
-        raise tensorflows(scalar)
+        raise as_tensorflow_error(scalar)
     return tensor
 
 

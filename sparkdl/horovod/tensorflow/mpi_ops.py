@@ -1,39 +1,284 @@
-"""Horovod's `tensorflow.mpi_ops`: the operations, for programs that import them from there.
+"""Horovod's operations on tensors of TensorFlow, and their gradients.
 
 Runs in: child
 
-https://github.com/horovod/horovod/blob/v0.28.1/horovod/tensorflow/mpi_ops.py
+They work eagerly and in `tf.function`, in the order of the program, which must be the same on all
+members. Names, arguments and gradients are those of Horovod 0.28.1
+(https://horovod.readthedocs.io/en/stable/api.html#module-horovod.tensorflow). `device_dense`,
+`device_sparse` and `ignore_name_scope` are accepted and change nothing. All raise `ConfigError` for
+tensors that cannot travel or be reduced so, and `CollectiveError` if members are lost, late, or
+call something else.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from sparkdl.collectives.base import Op
-from sparkdl.horovod import tensorflow as face
-from sparkdl.horovod.common.basics import Sum, op_of
-from sparkdl.horovod.common.process_sets import ProcessSet, global_process_set
-from sparkdl.horovod.common.util import check_extension, gpu_available, num_rank_is_power_2
-from sparkdl.horovod.tensorflow.reductions import allreduce
+from sparkdl.collectives.group import Op, even_splits
+from sparkdl.collectives.tensorflow import tensorflow_errors
+from sparkdl.core.errors import ConfigError
+from sparkdl.horovod.common import basics, group_of, op_of, process_set_by_id
+from sparkdl.horovod.common.basics import *  # noqa: F403 (as in Horovod's)
+from sparkdl.horovod.common.basics import Sum, check_differentiable, local_rank, local_size, rank
+from sparkdl.horovod.common.compression import Compression, Compressor
+from sparkdl.horovod.common.process_sets import ProcessSet, global_process_set, root_in
+from sparkdl.horovod.common.util import (  # noqa: F401 (as in Horovod's)
+    check_extension,
+    gpu_available,
+    num_rank_is_power_2,
+)
+from sparkdl.horovod.tensorflow.exchange import Exchange, differentiable, exchange_for, with_rows
+from sparkdl.horovod.tensorflow.functions import broadcast_variables
 
-_ELSEWHERE = {
-    *("DistributedGradientTape", "DistributedOptimizer", "PartialDistributedGradientTape"),
-    *("PartialDistributedOptimizer", "SyncBatchNormalization", "elastic", "allgather_object"),
-    *("allreduce", "broadcast_global_variables", "broadcast_object", "broadcast_object_fn"),
-    *("broadcast_variables", "grouped_allreduce", "grouped_reducescatter", "reducescatter"),
-}
-_OPERATIONS = [name for name in face.__all__ if name not in _ELSEWHERE]
+OPERATIONS = (
+    *("Compression", "allgather", "allreduce", "alltoall", "barrier", "broadcast", "broadcast_"),
+    *("group_of", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter", "join"),
+    *("local_rank_op", "local_size_op", "process_set_included_op", "rank_op", "reducescatter"),
+    "size_op",
+)
+__all__ = [
+    *basics.__all__,
+    *OPERATIONS,
+    *("check_extension", "gpu_available", "handle_average_backwards_compatibility"),
+    "num_rank_is_power_2",
+]
 
 handle_average_backwards_compatibility = op_of
 """The operation that `op` and the older `average` ask for together."""
 
-__all__ = [
-    "check_extension",
-    "gpu_available",
-    "handle_average_backwards_compatibility",
-    "num_rank_is_power_2",
-    *_OPERATIONS,
-]
+
+def allgather(
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return the rows of all members, by rank.
+
+    Args:
+        tensor: `[rows, …]`; the rows may differ between members, what follows may not.
+    """
+    return grouped_allgather([tensor], name, ignore_name_scope, process_set)[0]
+
+
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Return, for each tensor, the rows of all members; see `allgather`."""
+    import tensorflow as tf
+
+    if not tensors:
+        return []
+    exchange = exchange_for(process_set)
+    inputs = [with_rows(tf.convert_to_tensor(tensor)) for tensor in tensors]
+
+    def gather(*parts: Any) -> list[Any]:
+        return exchange.all_gather(list(parts), name)
+
+    def gradient(*upstream: Any) -> list[Any]:
+        means = exchange.all_reduce([tf.convert_to_tensor(g) for g in upstream], Op.AVERAGE)
+        rows = tf.stack([tf.shape(part, tf.int64)[0] for part in inputs])
+        (counts,) = exchange.all_gather([rows[tf.newaxis]])
+        starts = tf.reduce_sum(counts[: exchange.group.rank], 0)
+        return [mean[starts[i] : starts[i] + rows[i]] for i, mean in enumerate(means)]
+
+    return differentiable(gather, gradient, inputs)
+
+
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return the tensor of `root_rank`.
+
+    Args:
+        tensor: of the same shape and dtype on all members.
+        root_rank: in the world, also with a process set.
+    """
+    import tensorflow as tf
+
+    exchange = exchange_for(process_set)
+    root = root_in(exchange.group, root_rank)
+
+    def send(value: Any) -> list[Any]:
+        return exchange.broadcast([value], root, name)
+
+    def gradient(upstream: Any) -> list[Any]:
+        means = exchange.all_reduce([tf.convert_to_tensor(upstream)], Op.AVERAGE)
+        return means if exchange.group.rank == root else [tf.zeros_like(means[0])]
+
+    return differentiable(send, gradient, [tf.convert_to_tensor(tensor)])[0]
+
+
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send a part of the rows to each member.
+
+    Args:
+        tensor: `[rows, …]`.
+        splits: how many rows each member gets, by rank; by default the same number.
+
+    Returns:
+        The rows received, by rank of the sender; with `splits` also how many came from each.
+    """
+    import tensorflow as tf
+
+    exchange = exchange_for(process_set)
+    rows = with_rows(tf.convert_to_tensor(tensor))
+    counts = tf.zeros([0], tf.int32) if splits is None else tf.cast(splits, tf.int32)
+    if tf.executing_eagerly():
+        with tensorflow_errors():
+            even_splits(int(rows.shape[0]), exchange.group.size, counts.numpy())
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def send(value: Any) -> tuple[Any, Callable[..., Any]]:
+        received, got = exchange.all_to_all(value, counts, name)
+
+        def gradient(upstream: Any, _: Any = None) -> Any:
+            return exchange.all_to_all(tf.convert_to_tensor(upstream), got)[0]
+
+        return (received, got), gradient
+
+    received, got = send(rows)
+    return received if splits is None else (received, got)
+
+
+def allreduce(  # noqa: PLR0913 (Horovod's arguments)
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: Op | str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+) -> Any:
+    """Return the tensor reduced over all members, element by element.
+
+    Args:
+        tensor: of the same shape and dtype on all members; or `tf.IndexedSlices`, which are
+            gathered.
+        average: Horovod's old argument: `True` for Average, `False` for Sum.
+        op: Average (the default), Sum, Min, Max or Product.
+        prescale_factor, postscale_factor: the tensor is multiplied by them before and after.
+    """
+    factors = (prescale_factor, postscale_factor)
+    return grouped_allreduce(
+        [tensor], average, "", "", compression, op, *factors, process_set, name=name
+    )[0]
+
+
+def grouped_allreduce(  # noqa: PLR0913 (Horovod's arguments)
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: Op | str | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> list[Any]:
+    """Return the tensors reduced in one exchange; see `allreduce`."""
+    import tensorflow as tf
+
+    how, exchange = op_of(op, average), exchange_for(process_set)
+    factors = (prescale_factor, postscale_factor)
+
+    def reduce(*inputs: Any) -> list[Any]:
+        scaled = [_scaled(_checked(tensor, how), prescale_factor) for tensor in inputs]
+        return [_scaled(t, postscale_factor) for t in exchange.all_reduce(scaled, how, name)]
+
+    def gradient(*upstream: Any) -> list[Any]:
+        check_differentiable(how)
+        return reduce(*[tf.convert_to_tensor(g) for g in upstream])
+
+    results = [
+        _reduce_slices(exchange, t, how, factors) if isinstance(t, tf.IndexedSlices) else None
+        for t in tensors
+    ]
+    dense = [i for i, result in enumerate(results) if result is None]
+    if dense:
+        packed = [compression.compress(tf.convert_to_tensor(tensors[i])) for i in dense]
+        reduced = differentiable(reduce, gradient, [tensor for tensor, _ in packed])
+        for i, tensor, (_, ctx) in zip(dense, reduced, packed, strict=True):
+            results[i] = compression.decompress(tensor, ctx)
+    return results
+
+
+def reducescatter(  # noqa: PLR0913 (Horovod's arguments)
+    tensor: Any,
+    device_dense: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: Op | str | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """Return this member's share of the rows of the reduced tensor, by rank.
+
+    Args:
+        tensor: `[rows, …]`; if the rows cannot be shared out evenly, the first members get one
+            more.
+        op: Average (the default), Sum, Min, Max or Product.
+    """
+    scales = (prescale_factor, postscale_factor)
+    return grouped_reducescatter(
+        [tensor], device_dense, compression, op, process_set, *scales, name=name
+    )[0]
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: Op | str | None = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+) -> list[Any]:
+    """Return this member's shares of the rows of the reduced tensors; see `reducescatter`."""
+    import tensorflow as tf
+
+    if not tensors:
+        return []
+    exchange, how = exchange_for(process_set), op_of(op)
+
+    def scatter(*inputs: Any) -> list[Any]:
+        scaled = [_scaled(_checked(tensor, how), prescale_factor) for tensor in inputs]
+        shares = exchange.reduce_scatter(scaled, how, name)
+        return [_scaled(share, postscale_factor) for share in shares]
+
+    def gradient(*upstream: Any) -> list[Any]:
+        check_differentiable(how)
+        factor = prescale_factor * postscale_factor
+        factor *= exchange.group.size if how is Op.SUM else 1.0  # as Horovod's
+        return exchange.all_gather([_scaled(tf.convert_to_tensor(g), factor) for g in upstream])
+
+    packed = [compression.compress(with_rows(tf.convert_to_tensor(t))) for t in tensors]
+    shares = differentiable(scatter, gradient, [tensor for tensor, _ in packed])
+    pairs = zip(shares, packed, strict=True)
+    return [compression.decompress(share, ctx) for share, (_, ctx) in pairs]
 
 
 def _allreduce(
@@ -46,17 +291,113 @@ def _allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> Any:
     """Return the tensor reduced over all members; the sum, unless `op` says otherwise."""
-    return allreduce(
-        tensor,
-        op=op,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        name=name,
-        process_set=process_set,
+    factors = (prescale_factor, postscale_factor)
+    return allreduce(tensor, None, "", "", Compression.none, op, *factors, name, process_set)
+
+
+def broadcast_(
+    variables: Iterable[Any],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Give variables the values of `root_rank`, see `broadcast_variables`; return the values."""
+    import tensorflow as tf
+
+    targets = list(variables)
+    broadcast_variables(targets, root_rank, process_set)
+    return [tf.convert_to_tensor(variable) for variable in targets]
+
+
+def rank_op(name: str | None = None) -> Any:
+    """Return `rank()` as a tensor, int32."""
+    return _int32(rank())
+
+
+def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
+    """Return the number of members of a process set as a tensor, int32."""
+    return _int32(process_set_by_id(process_set_id).size())
+
+
+def local_rank_op(name: str | None = None) -> Any:
+    """Return `local_rank()` as a tensor, int32."""
+    return _int32(local_rank())
+
+
+def local_size_op(name: str | None = None) -> Any:
+    """Return `local_size()` as a tensor, int32."""
+    return _int32(local_size())
+
+
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> Any:
+    """Return whether this process is in a process set as a tensor, int32, 1 or 0."""
+    return _int32(int(process_set_by_id(process_set_id).included()))
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Wait until all members have called this; not inside `tf.function`."""
+    _not_in_graph("barrier")
+    group_of(process_set).barrier()
+
+
+def join() -> int:
+    """Take part with zeros in what the others reduce, until all have called this.
+
+    Not inside `tf.function`.
+
+    Returns:
+        The rank that called it last.
+    """
+    _not_in_graph("join")
+    return group_of(global_process_set).join()
+
+
+def _int32(value: int) -> Any:
+    import tensorflow as tf
+
+    return tf.constant(value, tf.int32)
+
+
+def _not_in_graph(what: str) -> None:
+    import tensorflow as tf
+
+    if not tf.executing_eagerly():
+        raise ConfigError(
+            f"hvd.{what}() waits when it is called, and tf.function only traces it: call it outside"
+        )
+
+
+def _reduce_slices(exchange: Exchange, slices: Any, how: Op, factors: tuple[float, float]) -> Any:
+    import tensorflow as tf
+
+    if how not in (Op.AVERAGE, Op.SUM) or factors != (1.0, 1.0):
+        raise ConfigError(
+            "tf.IndexedSlices can be summed and averaged, without prescale_factor and "
+            "postscale_factor; tf.convert_to_tensor them for anything else (sparse_as_dense=True)"
+        )
+    values, indices = exchange.all_gather([slices.values, slices.indices])
+    if how is Op.AVERAGE:
+        values = _scaled(values, 1 / exchange.group.size)
+    return tf.IndexedSlices(values, indices, slices.dense_shape)
+
+
+def _checked(tensor: Any, how: Op) -> Any:
+    import tensorflow as tf
+
+    if tensor.dtype.is_floating or (tensor.dtype.is_integer and not tensor.dtype.is_quantized):
+        return tensor
+    raise ConfigError(
+        f"tensors of dtype {tensor.dtype.name} cannot be reduced by {how.name.title()}; cast them "
+        f"to {tf.int32.name} or {tf.float32.name}"
     )
 
 
-def __getattr__(name: str) -> Any:
-    if name in _OPERATIONS:
-        return getattr(face, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def _scaled(tensor: Any, factor: float) -> Any:
+    """Return the tensor times `factor`; whole numbers are rounded towards zero."""
+    import tensorflow as tf
+
+    if factor == 1.0:
+        return tensor
+    if tensor.dtype.is_floating:
+        return tensor * tf.cast(factor, tensor.dtype)
+    return tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype)

@@ -3,25 +3,24 @@
 Runs in: child
 
 The optimizer becomes one of a subclass that is made for it: `apply` (Keras 3) or `apply_gradients`
-(tf_keras) reduces the gradients first. Whatever asks the object for its class is told the stock
-one, and so a saved model names that, and loads where there is no sparkdl.
+(tf_keras) reduces the gradients first. Its `__class__` is the stock one, so a saved model names
+that, and loads where there is no sparkdl.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from sparkdl.collectives.base import Op
+from sparkdl.collectives.group import Op
 from sparkdl.core.errors import ConfigError, RemovedError
 from sparkdl.core.patch import Function, Patch
 from sparkdl.horovod.common.basics import Average
+from sparkdl.horovod.common.compression import Compression, Compressor
 from sparkdl.horovod.common.process_sets import ProcessSet, global_process_set
-from sparkdl.horovod.tensorflow.compression import Compression, Compressor
-from sparkdl.horovod.tensorflow.gradients import Groups, Reduction, key_of
-from sparkdl.horovod.tensorflow.passes import Passes
-from sparkdl.horovod.tensorflow.tape import layer_variables
+from sparkdl.horovod.tensorflow.gradients import Groups, Reduction, key_of, layer_variables
 
 _log = logging.getLogger(__name__)
 
@@ -56,9 +55,6 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and arguments)
         compression, sparse_as_dense, op, gradient_predivide_factor, num_groups, groups,
             process_set, scale_local_gradients: see `DistributedGradientTape`.
         name, use_locking: accepted for Horovod's sake.
-
-    Raises:
-        ConfigError: if an argument cannot be.
         RemovedError: for an optimizer of TensorFlow 1.
     """
     how = Reduction(
@@ -82,9 +78,6 @@ def PartialDistributedOptimizer(  # noqa: N802 (Horovod's name)
     Args:
         local_layers: a layer of Keras, or several; built.
         args, options: of `DistributedOptimizer`.
-
-    Raises:
-        ConfigError: if an argument cannot be.
     """
     result = DistributedOptimizer(optimizer, *args, **options)
     for variable in layer_variables(local_layers):
@@ -148,13 +141,13 @@ def variables_of(optimizer: Any) -> list[Any]:
     return list(variables() if callable(variables) else variables)
 
 
+@dataclass(frozen=True)
 class _Settings:
-    """What a distributed optimizer knows beside its base class. Keras does not look into it."""
+    """What a distributed optimizer has beside its base class. Keras does not look into it."""
 
-    def __init__(self, how: Reduction, passes: Passes) -> None:
-        self.how = how
-        self.passes = passes
-        self.local: set[Any] = set()
+    how: Reduction
+    passes: Passes
+    local: set[Any] = field(default_factory=set)
 
 
 def _method(function: Function, stock: Function) -> Function:
@@ -266,3 +259,71 @@ def _supports_jit(stock: Function, model: Any) -> bool:
 
 
 _JIT = Patch("keras.src.trainers.trainer:model_supports_jit", ("model",), _supports_jit)
+
+
+class Passes:
+    """Adds up gradients, and has them applied once in so many passes.
+
+    Its variables are not saved with the optimizer.
+
+    Args:
+        count: passes per step.
+        is_mean: whether the sum is divided by `count`.
+
+    Raises:
+        ConfigError: if `count` is no whole number of 1 or more.
+    """
+
+    def __init__(self, count: int, is_mean: bool) -> None:
+        if not isinstance(count, int) or count < 1:
+            raise ConfigError(f"backward_passes_per_step={count!r}: give a whole number from 1")
+        self.count = count
+        self._is_mean = is_mean
+        self._done: Any = None
+        self._sums: list[Any] = []
+
+    def add(self, gradients: Sequence[Any], step: Callable[[list[Any]], Any]) -> None:
+        """Add gradients; call `step` with the sums if these were the last of a step.
+
+        Args:
+            gradients: for the same variables at each call; `None` where there is none. Sparse ones
+                are added up as the tensors they stand for.
+        """
+        import tensorflow as tf
+
+        there = [g if g is None else tf.convert_to_tensor(g) for g in gradients]
+        if self._done is None:
+            self._make_variables(there)
+        for total, gradient in zip(self._sums, there, strict=True):
+            if gradient is not None:
+                total.assign_add(gradient)
+        self._done.assign_add(1)
+
+        def last() -> Any:
+            step([self._total(total) for total in self._sums])
+            for total in self._sums:
+                if total is not None:
+                    total.assign(tf.zeros_like(total))
+            return self._done.assign(0)
+
+        tf.cond(tf.equal(self._done, self.count), last, self._done.read_value)
+
+    def _make_variables(self, gradients: Sequence[Any]) -> None:
+        import tensorflow as tf
+
+        shapes = [None if g is None else (g.shape, g.dtype) for g in gradients]
+        with tf.init_scope():
+            self._done = tf.Variable(0, trainable=False, dtype=tf.int64)
+            self._sums = [
+                None
+                if shape is None
+                else tf.Variable(tf.zeros(*shape), trainable=False, name="sparkdl_sum")
+                for shape in shapes
+            ]
+
+    def _total(self, total: Any) -> Any:
+        import tensorflow as tf
+
+        if total is None or not self._is_mean:
+            return None if total is None else tf.convert_to_tensor(total)
+        return total / tf.cast(self.count, total.dtype)

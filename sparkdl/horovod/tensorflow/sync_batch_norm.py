@@ -10,7 +10,7 @@ from typing import Any
 
 from sparkdl.horovod.common.basics import Sum
 from sparkdl.horovod.common.process_sets import global_process_set
-from sparkdl.horovod.tensorflow.reductions import allreduce
+from sparkdl.horovod.tensorflow.mpi_ops import allreduce
 
 
 @functools.cache
@@ -23,7 +23,7 @@ def layer_class() -> type[Any]:
     import tensorflow as tf
 
     class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
-        """`BatchNormalization` over the rows of all members; call it alike on all of them."""
+        """`BatchNormalization` over the rows of all members, which all must call it."""
 
         def __init__(self, **options: Any) -> None:
             super().__init__(**options)

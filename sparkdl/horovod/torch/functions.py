@@ -7,19 +7,26 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/torch/functions.py
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.common.process_sets import ProcessSet, global_process_set, group_of
+from sparkdl.horovod.common import group_of
+from sparkdl.horovod.common.process_sets import ProcessSet, global_process_set, root_in
 from sparkdl.horovod.torch import kernels
 
 if TYPE_CHECKING:
     import torch
 
-    from sparkdl.collectives.base import Group
+    from sparkdl.collectives.group import Group
 
+__all__ = [
+    "allgather_object",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+]
 _FUSED_NBYTES = 32 << 20
 
 
@@ -41,7 +48,7 @@ def broadcast_object(
         CollectiveError: if a process was lost, or did not call this in time.
     """
     group = group_of(process_set)
-    return group.broadcast_object(obj, _member(group, root_rank), name)
+    return group.broadcast_object(obj, root_in(group, root_rank), name)
 
 
 def allgather_object(
@@ -107,69 +114,54 @@ def broadcast_optimizer_state(
 
     group = group_of(process_set)
     is_root = group.ranks[group.rank] == root_rank
+    device = next((p.device for g in optimizer.param_groups for p in g["params"]), None)
     tensors: list[torch.Tensor] = []
-    outline = _outlined(optimizer.state_dict(), tensors) if is_root else None
-    outline = broadcast_object(outline, root_rank, None, process_set)
+
+    def outlined(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        tensors.append(value.detach())
+        return _Place(tuple(value.shape), value.dtype, value.is_cuda)
+
+    def allocated(value: Any) -> Any:
+        if not isinstance(value, _Place):
+            return value
+        place = device if value.is_on_gpu else "cpu"
+        tensors.append(torch.empty(value.shape, dtype=value.dtype, device=place))
+        return tensors[-1]
+
+    state = mapped(optimizer.state_dict(), outlined) if is_root else None
+    state = broadcast_object(state, root_rank, None, process_set)
     if not is_root:
-        tensors = [torch.empty(place.shape, dtype=place.dtype) for place in _places(outline)]
-        param = next((p for g in optimizer.param_groups for p in g["params"]), None)
-        if param is not None:
-            places = _places(outline)
-            tensors = [
-                tensor.to(param.device) if place.is_on_gpu else tensor
-                for tensor, place in zip(tensors, places, strict=True)
-            ]
+        state = mapped(state, allocated)
     _fill(group, tensors, root_rank)
     if not is_root:
-        optimizer.load_state_dict(_filled(outline, iter(tensors)))
+        optimizer.load_state_dict(state)
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor was."""
+    """Stands for a tensor, which travels by itself."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     is_on_gpu: bool
 
 
-def _outlined(value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Return `value` with places where it has tensors, and append these to `tensors`."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        tensors.append(value.detach())
-        return _Place(tuple(value.shape), value.dtype, value.is_cuda)
-    if isinstance(value, dict):
-        return {key: _outlined(item, tensors) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_outlined(item, tensors) for item in value)
-    return value
-
-
-def _filled(outline: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    if isinstance(outline, _Place):
-        return next(tensors)
-    if isinstance(outline, dict):
-        return {key: _filled(item, tensors) for key, item in outline.items()}
-    if type(outline) in (list, tuple):
-        return type(outline)(_filled(item, tensors) for item in outline)
-    return outline
-
-
-def _places(outline: Any) -> list[_Place]:
-    if isinstance(outline, _Place):
-        return [outline]
-    items = outline.values() if isinstance(outline, dict) else outline
-    is_nest = isinstance(outline, dict) or type(outline) in (list, tuple)
-    return [place for item in items for place in _places(item)] if is_nest else []
+def mapped(nest: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a nest of dicts, lists and tuples with `change` made to all else in it."""
+    if isinstance(nest, dict):
+        return {key: mapped(item, change) for key, item in nest.items()}
+    if type(nest) in (list, tuple):
+        return type(nest)(mapped(item, change) for item in nest)
+    return change(nest)
 
 
 def _fill(group: Group, tensors: Sequence[torch.Tensor], root_rank: int) -> None:
     """Fill tensors with the root's; small ones of one dtype and device travel together."""
     import torch
 
-    _member(group, root_rank)
+    root_in(group, root_rank)
     for part in _parts(tensors):
         if len(part) == 1:
             work = _broadcast(group, part[0], root_rank, "")
@@ -199,9 +191,3 @@ def _parts(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
             part.append(tensor)
             nbytes += tensor.nbytes
         yield part
-
-
-def _member(group: Group, root_rank: int) -> int:
-    if root_rank not in group.ranks:
-        raise ConfigError(f"root_rank={root_rank} is not in this process set: {list(group.ranks)}")
-    return group.ranks.index(root_rank)

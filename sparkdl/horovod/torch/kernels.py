@@ -1,22 +1,29 @@
-"""What operations do with tensors, in one process set: blocking, without gradients.
+"""What operations do with tensors in one process set, blocking; and how they become autograd's.
 
 Runs in: child
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparkdl.collectives.arithmetic import dtypes, scale_
-from sparkdl.collectives.base import Group, Op, even_splits
 from sparkdl.collectives.gloo import GlooGroup
+from sparkdl.collectives.group import Group, Op, even_splits
 from sparkdl.collectives.tensors import TensorGroup
+from sparkdl.collectives.transport import dtypes, scale_
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.horovod.common.basics import op_of
+from sparkdl.horovod.common.process_sets import ProcessSet, group_of, root_in
 
 if TYPE_CHECKING:
     import torch
+
+T = TypeVar("T")
+Tensors = Sequence["torch.Tensor"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,19 @@ class Reduction:
     name: str = ""
     prescale: float = 1.0
     postscale: float = 1.0
+
+
+def reduction(
+    op: Any, average: bool | None, name: str | None, prescale: float, postscale: float
+) -> Reduction:
+    """Return how to reduce.
+
+    Raises:
+        ConfigError: for an operation that there is not, or factors that are no numbers.
+    """
+    if not all(isinstance(factor, (int, float)) for factor in (prescale, postscale)):
+        raise ConfigError(f"prescale_factor={prescale!r}, postscale_factor={postscale!r}: numbers")
+    return Reduction(op_of(op, average), name or "", float(prescale), float(postscale))
 
 
 def tensors_of(group: Group) -> TensorGroup | None:
@@ -63,7 +83,7 @@ def reduce(
         ConfigError: for a dtype that cannot be reduced.
         CollectiveError: see `Group.all_reduce`.
     """
-    tensors = [tensor.detach() for tensor in tensors]
+    given, tensors = tensors, [tensor.detach() for tensor in tensors]
     check_reducible(tensors)
     results: dict[int, torch.Tensor] = {}
     for kind in dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors):
@@ -82,7 +102,7 @@ def reduce(
     for i, tensor in enumerate(tensors):
         if results[i].data_ptr() != tensor.data_ptr():
             tensor.copy_(results[i])
-    return list(tensors)
+    return list(given)
 
 
 def reduce_sparse(group: Group, tensor: torch.Tensor, how: Reduction) -> torch.Tensor:
@@ -110,7 +130,7 @@ def gather(group: Group, tensor: torch.Tensor, name: str = "") -> tuple[torch.Te
     """Return the rows of all members, and how many came from each."""
     own, tensor = tensors_of(group), tensor.detach()
     if own is None:
-        rows = tensor.clone() if tensor.dim() else tensor.reshape(1).clone()
+        rows = _rows(tensor)
         return rows, [len(rows)]
     return own.all_gather(tensor, name)
 
@@ -130,14 +150,17 @@ def broadcast(
     """
     import torch
 
-    if root not in group.ranks:
-        raise ConfigError(f"root_rank={root} is not in this process set: {list(group.ranks)}")
-    own, tensor = tensors_of(group), tensor.detach()
-    same = in_place and tensor.is_contiguous()
-    filled = tensor if same else tensor.clone(memory_format=torch.contiguous_format)
+    member = root_in(group, root)
+    own, data = tensors_of(group), tensor.detach()
+    same = in_place and data.is_contiguous()
+    filled = data if same else data.clone(memory_format=torch.contiguous_format)
     if own is not None:
-        own.broadcast_(filled, group.ranks.index(root), name)
-    return tensor.copy_(filled) if in_place and not same else filled
+        own.broadcast_(filled, member, name)
+    if not in_place:
+        return filled
+    if not same:
+        data.copy_(filled)
+    return tensor
 
 
 def all_to_all(
@@ -152,7 +175,7 @@ def all_to_all(
         raise ConfigError(f"splits of {parts.dtype}: give numbers of rows, as torch.int32")
     parts = None if parts is None else parts.tolist()
     if own is None:
-        rows = tensor.clone() if tensor.dim() else tensor.reshape(1).clone()
+        rows = _rows(tensor)
         got = even_splits(len(rows), 1, parts)
     else:
         rows, got = own.all_to_all(tensor, parts, name)
@@ -165,8 +188,7 @@ def reduce_scatter(group: Group, tensor: torch.Tensor, how: Reduction) -> torch.
     check_reducible([tensor])
     own = tensors_of(group)
     if own is None:
-        rows = tensor.clone() if tensor.dim() else tensor.reshape(1).clone()
-        return scale_(rows, how.prescale * how.postscale)
+        return scale_(_rows(tensor), how.prescale * how.postscale)
     return own.reduce_scatter(tensor, how.op, how.name, how.prescale, how.postscale)
 
 
@@ -189,6 +211,11 @@ def check_scatterable(tensors: Sequence[torch.Tensor]) -> None:
         raise ConfigError("a scalar has no rows to share out: use allreduce, or the shape [rows]")
 
 
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of the rows; of a scalar, one row."""
+    return tensor.reshape(1).clone() if tensor.dim() == 0 else tensor.clone()
+
+
 def _flat(tensors: Sequence[torch.Tensor], in_place: bool) -> torch.Tensor:
     """Return all numbers in a row: a copy, or the tensor's own if it may be changed."""
     import torch
@@ -204,3 +231,141 @@ def _flat(tensors: Sequence[torch.Tensor], in_place: bool) -> torch.Tensor:
 def _unflat(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     parts = flat.split([tensor.numel() for tensor in like])
     return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+
+
+def differentiable(
+    forward: Callable[..., Sequence[torch.Tensor]],
+    gradient: Callable[..., Sequence[torch.Tensor]],
+    tensors: Sequence[torch.Tensor],
+) -> list[torch.Tensor]:
+    """Return `forward(*tensors)`; its gradient is what `gradient` makes of the one from above."""
+    return list(_operation().apply(forward, gradient, *tensors))
+
+
+@cache
+def _operation() -> Any:
+    """Return a function of autograd, whose class needs PyTorch."""
+    import torch
+
+    class Operation(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, forward: Any, gradient: Any, *tensors: torch.Tensor) -> Any:
+            ctx.gradient = gradient
+            results = tuple(forward(*tensors))
+            whole = [r for r in results if not (r.is_floating_point() or r.is_complex())]
+            ctx.mark_non_differentiable(*whole)
+            return results
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+            return None, None, *ctx.gradient(*grads)
+
+    return Operation
+
+
+class Handle:
+    """An operation that was started; give it to `synchronize` or `poll`, or call it to wait."""
+
+    def __init__(self, future: Future[Any]) -> None:
+        self._future = future
+
+    def __repr__(self) -> str:
+        return f"Handle({'done' if self._future.done() else 'going on'})"
+
+    def __call__(self) -> Any:
+        """Wait for the result, as programs do with what `sparse_allreduce_async` returns."""
+        return synchronize(self)
+
+    def done(self) -> bool:
+        """Whether the result is there."""
+        return self._future.done()
+
+    def result(self) -> Any:
+        """Wait for the result; the operation's own deadline ends the wait."""
+        return self._future.result()
+
+
+def synchronize(handle: Handle) -> Any:
+    """Wait for an operation, and return its result.
+
+    Raises:
+        CollectiveError: if it failed; `HorovodInternalError` is its other name.
+        ConfigError: for what is no handle.
+    """
+    return _checked(handle).result()
+
+
+def poll(handle: Handle) -> bool:
+    """Whether an operation is done, so that `synchronize` returns at once.
+
+    Raises:
+        ConfigError: for what is no handle.
+    """
+    return _checked(handle).done()
+
+
+def _checked(handle: Handle) -> Handle:
+    if not isinstance(handle, Handle):
+        raise ConfigError(f"{handle!r} is no handle: give what an _async operation returned")
+    return handle
+
+
+def run(
+    process_set: ProcessSet, operation: str, name: str | None, work: Callable[[Group], Any]
+) -> Any:
+    """Call `work` with the group of a process set, and return its result; see `start`."""
+    group = group_of(process_set)
+    return group.run(lambda: work(group), _full_name(operation, name))
+
+
+def start(
+    process_set: ProcessSet,
+    operation: str,
+    name: str | None,
+    tensors: Tensors,
+    work: Callable[[Group], Any],
+) -> Handle:
+    """Start `work` in the group of a process set, beside the caller.
+
+    Args:
+        name: of the operation, of which one with this name can be under way.
+        tensors: that it uses, which on a GPU may not be complete yet.
+
+    Raises:
+        ConfigError: if an operation of this name is under way.
+    """
+    group = group_of(process_set)
+
+    def in_group() -> Any:
+        return work(group)
+
+    ready = after_stream_of(tensors[0], in_group) if tensors else in_group
+    return Handle(group.submit(ready, _full_name(operation, name)))
+
+
+def after_stream_of(tensor: torch.Tensor, work: Callable[[], T]) -> Callable[[], T]:
+    """Return `work` for another thread, which waits there for what made `tensor`, on its GPU.
+
+    Its result is complete when it returns. On the CPU that is so anyway.
+    """
+    if not tensor.is_cuda:
+        return work
+    import torch
+
+    made = torch.cuda.Event()
+    made.record(torch.cuda.current_stream(tensor.device))
+
+    def on_gpu() -> T:
+        with torch.cuda.device(tensor.device):
+            stream = torch.cuda.current_stream()
+            stream.wait_event(made)
+            result = work()
+            stream.synchronize()
+            return result
+
+    return on_gpu
+
+
+def _full_name(operation: str, name: str | None) -> str | None:
+    """Return the name of which one operation can be under way; none for one without a name."""
+    return f"{operation} {name!r}" if name else None

@@ -8,27 +8,32 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/torch/optimizer.py
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
 
-from sparkdl.collectives.base import Op
+from sparkdl.collectives.gloo import GlooGroup
+from sparkdl.collectives.group import Group, Op
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.common.basics import Average, op_of
+from sparkdl.horovod.common import group_of, op_of
+from sparkdl.horovod.common.basics import Average
+from sparkdl.horovod.common.compression import Compression, Compressor
 from sparkdl.horovod.common.exceptions import OrderOfCallsError
-from sparkdl.horovod.common.process_sets import ProcessSet, global_process_set, group_of
-from sparkdl.horovod.common.world import report_step
-from sparkdl.horovod.torch.compression import Compression, Compressor
-from sparkdl.horovod.torch.joining import remember
+from sparkdl.horovod.common.process_sets import ProcessSet, global_process_set, report_step
 from sparkdl.horovod.torch.kernels import Reduction
 from sparkdl.horovod.torch.reducer import Options, Reducer
 
 if TYPE_CHECKING:
     import torch
 
+_OPTIMIZERS: WeakKeyDictionary[Group, list[tuple[GlooGroup, ref[Reducer]]]] = WeakKeyDictionary()
+"""Of each group of a process set, the optimizers in it, with their own groups."""
+
 
 class Distributed:
-    """What a distributed optimizer does otherwise than its base class, the user's own one."""
+    """Overrides mixed into a class of the user's optimizer."""
 
     param_groups: list[dict[str, Any]]
     _reducer: Reducer | None
@@ -65,7 +70,7 @@ class Distributed:
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Synchronize the gradients, unless inside `skip_synchronize`, and step by them.
 
-        The driver hears of it, for its table and its hang watch.
+        The step is reported to the driver, for its table and its hang watch.
         """
         if self._should_synchronize:
             if self._has_synchronized:
@@ -163,9 +168,10 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and options)
     reducer = None
     if process_set.included() and process_set.size() > 1:
         group = group_of(process_set).subgroup(range(process_set.size()))
-        assert group is not None
+        assert isinstance(group, GlooGroup)
         reducer = Reducer(trained, group, options)
-        remember(process_set, group, reducer)
+        _own([param for _, param in trained], reducer)
+        _OPTIMIZERS.setdefault(group_of(process_set), []).append((group, ref(reducer)))
     base = type(optimizer)
     distributed: Any = object.__new__(type(base.__name__, (Distributed, base), {}))
     own = {name: value for name, value in vars(optimizer).items() if name != "step"}
@@ -227,3 +233,57 @@ def _checked_passes(passes: int) -> int:
     if type(passes) is not int or passes < 1:
         raise ConfigError(f"backward_passes_per_step={passes!r} must be a whole number, 1 or more")
     return passes
+
+
+def join(device: int = -1) -> int:
+    """Wait until all processes have called this; take part with zeros in what they reduce.
+
+    For processes that have different numbers of batches: one that has none left calls this, and the
+    others continue. Averages are over all processes, those that have joined as zeros, as in
+    Horovod. All processes must have made the same optimizers before.
+
+    While no process has joined this costs nothing: a process announces it in the 64 bytes that
+    processes exchange anyway before each step of an optimizer and each operation.
+
+    Args:
+        device: accepted for Horovod's sake.
+
+    Returns:
+        The rank of the process that called it last, the same on all.
+
+    Raises:
+        CollectiveError: if a process was lost. One that calls something else meanwhile than sums,
+            averages and steps of optimizers gets it alone, and those that have joined wait on.
+        ConfigError: if there is an optimizer of a process set, which would wait for ever.
+    """
+    world = group_of()
+    if len(_OPTIMIZERS) > (world in _OPTIMIZERS):
+        raise ConfigError("hvd.join() with an optimizer of a process set: there is no join for it")
+    mine = _OPTIMIZERS.get(world, [])
+    for _, weak in mine:
+        reducer = weak()
+        if reducer is not None and not reducer.is_replaced:
+            reducer.prepare_to_join()
+    waits = [group.submit(group.tensors.join) for group, _ in mine]
+    last = world.join()
+    for wait in waits:
+        wait.result()
+    return last
+
+
+def _own(params: Sequence[torch.Tensor], reducer: Reducer) -> None:
+    """Detach the reducers that have had gradients of these parameters: there is one at a time."""
+    owners = _owners()
+    before = {id(it): it for param in params if param in owners and (it := owners[param]())}
+    for it in before.values():
+        it.detach()
+    for param in params:
+        owners[param] = ref(reducer)
+
+
+@cache
+def _owners() -> MutableMapping[torch.Tensor, ref[Reducer]]:
+    from torch.utils.weak import WeakIdKeyDictionary
+
+    owners: MutableMapping[torch.Tensor, ref[Reducer]] = WeakIdKeyDictionary()
+    return owners

@@ -1,32 +1,179 @@
-"""Gradients of one optimizer on their way over all processes, while the backward pass goes on.
+"""`Reducer`: reduces the gradients of one optimizer during the backward pass, in buckets.
 
 Runs in: child
 
-Buckets are reduced in an order that all processes share, each as soon as it and those before it
-are complete, in a group of the optimizer's own: it does not matter what else is reduced meanwhile.
+As in PyTorch's DistributedDataParallel (https://dl.acm.org/doi/10.14778/3415478.3415530) gradients
+travel in buckets of some megabytes, in the order in which they become ready, a small one first, so
+that the reduction begins early in the backward pass. Buckets are reduced in an order that all
+processes share, each as soon as it and those before it are complete, in a group of the optimizer's
+own: it does not matter what else is reduced meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
 
-from sparkdl.collectives.base import Group, Op
+from sparkdl.collectives.group import Group, Op
 from sparkdl.core.errors import CollectiveError, ConfigError
+from sparkdl.horovod.common.compression import Compressor
 from sparkdl.horovod.common.exceptions import OrderOfCallsError
+from sparkdl.horovod.common.util import split_list
 from sparkdl.horovod.torch import kernels
-from sparkdl.horovod.torch.bucket import Bucket
-from sparkdl.horovod.torch.buckets import Layout, Slot, plan
-from sparkdl.horovod.torch.compression import Compressor
-from sparkdl.horovod.torch.kernels import Reduction
-from sparkdl.horovod.torch.owners import own
-from sparkdl.horovod.torch.streams import handed_over
+from sparkdl.horovod.torch.kernels import Reduction, after_stream_of
 
 if TYPE_CHECKING:
     import torch
+
+FIRST_NBYTES = 1 << 20
+NBYTES = 25 << 20
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A gradient's place.
+
+    Attributes:
+        nbytes: of the gradient.
+        kind: dtype and device; gradients of one bucket have the same.
+    """
+
+    nbytes: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is reduced, in this order, by the numbers of the parameters.
+
+    Attributes:
+        buckets: of dense gradients.
+        sparse: parameters whose gradients are sparse.
+    """
+
+    buckets: tuple[tuple[int, ...], ...]
+    sparse: tuple[int, ...]
+
+
+def plan(
+    slots: Sequence[Slot],
+    order: Sequence[int],
+    sparse: Collection[int] = (),
+    groups: Sequence[Sequence[int]] | int = 0,
+) -> Layout:
+    """Return the layout.
+
+    Args:
+        slots: of all parameters.
+        order: in which gradients became ready; parameters that are missing come last.
+        sparse: parameters whose gradients are sparse.
+        groups: parameters that are to travel together; or in how many groups to cut all of them,
+            0 for groups by size.
+    """
+    rest = [number for number in reversed(range(len(slots))) if number not in set(order)]
+    dense = [number for number in [*order, *rest] if number not in sparse]
+    if isinstance(groups, int):
+        parts = split_list(dense, groups) if groups else _by_size(slots, dense)
+    else:
+        place = {number: i for i, number in enumerate(dense)}
+        asked = [[n for n in group if n in place] for group in groups]
+        grouped = {number for group in asked for number in group}
+        others = _by_size(slots, [number for number in dense if number not in grouped])
+        # A group is complete with its last gradient.
+        parts = sorted(
+            [*(group for group in asked if group), *others],
+            key=lambda part: max(place[number] for number in part),
+        )
+    buckets = tuple(bucket for part in parts for bucket in _by_kind(slots, part))
+    return Layout(buckets, tuple(sorted(sparse)))
+
+
+def _by_size(slots: Sequence[Slot], numbers: Sequence[int]) -> list[list[int]]:
+    parts: list[list[int]] = []
+    open_parts: dict[str, list[int]] = {}
+    filled: dict[str, int] = {}
+    for number in numbers:
+        slot = slots[number]
+        limit = FIRST_NBYTES if len(parts) == 1 else NBYTES
+        if slot.kind not in open_parts or filled[slot.kind] + slot.nbytes > limit:
+            open_parts[slot.kind], filled[slot.kind] = [], 0
+            parts.append(open_parts[slot.kind])
+        open_parts[slot.kind].append(number)
+        filled[slot.kind] += slot.nbytes
+    return parts
+
+
+def _by_kind(slots: Sequence[Slot], numbers: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    for kind in dict.fromkeys(slots[number].kind for number in numbers):
+        yield tuple(number for number in numbers if slots[number].kind == kind)
+
+
+class Bucket:
+    """Gradients in a row, and behind them a 1 for each that this process has.
+
+    Args:
+        params: whose gradients they are.
+        is_sparse: of each, whether a process has had a sparse one: where this one has none of its
+            own, it gets a sparse one too.
+    """
+
+    def __init__(
+        self, params: Sequence[torch.nn.Parameter], is_sparse: Sequence[bool] | None = None
+    ) -> None:
+        import torch
+
+        self.params = list(params)
+        self._is_sparse = list(is_sparse or [False] * len(self.params))
+        sizes = [param.numel() for param in self.params]
+        like = self.params[0]
+        self.flat = torch.zeros(sum(sizes) + len(sizes), dtype=like.dtype, device=like.device)
+        self.waits_for = len(sizes)
+        self._has = [0.0] * len(sizes)
+        self._sizes = [*sizes, len(sizes)]
+        *rows, self._presence = self.flat.split(self._sizes)
+        shaped = zip(rows, self.params, strict=True)
+        self._rows = [row.view(param.shape) for row, param in shaped]
+
+    def fill(self, place: int, grad: torch.Tensor | None) -> None:
+        """Put a gradient in."""
+        import torch
+
+        if grad is None:
+            self._rows[place].zero_()
+        else:
+            self._rows[place].copy_(grad.to_dense() if grad.is_sparse else grad)
+        self._has[place] = float(grad is not None)
+        self.waits_for -= 1
+        if not self.waits_for:
+            self._presence.copy_(torch.tensor(self._has))
+
+    def spread(self, reduced: torch.Tensor, can_be_absent: bool) -> None:
+        """Put reduced gradients where they are from; where no process has one, none."""
+        import torch
+
+        *rows, presence = reduced.split(self._sizes)
+        is_there = [True] * len(rows)
+        if can_be_absent and any(param.grad is None for param in self.params):
+            is_there = (presence > 0).tolist()
+        grads, results = [], []
+        places = zip(self.params, rows, is_there, self._is_sparse, strict=True)
+        for param, row, there, was_sparse in places:
+            grad, result = param.grad, row.view(param.shape)
+            if grad is None and not there:
+                continue
+            if was_sparse if grad is None else grad.is_sparse:
+                param.grad = result.to_sparse(1)
+            elif grad is None:
+                param.grad = result.to(param.dtype, copy=True)
+            else:
+                grads.append(grad)
+                results.append(result)
+        if grads:
+            torch._foreach_copy_(grads, results)
+        self.waits_for = len(rows)
 
 
 @dataclass(frozen=True)
@@ -36,7 +183,7 @@ class Options:
     Attributes:
         how: operation and factors.
         passes: backward passes before a step.
-        groups: see `buckets.plan`, parameters by their numbers.
+        groups: see `plan`, parameters by their numbers.
         sparse_as_dense: whether sparse gradients travel as dense ones.
     """
 
@@ -51,8 +198,8 @@ class Reducer:
     """Reduces the gradients of some parameters, once a step.
 
     Args:
-        named: names and parameters, alike on all processes.
-        group: of the processes; nobody else uses it.
+        named: names and parameters, the same on all processes.
+        group: of the processes, for this reducer alone.
     """
 
     def __init__(
@@ -74,7 +221,6 @@ class Reducer:
         self.is_replaced = False
         self._futures: list[Future[Any]] = []
         self.reset()
-        own(self, self._params)
         self._hooks = [
             param.register_post_accumulate_grad_hook(self._hook(number))
             for number, param in enumerate(self._params)
@@ -86,7 +232,7 @@ class Reducer:
         return self._has_begun
 
     def reset(self, passes: int | None = None) -> None:
-        """Begin a step anew.
+        """Forget the gradients of an unfinished step.
 
         Args:
             passes: backward passes before each step from now on.
@@ -110,7 +256,7 @@ class Reducer:
             hook.remove()
 
     def check(self, params: Iterable[torch.Tensor]) -> None:
-        """Raise for what would go on without the others' gradients.
+        """Check that no parameter would be stepped without the others' gradients.
 
         Args:
             params: of the optimizer now.
@@ -190,12 +336,12 @@ class Reducer:
 
         def work() -> torch.Tensor:
             if is_first:
-                self._begin_step()
+                self._announce_step()
             narrow, ctx = compression.compress(flat)
             self._tensors.reduce_now_(narrow, how.op, how.prescale, how.postscale)
             return compression.decompress(narrow, ctx)
 
-        return handed_over(flat, work)
+        return after_stream_of(flat, work)
 
     def _sparse(self, number: int) -> Callable[[], torch.Tensor]:
         """Return what reduces a sparse gradient, which has no entries where there is none."""
@@ -220,12 +366,12 @@ class Reducer:
 
         def work() -> torch.Tensor:
             if first:
-                self._begin_step()
+                self._announce_step()
             return kernels.reduce_sparse(self._group, grad, how)
 
-        return handed_over(grad, work)
+        return after_stream_of(grad, work)
 
-    def _begin_step(self) -> None:
+    def _announce_step(self) -> None:
         how = self._options.how
         is_sum = how.op in (Op.SUM, Op.AVERAGE)
         self._tensors.step(0, f"by {how.op.value} x {how.prescale:g} x {how.postscale:g}", is_sum)
@@ -262,16 +408,16 @@ class Reducer:
                 if param.grad is not None and param.grad.is_sparse
             ],
         }
-        heard = self._group.all_gather_object(mine)
-        for rank, other in enumerate(heard):
+        everyone = self._group.all_gather_object(mine)
+        for rank, other in enumerate(everyone):
             different = set(other["params"]).symmetric_difference(mine["params"])
             if other["params"] != mine["params"]:
                 raise ConfigError(
                     f"rank {self._group.ranks[rank]} does not train the same parameters, or not in "
                     f"the same order: {sorted(different)[:4] or 'the order differs'}"
                 )
-        order: list[int] = next((other["order"] for other in heard if other["order"]), [])
-        sparse = {number for other in heard for number in other["sparse"]}
+        order: list[int] = next((other["order"] for other in everyone if other["order"]), [])
+        sparse = {number for other in everyone for number in other["sparse"]}
         gathered = set() if self._options.sparse_as_dense else sparse
         slots = [
             Slot(param.numel() * param.element_size(), f"{param.dtype} {param.device}")

@@ -21,7 +21,7 @@ def sync_batch_norm() -> Any:
     from torch.nn.modules.batchnorm import _BatchNorm
 
     from sparkdl.horovod.common.basics import Sum, size
-    from sparkdl.horovod.torch.reductions import allreduce
+    from sparkdl.horovod.torch.mpi_ops import allreduce
 
     class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]
         """Applies batch normalization to `[N, C, …]`, with statistics over all processes.

@@ -1,6 +1,6 @@
 """Horovod's API for tf.keras: `import sparkdl.horovod.tensorflow.keras as hvd`.
 
-See docs/horovod.md.
+The same names as in `sparkdl.horovod.keras`. See docs/horovod.md.
 
 Runs in: child
 """
@@ -9,45 +9,13 @@ from __future__ import annotations
 
 import functools
 
-from sparkdl.horovod.common import face
-from sparkdl.horovod.common.face import *  # noqa: F403 (what all faces have)
-from sparkdl.horovod.keras.loading import load
-from sparkdl.horovod.tensorflow.compression import Compression
-from sparkdl.horovod.tensorflow.functions import (
-    allgather_object,
-    barrier,
-    broadcast_global_variables,
-    broadcast_object,
-    broadcast_variables,
-    join,
-)
-from sparkdl.horovod.tensorflow.keras import callbacks, elastic
-from sparkdl.horovod.tensorflow.ops import allgather, broadcast
-from sparkdl.horovod.tensorflow.optimizer import (
-    DistributedOptimizer,
-    PartialDistributedOptimizer,
-)
-from sparkdl.horovod.tensorflow.reductions import allreduce, reducescatter
+from sparkdl.horovod.keras import *  # noqa: F403 (all of it, but for what follows)
+from sparkdl.horovod.keras import __all__ as __all__
+from sparkdl.horovod.keras import load
+
+# In this form, because `from … import callbacks` would find those of Keras 3, imported above.
+import sparkdl.horovod.tensorflow.keras.callbacks  # isort: skip
+import sparkdl.horovod.tensorflow.keras.elastic  # isort: skip  # noqa: F401
 
 load_model = functools.partial(load, "tf.keras")
-"""See `sparkdl.horovod.keras.loading.load`."""
-
-__all__ = [
-    *face.__all__,
-    "Compression",
-    "DistributedOptimizer",
-    "PartialDistributedOptimizer",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "barrier",
-    "broadcast",
-    "broadcast_global_variables",
-    "broadcast_object",
-    "broadcast_variables",
-    "callbacks",
-    "elastic",
-    "join",
-    "load_model",
-    "reducescatter",
-]
+"""See `sparkdl.horovod.keras.load`."""

@@ -1,20 +1,12 @@
-"""Horovod's callbacks for `tf.keras`, whichever Keras that is.
+"""Horovod's callbacks for `tf.keras`, whichever Keras that is; see `horovod.keras.callbacks`.
 
 Runs in: child
-
-They are classes of Keras, which is imported on first use. See `callback_parts`.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import functools
 
-from sparkdl.horovod.keras.making import classes
+from sparkdl.horovod.keras.callbacks import callback_named
 
-
-def __getattr__(name: str) -> Any:
-    if not name.startswith("_") and (found := classes("tf.keras").get(name)):
-        return found
-    raise AttributeError(
-        f"module 'sparkdl.horovod.tensorflow.keras.callbacks' has no attribute {name!r}"
-    )
+__getattr__ = functools.partial(callback_named, "tf.keras")

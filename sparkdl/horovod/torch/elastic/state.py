@@ -15,6 +15,7 @@ from sparkdl.horovod.torch.functions import (
     broadcast_object,
     broadcast_optimizer_state,
     broadcast_parameters,
+    mapped,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class TorchState(ObjectState):
     def save(self) -> None:
         """Keep copies in memory, of tensors on the CPU."""
         self._saved_holders = {
-            name: _on_cpu(getattr(self, name).state_dict()) for name in self._holders
+            name: mapped(getattr(self, name).state_dict(), _copied) for name in self._holders
         }
         super().save()
 
@@ -98,14 +99,9 @@ def _is_holder(value: Any) -> bool:
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
 
 
-def _on_cpu(value: Any) -> Any:
-    """Return a copy of a nest of tensors."""
+def _copied(value: Any) -> Any:
+    """Return a copy; of a tensor, on the CPU."""
     import torch
 
-    if isinstance(value, torch.Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {key: _on_cpu(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_on_cpu(item) for item in value)
-    return copy.deepcopy(value)
+    is_tensor = isinstance(value, torch.Tensor)
+    return value.detach().to("cpu", copy=True) if is_tensor else copy.deepcopy(value)

@@ -1,4 +1,4 @@
-"""Work in order, beside the caller and by the caller."""
+"""Work in order, beside the caller and by the caller; objects between members, sealed."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import threading
 
 import pytest
 
-from sparkdl.collectives.queue import InOrder
-from sparkdl.core.errors import ConfigError
+from sparkdl.collectives.group import SerialExecutor, open_sealed, sealed
+from sparkdl.core.errors import CollectiveError, ConfigError
 
 SOON_S = 10.0
 
 
 def test_work_is_done_in_the_order_in_which_it_was_given() -> None:
-    queue, gate, done = InOrder("test"), threading.Event(), list[object]()
+    queue, gate, done = SerialExecutor("test"), threading.Event(), list[object]()
     queue.run(lambda: done.append(threading.current_thread().name))
     first = queue.submit(lambda: done.append("first" if gate.wait(SOON_S) else "late"))
     second = queue.submit(lambda: done.append("second"))
@@ -26,7 +26,7 @@ def test_work_is_done_in_the_order_in_which_it_was_given() -> None:
 
 
 def test_error_is_the_waiters_and_what_comes_after_is_done() -> None:
-    queue = InOrder("test")
+    queue = SerialExecutor("test")
     broken = queue.submit(lambda: 1 / 0)
     assert queue.submit(lambda: 7).result(SOON_S) == 7
     with pytest.raises(ZeroDivisionError):
@@ -40,7 +40,7 @@ def test_error_is_the_waiters_and_what_comes_after_is_done() -> None:
 
 
 def test_name_can_be_given_again_when_its_work_is_done() -> None:
-    queue, gate = InOrder("test"), threading.Event()
+    queue, gate = SerialExecutor("test"), threading.Event()
     first = queue.submit(lambda: gate.wait(SOON_S), "a name")
     with pytest.raises(ConfigError, match="a name is under way already"):
         queue.submit(lambda: None, "a name")
@@ -57,3 +57,29 @@ def test_name_can_be_given_again_when_its_work_is_done() -> None:
         with pytest.raises(ZeroDivisionError):
             queue.submit(lambda: 1 / 0, "a name").result(SOON_S)
     queue.close()
+
+
+def test_object_comes_as_it_was() -> None:
+    value = {"f": lambda x: x + 1, "n": [1, 2]}
+    opened = open_sealed(sealed(value, b"key"), b"key")
+    assert opened["n"] == [1, 2]
+    assert opened["f"](1) == 2
+
+
+class Dangerous:
+    """Does harm where it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return pytest.fail, ("it was unpickled",)
+
+
+@pytest.mark.parametrize("where", [0, 31, 32, -1])
+def test_nothing_is_unpickled_that_was_not_sealed_by_a_member(where: int) -> None:
+    data = bytearray(sealed(Dangerous(), b"key"))
+    with pytest.raises(CollectiveError, match="no member of this group has sent"):
+        open_sealed(bytes(data), b"another key")
+    data[where] ^= 1
+    with pytest.raises(CollectiveError, match="no member of this group has sent"):
+        open_sealed(bytes(data), b"key")
+    with pytest.raises(CollectiveError, match="no member of this group has sent"):
+        open_sealed(b"", b"key")

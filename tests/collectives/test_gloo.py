@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparkdl.collectives.memory import ALIGN_NBYTES, Reused
+from sparkdl.collectives.gloo import ALIGN_NBYTES, BufferPool
 
 MB = 1 << 20
 
@@ -14,7 +14,7 @@ def address(array: np.ndarray) -> int:
 
 
 def test_memory_of_a_result_that_is_held_is_left_alone() -> None:
-    memory = Reused()
+    memory = BufferPool()
     whole = memory.empty(MB, np.dtype(np.float32))
     whole[:] = 1
     part = whole[10:20].reshape(2, 5)
@@ -32,7 +32,7 @@ def test_memory_of_a_result_that_is_held_is_left_alone() -> None:
 
 
 def test_much_or_little_memory_is_not_kept() -> None:
-    memory = Reused()
+    memory = BufferPool()
     for count in (10, 700 * MB):
         array = memory.empty(count, np.dtype(np.uint8))
         assert array.shape == (count,)

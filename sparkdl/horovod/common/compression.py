@@ -1,0 +1,82 @@
+"""`hvd.Compression`: gradients travel in half the bytes, with PyTorch and with TensorFlow.
+
+Runs in: child
+
+https://github.com/horovod/horovod/blob/v0.28.1/horovod/torch/compression.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
+
+
+class Compressor:
+    """What is done before and after a reduction: nothing. Subclass it for a compression."""
+
+    @staticmethod
+    def compress(tensor: Any) -> tuple[Any, Any]:
+        """Return what travels, and what `decompress` needs to know."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """Return the tensor as it was before `compress`, but for what was lost."""
+        return tensor
+
+
+class NoneCompressor(Compressor):
+    """Nothing is changed."""
+
+
+class _Cast(Compressor):
+    """Floating-point numbers travel in a narrower dtype, others as they are."""
+
+    dtype = ""
+
+    @classmethod
+    def compress(cls, tensor: Any) -> tuple[Any, Any]:
+        """Return the tensor in the narrower dtype, and its own."""
+        if hasattr(tensor, "is_floating_point"):
+            import torch
+
+            if not tensor.is_floating_point():
+                return tensor, None
+            return tensor.to(getattr(torch, cls.dtype)), tensor.dtype
+        import tensorflow as tf
+
+        if not tensor.dtype.is_floating or tensor.dtype.size <= 2:
+            return tensor, None
+        return tf.cast(tensor, cls.dtype), tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: Any, ctx: Any) -> Any:
+        """Return the tensor in its own dtype again."""
+        if ctx is None:
+            return tensor
+        if hasattr(tensor, "is_floating_point"):
+            return tensor.to(ctx)
+        import tensorflow as tf
+
+        return tf.cast(tensor, ctx)
+
+
+class FP16Compressor(_Cast):
+    """float16: 11 bits of precision; sums beyond 65504 overflow."""
+
+    dtype = "float16"
+
+
+class BF16Compressor(_Cast):
+    """bfloat16: 8 bits of precision, the range of float32. Horovod has it in MXNet only."""
+
+    dtype = "bfloat16"
+
+
+class Compression:
+    """The compressions to choose from."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor
