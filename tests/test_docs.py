@@ -125,6 +125,34 @@ def test_python_snippets_compile(page: Path) -> None:
     assert not list(wrong_snippets(page))
 
 
+def test_checks_bite(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        textwrap.dedent(
+            """\
+            # A page, *and* `more`
+            [good](page.md#a-page-and-more) [self](#a-page-and-more) [site](https://example.org)
+            [gone](gone.md) [no heading](page.md#b) <img src="gone.png"> `[code](code.md)`
+            ```python
+            with sparkdl.launch(spark, train) as cluster:
+                ...
+            ```
+            - in a list
+              ```python
+              fine = 1
+              wrong =
+              ```
+            """
+        )
+    )
+    assert [link.split(" ")[1] for link in broken_links(page)] == [
+        "gone.md",
+        "page.md#b",
+        "gone.png",
+    ]
+    assert list(wrong_snippets(page)) == ["page.md:11 is no Python: invalid syntax"]
+
+
 @pytest.mark.parametrize("page", pages(), ids=_name)
 def test_lines_can_be_read_without_scrolling(page: Path) -> None:
     assert _name(page) in STILL_WIDE or not list(wide_lines(page))
@@ -152,34 +180,6 @@ def test_answers_to_where_is_name_files_that_exist() -> None:
     files = re.findall(r"^\|.*\| `([^`]+)` \|$", section, re.MULTILINE)
     assert len(files) >= 20
     assert not [file for file in files if not (ROOT / file).is_file()]
-
-
-def test_checks_bite(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
-        textwrap.dedent(
-            """\
-            # A page, *and* `more`
-            [good](page.md#a-page-and-more) [self](#a-page-and-more) [site](https://example.org)
-            [gone](gone.md) [no heading](page.md#b) <img src="gone.png"> `[code](code.md)`
-            ```python
-            with sparkdl.launch(spark, train) as cluster:
-                ...
-            ```
-            - in a list
-              ```python
-              fine = 1
-              wrong =
-              ```
-            """
-        )
-    )
-    assert [link.split(" ")[1] for link in broken_links(page)] == [
-        "gone.md",
-        "page.md#b",
-        "gone.png",
-    ]
-    assert list(wrong_snippets(page)) == ["page.md:11 is no Python: invalid syntax"]
 
 
 def test_checks_of_names_and_columns_bite(tmp_path: Path) -> None:
