@@ -1,4 +1,4 @@
-"""The documentation keeps its promises: links lead somewhere, Python in it is Python."""
+"""The documentation keeps its promises: links lead somewhere, Python is Python, names exist."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ _FENCE = re.compile(r"^( *)(```+|~~~+) *(\w*)[^\n]*\n(.*?)^\1\2", re.MULTILINE |
 _LINK = re.compile(r"\[[^\]]*\]\(<?([^)\s>]+)>?(?: \"[^\"]*\")?\)|(?:src|href)=\"([^\"]+)\"")
 _HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
 _ANCHOR = re.compile(r"<a (?:name|id)=\"([^\"]+)\"")
+_CODE = re.compile(r"`([^`\n]+)`")
+_DOTTED = re.compile(r"\bsparkdl(?:\.[A-Za-z_]\w*)+")
+_FILE = re.compile(r"(?:[\w.-]+/)+[\w-]+\.(?:py|ipynb)")
+
+MAX_COLUMNS = 120
+MAX_README_LINES = 130
+STILL_WIDE = ("docs/design.md", "tests/faults/README.md")  # to be wrapped
 
 
 def pages(root: Path = ROOT) -> list[Path]:
@@ -67,6 +74,43 @@ def wrong_snippets(page: Path) -> Iterator[str]:
             compile(textwrap.dedent(match.group(4)), page.name, "exec", dont_inherit=True)
         except SyntaxError as error:
             yield f"{page.name}:{line + (error.lineno or 1) - 1} is no Python: {error.msg}"
+
+
+def wide_lines(page: Path) -> Iterator[str]:
+    """Yield lines that are too long, but for what cannot be wrapped: rows of tables, addresses."""
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        is_table = line.lstrip().startswith("|") and page.resolve() != ROOT / "README.md"
+        columns = len(re.sub(r"https?://\S+", "", line))
+        if columns > MAX_COLUMNS and not is_table:
+            yield f"{page.name}:{number} has {columns} columns, {MAX_COLUMNS} are allowed"
+
+
+def unknown_names(page: Path) -> Iterator[str]:
+    """Yield names of sparkdl's modules, and of files here, that a page mentions and nobody has."""
+    text = page.read_text(encoding="utf-8")
+    inline = "\n".join(_CODE.findall(_FENCE.sub("", text)))
+    code = [m.group(4) for m in _FENCE.finditer(text) if m.group(3) in ("python", "py")]
+    for name in sorted(set(_DOTTED.findall("\n".join([inline, *code])))):
+        if not _is_known(name.split(".")):
+            yield f"{page.name}: there is no {name}"
+    for file in sorted(set(_FILE.findall(inline))):
+        if not any((root / file).exists() for root in _roots(page)):
+            yield f"{page.name}: there is no file {file}"
+
+
+def _roots(page: Path) -> tuple[Path, ...]:
+    return ROOT, ROOT / "sparkdl", ROOT / "tests", page.parent
+
+
+def _is_known(parts: list[str]) -> bool:
+    """Whether the longest module in `parts` mentions the name that follows it."""
+    for count in range(len(parts), 0, -1):
+        module = ROOT.joinpath(*parts[:count])
+        file = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+        if file.exists():
+            following = parts[count : count + 1]
+            return not following or re.search(rf"\b{following[0]}\b", file.read_text()) is not None
+    return False
 
 
 def _name(page: Path) -> str:
@@ -123,3 +167,46 @@ def test_checks_bite(tmp_path: Path) -> None:
         "gone.png",
     ]
     assert list(wrong_snippets(page)) == ["page.md:11 is no Python: invalid syntax"]
+
+
+@pytest.mark.parametrize("page", pages(), ids=_name)
+def test_lines_can_be_read_without_scrolling(page: Path) -> None:
+    assert _name(page) in STILL_WIDE or not list(wide_lines(page))
+
+
+@pytest.mark.parametrize("page", pages(), ids=_name)
+def test_names_of_modules_and_files_exist(page: Path) -> None:
+    assert not list(unknown_names(page))
+
+
+def test_readme_is_read_in_two_minutes() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= MAX_README_LINES
+
+
+def test_index_links_every_page() -> None:
+    index = ROOT / "docs" / "index.md"
+    linked = {match.group(1) for match in _LINK.finditer(index.read_text(encoding="utf-8"))}
+    assert linked >= {page.name for page in index.parent.glob("*.md")} - {"index.md"}
+
+
+def test_answers_to_where_is_name_files_that_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = text.partition("## Where is")[2].partition("\n## ")[0]
+    files = re.findall(r"^\|.*\| `([^`]+)` \|$", section, re.MULTILINE)
+    assert len(files) >= 20
+    assert not [file for file in files if not (ROOT / file).is_file()]
+
+
+def test_checks_of_names_and_columns_bite(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "`sparkdl.launch(…)` `sparkdl.lunch` `sparkdl.core.nowhere` `core/errors.py` `core/no.py`\n"
+        f"```python\nsparkdl.keras.Checkpoint(ctx)\n```\n{'wide ' * 25}\n| {'wide ' * 25} |\n"
+    )
+    assert list(unknown_names(page)) == [
+        "page.md: there is no sparkdl.core.nowhere",
+        "page.md: there is no sparkdl.lunch",
+        "page.md: there is no file core/no.py",
+    ]
+    assert list(wide_lines(page)) == ["page.md:5 has 125 columns, 120 are allowed"]

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.common import group_of
-from sparkdl.horovod.common.basics import rank, size
+from sparkdl.horovod.common import ProcessSet, global_process_set, group_of, rank, size
 from sparkdl.horovod.common.elastic import State
-from sparkdl.horovod.common.process_sets import ProcessSet, global_process_set, report_step
+from sparkdl.horovod.common.process_sets import report_step
 from sparkdl.horovod.tensorflow.functions import broadcast_variables
 from sparkdl.horovod.tensorflow.gradients import key_of
 from sparkdl.horovod.tensorflow.optimizer import build, variables_of

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.horovod.common import HorovodInternalError
 from sparkdl.horovod.common.elastic import ObjectState, State
 from sparkdl.horovod.common.elastic import run as _run
-from sparkdl.horovod.common.exceptions import HorovodInternalError
 from sparkdl.horovod.tensorflow.functions import broadcast_variables
 from sparkdl.horovod.tensorflow.optimizer import build, variables_of
 

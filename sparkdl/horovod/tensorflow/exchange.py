@@ -25,8 +25,7 @@ from sparkdl.collectives.tensorflow import (
     tensorflow_errors,
 )
 from sparkdl.core.errors import ConfigError, RemovedError
-from sparkdl.horovod.common import group_of
-from sparkdl.horovod.common.process_sets import ProcessSet
+from sparkdl.horovod.common import ProcessSet, group_of
 
 Function = Callable[..., Sequence[np.ndarray]]
 

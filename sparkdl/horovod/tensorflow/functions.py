@@ -9,8 +9,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from sparkdl.core.errors import RemovedError
-from sparkdl.horovod.common import group_of
-from sparkdl.horovod.common.process_sets import ProcessSet, global_process_set, root_in
+from sparkdl.horovod.common import (
+    ProcessSet,
+    global_process_set,
+    group_of,
+)
+from sparkdl.horovod.common.process_sets import root_in
 from sparkdl.horovod.tensorflow.exchange import exchange_for
 
 __all__ = [

@@ -14,11 +14,9 @@ from typing import Any
 
 from sparkdl.collectives.group import Op
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.common import op_of
-from sparkdl.horovod.common.basics import Average
-from sparkdl.horovod.common.compression import Compression, Compressor
-from sparkdl.horovod.common.process_sets import ProcessSet, global_process_set
+from sparkdl.horovod.common import Average, ProcessSet, global_process_set, op_of
 from sparkdl.horovod.common.util import split_list
+from sparkdl.horovod.tensorflow.compression import Compression, Compressor
 from sparkdl.horovod.tensorflow.mpi_ops import grouped_allreduce
 
 BUCKET_NBYTES = 25 * 1024 * 1024

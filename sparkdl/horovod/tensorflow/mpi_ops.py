@@ -18,16 +18,24 @@ from typing import Any
 from sparkdl.collectives.group import Op, even_splits
 from sparkdl.collectives.tensorflow import tensorflow_errors
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.common import basics, group_of, op_of, process_set_by_id
+from sparkdl.horovod.common import (
+    basics,
+    group_of,
+    local_rank,
+    local_size,
+    op_of,
+    process_set_by_id,
+    rank,
+)
 from sparkdl.horovod.common.basics import *  # noqa: F403 (as in Horovod's)
-from sparkdl.horovod.common.basics import Sum, check_differentiable, local_rank, local_size, rank
-from sparkdl.horovod.common.compression import Compression, Compressor
-from sparkdl.horovod.common.process_sets import ProcessSet, global_process_set, root_in
+from sparkdl.horovod.common.basics import ProcessSet, Sum, check_differentiable, global_process_set
+from sparkdl.horovod.common.process_sets import root_in
 from sparkdl.horovod.common.util import (  # noqa: F401 (as in Horovod's)
     check_extension,
     gpu_available,
     num_rank_is_power_2,
 )
+from sparkdl.horovod.tensorflow.compression import Compression, Compressor
 from sparkdl.horovod.tensorflow.exchange import Exchange, differentiable, exchange_for, with_rows
 from sparkdl.horovod.tensorflow.functions import broadcast_variables
 

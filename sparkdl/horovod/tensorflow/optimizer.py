@@ -17,9 +17,8 @@ from typing import Any
 from sparkdl.collectives.group import Op
 from sparkdl.core.errors import ConfigError, RemovedError
 from sparkdl.core.patch import Function, Patch
-from sparkdl.horovod.common.basics import Average
-from sparkdl.horovod.common.compression import Compression, Compressor
-from sparkdl.horovod.common.process_sets import ProcessSet, global_process_set
+from sparkdl.horovod.common import Average, ProcessSet, global_process_set
+from sparkdl.horovod.tensorflow.compression import Compression, Compressor
 from sparkdl.horovod.tensorflow.gradients import Groups, Reduction, key_of, layer_variables
 
 _log = logging.getLogger(__name__)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from sparkdl.horovod.common.basics import Sum
-from sparkdl.horovod.common.process_sets import global_process_set
+from sparkdl.horovod.common import Sum, global_process_set
 from sparkdl.horovod.tensorflow.mpi_ops import allreduce
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.common import group_of
-from sparkdl.horovod.common.process_sets import ProcessSet, global_process_set, root_in
+from sparkdl.horovod.common import ProcessSet, global_process_set, group_of
+from sparkdl.horovod.common.process_sets import root_in
 from sparkdl.horovod.torch import kernels
 
 if TYPE_CHECKING:

@@ -19,15 +19,14 @@ from sparkdl.collectives.group import Group, Op
 from sparkdl.collectives.transport import scale_
 from sparkdl.horovod.common import basics, group_of, op_of
 from sparkdl.horovod.common.basics import *  # noqa: F403 (as in Horovod's)
-from sparkdl.horovod.common.basics import check_differentiable
-from sparkdl.horovod.common.compression import Compression, Compressor
-from sparkdl.horovod.common.process_sets import ProcessSet, global_process_set
+from sparkdl.horovod.common.basics import ProcessSet, check_differentiable, global_process_set
 from sparkdl.horovod.common.util import (  # noqa: F401 (as in Horovod's)
     check_extension,
     gpu_available,
     num_rank_is_power_2,
 )
 from sparkdl.horovod.torch import kernels
+from sparkdl.horovod.torch.compression import Compression, Compressor
 from sparkdl.horovod.torch.kernels import (  # noqa: F401 (operations)
     Handle,
     Reduction,

@@ -17,11 +17,10 @@ from weakref import WeakKeyDictionary, ref
 from sparkdl.collectives.gloo import GlooGroup
 from sparkdl.collectives.group import Group, Op
 from sparkdl.core.errors import ConfigError
-from sparkdl.horovod.common import group_of, op_of
-from sparkdl.horovod.common.basics import Average
-from sparkdl.horovod.common.compression import Compression, Compressor
+from sparkdl.horovod.common import Average, ProcessSet, global_process_set, group_of, op_of
 from sparkdl.horovod.common.exceptions import OrderOfCallsError
-from sparkdl.horovod.common.process_sets import ProcessSet, global_process_set, report_step
+from sparkdl.horovod.common.process_sets import report_step
+from sparkdl.horovod.torch.compression import Compression, Compressor
 from sparkdl.horovod.torch.kernels import Reduction
 from sparkdl.horovod.torch.reducer import Options, Reducer
 

@@ -19,10 +19,10 @@ from weakref import WeakMethod
 
 from sparkdl.collectives.group import Group, Op
 from sparkdl.core.errors import CollectiveError, ConfigError
-from sparkdl.horovod.common.compression import Compressor
 from sparkdl.horovod.common.exceptions import OrderOfCallsError
 from sparkdl.horovod.common.util import split_list
 from sparkdl.horovod.torch import kernels
+from sparkdl.horovod.torch.compression import Compressor
 from sparkdl.horovod.torch.kernels import Reduction, after_stream_of
 
 if TYPE_CHECKING:

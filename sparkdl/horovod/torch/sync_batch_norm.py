@@ -20,7 +20,7 @@ def sync_batch_norm() -> Any:
     import torch
     from torch.nn.modules.batchnorm import _BatchNorm
 
-    from sparkdl.horovod.common.basics import Sum, size
+    from sparkdl.horovod.common import Sum, size
     from sparkdl.horovod.torch.mpi_ops import allreduce
 
     class SyncBatchNorm(_BatchNorm):  # type: ignore[misc]

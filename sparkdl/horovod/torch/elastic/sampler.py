@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator, Sized
 from typing import Any
 
-from sparkdl.horovod.common.basics import rank, size
+from sparkdl.horovod.common import rank, size
 
 
 class ElasticSampler:
