@@ -122,6 +122,7 @@ class SparkSessions:
             builder = builder.config(key, value)
         session = builder.getOrCreate()
         session.sparkContext.setLogLevel("ERROR")
+        _start_callbacks(session)
         return session
 
     def _configuration(self) -> Mapping[str, str]:
@@ -135,7 +136,7 @@ class SparkSessions:
             "spark.local.dir": str(self._folder / "local"),
             "spark.sql.warehouse.dir": str(self._folder / "warehouse"),
             "spark.sql.shuffle.partitions": "4",
-            "spark.task.maxFailures": "4",
+            "spark.task.maxFailures": "2",  # what fails for good need not fail four times
             "spark.port.maxRetries": "64",
         }
 
@@ -182,8 +183,8 @@ class SparkSessions:
         self._daemons.callback(_end, daemon)
 
 
-def start_callbacks(session: SparkSession) -> None:
-    """Start pyspark's server for calls from the JVM, which lives as long as the JVM."""
+def _start_callbacks(session: SparkSession) -> None:
+    """Start pyspark's server for calls from the JVM, which would outlive the test that began it."""
     from pyspark import java_gateway
 
     context: Any = session.sparkContext

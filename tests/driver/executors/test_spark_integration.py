@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from sparkdl import Cluster
 
-MASTERS = ("spark_local", "spark_cluster", "spark_cluster_one_slot", "spark_standalone")
 GONE_S = 15.0
 
 
@@ -366,7 +365,9 @@ def test_cancelled_job_ends_attached_nodes(spark_cluster: SparkSession) -> None:
     wait_until_gone(agents | children)
 
 
-@pytest.mark.parametrize("placement", ["attached", "detached"])
+@pytest.mark.parametrize(
+    "placement", ["detached", pytest.param("attached", marks=pytest.mark.deep)]
+)
 def test_killed_executor_takes_its_node_along(spark_cluster: SparkSession, placement: str) -> None:
     with (
         pytest.raises(NodeLostError),
