@@ -62,7 +62,7 @@ demo: setup  ## train a small model on a small cluster, here
 test: setup  ## run every test that this machine can run, but for the deep ones
 	@$(with_java) $(pytest) $(ARGS)
 
-test-deep: setup  ## run long and second proofs: the soak, all examples and notebooks, Hypothesis with 1,000 examples
+test-deep: setup  ## run the long and the second proofs, and Hypothesis with 1,000 examples
 	@$(with_java) $(pytest) --deep $(ARGS)
 
 test-examples: setup  ## run all examples by spark-submit or python, and all notebooks

@@ -149,6 +149,8 @@ class Police:
 
 
 def _has_children() -> bool:
+    if not hasattr(os, "waitid"):  # macOS
+        return True
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # WNOWAIT: it only looks
     except ChildProcessError:

@@ -26,14 +26,16 @@ Y = np.sin(X @ np.arange(4, dtype=np.float32)) + X[:, 0]
 
 
 @pytest.fixture
-def data(spark_cluster: SparkSession) -> DataFrame:
+def data(spark_cluster_one_slot: SparkSession) -> DataFrame:
     ends = np.cumsum((0, *SIZES))
     parts = [
         [([float(v) for v in X[row]], float(Y[row])) for row in range(ends[n], ends[n + 1])]
         for n in range(len(SIZES))
     ]
-    rows = spark_cluster.sparkContext.parallelize(parts, len(parts)).flatMap(lambda part: part)
-    return spark_cluster.createDataFrame(rows, "x array<float>, y float")
+    rows = spark_cluster_one_slot.sparkContext.parallelize(parts, len(parts)).flatMap(
+        lambda part: part
+    )
+    return spark_cluster_one_slot.createDataFrame(rows, "x array<float>, y float")
 
 
 @pytest.fixture(autouse=True)
