@@ -9,13 +9,13 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from tests.doubles import sessions
 from tests.doubles.leaks import RUN_VARIABLE, Police
@@ -68,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Choose, mark, skip what cannot run here, and keep tests of Spark together."""
     is_deep = config.getoption("deep")
-    _choose(config, items, ("deep", "hypothesis") if is_deep else ())
+    _choose(config, items, is_deep=is_deep)
     missing = _missing()
     for item in items:
         if _spark_fixture(item) is not None:
@@ -89,16 +89,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: _spark_fixture(item) is None)
 
 
-def _choose(config: pytest.Config, items: list[pytest.Item], kinds: Sequence[str]) -> None:
-    """Keep the tests that carry one of these markers; without any, those that are not deep."""
-    is_chosen = [
-        any(map(item.get_closest_marker, kinds)) if kinds else not item.get_closest_marker("deep")
-        for item in items
-    ]
-    if not all(is_chosen):
-        others = [item for item, is_its in zip(items, is_chosen, strict=True) if not is_its]
+def _choose(config: pytest.Config, items: list[pytest.Item], *, is_deep: bool) -> None:
+    """Keep the tests that are not marked deep, or those that are and those of Hypothesis."""
+    chosen, others = [], []
+    for item in items:
+        is_marked = item.get_closest_marker("deep") is not None
+        has_examples = is_hypothesis_test(getattr(item, "obj", None))
+        is_chosen = is_marked or has_examples if is_deep else not is_marked
+        (chosen if is_chosen else others).append(item)
+    if others:
         config.hook.pytest_deselected(items=others)
-        items[:] = [item for item, is_its in zip(items, is_chosen, strict=True) if is_its]
+        items[:] = chosen
 
 
 def _turn(item: pytest.Item) -> int:

@@ -136,7 +136,7 @@ class SparkSessions:
             "spark.local.dir": str(self._folder / "local"),
             "spark.sql.warehouse.dir": str(self._folder / "warehouse"),
             "spark.sql.shuffle.partitions": "4",
-            "spark.task.maxFailures": "2",  # what fails for good need not fail four times
+            "spark.task.maxFailures": "4",
             "spark.port.maxRetries": "64",
         }
 

@@ -175,10 +175,10 @@ def test_inference_answers_each_row_in_order(spark_cluster: SparkSession) -> Non
 
 
 def test_action_on_results_of_inference_raises_what_the_node_raised(
-    spark_cluster: SparkSession,
+    spark_local: SparkSession,  # where a task that fails for good does so once, not four times
 ) -> None:
-    rows = spark_cluster.sparkContext.parallelize(range(100), 5)
-    with launch(spark_cluster, map_funs.fail_at_a_row) as cluster:
+    rows = spark_local.sparkContext.parallelize(range(100), 5)
+    with launch(spark_local, map_funs.fail_at_a_row) as cluster:
         results = cluster.infer(rows).map(abs)
         for act in (results.count, results.first):
             with pytest.raises(NodeFailedError, match="raised ValueError: no such layer") as caught:
