@@ -91,7 +91,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _choose(config: pytest.Config, items: list[pytest.Item], *, is_deep: bool) -> None:
     """Keep the tests that are not marked deep, or those that are and those of Hypothesis."""
-    chosen, others = [], []
+    chosen: list[pytest.Item] = []
+    others: list[pytest.Item] = []
     for item in items:
         is_marked = item.get_closest_marker("deep") is not None
         has_examples = is_hypothesis_test(getattr(item, "obj", None))
