@@ -8,7 +8,7 @@
 #   make setup TORCH= JAX=                without PyTorch, without JAX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-allreduce bench-frameworks peers clean
+.PHONY: help setup demo test test-deep test-examples coverage soak check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-allreduce bench-frameworks peers clean
 
 VENV := .venv
 PEERS := .venv-peers
@@ -26,6 +26,7 @@ TF_CPP_MIN_LOG_LEVEL ?= 2
 bin = $(CURDIR)/$(VENV)/bin
 peers_bin = $(CURDIR)/$(PEERS)/bin
 comma := ,
+pytest = $(bin)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder
 with_java = JAVA_HOME="$$(sh scripts/java.sh)" || exit 1; export JAVA_HOME;
 
 export TF_CPP_MIN_LOG_LEVEL
@@ -58,8 +59,19 @@ $(VENV)/.installed: setup.py constraints.txt Makefile
 demo: setup  ## train a small model on a small cluster, here
 	@$(with_java) $(bin)/sparkdl demo $(ARGS)
 
-test: setup  ## run every test that this machine can run
-	@$(with_java) $(bin)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(ARGS)
+test: setup  ## run every test that this machine can run, but for the deep ones
+	@$(with_java) $(pytest) $(ARGS)
+
+test-deep: setup  ## run the long and the second proofs, and Hypothesis with 1,000 examples
+	@$(with_java) $(pytest) --deep $(ARGS)
+
+test-examples: setup  ## run all examples by spark-submit or python, and all notebooks
+	@$(with_java) $(pytest) --deep $(ARGS) tests/examples tests/notebooks
+
+coverage: setup  ## run the tests, and print what they cover of each package, in agents and children too
+	@$(bin)/coverage erase
+	@$(with_java) $(pytest) --cov --cov-report=json:build/coverage.json --cov-report=html:build/coverage $(ARGS)
+	@$(bin)/python scripts/coverage_by_package.py build/coverage.json
 
 soak: setup  ## have random faults happen to trainings for MINUTES (1), by SEED; nothing may be lost
 	@PYTHONPATH="$(CURDIR)" MINUTES="$(MINUTES)" SEED="$(SEED)" $(bin)/python tests/faults/soak.py
@@ -106,5 +118,5 @@ bench-frameworks: setup  ## measure the same training by every way, with 1, 2 an
 	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/frameworks.py $(ARGS)
 
 clean:  ## remove what the verbs made, the environments excepted
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage spark-warehouse
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* spark-warehouse
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +

@@ -40,7 +40,7 @@ def main(paths: list[str]) -> None:
             "language_info": {"name": "python"},
         }
         nbformat.write(notebook, path)
-        print(f"{path}: {Path(path).stat().st_size // 1000} kB")  # noqa: T201
+        print(f"{path}: {Path(path).stat().st_size // 1000} kB")
 
 
 def _clean(output: Any) -> Any:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from tests.doubles import sessions
 from tests.doubles.leaks import RUN_VARIABLE, Police
@@ -26,14 +26,17 @@ if TYPE_CHECKING:
 
 _ROOT = Path(__file__).parent.parent
 _SLOW_TIMEOUT_S = 300
+_DEEP_TIMEOUT_S = 1800
 _SLOW = ("spark", "tensorflow", "torch", "jax")
 _LAST = 100
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Of every JVM of the tests: they live too shortly to win back what optimising them costs."""
 
 # Machines are slow at times: an example may take as long as its test.
-settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("here")
+settings.register_profile(
+    "quick", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("deep", settings.get_profile("quick"), max_examples=1000)
 
 _SPARK_FIXTURES = {
     "spark_local": sessions.LOCAL,
@@ -47,29 +50,65 @@ _SPARK_FIXTURES = {
 # which tests run, and in what order
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--deep`."""
+    parser.addoption(
+        "--deep",
+        action="store_true",
+        help="run the tests marked deep, and those of Hypothesis with 1,000 examples; only these",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Load Hypothesis' profile before test modules are imported, whose settings refer to it."""
+    settings.load_profile("deep" if config.getoption("deep") else "quick")
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark, skip what cannot run here, and keep tests of the same Spark session together."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Choose, mark, skip what cannot run here, and keep tests of Spark together."""
+    is_deep = config.getoption("deep")
+    _choose(config, items, is_deep=is_deep)
     missing = _missing()
     for item in items:
         if _spark_fixture(item) is not None:
             item.add_marker("spark")
         names = {mark.name for mark in item.iter_markers()}
-        if not names.isdisjoint(_SLOW) and "timeout" not in names:
+        if "timeout" not in names and is_deep:
+            item.add_marker(pytest.mark.timeout(_DEEP_TIMEOUT_S))
+        elif "timeout" not in names and not names.isdisjoint(_SLOW):
             item.add_marker(pytest.mark.timeout(_SLOW_TIMEOUT_S))
         for name in names & missing.keys():
             item.add_marker(pytest.mark.skip(reason=missing[name]))
-        # Workers of pytest-xdist take a file's tests of one turn as a whole, in this order.
-        item.add_marker(pytest.mark.xdist_group(f"{_turn(item):03}-{item.path.name}"))
+        # Workers of pytest-xdist take a group as a whole, in this order: a file's tests of one
+        # turn, or all tests of Spark, for each worker that had some would have JVMs of its own.
+        group = f"{_turn(item):03}-{item.path.name}" if _spark_fixture(item) is None else "spark"
+        item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=_turn)
+    if "PYTEST_XDIST_WORKER" in os.environ:  # the largest group first, while others do the rest
+        items.sort(key=lambda item: _spark_fixture(item) is None)
+
+
+def _choose(config: pytest.Config, items: list[pytest.Item], *, is_deep: bool) -> None:
+    """Keep the tests that are not marked deep, or those that are and those of Hypothesis."""
+    chosen: list[pytest.Item] = []
+    others: list[pytest.Item] = []
+    for item in items:
+        is_marked = item.get_closest_marker("deep") is not None
+        has_examples = is_hypothesis_test(getattr(item, "obj", None))
+        is_chosen = is_marked or has_examples if is_deep else not is_marked
+        (chosen if is_chosen else others).append(item)
+    if others:
+        config.hook.pytest_deselected(items=others)
+        items[:] = chosen
 
 
 def _turn(item: pytest.Item) -> int:
-    if item.get_closest_marker("jax"):
-        return _LAST  # JAX starts threads in this process, and Spark's launch forks it
     fixture = _spark_fixture(item)
     if fixture is not None:
         return 2 + list(_SPARK_FIXTURES).index(fixture)
+    if item.get_closest_marker("jax"):
+        return _LAST  # JAX starts threads in this process, and Spark's launch forks it
     slow = any(item.get_closest_marker(name) for name in _SLOW)
     return 1 if slow else 0
 
@@ -129,6 +168,8 @@ def _nothing_outlives_the_run(run_name: str) -> Iterator[None]:
 def _nothing_outlives_its_test(
     request: pytest.FixtureRequest, run_name: str, spark_sessions: SparkSessions
 ) -> Iterator[None]:
+    if _spark_fixture(request.node) is None:
+        spark_sessions.close()  # its JVMs would take memory and time beside this test's processes
     for name in _SPARK_FIXTURES.keys() & set(request.fixturenames):
         if _SPARK_FIXTURES[name]:  # before the police looks: the session belongs to many tests
             request.getfixturevalue(name)

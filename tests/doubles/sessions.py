@@ -122,6 +122,7 @@ class SparkSessions:
             builder = builder.config(key, value)
         session = builder.getOrCreate()
         session.sparkContext.setLogLevel("ERROR")
+        _start_callbacks(session)
         return session
 
     def _configuration(self) -> Mapping[str, str]:
@@ -182,8 +183,8 @@ class SparkSessions:
         self._daemons.callback(_end, daemon)
 
 
-def start_callbacks(session: SparkSession) -> None:
-    """Start pyspark's server for calls from the JVM, which lives as long as the JVM."""
+def _start_callbacks(session: SparkSession) -> None:
+    """Start pyspark's server for calls from the JVM, which would outlive the test that began it."""
     from pyspark import java_gateway
 
     context: Any = session.sparkContext

@@ -15,9 +15,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, NodeFailedError
 from sparkdl.node.context import NodeContext
 from sparkdl.tfos import TFCluster
-from tests.doubles import sessions
 from tests.doubles.meetings import STEP_S, Meetings, meet, parts, train
-from tests.doubles.sessions import SparkSessions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,11 +23,6 @@ if TYPE_CHECKING:
 SOON_S = 60
 LITTLE = 1 << 16
 """Bytes of feed memory that make feeders wait."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _callbacks(spark_sessions: SparkSessions) -> None:
-    sessions.start_callbacks(spark_sessions.get(sessions.CLUSTER))
 
 
 @pytest.fixture(autouse=True)

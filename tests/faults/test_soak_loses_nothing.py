@@ -7,6 +7,7 @@ import pytest
 from tests.faults.soak import soak
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(400)
 def test_soak_loses_nothing() -> None:
     score = soak(run_s=12.0, seed=7, wait_s=1.2)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.feed.reader.batches import EpochBatches, Tail
@@ -150,7 +150,6 @@ def steps_agree(found: list[list[Batches]]) -> bool:
 
 
 @pytest.mark.parametrize("tail", ["short", "pad"])
-@settings(max_examples=30, deadline=None)
 @given(case=cases(least=1))
 def test_each_row_is_used_once_an_epoch_in_as_many_steps_on_every_node(
     tail: Tail, case: Case
@@ -170,7 +169,6 @@ def test_each_row_is_used_once_an_epoch_in_as_many_steps_on_every_node(
             assert tail == "pad" or all(batches)
 
 
-@settings(max_examples=30, deadline=None)
 @given(case=cases(least=0))
 def test_drop_uses_full_batches_alone_and_drops_no_more_than_it_must(case: Case) -> None:
     found = run(case, "drop")
@@ -184,7 +182,6 @@ def test_drop_uses_full_batches_alone_and_drops_no_more_than_it_must(case: Case)
             assert set(used) <= set(rows)
 
 
-@settings(max_examples=30, deadline=None)
 @given(case=cases(least=0))
 def test_carry_uses_full_batches_alone_and_brings_the_rest_first_in_the_next_epoch(
     case: Case,
@@ -246,7 +243,6 @@ def _stream(
 
 
 @pytest.mark.parametrize("tail", ["short", "pad", "carry", "drop"])
-@settings(max_examples=25, deadline=None)
 @given(
     micro_batches=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=7),
     size=st.sampled_from([1, 2, 5]),

@@ -47,7 +47,7 @@ def batches(start: int, sizes: list[int]) -> Iterator[pa.RecordBatch]:
 # training
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)  # with every profile: each has real nodes
 @given(
     partitions=st.lists(st.lists(st.integers(0, 300), max_size=5), min_size=1, max_size=5),
     num_nodes=st.integers(1, 4),

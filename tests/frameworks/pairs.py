@@ -19,18 +19,21 @@ _PROGRAMS = Path(__file__).parent / "programs"
 _TIMEOUT_S = 200.0
 
 
-def run_pair(program: str, folder: Path, **environment: str) -> list[dict[str, Any]]:
-    """Run `program` on two workers of one cluster; return their results by rank."""
+def run_pair(
+    programs: Sequence[str], folder: Path, **environment: str
+) -> dict[str, list[dict[str, Any]]]:
+    """Run programs on two workers of one cluster; return their results by program and rank."""
     with _reserved_ports(2) as ports:
         _run(
             [
-                ["worker.py", program, json.dumps(ports), str(rank), str(folder)]
+                ["worker.py", json.dumps(programs), json.dumps(ports), str(rank), str(folder)]
                 for rank in range(2)
             ],
             folder,
             environment,
         )
-    return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(2)]
+    found = [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(2)]
+    return {program: [of_rank[program] for of_rank in found] for program in programs}
 
 
 def run_alone(program: str, folder: Path) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import all_gone, launch, processes
 
-pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 
 SOON_S = 120.0
@@ -113,7 +112,13 @@ def awaited(path: Path) -> str:
     return path.read_text()
 
 
-@pytest.mark.parametrize("num_ps", [1, 0], ids=["parameter servers", "in step"])
+@pytest.mark.parametrize(
+    "num_ps",
+    [
+        pytest.param(1, id="parameter servers", marks=pytest.mark.deep),
+        pytest.param(0, id="in step"),
+    ],
+)
 def test_evaluator_scores_checkpoints_on_rows_of_its_own_and_ends_with_the_job(
     num_ps: int, tmp_path: Path
 ) -> None:

@@ -92,7 +92,7 @@ def fail(rank: int, ctx: NodeContext) -> None:
     multihost_utils.sync_global_devices("the other one has failed")
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.deep)])
 def test_exception_of_one_node_is_the_root_cause(rank: int) -> None:
     with (
         pytest.raises(NodeFailedError) as caught,

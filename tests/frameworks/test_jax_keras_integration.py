@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from sparkdl.core.errors import ConfigError, EndOfFeedError
 from sparkdl.node.context import NodeContext
-from tests.doubles.nodes import launch
+from tests.doubles.labs import Lab, lab
 
 pytestmark = [pytest.mark.jax, pytest.mark.timeout(300)]
 
@@ -17,19 +18,26 @@ _SOON_S = 150.0
 ROWS = 32
 
 
+@pytest.fixture(scope="module")
+def pair(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Two nodes."""
+    with lab(tmp_path_factory.mktemp("pair"), "jax", 2) as made:
+        yield made
+
+
 def data() -> tuple[np.ndarray, np.ndarray]:
     x = np.random.default_rng(0).normal(size=(ROWS, 4)).astype(np.float32)
     return x, x.sum(1)
 
 
-def train(args: None, ctx: NodeContext) -> dict[str, Any]:
+def train(feed: str, ctx: NodeContext) -> dict[str, Any]:
     """Fit a model by each distribution and by none, all rows in a step; the last epoch has two."""
     import keras
     from jax.experimental import multihost_utils
 
     distribution = keras.distribution
     with pytest.raises(ConfigError, match="each node would train a model of its own"):
-        ctx.jax_batches(ROWS // 2, x="x", y="y").as_keras()
+        ctx.jax_batches(ROWS // 2, x="x", y="y", feed=feed).as_keras()
 
     def fitted(chosen: Any, x: Any, y: Any, **options: Any) -> dict[str, Any]:
         distribution.set_distribution(chosen)
@@ -53,27 +61,30 @@ def train(args: None, ctx: NodeContext) -> dict[str, Any]:
             ),
         }
 
+    def batches(rows: int) -> Any:
+        return ctx.jax_batches(rows, x="x", y="y", feed=feed)
+
     x, y = data()
     found = {"alone": fitted(None, x, y, batch_size=ROWS, shuffle=False)}
     chosen: Any = distribution.DataParallel(auto_shard_dataset=False)
     share = ROWS // 2  # the rows of one node
-    found["data"] = fitted(chosen, lambda: ctx.jax_batches(share, x="x", y="y").as_keras(), None)
+    found["data"] = fitted(chosen, lambda: batches(share).as_keras(), None)
     layout = distribution.LayoutMap(distribution.DeviceMesh((1, 2), ("batch", "model")))
     layout[".*hidden/kernel"] = (None, "model")
     layout[".*hidden/bias"] = ("model",)
     layout[".*last/kernel"] = ("model", None)
     chosen = distribution.ModelParallel(layout_map=layout, auto_shard_dataset=False)
-    found["model"] = fitted(chosen, lambda: ctx.jax_batches(ROWS, x="x", y="y").as_keras(), None)
+    found["model"] = fitted(chosen, lambda: batches(ROWS).as_keras(), None)
     return found
 
 
-def test_fit_trains_on_all_rows_as_one_process_does() -> None:
+def test_fit_trains_on_all_rows_as_one_process_does(pair: Lab) -> None:
     rows = [{"x": x.tolist(), "y": float(y)} for x, y in zip(*data(), strict=True)]
-    with launch(train, framework="jax") as cluster:
-        for _ in ("data", "model"):
-            cluster.feed(rows, epochs=2, timeout_s=_SOON_S)
-            cluster.feed(rows * 2, timeout_s=_SOON_S)
-        first, second = cluster.results(_SOON_S)
+    pair.begin(train, "rows")
+    for _ in ("data", "model"):
+        pair.cluster.feed(rows, epochs=2, name="rows", timeout_s=_SOON_S)
+        pair.cluster.feed(rows * 2, name="rows", timeout_s=_SOON_S)
+    first, second = pair.results()
     for name, held in {"data": [4, 8], "model": [4, 4]}.items():
         assert first[name]["held"] == held
         assert first[name]["history"] == second[name]["history"]
@@ -83,7 +94,7 @@ def test_fit_trains_on_all_rows_as_one_process_does() -> None:
     np.testing.assert_allclose(first["data"]["kernel"], second["model"]["kernel"], atol=0.05)
 
 
-def beyond(args: None, ctx: NodeContext) -> dict[str, Any]:
+def beyond(feed: str, ctx: NodeContext) -> dict[str, Any]:
     """Fit for more epochs than are fed, and evaluate what has ended."""
     import keras
 
@@ -91,9 +102,9 @@ def beyond(args: None, ctx: NodeContext) -> dict[str, Any]:
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
-    data = ctx.jax_batches(8, x="x", y="y").as_keras()
+    data = ctx.jax_batches(8, x="x", y="y", feed=feed).as_keras()
     history = model.fit(data, epochs=5, verbose=0).history
-    with pytest.raises(EndOfFeedError, match="feed 'input' ended after 2 epochs"):
+    with pytest.raises(EndOfFeedError, match=f"feed '{feed}' ended after 2 epochs"):
         model.evaluate(data, verbose=0)
     stop = keras.callbacks.EarlyStopping("loss", patience=1, min_delta=1e6)
     data = ctx.jax_batches(8, x="x", y="y", feed="long").as_keras()
@@ -103,13 +114,13 @@ def beyond(args: None, ctx: NodeContext) -> dict[str, Any]:
     }
 
 
-def test_fit_ends_with_its_feed_and_the_feed_with_fit() -> None:
+def test_fit_ends_with_its_feed_and_the_feed_with_fit(pair: Lab) -> None:
     rows = [{"x": x.tolist(), "y": float(y)} for x, y in zip(*data(), strict=True)]
-    with launch(beyond, framework="jax") as cluster:
-        cluster.feed(rows, epochs=2, timeout_s=_SOON_S)
-        cluster.end_feeds("input")
-        cluster.feed(rows, epochs=1000, name="long", timeout_s=_SOON_S)
-        first, second = cluster.results(_SOON_S)
+    pair.begin(beyond, "short")
+    pair.cluster.feed(rows, epochs=2, name="short", timeout_s=_SOON_S)
+    pair.cluster.end_feeds("short")
+    pair.cluster.feed(rows, epochs=1000, name="long", timeout_s=_SOON_S)
+    first, second = pair.results()
     assert first == second
     assert [len(first["beyond"]), len(first["stopped"])] == [2, 2]
     assert min(first["beyond"]) > 0

@@ -69,11 +69,13 @@ def fed(library: str, ctx: NodeContext) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("library", "nodes"), [("keras", 2), ("tf_keras", 1)])
+@pytest.mark.parametrize(
+    ("library", "nodes"),
+    [("keras", 2), pytest.param("tf_keras", 1, marks=pytest.mark.deep)],
+)
 def test_interrupted_training_on_a_feed_equals_an_undisturbed_one(
     library: str, nodes: int, tmp_path: Path
 ) -> None:
-    pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
     pytest.importorskip(library, reason=f"{library} is not installed")
     with launch(
         fed,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -10,13 +11,28 @@ import pytest
 
 from sparkdl.core.errors import EndOfFeedError
 from sparkdl.node.context import NodeContext
+from tests.doubles.labs import Lab, lab
 from tests.doubles.nodes import launch
 
-pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 
 SOON_S = 120.0
 LITTLE = 1 << 14
+
+
+@pytest.fixture(scope="module")
+def pair(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Two nodes."""
+    with lab(tmp_path_factory.mktemp("pair"), "tensorflow", 2) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def single(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """One node, whose feeds have little room."""
+    options = {"feed_memory": LITTLE, "feed_disk": 0}
+    with lab(tmp_path_factory.mktemp("single"), "tensorflow", 1, **options) as made:
+        yield made
 
 
 def tables(*sizes: int) -> list[pa.Table]:
@@ -25,10 +41,19 @@ def tables(*sizes: int) -> list[pa.Table]:
     return [pa.table({"x": [1.0] * n, "y": [0.5] * n, "f": filler * n}) for n in sizes]
 
 
+@cache
+def strategy_of_workers() -> Any:
+    """Return the strategy of a node; a second one would cut the first one's connections."""
+    import tensorflow as tf
+
+    return tf.distribute.MultiWorkerMirroredStrategy()
+
+
 def fit(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
     """Fit a model on the feed, under a strategy if there are several nodes.
 
-    Args: `validates`, `prefetch`, `stop_after` so many epochs, and `epochs`, 3 by default.
+    Args: `feed`, `eval` (a feed to validate with), `prefetch`, `stop_after` so many epochs, and
+        `epochs`, 3 by default.
 
     Returns the history, and the rows that the model has seen by epoch.
     """
@@ -38,7 +63,7 @@ def fit(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
     import tensorflow as tf
 
     several = ctx.num_workers > 1
-    strategy = tf.distribute.MultiWorkerMirroredStrategy() if several else None
+    strategy = strategy_of_workers() if several else None
 
     class Stop(keras.callbacks.Callback):  # type: ignore[misc]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -55,9 +80,9 @@ def fit(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
             if not several:
                 counts.append(int(count.count.numpy()))
 
-    validation = ctx.dataset(8, x="x", y="y", feed="eval") if args.get("validates") else None
+    validation = ctx.dataset(8, x="x", y="y", feed=args["eval"]) if "eval" in args else None
     history = model.fit(
-        ctx.dataset(8, x="x", y="y", prefetch=args.get("prefetch", 2)),
+        ctx.dataset(8, x="x", y="y", feed=args["feed"], prefetch=args.get("prefetch", 2)),
         validation_data=validation,
         epochs=args.get("epochs", 3),
         callbacks=[Count(), Stop()],
@@ -66,49 +91,56 @@ def fit(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
     return {"history": history.history, "rows": counts}
 
 
-def test_two_workers_fit_uneven_partitions_without_a_number_of_steps() -> None:
-    with launch(fit, {"validates": True}, framework="tensorflow") as cluster:
-        evaluating = cluster.feed_async(tables(1, 30), 3, name="eval", timeout_s=SOON_S)
-        report = cluster.feed(tables(1, 100, 0, 36), 3, timeout_s=SOON_S)
-        assert evaluating.result(SOON_S).rows_used == 93
-        chief, worker = cluster.results(SOON_S)
+def test_two_workers_fit_uneven_partitions_without_a_number_of_steps(pair: Lab) -> None:
+    pair.begin(fit, {"feed": "uneven", "eval": "uneven-eval"})
+    cluster = pair.cluster
+    evaluating = cluster.feed_async(tables(1, 30), 3, name="uneven-eval", timeout_s=SOON_S)
+    report = cluster.feed(tables(1, 100, 0, 36), 3, name="uneven", timeout_s=SOON_S)
+    assert evaluating.result(SOON_S).rows_used == 93
+    chief, worker = pair.results()
     assert (report.rows_used, report.rows_unused, report.passes) == (411, 0, 1)
     assert len(set(report.steps.values())) == 1
     assert chief["history"] == worker["history"]
     assert len(chief["history"]["val_loss"]) == 3
 
 
-def test_one_fit_of_two_workers_goes_on_over_all_micro_batches_of_a_stream() -> None:
-    with launch(fit, {"epochs": 1}, framework="tensorflow") as cluster:
-        stream = cluster.open_stream(timeout_s=SOON_S)
-        assert all(stream.feed(table) for table in tables(1, 1, 3, 0, 30, 2, 3))
-        stream.end()
-        chief, worker = cluster.results(SOON_S)
-        counts = cluster._controller.look(lambda view: list(view.feeds.values()))
+def test_one_fit_of_two_workers_goes_on_over_all_micro_batches_of_a_stream(pair: Lab) -> None:
+    pair.begin(fit, {"feed": "stream", "epochs": 1})
+    stream = pair.cluster.open_stream("stream", timeout_s=SOON_S)
+    assert all(stream.feed(table) for table in tables(1, 1, 3, 0, 30, 2, 3))
+    stream.end()
+    chief, worker = pair.results()
+    counts = pair.cluster._controller.look(
+        lambda view: [count for (_, name), count in view.feeds.items() if name == "stream"]
+    )
     assert sum(count.rows_consumed for count in counts) == 40
     assert len({count.steps for count in counts}) == 1
     assert chief["history"] == worker["history"]
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_no_row_is_lost_to_the_look_at_the_first_batch(prefetch: int) -> None:
-    options = {"feed_memory": LITTLE, "feed_disk": 0}
-    with launch(fit, {"prefetch": prefetch}, 1, framework="tensorflow", **options) as cluster:
-        report = cluster.feed(tables(*[50] * 10), 3, timeout_s=SOON_S)
-        (result,) = cluster.results(SOON_S)
+def test_no_row_is_lost_to_the_look_at_the_first_batch(single: Lab, prefetch: int) -> None:
+    feed = f"prefetch-{prefetch}"
+    single.begin(fit, {"feed": feed, "prefetch": prefetch})
+    report = single.cluster.feed(tables(*[50] * 10), 3, name=feed, timeout_s=SOON_S)
+    (result,) = single.results()
     assert (report.rows_used, report.passes) == (1500, 3)
     assert result["rows"] == [500] * 3
 
 
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_fit_that_is_stopped_early_ends_the_feeds_it_reads(nodes: int) -> None:
-    args = {"stop_after": 2, "epochs": 1000, "validates": True}
-    with launch(fit, args, nodes, framework="tensorflow") as cluster:
-        evaluating = cluster.feed_async(tables(20), 1000, name="eval", timeout_s=SOON_S)
-        cluster.feed(tables(50, 50), 1000, timeout_s=SOON_S)
-        evaluating.result(SOON_S)
-        results = cluster.results(SOON_S)
-    assert [len(result["history"]["loss"]) for result in results] == [2] * nodes
+@pytest.mark.parametrize("nodes", ["single", "pair"])
+def test_fit_that_is_stopped_early_ends_the_feeds_it_reads(
+    request: pytest.FixtureRequest, nodes: str
+) -> None:
+    made: Lab = request.getfixturevalue(nodes)
+    feeds = {"feed": "stopped", "eval": "stopped-eval"}
+    made.begin(fit, {**feeds, "stop_after": 2, "epochs": 1000})
+    cluster = made.cluster
+    evaluating = cluster.feed_async(tables(20), 1000, name=feeds["eval"], timeout_s=SOON_S)
+    cluster.feed(tables(50, 50), 1000, name=feeds["feed"], timeout_s=SOON_S)
+    evaluating.result(SOON_S)
+    results = made.results()
+    assert [len(result["history"]["loss"]) for result in results] == [2] * made.size
 
 
 def beyond(library: str, ctx: NodeContext) -> dict[str, Any]:
@@ -176,16 +208,16 @@ def test_epochs_that_are_not_fed_are_not_trained_nor_evaluated(library: str) -> 
 
 
 def test_two_workers_end_fit_at_the_same_epoch_and_with_it_all_its_feeds(
-    caplog: pytest.LogCaptureFixture,
+    pair: Lab, caplog: pytest.LogCaptureFixture
 ) -> None:
-    args = {"epochs": 5, "validates": True}
-    with launch(fit, args, framework="tensorflow") as cluster:
-        evaluating = cluster.feed_async(tables(20, 4), 5, name="eval", timeout_s=SOON_S)
-        cluster.feed(tables(50, 3), 2, timeout_s=SOON_S)
-        cluster.end_feeds("input")
-        evaluating.result(SOON_S)
-        results = cluster.results(SOON_S)
+    pair.begin(fit, {"feed": "ended", "eval": "ended-eval", "epochs": 5})
+    cluster = pair.cluster
+    evaluating = cluster.feed_async(tables(20, 4), 5, name="ended-eval", timeout_s=SOON_S)
+    cluster.feed(tables(50, 3), 2, name="ended", timeout_s=SOON_S)
+    cluster.end_feeds("ended")
+    evaluating.result(SOON_S)
+    results = pair.results()
     assert [len(result["history"]["val_loss"]) for result in results] == [2, 2]
     assert results[0]["history"] == results[1]["history"]
     assert min(results[0]["history"]["loss"]) > 0
-    assert "feed 'input' has ended, and map_fun on" in caplog.text
+    assert "feed 'ended' has ended, and map_fun on" in caplog.text

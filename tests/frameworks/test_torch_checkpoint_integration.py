@@ -69,7 +69,6 @@ def train(args: None, ctx: NodeContext) -> dict[str, Any]:
 
 
 def test_interrupted_training_equals_an_undisturbed_one(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed")
     rows = [{"x": [0.3, 1.0], "y": 1.0}] * (2 * BATCH * BATCHES)
     options: dict[str, Any] = {"framework": "torch", "max_restarts": 1}
     with launch(train, checkpoint_dir=str(tmp_path), **options) as cluster:
@@ -141,7 +140,6 @@ def train_sharded(until: int, ctx: NodeContext) -> dict[str, Any]:
 def test_sharded_training_goes_on_after_a_failure_and_on_another_number_of_nodes(
     tmp_path: Path,
 ) -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed")
     options: dict[str, Any] = {"framework": "torch", "input_mode": "own", "max_restarts": 1}
     for until, nodes, resumed in ((6, 2, 4), (10, 3, 6)):
         with launch(

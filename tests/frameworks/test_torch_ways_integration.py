@@ -161,7 +161,6 @@ def train(args: None, ctx: NodeContext) -> dict[str, Any]:
 
 
 def test_each_way_trains_as_one_process_does() -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed")
     lines = Lines()
     with launch(train, framework="torch", input_mode="own", on_log=lines) as cluster:
         first, second = cluster.results(_SOON_S)

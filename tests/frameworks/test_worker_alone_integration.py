@@ -11,7 +11,6 @@ from sparkdl.node.context import NodeContext
 from tests.doubles.gates import Gate
 from tests.doubles.nodes import launch, processes
 
-pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 
 DONE_S = 120.0

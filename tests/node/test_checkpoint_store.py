@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow.fs as pafs
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sparkdl.control.rows import FeedCoverage
@@ -148,7 +148,6 @@ def hurt_manifests(draw: st.DrawFn) -> bytes:
 
 
 @given(hurt_manifests())
-@settings(max_examples=1000)
 @example(b"")
 @example(NEST)
 @example(MANIFEST_TEXT.replace(b'"format": 1', b'"format": 3'))

@@ -32,6 +32,8 @@ FIGURES = {
     "quickstart.ipynb": {"test accuracy": 0.9},
     "spark_ml_pipeline.ipynb": {"test accuracy": 0.9, "area under ROC": 0.97},
 }
+DAILY = "quickstart.ipynb"
+"""The one that the tests of every day execute."""
 
 
 def code_cells(path: Path) -> list[Any]:
@@ -54,7 +56,9 @@ def text_of(output: Any) -> str:
 @pytest.mark.spark
 @pytest.mark.tensorflow
 @pytest.mark.usefixtures("run_name")
-@pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.deep] * (name != DAILY)) for name in FIGURES]
+)
 def test_notebook_runs_from_its_first_cell_to_its_last(name: str, tmp_path: Path) -> None:
     executed = tmp_path / name
     done = subprocess.run(

@@ -14,17 +14,10 @@ from sparkdl.core.errors import NodeFailedError
 from sparkdl.node.context import NodeContext
 from sparkdl.tfos import TFCluster
 from sparkdl.tfos.reservation import Client
-from tests.doubles import sessions
 from tests.doubles.meetings import Meetings, meet
-from tests.doubles.sessions import SparkSessions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _callbacks(spark_sessions: SparkSessions) -> None:
-    sessions.start_callbacks(spark_sessions.get(sessions.CLUSTER))
 
 
 @pytest.fixture

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from sparkdl import Cluster
 
-MASTERS = ("spark_local", "spark_cluster", "spark_cluster_one_slot", "spark_standalone")
 GONE_S = 15.0
 
 
@@ -177,10 +176,10 @@ def test_inference_answers_each_row_in_order(spark_cluster: SparkSession) -> Non
 
 
 def test_action_on_results_of_inference_raises_what_the_node_raised(
-    spark_cluster: SparkSession,
+    spark_local: SparkSession,  # where a task that fails for good does so once, not four times
 ) -> None:
-    rows = spark_cluster.sparkContext.parallelize(range(100), 5)
-    with launch(spark_cluster, map_funs.fail_at_a_row) as cluster:
+    rows = spark_local.sparkContext.parallelize(range(100), 5)
+    with launch(spark_local, map_funs.fail_at_a_row) as cluster:
         results = cluster.infer(rows).map(abs)
         for act in (results.count, results.first):
             with pytest.raises(NodeFailedError, match="raised ValueError: no such layer") as caught:
@@ -384,7 +383,9 @@ def test_cancelled_job_ends_attached_nodes(spark_cluster: SparkSession) -> None:
     wait_until_gone(agents | children)
 
 
-@pytest.mark.parametrize("placement", ["attached", "detached"])
+@pytest.mark.parametrize(
+    "placement", ["detached", pytest.param("attached", marks=pytest.mark.deep)]
+)
 def test_killed_executor_takes_its_node_along(spark_cluster: SparkSession, placement: str) -> None:
     with (
         pytest.raises(NodeLostError),

@@ -42,6 +42,7 @@ def test_demo_reaches_its_accuracy_and_saves_a_model(
     assert "demo: test accuracy 0.9" in out.splitlines()[-1]
 
 
+@pytest.mark.deep
 @pytest.mark.spark
 def test_example_runs_under_spark_submit_with_one_slot_per_executor(tmp_path: Path) -> None:
     submit = Path(sys.executable).with_name("spark-submit")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.control.rows import CallShape, EpochRows, FeedCoverage
@@ -232,7 +232,6 @@ def as_parts(used: list[tuple[int, Row]], nodes: int, data: st.DataObject) -> li
     return parts
 
 
-@settings(max_examples=150, deadline=None)
 @given(WORLDS, st.integers(1, 4), st.integers(1, 3), st.data())
 def test_rows_that_are_fed_again_are_exactly_those_that_no_checkpoint_covers(
     calls: list[tuple[tuple[int, ...], int]], generations: int, nodes: int, data: st.DataObject

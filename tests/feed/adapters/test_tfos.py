@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import Row
 
@@ -289,7 +289,6 @@ def test_results_leave_no_descriptor() -> None:
         assert os.listdir("/dev/fd") == before
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=3), max_size=4),
     st.integers(1, 7),

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.control.rows import FileRange, Share, Storage
@@ -337,7 +337,6 @@ def test_options_reach_the_storage() -> None:
 # Reading
 
 
-@settings(deadline=None, max_examples=30)
 @given(
     sizes=st.lists(st.integers(0, 30), min_size=1, max_size=5),
     num_nodes=NODES,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.core.errors import ConfigError, EndOfFeedError
@@ -257,7 +257,6 @@ def test_pressure_that_comes_while_an_epoch_is_padded_is_forgotten_with_it_and_t
 # batches
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 12), max_size=10), st.integers(1, 15), st.lists(st.booleans()))
 def test_batches_are_the_rows_in_order(
     segments: list[int], batch_size: int, pressures: list[bool]
@@ -277,7 +276,6 @@ def test_batches_are_the_rows_in_order(
         assert it.released == len(segments)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=8), st.integers(1, 8), st.integers(0, 20))
 def test_abandoned_anywhere_an_epoch_is_whole_the_next_time(
     segments: list[int], batch_size: int, taken: int

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.control.channel import Local
@@ -112,7 +112,6 @@ def own_rows(batch: dict[str, np.ndarray]) -> list[int]:
 
 
 @pytest.mark.parametrize("tail", ["short", "pad", "drop", "carry"])
-@settings(max_examples=25, deadline=None)
 @given(
     passes=st.lists(epochs, min_size=1, max_size=3),
     size=st.sampled_from([1, 3, 7, 20]),
@@ -155,7 +154,6 @@ def test_position_is_the_rows_of_the_batches(
         assert set(it.position(None)) >= everything
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     segments=st.lists(st.integers(1, 6), min_size=1, max_size=8),
     size=st.integers(1, 8),
@@ -180,7 +178,6 @@ def test_batches_that_cannot_be_given_back_stay_used(
         assert it.position(None) == [(0, row) for row in range(sum(segments))]
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=8),
     st.lists(st.integers(1, 7), max_size=12),
@@ -238,7 +235,6 @@ def test_rows_that_only_fill_a_step_are_no_rows_of_a_position() -> None:
         assert [it.position(n) for n in (1, 2, 5)] == [[(0, 0)], *[[(0, 0), (0, 1)]] * 2]
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, max_size=60),
     st.booleans(),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.control.rows import PartRows
@@ -80,7 +80,6 @@ done_rows = st.dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(segments, done_rows), min_size=1, max_size=3))
 def test_rows_that_are_not_covered_come_again_and_others_do_not(
     generations: list[tuple[list[tuple[int, int, str]], dict[int, list[tuple[int, int]]]]],

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.core.deadline import Deadline
@@ -364,7 +364,6 @@ def test_end_of_an_epoch_forgets_its_attempts_and_not_those_of_the_next() -> Non
 # any sequence
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     st.integers(1, 5 * NBYTES),
     st.lists(st.one_of(st.integers(1, 400), st.just("release")), max_size=30),

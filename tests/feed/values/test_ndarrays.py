@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.ml.linalg import DenseMatrix, SparseMatrix
 
@@ -52,7 +52,6 @@ def some_matrices(draw: st.DrawFn) -> list[Any]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
 @given(some_matrices(), st.data())
 def test_matrices_of_any_kind_are_their_dense_arrays(given_ones: list[Any], data: Any) -> None:
     start = data.draw(st.integers(0, len(given_ones) - 1))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from pyspark.ml.linalg import DenseMatrix, DenseVector, SparseMatrix, SparseVector
@@ -120,13 +120,11 @@ def assert_roundtrip(given_rows: list[Any], **limits: int) -> None:
         assert same(row, expected), (row, expected)
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(VALUES, max_size=12))
 def test_any_mix_of_rows_comes_back_as_it_was(given_rows: list[Any]) -> None:
     assert_roundtrip(given_rows)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.tuples(VALUES, VALUES), min_size=1, max_size=30),
     st.sampled_from(["tuple", "list", "row", "dict"]),
@@ -144,7 +142,6 @@ def test_rows_of_two_columns_of_any_mix_come_back(
     assert_roundtrip([make(pair) for pair in pairs], max_rows=max_rows)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.lists(VALUES, min_size=2, max_size=10), st.data())
 def test_a_slice_of_a_batch_has_the_rows_of_the_slice(given_rows: list[Any], data: Any) -> None:
     wrapped = [(row, [row, None, row]) for row in given_rows]
@@ -201,7 +198,6 @@ def test_equal_shapes_travel_as_fixed_size_lists() -> None:
     assert batch.schema.field("0").type == pa.list_(pa.list_(pa.float32(), 3), 2)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.lists(st.tuples(st.sampled_from("abcd"), VALUES), max_size=4).map(dict), min_size=1)
 )
@@ -232,7 +228,6 @@ def test_dicts_that_share_few_keys_or_no_order_are_values() -> None:
         assert [list(row.items()) for row in rows(batch)] == [list(row.items()) for row in dicts]
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.sampled_from(["float", "int", "big", "str", "bool", "numpy"]), min_size=1),
     st.sampled_from([tuple, list, Row]),

@@ -8,15 +8,14 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from sparkdl.core.errors import ConfigError
-from tests.frameworks.programs.models import compiled, rows, weights
+from tests.frameworks.programs.models import compiled, rows, strategy_of_workers, weights
 
 
 def main(rank: int, folder: Path) -> dict[str, Any]:
     """Return what each case gave on this worker; `own-<rank>` is a folder for this worker only."""
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    strategy = strategy_of_workers()
     own = folder / f"own-{rank}"
     own.mkdir()
     temporary = folder / f"tmp-{rank}"

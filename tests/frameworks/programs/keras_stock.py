@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.frameworks.programs.models import compiled, rows
+from tests.frameworks.programs.models import compiled, rows, strategy_of_workers
 
 
 def main(rank: int, folder: Path) -> dict[str, Any]:
     """Return the error that `fit` ends with."""
-    import tensorflow as tf
-
-    with tf.distribute.MultiWorkerMirroredStrategy().scope():
+    with strategy_of_workers().scope():
         model = compiled()
     try:
         model.fit(*rows(32), batch_size=16, verbose=0)

@@ -9,12 +9,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.frameworks.programs.models import compiled, floats, rows, weights
+from tests.frameworks.programs.models import compiled, floats, rows, strategy_of_workers, weights
 
 
 def main(rank: int, folder: Path) -> dict[str, Any]:
     """Return what each case gave on this worker."""
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    strategy = strategy_of_workers()
     return {
         "arrays": _arrays(strategy),
         "weighted": _weighted(strategy),

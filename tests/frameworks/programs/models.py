@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 import numpy as np
+
+
+@cache
+def strategy_of_workers() -> Any:
+    """Return the strategy of this process; a second one would cut the first one's connections."""
+    import tensorflow as tf
+
+    return tf.distribute.MultiWorkerMirroredStrategy()
 
 
 def rows(count: int, seed: int = 0) -> tuple[Any, Any]:

@@ -164,6 +164,7 @@ def test_ps_on_the_drivers_machine_train_and_tensorboard_shows_the_log_dir(
     assert re.search(r"TensorBoard answers at http://\S+:\d+", caplog.text)
 
 
+@pytest.mark.deep
 @pytest.mark.tensorflow
 @pytest.mark.timeout(400)
 def test_two_nodes_train_digits_and_the_model_scores_them(

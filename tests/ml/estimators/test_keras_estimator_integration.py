@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 import pytest
-from pyspark.ml import Pipeline
+from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import (
     BinaryClassificationEvaluator,
     MulticlassClassificationEvaluator,
@@ -76,8 +76,11 @@ def classifier() -> Any:
     )
 
 
-def test_pipeline_of_two_workers_trains_scores_and_is_loaded_without_its_code(
-    patients: DataFrame, tmp_path: Path
+@pytest.mark.parametrize(
+    "loads", ["here", pytest.param("in a process without its code", marks=pytest.mark.deep)]
+)
+def test_pipeline_of_two_workers_trains_scores_and_is_loaded(
+    patients: DataFrame, tmp_path: Path, loads: str
 ) -> None:
     train, test = patients.randomSplit([0.8, 0.2], seed=3)
     wrong = train.withColumn("label", 1 - f.col("label")).withColumn("weight", f.lit(0.0))
@@ -114,6 +117,11 @@ def test_pipeline_of_two_workers_trains_scores_and_is_loaded_without_its_code(
 
     folder = str(tmp_path / "pipeline")
     fitted.write().overwrite().save(folder)
+    if loads == "here":
+        loaded: Any = PipelineModel.load(folder)
+        assert loaded.stages[-1].history == model.history
+        assert loaded.transform(test).select("prediction").count() == test.count()
+        return
     code = (
         "from pyspark.sql import SparkSession; from pyspark.ml import PipelineModel;"
         "spark = SparkSession.builder.master('local[1]').config('spark.ui.enabled', 'false')"

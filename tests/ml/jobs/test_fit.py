@@ -118,7 +118,9 @@ def test_what_a_task_raised_is_told_without_sparks_trace() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("backend", ["tensorflow", "torch", "jax"])
+@pytest.mark.parametrize(
+    "backend", ["tensorflow", "jax", pytest.param("torch", marks=pytest.mark.deep)]
+)
 def test_partitions_learn_with_keras_what_one_process_does(backend: str) -> None:
     if find_spec(backend) is None or find_spec("keras") is None:
         pytest.skip(f"{backend} is not installed")

@@ -1,0 +1,83 @@
+"""A cluster that stays up for the tests of a file: its nodes run one function after another.
+
+Runs in: the process of pytest, and children
+
+A framework takes seconds to import, and most tests need its nodes, not the launch of them. What is
+about launches, restarts and ends is not for a lab.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+import sparkdl
+from sparkdl.node.context import NodeContext
+from tests.doubles.nodes import launch
+
+Body = Callable[[Any, NodeContext], Any]
+_DONE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A cluster whose nodes wait for functions at pipes in `folder`.
+
+    A feed that one function has ended is no use to the next: give each feeds of its own names.
+    """
+
+    cluster: sparkdl.Cluster
+    folder: Path
+    size: int
+
+    def begin(self, body: Body, args: Any) -> None:
+        """Have all nodes run `body(args, ctx)`."""
+        for rank in range(self.size):
+            _asks(self.folder, rank).write_bytes(cloudpickle.dumps((body, args)))
+
+    def results(self) -> list[Any]:
+        """Wait for what `body` returned on each node, by rank; raise what it raised."""
+        found = [
+            cloudpickle.loads(_answers(self.folder, rank).read_bytes()) for rank in range(self.size)
+        ]
+        for result in found:
+            if isinstance(result, Exception):
+                raise result
+        return found
+
+
+@contextmanager
+def lab(folder: Path, framework: str, size: int, **options: Any) -> Iterator[Lab]:
+    """Start a lab of `size` nodes, and end it."""
+    for rank in range(size):
+        os.mkfifo(_asks(folder, rank))
+        os.mkfifo(_answers(folder, rank))
+    with launch(_run_bodies, folder, size, framework=framework, **options) as cluster:
+        yield Lab(cluster, folder, size)
+        for rank in range(size):
+            _asks(folder, rank).write_bytes(b"")
+        cluster.results(_DONE_S)
+
+
+def _asks(folder: Path, rank: int) -> Path:
+    return folder / f"asks-{rank}"
+
+
+def _answers(folder: Path, rank: int) -> Path:
+    return folder / f"answers-{rank}"
+
+
+def _run_bodies(folder: Path, ctx: NodeContext) -> None:
+    while asked := _asks(folder, ctx.rank).read_bytes():
+        body, args = cloudpickle.loads(asked)
+        try:
+            result = body(args, ctx)
+        except Exception as error:  # noqa: BLE001 - the test raises it
+            result = error
+        _answers(folder, ctx.rank).write_bytes(cloudpickle.dumps(result))
