@@ -64,6 +64,7 @@ from sparkdl.driver.lifecycle.state import (
     feed_problem_of,
     generation_of,
     has_ended,
+    restarted_alone_s,
 )
 from sparkdl.driver.threads import Thread, begin
 from sparkdl.feed.transfer.messages import WRONG_ANSWER, FeederError, FeedSpec
@@ -406,6 +407,7 @@ def _nodes(view: View, feed: str) -> Nodes:
         has_failed=failure_of(state) is not None,
         has_finished=isinstance(state, Finished),
         over=frozenset(getattr(state, "returned", {})) | away_of(state),
+        restarted_s=restarted_alone_s(state),
         counts=counts,
         progress=view.progress,
     )

@@ -314,6 +314,13 @@ def away_of(state: Any) -> frozenset[int]:
     return state.alone | state.left if isinstance(state, Running) else frozenset()
 
 
+def restarted_alone_s(state: Any) -> dict[int, float]:
+    """Return when each node that has begun anew by itself did so last, by node id."""
+    if not isinstance(state, (Running, Finished)):
+        return {}
+    return {node_id: past.restarts_s[-1] for node_id, past in state.roster.alone.items()}
+
+
 def has_ended(state: Any) -> bool:
     """Whether no `map_fun` is waited for any more."""
     return isinstance(state, (Finished, Failed, Stopping, Stopped))
