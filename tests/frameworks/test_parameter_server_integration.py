@@ -152,7 +152,7 @@ def test_tf_keras_fits_fed_rows_and_the_rows_it_leaves_hold_nobody_up() -> None:
 def test_column_that_the_feed_lacks_is_the_root_cause() -> None:
     with (
         pytest.raises(NodeFailedError) as failed,
-        launch(sum_up, {"columns": ["n", "nope"], "steps": 7}, 3, **PS) as cluster,
+        launch(sum_up, {"columns": ["n", "nope"], "steps": 7}, 4, **PS) as cluster,
     ):
         cluster.feed(tables(100, 100), timeout_s=SOON_S)
         cluster.results(SOON_S)
