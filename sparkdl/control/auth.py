@@ -14,10 +14,6 @@ def new_token() -> str:
     return secrets.token_urlsafe(32)
 
 
-CAUSE_PATH = "/cause"
-"""Of the coordinator: an HTTP `GET` with the token returns why the cluster has failed."""
-
-
 def bearer(token: str) -> str:
     """Return the value of the `Authorization` header for `token` (RFC 6750)."""
     return f"Bearer {token}"

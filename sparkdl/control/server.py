@@ -22,7 +22,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.protocol import State
 
-from sparkdl.control.auth import CAUSE_PATH, is_authorized
+from sparkdl.control.auth import is_authorized
+from sparkdl.control.cause import CAUSE_PATH, FINISHED
 from sparkdl.control.lease import driver_keep_alive
 from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
@@ -57,8 +58,8 @@ class Listener(Protocol):
     def left(self, agent_id: str, reason: str) -> None:
         """The connection of an agent that joined has ended."""
 
-    def cause(self) -> str:
-        """Return why the cluster has failed; empty if it has not."""
+    def cause(self) -> str | None:
+        """Return why the cluster has failed; empty if it has not; None if it has finished."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,10 @@ class CoordinatorServer:
         if len(headers) != 1 or not is_authorized(headers[0], self._token):
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing token\n")
         if request.path == CAUSE_PATH:
-            return connection.respond(http.HTTPStatus.OK, self._listener.cause())
+            cause = self._listener.cause()
+            if cause is None:
+                return connection.respond(FINISHED, "map_fun has returned on every node\n")
+            return connection.respond(http.HTTPStatus.OK, cause)
         return None
 
     async def _serve_agent(self, connection: ServerConnection) -> None:

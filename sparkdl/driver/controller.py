@@ -288,8 +288,10 @@ class Controller:
         """An agent's connection has ended."""
         self._handle(states.AgentLeft(agent_id, reason, self.wall_s()))
 
-    def cause(self) -> str:
-        """Return why the cluster has failed, for a feeder that no node answers; empty if not."""
+    def cause(self) -> str | None:
+        """Return what a feeder that no node answers has to know; see `control/cause.py`."""
+        if isinstance(states.before_stop(self.view.state), states.Finished):
+            return None
         failure = failure_of(self.view.state)
         return str(failure) if failure else ""
 

@@ -61,7 +61,7 @@ class Heard:
     def said(self, agent_id: str, message: FromAgent) -> None:
         self.queue.put_nowait(("said", agent_id, message))
 
-    def cause(self) -> str:
+    def cause(self) -> str | None:
         return self.failure
 
     def left(self, agent_id: str, reason: str) -> None:

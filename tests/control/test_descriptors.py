@@ -97,7 +97,7 @@ def test_feeder_that_goes_leaves_no_descriptor() -> None:
             fd = server.wait_fd(kept, soon())
         assert read_segment(fd).equals(BATCH)
         os.close(fd)
-        threads = [t for t in threading.enumerate() if t.name == "sparkdl-handoff-feeder"]
+        threads = [t for t in threading.enumerate() if t.name == "sparkdl-fds-feeder"]
         for thread in threads:
             thread.join(SOON_S)
         with pytest.raises(ProtocolError):

@@ -21,13 +21,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
-from urllib.request import ProxyHandler, Request, build_opener
 
 import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from sparkdl.control.auth import CAUSE_PATH, bearer
+from sparkdl.control.cause import fetch_cause
 from sparkdl.core.deadline import Deadline
 from sparkdl.feed.infer.columns import result_columns
 from sparkdl.feed.transfer.messages import (
@@ -46,7 +45,6 @@ RESULT_SCHEMA = "ipc binary"
 REOPEN_WAIT_S = 10.0
 """How long nodes that cannot be reached are asked again."""
 _ASK_AGAIN_S = 0.5
-_CAUSE_WAIT_S = 5.0
 _SILENCE_FACTOR = 2.0
 _SILENCE_MARGIN_S = 10.0
 """A node reports missing results itself; longer silence means that the network is gone."""
@@ -376,16 +374,10 @@ class _Call:
 
 
 def _raise_cause(spec: FeedSpec, error: FeederError, is_final: bool) -> None:
-    """Raise the cluster's failure, if that is why no node answers; the error itself, if final.
-
-    The nodes of a cluster that has failed end after a few seconds, and cannot say why any more.
-    """
+    """Raise the cluster's end, if that is why no node answers; the error itself, if final."""
     if spec.coordinator:
-        url = spec.coordinator.replace("ws://", "http://", 1) + CAUSE_PATH
-        request = Request(url, headers={"Authorization": bearer(spec.token)})
         try:
-            with build_opener(ProxyHandler({})).open(request, timeout=_CAUSE_WAIT_S) as answer:
-                cause = answer.read().decode()
+            cause = fetch_cause(spec.coordinator, spec.token)
         except OSError:
             if is_final:
                 raise FeederError(
@@ -393,6 +385,10 @@ def _raise_cause(spec: FeedSpec, error: FeederError, is_final: bool) -> None:
                     f"inference are lazy, so run the action on them before the shutdown ({error})"
                 ) from error
             return
+        if cause is None:
+            raise FeederError(
+                f"map_fun has returned on every node, and none answers any more ({error})"
+            ) from error
         if cause:
             raise FeederError(f"{CLUSTER_FAILED}: {cause} ({error})") from error
     if is_final:

@@ -25,6 +25,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from sparkdl.control.cause import fetch_cause
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedTimeoutError
 from sparkdl.core.row_ranges import count_rows, merge_ranges, uncovered
@@ -81,6 +82,7 @@ class Feeder:
         self._stored = 0
         self._deadline = Deadline.after(spec.timeout_s)
         self._is_cancelled = False
+        self._is_over = False
 
     def cancel(self) -> None:
         """Have `feed`, in another thread, fail as soon as it waits for a node."""
@@ -144,7 +146,7 @@ class Feeder:
         }
 
     def _connect(self, schema: pa.Schema) -> None:
-        if self._streams:
+        if self._streams or self._is_over:
             return
         for target in self._spec.targets:
             self._streams.append(PutStream(target, self._header, self._spec, self._changed))
@@ -152,9 +154,23 @@ class Feeder:
             stream.open(schema)
         for stream in self._streams:
             stream.wait_open()
+        if self._has_cluster_finished():
+            for stream in self._streams:
+                stream.abort()
+            self._streams, self._is_over = [], True
+            return
         self._raise_errors()
         here = [part for stream in self._streams for part in stream.covered]
         self._done = merge_ranges([*self._spec.done.get(self._partition, ()), *here])
+
+    def _has_cluster_finished(self) -> bool:
+        """Whether a node cannot be reached because every `map_fun` has returned: none reads."""
+        if not self._spec.coordinator or not any(stream.problem() for stream in self._streams):
+            return False
+        try:
+            return fetch_cause(self._spec.coordinator, self._spec.token) is None
+        except OSError:
+            return False  # the connections' own errors say more
 
     def _send_waiting(self) -> None:
         """Send every piece that waits, and those that came back, unless all nodes have closed."""
@@ -249,7 +265,9 @@ class Feeder:
         self._raise_errors()
 
     def _all_closed(self) -> bool:
-        return bool(self._streams) and all(stream.is_closed for stream in self._streams)
+        return self._is_over or (
+            bool(self._streams) and all(stream.is_closed for stream in self._streams)
+        )
 
     def _raise_errors(self) -> None:
         with self._changed:

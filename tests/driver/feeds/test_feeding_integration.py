@@ -16,7 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import sparkdl
+from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTimeoutError, NodeFailedError
+from sparkdl.driver.lifecycle.state import is_empty
 from sparkdl.node.context import NodeContext
 from tests.doubles.frameworks import LOSES_PORTS
 from tests.doubles.gates import Gate
@@ -437,3 +439,14 @@ def test_loop_need_not_count_epochs(caplog: pytest.LogCaptureFixture) -> None:
         cluster.feed(range(40))
         assert cluster.results(SOON_S) == [[10, 10, 20]] * 2
     assert "has ended" not in caplog.text
+
+
+def test_rows_for_a_cluster_that_has_finished_and_whose_nodes_have_gone_are_counted() -> None:
+    def return_at_once(args: None, ctx: NodeContext) -> None:
+        pass
+
+    with launch(return_at_once) as cluster:
+        cluster.wait(SOON_S)
+        assert cluster._controller.wait_for(lambda v: is_empty(v.state), Deadline.after(SOON_S))
+        report = cluster.feed(range(100), epochs=2)
+    assert (report.rows_used, report.rows_unused) == (0, 100)
