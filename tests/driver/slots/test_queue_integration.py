@@ -76,7 +76,7 @@ def test_parallel_clusters_take_turns_and_give_their_slots_back(
     def no_checkpoint(_spec: Any) -> Any:
         raise CheckpointError("unreadable")
 
-    monkeypatch.setattr(launching, "at_newest_checkpoint", no_checkpoint)
+    monkeypatch.setattr(launching, "_at_newest_checkpoint", no_checkpoint)
     with pytest.raises(CheckpointError):
         sparkdl.launch(spark_local, count, nodes=2, framework="plain")
     assert not gate._inside  # also of what failed before anything was started
