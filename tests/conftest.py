@@ -89,6 +89,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: _spark_fixture(item) is None)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse a pytest with which pytest-xdist loses the groups: each worker would start all JVMs."""
+    wants_groups = getattr(session.config.option, "loadgroup", False)
+    if wants_groups and session.items and "@" not in session.items[0].nodeid:
+        raise pytest.UsageError(
+            f"pytest {pytest.__version__} and this pytest-xdist do not keep tests of a group on one "
+            "worker; install the versions of constraints.txt"
+        )
+
+
 def _choose(config: pytest.Config, items: list[pytest.Item], *, is_deep: bool) -> None:
     """Keep the tests that are not marked deep, or those that are and those of Hypothesis."""
     chosen: list[pytest.Item] = []
