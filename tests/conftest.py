@@ -90,11 +90,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Refuse a pytest with which pytest-xdist loses the groups: each worker would start all JVMs."""
+    """Refuse a pytest with which pytest-xdist loses groups: each worker would start all JVMs."""
     wants_groups = getattr(session.config.option, "loadgroup", False)
     if wants_groups and session.items and "@" not in session.items[0].nodeid:
         raise pytest.UsageError(
-            f"pytest {pytest.__version__} and this pytest-xdist do not keep tests of a group on one "
+            f"pytest {pytest.__version__} and this pytest-xdist do not keep a group on one "
             "worker; install the versions of constraints.txt"
         )
 
