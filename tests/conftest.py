@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -60,8 +61,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Load Hypothesis' profile before test modules are imported, whose settings refer to it."""
+    """Load Hypothesis' profile before test modules are imported, and let Ctrl-C arrive."""
     settings.load_profile("deep" if config.getoption("deep") else "quick")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell starts what it runs in the background so, and children would inherit it: those
+        # that tests interrupt would never notice.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
