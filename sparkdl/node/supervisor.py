@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from pathlib import Path
 import psutil
 
 from sparkdl.control.channel import Local, Unframer, frame, receive
+from sparkdl.control.descriptors import nameless_file
 from sparkdl.core.deadline import Deadline
 from sparkdl.node.activity import ChildLog
 from sparkdl.node.resources import oom_kills
@@ -313,7 +313,7 @@ class StackFile:
     """
 
     def __init__(self) -> None:
-        self.fd = _nameless_file()
+        self.fd = nameless_file("sparkdl-stacks")
 
     def ask(self, loop: asyncio.AbstractEventLoop, pid: int, then: Callable[[str], None]) -> None:
         """Have process `pid` write its stacks; call `then` on the loop with them, or with why not.
@@ -360,10 +360,3 @@ def _why_silent(pid: int) -> str:
         return "the child has ended"
     reason = _REASONS.get(status, f"is {status}, and did not answer the signal")
     return f"no Python stacks within {_ANSWER_S:g} s: process {pid} {reason}"
-
-
-def _nameless_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("sparkdl-stacks", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile(prefix="sparkdl-") as file:
-        return os.dup(file.fileno())

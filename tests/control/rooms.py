@@ -50,7 +50,7 @@ class Heard:
     """A listener that remembers, in order."""
 
     queue: asyncio.Queue[tuple[Any, ...]] = field(default_factory=asyncio.Queue)
-    failure: str = ""
+    failure: str | None = ""
 
     def joined(self, hello: Hello) -> None:
         self.queue.put_nowait(("joined", hello.agent_id))

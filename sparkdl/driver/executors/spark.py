@@ -181,7 +181,7 @@ class SparkExecutor:
             self._wanted.put(there)
 
     def forget_task(self, node: NodeSpec) -> None:
-        """Note that the task of this node has ended in spec, so that Spark does not repeat it."""
+        """Note that the task of this node has ended in order, so that Spark does not repeat it."""
         with self._lock:
             for nodes in self._jobs.values():
                 nodes.discard(node)

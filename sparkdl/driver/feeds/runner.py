@@ -67,7 +67,7 @@ from sparkdl.driver.lifecycle.state import (
     restarted_alone_s,
 )
 from sparkdl.driver.threads import Thread, begin
-from sparkdl.feed.transfer.messages import WRONG_ANSWER, FeederError, FeedSpec
+from sparkdl.feed.transfer.messages import SHUT_DOWN, WRONG_ANSWER, FeederError, FeedSpec
 
 _log = logging.getLogger(__name__)
 
@@ -387,10 +387,7 @@ def failure_behind(controller: Controller, error: BaseException) -> SparkdlError
         controller.wait_for(lambda view: has_ended(view.state), Deadline.after(REASON_S))
     failure, state = controller.look(lambda view: (failure_of(view.state), view.state))
     if failure is None and before_stop(state) is not state:
-        return FeedClosedError(
-            "the cluster has been shut down, and no node answers any more: results of inference "
-            "are lazy, so run the action on them before the shutdown"
-        )
+        return FeedClosedError(SHUT_DOWN)
     return failure
 
 

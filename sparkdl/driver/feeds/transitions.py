@@ -633,6 +633,8 @@ def _seen(state: R, event: NodesSeen, now_s: float) -> Step[R]:
     # also when it was away for so short a time that nobody has seen it away.
     anew = {n for n, s in event.nodes.restarted_s.items() if s != state.run.restarted_s.get(n)}
     nodes = replace(event.nodes, over=event.nodes.over | anew)
+    if nodes == state.feed.nodes:  # the runner compares with what it says, which lacks `anew`
+        return state, []
     has_moved = nodes.progress != state.run.progress
     state = with_feed(state, nodes=nodes)
     if has_moved:

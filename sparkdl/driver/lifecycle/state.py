@@ -295,11 +295,6 @@ Step = tuple[S, list[Action]]
 """What a handler returns: `Step[Running | Failing]` where one of these is what comes next."""
 
 
-def is_decided(state: Any) -> bool:
-    """Whether it is known what follows from what has happened: no node is awaited, none failed."""
-    return not isinstance(state, (Gathering, Failing))
-
-
 def status_of(state: Any) -> str:
     """Return the state in a word, with the restarts so far and the reason of the last one."""
     history = getattr(getattr(before_stop(state), "roster", None), "history", None)

@@ -31,6 +31,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.feed.infer.columns import result_columns
 from sparkdl.feed.transfer.messages import (
     CLUSTER_FAILED,
+    SHUT_DOWN,
     WRONG_ANSWER,
     ExchangeHeader,
     FeederError,
@@ -380,10 +381,7 @@ def _raise_cause(spec: FeedSpec, error: FeederError, is_final: bool) -> None:
             cause = fetch_cause(spec.coordinator, spec.token)
         except OSError:
             if is_final:
-                raise FeederError(
-                    "the cluster has been shut down, and no node answers any more: results of "
-                    f"inference are lazy, so run the action on them before the shutdown ({error})"
-                ) from error
+                raise FeederError(f"{SHUT_DOWN} ({error})") from error
             return
         if cause is None:
             raise FeederError(

@@ -76,7 +76,7 @@ class Feeder:
         )
         self._changed = threading.Condition()
         self._streams: list[PutStream] = []
-        self._done: list[tuple[int, int]] = []
+        self._done = merge_ranges(spec.done.get(partition, ()))
         self._waiting: deque[Piece] = deque()
         self._back: Counter[int] = Counter()
         self._stored = 0
@@ -161,7 +161,7 @@ class Feeder:
             return
         self._raise_errors()
         here = [part for stream in self._streams for part in stream.covered]
-        self._done = merge_ranges([*self._spec.done.get(self._partition, ()), *here])
+        self._done = merge_ranges([*self._done, *here])
 
     def _has_cluster_finished(self) -> bool:
         """Whether a node cannot be reached because every `map_fun` has returned: none reads."""

@@ -21,6 +21,10 @@ WRONG_ANSWER = "inference partition"
 """In every reason that lies in the results: another node would give no better ones."""
 CLUSTER_FAILED = "the cluster has failed"
 """In the reason of every node once no node answers any more."""
+SHUT_DOWN = (
+    "the cluster has been shut down, and no node answers any more: results of inference are lazy, "
+    "so run the action on them before the shutdown"
+)
 WHAT_TO_DO = (
     "Which rows are left cannot be told: feed the same data, in the same partitions (cache a "
     "DataFrame whose partitions vary, or write it to Parquet), or take another checkpoint_dir"

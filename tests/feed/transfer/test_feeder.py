@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.transfer import feeder
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.messages import FedPartition, FeederError, FeedSpec, Target
+from tests.control.rooms import TOKEN, room
 from tests.doubles.feeds import (
     FEED,
     SOON_S,
@@ -111,6 +113,21 @@ def test_rows_that_a_checkpoint_covers_are_not_fed_again() -> None:
         assert fed == FedPartition(4, {0: 420, 1: 420}, 0, 1001)
         assert Feeder(again, 5).feed(iter([None])) == FedPartition(5, {}, 0), "not even read"
         assert flat(read([a, b])) == list(range(150, 990))
+
+
+def test_rows_of_a_finished_cluster_are_unused_except_what_a_checkpoint_covers() -> None:
+    """The coordinator says that every `map_fun` has returned; the node does not answer any more."""
+
+    async def scene() -> FedPartition:
+        with LocalNode(0) as node:
+            gone = node.target
+        async with room() as finished:
+            finished.heard.failure = None
+            again = replace(order([gone]), done={4: ((0, 30), (90, 100))})
+            again = replace(again, coordinator=finished.address.url, token=TOKEN)
+            return await asyncio.to_thread(Feeder(again, 4).feed, batches(100, 10))
+
+    assert asyncio.run(scene()) == FedPartition(4, {}, 60, -1)
 
 
 def test_a_speculative_twin_of_an_attempt_that_has_ended_brings_nothing() -> None:
