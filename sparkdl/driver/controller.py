@@ -131,7 +131,9 @@ class Controller:
         self._release = release
         self._forget_task = forget_task
         self._loop = asyncio.new_event_loop()
-        self._server = CoordinatorServer(token, self, spec.settings.lease_s)
+        self._server = CoordinatorServer(
+            token, self, spec.settings.lease_s, spec.settings.host_timeout_s
+        )
         self._timer: asyncio.TimerHandle | None = None
         self._requests = PendingRequests(self._server.send, self.changed)
         self._observer: Callable[[], None] = lambda: None
