@@ -53,9 +53,9 @@ def why_not() -> str:
     missing = [tool for tool in ("unshare", "nsenter", "ip") if shutil.which(tool) is None]
     if missing:
         return f"no {', '.join(missing)} (Linux with util-linux and iproute2)"
-    probe = "mount --make-rprivate / && ip link add bridge type bridge && ip link add port type veth peer name eth9"
+    links = "ip link add bridge type bridge && ip link add port type veth peer name eth9"
     made = subprocess.run(
-        ["unshare", *_OF_A_HOST, "sh", "-c", probe],
+        ["unshare", *_OF_A_HOST, "sh", "-c", f"mount --make-rprivate / && {links}"],
         capture_output=True,
         text=True,
         timeout=SOON_S,

@@ -16,8 +16,8 @@ node while another node waits for rows.
 from __future__ import annotations
 
 import json
+import logging
 import socket
-import sys
 import threading
 import time
 from collections import Counter, deque
@@ -44,6 +44,8 @@ from sparkdl.feed.transfer.messages import (
 )
 from sparkdl.feed.transfer.put_stream import Piece, PutStream
 from sparkdl.feed.values.row_codec import RowEncoder
+
+_log = logging.getLogger(__name__)
 
 PATIENCE_S = 1.5
 """How long the next batch waits for a node that has not acknowledged, before it goes to others."""
@@ -340,13 +342,13 @@ def _wait_for_verdict(spec: FeedSpec, targets: Sequence[Target], error: FeederEr
     If they are lost to the driver too, this task ends meanwhile: Spark cancels its job. Were it to
     fail at once, its four attempts would be used up before the driver knows of the loss.
     """
-    print(f"sparkdl: {error}; waiting for the driver's decision", file=sys.stderr, flush=True)
-    deadline = Deadline.after(spec.verdict_s)
+    _log.warning("%s; waiting for the driver's decision", error)
+    deadline, never = Deadline.after(spec.verdict_s), threading.Event()
     while not deadline.has_passed and not all(map(_is_listening, targets)):
         with suppress(OSError):  # this host itself is cut off, perhaps
             if fetch_cause(spec.coordinator, spec.token) != "":
                 return
-        time.sleep(min(_VERDICT_LOOK_S, deadline.remaining_s))
+        never.wait(min(_VERDICT_LOOK_S, deadline.remaining_s))
 
 
 def _is_listening(target: Target) -> bool:
