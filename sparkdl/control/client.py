@@ -23,6 +23,7 @@ from sparkdl.control.messages import (
     encode,
 )
 from sparkdl.core.errors import LaunchError
+from sparkdl.core.settings import Settings
 
 
 class CoordinatorClient:
@@ -37,7 +38,7 @@ class CoordinatorClient:
 
     @classmethod
     async def connect(
-        cls, url: str, token: str, lease_s: float, host_timeout_s: float
+        cls, url: str, token: str, lease_s: float, host_timeout_s: float = Settings.host_timeout_s
     ) -> CoordinatorClient:
         """Connect with the token.
 
@@ -85,15 +86,13 @@ class CoordinatorClient:
         await self._connection.close()
 
     @classmethod
-    async def say(
-        cls, url: str, token: str, lease_s: float, host_timeout_s: float, message: FromAgent
-    ) -> None:
+    async def say(cls, url: str, token: str, lease_s: float, message: FromAgent) -> None:
         """Send one message, and wait until it has been taken.
 
         Raises:
             LaunchError: if the coordinator cannot be reached or refuses.
         """
-        client = await cls.connect(url, token, lease_s, host_timeout_s)
+        client = await cls.connect(url, token, lease_s)
         client.send(message)
         await client.close()
 

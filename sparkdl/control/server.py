@@ -37,6 +37,7 @@ from sparkdl.control.messages import (
     encode,
 )
 from sparkdl.core.errors import ConfigError, ProtocolError
+from sparkdl.core.settings import Settings
 from sparkdl.core.world import host_port
 
 _log = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class CoordinatorServer:
         token: str,
         listener: Listener,
         lease_s: float,
-        host_timeout_s: float,
+        host_timeout_s: float = Settings.host_timeout_s,
         hello_timeout_s: float = HELLO_TIMEOUT_S,
     ) -> None:
         self._token = token

@@ -146,13 +146,9 @@ class NodeTask:
         from sparkdl.control.client import CoordinatorClient
 
         refused = Refused(problem.kind, problem.text)
-        settings = self.spec.settings
+        lease_s = self.spec.settings.lease_s
         try:
-            asyncio.run(
-                CoordinatorClient.say(
-                    self.url, self.token, settings.lease_s, settings.host_timeout_s, refused
-                )
-            )
+            asyncio.run(CoordinatorClient.say(self.url, self.token, lease_s, refused))
         except LaunchError:
             return False
         return True

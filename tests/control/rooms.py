@@ -118,7 +118,7 @@ async def room(
 ) -> AsyncIterator[Room]:
     """A server on a free port; its deadlines are far away unless the test is about them."""
     heard = Heard()
-    server = CoordinatorServer(TOKEN, heard, lease_s, hello_timeout_s)
+    server = CoordinatorServer(TOKEN, heard, lease_s, hello_timeout_s=hello_timeout_s)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sparkdl.control.lease.CLOSE_S", close_timeout_s)
         address = await server.start(LOOPBACK, (0,))

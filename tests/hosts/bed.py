@@ -375,7 +375,8 @@ def _namespace(pid: int) -> str:
 
 def _command(process: psutil.Process) -> list[str]:
     try:
-        return process.cmdline()
+        command: list[str] = process.cmdline()
+        return command
     except psutil.Error:
         return []
 
