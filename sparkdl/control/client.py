@@ -13,7 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from sparkdl.control.auth import bearer
-from sparkdl.control.host_watch import LOOKS, HostWatch, agent_timeout_s
+from sparkdl.control.host_watch import HostWatch, agent_timeout_s
 from sparkdl.control.lease import agent_keep_alive
 from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
@@ -98,12 +98,12 @@ class CoordinatorClient:
 
     async def _watch_host(self, timeout_s: float) -> None:
         """End the connection once the driver's host has been silent for so long."""
-        watch = HostWatch(self._connection.transport.get_extra_info("socket"))
-        while watch.silent_s() < timeout_s:
-            if watch.should_ask(timeout_s):
+        watch = HostWatch(self._connection.transport.get_extra_info("socket"), timeout_s)
+        while (verdict := watch.look()) != "silent":
+            if verdict == "ask":
                 with suppress(ConnectionClosed):
                     await self._connection.ping()
-            await asyncio.sleep(timeout_s / LOOKS)
+            await asyncio.sleep(watch.period_s)
         self.ended = f"the driver's host does not answer: not for {timeout_s:g} s"
         self._connection.transport.abort()
 

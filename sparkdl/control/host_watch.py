@@ -19,13 +19,14 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from typing import Any
+from typing import Any, Literal
 
 PROBE_S = 1
 """Between keep-alive probes of an idle connection; the kernel counts in whole seconds."""
 _AGENT_SHARE = 0.7
+_MAX_PROBES = 127
 LOOKS = 8
-"""At each connection, within its timeout."""
+"""At a connection, within its timeout."""
 _ASK_SHARE = 0.25
 _UNKNOWN = -1
 _UNACKED = 24
@@ -41,26 +42,43 @@ def agent_timeout_s(host_timeout_s: float) -> float:
 
 
 class HostWatch:
-    """Knows how long ago the host at the other end of a TCP connection has acknowledged anything.
+    """Judges whether the host at the other end of a TCP connection is there; `look` at times.
 
     Where the kernel does not tell (it is not Linux), no host is ever silent.
+
+    Args:
+        timeout_s: after so much silence it is not.
     """
 
-    def __init__(self, sock: Any) -> None:
+    def __init__(self, sock: Any, timeout_s: float) -> None:
+        self.period_s = timeout_s / LOOKS
         self._sock = sock
+        self._timeout_s = timeout_s
         self._bytes_acked = _UNKNOWN
-        self._heard_s = time.monotonic()
+        self._heard_s = self._looked_s = time.monotonic()
         self._has_asked = False
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):
             if hasattr(socket, option):
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), PROBE_S)
         if hasattr(socket, "TCP_KEEPCNT"):  # the watch gives up, not the kernel
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 127)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _MAX_PROBES)
 
-    def silent_s(self) -> float:
+    def look(self) -> Literal["there", "ask", "silent"]:
+        """Judge now; `ask`: send something, so that there is an answer to wait for.
+
+        Why ask: the kernel sends no probes while data come in, and data may come in though nothing
+        gets out.
+        """
+        silent_s = self._silent_s(time.monotonic())
+        if silent_s >= self._timeout_s:
+            return "silent"
+        is_quiet = silent_s >= _ASK_SHARE * self._timeout_s
+        should_ask, self._has_asked = is_quiet and not self._has_asked, is_quiet
+        return "ask" if should_ask else "there"
+
+    def _silent_s(self, now_s: float) -> float:
         """Return for how long nothing that this end has sent has been acknowledged."""
-        now_s = time.monotonic()
         info = self._info()
         if info is None:
             return 0.0
@@ -68,20 +86,12 @@ class HostWatch:
         data_ms, ack_ms = struct.unpack_from("=2I", info, _LAST_DATA_RECV)
         (bytes_acked,) = struct.unpack_from("=Q", info, _BYTES_ACKED)
         # Each segment with data acknowledges as well, if only what had been sent long before.
-        is_answer = bytes_acked != self._bytes_acked or (not unacked and ack_ms < data_ms)
-        self._bytes_acked = bytes_acked
-        if is_answer:
+        if bytes_acked != self._bytes_acked or (not unacked and ack_ms < data_ms):
             self._heard_s = max(self._heard_s, now_s - ack_ms / 1000)
+        if now_s - self._looked_s > self._timeout_s / 2:  # this process itself stood still
+            self._heard_s = max(self._heard_s, now_s - self._timeout_s / 2)
+        self._bytes_acked, self._looked_s = bytes_acked, now_s
         return now_s - self._heard_s
-
-    def should_ask(self, timeout_s: float) -> bool:
-        """Whether something should be sent now, so that there is an answer to wait for.
-
-        The kernel sends no probes while data come in, and data may come in though nothing gets out.
-        """
-        is_quiet = self.silent_s() >= _ASK_SHARE * timeout_s
-        had_asked, self._has_asked = self._has_asked, is_quiet
-        return is_quiet and not had_asked
 
     def _info(self) -> bytes | None:
         if not hasattr(socket, "TCP_INFO"):

@@ -192,7 +192,7 @@ class CoordinatorServer:
         except ConnectionClosed:
             return
         self._connections[hello.agent_id] = connection
-        self._watches[hello.agent_id] = HostWatch(connection.transport.get_extra_info("socket"))
+        self._watches[hello.agent_id] = self._watch(connection)
         self._listener.joined(hello)
         reason = "its connection closed"
         try:
@@ -210,17 +210,19 @@ class CoordinatorServer:
                 reason = f"{hello.host} does not answer: not for {self._host_timeout_s:g} s"
             self._listener.left(hello.agent_id, reason)
 
+    def _watch(self, connection: ServerConnection) -> HostWatch:
+        return HostWatch(connection.transport.get_extra_info("socket"), self._host_timeout_s)
+
     async def _watch_hosts(self) -> None:
         """End the connections to hosts that have been silent for too long."""
-        timeout_s = self._host_timeout_s
         while True:
-            await asyncio.sleep(timeout_s / LOOKS)
+            await asyncio.sleep(self._host_timeout_s / LOOKS)
             for agent_id, watch in self._watches.items():
-                connection = self._connections[agent_id]
-                if watch.silent_s() >= timeout_s:
+                connection, verdict = self._connections[agent_id], watch.look()
+                if verdict == "silent":
                     self._silent.add(agent_id)
                     connection.transport.abort()
-                elif watch.should_ask(timeout_s):
+                elif verdict == "ask":
                     self._spawn(self._ask(connection))
 
     async def _ask(self, connection: ServerConnection) -> None:

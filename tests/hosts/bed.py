@@ -130,7 +130,7 @@ class Host:
                 stderr=log,
                 env=self._bed.environment(self) | more,
             )
-        self._bed.stack.callback(_wait, process)
+        self._bed.stack.callback(_end, process)
         return Program(self, process, output)
 
     def cut(self) -> None:
@@ -387,12 +387,9 @@ def _run(*command: str) -> None:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
 
 
-def _wait(process: subprocess.Popen[bytes]) -> None:
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(1.0)
-        return
-    process.kill()
-    process.wait()
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()  # `nsenter`, which waits for the program: that ends with its host
+    process.wait(SOON_S)
 
 
 def _wait_for_text(program: Program, text: str) -> None:

@@ -353,7 +353,10 @@ def _wait_for_verdict(spec: FeedSpec, targets: Sequence[Target], error: FeederEr
 
 def _is_listening(target: Target) -> bool:
     url = urlsplit(target.uri)
-    with suppress(OSError), socket.create_connection((url.hostname, url.port or 0), _VERDICT_LOOK_S):
+    with (
+        suppress(OSError),
+        socket.create_connection((url.hostname, url.port or 0), _VERDICT_LOOK_S),
+    ):
         return True
     return False
 
