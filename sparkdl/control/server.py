@@ -61,6 +61,9 @@ class Listener(Protocol):
     def left(self, agent_id: str, reason: str) -> None:
         """The connection of an agent that joined has ended."""
 
+    def silent(self, hello: Hello) -> None:
+        """The host of an agent that joined does not answer; its connection has ended."""
+
     def cause(self) -> str | None:
         """Return why the cluster has failed; empty if it has not; None if it has finished."""
 
@@ -205,10 +208,13 @@ class CoordinatorServer:
             await connection.close(POLICY_VIOLATION, "not a message")
         finally:
             del self._connections[hello.agent_id], self._watches[hello.agent_id]
-            if hello.agent_id in self._silent:
-                self._silent.discard(hello.agent_id)
+            is_silent = hello.agent_id in self._silent
+            if is_silent:
+                self._silent.remove(hello.agent_id)
                 reason = f"{hello.host} does not answer: not for {self._host_timeout_s:g} s"
             self._listener.left(hello.agent_id, reason)
+            if is_silent:
+                self._listener.silent(hello)
 
     def _watch(self, connection: ServerConnection) -> HostWatch:
         return HostWatch(connection.transport.get_extra_info("socket"), self._host_timeout_s)

@@ -239,6 +239,7 @@ def _start(
             checkpoint,
             ending.release,
             where.forget_task,
+            where.leave_host,
         )
         if resumed:
             controller.checkpoints.coverage.restore(resumed.manifest.feeds)

@@ -64,6 +64,9 @@ class Heard:
     def cause(self) -> str | None:
         return self.failure
 
+    def silent(self, hello: Hello) -> None:
+        self.queue.put_nowait(("silent", hello.agent_id))
+
     def left(self, agent_id: str, reason: str) -> None:
         self.queue.put_nowait(("left", agent_id, reason))
 

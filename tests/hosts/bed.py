@@ -356,7 +356,8 @@ def _first_process(*namespaces: str) -> psutil.Process:
 
 
 def _end_first(process: psutil.Process) -> None:
-    process.kill()
+    with suppress(psutil.NoSuchProcess):
+        process.kill()
     _first_processes.pop(process.pid).wait(SOON_S)
 
 

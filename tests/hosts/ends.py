@@ -49,6 +49,9 @@ class Listener:
         self.agents.discard(agent_id)
         tell("left", reason=reason)
 
+    def silent(self, hello: Hello) -> None:
+        tell("silent")
+
     def cause(self) -> str | None:
         return ""
 
