@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -40,6 +41,7 @@ from sparkdl.control.messages import (
 )
 from sparkdl.control.rows import EpochRows
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.throttle import Throttle
 from sparkdl.feed.store.log import Log
 from sparkdl.feed.store.parquet_loader import DirectLoader, ParquetLoader, ShareLoader, Sink
 from sparkdl.feed.store.segment import StoredSegment
@@ -47,7 +49,7 @@ from sparkdl.feed.store.store import NodeStore, StoreLimits, StoreListener
 from sparkdl.feed.transfer.server import FlightServer
 
 PROGRESS_PERIOD_S = 0.1
-"""Counts go to the coordinator this often while they change."""
+"""Counts go to the coordinator this often at most, but for those that it waits for."""
 _SHUTDOWN_S = 2.0
 
 
@@ -58,6 +60,8 @@ class _ChildFeeds:
     Attributes:
         consumed: what it has reported last.
         began: the epoch of the last `FeedBegin`.
+        marked: the epoch of the last `EpochEnd`.
+        answered: what the driver was told last of that which it waits for, see `_awaited`.
         reclaimed: those for which it was asked for room and has not released anything yet.
         direct: those that it has asked to be read from files.
         share_ends: of the last `ReadShare` that has ended: its epoch, and its problem if any.
@@ -65,6 +69,8 @@ class _ChildFeeds:
 
     consumed: dict[str, Consumed] = field(default_factory=dict)
     began: dict[str, int] = field(default_factory=dict)
+    marked: dict[str, int] = field(default_factory=dict)
+    answered: dict[str, tuple[int, ...]] = field(default_factory=dict)
     reclaimed: set[str] = field(default_factory=set)
     direct: dict[str, DirectLoader] = field(default_factory=dict)
     share_ends: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -97,7 +103,7 @@ class NodeFeeds:
         self._generation = 0
         self._loaders: list[ParquetLoader] = []
         self._has_failed = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._progress = Throttle(self._loop, self._report_counts, PROGRESS_PERIOD_S)
 
     def listen(self, host: str, token: str) -> str:
         """Start receiving; return the Flight URI."""
@@ -115,18 +121,19 @@ class NodeFeeds:
                 self._send_to_child(FeedStart(feed, epoch), -1)
                 if run:
                     self._store.resume(feed, epoch, run, done, limit)
-                    self._report()
+                    self._progress.call()
             case ReadShare(feed):
                 self._begin(ShareLoader(message, self._sink(feed), self._on_share_end))
             case FeedCut(feed, epoch):
                 self._store.log(feed).cut(epoch)
-                self._report()
+                self._progress.call()
             case FeedCovered(feed, epoch):
                 self._store.forget(feed, epoch)
                 self._send_to_child(message, -1)
             case FeedHold() | Granted():
                 self._send_to_child(message, -1)
             case EpochEnd(feed, epoch):
+                self._child.marked[feed] = epoch
                 self._store.log(feed).cut(epoch)
                 if not message.again:
                     self._store.log(feed).settle(epoch)
@@ -154,7 +161,7 @@ class NodeFeeds:
                 self._store.press_again()
             if message.feed in self._child.direct:
                 self._child.direct[message.feed].reached(message.epochs)
-            self._report_soon()
+            self._report(message.feed)
         elif isinstance(message, Release):
             self._child.reclaimed.discard(message.feed)
             self._store.log(message.feed).release(message.numbers)
@@ -162,7 +169,7 @@ class NodeFeeds:
             log = self._store.log(message.feed)
             log.close_call()
             self._send_to_child(Reopened(message.feed, log.closed_to + 1), -1)
-            self._report()
+            self._progress.call()
         elif isinstance(message, ReadParquet):
             self._child.direct[message.feed] = DirectLoader(
                 message, self._sink(message.feed), self._on_direct
@@ -204,7 +211,7 @@ class NodeFeeds:
         """
         self._has_failed = has_failed
         self._close(reason)
-        self._report()
+        self._progress.call()
 
     def reopen(self, generation: int) -> None:
         """Begin anew for another child, and tell it which feeds have ended already."""
@@ -226,8 +233,7 @@ class NodeFeeds:
         deadline = Deadline.after(_SHUTDOWN_S)
         for loader in self._loaders:
             loader.join(deadline.remaining_s)
-        if self._timer:
-            self._timer.cancel()
+        self._progress.cancel()
         if self._receiver:
             thread = threading.Thread(target=self._receiver.shutdown, daemon=True)
             thread.start()
@@ -262,7 +268,7 @@ class NodeFeeds:
         self._loop.call_soon_threadsafe(self._send_to_child, message, os.dup(segment.fd))
 
     def _on_received(self, feed: str) -> None:
-        self._loop.call_soon_threadsafe(self._report_soon)
+        self._loop.call_soon_threadsafe(self._report, feed)
 
     def _on_pressure(self, feed: str) -> None:
         self._loop.call_soon_threadsafe(self._reclaim, feed)
@@ -281,7 +287,7 @@ class NodeFeeds:
         order = loader.order
         if loader.sink.log is self._store.log(order.feed):  # no other child has come since
             self._child.share_ends[order.feed] = order.epoch, problem
-            self._report()
+            self._progress.call()
 
     def _pass_on(self, loader: DirectLoader, message: Local) -> None:
         if self._child.direct.get(loader.sink.log.feed) is loader:
@@ -309,17 +315,26 @@ class NodeFeeds:
         if exchange:
             exchange.add(data, message.rows)
 
-    def _report_soon(self) -> None:
-        if self._timer is None:
-            self._timer = self._loop.call_later(PROGRESS_PERIOD_S, self._report)
+    def _report(self, feed: str) -> None:
+        """Report counts that have changed: at once if the driver waits for them, or else soon."""
+        if self._awaited(self._count(self._store.log(feed))) != self._child.answered.get(feed):
+            self._progress.call()
+        else:
+            self._progress.request()
 
-    def _report(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
+    def _awaited(self, count: FeedCount) -> tuple[int, ...]:
+        """Return what the driver waits for: first rows, the end of what it announced, a hold.
+
+        Each of them follows a message of the driver's, so they come no more often than those.
+        """
+        has_read_all = count.epochs_done > self._child.marked.get(count.feed, sys.maxsize)
+        return count.epoch, count.epoch_rows > 0, has_read_all, count.held
+
+    def _report_counts(self) -> None:
         counts = tuple(
             self._count(log) for log in self._store.logs if log.feed not in self._child.direct
         )
+        self._child.answered = {count.feed: self._awaited(count) for count in counts}
         if counts:
             self._report_to_driver(FeedProgress(counts))
 

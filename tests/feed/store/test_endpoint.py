@@ -20,6 +20,7 @@ from sparkdl.control.rows import PartRows
 from sparkdl.core.deadline import Deadline
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
+from sparkdl.feed.store import endpoint
 from sparkdl.feed.store.log import Appended, AppendRequest, Attempt
 from sparkdl.feed.store.segment import write_segment
 from sparkdl.feed.transfer.feeder import Feeder
@@ -68,6 +69,26 @@ def test_coordinator_is_told_what_was_received_and_read() -> None:
         node.end_epoch(0, {0: 200})
         assert len(list(batches)) == 1
         node.wait_told(lambda all_told: told(all_told) == (200, 200, 1, False))
+
+
+def test_what_the_driver_waits_for_is_told_at_once_and_other_counts_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endpoint, "PROGRESS_PERIOD_S", 1000 * SOON_S)
+    with LocalNode() as node:
+        append(node)  # the first rows of an epoch
+        node.wait_told(lambda all_told: told(all_told) == (100, 0, 0, False))
+        append(node)
+        for epoch in range(20):
+            node.end_epoch(epoch, {0: 200}, again=epoch < 19)
+        for _ in range(20):
+            assert len(values(node.reader())) == 200
+        node.wait_told(lambda all_told: told(all_told) == (200, 4000, 20, False))
+        assert len(node.told) == 3, "not for each of the epochs that the driver has announced"
+        append(node, epoch=20)
+        node.wait_told(lambda all_told: told(all_told) == (300, 4000, 20, False))
+        node.call(lambda: node.feeds.on_driver_message(FeedHold(FEED, 20)))
+        node.wait_told(lambda all_told: last_told(all_told).held == 20)
 
 
 def test_counts_are_told_by_feed() -> None:
