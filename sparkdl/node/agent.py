@@ -42,7 +42,7 @@ from sparkdl.node.activity import Activity, ChildLog, log_period_s
 from sparkdl.node.gpus import share_gpus
 from sparkdl.node.resources import feed_disk, feed_memory, own_host, reserve_port, work_root
 from sparkdl.node.spec import AgentSpec, StatusLine, read_spec, write_private
-from sparkdl.node.supervisor import Child, ChildPipe, ChildSpec, watch_pid
+from sparkdl.node.supervisor import Child, ChildSpec, watch_pid
 from sparkdl.node.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Agent:
         self._resume = FIRST_TIME
         self._child: Child | None = None
         self._raised_s = 0.0
-        self._pipe: ChildPipe | None = None
+        self._pipe: channel.ChildPipe | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._unsent: list[messages.FromAgent] = []
         self._client: CoordinatorClient | None = None
@@ -191,7 +191,7 @@ class Agent:
         environment = {**own, **self._gpus.environment}
         child = Child.spawn(ChildSpec(framework, self._payload, log, port, environment))
         self._child = child
-        self._pipe = ChildPipe(self._loop, child.sock, self._on_child_message)
+        self._pipe = channel.ChildPipe(self._loop, child.sock, self._on_child_message)
         if generation or is_again:
             self._feeds.reopen(generation)
         self._report(messages.Offer(generation, child.port))
