@@ -65,7 +65,6 @@ class Agent:
         self._agent_spec = agent_spec
         self._spec = agent_spec.spec
         self._node = agent_spec.spec.nodes[agent_spec.node_id]
-        self._work_dir = work_dir
         self._payload = work_dir / "payload"
         write_private(self._payload, payload)
         self._environment = Environment.read()

@@ -252,7 +252,7 @@ class LocalNode:
     @property
     def rows_received(self) -> int:
         """Rows in the log of the feed."""
-        return self.feeds._store.log(FEED).rows_received
+        return self.feeds.store.log(FEED).rows_received
 
     @property
     def target(self) -> Target:

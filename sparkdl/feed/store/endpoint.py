@@ -82,6 +82,9 @@ class NodeFeeds:
     Args:
         send_to_child: takes a message and, for good, a descriptor or -1.
         report: sends counts to the coordinator.
+
+    Attributes:
+        store: what the node has received.
     """
 
     def __init__(
@@ -95,7 +98,7 @@ class NodeFeeds:
         self._send_to_child = send_to_child
         self._report_to_driver = report
         listener = StoreListener(self._on_segment, self._on_received, self._on_pressure)
-        self._store = NodeStore(limits, timeout_s, listener)
+        self.store = NodeStore(limits, timeout_s, listener)
         self._memory_nbytes = limits.memory_nbytes
         self._receiver: FlightServer | None = None
         self._child = _ChildFeeds()
@@ -107,7 +110,7 @@ class NodeFeeds:
 
     def listen(self, host: str, token: str) -> str:
         """Start receiving; return the Flight URI."""
-        self._receiver = FlightServer(host, token, self._store)
+        self._receiver = FlightServer(host, token, self.store)
         return self._receiver.uri
 
     # From the coordinator.
@@ -117,26 +120,26 @@ class NodeFeeds:
         match message:
             case FeedBegin(feed, epoch, last_epoch, run, done, limit):
                 self._child.began[feed] = epoch
-                self._store.log(feed).expect(last_epoch)
+                self.store.log(feed).expect(last_epoch)
                 self._send_to_child(FeedStart(feed, epoch), -1)
                 if run:
-                    self._store.resume(feed, epoch, run, done, limit)
+                    self.store.resume(feed, epoch, run, done, limit)
                     self._progress.call()
             case ReadShare(feed):
                 self._begin(ShareLoader(message, self._sink(feed), self._on_share_end))
             case FeedCut(feed, epoch):
-                self._store.log(feed).cut(epoch)
+                self.store.log(feed).cut(epoch)
                 self._progress.call()
             case FeedCovered(feed, epoch):
-                self._store.forget(feed, epoch)
+                self.store.forget(feed, epoch)
                 self._send_to_child(message, -1)
             case FeedHold() | Granted():
                 self._send_to_child(message, -1)
             case EpochEnd(feed, epoch):
                 self._child.marked[feed] = epoch
-                self._store.log(feed).cut(epoch)
+                self.store.log(feed).cut(epoch)
                 if not message.again:
-                    self._store.log(feed).settle(epoch)
+                    self.store.log(feed).settle(epoch)
                 self._send_to_child(message, -1)
             case FeedEnd():
                 self.feed_end(message)
@@ -154,19 +157,19 @@ class NodeFeeds:
         if isinstance(message, Consumed):
             before = self._child.consumed.get(message.feed)
             self._child.consumed[message.feed] = message
-            self._store.log(message.feed)  # creates the log, so that its counts are reported
+            self.store.log(message.feed)  # creates the log, so that its counts are reported
             # After an epoch the child has forgotten that it was to release.
             if before is None or message.epochs != before.epochs:
                 self._child.reclaimed.discard(message.feed)
-                self._store.press_again()
+                self.store.press_again()
             if message.feed in self._child.direct:
                 self._child.direct[message.feed].reached(message.epochs)
             self._report(message.feed)
         elif isinstance(message, Release):
             self._child.reclaimed.discard(message.feed)
-            self._store.log(message.feed).release(message.numbers)
+            self.store.log(message.feed).release(message.numbers)
         elif isinstance(message, Terminated):
-            log = self._store.log(message.feed)
+            log = self.store.log(message.feed)
             log.close_call()
             self._send_to_child(Reopened(message.feed, log.closed_to + 1), -1)
             self._progress.call()
@@ -188,7 +191,7 @@ class NodeFeeds:
         """
         found = {}
         for feed, consumed in feeds.items():
-            log = self._store.log(feed)
+            log = self.store.log(feed)
             found[feed] = log.provenance.rows(consumed, log.terminated_to)
         return found
 
@@ -200,7 +203,7 @@ class NodeFeeds:
     @property
     def is_answering(self) -> bool:
         """Whether a feeder waits for results of inference."""
-        return self._store.is_answering
+        return self.store.is_answering
 
     def close(self, reason: str, has_failed: bool = False) -> None:
         """Take no more rows.
@@ -215,11 +218,11 @@ class NodeFeeds:
 
     def reopen(self, generation: int) -> None:
         """Begin anew for another child, and tell it which feeds have ended already."""
-        feeds = [log.feed for log in self._store.logs]
+        feeds = [log.feed for log in self.store.logs]
         if generation != self._generation:
             self._ended.clear()  # rows may be fed again; the coordinator repeats the ends
         self._generation = generation
-        self._store.reopen(generation)
+        self.store.reopen(generation)
         self._has_failed = False
         self._child = _ChildFeeds()
         self._report_to_driver(FeedProgress(tuple(FeedCount(feed) for feed in feeds)))
@@ -229,7 +232,7 @@ class NodeFeeds:
     def shut_down(self) -> None:
         """Stop receiving; a peer that stalls in the middle of a call is not waited for."""
         self._close("the node has ended")
-        self._store.clear()
+        self.store.clear()
         deadline = Deadline.after(_SHUTDOWN_S)
         for loader in self._loaders:
             loader.join(deadline.remaining_s)
@@ -240,12 +243,12 @@ class NodeFeeds:
             thread.join(_SHUTDOWN_S)
 
     def _close(self, reason: str) -> None:
-        self._store.close(reason)
+        self.store.close(reason)
         for loader in self._loaders:
             loader.stop()
 
     def _sink(self, feed: str) -> Sink:
-        return Sink(self._store.log(feed), self._store.received, self._memory_nbytes)
+        return Sink(self.store.log(feed), self.store.received, self._memory_nbytes)
 
     def _begin(self, loader: ParquetLoader) -> None:
         self._loaders = [each for each in self._loaders if each.is_alive()]
@@ -285,7 +288,7 @@ class NodeFeeds:
 
     def _note_end(self, loader: ShareLoader, problem: str) -> None:
         order = loader.order
-        if loader.sink.log is self._store.log(order.feed):  # no other child has come since
+        if loader.sink.log is self.store.log(order.feed):  # no other child has come since
             self._child.share_ends[order.feed] = order.epoch, problem
             self._progress.call()
 
@@ -298,8 +301,8 @@ class NodeFeeds:
 
         The next epoch may be whole: then it is pressed again, and decides anew.
         """
-        if self._store.log(feed).is_whole:
-            self._store.press_again()
+        if self.store.log(feed).is_whole:
+            self.store.press_again()
         elif feed not in self._child.reclaimed:
             self._child.reclaimed.add(feed)
             self._send_to_child(Reclaim(feed), -1)
@@ -311,13 +314,13 @@ class NodeFeeds:
                 data = file.read()
         finally:
             os.close(fd)
-        exchange = self._store.exchange(message.exchange)
+        exchange = self.store.exchange(message.exchange)
         if exchange:
             exchange.add(data, message.rows)
 
     def _report(self, feed: str) -> None:
         """Report counts that have changed: at once if the driver waits for them, or else soon."""
-        if self._awaited(self._count(self._store.log(feed))) != self._child.answered.get(feed):
+        if self._awaited(self._count(self.store.log(feed))) != self._child.answered.get(feed):
             self._progress.call()
         else:
             self._progress.request()
@@ -332,7 +335,7 @@ class NodeFeeds:
 
     def _report_counts(self) -> None:
         counts = tuple(
-            self._count(log) for log in self._store.logs if log.feed not in self._child.direct
+            self._count(log) for log in self.store.logs if log.feed not in self._child.direct
         )
         self._child.answered = {count.feed: self._awaited(count) for count in counts}
         if counts:

@@ -47,20 +47,24 @@ class StoreLimits:
 
 
 class NodeStore:
-    """The feeds of one node, by name. A feed is created when it is first named."""
+    """The feeds of one node, by name. A feed is created when it is first named.
+
+    Attributes:
+        budget: how much memory and disk they use, and may use.
+    """
 
     def __init__(self, limits: StoreLimits, timeout_s: float, listener: StoreListener) -> None:
         self.timeout_s = timeout_s
         self._listener = listener
         self._folder = limits.folder
         disk_nbytes = limits.disk_nbytes if limits.folder else 0
-        self._budget = Budget(
+        self.budget = Budget(
             limits.memory_nbytes,
             self._press,
             disk_nbytes=disk_nbytes,
             evict=lambda: self._retained.evict(),
         )
-        self._retained = RetainedSegments(self._budget)
+        self._retained = RetainedSegments(self.budget)
         self._keeps = limits.keeps
         self._lock = threading.Lock()
         self._logs: dict[str, Log] = {}
@@ -164,11 +168,11 @@ class NodeStore:
 
     def press_again(self) -> None:
         """Report to the listener once more if an append waits for room."""
-        self._budget.wake()
+        self.budget.wake()
 
     def _new_log(self, feed: str, is_closed: bool) -> Log:
         retained = self._retained if self._keeps else None
-        return Log(feed, self._budget, self._listener.on_segment, is_closed, self._folder, retained)
+        return Log(feed, self.budget, self._listener.on_segment, is_closed, self._folder, retained)
 
     def _press(self) -> None:
         for log in self.logs:
@@ -181,15 +185,19 @@ class Exchange:
 
     The Flight thread that received the partition waits in `results`; the agent's loop adds what
     the child sends back.
+
+    Args:
+        clock: the monotonic clock; tests hand in their own.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
+        self._clock = clock
         self._changed = threading.Condition()
         self._ready: deque[tuple[bytes, int]] = deque()
         self._rows_in = 0
         self._rows_out = 0
-        self._moved_s = time.monotonic()
+        self._moved_s = clock()
         self._all_rows_in = False
         self._failure = ""
 
@@ -202,7 +210,7 @@ class Exchange:
         """Count rows that were handed to the child."""
         with self._changed:
             if not self._is_owed:
-                self._moved_s = time.monotonic()
+                self._moved_s = self._clock()
                 self._changed.notify_all()
             self._rows_in += rows
 
@@ -216,7 +224,7 @@ class Exchange:
         """Take results: an Arrow IPC stream of `rows` encoded rows."""
         with self._changed:
             self._rows_out += rows
-            self._moved_s = time.monotonic()
+            self._moved_s = self._clock()
             if self._rows_out > self._rows_in:
                 self._failure = (
                     f"map_fun gave {self._rows_out} results for {self._rows_in} rows of "
@@ -263,7 +271,7 @@ class Exchange:
         if not self._is_owed:
             self._changed.wait()
             return
-        left_s = self._moved_s + timeout_s - time.monotonic()
+        left_s = self._moved_s + timeout_s - self._clock()
         if left_s > 0:
             self._changed.wait(left_s)
             return

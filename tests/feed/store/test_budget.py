@@ -29,7 +29,7 @@ class Node:
         self.segments: list[StoredSegment] = []
         listener = StoreListener(self.segments.append, lambda _: None, lambda _: None)
         self.store = NodeStore(StoreLimits(limit_nbytes, keeps=True), SOON_S, listener)
-        self.budget = self.store._budget
+        self.budget = self.store.budget
         self.budget.limit_segments = limit_segments or 1000
 
     def bring(

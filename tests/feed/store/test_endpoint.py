@@ -40,9 +40,9 @@ NBYTES = nbytes_of_batch()
 
 def append(node: LocalNode, epoch: int = 0, feed: str = FEED) -> bool:
     """Do what a feeder's thread does."""
-    log = node.feeds._store.log(feed)
+    log = node.feeds.store.log(feed)
     outcome = log.append(BATCH, Deadline.after(SOON_S), AppendRequest(epoch))
-    node.feeds._store.received(feed)
+    node.feeds.store.received(feed)
     return outcome is Appended.STORED
 
 
@@ -133,7 +133,7 @@ def test_child_that_wants_no_more_ends_the_feeding_and_the_next_one_is_taken() -
         node.wait_told(lambda all_told: last_told(all_told).closed_to == 2)
         assert not append(node, epoch=2)
         assert append(node, feed="other")
-        assert node.feeds._store._budget.num_segments == 2
+        assert node.feeds.store.budget.num_segments == 2
         node.call(lambda: node.feeds.on_driver_message(FeedBegin(FEED, 3, 3)))
         assert append(node, epoch=3)
         node.end_epoch(3, {0: 100})
@@ -159,7 +159,7 @@ def test_epoch_is_counted_before_it_ends_and_can_be_read_again() -> None:
             assert values(node.reader()) == [*range(100), *range(100)]
         node.wait_told(lambda all_told: told(all_told) == (200, 600, 3, False))
         node.call(lambda: None)
-        assert node.feeds._store._budget.used_nbytes == 0
+        assert node.feeds.store.budget.used_nbytes == 0
 
 
 def test_repeats_end_when_the_driver_ends_the_feeding() -> None:
@@ -188,7 +188,7 @@ def test_closed_feeds_are_told() -> None:
         node.call(lambda: node.feeds.close("map_fun has returned"))
         assert told(node.told) == (100, 0, 0, True)
         assert not append(node)
-        assert node.feeds._store._budget.used_nbytes == 0
+        assert node.feeds.store.budget.used_nbytes == 0
 
 
 # room
@@ -294,7 +294,7 @@ def test_end_of_an_epoch_nobody_fed_is_passed_on() -> None:
 def test_rows_that_were_used_are_told_by_partition() -> None:
     """Two attempts at a partition, one segment read in part, one epoch again, one terminated."""
     with LocalNode(tracks=True) as node:
-        log = node.feeds._store.log(FEED)
+        log = node.feeds.store.log(FEED)
 
         def bring(partition: int, start: int, epoch: int = 0) -> None:
             attempt = Attempt("run", partition)
