@@ -47,9 +47,10 @@ class Node:
 
     def __init__(self, map_fun: MapFun, spec: ClusterSpec = SPEC) -> None:
         self.payload = cloudpickle.dumps((map_fun, None))
-        self.controller = Controller(spec, new_token())
+        token = new_token()
+        self.controller = Controller(spec, token)
         url = self.controller.start("127.0.0.1", (0,)).url
-        self.agent_spec = AgentSpec(url, self.controller._server._token, 0, spec, "process")
+        self.agent_spec = AgentSpec(url, token, 0, spec, "process")
         self.agent: subprocess.Popen[bytes] | None = None
 
     def start(self, executor: int | None = None) -> Node:
@@ -232,7 +233,7 @@ def test_agent_that_the_driver_forgot_ends_after_the_lease(node: NewNode) -> Non
     one = node(ignore_term, spec).start()
     pair = one.in_map_fun()
     silence = threading.Event()
-    one.controller._loop.call_soon_threadsafe(silence.wait, SOON_S)
+    one.controller.soon(silence.wait, SOON_S)  # type: ignore[arg-type]
     gone = all_gone([pair.child])
     silence.set()
     assert gone

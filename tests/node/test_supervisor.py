@@ -153,7 +153,7 @@ def test_kill_is_for_memory_if_the_cgroup_counts_one_more(
 ) -> None:
     counter = tmp_path / name
     counter.write_text(text.format(3))
-    monkeypatch.setattr(resources, "_memory_cgroups", lambda: [(tmp_path, name)])
+    monkeypatch.setattr(resources, "memory_cgroups", lambda: [(tmp_path, name)])
     child = spawn("ignores_term.py")
     status = end_of(child, lambda: child.signal_group(signal.SIGKILL))
     assert not child.was_oom_killed(status)
@@ -165,7 +165,7 @@ def test_kill_is_for_memory_if_the_cgroup_counts_one_more(
 def test_cgroup_that_tells_nothing_blames_nobody(
     spawn: Spawn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resources, "_memory_cgroups", lambda: [(tmp_path, "memory.events")])
+    monkeypatch.setattr(resources, "memory_cgroups", lambda: [(tmp_path, "memory.events")])
     child = spawn("ignores_term.py")
     status = end_of(child, lambda: child.signal_group(signal.SIGKILL))
     assert not child.was_oom_killed(status)
