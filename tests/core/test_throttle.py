@@ -93,10 +93,10 @@ def test_a_request_within_the_action_is_served_after_a_rest(loop: Loop) -> None:
     def act() -> None:
         calls.append(loop.now_s - 1000.0)
         if len(calls) < 3:
-            throttle.request()
+            slow.request()
 
-    throttle = Throttle(cast(asyncio.AbstractEventLoop, loop), act, PERIOD_S)
-    throttle.request()
+    slow = Throttle(cast(asyncio.AbstractEventLoop, loop), act, PERIOD_S)
+    slow.request()
     loop.pass_by(100)
     assert calls == [0, 10, 20]
 

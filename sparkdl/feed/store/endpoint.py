@@ -45,7 +45,7 @@ from sparkdl.core.throttle import Throttle
 from sparkdl.feed.store.log import Log
 from sparkdl.feed.store.parquet_loader import DirectLoader, ParquetLoader, ShareLoader, Sink
 from sparkdl.feed.store.segment import StoredSegment
-from sparkdl.feed.store.store import NodeStore, StoreLimits, StoreListener
+from sparkdl.feed.store.store import NodeStore, StoreLimits
 from sparkdl.feed.transfer.server import FlightServer
 
 PROGRESS_PERIOD_S = 0.1
@@ -97,8 +97,7 @@ class NodeFeeds:
         self._loop = asyncio.get_running_loop()
         self._send_to_child = send_to_child
         self._report_to_driver = report
-        listener = StoreListener(self._on_segment, self._on_received, self._on_pressure)
-        self.store = NodeStore(limits, timeout_s, listener)
+        self.store = NodeStore(limits, timeout_s, self._on_segment, self._on_pressure)
         self._memory_nbytes = limits.memory_nbytes
         self._receiver: FlightServer | None = None
         self._child = _ChildFeeds()
@@ -115,7 +114,7 @@ class NodeFeeds:
 
     # From the coordinator.
 
-    def on_driver_message(self, message: ToFeeds) -> None:
+    def on_driver_message(self, message: ToFeeds) -> None:  # noqa: C901 (one case a message)
         """Handle a message of the coordinator about the feeds."""
         match message:
             case FeedBegin(feed, epoch, last_epoch, run, done, limit):
@@ -141,14 +140,10 @@ class NodeFeeds:
                 if not message.again:
                     self.store.log(feed).settle(epoch)
                 self._send_to_child(message, -1)
-            case FeedEnd():
-                self.feed_end(message)
-
-    def feed_end(self, message: FeedEnd) -> None:
-        """Tell the child that feeds have ended; without names all, also those not used yet."""
-        for feed in message.feeds or ("",):
-            self._ended.add(feed)
-            self._send_to_child(EndMark(feed), -1)
+            case FeedEnd(feeds):
+                for feed in feeds or ("",):  # without names all, also those not used yet
+                    self._ended.add(feed)
+                    self._send_to_child(EndMark(feed), -1)
 
     # From the child.
 
@@ -248,7 +243,7 @@ class NodeFeeds:
             loader.stop()
 
     def _sink(self, feed: str) -> Sink:
-        return Sink(self.store.log(feed), self.store.received, self._memory_nbytes)
+        return Sink(self.store.log(feed), self._memory_nbytes)
 
     def _begin(self, loader: ParquetLoader) -> None:
         self._loaders = [each for each in self._loaders if each.is_alive()]
@@ -268,10 +263,7 @@ class NodeFeeds:
             segment.is_last,
             segment.is_on_disk,
         )
-        self._loop.call_soon_threadsafe(self._send_to_child, message, os.dup(segment.fd))
-
-    def _on_received(self, feed: str) -> None:
-        self._loop.call_soon_threadsafe(self._report, feed)
+        self._loop.call_soon_threadsafe(self._pass_segment, message, os.dup(segment.fd))
 
     def _on_pressure(self, feed: str) -> None:
         self._loop.call_soon_threadsafe(self._reclaim, feed)
@@ -285,6 +277,11 @@ class NodeFeeds:
             self._loop.call_soon_threadsafe(self._pass_on, loader, message)
 
     # On the loop.
+
+    def _pass_segment(self, message: Segment, fd: int) -> None:
+        self._send_to_child(message, fd)
+        if not message.exchange:
+            self._report(message.feed)
 
     def _note_end(self, loader: ShareLoader, problem: str) -> None:
         order = loader.order

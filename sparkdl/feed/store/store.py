@@ -21,15 +21,6 @@ from sparkdl.feed.transfer.messages import CLUSTER_FAILED, WRONG_ANSWER
 
 
 @dataclass(frozen=True)
-class StoreListener:
-    """What the store calls, from Flight threads; must not block."""
-
-    on_segment: Callable[[StoredSegment], None]
-    on_received: Callable[[str], None]
-    on_pressure: Callable[[str], None]
-
-
-@dataclass(frozen=True)
 class StoreLimits:
     """How much a node may hold, and where.
 
@@ -49,13 +40,24 @@ class StoreLimits:
 class NodeStore:
     """The feeds of one node, by name. A feed is created when it is first named.
 
+    Args:
+        on_segment: called with each segment that is added; must not block.
+        on_pressure: called with the name of a feed that is to release what is read; likewise.
+
     Attributes:
         budget: how much memory and disk they use, and may use.
     """
 
-    def __init__(self, limits: StoreLimits, timeout_s: float, listener: StoreListener) -> None:
+    def __init__(
+        self,
+        limits: StoreLimits,
+        timeout_s: float,
+        on_segment: Callable[[StoredSegment], None],
+        on_pressure: Callable[[str], None],
+    ) -> None:
         self.timeout_s = timeout_s
-        self._listener = listener
+        self._on_segment = on_segment
+        self._on_pressure = on_pressure
         self._folder = limits.folder
         disk_nbytes = limits.disk_nbytes if limits.folder else 0
         self.budget = Budget(
@@ -112,10 +114,6 @@ class NodeStore:
         """Free what is retained for another child."""
         self._retained.clear()
 
-    def received(self, feed: str) -> None:
-        """Report to the listener that rows of `feed` have come."""
-        self._listener.on_received(feed)
-
     def open_exchange(self, name: str) -> Exchange:
         """Begin an inference partition.
 
@@ -167,17 +165,17 @@ class NodeStore:
         self._retained.begin_child()
 
     def press_again(self) -> None:
-        """Report to the listener once more if an append waits for room."""
+        """Call `on_pressure` once more if an append waits for room."""
         self.budget.wake()
 
     def _new_log(self, feed: str, is_closed: bool) -> Log:
         retained = self._retained if self._keeps else None
-        return Log(feed, self.budget, self._listener.on_segment, is_closed, self._folder, retained)
+        return Log(feed, self.budget, self._on_segment, is_closed, self._folder, retained)
 
     def _press(self) -> None:
         for log in self.logs:
             if log.press():
-                self._listener.on_pressure(log.feed)
+                self._on_pressure(log.feed)
 
 
 class Exchange:

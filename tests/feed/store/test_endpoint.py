@@ -41,9 +41,7 @@ NBYTES = nbytes_of_batch()
 def append(node: LocalNode, epoch: int = 0, feed: str = FEED) -> bool:
     """Do what a feeder's thread does."""
     log = node.feeds.store.log(feed)
-    outcome = log.append(BATCH, Deadline.after(SOON_S), AppendRequest(epoch))
-    node.feeds.store.received(feed)
-    return outcome is Appended.STORED
+    return log.append(BATCH, Deadline.after(SOON_S), AppendRequest(epoch)) is Appended.STORED
 
 
 def last_told(progress: list[FeedProgress], feed: str = FEED) -> FeedCount:
