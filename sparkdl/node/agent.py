@@ -319,7 +319,7 @@ class Agent:
                 self._feeds.on_driver_message(message)
 
     def _stop(self, grace_s: float, is_patient: bool) -> None:
-        if is_patient and self._feeds.is_answering:  # feeders still read results
+        if is_patient and self._feeds.store.is_answering:  # feeders still read results
             self._loop.call_later(ANSWERING_S, self._stop, grace_s, is_patient)
         else:
             self.handle(states.StopRequested(grace_s))

@@ -195,11 +195,6 @@ class NodeFeeds:
         """How many batches the child has reported as read, of the feed with the most."""
         return max((read.steps for read in self._child.consumed.values()), default=0)
 
-    @property
-    def is_answering(self) -> bool:
-        """Whether a feeder waits for results of inference."""
-        return self.store.is_answering
-
     def close(self, reason: str, has_failed: bool = False) -> None:
         """Take no more rows.
 
