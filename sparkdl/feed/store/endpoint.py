@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from sparkdl.control.channel import (
     Consumed,
@@ -97,7 +98,9 @@ class NodeFeeds:
         self._loop = asyncio.get_running_loop()
         self._send_to_child = send_to_child
         self._report_to_driver = report
-        self.store = NodeStore(limits, timeout_s, self._on_segment, self._on_pressure)
+        self.store = NodeStore(
+            limits, timeout_s, self._on_segment, partial(self._soon, self._reclaim)
+        )
         self._memory_nbytes = limits.memory_nbytes
         self._receiver: FlightServer | None = None
         self._child = _ChildFeeds()
@@ -125,7 +128,8 @@ class NodeFeeds:
                     self.store.resume(feed, epoch, run, done, limit)
                     self._progress.call()
             case ReadShare(feed):
-                self._begin(ShareLoader(message, self._sink(feed), self._on_share_end))
+                on_end = partial(self._soon, self._note_end)
+                self._begin(ShareLoader(message, self._sink(feed), on_end))
             case FeedCut(feed, epoch):
                 self.store.log(feed).cut(epoch)
                 self._progress.call()
@@ -170,7 +174,7 @@ class NodeFeeds:
             self._progress.call()
         elif isinstance(message, ReadParquet):
             self._child.direct[message.feed] = DirectLoader(
-                message, self._sink(message.feed), self._on_direct
+                message, self._sink(message.feed), partial(self._soon, self._pass_on)
             )
             self._begin(self._child.direct[message.feed])
         elif isinstance(message, Results):
@@ -260,16 +264,9 @@ class NodeFeeds:
         )
         self._loop.call_soon_threadsafe(self._pass_segment, message, os.dup(segment.fd))
 
-    def _on_pressure(self, feed: str) -> None:
-        self._loop.call_soon_threadsafe(self._reclaim, feed)
-
-    def _on_share_end(self, loader: ShareLoader, problem: str) -> None:
+    def _soon(self, function: Callable[..., None], *arguments: object) -> None:
         with suppress(RuntimeError):  # the loop has ended, and nobody waits
-            self._loop.call_soon_threadsafe(self._note_end, loader, problem)
-
-    def _on_direct(self, loader: DirectLoader, message: Local) -> None:
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._pass_on, loader, message)
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     # On the loop.
 

@@ -106,8 +106,8 @@ def test_plea_for_room_that_terminate_has_overtaken_is_forgotten() -> None:
     with LocalNode() as node:
 
         def press_and_terminate() -> None:
-            node.feeds.store.log(FEED).press()
-            node.feeds._on_pressure(FEED)
+            node.feeds.store.log(FEED)
+            node.feeds.store._press()  # as a feeder's thread does that waits for room
             node.feeds.on_child_message(Terminated(FEED), -1)
 
         node.call(press_and_terminate)
