@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparkdl.core.deadline import Deadline
 from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab, lab
+from tests.doubles.nodes import SOON_S
 from tests.horovod.optimizer_programs import SIZE, train
 
 pytestmark = pytest.mark.torch
@@ -386,8 +388,10 @@ def check_exchanges(found: Any, arrays: Any, rank: int) -> None:
 def test_training_equals_one_on_larger_batches(three: Lab) -> None:
     three.begin(train, None)
     results = three.results()
-    told = three.cluster._controller.look(lambda view: [*view.activity.values()])
-    assert {active.step for active in told} - {-1}, "the driver hears of the steps"
+    assert three.cluster._controller.wait_for(
+        lambda view: any(active.step > 0 for active in view.activity.values()),
+        Deadline.after(SOON_S),
+    ), "the driver hears of the steps"
     for rank, found in enumerate(results):
         for name in ("joined", "joined at once"):
             assert found[name].pop() == 2, "the last one to join"
