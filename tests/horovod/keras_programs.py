@@ -324,7 +324,7 @@ def commits(hvd: Any, dies: Callable[[], None], committed: bytes | None = None) 
             if (state.epoch, batch) == (1, 3):
                 dies()
 
-    @hvd.elastic.run
+    @hvd.elastic.run  # type: ignore[untyped-decorator]
     def fit(state: Any) -> None:
         begun.extend([state.epoch, state.batch, int(model.optimizer.iterations.numpy())])
         callbacks = [

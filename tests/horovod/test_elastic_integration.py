@@ -77,7 +77,7 @@ def fit(hvd: Any, is_elastic: bool) -> dict[str, Any]:
         return {"begun": begun}
 
     if is_elastic:
-        found = hvd.elastic.run(loop)(state)
+        found: dict[str, Any] = hvd.elastic.run(loop)(state)
     else:
         state.sync()
         found = loop(state)

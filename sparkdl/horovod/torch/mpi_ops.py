@@ -86,7 +86,8 @@ def _of_one(
     def form(tensor: torch.Tensor, *args: P.args, **kwargs: P.kwargs) -> T:
         return do(build([tensor], *args, **kwargs))
 
-    return _told(form, name, build, do)
+    told: Callable[Concatenate[torch.Tensor, P], T] = _told(form, name, build, do)
+    return told
 
 
 def _of_many(
@@ -99,7 +100,8 @@ def _of_many(
     def form(tensors: Tensors, *args: P.args, **kwargs: P.kwargs) -> T:
         return do(replace(build(list(tensors), *args, **kwargs), is_grouped=True))
 
-    return _told(form, name, build, do)
+    told: Callable[Concatenate[Tensors, P], T] = _told(form, name, build, do)
+    return told
 
 
 def _told(form: Any, name: str, build: Callable[..., Operation], do: Callable[..., Any]) -> Any:
@@ -108,7 +110,8 @@ def _told(form: Any, name: str, build: Callable[..., Operation], do: Callable[..
         [*inspect.signature(function).parameters.values()] for function in (form, build)
     )
     form.__name__ = form.__qualname__ = name
-    form.__doc__ = f"{inspect.getdoc(build)}\n\n{(do.__doc__ or '').splitlines()[0]}"
+    how, _, _ = (do.__doc__ or "").partition("\n")
+    form.__doc__ = f"{inspect.getdoc(build)}\n\n{how}"
     returned = inspect.signature(do).return_annotation
     form.__signature__ = inspect.Signature([first, *rest], return_annotation=returned)
     return form
