@@ -30,6 +30,7 @@ from tests.horovod.tensorflow_programs import (
     everything_without_torch,
     missing_names,
 )
+from tests.horovod.together import together
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.torch]
 
@@ -49,19 +50,13 @@ def pair(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
         yield made
 
 
-def done(pair: Lab, program: Callable[..., Any], args: Any = None) -> list[Any]:
-    """Return what each node's `program` has returned."""
-    pair.begin(program, args)
-    return pair.results()
-
-
 # A process has one transport, and one Keras: the second ones need nodes of their own.
 
 
 @pytest.fixture(scope="module", params=["gloo", pytest.param("tensorflow", marks=pytest.mark.deep)])
 def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     if request.param == "gloo":
-        found = done(request.getfixturevalue("pair"), everything)
+        found = together(request.getfixturevalue("pair"), everything)
     else:
         options: dict[str, Any] = {"framework": "tensorflow", "input_mode": "own"}
         with launch(everything_without_torch, **options) as cluster:
@@ -76,7 +71,7 @@ def fitted(request: pytest.FixtureRequest, tmp_path_factory: Any) -> list[dict[s
         pytest.skip(f"{request.param} is not installed")
     folder: Path = tmp_path_factory.mktemp(request.param)
     if request.param == "keras":
-        found = done(request.getfixturevalue("pair"), keras_3, folder)
+        found = together(request.getfixturevalue("pair"), keras_3, folder)
     else:
         with launch(tf_keras, folder, input_mode="own") as cluster:
             found = cluster.results(DONE_S)
@@ -261,11 +256,11 @@ def test_names_are_there_as_the_tables_say(pair: Lab) -> None:
     names = [(module, name) for module, name, verdict in ROWS if verdict != "refused"]
     asked = [each for each in names if framework_of(*each) in ("tensorflow", "keras")]
     assert asked
-    assert done(pair, missing_names, asked) == [[], []]
+    assert together(pair, missing_names, asked) == [[], []]
 
 
 def test_references_to_variables_can_be_compared(pair: Lab) -> None:
-    done(pair, compares_references)
+    together(pair, compares_references)
 
 
 # Keras: plain `fit`, as one process with larger batches
@@ -345,7 +340,7 @@ def test_momentum_is_corrected_where_it_can_be(fitted: list[dict[str, Any]]) -> 
 
 
 def test_interrupted_fit_goes_on_at_the_last_commit(pair: Lab) -> None:
-    first, second = done(pair, goes_on_at_the_last_commit)
+    first, second = together(pair, goes_on_at_the_last_commit)
     assert first == second
     assert first["begun"] == [1, 1, STEPS + 2]  # the second epoch, after two of its batches
     assert first["epoch"] == EPOCHS

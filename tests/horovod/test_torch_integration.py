@@ -13,6 +13,7 @@ from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab, lab
 from tests.doubles.nodes import SOON_S
 from tests.horovod.optimizer_programs import SIZE, train
+from tests.horovod.together import together
 
 pytestmark = pytest.mark.torch
 
@@ -320,8 +321,7 @@ def test_operations_give_what_numpy_computes(three: Lab) -> None:
     arrays = [array(rank) for rank in range(SIZE)]
     stack = np.stack(arrays)
     total = stack.sum(0)
-    three.begin(operate, None)
-    results = three.results()
+    results = together(three, operate)
     for rank, found in enumerate(results):
         same(found["average"], stack.mean(0))
         for name in ("sum", "old", "in place", "fp16", "bf16"):
@@ -386,8 +386,7 @@ def check_exchanges(found: Any, arrays: Any, rank: int) -> None:
 
 
 def test_training_equals_one_on_larger_batches(three: Lab) -> None:
-    three.begin(train, None)
-    results = three.results()
+    results = together(three, train)
     assert three.cluster._controller.wait_for(
         lambda view: any(active.step > 0 for active in view.activity.values()),
         Deadline.after(SOON_S),
@@ -395,11 +394,11 @@ def test_training_equals_one_on_larger_batches(three: Lab) -> None:
     for rank, found in enumerate(results):
         for name in ("joined", "joined at once"):
             assert found[name].pop() == 2, "the last one to join"
-        for name, (together, alone) in found.items():
+        for name, (trained, alone) in found.items():
             if name == "normalized":
-                for mine, expected in zip(together, alone, strict=True):
+                for mine, expected in zip(trained, alone, strict=True):
                     assert mine == pytest.approx(expected, abs=2e-5), name
                 continue
             tolerance = {"fp16": 2e-3, "bf16": 2e-2}.get(name, 1e-6)
-            assert together == pytest.approx(alone, rel=tolerance, abs=tolerance), (name, rank)
-            assert together == results[0][name][0], f"{name}: the same on all nodes"
+            assert trained == pytest.approx(alone, rel=tolerance, abs=tolerance), (name, rank)
+            assert trained == results[0][name][0], f"{name}: the same on all nodes"
