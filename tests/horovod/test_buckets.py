@@ -16,6 +16,11 @@ def test_buckets_follow_the_backward_pass_and_the_first_one_is_small() -> None:
     assert layout.buckets == ((6, 5), (4, 3, 2), (0,), (1,))
 
 
+def test_last_gradients_come_first_where_nothing_is_known_of_their_order() -> None:
+    assert plan([Slot(4)] * 3).buckets == ((2, 1, 0),)
+    assert plan([Slot(4)] * 3, groups=2).buckets == ((2, 1), (0,))
+
+
 def test_groups_are_kept_together_where_their_last_gradient_is() -> None:
     slots = [Slot(4, "float32"), Slot(4, "float32"), Slot(4, "float64"), Slot(4, "float32")]
     layout = plan(slots, [3, 2, 1, 0], groups=[[0, 3]])
