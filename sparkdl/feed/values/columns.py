@@ -197,7 +197,7 @@ def convert(column: pa.Array, codec: Codec | None, where: str) -> Array:
         column = column.cast(pa.time64("ns")).cast(pa.int64()).cast(pa.duration("ns"))
     if types.is_struct(kind) or types.is_map(kind) or types.is_union(kind):
         return _structs(column, where)
-    if types.is_decimal(kind):
+    if types.is_decimal(kind) or (codec is not None and codec.name == "decimal"):
         return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
     is_whole = types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind)
     if is_whole and column.null_count:
@@ -267,10 +267,6 @@ def _sparse(column: pa.Array, _codec: Codec, where: str) -> Array:
     return dense
 
 
-def _decimals(column: pa.Array, _codec: Codec, _where: str) -> Array:
-    return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
-
-
 def _mixed(column: pa.Array, codec: Codec, where: str) -> Array:
     """Numbers, datetimes, arrays of one shape get their common dtype; other mixes are objects."""
     names = {part.name for part in codec.of} - {"null"}
@@ -315,7 +311,6 @@ _BY_CODEC: dict[str, Callable[[pa.Array, Codec, str], Array]] = {
     "ndarray": _arrays,
     "dense": _arrays,
     "sparse": _sparse,
-    "decimal": _decimals,
     "matrix": lambda column, _codec, where: _structs(column, where),
     "union": _mixed,
     "optional": _optional,

@@ -65,12 +65,11 @@ _BY_TYPE: dict[type, str] = {kind: kind.__name__ for kind in _NATIVE} | {
     np.str_: "npstr",
     np.bytes_: "npbytes",
 }
-# Types whose values need no closer look: the type alone says what `_key` does.
 _KEYS: dict[type, _Key] = {
     kind: (name, None) for kind, name in _BY_TYPE.items() if name not in ("datetime", "ndarray")
-}
+} | {dtype.type: ("scalar", dtype.str) for dtype in map(np.dtype, "?bBhHiIlLqQefdgFD")}
+"""Of types whose values need no closer look: the type alone says what `_key` does."""
 _BY_BASE = {np.generic: "scalar", tuple: "tuple", list: "list", dict: "dict"}
-_SCALAR_DTYPES = {np.dtype(code).type: np.dtype(code).str for code in "?bBhHiIlLqQefdgFD"}
 _MATRICES = dict.fromkeys(("DenseMatrix", "SparseMatrix"), "matrix")
 _BY_NAME = {"DenseVector": "dense", "SparseVector": "sparse"} | _MATRICES
 _LARGE = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
@@ -143,12 +142,8 @@ def _encode_objects(values: Sequence[Any], where: str) -> Encoded:
     kind = next(iter(kinds))
     if len(kinds) == 1 and kind in _NATIVE:
         return _encode_native(values, kind, where)
-    if len(types) == 1 and kind in _ENCODERS_BY_TYPE:
-        return _ENCODERS_BY_TYPE[kind](values, None, where)
-    if len(types) == 1 and kind in _SCALAR_DTYPES:
-        return _encode_scalars(values, _SCALAR_DTYPES[kind], where)
     if types <= _KEYS.keys():
-        keys = [_KEYS[kind] for kind in map(type, values)]
+        keys = [_KEYS[kind] for kind in (map(type, values) if len(types) > 1 else types)]
     else:
         keys = [_key(value, where) for value in values]
     members = list(dict.fromkeys(keys))
@@ -316,12 +311,6 @@ _ENCODERS: dict[str, _Encoder] = {
     "dense": _encode_dense,
     "sparse": _encode_sparse,
     "matrix": _encode_matrices,
-}
-# Types whose values need no closer look: the type alone says the codec.
-_ENCODERS_BY_TYPE: dict[type, _Encoder] = {
-    kind: _ENCODERS[name]
-    for kind, name in _BY_TYPE.items()
-    if name in ("list", "tuple", "dict", "decimal", "npstr", "npbytes")
 }
 
 
