@@ -49,7 +49,7 @@ def to_columns(batch: pa.RecordBatch, columns: Sequence[str] | None = None) -> C
 
     Raises:
         ConfigError: if there is no such column.
-        FeedTypeError: if a column cannot be an array, see `to_numpy`, or two have one name.
+        FeedTypeError: if a column cannot be an array, see `convert`, or two have one name.
     """
     parts = _parts(batch)
     found: Columns = {}
@@ -146,7 +146,7 @@ def _mix(dtypes: Iterable[np.dtype[Any]]) -> bool:
     return len(kinds - {"O"}) <= 1
 
 
-def to_numpy(column: pa.Array) -> Array:
+def convert(column: pa.Array, codec: Codec | None = None, where: str = "the column") -> Array:
     """Return one Arrow column as one array; first axis: rows.
 
     ========================================  =====================================  ==============
@@ -179,14 +179,13 @@ def to_numpy(column: pa.Array) -> Array:
     for: no integer column becomes one of floats for the sake of a null. A column that may hold
     nulls and holds none is like any other. Arrays that were not copied are read-only.
 
+    Args:
+        codec: of a column that `encode` made; it tells what Arrow's type does not.
+        where: names the column in errors.
+
     Raises:
         FeedTypeError: for what the table says is refused.
     """
-    return convert(column, None, "the column")
-
-
-def convert(column: pa.Array, codec: Codec | None, where: str) -> Array:
-    """Convert a column; a codec tells what Arrow's type does not."""
     if codec is not None and codec.name in _BY_CODEC:
         return _BY_CODEC[codec.name](column, codec, where)
     kind = column.type
