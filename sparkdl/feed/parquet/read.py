@@ -72,7 +72,8 @@ def read_share(
         ReadError: if a file cannot be read, or has changed since the plan was made.
     """
     reader = _Reader(open_storage(share.storage), share, batch_nbytes)
-    with closing(_in_order(_pieces(share), reader.read, batch_nbytes, prefetch_nbytes)) as batches:
+    largest = max([batch_nbytes, *(file.row_nbytes for file in share.files)])
+    with closing(_in_order(_pieces(share), reader.read, largest, prefetch_nbytes)) as batches:
         yield from join_small(batches, batch_nbytes // _SMALL)
 
 
