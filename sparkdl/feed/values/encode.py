@@ -319,9 +319,12 @@ def pack_rows(rows: Any, max_runs: int) -> list[Array] | None:
 
     Why marshal: its format 2 writes a list or tuple as a header of 5 bytes and then, for each
     float, "g" and 8 bytes, for each int of 32 bits, "i" and 4 bytes. One C call checks the types
-    and takes the values, and reads each object once. Checking by `set(map(type, ...))` and
-    converting by `np.fromiter` takes 1.7 times as long for lists of 784 floats and twice as long
-    for ints, `pa.array` nearly four times. Single numbers and narrow rows gain nothing by it.
+    and takes the values, and reads each object once. Encoding takes 20 us of CPU for a list of 784
+    floats and 17 us for one of ints; by `set(map(type, ...))` and `pa.array` 34 and 38 us. Of 785
+    columns it takes 26 and 22 us; by way of one numpy array 49 and 44 us. A Python worker of Spark
+    that unpickles, encodes and writes rows of a cached RDD would be slower by 16 % (lists of
+    floats) to 49 % (of ints), one that parses their text first by 3 to 18 %. Single numbers and
+    narrow rows gain nothing by it.
 
     Returns:
         None if a column is not all float or all int of 32 bits, or the type changes along a row
