@@ -60,9 +60,9 @@ def test_job_is_over_when_chief_and_workers_have_returned() -> None:
         return f"{ctx.job_name}:{ctx.task_index} {ctx.num_workers}"
 
     options = {"num_ps": 1, "master_node": "chief", "eval_node": True, "input_mode": "own"}
-    with launch(role, nodes=4, **options) as cluster:
+    with launch(role, nodes=3, **options) as cluster:
         them = processes()
-        assert cluster.results(SOON_S) == ["chief:0 2", "worker:0 2", None, None]
+        assert cluster.results(SOON_S) == ["chief:0 1", None, None]
         assert all_gone([them["ps:0"].child, them["evaluator:0"].child])
 
 
@@ -148,9 +148,14 @@ def test_root_cause_comes_first_with_all_that_is_known_of_it(
     ("how", "kind", "code", "number", "text"),
     [
         ("os._exit", "exit", 3, None, "ended with exit code 3"),
-        ("sys.exit", "exit", 5, None, "ended with exit code 5"),
+        pytest.param(
+            *("sys.exit", "exit", 5, None, "ended with exit code 5"), marks=pytest.mark.deep
+        ),
         ("segfault", "signal", None, signal.SIGSEGV, "was killed by SIGSEGV"),
-        ("SIGKILL", "signal", None, signal.SIGKILL, "was killed by SIGKILL"),
+        pytest.param(
+            *("SIGKILL", "signal", None, signal.SIGKILL, "was killed by SIGKILL"),
+            marks=pytest.mark.deep,
+        ),
         ("agent", "lost", None, None, "was lost"),
     ],
 )
@@ -192,24 +197,14 @@ def test_death_of_a_node_ends_the_feed_and_the_wait_for_results(
         cluster.abort()
 
 
-def test_cluster_that_failed_leaves_the_next_one_alone() -> None:
-    def fail(args: int, ctx: NodeContext) -> int:
-        return 1 // args
-
-    with pytest.raises(NodeFailedError):
-        sparkdl.run(None, fail, 0, nodes=1, framework="plain", executor="local")
-    assert sparkdl.run(None, fail, 1, nodes=1, framework="plain", executor="local") == [1]
-
-
 def test_framework_that_is_missing_is_the_nodes_failure() -> None:
-    """Perhaps before all nodes know each other, perhaps after."""
     with (
         pytest.raises(NodeFailedError, match="frobnicate 3 cannot be imported") as caught,
-        launch(hang, framework=IS_MISSING) as cluster,
+        launch(hang, nodes=1, framework=IS_MISSING) as cluster,
     ):
         cluster.wait(SOON_S)
     assert {failure.kind for failure in caught.value.failures} == {"setup"}
-    assert caught.value.root_cause.node in ("worker:0", "worker:1")
+    assert caught.value.root_cause.node == "worker:0"
 
 
 def test_function_that_only_the_driver_can_import_fails_with_its_name(
@@ -222,7 +217,7 @@ def test_function_that_only_the_driver_can_import_fails_with_its_name(
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
     with (
         pytest.raises(NodeFailedError, match="No module named 'of_the_driver'"),
-        launch(train) as cluster,
+        launch(train, nodes=1) as cluster,
     ):
         cluster.wait(SOON_S)
 
@@ -252,7 +247,8 @@ def test_cluster_that_has_ended_gives_its_processes_back_by_itself_and_still_ans
                 with pytest.raises(NodeFailedError, match="ZeroDivisionError"):
                     ask()
         else:
-            assert cluster.feed(range(10)).rows_used == 0, "nobody is there to read them"
+            report = cluster.feed(range(100), epochs=2)
+            assert (report.rows_used, report.rows_unused) == (0, 100), "nobody is there"
             assert cluster.results() == [0, 1]
             cluster.shutdown()
         assert cluster.status() == "Stopped"
@@ -350,12 +346,13 @@ def test_with_block_that_raises_stops_at_once_and_raises_its_own_error() -> None
     assert all_gone([pair.child for pair in them.values()], within_s=0)
 
 
-def test_with_block_that_ends_raises_what_a_node_raised() -> None:
-    def fail(args: None, ctx: NodeContext) -> None:
-        raise RuntimeError("in the node")
+def test_with_block_that_ends_raises_what_a_node_raised_and_leaves_the_next_cluster_alone() -> None:
+    def divide(args: int, ctx: NodeContext) -> int:
+        return 1 // args
 
-    with pytest.raises(NodeFailedError, match="in the node"), launch(fail, nodes=1):
+    with pytest.raises(NodeFailedError, match="ZeroDivisionError"), launch(divide, 0, nodes=1):
         pass
+    assert sparkdl.run(None, divide, 1, nodes=1, framework="plain", executor="local") == [1]
 
 
 # logs
@@ -400,12 +397,3 @@ def test_lines_come_while_map_fun_runs_and_progress_bars_as_their_last_state(
             cluster.logs(1)
         gate.open()
         lines.wait_for("three")
-
-
-def test_listener_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    def refuse(line: Any) -> None:
-        raise ValueError("not my line")
-
-    with launch(lambda args, ctx: print("hello"), nodes=1, on_log=refuse) as cluster:
-        assert cluster.results(SOON_S) == [None]
-    assert "not my line" in caplog.text

@@ -209,6 +209,7 @@ def test_feed_that_nobody_reads_times_out(little: Lab, feed: str, tmp_path: Path
     ended(little, feed)
 
 
+@pytest.mark.deep  # as rows are, and as files are after a restart
 def test_files_are_read_anew_when_a_node_loses_its_port(tmp_path: Path) -> None:
     def lose_port_once(args: Gate, ctx: NodeContext) -> list[int]:
         if ctx.generation == 0 and ctx.rank == 1:
