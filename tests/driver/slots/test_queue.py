@@ -23,6 +23,11 @@ def need(name: str, nodes: int = 1, is_feeding: bool = False, room: int = 99) ->
     return Need(name, nodes, nodes, is_feeding, room)
 
 
+def enter(gate: Gate, need: Need, timeout_s: float) -> None:
+    """Take the turn of a cluster where there are two slots."""
+    Turn(gate, need, lambda: 2, timeout_s).wait(lambda: True)
+
+
 class Asker(threading.Thread):
     """Asks for its turn in a thread of its own, which lives until it is told to end."""
 
@@ -102,14 +107,14 @@ def test_one_slot_is_left_for_feeding_and_large_nodes_need_room() -> None:
 
 def test_who_waits_for_itself_is_told_and_loses_its_place() -> None:
     gate = Gate()
-    gate.enter(need("mine", 2), lambda: 2, 1.0)
+    enter(gate, need("mine", 2), SOON_S)
     with pytest.raises(
         ReservationTimeoutError, match=r"held by mine \(2 nodes, launched .* Main.*Nobody made"
     ):
-        gate.enter(need("too"), lambda: 2, 0.0)
+        enter(gate, need("too"), 0.0)
     gate.leave("mine")
     gate.leave("mine")
-    gate.enter(need("next"), lambda: 2, 0.0)
+    enter(gate, need("next"), 0.0)
     assert gate_of("app-1") is gate_of("app-1")
 
 
@@ -132,13 +137,13 @@ def test_who_waits_says_at_once_for_whom(caplog: pytest.LogCaptureFixture) -> No
 
 def test_who_is_not_wanted_any_more_waits_no_longer() -> None:
     gate = Gate()
-    gate.enter(need("first", 2), lambda: 2, SOON_S)
+    enter(gate, need("first", 2), SOON_S)
     turn, looks = Turn(gate, need("second"), lambda: 2, SOON_S), iter([True, True, False])
     with pytest.raises(LaunchError, match="second is not wanted"):
         turn.wait(lambda: next(looks))
     gate.leave("first")
     turn.wait(lambda: True)
     with pytest.raises(ReservationTimeoutError, match=r"held by second \(1 nodes"):
-        gate.enter(need("third", 2), lambda: 2, 0.0)
+        enter(gate, need("third", 2), 0.0)
     turn.end()
-    gate.enter(need("third", 2), lambda: 2, 0.0)
+    enter(gate, need("third", 2), 0.0)
