@@ -50,7 +50,7 @@ def steps_of(results: list[Any]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("tail", TAILS)
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("sizes", ["skewed", pytest.param("one", marks=pytest.mark.deep), "many"])
 @whatever_the_budget
 def test_nodes_that_meet_at_every_step_use_each_row_once_an_epoch(
     nodes: Lab, feed: str, tail: Tail, sizes: str
