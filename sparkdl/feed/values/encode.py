@@ -321,9 +321,9 @@ def pack_rows(rows: Any, max_runs: int) -> list[Array] | None:
     float, "g" and 8 bytes, for each int of 32 bits, "i" and 4 bytes. One C call checks the types
     and takes the values, and reads each object once. Encoding takes 20 us of CPU for a list of 784
     floats and 17 us for one of ints; by `set(map(type, ...))` and `pa.array` 34 and 38 us. Of 785
-    columns it takes 26 and 22 us; by way of one numpy array 49 and 44 us. A Python worker of Spark
-    that unpickles, encodes and writes rows of a cached RDD would be slower by 16 % (lists of
-    floats) to 49 % (of ints), one that parses their text first by 3 to 18 %. Single numbers and
+    columns it takes 26 and 22 us; by way of one numpy array 49 and 44 us. A process that unpickles,
+    encodes and writes rows (measured without Spark around it) would be slower by 16 % (lists of
+    floats) to 49 % (of ints), one that parses them from text first by 3 to 18 %. Single numbers and
     narrow rows gain nothing by it.
 
     Returns:
