@@ -26,8 +26,8 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -38,6 +38,9 @@ from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Resume, World
+
+if TYPE_CHECKING:
+    import asyncio
 
 _LENGTH = struct.Struct("!I")
 _MAX_FDS = 64
@@ -333,6 +336,99 @@ def receive(sock: socket.socket, unframer: Unframer) -> list[tuple[Local, int]] 
 def send(sock: socket.socket, message: Local, fd: int = -1) -> None:
     """Write one message on a blocking socket; the caller keeps `fd`."""
     data = frame(message)
-    sent = socket.send_fds(sock, [data], [fd]) if fd >= 0 else sock.send(data)
+    sent = _send_some(sock, data, fd)
     if sent < len(data):
         sock.sendall(data[sent:])
+
+
+def _send_some(sock: socket.socket, data: bytes, fd: int) -> int:
+    """Send the beginning of `data`, and `fd` with its first byte (unix(7)); return its length."""
+    return socket.send_fds(sock, [data], [fd]) if fd >= 0 else sock.send(data)
+
+
+class ChildPipe:
+    """The agent's end of the pipe to a child: never blocks the loop, and owns what it sends.
+
+    Sends and receives on the event loop; other threads go through `call_soon_threadsafe`.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        on_message: Callable[[Local, int], None],
+    ) -> None:
+        self._loop = loop
+        self._sock = sock
+        self._on_message = on_message
+        self._unframer = Unframer()
+        self._outbox: deque[tuple[bytes, int]] = deque()
+        self._is_open = True
+        sock.setblocking(False)
+        loop.add_reader(sock, self._read)
+
+    def send(self, message: Local, fd: int = -1) -> None:
+        """Queue a message; `fd` is the pipe's from here on."""
+        if not self._is_open:
+            _close(fd)
+            return
+        self._outbox.append((frame(message), fd))
+        if len(self._outbox) == 1:
+            self._flush()
+
+    def close(self) -> None:
+        """Read what is there, then stop; the caller closes the socket."""
+        if self._is_open:  # its exit may be noticed before its last message
+            self._read()
+        self._shut()
+
+    def _shut(self) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+        self._drop_outbox()
+        self._unframer.close()
+
+    def _drop_outbox(self) -> None:
+        for _data, fd in self._outbox:
+            _close(fd)
+        self._outbox.clear()
+
+    def _read(self) -> None:
+        while self._is_open:
+            try:
+                messages = receive(self._sock, self._unframer)
+            except BlockingIOError:
+                return
+            except OSError:
+                messages = None
+            if messages is None:
+                self._shut()
+                return
+            for message, fd in messages:
+                self._on_message(message, fd)
+
+    def _flush(self) -> None:
+        while self._outbox:
+            data, fd = self._outbox[0]
+            try:
+                sent = _send_some(self._sock, data, fd)
+            except BlockingIOError:
+                self._loop.add_writer(self._sock, self._flush)
+                return
+            except OSError:
+                self._drop_outbox()  # the child has ended; its last words are still to be read
+                break
+            _close(fd)
+            if sent < len(data):
+                self._outbox[0] = (data[sent:], -1)
+            else:
+                self._outbox.popleft()
+        self._loop.remove_writer(self._sock)
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)

@@ -155,7 +155,10 @@ class FeedCount(msgspec.Struct, frozen=True):
 
 
 class FeedProgress(Message, frozen=True):
-    """What one node has received and consumed; sent on change, a few times a second at most."""
+    """What one node has received and consumed.
+
+    Sent on change: at once if the driver waits for it, otherwise a few times a second at most.
+    """
 
     counts: tuple[FeedCount, ...]
 

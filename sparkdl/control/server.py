@@ -145,12 +145,6 @@ class CoordinatorServer:
         if connection is not None:
             self._spawn(self._send(connection, encode(message)))
 
-    def disconnect(self, agent_id: str, reason: str) -> None:
-        """Close an agent's connection."""
-        connection = self._connections.get(agent_id)
-        if connection is not None:
-            self._spawn(connection.close(POLICY_VIOLATION, reason[:120]))
-
     async def stop(self) -> None:
         """Close all connections and the port."""
         if self._server is not None:

@@ -125,6 +125,8 @@ class Controller:
         keeps = spec.settings.max_restarts > 0 or spec.checkpoint_dir is not None
         self.checkpoints = Checkpoints(spec.cluster_id, CoverageStore(keeps))
         self._gatherings = Gatherings()
+        self._joined: set[tuple[int, int]] = set()
+        """Node and process id of each agent that has ever joined."""
         self._last_lines: dict[int, tuple[str, ...]] = {}
         """Of children that have ended, by node id."""
         self.address: ServerAddress | None = None
@@ -179,6 +181,14 @@ class Controller:
         """Return what `at` finds in the view."""
         with self.changed:
             return at(self.view)
+
+    def is_lost(self, node: NodeSpec, pid: int) -> bool:
+        """Whether the agent of a node, by its process id, was connected and is not any more."""
+        with self.changed:
+            roster = self._roster()
+            agent = roster.agents.get(node.node_id) if roster else None
+            is_connected = agent is not None and agent.hello.pid == pid
+            return (node.node_id, pid) in self._joined and not is_connected
 
     @property
     def is_closed(self) -> bool:
@@ -252,6 +262,8 @@ class Controller:
     def joined(self, hello: Hello) -> None:
         """An agent has connected."""
         _log.debug("%s joined from %s", self._name(hello.node_id), hello.host)
+        with self.changed:
+            self._joined.add((hello.node_id, hello.pid))
         self._handle(states.AgentJoined(hello))
 
     def refused(self, message: Refused) -> None:

@@ -248,8 +248,9 @@ def _start(
         address = controller.start(host, environment.driver_ports)
         if spec.settings.hang_timeout_s is not None:
             HangWatch(controller, spec.settings.hang_timeout_s).start()
+        explain = partial(failure_behind, controller)
         where.start(
-            Launch(address.url, token, newest, payload, partial(failure_behind, controller)),
+            Launch(address.url, token, newest, payload, explain, controller.is_lost),
             lambda problem: controller.submit(states.LaunchBroke(problem)),
             lambda standing: controller.submit(states.SlotsCounted(standing)),
         )

@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from html import escape
-from types import TracebackType
 from typing import Any
 
 from sparkdl.control.messages import FeedCount, NodeActive
@@ -237,12 +236,7 @@ class FeedBar:
             self._logging.enter_context(_logging_beside())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._hide_others()
             self._bar.close()

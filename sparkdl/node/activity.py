@@ -16,9 +16,10 @@ from msgspec.structs import replace
 
 from sparkdl.control.channel import Consumed, Local, ReadParquet, Reported
 from sparkdl.control.messages import NodeActive
+from sparkdl.core.throttle import Throttle
 
 PERIOD_S = 0.1
-"""Steps go to the coordinator this often while they change."""
+"""Steps go to the coordinator this often at most."""
 _MAX_LOG_PERIOD_S = 10.0
 _KEPT_NBYTES = 4 * 1024 * 1024
 """Kept at least; twice as much at most."""
@@ -43,6 +44,7 @@ class ChildLog:
         with suppress(AttributeError, OSError):  # as large as the system has it
             fcntl.fcntl(self._write_fd, fcntl.F_SETPIPE_SZ, _PIPE_NBYTES)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_print: Callable[[], None] = lambda: None
         self._kept = bytearray()
         self._nbytes = 0
         self._offset = 0
@@ -52,10 +54,12 @@ class ChildLog:
         """Return a descriptor to print into; the caller closes it."""
         return os.dup(self._write_fd)
 
-    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Take what comes as it comes, until `close`."""
-        self._loop = loop
-        loop.add_reader(self._read_fd, self._take)
+    def watch(
+        self, loop: asyncio.AbstractEventLoop, on_print: Callable[[], None] = lambda: None
+    ) -> None:
+        """Take what comes as it comes, until `close`; `on_print` is called each time."""
+        self._loop, self._on_print = loop, on_print
+        loop.add_reader(self._read_fd, self._take_and_say)
 
     def close(self) -> None:
         """Take what is there, and nothing more."""
@@ -72,6 +76,7 @@ class ChildLog:
         """Append lines that are not the child's."""
         self._take()
         self._keep(f"{text}\n".encode(errors="replace"))
+        self._on_print()
 
     def nbytes(self) -> int:
         """Return how much has been printed, in bytes."""
@@ -105,6 +110,10 @@ class ChildLog:
             cut = len(data)
         self._rest = data[cut:]
         return (*lost, *_lines(data[:cut]))
+
+    def _take_and_say(self) -> None:
+        self._take()
+        self._on_print()
 
     def _take(self) -> None:
         """Keep what is in the pipe; one filling at most, for a child may print without end."""
@@ -143,7 +152,7 @@ class Activity:
     """What a child does beside its feeds. Runs on the agent's loop.
 
     Args:
-        log_period_s: how often to look whether the child has printed something; `None` for never.
+        log_period_s: how often to note that the child has printed something; `None` for never.
     """
 
     def __init__(
@@ -152,23 +161,21 @@ class Activity:
         report: Callable[[NodeActive], None],
         log_period_s: float | None,
     ) -> None:
-        self._loop = loop
         self._report = report
-        self._log_period_s = log_period_s
         self._now = self._reported = NodeActive(0)
         self._log: ChildLog | None = None
         self._own: dict[str, int] = {}
         """Batches of the files that the child reads itself, by feed."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._log_timer: asyncio.TimerHandle | None = None
+        self._changes = Throttle(loop, self._report_now, PERIOD_S)
+        self._prints = None
+        if log_period_s is not None:
+            self._prints = Throttle(loop, self._note_print, log_period_s)
 
     def begin(self, generation: int, log: ChildLog) -> None:
         """Watch another child."""
         self._now = self._reported = NodeActive(generation)
         self._own.clear()
         self._log = log
-        if self._log_period_s is not None and self._log_timer is None:
-            self._look_at_log()
 
     def note(self, message: Local) -> None:
         """Take what the child says."""
@@ -185,24 +192,26 @@ class Activity:
                 return
         self._change(now)
 
+    def printed(self) -> None:
+        """Note that the child has printed something."""
+        if self._prints is not None:
+            self._prints.request()
+
     def close(self) -> None:
-        """End the timers."""
-        for timer in (self._timer, self._log_timer):
-            if timer:
-                timer.cancel()
+        """Report nothing more."""
+        for throttle in (self._changes, self._prints):
+            if throttle is not None:
+                throttle.cancel()
 
     def _change(self, now: NodeActive) -> None:
         self._now = now
-        if now != self._reported and self._timer is None:
-            self._timer = self._loop.call_later(PERIOD_S, self._report_now)
+        if now != self._reported:
+            self._changes.request()
 
     def _report_now(self) -> None:
-        self._timer = None
         self._reported = self._now
         self._report(self._now)
 
-    def _look_at_log(self) -> None:
-        assert self._log is not None
-        assert self._log_period_s is not None
-        self._change(replace(self._now, log_nbytes=self._log.nbytes()))
-        self._log_timer = self._loop.call_later(self._log_period_s, self._look_at_log)
+    def _note_print(self) -> None:
+        if self._log is not None:
+            self._change(replace(self._now, log_nbytes=self._log.nbytes()))

@@ -34,6 +34,7 @@ from sparkdl.core.errors import ProtocolError, SparkdlError
 from sparkdl.core.failure import Failure
 from sparkdl.core.settings import Environment
 from sparkdl.core.spec import InputMode
+from sparkdl.core.throttle import Throttle
 from sparkdl.core.world import FIRST_TIME
 from sparkdl.frameworks.framework import framework_named
 from sparkdl.node import state as states
@@ -41,7 +42,7 @@ from sparkdl.node.activity import Activity, ChildLog, log_period_s
 from sparkdl.node.gpus import share_gpus
 from sparkdl.node.resources import feed_disk, feed_memory, own_host, reserve_port, work_root
 from sparkdl.node.spec import AgentSpec, StatusLine, read_spec, write_private
-from sparkdl.node.supervisor import Child, ChildPipe, ChildSpec, watch_pid
+from sparkdl.node.supervisor import Child, ChildSpec, watch_pid
 from sparkdl.node.tensorboard import TensorBoard
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 LOG_PERIOD_S = 0.25
+"""What a child prints goes to the coordinator this often at most."""
 ANSWERING_S = 0.25
 """How often to look whether results are still being read."""
 MAX_LAST_LINES = 1000
@@ -63,7 +65,6 @@ class Agent:
         self._agent_spec = agent_spec
         self._spec = agent_spec.spec
         self._node = agent_spec.spec.nodes[agent_spec.node_id]
-        self._work_dir = work_dir
         self._payload = work_dir / "payload"
         write_private(self._payload, payload)
         self._environment = Environment.read()
@@ -78,7 +79,7 @@ class Agent:
         self._resume = FIRST_TIME
         self._child: Child | None = None
         self._raised_s = 0.0
-        self._pipe: ChildPipe | None = None
+        self._pipe: channel.ChildPipe | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._unsent: list[messages.FromAgent] = []
         self._client: CoordinatorClient | None = None
@@ -86,6 +87,7 @@ class Agent:
         self._activity = Activity(
             self._loop, self._report, log_period_s(agent_spec.spec.settings.hang_timeout_s)
         )
+        self._prints = Throttle(self._loop, self._stream_log, LOG_PERIOD_S)
         self._old_board: asyncio.Task[None] | None = None
         self._state, actions = states.begin()
         self._perform(actions)  # before the heavy imports: the child's own are what takes long
@@ -117,8 +119,6 @@ class Agent:
         try:
             await self._join()
             listener = asyncio.ensure_future(self._listen())
-            if self._spec.log_to_driver:
-                self._loop.call_later(LOG_PERIOD_S, self._stream_log)
             await self._ended.wait()
         finally:
             if listener:
@@ -181,7 +181,8 @@ class Agent:
         if self._child:
             self._child.log.close()
         log = ChildLog()
-        log.watch(self._loop)
+        self._activity.begin(generation, log)
+        log.watch(self._loop, self._on_child_print)
         if self._gpus.note:
             log.add(f"sparkdl: {self._gpus.note}")
         framework = self._spec.framework
@@ -189,8 +190,7 @@ class Agent:
         environment = {**own, **self._gpus.environment}
         child = Child.spawn(ChildSpec(framework, self._payload, log, port, environment))
         self._child = child
-        self._activity.begin(generation, log)
-        self._pipe = ChildPipe(self._loop, child.sock, self._on_child_message)
+        self._pipe = channel.ChildPipe(self._loop, child.sock, self._on_child_message)
         if generation or is_again:
             self._feeds.reopen(generation)
         self._report(messages.Offer(generation, child.port))
@@ -285,8 +285,9 @@ class Agent:
     def _on_child_exit(self, status: int) -> None:
         if self._pipe:
             self._pipe.close()  # reads the child's last words first
-        self._stream_log(is_last=True)
         if self._child:
+            while self._spec.log_to_driver and (lines := self._child.log.new_lines(is_last=True)):
+                self._report(messages.LogLines(lines))
             self._report(messages.LastLines(self._child.log.tail(MAX_LAST_LINES)))
         self.handle(states.ChildExited(status))
 
@@ -318,7 +319,7 @@ class Agent:
                 self._feeds.on_driver_message(message)
 
     def _stop(self, grace_s: float, is_patient: bool) -> None:
-        if is_patient and self._feeds.is_answering:  # feeders still read results
+        if is_patient and self._feeds.store.is_answering:  # feeders still read results
             self._loop.call_later(ANSWERING_S, self._stop, grace_s, is_patient)
         else:
             self.handle(states.StopRequested(grace_s))
@@ -359,15 +360,16 @@ class Agent:
         self._report(messages.Detached())
         _print_status(StatusLine(is_detached=True))
 
-    def _stream_log(self, is_last: bool = False) -> None:
-        if not (self._spec.log_to_driver and self._child):
-            return
-        while lines := self._child.log.new_lines(is_last):
+    def _on_child_print(self) -> None:
+        self._activity.printed()
+        if self._spec.log_to_driver:
+            self._prints.request()
+
+    def _stream_log(self) -> None:
+        """Send new lines; after a burst the others follow."""
+        if self._child and (lines := self._child.log.new_lines()):
             self._report(messages.LogLines(lines))
-            if not is_last:
-                break
-        if not is_last and not self._ended.is_set():
-            self._loop.call_later(LOG_PERIOD_S, self._stream_log)
+            self._prints.request()
 
     # The coordinator.
 
@@ -422,6 +424,7 @@ class Agent:
         self._signal_child(signal.SIGKILL)  # first: what it does after this reaches nobody
         self._feeds.shut_down()
         self._activity.close()
+        self._prints.cancel()
         if self._board:
             await self._board.close()
         if self._client:

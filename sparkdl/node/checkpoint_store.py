@@ -187,7 +187,7 @@ class CheckpointStore:
         """
         try:
             found = []
-            for entry in self._entries():
+            for entry in self.entries():
                 manifest = self._read(entry) if entry.is_complete else None
                 if manifest is not None:
                     found.append((manifest.step, manifest.time_s, entry, manifest))
@@ -261,7 +261,7 @@ class CheckpointStore:
             base: name of the one that this world resumes from: nodes may read it at any time.
         """
         kept = []
-        for entry in self._entries():
+        for entry in self.entries():
             if entry.name == made or str(entry.name) == base or _is_ahead(entry, made):
                 continue
             if entry.is_complete and entry.name.step < made.step:
@@ -274,7 +274,7 @@ class CheckpointStore:
 
     def sweep_unfinished(self, now: CheckpointName) -> None:
         """Delete what worlds before this one have begun and not completed."""
-        for entry in self._entries():
+        for entry in self.entries():
             if not entry.is_complete and not _is_ahead(entry, now) and entry.name != now:
                 self._delete(entry.path)
 
@@ -284,7 +284,8 @@ class CheckpointStore:
         folder.mkdir(parents=True)
         return folder
 
-    def _entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[Entry]:
+        """Yield the checkpoints that are there, complete or not."""
         selector = pafs.FileSelector(self._path, allow_not_found=True)
         for info in self._system.get_file_info(selector):
             parsed = CheckpointName.parse(info.base_name)

@@ -75,7 +75,7 @@ def feed_memory(asked_nbytes: int | None, nodes_on_host: int = 1) -> int:
     """Return the byte budget of a node's logs: what was asked for, or an eighth of the memory."""
     if asked_nbytes is not None:
         return asked_nbytes
-    total: int = min(psutil.virtual_memory().total, _cgroup_limit() or 1 << 62)
+    total: int = min(psutil.virtual_memory().total, cgroup_limit() or 1 << 62)
     return max(_MIN_FEED_NBYTES, total // 8 // max(1, nodes_on_host))
 
 
@@ -93,7 +93,7 @@ def oom_kills() -> int:
     https://docs.kernel.org/admin-guide/cgroup-v2.html (memory.events) and cgroup-v1/memory.html
     (memory.oom_control).
     """
-    for directory, name in _memory_cgroups():
+    for directory, name in memory_cgroups():
         try:
             text = (directory / name).read_text()
         except OSError:
@@ -105,8 +105,9 @@ def oom_kills() -> int:
     return 0
 
 
-def _cgroup_limit() -> int | None:
-    for directory, _ in _memory_cgroups():
+def cgroup_limit() -> int | None:
+    """Return how many bytes this process's cgroup may have; `None` for as many as there are."""
+    for directory, _ in memory_cgroups():
         for name in ("memory.max", "memory.limit_in_bytes"):
             try:
                 text = (directory / name).read_text().strip()
@@ -117,7 +118,8 @@ def _cgroup_limit() -> int | None:
     return None
 
 
-def _memory_cgroups() -> list[tuple[Path, str]]:
+def memory_cgroups() -> list[tuple[Path, str]]:
+    """Return the folders of this process's memory cgroups, each with its file of OOM kills."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -76,8 +76,9 @@ def test_messages_end_with_the_connection_and_sending_on_is_harmless() -> None:
             client.send(hello("a"))
             await here.heard.next()
             here.server.send("a", Stop(0.0))
-            here.server.disconnect("a", "enough")
+            stopping = asyncio.ensure_future(here.server.stop())
             assert [message async for message in client.messages()] == [Stop(0.0)]
+            await stopping
             client.send(Offer(0, 0))
             client.send(Offer(0, 1))
             await client.close()

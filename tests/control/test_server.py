@@ -385,18 +385,6 @@ def test_messages_stay_in_order_for_an_agent_that_reads_late() -> None:
     play(scene())
 
 
-def test_a_disconnected_agent_learns_why_and_has_left() -> None:
-    async def scene() -> None:
-        async with room() as here, here.agent("a") as agent:
-            here.server.disconnect("a", "too late" + "!" * 500)
-            here.server.disconnect("nobody", "no matter")
-            with pytest.raises(ConnectionClosed, match=r"1008.*too late!+"):
-                await asyncio.wait_for(agent.recv(), SOON_S)
-            assert (await here.heard.next())[:2] == ("left", "a")
-
-    play(scene())
-
-
 def test_stop_ends_every_connection_and_the_port() -> None:
     async def scene() -> None:
         async with room() as here, here.agent("a") as one, here.agent("b") as other:

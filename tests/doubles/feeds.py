@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.control.channel import Consumed, Local, Release, Segment
+from sparkdl.control.channel import ChildPipe, Consumed, Local, Release, Segment
 from sparkdl.control.messages import EpochEnd, FeedEnd, FeedProgress, Granted
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.reader.batches import EpochBatches
@@ -28,7 +28,6 @@ from sparkdl.feed.store.segment import write_segment
 from sparkdl.feed.store.store import StoreLimits
 from sparkdl.feed.transfer.messages import FeedSpec, Target
 from sparkdl.node.link import AgentLink
-from sparkdl.node.supervisor import ChildPipe
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -253,7 +252,7 @@ class LocalNode:
     @property
     def rows_received(self) -> int:
         """Rows in the log of the feed."""
-        return self.feeds._store.log(FEED).rows_received
+        return self.feeds.store.log(FEED).rows_received
 
     @property
     def target(self) -> Target:

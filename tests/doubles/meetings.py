@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S
 
@@ -67,11 +68,13 @@ class Meetings:
 def train(args: dict[str, Any], ctx: NodeContext) -> list[list[list[int]]]:
     """Read epochs until the feed ends, meeting the others at each step; return the rows used.
 
-    Args: `port` of `Meetings`, `tail`, `stop_all`: epoch and step at which all terminate, `pause`:
-        epoch and step at which one node stands still until the meeting at `held`.
+    Args: `port` of `Meetings`, `tail`, `feed` (the default one), `stop_all`: epoch and step at
+        which all terminate, `pause`: epoch and step at which one node stands still until the
+        meeting at `held`.
     """
     epochs: list[list[list[int]]] = []
-    batches = ctx.batches(8, ["x"], even=True, tail=args["tail"])
+    feed = args.get("feed", DEFAULT_FEED)
+    batches = ctx.batches(8, ["x"], feed, even=True, tail=args["tail"])
     with socket.create_connection(("127.0.0.1", args["port"]), STEP_S) as sock:
         for epoch in itertools.count():
             steps, has_left = [], False

@@ -214,6 +214,18 @@ def test_a_twin_of_a_living_agent_waits_and_takes_over_when_it_leaves(play: Play
     assert (twin.hears(), other.hears()) == (Begin(world_of(2)), Begin(world_of(2)))
 
 
+def test_agent_is_lost_when_it_has_been_there_and_is_no_more(play: Play) -> None:
+    node = plan_nodes(2)[0]
+    assert not play.controller.is_lost(node, 40), "it is coming up"
+    agent = play.agent(0)
+    play.until(lambda view: bool(ids_of(view)))
+    assert not play.controller.is_lost(node, 40)
+    agent.leave()
+    play.until(lambda view: not ids_of(view))
+    assert play.controller.is_lost(node, 40)
+    assert not play.controller.is_lost(node, 41), "another process"
+
+
 def test_a_lost_port_begins_another_world_with_the_new_ports(play: Play) -> None:
     agents = play.world()
     agents[1].say(child_failed(1, "port", 5.0))

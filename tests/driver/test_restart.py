@@ -18,6 +18,7 @@ from sparkdl.core.world import CheckpointRef
 from sparkdl.driver.controller import View
 from sparkdl.driver.lifecycle.state import CheckpointMade, Gathering, Running
 from sparkdl.node.context import NodeContext
+from tests.doubles.gates import Gate
 from tests.doubles.map_funs import die, hang
 from tests.doubles.nodes import SOON_S, Lines, launch, processes
 
@@ -36,7 +37,7 @@ def fail_first(args: str, ctx: NodeContext) -> list[int]:
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ("exception", "raised ValueError: a bad"),
+        pytest.param("exception", "raised ValueError: a bad", marks=pytest.mark.deep),
         ("SIGKILL", "was killed by SIGKILL"),
     ],
 )
@@ -55,21 +56,20 @@ def test_child_that_dies_has_all_nodes_begin_anew_in_the_same_agents(
     assert words in warning
 
 
-def test_node_that_had_returned_runs_again() -> None:
-    def first_returns(args: str, ctx: NodeContext) -> int:
-        mark = Path(args) / "returned"
-        if ctx.rank == 0:
-            mark.touch()
-        elif ctx.generation == 0:
-            while not mark.exists():
-                pass
+def test_node_that_had_returned_runs_again(tmp_path: Path) -> None:
+    def first_returns(args: Gate, ctx: NodeContext) -> int:
+        if ctx.rank == 1 and ctx.generation == 0:
+            args.wait()
             os.kill(os.getpid(), signal.SIGKILL)
         return ctx.generation
 
-    folder = os.environ["TMPDIR"]
-    with launch(first_returns, folder, max_restarts=1) as cluster:
+    gate = Gate.at(tmp_path / "gate")
+    with launch(first_returns, gate, max_restarts=1, input_mode="own") as cluster:
+        assert cluster._controller.wait_for(
+            lambda view: getattr(view.state, "returned", {}).keys() == {0}, Deadline.after(SOON_S)
+        )
+        gate.open()
         assert cluster.results(3 * SOON_S) == [1, 1]
-    (Path(folder) / "returned").unlink()
 
 
 def test_restarts_are_used_up(caplog: pytest.LogCaptureFixture) -> None:
@@ -93,7 +93,7 @@ def test_what_cannot_work_is_not_started_again() -> None:
 
     with (
         pytest.raises(NodeFailedError, match="another start would fail the same way") as caught,
-        launch(lack, max_restarts=9) as cluster,
+        launch(lack, nodes=1, max_restarts=9) as cluster,
     ):
         cluster.wait(SOON_S)
     assert caught.value.root_cause.generation == 0
@@ -179,6 +179,7 @@ def no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return file
 
 
+@pytest.mark.deep  # test_elastic_integration.py proves more, of a world that is fed
 def test_world_shrinks_without_a_lost_node_and_grows_when_it_is_back(no_room: Path) -> None:
     lines = Lines()
 

@@ -87,7 +87,7 @@ def test_every_row_arrives_once_and_the_nodes_are_level(
 def test_data_larger_than_the_budget_flow_through_it() -> None:
     limit_nbytes = 50_000
     with LocalNode(0, limit_nbytes) as node:
-        budget = node.feeds._store._budget
+        budget = node.feeds.store.budget
         most = 0
 
         def source() -> Iterator[pa.RecordBatch]:
@@ -315,7 +315,7 @@ def test_whoever_stops_asking_does_not_leave_the_node_waiting(
     """The partition has stopped as well: nothing more comes from it, and it does not end."""
     with LocalNode() as node:
         is_forgotten, is_over = threading.Event(), threading.Event()
-        store = node.feeds._store
+        store = node.feeds.store
         close = store.close_exchange
 
         def close_exchange(name: str) -> None:

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.node.context import NodeContext
 
 ROWS, STEPS = 64, 4
+EPOCHS = 3  # of what is elastic
+SETTINGS: dict[str, Any] = {"epochs": 2, "shuffle": False, "verbose": 0}
 ALL: dict[str, dict[str, Any]] = {  # of DistributedOptimizer and compile
     "adam": {},
     "passes": {"backward_passes_per_step": 2, "average_aggregated_gradients": True},
@@ -25,31 +29,23 @@ ALL: dict[str, dict[str, Any]] = {  # of DistributedOptimizer and compile
 }
 
 
-def keras_3(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
+def keras_3(folder: Path, ctx: NodeContext) -> dict[str, Any]:
     """Run all cases with Keras 3."""
     import sparkdl.horovod.keras as hvd
 
-    found = _everything(hvd, Path(args["folder"]), list(ALL))
-    import keras
-
-    def scaled() -> Any:
-        return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01))
-
-    found["fits"]["scaled"] = equals_one_process(hvd, scaled, {})
+    found = _everything(hvd, folder, list(ALL))
+    found["fits"]["scaled"] = equals_one_process(hvd, "scaled", {})
     return found | {"jit": keeps_out_of_xla(hvd)}
 
 
-def tf_keras(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
+def tf_keras(folder: Path, ctx: NodeContext) -> dict[str, Any]:
     """Run all cases with tf_keras; in a process that has not imported TensorFlow yet."""
     os.environ["TF_USE_LEGACY_KERAS"] = "1"
     import sparkdl.horovod.tensorflow.keras as hvd
 
-    found = _everything(hvd, Path(args["folder"]), ["adam", "passes"])
-    import tensorflow as tf
-
-    legacy = tf.keras.optimizers.legacy.SGD
-    found["fits"]["legacy"] = equals_one_process(hvd, lambda: legacy(0.1, momentum=0.9), {})
-    return found | {"corrected": corrects_the_momentum(hvd, legacy)}
+    found = _everything(hvd, folder, ["adam", "passes"])
+    found["fits"]["legacy"] = equals_one_process(hvd, "legacy", {})
+    return found | {"corrected": corrects_the_momentum(hvd)}
 
 
 def _everything(hvd: Any, folder: Path, fits: list[str]) -> dict[str, Any]:
@@ -58,11 +54,10 @@ def _everything(hvd: Any, folder: Path, fits: list[str]) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     hvd.init()
-    adam = tf.keras.optimizers.Adam
     return {
-        "fits": {name: equals_one_process(hvd, lambda: adam(0.01), ALL[name]) for name in fits},
+        "fits": {name: equals_one_process(hvd, "adam", ALL[name]) for name in fits},
         "rank": hvd.rank(),
-        "module": type(adam(0.1)).__module__.partition(".")[0],
+        "module": type(tf.keras.optimizers.Adam(0.1)).__module__.partition(".")[0],
         "advanced": trains_as_the_advanced_example(hvd, folder),
         "local": leaves_local_layers_alone(hvd),
         "own": keeps_local_variables(hvd),
@@ -88,8 +83,27 @@ def flat(model: Any) -> Any:
     return np.concatenate([weight.ravel() for weight in model.get_weights()])
 
 
-def equals_one_process(hvd: Any, make: Callable[[], Any], options: dict[str, Any]) -> Any:
-    """Train by `fit` on half of each batch; return the weights, and those of one process."""
+def optimizer(name: str) -> Any:
+    import tensorflow as tf
+
+    library = tf.keras.optimizers
+    if name == "legacy":
+        return library.legacy.SGD(0.1, momentum=0.9)
+    return library.LossScaleOptimizer(optimizer("adam")) if name == "scaled" else library.Adam(0.01)
+
+
+@cache
+def alone(name: str) -> Any:
+    """Train by `fit` on whole batches, in one process; return the weights."""
+    x, y = rows()
+    model = network(seed=1)
+    model.compile(optimizer(name), "mse")
+    model.fit(x, y, batch_size=ROWS // STEPS, **SETTINGS)
+    return flat(model)
+
+
+def equals_one_process(hvd: Any, name: str, options: dict[str, Any]) -> Any:
+    """Train by `fit` on half of each batch; return the weights, and on rank 0 those of `alone`."""
     options = dict(options)
     compiled = {
         name: options.pop(name)
@@ -100,23 +114,17 @@ def equals_one_process(hvd: Any, make: Callable[[], Any], options: dict[str, Any
         options["compression"] = getattr(hvd.Compression, options["compression"])
     passes = options.get("backward_passes_per_step", 1)
     x, y = rows()
-    global_batch = ROWS // STEPS
     mine = [part.reshape(STEPS, 2, -1, part.shape[-1])[:, hvd.rank()] for part in (x, y)]
     own = [part.reshape(-1, part.shape[-1]) for part in mine]
 
     model = network(seed=1 + hvd.rank())
-    model.compile(hvd.DistributedOptimizer(make(), **options), "mse", **compiled)
+    model.compile(hvd.DistributedOptimizer(optimizer(name), **options), "mse", **compiled)
     broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
-    batch = global_batch // 2 // passes
-    settings = {"epochs": 2, "shuffle": False, "verbose": 0}
-    model.fit(*own, batch_size=batch, callbacks=[broadcast], **settings)
-
-    alone = network(seed=1)
-    alone.compile(make(), "mse")
-    alone.fit(x, y, batch_size=global_batch, **settings)
+    batch = ROWS // STEPS // 2 // passes
+    model.fit(*own, batch_size=batch, callbacks=[broadcast], **SETTINGS)
     return {
         "weights": flat(model),
-        "alone": flat(alone),
+        "alone": alone(name) if hvd.rank() == 0 else None,
         "steps": int(np.asarray(model.optimizer.iterations)),
     }
 
@@ -129,8 +137,8 @@ def trains_as_the_advanced_example(hvd: Any, folder: Path) -> dict[str, Any]:
     x, y = (part[rank::size] for part in rows())
     scaled = 0.05 * size
     model = network(seed=rank)
-    optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(scaled, momentum=0.5))
-    model.compile(optimizer, "mse", metrics=["mae"])
+    sgd = tf.keras.optimizers.SGD(scaled, momentum=0.5)
+    model.compile(hvd.DistributedOptimizer(sgd), "mse", metrics=["mae"])
     path = folder / f"{type(model).__module__.partition('.')[0]}-best.keras"
     seen = Seen()
     callbacks = [
@@ -188,8 +196,8 @@ def leaves_local_layers_alone(hvd: Any) -> list[float]:
     class Layer:
         trainable_weights = variables[1:]
 
-    optimizer = tf.keras.optimizers.SGD(1.0)
-    partial = hvd.PartialDistributedOptimizer(optimizer, local_layers=Layer())
+    sgd = tf.keras.optimizers.SGD(1.0)
+    partial = hvd.PartialDistributedOptimizer(sgd, local_layers=Layer())
     gradients = [tf.constant(hvd.rank() + 1.0)] * 2
     partial.apply_gradients(list(zip(gradients, variables, strict=True)))
     return [float(variable.numpy()) for variable in variables]
@@ -216,13 +224,14 @@ def keeps_local_variables(hvd: Any) -> list[list[float]]:
     return found
 
 
-def corrects_the_momentum(hvd: Any, legacy: Any) -> list[float]:
+def corrects_the_momentum(hvd: Any) -> list[float]:
     """Return the momentum of each batch while the rate is halved at each epoch."""
     import tensorflow as tf
 
     model, found = network(), []
     x, y = rows()
-    model.compile(hvd.DistributedOptimizer(legacy(0.4, momentum=0.5)), "mse")
+    legacy = tf.keras.optimizers.legacy.SGD(0.4, momentum=0.5)
+    model.compile(hvd.DistributedOptimizer(legacy), "mse")
 
     class Looks(tf.keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -272,3 +281,79 @@ def keeps_out_of_xla(hvd: Any) -> list[bool]:
         model.compile(wrap(keras.optimizers.SGD(0.1)), "mse", jit_compile=True)
         found.append(bool(model.jit_compile))
     return found
+
+
+class Interrupted(Exception):  # noqa: N818
+    """What ends a training before its time."""
+
+
+def goes_on_at_the_last_commit(args: None, ctx: NodeContext) -> dict[str, Any]:
+    """Interrupt a training, and begin it anew with a model that knows what was committed last."""
+    import sparkdl.horovod.keras as hvd
+
+    hvd.init()
+
+    def interrupt() -> None:
+        raise Interrupted
+
+    committed = commits(hvd, interrupt)["committed"]
+    return commits(hvd, lambda: None, committed)
+
+
+def commits(hvd: Any, dies: Callable[[], None], committed: bytes | None = None) -> dict[str, Any]:
+    """Train by `fit` and commit twice an epoch.
+
+    Args:
+        dies: is called before the last batch of the second epoch.
+        committed: by a training before.
+    """
+    import keras
+    import tensorflow as tf
+
+    import sparkdl.horovod.tensorflow as hvd_tf
+
+    keras.utils.set_random_seed(1 + hvd.rank())
+    x = np.linspace(-1, 1, 8 * STEPS, dtype=np.float32)[:, np.newaxis]
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.Adam(0.05)), "mse")
+    resets: list[int] = []
+    begun: list[Any] = []
+
+    class Dies(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            if (state.epoch, batch) == (1, 3):
+                dies()
+
+    @hvd.elastic.run  # type: ignore[untyped-decorator]
+    def fit(state: Any) -> None:
+        begun.extend([state.epoch, state.batch, int(model.optimizer.iterations.numpy())])
+        callbacks = [
+            hvd.elastic.CommitStateCallback(state, batches_per_commit=2),
+            hvd.elastic.UpdateBatchStateCallback(state),
+            hvd.elastic.UpdateEpochStateCallback(state),
+            Dies(),
+        ]
+        left = EPOCHS - state.epoch
+        model.fit(x, 2 * x, batch_size=8, epochs=left, callbacks=callbacks, verbose=0)
+
+    state: Any = hvd.elastic.KerasState(model, epoch=0, batch=0)
+    if committed is not None:
+        state.load_snapshot(cloudpickle.loads(committed))
+    state.register_reset_callbacks([lambda: resets.append(hvd.size())])
+    try:
+        fit(state)
+    except Interrupted:
+        return {"committed": cloudpickle.dumps(state.snapshot())}
+    plain: Any = hvd_tf.elastic.TensorFlowState([tf.Variable([float(hvd.rank())])], word=hvd.rank())
+    plain.sync()
+    plain.variables[0].assign([5.0])
+    plain.word = "other"
+    plain.restore()
+    return {
+        "begun": begun,
+        "resets": resets,
+        "epoch": state.epoch,
+        "weights": [weight.tolist() for weight in model.get_weights()],
+        "steps": int(model.optimizer.iterations.numpy()),
+        "plain": [plain.variables[0].numpy().tolist(), plain.word],
+    }

@@ -6,6 +6,7 @@ Runs in: child
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,29 @@ def everything_without_torch(args: Any, ctx: NodeContext) -> dict[str, Any]:
     except CollectiveError as error:
         found["again"] = str(error)
     return found
+
+
+def missing_names(asked: list[tuple[str, str]], ctx: NodeContext) -> list[tuple[str, str]]:
+    """Return those modules and names that are not there."""
+    return [
+        (module, name)
+        for module, name in asked
+        if getattr(import_module(module), name, None) is None
+    ]
+
+
+def compares_references(args: None, ctx: NodeContext) -> None:
+    import tensorflow as tf
+
+    from sparkdl.horovod.tensorflow import util
+
+    variables = [tf.Variable(1.0), [tf.Variable(2.0)]]
+    refs = util.vars_to_refs(variables)
+    assert len({refs, util.vars_to_refs(variables)}) == 1
+    assert util.refs_to_vars(refs)[1][0] is variables[1][0]
+    remembered = util._cache(lambda value: [value])
+    assert remembered(3) is remembered(3)
+    assert remembered(4) == [4]
 
 
 def begin() -> Any:
@@ -178,7 +202,8 @@ def differentiates() -> dict[str, Any]:
     }
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(x * weights)
-    found["tape"] = hvd.DistributedGradientTape(tape).gradient(loss, [x])[0].numpy()
+    tape = hvd.DistributedGradientTape(tape, groups=[[x], [x]])  # of which it takes the first
+    found["tape"] = tape.gradient(loss, [x])[0].numpy()
     with tf.GradientTape(persistent=True) as tape:
         first, second = tf.reduce_sum(x * weights), tf.reduce_sum(x * x)
     tape = hvd.DistributedGradientTape(tape, op=hvd.Sum, compression=hvd.Compression.fp16)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
 from sparkdl.core.errors import RemovedModuleError
+from tests.horovod.tables import ROWS, framework_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "horovod.md"
 VERDICTS = ("same", "better", "refused")
 
 TORCH = (  # of horovod/torch/__init__.py and its __all__, 0.28.1
@@ -33,27 +30,6 @@ TORCH = (  # of horovod/torch/__init__.py and its __all__, 0.28.1
 )
 
 
-def rows() -> Iterator[tuple[str, str, str]]:
-    """Yield module, name and verdict of each row of the tables."""
-    text = PAGE.read_text(encoding="utf-8")
-    for section in re.split(r"^###? ", text, flags=re.MULTILINE)[1:]:
-        heading = re.match(r"`(sparkdl\.horovod[\w.]*)`", section)
-        for names, verdict in re.findall(r"^\| (`[^|]+`) \| (\w+) \|", section, re.MULTILINE):
-            assert heading, f"{names}: the heading of its table is no module"
-            for name in re.findall(r"`(\w+)`", names):
-                yield heading[1], name, verdict
-
-
-def _needs_framework(module: str, name: str) -> str:
-    """Return the framework whose class it is, or nothing."""
-    if name.startswith("SyncBatchNorm"):
-        return "torch" if "torch" in module else "tensorflow"
-    return "keras" if name.endswith(("Callback", "Checkpoint")) else ""
-
-
-ROWS = list(rows())
-
-
 @pytest.mark.parametrize("module", sorted({module for module, _, _ in ROWS}))
 def test_names_are_there_as_the_tables_say(module: str) -> None:
     here = import_module(module)
@@ -61,8 +37,8 @@ def test_names_are_there_as_the_tables_say(module: str) -> None:
         assert verdict in VERDICTS, name
         if verdict == "refused":
             continue  # absent, or an error at use, which other tests meet
-        if _needs_framework(module, name) and find_spec(_needs_framework(module, name)) is None:
-            continue
+        if framework_of(module, name):
+            continue  # nodes look for these, who have imported the framework
         assert getattr(here, name, None) is not None, f"{module}.{name} is {verdict}, they say"
 
 
@@ -164,16 +140,3 @@ def test_helpers_that_programs_import_do_what_horovods_do(monkeypatch: pytest.Mo
         assert "SPARKDL_TEST_NONE" not in os.environ
     assert os.environ["SPARKDL_TEST_KEPT"] == "before"
     assert "SPARKDL_TEST_NEW" not in os.environ
-
-
-@pytest.mark.tensorflow
-def test_references_to_variables_can_be_compared() -> None:
-    tf = pytest.importorskip("tensorflow")
-    util = import_module("sparkdl.horovod.tensorflow.util")
-    variables = [tf.Variable(1.0), [tf.Variable(2.0)]]
-    refs = util.vars_to_refs(variables)
-    assert len({refs, util.vars_to_refs(variables)}) == 1
-    assert util.refs_to_vars(refs)[1][0] is variables[1][0]
-    remembered = util._cache(lambda value: [value])
-    assert remembered(3) is remembered(3)
-    assert remembered(4) == [4]

@@ -93,13 +93,26 @@ def test_interpreter_that_will_not_be_used_is_told(
 def large_or_none(is_large: bool) -> Any:
     if not is_large:
         raise SystemExit(0)
-    return lambda: b"s" * 20_000_000
+    import sparkdl.horovod.torch as hvd
+
+    hvd.init()
+    place = hvd.rank(), hvd.size(), hvd.broadcast_object("it")
+    return place, lambda: b"s" * 20_000_000
 
 
 def test_results_of_this_machine_may_be_of_any_size() -> None:
-    (large,) = sparkdl.horovod.run(large_or_none, (True,), hosts="localhost:1", verbose=None)
+    ((place, large),) = sparkdl.horovod.run(
+        large_or_none, (True,), hosts="localhost:1", verbose=None
+    )
+    assert place == (0, 1, "it")
     assert len(large()) == 20_000_000
 
 
 def test_function_that_ends_its_process_has_no_result() -> None:
     assert sparkdl.horovod.run(large_or_none, (False,), ssh_port=22, disable_cache=True) == [None]
+
+
+def test_what_needs_other_machines_is_refused() -> None:
+    for refused in ("host_discovery_script", "use_mpi", "output_filename"):
+        with pytest.raises(ConfigError, match=refused):
+            sparkdl.horovod.run(large_or_none, (False,), **{refused: "there"})

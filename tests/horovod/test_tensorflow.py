@@ -1,27 +1,40 @@
-"""`sparkdl.horovod.tensorflow` on two nodes does what Horovod's documentation says."""
+"""Horovod's faces for TensorFlow and Keras on two nodes do what its documentation says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.doubles.labs import Lab, lab
 from tests.doubles.nodes import launch
+from tests.horovod.keras_programs import (
+    EPOCHS,
+    STEPS,
+    goes_on_at_the_last_commit,
+    keras_3,
+    tf_keras,
+)
+from tests.horovod.tables import ROWS, framework_of
 from tests.horovod.tensorflow_programs import (
     DTYPES,
     MANY,
     OPS,
+    compares_references,
     everything,
     everything_without_torch,
+    missing_names,
 )
+from tests.horovod.together import together
 
-pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-pytestmark = [pytest.mark.tensorflow, pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.torch]
 
-DONE_S = 200.0
+DONE_S = 250.0
 _HOW: dict[str, Callable[[Any, Any], Any]] = {
     "Average": lambda a, b: (a + b) / 2,
     "Sum": np.add,
@@ -31,15 +44,38 @@ _HOW: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-_PROGRAMS = {"gloo": everything, "tensorflow": everything_without_torch}
+@pytest.fixture(scope="module")
+def pair(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with lab(tmp_path_factory.mktemp("pair"), "tensorflow", 2, input_mode="own") as made:
+        yield made
 
 
-@pytest.fixture(scope="module", params=_PROGRAMS)
+# A process has one transport, and one Keras: the second ones need nodes of their own.
+
+
+@pytest.fixture(scope="module", params=["gloo", pytest.param("tensorflow", marks=pytest.mark.deep)])
 def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    program = _PROGRAMS[request.param]
-    with launch(program, framework="tensorflow", input_mode="own") as cluster:
-        found: list[dict[str, Any]] = cluster.results(DONE_S)
+    if request.param == "gloo":
+        found = together(request.getfixturevalue("pair"), everything)
+    else:
+        options: dict[str, Any] = {"framework": "tensorflow", "input_mode": "own"}
+        with launch(everything_without_torch, **options) as cluster:
+            found = cluster.results(DONE_S)
     assert both(found, "transport") == [request.param] * 2
+    return found
+
+
+@pytest.fixture(scope="module", params=["keras", pytest.param("tf_keras", marks=pytest.mark.deep)])
+def fitted(request: pytest.FixtureRequest, tmp_path_factory: Any) -> list[dict[str, Any]]:
+    if find_spec(request.param) is None:
+        pytest.skip(f"{request.param} is not installed")
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    if request.param == "keras":
+        found = together(request.getfixturevalue("pair"), keras_3, folder)
+    else:
+        with launch(tf_keras, folder, input_mode="own") as cluster:
+            found = cluster.results(DONE_S)
+    assert [each["module"] for each in found] == [request.param] * 2
     return found
 
 
@@ -214,3 +250,99 @@ def test_member_that_has_joined_takes_part_with_zeros(ranks: list[dict[str, Any]
     else:
         assert all("join() needs PyTorch" in text for text in both(ranks, "joins"))
         assert all("set up in this process before" in text for text in both(ranks, "again"))
+
+
+def test_names_are_there_as_the_tables_say(pair: Lab) -> None:
+    names = [(module, name) for module, name, verdict in ROWS if verdict != "refused"]
+    asked = [each for each in names if framework_of(*each) in ("tensorflow", "keras")]
+    assert asked
+    assert together(pair, missing_names, asked) == [[], []]
+
+
+def test_references_to_variables_can_be_compared(pair: Lab) -> None:
+    together(pair, compares_references)
+
+
+# Keras: plain `fit`, as one process with larger batches
+
+
+def test_fit_on_two_nodes_equals_fit_in_one_process(fitted: list[dict[str, Any]]) -> None:
+    for name in fitted[0]["fits"]:
+        first, second = (found["fits"][name] for found in fitted)
+        np.testing.assert_array_equal(first["weights"], second["weights"], name)
+        noise = 1e-3 if name == "half" else 1e-6
+        np.testing.assert_allclose(first["weights"], first["alone"], atol=noise, err_msg=name)
+        assert first["steps"] == 2 * STEPS, name
+
+
+def test_optimizer_leaves_local_layers_alone(fitted: list[dict[str, Any]]) -> None:
+    assert [found["local"] for found in fitted] == [[-1.5, -0.5], [-1.5, -1.0]]
+
+
+def test_broadcast_leaves_local_variables_alone(fitted: list[dict[str, Any]]) -> None:
+    assert [found["own"] for found in fitted] == [[[rank, 1.0]] * 2 for rank in (0.0, 1.0)]
+
+
+def test_metrics_are_averaged(fitted: list[dict[str, Any]]) -> None:
+    first, second = (found["advanced"] for found in fitted)
+    assert first["history"] == second["history"]
+    assert set(first["history"]) == {"loss", "mae", "lr"}
+
+
+def test_learning_rate_warms_up_and_decays(fitted: list[dict[str, Any]]) -> None:
+    steps = np.arange(1, 9) / 4  # four batches an epoch, warm-up over two epochs
+    warm = 0.1 / 2 * (steps / 2 + 1)
+    wanted = [*warm, *[0.1] * 4, *[0.01] * 4]
+    for found in fitted:
+        np.testing.assert_allclose(found["advanced"]["rates"], wanted, rtol=1e-6)
+
+
+def test_model_that_is_loaded_goes_on_together(fitted: list[dict[str, Any]]) -> None:
+    first, second = (found["advanced"] for found in fitted)
+    np.testing.assert_array_equal(first["weights"], second["weights"])
+    np.testing.assert_array_equal(first["loaded"], second["loaded"])
+    assert first["steps"] in (4, 8, 12, 16)  # after the best epoch
+    assert first["loaded_as"] == "SGD"
+
+
+def test_saved_model_needs_no_sparkdl(fitted: list[dict[str, Any]]) -> None:
+    for found in fitted:
+        assert found["advanced"]["stock"] == [found["module"], False]
+
+
+_REFUSED_BY_FIT = {
+    "twice": "is a DistributedOptimizer already",
+    "passes": "backward_passes_per_step=0",
+    "initial_lr": "needs initial_lr",
+    "steps": "give it steps_per_epoch",
+    "path": "has no filepath",
+    "local": "'kernel' is no variable",
+}
+
+
+def test_what_cannot_be_fitted_is_refused_by_name(fitted: list[dict[str, Any]]) -> None:
+    for found in fitted:
+        refused = found["refused"]
+        assert {
+            what: text for what, text in _REFUSED_BY_FIT.items() if text not in refused[what]
+        } == {}
+
+
+def test_keras_3_keeps_the_model_out_of_xla(fitted: list[dict[str, Any]]) -> None:
+    for found in fitted:
+        assert found.get("jit", [True, False]) == [True, False]
+
+
+def test_momentum_is_corrected_where_it_can_be(fitted: list[dict[str, Any]]) -> None:
+    for found in fitted:
+        wanted = [0.5, 0.5, 0.25, 0.5]  # the rate halves at the first batch of the second epoch
+        np.testing.assert_allclose(found.get("corrected", wanted), wanted)
+
+
+def test_interrupted_fit_goes_on_at_the_last_commit(pair: Lab) -> None:
+    first, second = together(pair, goes_on_at_the_last_commit)
+    assert first == second
+    assert first["begun"] == [1, 1, STEPS + 2]  # the second epoch, after two of its batches
+    assert first["epoch"] == EPOCHS
+    assert first["steps"] == STEPS + 2 + 2 * STEPS  # the interrupted epoch began anew
+    assert first["plain"] == [[0.0], 0]

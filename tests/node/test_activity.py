@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import closing
@@ -10,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.control.messages import MAX_MESSAGE_NBYTES, LogLines, encode
+from sparkdl.control.channel import Consumed, ReadParquet, Reported
+from sparkdl.control.messages import MAX_MESSAGE_NBYTES, LogLines, NodeActive, encode
 from sparkdl.node import activity
-from sparkdl.node.activity import ChildLog
+from sparkdl.node.activity import Activity, ChildLog, log_period_s
 
 
 @pytest.fixture
@@ -191,3 +193,65 @@ def test_a_line_that_never_ends_is_handed_on_rather_than_kept(log: ChildLog) -> 
         for line in log.new_lines():
             assert line.startswith("step ")
     assert len(log._rest) <= activity._MAX_REST_NBYTES
+
+
+# what is told of it
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    with closing(asyncio.new_event_loop()) as loop:
+        yield loop
+
+
+@pytest.fixture
+def told() -> list[NodeActive]:
+    return []
+
+
+def test_the_first_step_is_told_at_once_and_those_of_a_moment_together(
+    loop: asyncio.AbstractEventLoop, log: ChildLog, told: list[NodeActive]
+) -> None:
+    def report(now: NodeActive) -> None:
+        told.append(now)
+        if len(told) == 2:
+            loop.stop()
+
+    watched = Activity(loop, report, None)
+    watched.begin(1, log)
+    for step in range(100):
+        watched.note(Reported(step, {"loss": 0.5}))
+    assert told == [NodeActive(1, 0, {"loss": 0.5})]
+    loop.run_forever()
+    assert told[1:] == [NodeActive(1, 99, {"loss": 0.5})]
+
+
+def test_batches_are_those_of_files_that_the_child_reads_itself(
+    loop: asyncio.AbstractEventLoop, log: ChildLog, told: list[NodeActive]
+) -> None:
+    watched = Activity(loop, told.append, None)
+    watched.begin(1, log)
+    watched.note(ReadParquet("parquet:0", (), (0,), 0))
+    watched.note(Consumed("input", 100, 0, steps=7))
+    assert told == []
+    watched.note(Consumed("parquet:0", 100, 0, steps=3))
+    assert told == [NodeActive(1, batches=3)]
+
+
+@pytest.mark.parametrize(
+    ("hang_timeout_s", "reports"), [(600.0, [NodeActive(1, log_nbytes=8)]), (None, [])]
+)
+def test_that_something_is_printed_is_told_once_in_a_while_and_only_to_the_hang_watch(
+    loop: asyncio.AbstractEventLoop,
+    log: ChildLog,
+    told: list[NodeActive],
+    hang_timeout_s: float | None,
+    reports: list[NodeActive],
+) -> None:
+    watched = Activity(loop, told.append, log_period_s(hang_timeout_s))
+    watched.begin(1, log)
+    for _ in range(100):
+        write(log, b"1234567\n")
+        watched.printed()
+    assert told == reports
+    watched.close()

@@ -47,9 +47,10 @@ class Node:
 
     def __init__(self, map_fun: MapFun, spec: ClusterSpec = SPEC) -> None:
         self.payload = cloudpickle.dumps((map_fun, None))
-        self.controller = Controller(spec, new_token())
+        token = new_token()
+        self.controller = Controller(spec, token)
         url = self.controller.start("127.0.0.1", (0,)).url
-        self.agent_spec = AgentSpec(url, self.controller._server._token, 0, spec, "process")
+        self.agent_spec = AgentSpec(url, token, 0, spec, "process")
         self.agent: subprocess.Popen[bytes] | None = None
 
     def start(self, executor: int | None = None) -> Node:
@@ -190,7 +191,9 @@ def test_detached_agent_dies_with_its_executor_and_not_with_its_input(node: NewN
         news = [msgspec.json.decode(one.agent.stdout.readline(), type=StatusLine) for _ in range(2)]
         assert [each.is_detached for each in news] == [False, True]
         one.agent.stdin.close()
-        assert not all_gone([pair.agent, pair.child], within_s=0.3)
+        for _ in range(2):  # one that has noticed the end of its input answers once at most
+            one.controller.fetch_log(0, 1, Deadline.after(SOON_S))
+        assert one.agent.poll() is None
         executor.kill()
         assert all_gone([pair.child])
         assert one.agent.wait(SOON_S) == 0
@@ -230,7 +233,7 @@ def test_agent_that_the_driver_forgot_ends_after_the_lease(node: NewNode) -> Non
     one = node(ignore_term, spec).start()
     pair = one.in_map_fun()
     silence = threading.Event()
-    one.controller._loop.call_soon_threadsafe(silence.wait, SOON_S)
+    one.controller.soon(silence.wait, SOON_S)  # type: ignore[arg-type]
     gone = all_gone([pair.child])
     silence.set()
     assert gone

@@ -68,7 +68,7 @@ def make(store: CheckpointStore, name: CheckpointName, time_s: float = 1.0) -> s
 
 
 def steps(store: CheckpointStore) -> dict[str, bool]:
-    return {str(entry.name): entry.is_complete for entry in store._entries()}
+    return {str(entry.name): entry.is_complete for entry in store.entries()}
 
 
 def test_parts_become_one_checkpoint_that_is_found_with_all_files(store: CheckpointStore) -> None:

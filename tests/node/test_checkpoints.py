@@ -169,7 +169,7 @@ def test_base_stays_while_the_world_goes_on_from_it_and_its_string_is_its_path(
     with ThreadPoolExecutor(2) as nodes:
         for step in range(2, 8):
             list(nodes.map(partial(write, step=step), it.nodes))
-    left = [entry.name.step for entry in it.store._entries()]
+    left = [entry.name.step for entry in it.store.entries()]
     assert sorted(left) == [1, 5, 6, 7], "three are kept, and the base"
     last = it.nodes[1].last_checkpoint
     assert str(last) == os.fspath(last) == f"{last}"

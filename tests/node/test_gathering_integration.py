@@ -35,12 +35,12 @@ def gather(args: None, ctx: NodeContext) -> list[Any]:
 
 def test_all_nodes_have_the_values_of_all_also_after_a_restart() -> None:
     assert current() is None
-    with launch(gather, nodes=4, eval_node=True, max_restarts=1, input_mode="own") as cluster:
-        results = cluster.results(SOON_S)
-    for found in results[:3]:
-        assert found[:-1] == [[0, n, 2 * n] for n in range(50)]
+    with launch(gather, nodes=3, eval_node=True, max_restarts=1, input_mode="own") as cluster:
+        results = cluster.results(6 * SOON_S)
+    for found in results[:2]:
+        assert found[:-1] == [[0, n] for n in range(50)]
         assert [(one["rank"], one["array"].tolist()) for one in found[-1]] == [
-            (rank, [rank, rank]) for rank in range(3)
+            (rank, [rank, rank]) for rank in range(2)
         ]
 
 

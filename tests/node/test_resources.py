@@ -132,7 +132,7 @@ def test_the_feeds_memory_is_an_eighth_of_what_there_is_shared_by_the_nodes(
     monkeypatch: pytest.MonkeyPatch, total: int, limit: int | None, nodes: int, budget: int
 ) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=total))
-    monkeypatch.setattr(resources, "_cgroup_limit", lambda: limit)
+    monkeypatch.setattr(resources, "cgroup_limit", lambda: limit)
     assert feed_memory(None, nodes) == budget
 
 
@@ -143,7 +143,7 @@ def cgroup(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, st
     def make(name: str, text: str) -> None:
         (tmp_path / name).write_text(text)
         found = [(tmp_path / "missing", "memory.events"), (tmp_path, name)]
-        monkeypatch.setattr(resources, "_memory_cgroups", lambda: found)
+        monkeypatch.setattr(resources, "memory_cgroups", lambda: found)
 
     return make
 
@@ -176,14 +176,14 @@ def test_the_cgroups_limit_is_found_in_either_version(
     cgroup: Callable[[str, str], None], name: str, text: str, limit: int | None
 ) -> None:
     cgroup(name, text)
-    assert resources._cgroup_limit() == limit
+    assert resources.cgroup_limit() == limit
 
 
 def test_a_machine_without_cgroups_has_no_limit_and_no_kills(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(resources, "_memory_cgroups", list)
-    assert (resources._cgroup_limit(), oom_kills()) == (None, 0)
+    monkeypatch.setattr(resources, "memory_cgroups", list)
+    assert (resources.cgroup_limit(), oom_kills()) == (None, 0)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_the_memory_cgroups_of_this_process_are_found(
     monkeypatch: pytest.MonkeyPatch, lines: str, found: list[tuple[str, str]]
 ) -> None:
     monkeypatch.setattr(Path, "read_text", lambda self: lines)
-    assert resources._memory_cgroups() == [(Path(path), name) for path, name in found]
+    assert resources.memory_cgroups() == [(Path(path), name) for path, name in found]
 
 
 @pytest.mark.parametrize(

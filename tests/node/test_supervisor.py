@@ -68,13 +68,13 @@ def end_of(child: Child, then: Callable[[], None] = lambda: None) -> int:
     return asyncio.run(wait())
 
 
-def first_line(child: Child) -> str:
-    """Wait for the first line that the child prints, and return it."""
+def line(child: Child, number: int = 1) -> str:
+    """Wait until the child has printed so many lines, and return the last of them."""
 
     async def look() -> str:
-        while not child.log.tail(1):
+        while len(lines := child.log.tail(number)) < number:
             await asyncio.sleep(0.01)
-        return child.log.tail(1)[0]
+        return lines[-1]
 
     return asyncio.run(asyncio.wait_for(look(), SOON_S))
 
@@ -89,15 +89,16 @@ def test_signal_is_the_negative_status(spawn: Spawn) -> None:
 
 def test_child_that_ignores_term_falls_to_kill(spawn: Spawn) -> None:
     child = spawn("ignores_term.py")
-    assert first_line(child) == "up"
+    assert line(child) == "up"
     child.signal_group(signal.SIGTERM)
-    assert not all_gone([psutil.Process(child.pid)], within_s=0.2)
+    assert line(child, 2) == "terminated"
+    assert psutil.pid_exists(child.pid)
     assert end_of(child, lambda: child.signal_group(signal.SIGKILL)) == -signal.SIGKILL
 
 
 def test_group_kill_takes_the_processes_that_an_ended_child_left(spawn: Spawn) -> None:
     child = spawn("leaks_grandchild.py")
-    grandchild = psutil.Process(int(first_line(child)))
+    grandchild = psutil.Process(int(line(child)))
     assert end_of(child) == 0
     assert grandchild.is_running()
     child.signal_group(signal.SIGKILL)
@@ -128,7 +129,7 @@ def test_port_is_the_childs_alone_once_the_agent_has_let_go(spawn: Spawn) -> Non
     child = spawn("tells_port.py")
     port = child.port
     child.let_go_of_port()
-    assert first_line(child) == str(port)
+    assert line(child) == str(port)
     end_of(child)
     with socket.socket() as another:
         another.bind(("127.0.0.1", port))
@@ -152,7 +153,7 @@ def test_kill_is_for_memory_if_the_cgroup_counts_one_more(
 ) -> None:
     counter = tmp_path / name
     counter.write_text(text.format(3))
-    monkeypatch.setattr(resources, "_memory_cgroups", lambda: [(tmp_path, name)])
+    monkeypatch.setattr(resources, "memory_cgroups", lambda: [(tmp_path, name)])
     child = spawn("ignores_term.py")
     status = end_of(child, lambda: child.signal_group(signal.SIGKILL))
     assert not child.was_oom_killed(status)
@@ -164,7 +165,7 @@ def test_kill_is_for_memory_if_the_cgroup_counts_one_more(
 def test_cgroup_that_tells_nothing_blames_nobody(
     spawn: Spawn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resources, "_memory_cgroups", lambda: [(tmp_path, "memory.events")])
+    monkeypatch.setattr(resources, "memory_cgroups", lambda: [(tmp_path, "memory.events")])
     child = spawn("ignores_term.py")
     status = end_of(child, lambda: child.signal_group(signal.SIGKILL))
     assert not child.was_oom_killed(status)

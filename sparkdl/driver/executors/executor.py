@@ -27,6 +27,8 @@ class Launch:
     payload: bytes = field(repr=False)
     explain: Callable[[BaseException], SparkdlError | None] = lambda error: None
     """Returns the failure of the nodes that is behind a failed job of inference, if one is."""
+    is_lost: Callable[[NodeSpec, int], bool] = lambda node, pid: True
+    """Whether the agent of a node, by its process id, was connected and is not any more."""
 
 
 class Executor(Protocol):

@@ -60,6 +60,7 @@ class LocalExecutor:
         self._start: Callable[[NodeSpec], None] | None = None
         self._feeds: list[tuple[str, threading.Event, list[Feeder]]] = []
         self._explain: Callable[[BaseException], SparkdlError | None] = lambda error: None
+        self._is_lost: Callable[[NodeSpec, int], bool] = lambda node, pid: True
 
     def driver_host(self) -> str:
         """Return the loopback address."""
@@ -78,7 +79,7 @@ class LocalExecutor:
 
         Of a cluster on Spark it starts those that run on the driver's machine.
         """
-        spec, self._explain = launch.spec, launch.explain
+        spec, self._explain, self._is_lost = launch.spec, launch.explain, launch.is_lost
         nodes = spec.nodes[: spec.driver_nodes or None]
         gpus = dict(_with_gpus(spec, nodes))
 
@@ -97,28 +98,29 @@ class LocalExecutor:
         """Start agents for those of these nodes whose agents have ended, in a thread.
 
         If one has lost its connection and is about to end, or is stopped and has to be killed,
-        `on_broken` is called when it has ended. Before each start but the first there is a pause,
-        which grows, in case agents end at once.
+        `on_broken` is called when it has ended; one that is about to join is left alone. Before
+        each start but the first there is a pause, which grows, in case agents end at once.
         """
 
         def run() -> None:
             times = max((self._relaunches[node.node_id] for node in nodes), default=0)
             self._closed.wait(min(_PAUSE_S * 2**times, _MAX_PAUSE_S) if times else 0.0)
-            living: list[subprocess.Popen[bytes]] = []
+            living: list[tuple[NodeSpec, subprocess.Popen[bytes]]] = []
             with self._lock:
                 for node in nodes:
                     agent = self._agents.get(node.node_id)
                     has_ended = agent is not None and agent.poll() is not None
                     if agent is not None and not has_ended:
-                        living.append(agent)
+                        living.append((node, agent))
                     if self._start and has_ended and not self._closed.is_set():
                         self._relaunches[node.node_id] += 1
                         self._start(node)
-            for agent in living:
+            for node, agent in living:
                 try:
                     agent.wait(_KILL_WAIT_S)
-                except subprocess.TimeoutExpired:  # it is stopped, and cannot end by itself
-                    agent.kill()
+                except subprocess.TimeoutExpired:
+                    if self._is_lost(node, agent.pid):  # it is stopped, and cannot end by itself
+                        agent.kill()
 
         thread = threading.Thread(target=run, name="sparkdl-relaunch", daemon=True)
         self._threads.append(thread)

@@ -76,7 +76,9 @@ EVERY = ""
 _BLAME_LINES = 10
 _FETCH_S = 5.0
 _CANCEL_S = 1.0
-_LOOK_PERIOD_S = 0.02
+_LOOK_SHARE = 0.1
+"""Looks take longer the more nodes there are: together they may have this share of the loop's time.
+"""
 _JOIN_S = 10.0
 _MEANWHILE_S = 0.25
 
@@ -143,7 +145,7 @@ class FeedRunner:
         """By feed, the generation in which the user asked for its end."""
         self._announced: set[tuple[str, int]] = set()
         self._problem: Exception | None = None
-        self._is_looking, self._looked_s = False, -math.inf
+        self._is_looking, self._rests_until_s = False, -math.inf
         controller.observe(self._look_soon)
 
     # from any thread
@@ -225,17 +227,19 @@ class FeedRunner:
         """Look at once, but not for each message: many nodes report progress all the time."""
         if not self._is_looking:
             self._is_looking = True
-            wait_s = max(0.0, self._looked_s + _LOOK_PERIOD_S - time.monotonic())
+            wait_s = max(0.0, self._rests_until_s - time.monotonic())
             self._controller.later(wait_s, self._look)
 
     def _look(self) -> None:
         """Report to the feeds what is known of the nodes now, if that is news."""
-        self._is_looking, self._looked_s = False, time.monotonic()
+        self._is_looking, begun_s = False, time.thread_time()
         for feed, state in [*self._states.items()]:
             nodes = _nodes(self._controller.view, feed)
             if nodes != state.feed.nodes:
                 self._handle(feed, NodesSeen(nodes))
         self._announce_ends()
+        took_s = time.thread_time() - begun_s
+        self._rests_until_s = time.monotonic() + took_s * (1 - _LOOK_SHARE) / _LOOK_SHARE
 
     def _handle(self, name: str, event: Event) -> None:
         before = self._states.get(name) or self._new(name)

@@ -471,70 +471,54 @@ def _lost(state: Running | Failing, event: AgentLeft) -> Failure | None:
     )
 
 
-_TOO_LATE = (
-    *(AgentDetached, AgentOffered, ChildEntered, ChildGaveResult, ChildBroke, NodesBlamed),
-    *(CheckpointMade, SlotsCounted, LaunchBroke),
-)
-"""What changes nothing once the end has been decided."""
+_UNDECIDED: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
+    **dict.fromkeys(
+        (ChildEntered, ChildGaveResult, NodesBlamed, CheckpointMade, LaunchBroke), stay
+    ),
+    AgentDetached: detached,
+    SlotsCounted: counted,
+    StopAsked: _stop,
+}
+"""What happens in each state before the end has been decided, if that says nothing else."""
+
+_DECIDED: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
+    **dict.fromkeys((*_UNDECIDED, AgentOffered, ChildBroke), stay),
+    AgentJoined: _ending_joined,
+    AgentLeft: _roster_left,
+    DeadlinePassed: _let_go,
+    StopAsked: _stop,
+}
+"""What happens when the end has been decided."""
 
 TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] = {
+    **{(s, e): f for s in (Gathering, Running, Failing) for e, f in _UNDECIDED.items()},
     (Gathering, AgentJoined): _gathering_joined,
     (Gathering, AgentLeft): _gathering_left,
-    (Gathering, AgentDetached): detached,
     (Gathering, AgentOffered): _gathering_offered,
     (Gathering, ChildBroke): _gathering_broke,
-    (Gathering, NodesBlamed): stay,
-    (Gathering, CheckpointMade): stay,
-    (Gathering, ChildEntered): stay,
-    (Gathering, ChildGaveResult): stay,
     (Gathering, DeadlinePassed): _gathering_expired,
-    (Gathering, SlotsCounted): counted,
     (Gathering, LaunchBroke): _launch_broke,
-    (Gathering, StopAsked): _stop,
     (Running, AgentJoined): _running_joined,
     (Running, AgentLeft): _running_left,
-    (Running, AgentDetached): detached,
     (Running, AgentOffered): _running_offered,
     (Running, ChildEntered): _running_entered,
     (Running, ChildGaveResult): _running_returned,
     (Running, ChildBroke): _running_broke,
     (Running, NodesBlamed): _running_blamed,
     (Running, CheckpointMade): _running_checkpoint,
-    (Running, SlotsCounted): counted,
-    (Running, LaunchBroke): stay,
-    (Running, StopAsked): _stop,
     (Failing, AgentJoined): _failing_joined,
     (Failing, AgentLeft): _failing_left,
-    (Failing, AgentDetached): detached,
     (Failing, AgentOffered): _failing_offered,
-    (Failing, ChildEntered): stay,
     (Failing, ChildGaveResult): _failing_returned,
     (Failing, ChildBroke): _failing_broke,
-    (Failing, NodesBlamed): stay,
     (Failing, CheckpointMade): _failing_checkpoint,
     (Failing, DeadlinePassed): _failing_settled,
-    (Failing, SlotsCounted): counted,
-    (Failing, LaunchBroke): stay,
-    (Failing, StopAsked): _stop,
-    **{
-        (state, event): stay
-        for state in (Finished, Failed, Stopping, Stopped)
-        for event in _TOO_LATE
-    },
-    (Finished, AgentJoined): _ending_joined,
-    (Finished, AgentLeft): _roster_left,
-    (Finished, DeadlinePassed): _let_go,
-    (Finished, StopAsked): _stop,
-    (Failed, AgentJoined): _ending_joined,
-    (Failed, AgentLeft): _roster_left,
-    (Failed, DeadlinePassed): _let_go,
-    (Failed, StopAsked): _stop,
+    **{(s, e): f for s in (Finished, Failed, Stopping) for e, f in _DECIDED.items()},
     (Stopping, AgentJoined): _stopping_joined,
     (Stopping, AgentLeft): _stopping_left,
     (Stopping, DeadlinePassed): _stopping_expired,
     (Stopping, StopAsked): _stopping_asked,
+    **{(Stopped, e): stay for e in _DECIDED if e is not DeadlinePassed},
     (Stopped, AgentJoined): _ending_joined,
-    (Stopped, AgentLeft): stay,
-    (Stopped, StopAsked): stay,
 }
 """Every legal pair of state and event; `stay`: the event is expected and means nothing."""

@@ -46,12 +46,29 @@ class Need:
 
 
 @dataclass(frozen=True)
-class _Holder:
-    """A cluster that holds slots, and which thread has launched it when."""
+class Turn:
+    """A cluster's turn at the gate of its application.
 
+    Attributes:
+        slots: how many there are now; asked again and again, for executors come and go.
+        timeout_s: how long to wait where nothing would ever make room.
+        starter: the thread that launches the cluster.
+    """
+
+    gate: Gate
     need: Need
-    starter: threading.Thread
+    slots: Callable[[], int]
+    timeout_s: float
+    starter: threading.Thread = field(default_factory=threading.current_thread)
     since_s: float = field(default_factory=time.monotonic)
+
+    def wait(self, is_wanted: Callable[[], bool]) -> None:
+        """Wait for it, see `Gate.enter`."""
+        self.gate.enter(self, is_wanted)
+
+    def end(self) -> None:
+        """Give the slots back; does nothing the second time."""
+        self.gate.leave(self.need.cluster)
 
     def is_others(self, thread: threading.Thread) -> bool:
         """Whether another thread, which lives, may make room."""
@@ -70,39 +87,31 @@ class Gate:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._inside: dict[str, _Holder] = {}
+        self._inside: dict[str, Turn] = {}
         self._waiting: deque[str] = deque()
 
-    def enter(
-        self,
-        need: Need,
-        slots: Callable[[], int],
-        timeout_s: float,
-        starter: threading.Thread | None = None,
-        is_wanted: Callable[[], bool] = lambda: True,
-    ) -> None:
+    def enter(self, turn: Turn, is_wanted: Callable[[], bool]) -> None:
         """Wait until it is this cluster's turn; `leave` gives the slots back.
 
         While a cluster of another living thread holds slots, wait without limit: it may end.
-        Otherwise nothing would ever make room, so fail after `timeout_s`.
+        Otherwise nothing would ever make room, so fail when the time is over.
 
         Args:
-            slots: how many there are now; asked again and again, for executors come and go.
-            starter: the thread that launches the cluster; by default this one.
-            is_wanted: whether the cluster is still to be launched.
+            is_wanted: whether the cluster is still to be launched; asked after each look that
+                found no room.
 
         Raises:
             ReservationTimeoutError: if there was no room in time.
             LaunchError: if it is not wanted any more.
         """
-        starter = starter or threading.current_thread()
+        cluster = turn.need.cluster
         with self._changed:
-            self._waiting.append(need.cluster)
+            self._waiting.append(cluster)
             try:
-                self._wait(need, slots, timeout_s, starter, is_wanted)
-                self._inside[need.cluster] = _Holder(need, starter)
+                self._wait(turn, is_wanted)
+                self._inside[cluster] = turn
             finally:
-                self._waiting.remove(need.cluster)
+                self._waiting.remove(cluster)
                 self._changed.notify_all()
 
     def leave(self, cluster: str) -> None:
@@ -116,30 +125,24 @@ class Gate:
         with self._changed:
             return sum(held.need.slots for name, held in self._inside.items() if name != cluster)
 
-    def _wait(
-        self,
-        need: Need,
-        slots: Callable[[], int],
-        timeout_s: float,
-        starter: threading.Thread,
-        is_wanted: Callable[[], bool],
-    ) -> None:
-        deadline = Deadline.after(timeout_s)
+    def _wait(self, turn: Turn, is_wanted: Callable[[], bool]) -> None:
+        need = turn.need
+        deadline = Deadline.after(turn.timeout_s)
         has_warned = False
-        while not (self._waiting[0] == need.cluster and self._fits(need, slots())):
+        while not (self._waiting[0] == need.cluster and self._fits(need, turn.slots())):
             if not is_wanted():
                 raise LaunchError(f"cluster {need.cluster} is not wanted any more")
-            text = self._describe(need, slots())
+            text = self._describe(need, turn.slots())
             if not has_warned:
                 _log.warning("Waiting for its turn: %s", text)
                 has_warned = True
             # A cluster that this very thread launched cannot end while the thread waits here.
-            if any(held.is_others(starter) for held in self._inside.values()):
-                deadline = Deadline.after(timeout_s)
+            if any(held.is_others(turn.starter) for held in self._inside.values()):
+                deadline = Deadline.after(turn.timeout_s)
             elif deadline.has_passed:
                 raise ReservationTimeoutError(
-                    f"{text}. Nobody made room for {timeout_s:g} s: shut the other cluster down "
-                    "first, or add executors or cores"
+                    f"{text}. Nobody made room for {turn.timeout_s:g} s: shut the other cluster "
+                    "down first, or add executors or cores"
                 )
             self._changed.wait(_LOOK_S)
         if has_warned:
@@ -162,29 +165,6 @@ class Gate:
         feeding = any(each.is_feeding for each in (*held, need))
         is_free = sum(each.slots for each in (*held, need)) + feeding <= slots
         return is_free and sum(each.nodes for each in held) + need.nodes <= need.room
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A cluster's turn at the gate of its application.
-
-    Attributes:
-        starter: the thread that launches the cluster.
-    """
-
-    gate: Gate
-    need: Need
-    slots: Callable[[], int]
-    timeout_s: float
-    starter: threading.Thread = field(default_factory=threading.current_thread)
-
-    def wait(self, is_wanted: Callable[[], bool]) -> None:
-        """Wait for it, see `Gate.enter`."""
-        self.gate.enter(self.need, self.slots, self.timeout_s, self.starter, is_wanted)
-
-    def end(self) -> None:
-        """Give the slots back; does nothing the second time."""
-        self.gate.leave(self.need.cluster)
 
 
 # Module-level, because what takes turns are the clusters of a whole program: launches know nothing

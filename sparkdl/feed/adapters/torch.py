@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.context import assert_spawning
 from typing import TYPE_CHECKING, Any
 
@@ -72,22 +73,18 @@ def plain(columns: Columns) -> Plain:
     return {name: _plain(name, column) for name, column in columns.items()}
 
 
+@dataclass(eq=False)
 class _FeedDataset:
     """All of the dataset but its base class, for torch is imported late."""
 
-    def __init__(
-        self,
-        inherited: socket.socket,
-        x: Names | None,
-        y: Names | None,
-        batches: EpochBatches | None,
-        server: BatchServer | None,
-        shared: SharedRows | None,
-    ) -> None:
-        self._inherited, self._x, self._y = inherited, x, y
-        self._batches, self._server, self._shared = batches, server, shared
-        self._pid = os.getpid()
-        self._iterations = 0
+    _inherited: socket.socket
+    _x: Names | None
+    _y: Names | None
+    _batches: EpochBatches | None = None
+    _server: BatchServer | None = None
+    _shared: SharedRows | None = None
+    _pid: int = field(default_factory=os.getpid, init=False)
+    _iterations: int = field(default=0, init=False)
 
     def __iter__(self) -> Iterator[Any]:
         from torch.utils.data import get_worker_info
@@ -115,7 +112,7 @@ class _FeedDataset:
         assert_spawning(self)
         if self._shared is not None:
             raise ConfigError("with mesh=... a DataLoader must have num_workers=0")
-        return _make, (self._inherited, self._x, self._y, None, None, None)
+        return _make, (self._inherited, self._x, self._y)
 
     def _elements(self, batches: Iterator[Plain]) -> Iterator[Any]:
         for columns in batches:
@@ -123,18 +120,12 @@ class _FeedDataset:
             yield arrange(tensors, self._x, self._y)
 
 
-def _make(
-    inherited: socket.socket,
-    x: Names | None,
-    y: Names | None,
-    batches: EpochBatches | None,
-    server: BatchServer | None,
-    shared: SharedRows | None,
-) -> IterableDataset[Any]:
+def _make(*parts: Any) -> IterableDataset[Any]:
+    """Return a `_FeedDataset` of these parts."""
     from torch.utils.data import IterableDataset
 
     kind: Any = type("FeedDataset", (_FeedDataset, IterableDataset), {})
-    made: IterableDataset[Any] = kind(inherited, x, y, batches, server, shared)
+    made: IterableDataset[Any] = kind(*parts)
     return made
 
 

@@ -3,7 +3,7 @@
 Runs in: agent
 
 Row groups are decoded on threads of their own, the next ones while the first is delivered, each
-into a queue that is bounded by bytes. Arrow's threads decode the columns of each.
+into a queue of its own that is bounded. Arrow's threads decode the columns of each.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from queue import SimpleQueue
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -71,7 +72,8 @@ def read_share(
         ReadError: if a file cannot be read, or has changed since the plan was made.
     """
     reader = _Reader(open_storage(share.storage), share, batch_nbytes)
-    with closing(_in_order(_pieces(share), reader.read, prefetch_nbytes)) as batches:
+    largest = max([batch_nbytes, *(file.row_nbytes for file in share.files)])
+    with closing(_in_order(_pieces(share), reader.read, largest, prefetch_nbytes)) as batches:
         yield from join_small(batches, batch_nbytes // _SMALL)
 
 
@@ -194,7 +196,10 @@ def _select(batches: Iterator[pa.RecordBatch], wanted: Sequence[Range]) -> Itera
 
 
 def _in_order(
-    pieces: Iterable[_Piece], read: Callable[[_Piece], Batches], prefetch_nbytes: int
+    pieces: Iterable[_Piece],
+    read: Callable[[_Piece], Batches],
+    batch_nbytes: int,
+    prefetch_nbytes: int,
 ) -> Batches:
     """Decode pieces ahead of time on threads, two at once and more that are small; yield in order.
 
@@ -202,16 +207,18 @@ def _in_order(
 
     Args:
         read: yields the batches of a piece; called on several threads.
+        batch_nbytes: of the largest of them.
         prefetch_nbytes: the most that is held ahead, give or take a batch for each piece.
 
     Raises:
         Exception: what `read` raises, after the batches before it.
     """
+    ahead_of_each = max(1, prefetch_nbytes // 2 // batch_nbytes)
     waiting, started = deque(pieces), deque[_Ahead]()
     try:
         while waiting or started:
             while waiting and _may_start(started, waiting[0], prefetch_nbytes):
-                started.append(_Ahead(waiting.popleft(), read, prefetch_nbytes // 2))
+                started.append(_Ahead(waiting.popleft(), read, ahead_of_each))
             yield from started[0]
             started.popleft().join()
     finally:
@@ -228,68 +235,43 @@ def _may_start(started: Iterable[_Ahead], piece: _Piece, prefetch_nbytes: int) -
 
 
 class _Ahead:
-    """One piece being decoded on a thread, into a queue bounded by bytes."""
+    """One piece being decoded on a thread, a number of batches ahead at most."""
 
-    def __init__(self, piece: _Piece, read: Callable[[_Piece], Batches], limit_nbytes: int) -> None:
+    def __init__(self, piece: _Piece, read: Callable[[_Piece], Batches], num_batches: int) -> None:
         self.nbytes = piece.nbytes
-        self._limit_nbytes = limit_nbytes
-        self._changed = threading.Condition()
-        self._batches: deque[pa.RecordBatch] = deque()
-        self._held_nbytes = 0
-        self._is_done = False
-        self._is_closed = False
-        self._error: BaseException | None = None
+        self._room = threading.Semaphore(num_batches)
+        self._found = SimpleQueue[pa.RecordBatch | BaseException | None]()
+        self._is_stopped = False
         self._thread = threading.Thread(
             target=self._run, args=(piece, read), name="sparkdl-parquet", daemon=True
         )
         self._thread.start()
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._batches or self._is_done)
-                if not self._batches:
-                    break
-                batch = self._batches.popleft()
-                self._held_nbytes -= batch.nbytes
-                self._changed.notify_all()
-            yield batch
-        if self._error:
-            raise self._error
+        while isinstance(found := self._found.get(), pa.RecordBatch):
+            self._room.release()
+            yield found
+        if found is not None:
+            raise found
 
     def stop(self) -> None:
         """Decode no more."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
+        self._is_stopped = True
+        self._room.release()
 
     def join(self) -> None:
         """Wait until the thread has ended, which it does once it is stopped or done."""
         self._thread.join(_CLOSE_S)
 
     def _run(self, piece: _Piece, read: Callable[[_Piece], Batches]) -> None:
+        end: BaseException | None = None
         try:
             with closing(read(piece)) as batches:
                 for batch in batches:
-                    if not self._put(batch):
+                    self._room.acquire()
+                    if self._is_stopped:
                         break
+                    self._found.put(batch)
         except BaseException as error:  # noqa: BLE001 - raised where the batches are taken
-            self._error = error
-        with self._changed:
-            self._is_done = True
-            self._changed.notify_all()
-
-    def _put(self, batch: pa.RecordBatch) -> bool:
-        nbytes = batch.nbytes
-        with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    self._is_closed
-                    or not self._batches
-                    or self._held_nbytes + nbytes <= self._limit_nbytes
-                )
-            )
-            self._batches.append(batch)
-            self._held_nbytes += nbytes
-            self._changed.notify_all()
-            return not self._is_closed
+            end = error
+        self._found.put(end)

@@ -117,7 +117,7 @@ def list_files(
     system = open_storage(storage)
     found = _find(system, asked, [path for _, path in located])
     partitions = partition_fields(found)
-    own = _without(columns, partitions.names)
+    own = None if columns is None else [n for n in columns if n not in partitions.names]
     footers = _footers(system, list(found), own)
     schema = _whole(_agreed_schema(list(found), footers, own), partitions, columns)
     kept = tuple(name for name in partitions.names if name in schema.names)
@@ -126,10 +126,6 @@ def list_files(
         for (path, values), footer in zip(found.items(), footers, strict=True)
     )
     return ParquetSource(storage, schema, kept, files, tuple(f.row_groups for f in footers))
-
-
-def _without(columns: Sequence[str] | None, partitions: Sequence[str]) -> list[str] | None:
-    return None if columns is None else [name for name in columns if name not in partitions]
 
 
 def _whole(own: pa.Schema, partitions: pa.Schema, columns: Sequence[str] | None) -> pa.Schema:
@@ -210,15 +206,12 @@ def _read_footer(system: pafs.FileSystem, path: str, columns: Sequence[str] | No
         ) as file:
             schema = spark_schema(file.schema_arrow)
             wanted = set(schema.names if columns is None else columns)
-            return _Footer(schema, _row_counts(file.metadata), _row_nbytes(file.metadata, wanted))
+            rows = (file.metadata.row_group(i).num_rows for i in range(file.num_row_groups))
+            return _Footer(schema, tuple(rows), _row_nbytes(file.metadata, wanted))
     except pa.ArrowInvalid as error:
         raise ConfigError(f"{path} is not a Parquet file, or is damaged: {error}") from error
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-
-
-def _row_counts(footer: pq.FileMetaData) -> tuple[int, ...]:
-    return tuple(footer.row_group(i).num_rows for i in range(footer.num_row_groups))
 
 
 def _row_nbytes(footer: pq.FileMetaData, names: set[str]) -> int:

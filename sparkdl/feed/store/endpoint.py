@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from sparkdl.control.channel import (
     Consumed,
@@ -40,14 +42,15 @@ from sparkdl.control.messages import (
 )
 from sparkdl.control.rows import EpochRows
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.throttle import Throttle
 from sparkdl.feed.store.log import Log
 from sparkdl.feed.store.parquet_loader import DirectLoader, ParquetLoader, ShareLoader, Sink
 from sparkdl.feed.store.segment import StoredSegment
-from sparkdl.feed.store.store import NodeStore, StoreLimits, StoreListener
+from sparkdl.feed.store.store import NodeStore, StoreLimits
 from sparkdl.feed.transfer.server import FlightServer
 
 PROGRESS_PERIOD_S = 0.1
-"""Counts go to the coordinator this often while they change."""
+"""Counts go to the coordinator this often at most, but for those that it waits for."""
 _SHUTDOWN_S = 2.0
 
 
@@ -58,6 +61,8 @@ class _ChildFeeds:
     Attributes:
         consumed: what it has reported last.
         began: the epoch of the last `FeedBegin`.
+        marked: the epoch of the last `EpochEnd`.
+        answered: what the driver was told last of that which it waits for, see `_awaited`.
         reclaimed: those for which it was asked for room and has not released anything yet.
         direct: those that it has asked to be read from files.
         share_ends: of the last `ReadShare` that has ended: its epoch, and its problem if any.
@@ -65,6 +70,8 @@ class _ChildFeeds:
 
     consumed: dict[str, Consumed] = field(default_factory=dict)
     began: dict[str, int] = field(default_factory=dict)
+    marked: dict[str, int] = field(default_factory=dict)
+    answered: dict[str, tuple[int, ...]] = field(default_factory=dict)
     reclaimed: set[str] = field(default_factory=set)
     direct: dict[str, DirectLoader] = field(default_factory=dict)
     share_ends: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -76,6 +83,9 @@ class NodeFeeds:
     Args:
         send_to_child: takes a message and, for good, a descriptor or -1.
         report: sends counts to the coordinator.
+
+    Attributes:
+        store: what the node has received.
     """
 
     def __init__(
@@ -88,8 +98,9 @@ class NodeFeeds:
         self._loop = asyncio.get_running_loop()
         self._send_to_child = send_to_child
         self._report_to_driver = report
-        listener = StoreListener(self._on_segment, self._on_received, self._on_pressure)
-        self._store = NodeStore(limits, timeout_s, listener)
+        self.store = NodeStore(
+            limits, timeout_s, self._on_segment, partial(self._soon, self._reclaim)
+        )
         self._memory_nbytes = limits.memory_nbytes
         self._receiver: FlightServer | None = None
         self._child = _ChildFeeds()
@@ -97,48 +108,46 @@ class NodeFeeds:
         self._generation = 0
         self._loaders: list[ParquetLoader] = []
         self._has_failed = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._progress = Throttle(self._loop, self._report_counts, PROGRESS_PERIOD_S)
 
     def listen(self, host: str, token: str) -> str:
         """Start receiving; return the Flight URI."""
-        self._receiver = FlightServer(host, token, self._store)
+        self._receiver = FlightServer(host, token, self.store)
         return self._receiver.uri
 
     # From the coordinator.
 
-    def on_driver_message(self, message: ToFeeds) -> None:
+    def on_driver_message(self, message: ToFeeds) -> None:  # noqa: C901 (one case a message)
         """Handle a message of the coordinator about the feeds."""
         match message:
             case FeedBegin(feed, epoch, last_epoch, run, done, limit):
                 self._child.began[feed] = epoch
-                self._store.log(feed).expect(last_epoch)
+                self.store.log(feed).expect(last_epoch)
                 self._send_to_child(FeedStart(feed, epoch), -1)
                 if run:
-                    self._store.resume(feed, epoch, run, done, limit)
-                    self._report()
+                    self.store.resume(feed, epoch, run, done, limit)
+                    self._progress.call()
             case ReadShare(feed):
-                self._begin(ShareLoader(message, self._sink(feed), self._on_share_end))
+                on_end = partial(self._soon, self._note_end)
+                self._begin(ShareLoader(message, self._sink(feed), on_end))
             case FeedCut(feed, epoch):
-                self._store.log(feed).cut(epoch)
-                self._report()
+                self.store.log(feed).cut(epoch)
+                self._progress.call()
             case FeedCovered(feed, epoch):
-                self._store.forget(feed, epoch)
+                self.store.forget(feed, epoch)
                 self._send_to_child(message, -1)
             case FeedHold() | Granted():
                 self._send_to_child(message, -1)
             case EpochEnd(feed, epoch):
-                self._store.log(feed).cut(epoch)
+                self._child.marked[feed] = epoch
+                self.store.log(feed).cut(epoch)
                 if not message.again:
-                    self._store.log(feed).settle(epoch)
+                    self.store.log(feed).settle(epoch)
                 self._send_to_child(message, -1)
-            case FeedEnd():
-                self.feed_end(message)
-
-    def feed_end(self, message: FeedEnd) -> None:
-        """Tell the child that feeds have ended; without names all, also those not used yet."""
-        for feed in message.feeds or ("",):
-            self._ended.add(feed)
-            self._send_to_child(EndMark(feed), -1)
+            case FeedEnd(feeds):
+                for feed in feeds or ("",):  # without names all, also those not used yet
+                    self._ended.add(feed)
+                    self._send_to_child(EndMark(feed), -1)
 
     # From the child.
 
@@ -147,25 +156,25 @@ class NodeFeeds:
         if isinstance(message, Consumed):
             before = self._child.consumed.get(message.feed)
             self._child.consumed[message.feed] = message
-            self._store.log(message.feed)  # creates the log, so that its counts are reported
+            self.store.log(message.feed)  # creates the log, so that its counts are reported
             # After an epoch the child has forgotten that it was to release.
             if before is None or message.epochs != before.epochs:
                 self._child.reclaimed.discard(message.feed)
-                self._store.press_again()
+                self.store.press_again()
             if message.feed in self._child.direct:
                 self._child.direct[message.feed].reached(message.epochs)
-            self._report_soon()
+            self._report(message.feed)
         elif isinstance(message, Release):
             self._child.reclaimed.discard(message.feed)
-            self._store.log(message.feed).release(message.numbers)
+            self.store.log(message.feed).release(message.numbers)
         elif isinstance(message, Terminated):
-            log = self._store.log(message.feed)
+            log = self.store.log(message.feed)
             log.close_call()
             self._send_to_child(Reopened(message.feed, log.closed_to + 1), -1)
-            self._report()
+            self._progress.call()
         elif isinstance(message, ReadParquet):
             self._child.direct[message.feed] = DirectLoader(
-                message, self._sink(message.feed), self._on_direct
+                message, self._sink(message.feed), partial(self._soon, self._pass_on)
             )
             self._begin(self._child.direct[message.feed])
         elif isinstance(message, Results):
@@ -181,7 +190,7 @@ class NodeFeeds:
         """
         found = {}
         for feed, consumed in feeds.items():
-            log = self._store.log(feed)
+            log = self.store.log(feed)
             found[feed] = log.provenance.rows(consumed, log.terminated_to)
         return found
 
@@ -189,11 +198,6 @@ class NodeFeeds:
     def steps(self) -> int:
         """How many batches the child has reported as read, of the feed with the most."""
         return max((read.steps for read in self._child.consumed.values()), default=0)
-
-    @property
-    def is_answering(self) -> bool:
-        """Whether a feeder waits for results of inference."""
-        return self._store.is_answering
 
     def close(self, reason: str, has_failed: bool = False) -> None:
         """Take no more rows.
@@ -204,15 +208,15 @@ class NodeFeeds:
         """
         self._has_failed = has_failed
         self._close(reason)
-        self._report()
+        self._progress.call()
 
     def reopen(self, generation: int) -> None:
         """Begin anew for another child, and tell it which feeds have ended already."""
-        feeds = [log.feed for log in self._store.logs]
+        feeds = [log.feed for log in self.store.logs]
         if generation != self._generation:
             self._ended.clear()  # rows may be fed again; the coordinator repeats the ends
         self._generation = generation
-        self._store.reopen(generation)
+        self.store.reopen(generation)
         self._has_failed = False
         self._child = _ChildFeeds()
         self._report_to_driver(FeedProgress(tuple(FeedCount(feed) for feed in feeds)))
@@ -222,24 +226,23 @@ class NodeFeeds:
     def shut_down(self) -> None:
         """Stop receiving; a peer that stalls in the middle of a call is not waited for."""
         self._close("the node has ended")
-        self._store.clear()
+        self.store.clear()
         deadline = Deadline.after(_SHUTDOWN_S)
         for loader in self._loaders:
             loader.join(deadline.remaining_s)
-        if self._timer:
-            self._timer.cancel()
+        self._progress.cancel()
         if self._receiver:
             thread = threading.Thread(target=self._receiver.shutdown, daemon=True)
             thread.start()
             thread.join(_SHUTDOWN_S)
 
     def _close(self, reason: str) -> None:
-        self._store.close(reason)
+        self.store.close(reason)
         for loader in self._loaders:
             loader.stop()
 
     def _sink(self, feed: str) -> Sink:
-        return Sink(self._store.log(feed), self._store.received, self._memory_nbytes)
+        return Sink(self.store.log(feed), self._memory_nbytes)
 
     def _begin(self, loader: ParquetLoader) -> None:
         self._loaders = [each for each in self._loaders if each.is_alive()]
@@ -259,29 +262,24 @@ class NodeFeeds:
             segment.is_last,
             segment.is_on_disk,
         )
-        self._loop.call_soon_threadsafe(self._send_to_child, message, os.dup(segment.fd))
+        self._loop.call_soon_threadsafe(self._pass_segment, message, os.dup(segment.fd))
 
-    def _on_received(self, feed: str) -> None:
-        self._loop.call_soon_threadsafe(self._report_soon)
-
-    def _on_pressure(self, feed: str) -> None:
-        self._loop.call_soon_threadsafe(self._reclaim, feed)
-
-    def _on_share_end(self, loader: ShareLoader, problem: str) -> None:
+    def _soon(self, function: Callable[..., None], *arguments: object) -> None:
         with suppress(RuntimeError):  # the loop has ended, and nobody waits
-            self._loop.call_soon_threadsafe(self._note_end, loader, problem)
-
-    def _on_direct(self, loader: DirectLoader, message: Local) -> None:
-        with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._pass_on, loader, message)
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     # On the loop.
 
+    def _pass_segment(self, message: Segment, fd: int) -> None:
+        self._send_to_child(message, fd)
+        if not message.exchange:
+            self._report(message.feed)
+
     def _note_end(self, loader: ShareLoader, problem: str) -> None:
         order = loader.order
-        if loader.sink.log is self._store.log(order.feed):  # no other child has come since
+        if loader.sink.log is self.store.log(order.feed):  # no other child has come since
             self._child.share_ends[order.feed] = order.epoch, problem
-            self._report()
+            self._progress.call()
 
     def _pass_on(self, loader: DirectLoader, message: Local) -> None:
         if self._child.direct.get(loader.sink.log.feed) is loader:
@@ -292,8 +290,8 @@ class NodeFeeds:
 
         The next epoch may be whole: then it is pressed again, and decides anew.
         """
-        if self._store.log(feed).is_whole:
-            self._store.press_again()
+        if self.store.log(feed).is_whole:
+            self.store.press_again()
         elif feed not in self._child.reclaimed:
             self._child.reclaimed.add(feed)
             self._send_to_child(Reclaim(feed), -1)
@@ -305,21 +303,30 @@ class NodeFeeds:
                 data = file.read()
         finally:
             os.close(fd)
-        exchange = self._store.exchange(message.exchange)
+        exchange = self.store.exchange(message.exchange)
         if exchange:
             exchange.add(data, message.rows)
 
-    def _report_soon(self) -> None:
-        if self._timer is None:
-            self._timer = self._loop.call_later(PROGRESS_PERIOD_S, self._report)
+    def _report(self, feed: str) -> None:
+        """Report counts that have changed: at once if the driver waits for them, or else soon."""
+        if self._awaited(self._count(self.store.log(feed))) != self._child.answered.get(feed):
+            self._progress.call()
+        else:
+            self._progress.request()
 
-    def _report(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
+    def _awaited(self, count: FeedCount) -> tuple[int, ...]:
+        """Return what the driver waits for: first rows, the end of what it announced, a hold.
+
+        Each of them follows a message of the driver's, so they come no more often than those.
+        """
+        has_read_all = count.epochs_done > self._child.marked.get(count.feed, sys.maxsize)
+        return count.epoch, count.epoch_rows > 0, has_read_all, count.held
+
+    def _report_counts(self) -> None:
         counts = tuple(
-            self._count(log) for log in self._store.logs if log.feed not in self._child.direct
+            self._count(log) for log in self.store.logs if log.feed not in self._child.direct
         )
+        self._child.answered = {count.feed: self._awaited(count) for count in counts}
         if counts:
             self._report_to_driver(FeedProgress(counts))
 

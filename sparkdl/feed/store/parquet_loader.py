@@ -39,12 +39,10 @@ class Sink:
 
     Attributes:
         log: of one generation; it is closed when its child ends.
-        on_rows: called after each batch.
         memory_nbytes: of all feeds of the node; batches, and what is read ahead, are fractions.
     """
 
     log: Log
-    on_rows: Callable[[str], None]
     memory_nbytes: int
 
     def read(self, share: Share, epoch: int, keep: bool) -> bool:
@@ -70,7 +68,6 @@ class Sink:
                     outcome = self.log.append(batch, Deadline.after(_FULL_WAIT_S), request)
                 if outcome is Appended.CLOSED:
                     return False
-                self.on_rows(self.log.feed)
         return self.log.takes(epoch)
 
 

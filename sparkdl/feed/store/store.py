@@ -21,15 +21,6 @@ from sparkdl.feed.transfer.messages import CLUSTER_FAILED, WRONG_ANSWER
 
 
 @dataclass(frozen=True)
-class StoreListener:
-    """What the store calls, from Flight threads; must not block."""
-
-    on_segment: Callable[[StoredSegment], None]
-    on_received: Callable[[str], None]
-    on_pressure: Callable[[str], None]
-
-
-@dataclass(frozen=True)
 class StoreLimits:
     """How much a node may hold, and where.
 
@@ -47,20 +38,35 @@ class StoreLimits:
 
 
 class NodeStore:
-    """The feeds of one node, by name. A feed is created when it is first named."""
+    """The feeds of one node, by name. A feed is created when it is first named.
 
-    def __init__(self, limits: StoreLimits, timeout_s: float, listener: StoreListener) -> None:
+    Args:
+        on_segment: called with each segment that is added; must not block.
+        on_pressure: called with the name of a feed that is to release what is read; likewise.
+
+    Attributes:
+        budget: how much memory and disk they use, and may use.
+    """
+
+    def __init__(
+        self,
+        limits: StoreLimits,
+        timeout_s: float,
+        on_segment: Callable[[StoredSegment], None],
+        on_pressure: Callable[[str], None],
+    ) -> None:
         self.timeout_s = timeout_s
-        self._listener = listener
+        self._on_segment = on_segment
+        self._on_pressure = on_pressure
         self._folder = limits.folder
         disk_nbytes = limits.disk_nbytes if limits.folder else 0
-        self._budget = Budget(
+        self.budget = Budget(
             limits.memory_nbytes,
             self._press,
             disk_nbytes=disk_nbytes,
             evict=lambda: self._retained.evict(),
         )
-        self._retained = RetainedSegments(self._budget)
+        self._retained = RetainedSegments(self.budget)
         self._keeps = limits.keeps
         self._lock = threading.Lock()
         self._logs: dict[str, Log] = {}
@@ -107,10 +113,6 @@ class NodeStore:
     def clear(self) -> None:
         """Free what is retained for another child."""
         self._retained.clear()
-
-    def received(self, feed: str) -> None:
-        """Report to the listener that rows of `feed` have come."""
-        self._listener.on_received(feed)
 
     def open_exchange(self, name: str) -> Exchange:
         """Begin an inference partition.
@@ -163,17 +165,17 @@ class NodeStore:
         self._retained.begin_child()
 
     def press_again(self) -> None:
-        """Report to the listener once more if an append waits for room."""
-        self._budget.wake()
+        """Call `on_pressure` once more if an append waits for room."""
+        self.budget.wake()
 
     def _new_log(self, feed: str, is_closed: bool) -> Log:
         retained = self._retained if self._keeps else None
-        return Log(feed, self._budget, self._listener.on_segment, is_closed, self._folder, retained)
+        return Log(feed, self.budget, self._on_segment, is_closed, self._folder, retained)
 
     def _press(self) -> None:
         for log in self.logs:
             if log.press():
-                self._listener.on_pressure(log.feed)
+                self._on_pressure(log.feed)
 
 
 class Exchange:
@@ -181,15 +183,19 @@ class Exchange:
 
     The Flight thread that received the partition waits in `results`; the agent's loop adds what
     the child sends back.
+
+    Args:
+        clock: the monotonic clock; tests hand in their own.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
+        self._clock = clock
         self._changed = threading.Condition()
         self._ready: deque[tuple[bytes, int]] = deque()
         self._rows_in = 0
         self._rows_out = 0
-        self._moved_s = time.monotonic()
+        self._moved_s = clock()
         self._all_rows_in = False
         self._failure = ""
 
@@ -202,7 +208,7 @@ class Exchange:
         """Count rows that were handed to the child."""
         with self._changed:
             if not self._is_owed:
-                self._moved_s = time.monotonic()
+                self._moved_s = self._clock()
                 self._changed.notify_all()
             self._rows_in += rows
 
@@ -216,7 +222,7 @@ class Exchange:
         """Take results: an Arrow IPC stream of `rows` encoded rows."""
         with self._changed:
             self._rows_out += rows
-            self._moved_s = time.monotonic()
+            self._moved_s = self._clock()
             if self._rows_out > self._rows_in:
                 self._failure = (
                     f"map_fun gave {self._rows_out} results for {self._rows_in} rows of "
@@ -263,7 +269,7 @@ class Exchange:
         if not self._is_owed:
             self._changed.wait()
             return
-        left_s = self._moved_s + timeout_s - time.monotonic()
+        left_s = self._moved_s + timeout_s - self._clock()
         if left_s > 0:
             self._changed.wait(left_s)
             return

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 
-def level(num_rows: int, totals: Sequence[int], open_nodes: Sequence[bool]) -> list[int]:
+def level(num_rows: int, totals: Sequence[int]) -> list[int]:
     """Share rows out so that the nodes' totals become as even as they can.
 
     Like water poured into a vessel with an uneven floor: the lowest nodes fill up to the next
@@ -25,19 +25,14 @@ def level(num_rows: int, totals: Sequence[int], open_nodes: Sequence[bool]) -> l
     Args:
         num_rows: how many rows there are to share out.
         totals: how many rows each node has had so far.
-        open_nodes: whether each node takes rows; a closed node gets none.
 
     Returns:
-        How many rows go to each node; they sum to `num_rows` unless every node is closed.
+        How many rows go to each node; they sum to `num_rows` unless there is no node.
     """
     if num_rows < 0:
         raise ValueError(f"num_rows is {num_rows}; it cannot be negative")
     shares = [0] * len(totals)
-    by_total = sorted(
-        (total, node)
-        for node, (total, is_open) in enumerate(zip(totals, open_nodes, strict=True))
-        if is_open
-    )
+    by_total = sorted((total, node) for node, total in enumerate(totals))
     if not by_total:
         return shares
     wet, held = 0, num_rows  # how many nodes get water; water plus the floor below it
@@ -81,7 +76,7 @@ class RowBalancer:
             planned = self._planned.setdefault(epoch, Counter(ahead))
             planned.subtract(back)
             totals = [planned[node_id] for node_id in node_ids]
-            shares = level(rows, totals, [True] * len(totals))
+            shares = level(rows, totals)
             planned.update(dict(zip(node_ids, shares, strict=True)))
             return shares
 

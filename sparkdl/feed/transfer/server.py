@@ -89,7 +89,6 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
                 outcome = log.adopt(fd, piece.rows, Deadline.after(FULL_WAIT_S), request)
             else:
                 outcome = log.append(chunk.data, Deadline.after(FULL_WAIT_S), request)
-            self._store.received(header.feed)
             is_closed = outcome is Appended.CLOSED or not log.takes(epoch)
             ack = PutAck(outcome is Appended.STORED, is_closed)
             writer.write(msgspec.json.encode(ack))

@@ -49,7 +49,7 @@ def to_columns(batch: pa.RecordBatch, columns: Sequence[str] | None = None) -> C
 
     Raises:
         ConfigError: if there is no such column.
-        FeedTypeError: if a column cannot be an array, see `to_numpy`, or two have one name.
+        FeedTypeError: if a column cannot be an array, see `convert`, or two have one name.
     """
     parts = _parts(batch)
     found: Columns = {}
@@ -146,7 +146,7 @@ def _mix(dtypes: Iterable[np.dtype[Any]]) -> bool:
     return len(kinds - {"O"}) <= 1
 
 
-def to_numpy(column: pa.Array) -> Array:
+def convert(column: pa.Array, codec: Codec | None = None, where: str = "the column") -> Array:
     """Return one Arrow column as one array; first axis: rows.
 
     ========================================  =====================================  ==============
@@ -179,14 +179,13 @@ def to_numpy(column: pa.Array) -> Array:
     for: no integer column becomes one of floats for the sake of a null. A column that may hold
     nulls and holds none is like any other. Arrays that were not copied are read-only.
 
+    Args:
+        codec: of a column that `encode` made; it tells what Arrow's type does not.
+        where: names the column in errors.
+
     Raises:
         FeedTypeError: for what the table says is refused.
     """
-    return convert(column, None, "the column")
-
-
-def convert(column: pa.Array, codec: Codec | None, where: str) -> Array:
-    """Convert a column; a codec tells what Arrow's type does not."""
     if codec is not None and codec.name in _BY_CODEC:
         return _BY_CODEC[codec.name](column, codec, where)
     kind = column.type
@@ -197,7 +196,7 @@ def convert(column: pa.Array, codec: Codec | None, where: str) -> Array:
         column = column.cast(pa.time64("ns")).cast(pa.int64()).cast(pa.duration("ns"))
     if types.is_struct(kind) or types.is_map(kind) or types.is_union(kind):
         return _structs(column, where)
-    if types.is_decimal(kind):
+    if types.is_decimal(kind) or (codec is not None and codec.name == "decimal"):
         return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
     is_whole = types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind)
     if is_whole and column.null_count:
@@ -267,10 +266,6 @@ def _sparse(column: pa.Array, _codec: Codec, where: str) -> Array:
     return dense
 
 
-def _decimals(column: pa.Array, _codec: Codec, _where: str) -> Array:
-    return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
-
-
 def _mixed(column: pa.Array, codec: Codec, where: str) -> Array:
     """Numbers, datetimes, arrays of one shape get their common dtype; other mixes are objects."""
     names = {part.name for part in codec.of} - {"null"}
@@ -315,7 +310,6 @@ _BY_CODEC: dict[str, Callable[[pa.Array, Codec, str], Array]] = {
     "ndarray": _arrays,
     "dense": _arrays,
     "sparse": _sparse,
-    "decimal": _decimals,
     "matrix": lambda column, _codec, where: _structs(column, where),
     "union": _mixed,
     "optional": _optional,

@@ -256,29 +256,12 @@ def dense_matrices(column: pa.Array) -> Array:
     height, width = map(int, shapes[0]) if len(shapes) else (0, 0)
     is_sparse = column.field("type").to_numpy() == _SPARSE
     along_rows = column.field("isTransposed").to_numpy(zero_copy_only=False)
-    values, counts = _flat(column.field("values")), lengths(column.field("values"))
-    if not is_sparse.any() and (along_rows == along_rows[:1]).all():
-        return _oriented(values, len(column), (height, width), bool(along_rows[:1].all()))
-    dense = np.zeros((len(column), height, width))
-    matrix_of = np.repeat(np.arange(len(column)), counts)
-    for is_along in (False, True):
-        chosen = ~is_sparse & (along_rows == is_along)
-        numbers = values[chosen[matrix_of]]
-        dense[chosen] = _oriented(numbers, int(chosen.sum()), (height, width), is_along)
-    # Each of a sparse matrix's lines has as many values as its next start is farther on.
-    starts = _flat(column.field("colPtrs"))
-    start_of = np.repeat(np.arange(len(column)), lengths(column.field("colPtrs")))
-    in_line = np.diff(starts)[np.diff(start_of) == 0]
-    line_counts = np.where(along_rows, height, width)[is_sparse]
-    line_of = np.arange(len(in_line)) - np.repeat(np.cumsum(line_counts) - line_counts, line_counts)
-    lines, places = np.repeat(line_of, in_line), _flat(column.field("rowIndices"))
-    from_sparse = is_sparse[matrix_of]
-    matrix = matrix_of[from_sparse]
-    swap = along_rows[matrix]
-    dense[matrix, np.where(swap, lines, places), np.where(swap, places, lines)] = values[
-        from_sparse
-    ]
-    return dense
+    if is_sparse.any() or (along_rows != along_rows[:1]).any():
+        return np.stack([matrix.toArray() for matrix in matrices(column)])
+    values = _flat(column.field("values"))
+    if along_rows[:1].all():
+        return values.reshape(len(column), height, width)
+    return np.swapaxes(values.reshape(len(column), width, height), 1, 2)
 
 
 def factory(module: str, name: str) -> Any:
@@ -290,13 +273,6 @@ def factory(module: str, name: str) -> Any:
     if module not in MODULES:
         raise ProtocolError(f"a feed's batch names {module!r} as the home of its vectors")
     return getattr(importlib.import_module(module), name)
-
-
-def _oriented(values: Array, count: int, shape: tuple[int, int], is_along_rows: bool) -> Array:
-    height, width = shape
-    if is_along_rows:
-        return values.reshape(count, height, width)
-    return np.swapaxes(values.reshape(count, width, height), 1, 2)
 
 
 def _flat(lists: pa.Array) -> Array:

@@ -7,6 +7,7 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/torch/compression.py
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "NoneCompressor"]
@@ -80,3 +81,16 @@ class Compression:
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+
+
+def narrowed(
+    tensors: Sequence[Any], compression: type[Compressor]
+) -> tuple[list[Any], Callable[[Sequence[Any]], list[Any]]]:
+    """Return what travels of tensors, and what makes tensors like the first ones of it."""
+    pairs = [compression.compress(tensor) for tensor in tensors]
+
+    def widened(results: Sequence[Any]) -> list[Any]:
+        contexts = (ctx for _, ctx in pairs)
+        return [compression.decompress(*pair) for pair in zip(results, contexts, strict=True)]
+
+    return [narrow for narrow, _ in pairs], widened

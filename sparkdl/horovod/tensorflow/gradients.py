@@ -1,9 +1,6 @@
 """`DistributedGradientTape`, and how gradients are reduced over all members, in buckets.
 
 Runs in: child
-
-A bucket is reduced as soon as its gradients are there, during the backward pass. That begins with
-the last layers, so buckets are made from the last gradient to the first.
 """
 
 from __future__ import annotations
@@ -15,12 +12,9 @@ from typing import Any
 from sparkdl.collectives.group import Op
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import Average, ProcessSet, global_process_set, op_of
-from sparkdl.horovod.common.util import split_list
+from sparkdl.horovod.common.buckets import Slot, plan
 from sparkdl.horovod.tensorflow.compression import Compression, Compressor
 from sparkdl.horovod.tensorflow.mpi_ops import grouped_allreduce
-
-BUCKET_NBYTES = 25 * 1024 * 1024
-"""What PyTorch's DistributedDataParallel takes (`bucket_cap_mb`)."""
 
 Groups = int | Sequence[Sequence[Any]]
 
@@ -101,33 +95,15 @@ class Reduction:
         self, shared: list[int], gradients: Sequence[Any], variables: Sequence[Any]
     ) -> Iterator[list[int]]:
         """Yield which gradients travel together, in the order in which they come."""
-        if isinstance(self.groups, int):
-            yield from (list(part) for part in reversed(split_list(shared, self.groups)) if part)
-            return
-        left = dict.fromkeys(shared)
-        places = {key_of(variables[i]): i for i in shared}
-        for group in self.groups or ():
-            wanted = [places[key_of(v)] for v in group if key_of(v) in places]
-            bucket = [i for i in wanted if i in left]
-            for i in bucket:
-                del left[i]
-            if bucket:
-                yield bucket
-        yield from by_size(list(left), [nbytes_of(gradients[i]) for i in left], BUCKET_NBYTES)
-
-
-def by_size(numbers: Sequence[int], nbytes: Sequence[int], limit: int) -> Iterator[list[int]]:
-    """Yield `numbers` from the last to the first, in parts of about `limit` bytes."""
-    part: list[int] = []
-    total = 0
-    for number, size in zip(reversed(numbers), reversed(nbytes), strict=True):
-        part.append(number)
-        total += size
-        if total >= limit:
-            yield part
-            part, total = [], 0
-    if part:
-        yield part
+        groups = self.groups or 0
+        if not isinstance(groups, int):
+            left = {key_of(variables[i]): n for n, i in enumerate(shared)}
+            groups = [
+                [left.pop(key) for key in map(key_of, group) if key in left] for group in groups
+            ]
+        slots = [Slot(nbytes_of(gradients[i])) for i in shared]
+        for bucket in plan(slots, groups=groups).buckets:
+            yield [shared[n] for n in bucket]
 
 
 def key_of(variable: Any) -> Any:

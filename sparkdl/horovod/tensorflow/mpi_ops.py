@@ -29,6 +29,7 @@ from sparkdl.horovod.common import (
 )
 from sparkdl.horovod.common.basics import *  # noqa: F403 (as in Horovod's)
 from sparkdl.horovod.common.basics import ProcessSet, Sum, check_differentiable, global_process_set
+from sparkdl.horovod.common.compression import narrowed
 from sparkdl.horovod.common.process_sets import root_in
 from sparkdl.horovod.common.util import (  # noqa: F401 (as in Horovod's)
     check_extension,
@@ -224,10 +225,10 @@ def grouped_allreduce(  # noqa: PLR0913 (Horovod's arguments)
     ]
     dense = [i for i, result in enumerate(results) if result is None]
     if dense:
-        packed = [compression.compress(tf.convert_to_tensor(tensors[i])) for i in dense]
-        reduced = differentiable(reduce, gradient, [tensor for tensor, _ in packed])
-        for i, tensor, (_, ctx) in zip(dense, reduced, packed, strict=True):
-            results[i] = compression.decompress(tensor, ctx)
+        narrow, widened = narrowed([tf.convert_to_tensor(tensors[i]) for i in dense], compression)
+        reduced = widened(differentiable(reduce, gradient, narrow))
+        for i, tensor in zip(dense, reduced, strict=True):
+            results[i] = tensor
     return results
 
 
@@ -283,10 +284,9 @@ def grouped_reducescatter(
         factor *= exchange.group.size if how is Op.SUM else 1.0  # as Horovod's
         return exchange.all_gather([_scaled(tf.convert_to_tensor(g), factor) for g in upstream])
 
-    packed = [compression.compress(with_rows(tf.convert_to_tensor(t))) for t in tensors]
-    shares = differentiable(scatter, gradient, [tensor for tensor, _ in packed])
-    pairs = zip(shares, packed, strict=True)
-    return [compression.decompress(share, ctx) for share, (_, ctx) in pairs]
+    inputs = [with_rows(tf.convert_to_tensor(tensor)) for tensor in tensors]
+    narrow, widened = narrowed(inputs, compression)
+    return widened(differentiable(scatter, gradient, narrow))
 
 
 def _allreduce(

@@ -7,12 +7,14 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/torch/functions.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import ProcessSet, global_process_set, group_of
+from sparkdl.horovod.common.buckets import plan
 from sparkdl.horovod.common.process_sets import root_in
 from sparkdl.horovod.torch import kernels
 
@@ -27,7 +29,6 @@ __all__ = [
     "broadcast_optimizer_state",
     "broadcast_parameters",
 ]
-_FUSED_NBYTES = 32 << 20
 
 
 def broadcast_object(
@@ -159,35 +160,11 @@ def mapped(nest: Any, change: Callable[[Any], Any]) -> Any:
 
 def _fill(group: Group, tensors: Sequence[torch.Tensor], root_rank: int) -> None:
     """Fill tensors with the root's; small ones of one dtype and device travel together."""
-    import torch
-
     root_in(group, root_rank)
-    for part in _parts(tensors):
-        if len(part) == 1:
-            work = _broadcast(group, part[0], root_rank, "")
-        else:
-            flat = torch.cat([tensor.reshape(-1) for tensor in part])
-            work = _broadcast(group, flat, root_rank, f"of {[list(t.shape) for t in part]}")
-        filled = group.run(work)
-        if len(part) > 1:
-            for tensor, row in zip(part, filled.split([t.numel() for t in part]), strict=True):
-                tensor.copy_(row.view(tensor.shape))
-
-
-def _broadcast(group: Group, tensor: torch.Tensor, root_rank: int, name: str) -> Any:
-    return lambda: kernels.broadcast(group, tensor, root_rank, name, in_place=True)
-
-
-def _parts(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    for kind in dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors):
-        part: list[torch.Tensor] = []
-        nbytes = 0
-        for tensor in tensors:
-            if (tensor.dtype, tensor.device) != kind:
-                continue
-            if part and nbytes + tensor.nbytes > _FUSED_NBYTES:
-                yield part
-                part, nbytes = [], 0
-            part.append(tensor)
-            nbytes += tensor.nbytes
-        yield part
+    slots = [kernels.slot_of(tensor) for tensor in tensors]
+    for bucket in plan(slots, range(len(slots))).buckets:
+        part = [tensors[number] for number in bucket]
+        flat = kernels.flat(part, in_place=True)
+        name = f"of {[list(tensor.shape) for tensor in part]}"
+        group.run(partial(kernels.broadcast, group, flat, root_rank, name, in_place=True))
+        kernels.spread(flat, part)

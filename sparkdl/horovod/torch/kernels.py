@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkdl.collectives.gloo import GlooGroup
@@ -17,6 +17,7 @@ from sparkdl.collectives.tensors import TensorGroup
 from sparkdl.collectives.transport import dtypes, scale_
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.horovod.common.basics import op_of
+from sparkdl.horovod.common.buckets import Slot
 from sparkdl.horovod.common.process_sets import ProcessSet, group_of, root_in
 
 if TYPE_CHECKING:
@@ -89,20 +90,17 @@ def reduce(
     for kind in dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors):
         numbers = [i for i, t in enumerate(tensors) if (t.dtype, t.device) == kind]
         alike = [tensors[i] for i in numbers]
-        flat = _flat(alike, in_place)
+        row = flat(alike, in_place)
         what = f"{how.name} {[list(tensor.shape) for tensor in alike]}"
         own = tensors_of(group)
         if own is None:
-            scale_(flat, how.prescale * how.postscale)
+            scale_(row, how.prescale * how.postscale)
         else:
-            own.all_reduce_(flat, how.op, what, how.prescale, how.postscale)
-        results |= zip(numbers, _unflat(flat, alike), strict=True)
-    if not in_place:
-        return [results[i] for i in range(len(tensors))]
-    for i, tensor in enumerate(tensors):
-        if results[i].data_ptr() != tensor.data_ptr():
-            tensor.copy_(results[i])
-    return list(given)
+            own.all_reduce_(row, how.op, what, how.prescale, how.postscale)
+        if in_place:
+            spread(row, alike)
+        results |= zip(numbers, _unflat(row, alike), strict=True)
+    return list(given) if in_place else [results[i] for i in range(len(tensors))]
 
 
 def reduce_sparse(group: Group, tensor: torch.Tensor, how: Reduction) -> torch.Tensor:
@@ -216,7 +214,7 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(1).clone() if tensor.dim() == 0 else tensor.clone()
 
 
-def _flat(tensors: Sequence[torch.Tensor], in_place: bool) -> torch.Tensor:
+def flat(tensors: Sequence[torch.Tensor], in_place: bool) -> torch.Tensor:
     """Return all numbers in a row: a copy, or the tensor's own if it may be changed."""
     import torch
 
@@ -228,9 +226,21 @@ def _flat(tensors: Sequence[torch.Tensor], in_place: bool) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format).view(-1)
 
 
-def _unflat(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    parts = flat.split([tensor.numel() for tensor in like])
+def spread(row: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """Write all numbers in a row, as `flat` has made it, into the tensors that they are from."""
+    for tensor, part in zip(tensors, _unflat(row, tensors), strict=True):
+        if part.data_ptr() != tensor.data_ptr():
+            tensor.copy_(part)
+
+
+def _unflat(row: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    parts = row.split([tensor.numel() for tensor in like])
     return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+
+
+def slot_of(tensor: torch.Tensor) -> Slot:
+    """Return what decides which tensors travel together."""
+    return Slot(tensor.numel() * tensor.element_size(), f"{tensor.dtype} {tensor.device}")
 
 
 def differentiable(
@@ -276,14 +286,6 @@ class Handle:
         """Wait for the result, as programs do with what `sparse_allreduce_async` returns."""
         return synchronize(self)
 
-    def done(self) -> bool:
-        """Whether the result is there."""
-        return self._future.done()
-
-    def result(self) -> Any:
-        """Wait for the result; the operation's own deadline ends the wait."""
-        return self._future.result()
-
 
 def synchronize(handle: Handle) -> Any:
     """Wait for an operation, and return its result.
@@ -292,7 +294,7 @@ def synchronize(handle: Handle) -> Any:
         CollectiveError: if it failed; `HorovodInternalError` is its other name.
         ConfigError: for what is no handle.
     """
-    return _checked(handle).result()
+    return _future_of(handle).result()
 
 
 def poll(handle: Handle) -> bool:
@@ -301,46 +303,82 @@ def poll(handle: Handle) -> bool:
     Raises:
         ConfigError: for what is no handle.
     """
-    return _checked(handle).done()
+    return _future_of(handle).done()
 
 
-def _checked(handle: Handle) -> Handle:
+def _future_of(handle: Handle) -> Future[Any]:
     if not isinstance(handle, Handle):
         raise ConfigError(f"{handle!r} is no handle: give what an _async operation returned")
-    return handle
+    return handle._future
 
 
-def run(
-    process_set: ProcessSet, operation: str, name: str | None, work: Callable[[Group], Any]
-) -> Any:
-    """Call `work` with the group of a process set, and return its result; see `start`."""
-    group = group_of(process_set)
-    return group.run(lambda: work(group), _full_name(operation, name))
+@dataclass(frozen=True)
+class Operation:
+    """What a call of Horovod's asks for; a method does it, in the form that was called.
 
-
-def start(
-    process_set: ProcessSet,
-    operation: str,
-    name: str | None,
-    tensors: Tensors,
-    work: Callable[[Group], Any],
-) -> Handle:
-    """Start `work` in the group of a process set, beside the caller.
-
-    Args:
-        name: of the operation, of which one with this name can be under way.
-        tensors: that it uses, which on a GPU may not be complete yet.
-
-    Raises:
-        ConfigError: if an operation of this name is under way.
+    Attributes:
+        kind: Horovod's name of it. One of the same kind and name cannot be under way beside it.
+        name: the user's, or none.
+        forward: results from the group, the tensors, and whether to write into these.
+        gradient: the tensors' gradients from the group and those of the results; for `run`.
+        finish: what is returned, one for each of the tensors, from the results.
+        is_grouped: whether all of that is returned, or the first alone.
     """
-    group = group_of(process_set)
 
-    def in_group() -> Any:
-        return work(group)
+    kind: str
+    name: str | None
+    process_set: ProcessSet
+    tensors: Tensors
+    forward: Callable[[Group, Tensors, bool], Tensors]
+    gradient: Callable[[Group, Tensors], Tensors] | None = None
+    finish: Callable[[Tensors], Sequence[Any]] = list
+    is_grouped: bool = False
 
-    ready = after_stream_of(tensors[0], in_group) if tensors else in_group
-    return Handle(group.submit(ready, _full_name(operation, name)))
+    def run(self) -> Any:
+        """Do it; gradients flow back."""
+        group = group_of(self.process_set)
+
+        def forward(*tensors: torch.Tensor) -> Tensors:
+            return group.run(partial(self.forward, group, tensors, False), self._full_name)
+
+        def gradient(*grads: torch.Tensor) -> Tensors:
+            assert self.gradient is not None
+            return group.run(partial(self.gradient, group, grads))
+
+        return self._result(differentiable(forward, gradient, self.tensors))
+
+    def run_in_place(self) -> Any:
+        """Change the tensors themselves, and return them."""
+        group = group_of(self.process_set)
+        work = partial(self.forward, group, self.tensors, True)
+        return self._result(group.run(work, self._full_name))
+
+    def start(self, in_place: bool = False) -> Handle:
+        """Start it beside the caller, and return a handle for `synchronize`; without gradients.
+
+        Raises:
+            ConfigError: if an operation of this kind and name is under way.
+        """
+        group = group_of(self.process_set)
+
+        def work() -> Any:
+            return self._result(self.forward(group, self.tensors, in_place))
+
+        ready = after_stream_of(self.tensors[0], work) if self.tensors else work
+        return Handle(group.submit(ready, self._full_name))
+
+    def start_in_place(self) -> Handle:
+        """Start to change the tensors themselves, and return a handle for `synchronize`."""
+        return self.start(in_place=True)
+
+    @property
+    def _full_name(self) -> str | None:
+        kind = f"grouped_{self.kind}" if self.is_grouped else self.kind
+        return f"{kind} {self.name!r}" if self.name else None
+
+    def _result(self, results: Tensors) -> Any:
+        finished = self.finish(results)
+        return finished if self.is_grouped else finished[0]
 
 
 def after_stream_of(tensor: torch.Tensor, work: Callable[[], T]) -> Callable[[], T]:
@@ -364,8 +402,3 @@ def after_stream_of(tensor: torch.Tensor, work: Callable[[], T]) -> Callable[[],
             return result
 
     return on_gpu
-
-
-def _full_name(operation: str, name: str | None) -> str | None:
-    """Return the name of which one operation can be under way; none for one without a name."""
-    return f"{operation} {name!r}" if name else None

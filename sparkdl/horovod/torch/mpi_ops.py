@@ -6,20 +6,25 @@ All processes of the process set call the same operations in the same order. Tho
 return a handle for `synchronize`; those that end in `_` change the tensor itself; gradients flow
 back through the others, and are Horovod's: what a process has put in gets the reduced gradient of
 what all have got. What can go wrong with `allreduce` can go wrong with all of them.
+
+Each operation is written once, for a list of tensors: as a function of Horovod's arguments that
+returns an `Operation`. `_of_one` and `_of_many` make of it what Horovod has: its forms.
 https://horovod.readthedocs.io/en/v0.28.1/api.html#module-horovod.torch
 """
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from sparkdl.collectives.group import Group, Op
 from sparkdl.collectives.transport import scale_
 from sparkdl.horovod.common import basics, group_of, op_of
 from sparkdl.horovod.common.basics import *  # noqa: F403 (as in Horovod's)
 from sparkdl.horovod.common.basics import ProcessSet, check_differentiable, global_process_set
+from sparkdl.horovod.common.compression import narrowed
 from sparkdl.horovod.common.util import (  # noqa: F401 (as in Horovod's)
     check_extension,
     gpu_available,
@@ -29,14 +34,12 @@ from sparkdl.horovod.torch import kernels
 from sparkdl.horovod.torch.compression import Compression, Compressor
 from sparkdl.horovod.torch.kernels import (  # noqa: F401 (operations)
     Handle,
+    Operation,
     Reduction,
     Tensors,
-    differentiable,
     poll,
     reduce,
     reduction,
-    run,
-    start,
     synchronize,
 )
 from sparkdl.horovod.torch.optimizer import join  # noqa: F401 (an operation)
@@ -63,11 +66,59 @@ handle_average_backwards_compatibility = op_of
 """The operation that `op` and the older `average` ask for together."""
 
 Codec = type[Compressor]
+P = ParamSpec("P")
+T = TypeVar("T")
 AVERAGE = Reduction(Op.AVERAGE)
 
 
-def allreduce(
-    tensor: torch.Tensor,
+def _of_one(
+    name: str,
+    build: Callable[Concatenate[Tensors, P], Operation],
+    do: Callable[[Operation], T],
+) -> Callable[Concatenate[torch.Tensor, P], T]:
+    """Return a form of an operation: a function of one tensor and the other arguments of `build`.
+
+    Args:
+        name: Horovod's.
+        do: a method of `Operation`.
+    """
+
+    def form(tensor: torch.Tensor, *args: P.args, **kwargs: P.kwargs) -> T:
+        return do(build([tensor], *args, **kwargs))
+
+    told: Callable[Concatenate[torch.Tensor, P], T] = _told(form, name, build, do)
+    return told
+
+
+def _of_many(
+    name: str,
+    build: Callable[Concatenate[Tensors, P], Operation],
+    do: Callable[[Operation], T],
+) -> Callable[Concatenate[Tensors, P], T]:
+    """Return a form of an operation: a function of several tensors, see `_of_one`."""
+
+    def form(tensors: Tensors, *args: P.args, **kwargs: P.kwargs) -> T:
+        return do(replace(build(list(tensors), *args, **kwargs), is_grouped=True))
+
+    told: Callable[Concatenate[Tensors, P], T] = _told(form, name, build, do)
+    return told
+
+
+def _told(form: Any, name: str, build: Callable[..., Operation], do: Callable[..., Any]) -> Any:
+    """Return the form with the name, the signature and the docstring that it is to have."""
+    (first, *_), (_, *rest) = (
+        [*inspect.signature(function).parameters.values()] for function in (form, build)
+    )
+    form.__name__ = form.__qualname__ = name
+    how, _, _ = (do.__doc__ or "").partition("\n")
+    form.__doc__ = f"{inspect.getdoc(build)}\n\n{how}"
+    returned = inspect.signature(do).return_annotation
+    form.__signature__ = inspect.Signature([first, *rest], return_annotation=returned)
+    return form
+
+
+def _all_reduce(
+    tensors: Tensors,
     average: bool | None = None,
     name: str | None = None,
     compression: Codec = Compression.none,
@@ -75,8 +126,8 @@ def allreduce(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
-    """Return the tensor reduced over all processes; gradients flow back.
+) -> Operation:
+    """Reduce a tensor, or several in one go, over all processes.
 
     Args:
         tensor: of the same shape and dtype on all processes.
@@ -93,68 +144,19 @@ def allreduce(
         CollectiveError: if not all processes called it in time, or one was lost.
     """
     how = reduction(op, average, name, prescale_factor, postscale_factor)
-    return _all_reduce("allreduce", [tensor], how, compression, process_set)[0]
+    narrow, widened = narrowed(tensors, compression)
+
+    def forward(group: Group, tensors: Tensors, in_place: bool) -> Tensors:
+        return reduce(group, tensors, how, in_place)
+
+    def gradient(group: Group, grads: Tensors) -> Tensors:
+        check_differentiable(how.op)
+        return reduce(group, grads, replace(how, name=""))
+
+    return Operation("allreduce", name, process_set, narrow, forward, gradient, widened)
 
 
-def allreduce_async(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Start `allreduce`; without gradients."""
-    how = reduction(op, average, name, prescale_factor, postscale_factor)
-    return _start_reduction("allreduce", [tensor], how, process_set)
-
-
-def allreduce_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
-    """Reduce the tensor itself, and return it; see `allreduce`."""
-    how = reduction(op, average, name, prescale_factor, postscale_factor)
-    run(process_set, "allreduce", name, lambda g: reduce(g, [tensor], how, in_place=True))
-    return tensor
-
-
-def allreduce_async_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Start `allreduce_`."""
-    how = reduction(op, average, name, prescale_factor, postscale_factor)
-    return _start_reduction("allreduce", [tensor], how, process_set, in_place=True)
-
-
-def grouped_allreduce(
-    tensors: Tensors,
-    average: bool | None = None,
-    name: str | None = None,
-    compression: Codec = Compression.none,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> list[torch.Tensor]:
-    """Return the tensors reduced, in one go; see `allreduce`."""
-    how = reduction(op, average, name, prescale_factor, postscale_factor)
-    return _all_reduce("grouped_allreduce", tensors, how, compression, process_set)
-
-
-def grouped_allreduce_async(
+def _all_reduce_as_is(
     tensors: Tensors,
     average: bool | None = None,
     name: str | None = None,
@@ -162,39 +164,23 @@ def grouped_allreduce_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Start `grouped_allreduce`; without gradients."""
-    how = reduction(op, average, name, prescale_factor, postscale_factor)
-    return _start_reduction("grouped_allreduce", tensors, how, process_set)
+) -> Operation:
+    """Reduce a tensor, or several in one go, over all processes; see `allreduce`."""
+    factors = prescale_factor, postscale_factor
+    return _all_reduce(tensors, average, name, Compression.none, op, *factors, process_set)
 
 
-def grouped_allreduce_(
-    tensors: Tensors,
-    average: bool | None = None,
-    name: str | None = None,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> list[torch.Tensor]:
-    """Reduce the tensors themselves, in one go, and return them; see `allreduce`."""
-    how = reduction(op, average, name, prescale_factor, postscale_factor)
-    run(process_set, "grouped_allreduce", name, lambda g: reduce(g, tensors, how, in_place=True))
-    return list(tensors)
+run, start = Operation.run, Operation.start
+run_in_place, start_in_place = Operation.run_in_place, Operation.start_in_place
 
-
-def grouped_allreduce_async_(
-    tensors: Tensors,
-    average: bool | None = None,
-    name: str | None = None,
-    op: Any = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Start `grouped_allreduce_`."""
-    how = reduction(op, average, name, prescale_factor, postscale_factor)
-    return _start_reduction("grouped_allreduce", tensors, how, process_set, in_place=True)
+allreduce = _of_one("allreduce", _all_reduce, run)
+allreduce_async = _of_one("allreduce_async", _all_reduce_as_is, start)
+allreduce_ = _of_one("allreduce_", _all_reduce_as_is, run_in_place)
+allreduce_async_ = _of_one("allreduce_async_", _all_reduce_as_is, start_in_place)
+grouped_allreduce = _of_many("grouped_allreduce", _all_reduce, run)
+grouped_allreduce_async = _of_many("grouped_allreduce_async", _all_reduce_as_is, start)
+grouped_allreduce_ = _of_many("grouped_allreduce_", _all_reduce_as_is, run_in_place)
+grouped_allreduce_async_ = _of_many("grouped_allreduce_async_", _all_reduce_as_is, start_in_place)
 
 
 def sparse_allreduce_async(
@@ -212,20 +198,23 @@ def sparse_allreduce_async(
         ConfigError: for another operation, or a dense tensor.
     """
     how = reduction(op, None, name, 1.0, 1.0)
-    work = partial(kernels.reduce_sparse, tensor=tensor, how=how)
-    return start(process_set, "sparse_allreduce", name, [tensor], work)
+
+    def forward(group: Group, tensors: Tensors, _: bool) -> Tensors:
+        return [kernels.reduce_sparse(group, tensors[0], how)]
+
+    return Operation("sparse_allreduce", name, process_set, [tensor], forward).start()
 
 
-def reducescatter(
-    tensor: torch.Tensor,
+def _scatter(
+    tensors: Tensors,
     name: str | None = None,
     compression: Codec = Compression.none,
     op: Any = None,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
-) -> torch.Tensor:
-    """Return this process's share of the rows, reduced; gradients flow back.
+) -> Operation:
+    """Return this process's share of the rows of a tensor, or of several, reduced.
 
     Args:
         tensor: `[rows, …]` of one shape; the first processes get one row more if it must be.
@@ -235,132 +224,79 @@ def reducescatter(
         ConfigError: for a scalar, which has no rows.
     """
     how = reduction(op, None, name, prescale_factor, postscale_factor)
-    kernels.check_scatterable([tensor])
-    narrow, ctx = compression.compress(tensor)
-    group, shape = group_of(process_set), narrow.shape
-
-    def scatter(tensor: torch.Tensor) -> list[torch.Tensor]:
-        work = partial(kernels.reduce_scatter, tensor=tensor, how=how)
-        return [run(process_set, "reducescatter", name, work)]
-
-    def gradient(grad: torch.Tensor) -> list[torch.Tensor]:
-        # Horovod's measure of a sum: as if each had reduced all rows and taken its own.
-        check_differentiable(how.op)
-        rows, _ = group.run(lambda: kernels.gather(group, grad))
-        factor = how.prescale * how.postscale * (group.size if how.op is Op.SUM else 1)
-        return [scale_(rows, factor).reshape(shape)]
-
-    return compression.decompress(differentiable(scatter, gradient, [narrow])[0], ctx)
-
-
-def reducescatter_async(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    op: Any = None,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Handle:
-    """Start `reducescatter`; without gradients."""
-    how = reduction(op, None, name, prescale_factor, postscale_factor)
-    kernels.check_scatterable([tensor])
-    work = partial(kernels.reduce_scatter, tensor=tensor, how=how)
-    return start(process_set, "reducescatter", name, [tensor], work)
-
-
-def grouped_reducescatter(
-    tensors: Tensors,
-    name: str | None = None,
-    compression: Codec = Compression.none,
-    op: Any = None,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> list[torch.Tensor]:
-    """Return this process's share of the rows of each tensor; gradients flow back."""
     kernels.check_scatterable(tensors)
-    rest = (name, compression, op, process_set, prescale_factor, postscale_factor)
-    return [reducescatter(tensor, *rest) for tensor in tensors]
+    narrow, widened = narrowed(tensors, compression)
 
-
-def grouped_reducescatter_async(
-    tensors: Tensors,
-    name: str | None = None,
-    op: Any = None,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> Handle:
-    """Start `grouped_reducescatter`; without gradients."""
-    how = reduction(op, None, name, prescale_factor, postscale_factor)
-    kernels.check_scatterable(tensors)
-
-    def work(group: Group) -> list[torch.Tensor]:
+    def forward(group: Group, tensors: Tensors, _: bool) -> Tensors:
         return [kernels.reduce_scatter(group, tensor, how) for tensor in tensors]
 
-    return start(process_set, "grouped_reducescatter", name, tensors, work)
+    def gradient(group: Group, grads: Tensors) -> Tensors:
+        # Horovod's measure of a sum: as if each had reduced all rows and taken its own.
+        check_differentiable(how.op)
+        factor = how.prescale * how.postscale * (group.size if how.op is Op.SUM else 1)
+        whole = [scale_(kernels.gather(group, grad)[0], factor) for grad in grads]
+        return [rows.reshape(tensor.shape) for rows, tensor in zip(whole, narrow, strict=True)]
+
+    return Operation("reducescatter", name, process_set, narrow, forward, gradient, widened)
 
 
-def allgather(
-    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> torch.Tensor:
-    """Return the rows of all processes by rank; gradients flow back.
+def _scatter_as_is(
+    tensors: Tensors,
+    name: str | None = None,
+    op: Any = None,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Operation:
+    """Return this process's share of the rows, reduced; see `reducescatter`."""
+    factors = prescale_factor, postscale_factor
+    return _scatter(tensors, name, Compression.none, op, process_set, *factors)
+
+
+reducescatter = _of_one("reducescatter", _scatter, run)
+reducescatter_async = _of_one("reducescatter_async", _scatter_as_is, start)
+grouped_reducescatter = _of_many("grouped_reducescatter", _scatter, run)
+grouped_reducescatter_async = _of_many("grouped_reducescatter_async", _scatter_as_is, start)
+
+
+def _gather(
+    tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Operation:
+    """Return the rows of all processes by rank, of a tensor or of several.
 
     Args:
         tensor: `[rows, …]`; the number of rows may differ between processes.
     """
-    group, shape = group_of(process_set), tensor.shape
-    counts: list[int] = []
+    all_counts: list[list[int]] = []  # of each tensor, by rank
 
-    def gather(tensor: torch.Tensor) -> list[torch.Tensor]:
-        work = partial(kernels.gather, tensor=tensor, name=name or "")
-        rows, counts[:] = run(process_set, "allgather", name, work)
-        return [rows]
+    def forward(group: Group, tensors: Tensors, _: bool) -> Tensors:
+        found = [kernels.gather(group, tensor, name or "") for tensor in tensors]
+        all_counts[:] = [counts for _, counts in found]
+        return [rows for rows, _ in found]
 
-    def gradient(grad: torch.Tensor) -> list[torch.Tensor]:
-        (whole,) = group.run(lambda: reduce(group, [grad], AVERAGE))
-        start = sum(counts[: group.rank])
-        return [whole[start : start + counts[group.rank]].reshape(shape)]
+    def gradient(group: Group, grads: Tensors) -> Tensors:
+        mine = [
+            whole.split(counts)[group.rank]
+            for whole, counts in zip(reduce(group, grads, AVERAGE), all_counts, strict=True)
+        ]
+        return [rows.reshape(tensor.shape) for rows, tensor in zip(mine, tensors, strict=True)]
 
-    return differentiable(gather, gradient, [tensor])[0]
-
-
-def allgather_async(
-    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
-    """Start `allgather`; without gradients."""
-
-    def work(group: Group) -> torch.Tensor:
-        return kernels.gather(group, tensor, name or "")[0]
-
-    return start(process_set, "allgather", name, [tensor], work)
+    return Operation("allgather", name, process_set, tensors, forward, gradient)
 
 
-def grouped_allgather(
-    tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[torch.Tensor]:
-    """Return the rows of all processes of each tensor; gradients flow back."""
-    return [allgather(tensor, name, process_set) for tensor in tensors]
+allgather = _of_one("allgather", _gather, run)
+allgather_async = _of_one("allgather_async", _gather, start)
+grouped_allgather = _of_many("grouped_allgather", _gather, run)
+grouped_allgather_async = _of_many("grouped_allgather_async", _gather, start)
 
 
-def grouped_allgather_async(
-    tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Handle:
-    """Start `grouped_allgather`; without gradients."""
-
-    def work(group: Group) -> list[torch.Tensor]:
-        return [kernels.gather(group, tensor, name or "")[0] for tensor in tensors]
-
-    return start(process_set, "grouped_allgather", name, tensors, work)
-
-
-def broadcast(
-    tensor: torch.Tensor,
+def _broadcast(
+    tensors: Tensors,
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
-    """Return the tensor of process `root_rank`; gradients flow back to it.
+) -> Operation:
+    """Return the tensor of process `root_rank`.
 
     Args:
         tensor: of the same shape and dtype on all processes.
@@ -369,132 +305,60 @@ def broadcast(
     Raises:
         ConfigError: if `root_rank` is not in the process set.
     """
-    group = group_of(process_set)
 
-    def send(tensor: torch.Tensor) -> list[torch.Tensor]:
-        work = partial(kernels.broadcast, tensor=tensor, root=root_rank, name=name or "")
-        return [run(process_set, "broadcast", name, work)]
+    def forward(group: Group, tensors: Tensors, in_place: bool) -> Tensors:
+        return [kernels.broadcast(group, t, root_rank, name or "", in_place) for t in tensors]
 
-    def gradient(grad: torch.Tensor) -> list[torch.Tensor]:
-        (whole,) = group.run(lambda: reduce(group, [grad], AVERAGE))
-        return [whole if group.ranks[group.rank] == root_rank else whole.zero_()]
+    def gradient(group: Group, grads: Tensors) -> Tensors:
+        is_root = group.ranks[group.rank] == root_rank
+        return [g if is_root else g.zero_() for g in reduce(group, grads, AVERAGE)]
 
-    return differentiable(send, gradient, [tensor])[0]
+    return Operation("broadcast", name, process_set, tensors, forward, gradient)
 
 
-def broadcast_async(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Start `broadcast`; without gradients."""
-    work = partial(kernels.broadcast, tensor=tensor, root=root_rank, name=name or "")
-    return start(process_set, "broadcast", name, [tensor], work)
+broadcast = _of_one("broadcast", _broadcast, run)
+broadcast_async = _of_one("broadcast_async", _broadcast, start)
+broadcast_ = _of_one("broadcast_", _broadcast, run_in_place)
+broadcast_async_ = _of_one("broadcast_async_", _broadcast, start_in_place)
 
 
-def broadcast_(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
-    """Fill the tensor itself, and return it; see `broadcast`."""
-    work = partial(kernels.broadcast, tensor=tensor, root=root_rank, name=name or "", in_place=True)
-    run(process_set, "broadcast", name, work)
-    return tensor
-
-
-def broadcast_async_(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Start `broadcast_`."""
-    work = partial(kernels.broadcast, tensor=tensor, root=root_rank, name=name or "", in_place=True)
-    return start(process_set, "broadcast", name, [tensor], work)
-
-
-def alltoall(
-    tensor: torch.Tensor,
+def _all_to_all(
+    tensors: Tensors,
     splits: torch.Tensor | None = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Send a part of the rows to each process; gradients flow back.
+) -> Operation:
+    """Send a part of the rows to each process, and return those received by rank of the sender.
 
     Args:
         tensor: `[rows, …]`.
-        splits: how many rows each process gets, by rank; by default the same number.
-
-    Returns:
-        The rows received by rank of the sender; with `splits` also how many came from each,
-        int32 `[size]`.
+        splits: how many rows each process gets, by rank; by default the same number. With it, a
+            pair is returned: the rows, and how many came from each, int32 `[size]`.
 
     Raises:
         ConfigError: if the splits do not fit the rows.
     """
-    group, shape = group_of(process_set), tensor.shape
+    (tensor,) = tensors
     counts: list[torch.Tensor] = []
 
-    def send(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        work = partial(kernels.all_to_all, tensor=tensor, splits=splits, name=name or "")
-        rows, got = run(process_set, "alltoall", name, work)
+    def forward(group: Group, tensors: Tensors, _: bool) -> Tensors:
+        rows, got = kernels.all_to_all(group, tensors[0], splits, name or "")
         counts[:] = [got]
         return rows, got
 
-    def gradient(grad: torch.Tensor, _: torch.Tensor) -> list[torch.Tensor]:
-        back, _ = group.run(lambda: kernels.all_to_all(group, grad, counts[0]))
-        return [back.reshape(shape)]
+    def gradient(group: Group, grads: Tensors) -> Tensors:
+        return [kernels.all_to_all(group, grads[0], counts[0])[0].reshape(tensor.shape)]
 
-    rows, got = differentiable(send, gradient, [tensor])
-    return rows if splits is None else (rows, got)
+    def finish(results: Tensors) -> list[Any]:
+        return [results[0] if splits is None else tuple(results)]
+
+    return Operation("alltoall", name, process_set, tensors, forward, gradient, finish)
 
 
-def alltoall_async(
-    tensor: torch.Tensor,
-    splits: torch.Tensor | None = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> Handle:
-    """Start `alltoall`; without gradients."""
-
-    def work(group: Group) -> Any:
-        rows, got = kernels.all_to_all(group, tensor, splits, name or "")
-        return rows if splits is None else (rows, got)
-
-    return start(process_set, "alltoall", name, [tensor], work)
+alltoall = _of_one("alltoall", _all_to_all, run)
+alltoall_async = _of_one("alltoall_async", _all_to_all, start)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Wait until all processes of the set have called this."""
     group_of(process_set).barrier()
-
-
-def _start_reduction(
-    kind: str, tensors: Tensors, how: Reduction, process_set: ProcessSet, in_place: bool = False
-) -> Handle:
-    def work(group: Group) -> Any:
-        results = reduce(group, tensors, how, in_place)
-        return results if kind.startswith("grouped") else results[0]
-
-    return start(process_set, kind, how.name, tensors, work)
-
-
-def _all_reduce(
-    kind: str, tensors: Tensors, how: Reduction, compression: Codec, process_set: ProcessSet
-) -> list[torch.Tensor]:
-    """Return the tensors reduced; their gradients are reduced the same way."""
-    group = group_of(process_set)
-
-    def forward(*tensors: torch.Tensor) -> Any:
-        return run(process_set, kind, how.name, lambda group: reduce(group, tensors, how))
-
-    def gradient(*grads: torch.Tensor) -> list[torch.Tensor]:
-        check_differentiable(how.op)
-        return group.run(lambda: reduce(group, grads, replace(how, name="")))
-
-    pairs = [compression.compress(tensor) for tensor in tensors]
-    reduced = differentiable(forward, gradient, [tensor for tensor, _ in pairs])
-    return [compression.decompress(r, ctx) for r, (_, ctx) in zip(reduced, pairs, strict=True)]

@@ -2,16 +2,14 @@
 
 Runs in: child
 
-As in PyTorch's DistributedDataParallel (https://dl.acm.org/doi/10.14778/3415478.3415530) gradients
-travel in buckets of some megabytes, in the order in which they become ready, a small one first, so
-that the reduction begins early in the backward pass. Buckets are reduced in an order that all
-processes share, each as soon as it and those before it are complete, in a group of the optimizer's
-own: it does not matter what else is reduced meanwhile.
+Gradients travel in the order in which they became ready in the first backward pass. Buckets are
+reduced in an order that all processes share, each as soon as it and those before it are complete,
+in a group of the optimizer's own: it does not matter what else is reduced meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,96 +17,14 @@ from weakref import WeakMethod
 
 from sparkdl.collectives.group import Group, Op
 from sparkdl.core.errors import CollectiveError, ConfigError
+from sparkdl.horovod.common.buckets import Layout, plan
 from sparkdl.horovod.common.exceptions import OrderOfCallsError
-from sparkdl.horovod.common.util import split_list
 from sparkdl.horovod.torch import kernels
 from sparkdl.horovod.torch.compression import Compressor
 from sparkdl.horovod.torch.kernels import Reduction, after_stream_of
 
 if TYPE_CHECKING:
     import torch
-
-FIRST_NBYTES = 1 << 20
-NBYTES = 25 << 20
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A gradient's place.
-
-    Attributes:
-        nbytes: of the gradient.
-        kind: dtype and device; gradients of one bucket have the same.
-    """
-
-    nbytes: int
-    kind: str
-
-
-@dataclass(frozen=True)
-class Layout:
-    """What is reduced, in this order, by the numbers of the parameters.
-
-    Attributes:
-        buckets: of dense gradients.
-        sparse: parameters whose gradients are sparse.
-    """
-
-    buckets: tuple[tuple[int, ...], ...]
-    sparse: tuple[int, ...]
-
-
-def plan(
-    slots: Sequence[Slot],
-    order: Sequence[int],
-    sparse: Collection[int] = (),
-    groups: Sequence[Sequence[int]] | int = 0,
-) -> Layout:
-    """Return the layout.
-
-    Args:
-        slots: of all parameters.
-        order: in which gradients became ready; parameters that are missing come last.
-        sparse: parameters whose gradients are sparse.
-        groups: parameters that are to travel together; or in how many groups to cut all of them,
-            0 for groups by size.
-    """
-    rest = [number for number in reversed(range(len(slots))) if number not in set(order)]
-    dense = [number for number in [*order, *rest] if number not in sparse]
-    if isinstance(groups, int):
-        parts = split_list(dense, groups) if groups else _by_size(slots, dense)
-    else:
-        place = {number: i for i, number in enumerate(dense)}
-        asked = [[n for n in group if n in place] for group in groups]
-        grouped = {number for group in asked for number in group}
-        others = _by_size(slots, [number for number in dense if number not in grouped])
-        # A group is complete with its last gradient.
-        parts = sorted(
-            [*(group for group in asked if group), *others],
-            key=lambda part: max(place[number] for number in part),
-        )
-    buckets = tuple(bucket for part in parts for bucket in _by_kind(slots, part))
-    return Layout(buckets, tuple(sorted(sparse)))
-
-
-def _by_size(slots: Sequence[Slot], numbers: Sequence[int]) -> list[list[int]]:
-    parts: list[list[int]] = []
-    open_parts: dict[str, list[int]] = {}
-    filled: dict[str, int] = {}
-    for number in numbers:
-        slot = slots[number]
-        limit = FIRST_NBYTES if len(parts) == 1 else NBYTES
-        if slot.kind not in open_parts or filled[slot.kind] + slot.nbytes > limit:
-            open_parts[slot.kind], filled[slot.kind] = [], 0
-            parts.append(open_parts[slot.kind])
-        open_parts[slot.kind].append(number)
-        filled[slot.kind] += slot.nbytes
-    return parts
-
-
-def _by_kind(slots: Sequence[Slot], numbers: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    for kind in dict.fromkeys(slots[number].kind for number in numbers):
-        yield tuple(number for number in numbers if slots[number].kind == kind)
 
 
 class Bucket:
@@ -419,10 +335,7 @@ class Reducer:
         order: list[int] = next((other["order"] for other in everyone if other["order"]), [])
         sparse = {number for other in everyone for number in other["sparse"]}
         gathered = set() if self._options.sparse_as_dense else sparse
-        slots = [
-            Slot(param.numel() * param.element_size(), f"{param.dtype} {param.device}")
-            for param in self._params
-        ]
+        slots = [kernels.slot_of(param) for param in self._params]
         self._layout = plan(slots, order, gathered, self._options.groups)
         self._buckets = [
             Bucket([self._params[number] for number in bucket], [n in sparse for n in bucket])

@@ -9,16 +9,31 @@ from typing import Any
 
 import pytest
 
-from sparkdl.core.errors import FeedTimeoutError, NodeFailedError
+from sparkdl.core.errors import FeedTimeoutError
+from sparkdl.driver.feeds import transitions
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.feed.reader.batches import Tail
 from sparkdl.node.context import NodeContext
+from tests.doubles.labs import Lab
 from tests.doubles.map_funs import count_rows
 from tests.doubles.meetings import STEP_S, WIDE, Meetings, meet, parts, train
 from tests.doubles.nodes import SOON_S, launch
 
-LITTLE = 1 << 16
-"""Bytes of feed memory that make feeders wait."""
+TAILS: tuple[Tail, ...] = ("short", "pad", "drop", "carry")
+STILL_S = 1.0
+"""After which a feed that stands still times out."""
+SIZES = {
+    "skewed": (1, 1000, 0),
+    "one": (300,),
+    "many": (5,) * 50,
+}
+whatever_the_budget = pytest.mark.parametrize("nodes", ["roomy", "little", "disk"], indirect=True)
+
+
+def ended(lab: Lab, feed: str) -> list[Any]:
+    """End the feed; return what the nodes return."""
+    lab.cluster.end_feeds(feed)
+    return lab.results()
 
 
 def used_once(epochs: list[list[list[int]]], rows: int) -> bool:
@@ -34,35 +49,22 @@ def steps_of(results: list[Any]) -> list[list[int]]:
     return [[len(epoch) for epoch in node] for node in results]
 
 
-BUDGETS = {
-    "roomy": {"feed_memory": 1 << 26},
-    "little": {"feed_memory": LITTLE, "feed_disk": 0},
-    "disk": {"feed_memory": LITTLE, "feed_disk": 1 << 28},
-}
-SIZES = {
-    "skewed": (1, 1000, 0),
-    "one": (300,),
-    "many": (5,) * 200,
-}
-
-
-@pytest.mark.parametrize("tail", ["short", "pad", "drop", "carry"])
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("tail", TAILS)
+@pytest.mark.parametrize("sizes", ["skewed", pytest.param("one", marks=pytest.mark.deep), "many"])
+@whatever_the_budget
 def test_nodes_that_meet_at_every_step_use_each_row_once_an_epoch(
-    tail: Tail, budget: str, sizes: str
+    nodes: Lab, feed: str, tail: Tail, sizes: str
 ) -> None:
     count = sum(SIZES[sizes])
     with Meetings() as meetings:
-        args = {"port": meetings.port, "tail": tail}
-        with launch(train, args, **BUDGETS[budget]) as cluster:
-            report = cluster.feed(parts(*SIZES[sizes]), epochs=3, timeout_s=STEP_S)
-            results = cluster.results(SOON_S)
+        nodes.begin(train, {"port": meetings.port, "feed": feed, "tail": tail})
+        report = nodes.cluster.feed(parts(*SIZES[sizes]), 3, feed, STEP_S)
+        results = ended(nodes, feed)
+    has_room = nodes.cluster.spec.settings.feed_disk_nbytes != 0
     assert report.epochs == 3
     assert report.rows_unused == 0 or tail == "carry"
     assert report.rows_fed == 3 * count
-    assert report.passes == (3 if budget == "little" and count > 300 else report.passes)
-    assert budget == "little" or report.passes == 1
+    assert report.passes == 1 if has_room else report.passes == 3 or count <= 300
     first, second = steps_of(results)
     assert first == second
     assert list(report.steps.values()) == [sum(first), sum(second)]
@@ -93,14 +95,13 @@ def _check_full_batches(tail: Tail, results: list[Any], report: FeedReport, coun
 @pytest.mark.parametrize("stop", [[0, 3], [2, 1]], ids=["first epoch", "from the log"])
 @pytest.mark.parametrize("tail", ["short", "carry"])
 def test_terminate_of_all_ends_the_feed_and_the_cluster_is_fed_again(
-    stop: list[int], tail: Tail
+    roomy: Lab, feed: str, stop: list[int], tail: Tail
 ) -> None:
     with Meetings() as meetings:
-        args = {"port": meetings.port, "tail": tail, "stop_all": stop}
-        with launch(train, args, feed_memory=1 << 26) as cluster:
-            cluster.feed(parts(100, 100), epochs=1000, timeout_s=STEP_S)
-            report = cluster.feed(parts(50, 7), epochs=2, timeout_s=STEP_S)
-            results = cluster.results(SOON_S)
+        roomy.begin(train, {"port": meetings.port, "feed": feed, "tail": tail, "stop_all": stop})
+        roomy.cluster.feed(parts(100, 100), 1000, feed, STEP_S)
+        report = roomy.cluster.feed(parts(50, 7), 2, feed, STEP_S)
+        results = ended(roomy, feed)
     assert report.rows_unused == 0 or tail == "carry"
     first, second = steps_of(results)
     assert first == second
@@ -112,7 +113,7 @@ def test_terminate_of_all_ends_the_feed_and_the_cluster_is_fed_again(
 def alone(args: dict[str, Any], ctx: NodeContext) -> list[list[list[int]]]:
     """As `train`, but meeting nobody; `stop` is a node, an epoch and a step."""
     epochs: list[list[list[int]]] = []
-    batches = ctx.batches(8, ["x"], even=True, tail=args["tail"])
+    batches = ctx.batches(8, ["x"], args["feed"], even=True, tail=args["tail"])
     for epoch in itertools.count():
         steps, has_left = [], False
         for step, batch in enumerate(batches):
@@ -133,13 +134,13 @@ def endless() -> Iterator[dict[str, int]]:
 
 @pytest.mark.parametrize("tail", ["short", "carry", "drop"])
 def test_terminate_of_one_worker_ends_an_endless_feed_and_all_take_part_in_the_next(
-    tail: Tail,
+    disk: Lab, feed: str, tail: Tail
 ) -> None:
-    with launch(alone, {"tail": tail, "stop": [1, 0, 2]}, feed_memory=LITTLE) as cluster:
-        report = cluster.feed(endless(), timeout_s=STEP_S)
-        assert report.epochs == 0
-        again = cluster.feed(parts(50, 7, 39), epochs=2, timeout_s=STEP_S)
-        results = cluster.results(SOON_S)
+    disk.begin(alone, {"feed": feed, "tail": tail, "stop": [1, 0, 2]})
+    report = disk.cluster.feed(endless(), 1, feed, STEP_S)
+    assert report.epochs == 0
+    again = disk.cluster.feed(parts(50, 7, 39), 2, feed, STEP_S)
+    results = ended(disk, feed)
     assert again.rows_unused == 0 or tail == "carry"
     stayed, left = results
     assert [len(steps) for steps in stayed[-2:]] == [len(steps) for steps in left[-2:]]
@@ -148,20 +149,23 @@ def test_terminate_of_one_worker_ends_an_endless_feed_and_all_take_part_in_the_n
             assert used_once([node[epoch] for node in results], 96)
 
 
-@pytest.mark.parametrize("tail", ["short", "pad", "drop", "carry"])
-def test_feed_that_broke_within_an_epoch_leaves_nodes_in_step(tail: Tail) -> None:
+@pytest.mark.parametrize("tail", TAILS)
+def test_feed_that_broke_within_an_epoch_leaves_nodes_in_step(
+    disk: Lab, feed: str, tail: Tail, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transitions, "REASON_S", 0.1)  # no node has anything to explain
+
     def rows() -> Iterator[dict[str, Any]]:
         for x in range(2000):
             yield {"x": x, "f": bytes(8 * WIDE)}
         raise ValueError("in the data")
 
     with Meetings() as meetings:
-        args = {"port": meetings.port, "tail": tail}
-        with launch(train, args, feed_memory=LITTLE) as cluster:
-            with pytest.raises(ValueError, match="in the data"):
-                cluster.feed(rows(), timeout_s=STEP_S)
-            report = cluster.feed(parts(50, 7, 40), epochs=2, timeout_s=STEP_S)
-            results = cluster.results(SOON_S)
+        disk.begin(train, {"port": meetings.port, "feed": feed, "tail": tail})
+        with pytest.raises(ValueError, match="in the data"):
+            disk.cluster.feed(rows(), 1, feed, STEP_S)
+        report = disk.cluster.feed(parts(50, 7, 40), 2, feed, STEP_S)
+        results = ended(disk, feed)
     assert report.rows_unused == 0 or tail == "carry"
     first, second = steps_of(results)
     assert first == second
@@ -171,7 +175,7 @@ def test_feed_that_broke_within_an_epoch_leaves_nodes_in_step(tail: Tail) -> Non
 
 def slow_once(args: dict[str, Any], ctx: NodeContext) -> list[list[list[int]]]:
     """Wait in the first step until the test lets go, then train."""
-    batches = ctx.batches(8, ["x"], even=True, tail=args["tail"])
+    batches = ctx.batches(8, ["x"], args["feed"], even=True, tail=args["tail"])
     first = next(iter(batches))["x"]
     print(f"holding {len(first)} rows")
     if ctx.rank == 1:
@@ -179,17 +183,19 @@ def slow_once(args: dict[str, Any], ctx: NodeContext) -> list[list[list[int]]]:
     return train(args, ctx)
 
 
-def test_feed_that_timed_out_names_node_and_step_and_the_cluster_is_fed_again() -> None:
+def test_feed_that_timed_out_names_node_and_step_and_the_cluster_is_fed_again(
+    roomy: Lab, feed: str
+) -> None:
     with Meetings() as meetings, Meetings(2) as held:
-        args = {"port": meetings.port, "held": held.port, "tail": "short"}
-        with launch(slow_once, args) as cluster:
-            with pytest.raises(FeedTimeoutError) as caught:
-                cluster.feed(parts(100, 33), epochs=3, timeout_s=2.0)
-            meet(held.port)
-            report = cluster.feed(parts(60, 5), epochs=2, timeout_s=STEP_S)
-            results = cluster.results(SOON_S)
+        ports = {"port": meetings.port, "held": held.port}
+        roomy.begin(slow_once, {**ports, "feed": feed, "tail": "short"})
+        with pytest.raises(FeedTimeoutError) as caught:
+            roomy.cluster.feed(parts(100, 33), 3, feed, STILL_S)
+        meet(held.port)
+        report = roomy.cluster.feed(parts(60, 5), 2, feed, STEP_S)
+        results = ended(roomy, feed)
     story = str(caught.value)
-    assert "made no progress for 2 s: worker:" in story
+    assert "made no progress for 1 s: worker:" in story
     assert "steps, and received" in story
     assert "| holding 8 rows" in story
     assert report.rows_unused == 0
@@ -198,16 +204,18 @@ def test_feed_that_timed_out_names_node_and_step_and_the_cluster_is_fed_again() 
     assert used_once([node[-1] for node in results], 65)
 
 
-def test_feed_that_timed_out_between_two_epochs_from_the_log_leaves_nodes_in_step() -> None:
+def test_feed_that_timed_out_between_two_epochs_from_the_log_leaves_nodes_in_step(
+    roomy: Lab, feed: str
+) -> None:
     """One node has not left an epoch yet when the other has begun the next one."""
     with Meetings() as meetings, Meetings(2) as held:
-        args = {"port": meetings.port, "held": held.port, "tail": "short", "pause": [2, 8]}
-        with launch(train, args) as cluster:
-            with pytest.raises(FeedTimeoutError):
-                cluster.feed(parts(100, 33), epochs=50, timeout_s=2.0)
-            meet(held.port)
-            cluster.feed(parts(60, 5), epochs=2, timeout_s=STEP_S)
-            results = cluster.results(SOON_S)
+        ports = {"port": meetings.port, "held": held.port}
+        roomy.begin(train, {**ports, "feed": feed, "tail": "short", "pause": [2, 8]})
+        with pytest.raises(FeedTimeoutError):
+            roomy.cluster.feed(parts(100, 33), 50, feed, STILL_S)
+        meet(held.port)
+        roomy.cluster.feed(parts(60, 5), 2, feed, STEP_S)
+        results = ended(roomy, feed)
     first, second = steps_of(results)
     assert first == second
     assert len(first) == 4 + 2
@@ -223,7 +231,7 @@ def late_and_slow(args: dict[str, Any], ctx: NodeContext) -> list[list[list[int]
 
 @pytest.mark.parametrize("tail", ["short", "carry"])
 def test_worker_that_begins_late_and_a_straggling_partition_leave_nodes_in_step(
-    tail: Tail,
+    disk: Lab, feed: str, tail: Tail
 ) -> None:
     with Meetings() as meetings, Meetings(2) as held:
 
@@ -233,49 +241,49 @@ def test_worker_that_begins_late_and_a_straggling_partition_leave_nodes_in_step(
                     meet(held.port)
                 yield {"x": x, "f": bytes(8 * WIDE)}
 
-        args = {"port": meetings.port, "held": held.port, "tail": tail}
-        with launch(late_and_slow, args, feed_memory=1 << 24) as cluster:
-            report = cluster.feed(rows(), timeout_s=STEP_S)
-            results = cluster.results(SOON_S)
+        ports = {"port": meetings.port, "held": held.port}
+        disk.begin(late_and_slow, {**ports, "feed": feed, "tail": tail})
+        report = disk.cluster.feed(rows(), 1, feed, STEP_S)
+        results = ended(disk, feed)
     assert report.rows_fed == 3000
     first, second = steps_of(results)
     assert first == second
     assert used_once([node[0] for node in results], 3000) or tail == "carry"
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_plain_feed_has_every_row_once_an_epoch_whatever_the_budget(budget: str) -> None:
-    def read(args: None, ctx: NodeContext) -> list[int]:
-        feed, rows = ctx.get_data_feed(), []
+@whatever_the_budget
+def test_plain_feed_has_every_row_once_an_epoch(nodes: Lab, feed: str) -> None:
+    def read(name: str, ctx: NodeContext) -> list[int]:
+        feed, rows = ctx.get_data_feed(qname_in=name), []
         while not feed.should_stop():
             rows += [row["x"] for row in feed.next_batch(10)]
         return rows
 
-    with launch(read, **BUDGETS[budget]) as cluster:
-        report = cluster.feed(parts(1, 1000, 0), epochs=3, timeout_s=STEP_S)
-        results = cluster.results(SOON_S)
+    nodes.begin(read, feed)
+    report = nodes.cluster.feed(parts(1, 1000, 0), 3, feed, STEP_S)
+    results = ended(nodes, feed)
     assert (report.rows_fed, report.rows_used) == (3003, 3003)
-    assert report.passes == 1 or budget == "little"
+    assert report.passes == 1 or nodes.cluster.spec.settings.feed_disk_nbytes == 0
     assert Counter(x for rows in results for x in rows) == Counter(dict.fromkeys(range(1001), 3))
 
 
-def two_feeds(args: dict[str, Any], ctx: NodeContext) -> list[list[int]]:
+def two_feeds(args: list[str], ctx: NodeContext) -> list[list[int]]:
     """Train and evaluate by turns."""
-    training = ctx.batches(8, ["x"], even=True)
-    evaluation = ctx.batches(8, ["x"], feed="eval", even=True)
+    training, evaluation = (ctx.batches(8, ["x"], feed=feed, even=True) for feed in args)
     return [
         [sum(len(batch["x"]) for batch in each) for each in (training, evaluation)]
         for _ in range(3)
     ]
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_evaluation_is_fed_beside_training_whatever_the_budget(budget: str) -> None:
-    with launch(two_feeds, {}, **BUDGETS[budget]) as cluster:
-        evaluating = cluster.feed_async(parts(301, 3), epochs=3, name="eval", timeout_s=STEP_S)
-        training = cluster.feed(parts(1, 700), epochs=3, timeout_s=STEP_S)
-        evaluated = evaluating.result(SOON_S)
-        results = cluster.results(SOON_S)
+@whatever_the_budget
+def test_evaluation_is_fed_beside_training(nodes: Lab, feed: str) -> None:
+    names = [feed, f"{feed} eval"]
+    nodes.begin(two_feeds, names)
+    evaluating = nodes.cluster.feed_async(parts(301, 3), 3, names[1], STEP_S)
+    training = nodes.cluster.feed(parts(1, 700), 3, feed, STEP_S)
+    evaluated = evaluating.result(SOON_S)
+    results = nodes.results()
     assert (training.rows_fed, evaluated.rows_fed) == (2103, 912)
     # A node that has room when the other has none gets more rows; the other repeats one of its own.
     for k, rows, report in ((0, 701, training), (1, 304, evaluated)):
@@ -285,27 +293,8 @@ def test_evaluation_is_fed_beside_training_whatever_the_budget(budget: str) -> N
 
 
 def test_evaluator_is_fed_beside_the_workers() -> None:
-    def read(args: None, ctx: NodeContext) -> list[int]:
-        counts = count_rows(args, ctx)
-        print(f"{ctx.job_name} read {counts[0]} rows")
-        return counts
-
-    with launch(read, nodes=3, eval_node=True) as cluster:
-        evaluating = cluster.feed_async(range(10), to="evaluator", name="input", timeout_s=STEP_S)
+    with launch(count_rows, eval_node=True) as cluster:
+        evaluating = cluster.feed_async(range(10), to="evaluator", timeout_s=STEP_S)
         assert evaluating.result(SOON_S).rows == {"evaluator:0": 10}
-        assert set(cluster.feed(range(100), timeout_s=STEP_S).rows.values()) == {50}
-        assert [r[0] for r in cluster.results(SOON_S)[:2]] == [50, 50]
-
-
-def test_error_of_map_fun_within_a_feed_is_what_the_feed_raises() -> None:
-    def fail(args: None, ctx: NodeContext) -> None:
-        for step, _ in enumerate(ctx.batches(8, even=True)):
-            if ctx.rank == 1 and step == 3:
-                raise RuntimeError("out of luck")
-
-    cluster = launch(fail, feed_memory=LITTLE)
-    try:
-        with pytest.raises(NodeFailedError, match="out of luck"):
-            cluster.feed(endless(), timeout_s=STEP_S)
-    finally:
-        cluster.abort()
+        assert cluster.feed(range(100), timeout_s=STEP_S).rows == {"worker:0": 100}
+        assert cluster.results(SOON_S)[0] == [100, sum(range(100))]

@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,37 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import sparkdl
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTimeoutError, NodeFailedError
-from sparkdl.driver.lifecycle.state import is_empty
+from sparkdl.core.errors import (
+    ConfigError,
+    EndOfFeedError,
+    FeedClosedError,
+    FeedTimeoutError,
+    NodeFailedError,
+)
 from sparkdl.node.context import NodeContext
 from tests.doubles.frameworks import LOSES_PORTS
 from tests.doubles.gates import Gate
-from tests.doubles.map_funs import count_rows, double, hang
-from tests.doubles.nodes import SOON_S, Lines, launch
+from tests.doubles.labs import Lab
+from tests.doubles.map_funs import count_rows, double
+from tests.doubles.nodes import SOON_S, launch
 
-LITTLE = 1 << 16
-"""Bytes of feed memory that make feeders wait."""
+STILL_S = 1.0
+"""After which a feed that stands still times out."""
+
+
+def count(feed: str, ctx: NodeContext) -> list[int]:
+    """Read a feed to its end; return how many rows there were, and their sum."""
+    data, rows = ctx.get_data_feed(qname_in=feed), []
+    while not data.should_stop():
+        rows += data.next_batch(100)
+    return [len(rows), sum(rows)]
+
+
+def ended(lab: Lab, feed: str) -> list[Any]:
+    """End the feed; return what the nodes return."""
+    lab.cluster.end_feeds(feed)
+    return lab.results()
 
 
 def column(result: Any, i: int) -> int:
@@ -37,26 +56,26 @@ def column(result: Any, i: int) -> int:
 # all rows, once an epoch
 
 
-def test_every_row_is_read_once_an_epoch_however_often_it_is_fed() -> None:
-    with launch(count_rows) as cluster:
-        first = cluster.feed(range(1000), epochs=3)
-        assert first.epochs == 3
-        assert first.rows_fed == 3000
-        assert first.rows_unused == 0
-        assert first.rows == {"worker:0": 1500, "worker:1": 1500}
-        assert cluster.feed(range(501)).rows_fed == 501
-        results = cluster.results(SOON_S)
+def test_every_row_is_read_once_an_epoch_however_often_it_is_fed(roomy: Lab, feed: str) -> None:
+    roomy.begin(count, feed)
+    first = roomy.cluster.feed(range(1000), epochs=3, name=feed)
+    assert first.epochs == 3
+    assert first.rows_fed == 3000
+    assert first.rows_unused == 0
+    assert first.rows == {"worker:0": 1500, "worker:1": 1500}
+    assert roomy.cluster.feed(range(501), name=feed).rows_fed == 501
+    results = ended(roomy, feed)
     assert column(results, 0) == 3501
     assert column(results, 1) == 3 * sum(range(1000)) + sum(range(501))
 
 
-def test_data_far_beyond_the_memory_streams_through() -> None:
+def test_data_far_beyond_the_memory_streams_through(little: Lab, feed: str) -> None:
     rows = 200
 
-    def norm(args: None, ctx: NodeContext) -> list[float]:
+    def norm(feed: str, ctx: NodeContext) -> list[float]:
         total = [0.0, 0.0]
         for _epoch in range(2):
-            for batch in ctx.batches(16, even=False):
+            for batch in ctx.batches(16, feed=feed, even=False):
                 total[0] += len(batch["x"])
                 total[1] += float(batch["x"].sum())
         return total
@@ -65,58 +84,56 @@ def test_data_far_beyond_the_memory_streams_through() -> None:
     column_x = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), 4096)
     table = pa.table({"x": column_x})
     parts = [table.slice(i, 8) for i in range(0, rows, 8)]
-    with launch(norm, feed_memory=LITTLE) as cluster:
-        assert cluster.feed(parts, epochs=2).rows_fed == 2 * rows
-        results = cluster.results(SOON_S)
+    little.begin(norm, feed)
+    assert little.cluster.feed(parts, epochs=2, name=feed).rows_fed == 2 * rows
+    results = ended(little, feed)
     assert column(results, 0) == 2 * rows
     assert column(results, 1) == 2 * 4096 * sum(range(rows))
 
 
-def test_fewer_rows_than_nodes_are_fed_all_the_same() -> None:
-    with launch(count_rows) as cluster:
-        assert cluster.feed([7], epochs=2).rows_fed == 2
-        assert cluster.feed([]).rows_fed == 0
-        assert column(cluster.results(SOON_S), 1) == 14
+def test_fewer_rows_than_nodes_are_fed_all_the_same(roomy: Lab, feed: str) -> None:
+    roomy.begin(count, feed)
+    assert roomy.cluster.feed([7], epochs=2, name=feed).rows_fed == 2
+    assert roomy.cluster.feed([], name=feed).rows_fed == 0
+    assert column(ended(roomy, feed), 1) == 14
 
 
-def test_feeds_of_different_names_go_side_by_side() -> None:
-    def two_feeds(args: None, ctx: NodeContext) -> list[int]:
-        rows = []
-        for name in ("images", "labels"):
-            feed, count = ctx.get_data_feed(qname_in=name), 0
-            while not feed.should_stop():
-                count += len(feed.next_batch(10))
-            rows.append(count)
-        return rows
+def test_feeds_of_different_names_go_side_by_side(roomy: Lab, feed: str) -> None:
+    def two_feeds(names: list[str], ctx: NodeContext) -> list[int]:
+        return [count(name, ctx)[0] for name in names]
 
-    with launch(two_feeds, feed_memory=1 << 20) as cluster, ThreadPoolExecutor(2) as pool:
-        labels = pool.submit(cluster.feed, range(30), 1, "labels")  # read last
-        images = pool.submit(cluster.feed, range(1000), 2, "images")
+    names = [f"{feed} images", f"{feed} labels"]
+    roomy.begin(two_feeds, names)
+    with ThreadPoolExecutor(2) as pool:
+        labels = pool.submit(roomy.cluster.feed, range(30), 1, names[1])  # read last
+        images = pool.submit(roomy.cluster.feed, range(1000), 2, names[0])
         assert images.result(SOON_S).rows_fed == 2000
-        cluster.end_feeds("images")
+        roomy.cluster.end_feeds(names[0])
         assert labels.result(SOON_S).rows_fed == 30
-        results = cluster.results(SOON_S)
+    results = ended(roomy, names[1])
     assert (column(results, 0), column(results, 1)) == (2000, 30)
 
 
-def test_end_of_one_feed_does_not_cut_another(tmp_path: Path) -> None:
-    def leave_one(args: list[Gate], ctx: NodeContext) -> int:
-        ctx.get_data_feed(qname_in="eval").terminate()
-        feed, count = ctx.get_data_feed(), 0
-        args[ctx.rank].wait()
+def test_end_of_one_feed_does_not_cut_another(disk: Lab, feed: str, tmp_path: Path) -> None:
+    def leave_one(args: list[Any], ctx: NodeContext) -> int:
+        name, other, *gates = args
+        ctx.get_data_feed(qname_in=other).terminate()
+        feed, rows = ctx.get_data_feed(qname_in=name), 0
+        gates[ctx.rank].wait()
         while not feed.should_stop():
-            count += len(feed.next_batch(10))
-        return count
+            rows += len(feed.next_batch(10))
+        return rows
 
     gates = [Gate.at(tmp_path / str(rank)) for rank in range(2)]
-    rows = [bytes(1000)] * 500
-    with launch(leave_one, gates, feed_memory=LITTLE) as cluster, ThreadPoolExecutor(1) as pool:
-        training = pool.submit(cluster.feed, iter(rows))
-        cluster.feed(itertools.repeat(1), name="eval")  # endless: returns as nobody wants it
+    rows, other = [bytes(1000)] * 500, f"{feed} eval"
+    disk.begin(leave_one, [feed, other, *gates])
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(disk.cluster.feed, iter(rows), 1, feed)
+        disk.cluster.feed(itertools.repeat(1), name=other)  # endless: returns as nobody wants it
         for gate in gates:
             gate.open()
         assert training.result(SOON_S).rows_fed == 500
-        assert sum(cluster.results(SOON_S)) == 500
+    assert sum(ended(disk, feed)) == 500
 
 
 # rows that nobody wants
@@ -137,98 +154,59 @@ def test_rows_for_a_node_that_returned_early_are_counted_as_unused() -> None:
     assert kept + left + report.rows_unused == 1000
 
 
-def test_feed_ends_early_once_no_node_wants_more() -> None:
-    def first_rows(args: None, ctx: NodeContext) -> int:
-        feed = ctx.get_data_feed()
+def test_feed_ends_early_once_no_node_wants_more(roomy: Lab, feed: str) -> None:
+    def first_rows(name: str, ctx: NodeContext) -> int:
+        feed = ctx.get_data_feed(qname_in=name)
         rows = len(feed.next_batch(10))
         feed.terminate()
         return rows
 
-    with launch(first_rows) as cluster:
-        report = cluster.feed(itertools.count())
-        assert report.epochs == 0
-        assert report.rows_unused > 0
-        assert cluster.results(SOON_S) == [10, 10]
+    roomy.begin(first_rows, feed)
+    report = roomy.cluster.feed(itertools.count(), name=feed)
+    assert report.epochs == 0
+    assert report.rows_unused > 0
+    assert ended(roomy, feed) == [10, 10]
 
 
 # what ends a feed, and what it refuses
 
 
-def test_feed_that_nobody_reads_times_out_and_names_the_node_and_its_last_words() -> None:
-    def stall_in_one(args: None, ctx: NodeContext) -> None:
+def test_feed_that_nobody_reads_times_out_and_names_the_node_and_its_last_words(
+    roomy: Lab, feed: str, tmp_path: Path
+) -> None:
+    def stall_in_one(args: list[Any], ctx: NodeContext) -> None:
+        name, gate = args
         if ctx.rank == 1:
-            print("waiting for a lock")
-            hang(args, ctx)
-        print("reading")
-        count_rows(args, ctx)
+            print("waiting for a lock", flush=True)
+            gate.wait()
+        count(name, ctx)
 
-    lines = Lines()
-    with launch(stall_in_one, on_log=lines) as cluster:
-        lines.wait_for("reading")
-        lines.wait_for("waiting for a lock")
-        with pytest.raises(FeedTimeoutError) as caught:
-            cluster.feed(range(100), timeout_s=2)
-        cluster.abort()
+    gate = Gate.at(tmp_path / "gate")
+    roomy.begin(stall_in_one, [feed, gate])
+    with gate.wait_until_reached(), pytest.raises(FeedTimeoutError) as caught:
+        roomy.cluster.feed(range(100), name=feed, timeout_s=STILL_S)
+    ended(roomy, feed)
     story = str(caught.value)
-    assert "no progress for 2 s: worker:1 has read 0 rows in 0 steps, and received 50" in story
+    assert "no progress for 1 s: worker:1 has read 0 rows in 0 steps, and received 50" in story
     assert "feed_timeout" in story
     assert story.endswith("  | waiting for a lock")
 
 
-def test_timeout_of_a_feed_is_its_own_also_where_a_node_is_full(tmp_path: Path) -> None:
-    """The cluster's feed_timeout is what feeds have that name none."""
-    gate = Gate.at(tmp_path / "gate")
-
-    def late(args: Gate, ctx: NodeContext) -> list[int]:
-        args.wait()
-        return [len(ctx.get_data_feed().next_batch(300))]
-
-    with (
-        launch(late, gate, nodes=1, feed_memory=LITTLE, feed_timeout=0.3) as cluster,
-        ThreadPoolExecutor(1) as pool,
+def test_what_cannot_be_fed_is_refused_before_a_row_is_sent(roomy: Lab, feed: str) -> None:
+    roomy.begin(count, feed)
+    for data, epochs, text in (
+        ([1], 0, "epochs=0"),
+        (1, 1, "not int"),
+        (b"text", 1, "not bytes"),
+        ("text", 1, "text: no Parquet file found"),
+        ({"x": [1]}, 1, "not dict"),
+        (iter([1]), 2, "a list_iterator can be read once"),
     ):
-        feeding = pool.submit(
-            cluster.feed, [pa.table({"x": [bytes(LITTLE)]})] * 3, timeout_s=SOON_S
-        )
-        with gate.wait_until_reached(), pytest.raises(FutureTimeoutError):
-            feeding.result(timeout=1.0)
-        assert feeding.result(SOON_S).rows_fed == 3
-
-
-def test_problem_in_the_data_is_raised_and_harms_no_node() -> None:
-    def rows() -> Iterator[int]:
-        yield from range(10)
-        raise ValueError("a bad row")
-
-    with launch(count_rows, nodes=1) as cluster:
-        with pytest.raises(ValueError, match="a bad row"):
-            cluster.feed(rows())
-        assert cluster.feed([1]).rows_fed == 1
-
-
-def test_cluster_that_reads_its_own_data_is_not_fed() -> None:
-    with (
-        launch(lambda args, ctx: None, nodes=1, input_mode="own") as cluster,
-        pytest.raises(ConfigError, match="input_mode='spark'"),
-    ):
-        cluster.feed([1])
-
-
-def test_what_cannot_be_fed_is_refused_before_a_row_is_sent() -> None:
-    with launch(count_rows, nodes=1) as cluster:
-        for data, epochs, text in (
-            ([1], 0, "epochs=0"),
-            (1, 1, "not int"),
-            (b"text", 1, "not bytes"),
-            ("text", 1, "text: no Parquet file found"),
-            ({"x": [1]}, 1, "not dict"),
-            (iter([1]), 2, "a list_iterator can be read once"),
-        ):
-            with pytest.raises(ConfigError, match=text):
-                cluster.feed(data, epochs)
-        with pytest.raises(ConfigError, match="timeout_s=0"):
-            cluster.feed([1], timeout_s=0)
-        assert cluster.results(SOON_S) == [[0, 0]]
+        with pytest.raises(ConfigError, match=text):
+            roomy.cluster.feed(data, epochs, feed)
+    with pytest.raises(ConfigError, match="timeout_s=0"):
+        roomy.cluster.feed([1], name=feed, timeout_s=0)
+    assert ended(roomy, feed) == [[0, 0]] * 2
 
 
 def test_shutdown_ends_a_running_feed_and_later_ones() -> None:
@@ -256,7 +234,7 @@ def test_shutdown_ends_a_running_feed_and_later_ones() -> None:
 def lose_port_once(args: list[Any], ctx: NodeContext) -> list[int]:
     """In the first round lose the port, having met the test at a gate; in the second, train."""
     gate, rows_before = args
-    if ctx.generation == 0 and ctx.rank == 1:
+    if ctx.generation == 0 and ctx.rank == ctx.num_workers - 1:
         if rows_before:
             ctx.get_data_feed().next_batch(rows_before)
         gate.wait()
@@ -264,7 +242,7 @@ def lose_port_once(args: list[Any], ctx: NodeContext) -> list[int]:
     return [*count_rows(args, ctx), ctx.generation, ctx.member.port]
 
 
-@pytest.mark.parametrize("rows_before", [0, 10])
+@pytest.mark.parametrize("rows_before", [pytest.param(0, marks=pytest.mark.deep), 10])
 def test_feed_begins_anew_when_a_node_loses_its_port(tmp_path: Path, rows_before: int) -> None:
     gate = Gate.at(tmp_path / "gate")
     with (
@@ -288,28 +266,37 @@ def test_feed_begins_anew_when_a_node_loses_its_port(tmp_path: Path, rows_before
 def test_end_of_the_feed_reaches_the_children_of_a_later_round(tmp_path: Path) -> None:
     gate = Gate.at(tmp_path / "gate")
     with (
-        launch(lose_port_once, [gate, 0], framework=LOSES_PORTS) as cluster,
+        launch(lose_port_once, [gate, 0], 1, framework=LOSES_PORTS) as cluster,
         ThreadPoolExecutor(1) as pool,
     ):
         results = pool.submit(cluster.results)
         with gate.wait_until_reached():
             cluster.end_feeds()
-        assert [result[:3] for result in results.result(2 * SOON_S)] == [[0, 0, 1]] * 2
+        assert [result[:3] for result in results.result(2 * SOON_S)] == [[0, 0, 1]]
 
 
 # inference
 
 
-def test_results_of_inference_are_in_order_and_come_as_they_are_asked_for() -> None:
-    with launch(double) as cluster:
-        assert list(cluster.infer(range(1000))) == [2 * i for i in range(1000)]
-        tables = [pa.table({"x": [1, 2]}), pa.table({"x": [3]}), pa.table({"x": [4, 5]})]
-        few = cluster.infer(range(5), timeout_s=5)
-        assert list(itertools.islice(few, 3)) == [0, 2, 4]
-        few.close()
-        with pytest.raises(ConfigError, match="schema"):
-            list(cluster.infer(tables, schema="y long"))
-        assert cluster.status() == "Running"
+def test_results_of_inference_are_in_order_and_come_as_they_are_asked_for(
+    roomy: Lab, feed: str
+) -> None:
+    def double_named(name: str, ctx: NodeContext) -> None:
+        feed = ctx.get_data_feed(train_mode=False, qname_in=name)
+        while not feed.should_stop():
+            feed.batch_results([2 * row for row in feed.next_batch(100)])
+
+    infer = partial(roomy.cluster.infer, name=feed)
+    roomy.begin(double_named, feed)
+    assert list(infer(range(1000))) == [2 * i for i in range(1000)]
+    tables = [pa.table({"x": [1, 2]}), pa.table({"x": [3]}), pa.table({"x": [4, 5]})]
+    few = infer(range(5), timeout_s=5)
+    assert list(itertools.islice(few, 3)) == [0, 2, 4]
+    few.close()
+    with pytest.raises(ConfigError, match="schema"):
+        list(infer(tables, schema="y long"))
+    assert roomy.cluster.status() == "Running"
+    ended(roomy, feed)
 
 
 def test_inference_raises_the_failure_of_whichever_node_there_then_and_later() -> None:
@@ -334,7 +321,7 @@ def test_inference_raises_the_failure_of_whichever_node_there_then_and_later() -
 
 
 def test_results_that_are_asked_for_after_the_shutdown_say_that_nobody_answers() -> None:
-    with launch(double) as cluster:
+    with launch(double, nodes=1) as cluster:
         answers = cluster.infer(range(10), timeout_s=1)
     with pytest.raises(FeedClosedError, match="run the action on them before the shutdown"):
         list(answers)
@@ -343,88 +330,79 @@ def test_results_that_are_asked_for_after_the_shutdown_say_that_nobody_answers()
 # feeds that nobody reads, or feeds
 
 
-def returns(args: None, ctx: NodeContext) -> None:
-    """Read nothing."""
-
-
-def misspells(args: None, ctx: NodeContext) -> int:
-    """Read a feed that nobody feeds."""
-    return len(list(ctx.batches(10, feed="inputs")))
-
-
-def test_rows_that_nobody_reads_are_counted_and_the_warning_names_the_nodes(
-    caplog: pytest.LogCaptureFixture,
+def test_rows_are_counted_that_nodes_leave_which_return_and_the_warning_names_the_nodes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with launch(returns) as cluster:
+    """While they are fed, and afterwards."""
+
+    def read_one_batch(args: None, ctx: NodeContext) -> int:
+        return len(next(iter(ctx.batches(10)))["value"])
+
+    pq.write_table(pa.table({"x": range(100)}), tmp_path / "part.parquet")
+    with launch(read_one_batch) as cluster:
+        report = cluster.feed(range(1000))
+        assert (report.rows_used, report.rows_unused) == (20, 980)
+        assert "980 rows were not used" in caplog.text
         cluster.wait(SOON_S)
         report = cluster.feed(range(1000))
         assert (report.rows_unused, report.rows_used, report.epochs) == (1000, 0, 0)
+        for epochs in (1, 3):
+            assert cluster.feed(str(tmp_path), epochs=epochs).rows_unused == 100, "of files"
     assert "1000 rows were not used: map_fun has returned on worker:0; map_fun" in caplog.text
     assert "has returned on worker:1" in caplog.text
 
 
-def test_rows_left_by_nodes_that_return_while_they_are_fed_are_counted(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def reads_one_batch(args: None, ctx: NodeContext) -> int:
-        return len(next(iter(ctx.batches(10)))["value"])
-
-    with launch(reads_one_batch) as cluster:
-        report = cluster.feed(range(1000))
-        assert (report.rows_used, report.rows_unused) == (20, 980)
-    assert "980 rows were not used" in caplog.text
-
-
-@pytest.mark.parametrize("epochs", [1, 3])
-def test_rows_of_files_that_nobody_reads_are_counted(tmp_path: Path, epochs: int) -> None:
-    pq.write_table(pa.table({"x": range(100)}), tmp_path / "part.parquet")
-    with launch(returns) as cluster:
-        cluster.wait(SOON_S)
-        assert cluster.feed(str(tmp_path), epochs=epochs).rows_unused == 100
-
-
-def test_own_data_is_no_feed_and_reading_one_fails_at_once() -> None:
-    with pytest.raises(NodeFailedError, match=r"ConfigError: feed 'input' cannot be read.*'own'"):
-        sparkdl.run(None, count_rows, nodes=2, framework="plain", executor="local")
+def misspells(feed: str, ctx: NodeContext) -> int:
+    """Read a feed that nobody feeds."""
+    return len(list(ctx.batches(10, feed=feed)))
 
 
 def test_feed_of_another_name_than_is_fed_is_told_with_both_names() -> None:
     with (
         pytest.raises(NodeFailedError, match=r"nobody has fed 'inputs' .* being fed is 'input'"),
-        launch(misspells, feed_timeout=1.0) as cluster,
+        launch(misspells, "inputs", nodes=1, feed_timeout=STILL_S) as cluster,
     ):
         cluster.feed(range(10), timeout_s=SOON_S)
 
 
 def test_driver_that_gives_up_a_feed_first_says_which_one_is_read() -> None:
-    waits = r"nobody has fed what is read: 'inputs' \(worker:0, worker:1\); being fed is 'input'"
-    with launch(misspells) as cluster, pytest.raises(FeedTimeoutError, match=waits):
-        cluster.feed(range(10), timeout_s=2.0)
+    waits = r"nobody has fed what is read: 'inputs' \(worker:0\); being fed is 'input'"
+    with launch(misspells, "inputs", nodes=1) as cluster:
+        is_read = cluster._controller.wait_for(
+            lambda view: (0, "inputs") in view.feeds, Deadline.after(SOON_S)
+        )
+        assert is_read
+        with pytest.raises(FeedTimeoutError, match=waits):
+            cluster.feed(range(10), timeout_s=STILL_S)
 
 
 def test_cluster_that_is_never_fed_ends_by_itself() -> None:
-    with launch(count_rows, feed_timeout=0.5) as cluster:
+    with launch(count_rows, nodes=1, feed_timeout=0.5) as cluster:
         with pytest.raises(NodeFailedError, match=r"UnfedError: .* nothing is being fed"):
             cluster.wait(SOON_S)
         cluster.abort()
 
 
+@pytest.mark.parametrize("loops", [3, 5])
 def test_loop_that_goes_on_beyond_the_end_is_told_of_and_then_fails(
-    caplog: pytest.LogCaptureFixture,
+    roomy: Lab, feed: str, caplog: pytest.LogCaptureFixture, loops: int
 ) -> None:
-    def epochs(args: int, ctx: NodeContext) -> list[int]:
-        batches = ctx.batches(10)
-        return [sum(len(batch["value"]) for batch in batches) for _ in range(args)]
+    def epochs(args: tuple[str, int], ctx: NodeContext) -> list[int]:
+        batches = ctx.batches(10, feed=args[0])
+        return [sum(len(batch["value"]) for batch in batches) for _ in range(args[1])]
 
-    with launch(epochs, 3) as cluster:
-        cluster.feed(range(20), epochs=2)
-        assert cluster.results(SOON_S) == [[10, 10, 0]] * 2
-    assert "feed 'input' has ended, and map_fun on worker:" in caplog.text
-    with (
-        pytest.raises(NodeFailedError, match="EndOfFeedError: feed 'input' ended after 2 epochs"),
-        launch(epochs, 5) as cluster,
-    ):
-        cluster.feed(range(20), epochs=2)
+    roomy.begin(epochs, (feed, loops))
+    roomy.cluster.feed(range(20), epochs=2, name=feed)
+    if loops == 3:
+        assert ended(roomy, feed) == [[10, 10, 0]] * 2
+    else:
+        with pytest.raises(EndOfFeedError, match="ended after 2 epochs"):
+            ended(roomy, feed)
+    assert roomy.cluster._controller.wait_for(
+        lambda view: any(count.beyond for (_, name), count in view.feeds.items() if name == feed),
+        Deadline.after(SOON_S),
+    )
+    assert f"feed {feed!r} has ended, and map_fun on worker:" in caplog.text
 
 
 def test_loop_need_not_count_epochs(caplog: pytest.LogCaptureFixture) -> None:
@@ -434,19 +412,8 @@ def test_loop_need_not_count_epochs(caplog: pytest.LogCaptureFixture) -> None:
             found.append(sum(len(batch["value"]) for batch in batches))
         return found
 
-    with launch(all_epochs) as cluster:
+    with launch(all_epochs, nodes=1) as cluster:
         cluster.feed(range(20), epochs=2)
         cluster.feed(range(40))
-        assert cluster.results(SOON_S) == [[10, 10, 20]] * 2
+        assert cluster.results(SOON_S) == [[20, 20, 40]]
     assert "has ended" not in caplog.text
-
-
-def test_rows_for_a_cluster_that_has_finished_and_whose_nodes_have_gone_are_counted() -> None:
-    def return_at_once(args: None, ctx: NodeContext) -> None:
-        pass
-
-    with launch(return_at_once) as cluster:
-        cluster.wait(SOON_S)
-        assert cluster._controller.wait_for(lambda v: is_empty(v.state), Deadline.after(SOON_S))
-        report = cluster.feed(range(100), epochs=2)
-    assert (report.rows_used, report.rows_unused) == (0, 100)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from sparkdl.control.messages import ReadShare
+from sparkdl.control.messages import FeedCount, ReadShare
 from sparkdl.control.rows import DataFile, Share, Storage
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, NodeFailedError
@@ -16,12 +17,12 @@ from sparkdl.driver.feeds.feeds import listed, trigger_options
 from sparkdl.driver.feeds.transitions import _check_size
 from sparkdl.feed.reader.batches import Tail
 from sparkdl.node.context import NodeContext
+from tests.doubles.labs import Lab
 from tests.doubles.meetings import STEP_S, Meetings, meet, parts, train
 from tests.doubles.nodes import SOON_S, launch
 
 MICRO_BATCHES = (1, 0, 1, 3, 40, 2, 1, 1, 1, 18)
 """Rows of each: fewer than nodes, none at all, no multiple of a step."""
-TIMEOUT_S = 5.0
 
 
 class Query:
@@ -38,27 +39,27 @@ class Query:
         self.stopped.set()
 
 
+def received_by(feeds: Mapping[tuple[int, str], FeedCount], name: str) -> list[int]:
+    return [count.rows_received for (_, feed), count in feeds.items() if feed == name]
+
+
 def thread(run: Any, name: str) -> threading.Thread:
     return threading.Thread(target=run, name=name, daemon=True)
 
 
 @pytest.mark.parametrize("tail", ["short", "carry"])
-def test_nodes_in_step_read_uneven_micro_batches_and_idle_time_as_one_epoch(tail: Tail) -> None:
-    *tables, last = parts(*MICRO_BATCHES)
-    with (
-        Meetings() as meetings,
-        launch(train, {"port": meetings.port, "tail": tail}) as cluster,
-    ):
-        stream = cluster.open_stream(timeout_s=TIMEOUT_S)
-        for table in tables:
+def test_nodes_in_step_read_uneven_micro_batches_as_one_epoch(
+    roomy: Lab, feed: str, tail: Tail
+) -> None:
+    with Meetings() as meetings:
+        roomy.begin(train, {"port": meetings.port, "feed": feed, "tail": tail})
+        stream = roomy.cluster.open_stream(feed, STEP_S)
+        for table in parts(*MICRO_BATCHES):
             assert stream.feed(table)
-        if tail == "short":
-            threading.Event().wait(1.1 * TIMEOUT_S)  # longer than a feed may stand still
-        assert stream.feed(last)
         stream.end()
-        cluster.feed(parts(50, 7), timeout_s=STEP_S)
-        results = cluster.results(SOON_S)
-    first, second = results
+        roomy.cluster.feed(parts(50, 7), 1, feed, STEP_S)
+        roomy.cluster.end_feeds(feed)
+        first, second = results = roomy.results()
     assert [len(epoch) for epoch in first] == [len(epoch) for epoch in second]
     streamed = [x for node in results for step in node[0] for x in step]
     assert len(first) == 2
@@ -70,7 +71,7 @@ def test_nodes_in_step_read_uneven_micro_batches_and_idle_time_as_one_epoch(tail
 
 def wait_then(args: dict[str, Any], ctx: NodeContext) -> int:
     """Read a batch; when the test says so, one node ends or fails. Read on until the feed ends."""
-    batches = ctx.batches(4, ["x"], even=True)
+    batches = ctx.batches(4, ["x"], args["feed"], even=True)
     rows = len(next(iter(batches))["x"])
     if ctx.rank == 1:
         meet(args["held"])
@@ -82,10 +83,13 @@ def wait_then(args: dict[str, Any], ctx: NodeContext) -> int:
     return rows
 
 
-def test_query_ends_without_an_error_when_a_node_terminates_while_the_stream_is_idle() -> None:
-    query = Query()
-    with Meetings() as held, launch(wait_then, {"held": held.port, "how": "terminate"}) as cluster:
-        stream = cluster.open_stream(timeout_s=STEP_S)
+def test_query_ends_without_an_error_when_a_node_terminates_while_the_stream_is_idle(
+    roomy: Lab, feed: str
+) -> None:
+    query, cluster = Query(), roomy.cluster
+    with Meetings() as held:
+        roomy.begin(wait_then, {"feed": feed, "held": held.port, "how": "terminate"})
+        stream = cluster.open_stream(feed, STEP_S)
         stream.watch(query, thread)
         assert stream.feed(parts(8))
         meet(held.port)
@@ -93,14 +97,16 @@ def test_query_ends_without_an_error_when_a_node_terminates_while_the_stream_is_
         assert not stream.feed(parts(8))
         stream.stop()
         assert stream.failure() is None
-        assert cluster.feed(parts(20), timeout_s=STEP_S).rows_used == 20, "the next feed is read"
-        cluster.results(SOON_S)
+        assert cluster.feed(parts(20), 1, feed, STEP_S).rows_used == 20, "the next feed is read"
+        cluster.end_feeds(feed)
+        roomy.results()
 
 
 def test_query_ends_when_a_node_fails_while_the_stream_is_idle_and_the_cause_is_told() -> None:
-    query = Query()
-    with Meetings() as held, launch(wait_then, {"held": held.port, "how": "raise"}) as cluster:
-        stream = cluster.open_stream(timeout_s=STEP_S)
+    query, feed = Query(), "input"
+    args = {"feed": feed, "how": "raise"}
+    with Meetings() as held, launch(wait_then, {**args, "held": held.port}) as cluster:
+        stream = cluster.open_stream(feed, STEP_S)
         stream.watch(query, thread)
         assert stream.feed(parts(8))
         meet(held.port)
@@ -113,50 +119,54 @@ def test_query_ends_when_a_node_fails_while_the_stream_is_idle_and_the_cause_is_
             cluster.shutdown()
 
 
-@pytest.mark.parametrize("how", ["the query ends", "shutdown"])
-def test_micro_batch_that_is_fed_is_cut_short_and_not_counted(how: str) -> None:
+@pytest.mark.parametrize("how", ["the query ends", "the feed ends"])
+def test_micro_batch_that_is_fed_is_cut_short_and_not_counted(
+    roomy: Lab, feed: str, how: str
+) -> None:
     """A node stands still, so that the feeding waits for it."""
-    query = Query()
+    query, cluster = Query(), roomy.cluster
     with Meetings() as meetings, Meetings() as held:
-        args = {"port": meetings.port, "tail": "short", "held": held.port, "pause": [0, 1]}
-        with launch(train, args) as cluster:
-            stream = cluster.open_stream(timeout_s=STEP_S)
-            stream.watch(query, thread)
-            answers: list[bool] = []
-            feeding = thread(lambda: answers.append(stream.feed(parts(64))), "feeding")
-            feeding.start()
-            assert cluster._controller.wait_for(
-                lambda view: sum(c.rows_received for c in view.feeds.values()) == 64,
-                Deadline.after(SOON_S),
-            )
-            if how == "shutdown":
-                cluster.end_feeds()
-            else:
-                query.stop()
-            feeding.join(SOON_S)
-            assert answers == [False]
-            assert query.stopped.is_set()
-            meet(held.port)
-            first, second = cluster.results(SOON_S)
+        ports = {"port": meetings.port, "held": held.port}
+        roomy.begin(train, {**ports, "feed": feed, "tail": "short", "pause": [0, 1]})
+        stream = cluster.open_stream(feed, STEP_S)
+        stream.watch(query, thread)
+        answers: list[bool] = []
+        feeding = thread(lambda: answers.append(stream.feed(parts(64))), "feeding")
+        feeding.start()
+        assert cluster._controller.wait_for(
+            lambda view: sum(received_by(view.feeds, feed)) == 64, Deadline.after(SOON_S)
+        )
+        if how == "the feed ends":
+            cluster.end_feeds(feed)
+        else:
+            query.stop()
+        feeding.join(SOON_S)
+        assert answers == [False]
+        assert query.stopped.is_set()
+        meet(held.port)
+        cluster.end_feeds(feed)
+        first, second = roomy.results()
     assert [len(epoch) for epoch in first] == [len(epoch) for epoch in second] == [4]
 
 
-def test_micro_batch_that_the_cluster_has_had_is_not_fed_again() -> None:
-    def count(args: None, ctx: NodeContext) -> int:
-        return sum(len(batch["x"]) for batch in ctx.batches(4, ["x"]))
+def test_micro_batch_that_the_cluster_has_had_is_not_fed_again(roomy: Lab, feed: str) -> None:
+    def count(feed: str, ctx: NodeContext) -> int:
+        return sum(len(batch["x"]) for batch in ctx.batches(4, ["x"], feed))
 
-    with launch(count, nodes=1) as cluster:
-        stream = cluster.open_stream(timeout_s=STEP_S)
-        assert [stream.feed_batch(parts(10), "q", batch) for batch in (0, 1, 1, 0)] == [True] * 4
-        assert stream.feed_batch(parts(10), "another", 0)
-        with pytest.raises(ConfigError, match="belongs to a stream"):
-            cluster.feed(parts(1))
-        with pytest.raises(ConfigError, match="belongs to a stream"):
-            cluster.open_stream()
-        assert cluster.results(SOON_S) == [30]
-        assert not stream.feed(parts(1)), "the end of the feeds has ended the stream"
-        with pytest.raises(ConfigError, match="needs Spark"):
-            cluster.train_stream(parts(1))  # type: ignore[arg-type]
+    cluster = roomy.cluster
+    roomy.begin(count, feed)
+    stream = cluster.open_stream(feed, STEP_S)
+    assert [stream.feed_batch(parts(10), "q", batch) for batch in (0, 1, 1, 0)] == [True] * 4
+    assert stream.feed_batch(parts(10), "another", 0)
+    with pytest.raises(ConfigError, match="belongs to a stream"):
+        cluster.feed(parts(1), name=feed)
+    with pytest.raises(ConfigError, match="belongs to a stream"):
+        cluster.open_stream(feed)
+    cluster.end_feeds(feed)
+    assert sum(roomy.results()) == 30
+    assert not stream.feed(parts(1)), "the end of the feed has ended the stream"
+    with pytest.raises(ConfigError, match="needs Spark"):
+        cluster.train_stream(parts(1))  # type: ignore[arg-type]
 
 
 def test_triggers_are_those_with_micro_batches() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import sparkdl
-from sparkdl.core.errors import ConfigError, FeedTimeoutError, NodeFailedError, ReadError
+from sparkdl.core.errors import ConfigError, FeedTimeoutError, ReadError
 from sparkdl.feed.parquet.source import list_files
 from sparkdl.node.context import NodeContext
 from sparkdl.tfos import TFCluster
 from tests.doubles.frameworks import LOSES_PORTS
 from tests.doubles.gates import Gate
-from tests.doubles.map_funs import hang
+from tests.doubles.labs import Lab, lab
 from tests.doubles.nodes import SOON_S, launch
 
 if TYPE_CHECKING:
@@ -45,18 +46,33 @@ def write(folder: Path, files: int = 4, rows: int = 250, width: int = 1, start: 
     return folder
 
 
-def read_epochs(args: int, ctx: NodeContext) -> list[list[int]]:
-    """Read so many epochs of the feed; return column "x" of each."""
-    batches = ctx.batches(16, columns=["x"], even=True)
-    return [[x for batch in batches for x in batch["x"].tolist()] for _ in range(args)]
+def read_epochs(args: tuple[str, int], ctx: NodeContext) -> list[list[int]]:
+    """Read so many epochs of a feed; return column "x" of each."""
+    feed, epochs = args
+    batches = ctx.batches(16, ["x"], feed, even=True)
+    return [[x for batch in batches for x in batch["x"].tolist()] for _ in range(epochs)]
 
 
-def read_all(args: Any, ctx: NodeContext) -> list[int]:
-    """Read the feed to its end; return column "x"."""
-    feed, found = ctx.get_data_feed(input_mapping={"x": "x"}), []
-    while not feed.should_stop():
-        found += [int(x) for x in feed.next_batch(16).get("x", [])]
+def read_all(feed: str, ctx: NodeContext) -> list[int]:
+    """Read a feed to its end; return column "x"."""
+    data, found = ctx.get_data_feed(qname_in=feed, input_mapping={"x": "x"}), []
+    while not data.should_stop():
+        found += [int(x) for x in data.next_batch(16).get("x", [])]
     return found
+
+
+def ended(lab: Lab, feed: str) -> list[Any]:
+    """End the feed; return what the nodes return."""
+    lab.cluster.end_feeds(feed)
+    return lab.results()
+
+
+@pytest.fixture(scope="module")
+def own(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Two nodes that read data of their own, of which they hold 64 KiB."""
+    options = {"input_mode": "own", "feed_memory": LITTLE, "feed_disk": 0}
+    with lab(tmp_path_factory.mktemp("own"), "plain", 2, **options) as made:
+        yield made
 
 
 def each_once(results: list[list[list[int]]], rows: int) -> bool:
@@ -70,96 +86,91 @@ def each_once(results: list[list[list[int]]], rows: int) -> bool:
 # fed by the driver's plan
 
 
-def test_every_row_is_read_once_an_epoch_and_the_files_once(tmp_path: Path) -> None:
+def test_every_row_is_read_once_an_epoch_and_the_files_once(
+    roomy: Lab, feed: str, tmp_path: Path
+) -> None:
     folder = write(tmp_path / "data")
-    with launch(read_epochs, 3) as cluster:
-        report = cluster.feed(f"{folder}/*.parquet", epochs=3)
-        assert (report.epochs, report.passes) == (3, 1)
-        assert report.rows == {"worker:0": 1500, "worker:1": 1500}
-        assert (report.rows_used, report.rows_unused) == (3000, 0)
-        results = cluster.results(SOON_S)
-    assert each_once(results, 1000)
+    roomy.begin(read_epochs, (feed, 3))
+    report = roomy.cluster.feed(f"{folder}/*.parquet", 3, feed)
+    assert (report.epochs, report.passes) == (3, 1)
+    assert report.rows == {"worker:0": 1500, "worker:1": 1500}
+    assert (report.rows_used, report.rows_unused) == (3000, 0)
+    assert each_once(ended(roomy, feed), 1000)
 
 
-def test_nodes_differ_by_one_row_at_most(tmp_path: Path) -> None:
+def test_nodes_differ_by_one_row_at_most(roomy: Lab, feed: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "data", files=3, rows=67)
-    with launch(read_epochs, 1, nodes=2) as cluster:
-        rows = cluster.feed(folder).rows
-        assert sorted(rows.values()) == [100, 101]
-        cluster.results(SOON_S)
+    roomy.begin(read_epochs, (feed, 1))
+    assert sorted(roomy.cluster.feed(folder, 1, feed).rows.values()) == [100, 101]
+    ended(roomy, feed)
 
 
-def test_files_that_do_not_fit_are_read_for_each_epoch(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("nodes", "passes"), [("little", 2), ("disk", 1)], indirect=["nodes"])
+def test_files_that_do_not_fit_are_read_for_each_epoch_or_again_from_disk(
+    nodes: Lab, feed: str, tmp_path: Path, passes: int
+) -> None:
     folder = write(tmp_path / "data", rows=300, width=200)  # 1 MB
-    with launch(read_epochs, 2, feed_memory=LITTLE, feed_disk=0) as cluster:
-        report = cluster.feed(folder, epochs=2)
-        assert (report.epochs, report.passes) == (2, 2)
-        results = cluster.results(SOON_S)
-    assert each_once(results, 1200)
+    nodes.begin(read_epochs, (feed, 2))
+    report = nodes.cluster.feed(folder, 2, feed)
+    assert (report.epochs, report.passes) == (2, passes)
+    assert each_once(ended(nodes, feed), 1200)
 
 
-def test_what_memory_cannot_hold_is_read_again_from_disk(tmp_path: Path) -> None:
-    folder = write(tmp_path / "data", rows=300, width=200)
-    with launch(read_epochs, 2, feed_memory=LITTLE, feed_disk=1 << 24) as cluster:
-        assert cluster.feed(folder, epochs=2).passes == 1
-        assert each_once(cluster.results(SOON_S), 1200)
-
-
-def test_files_may_be_named_in_every_way(tmp_path: Path) -> None:
+def test_files_may_be_named_in_every_way(roomy: Lab, feed: str, tmp_path: Path) -> None:
     folder = write(tmp_path / "data", files=2)
     files = sorted(folder.iterdir())
-    with launch(read_all, nodes=1) as cluster:
-        for data in (
-            str(folder),
-            files,
-            [str(files[0]), str(files[1])],
-            sparkdl.parquet(folder, columns=["x"]),
-            list_files(str(folder), ["x"]),
-        ):
-            assert cluster.feed(data).rows_fed == 500
-        assert Counter(cluster.results(SOON_S)[0]) == Counter([*range(500)] * 5)
+    roomy.begin(read_all, feed)
+    for data in (
+        str(folder),
+        files,
+        [str(files[0]), str(files[1])],
+        sparkdl.parquet(folder, columns=["x"]),
+        list_files(str(folder), ["x"]),
+    ):
+        assert roomy.cluster.feed(data, name=feed).rows_fed == 500
+    first, second = ended(roomy, feed)
+    assert Counter(first + second) == Counter([*range(500)] * 5)
 
 
-def test_paths_that_name_nothing_are_refused_before_anything_is_read(tmp_path: Path) -> None:
-    with launch(read_all, nodes=1) as cluster:
-        with pytest.raises(ConfigError, match="no Parquet file found"):
-            cluster.feed(tmp_path / "nothing.parquet")
-        with pytest.raises(ConfigError, match="must be a list of names"):
-            cluster.feed(sparkdl.parquet(tmp_path, columns="x"))
-        assert cluster.results(SOON_S) == [[]]
+def test_paths_that_name_nothing_are_refused_before_anything_is_read(
+    roomy: Lab, feed: str, tmp_path: Path
+) -> None:
+    roomy.begin(read_all, feed)
+    with pytest.raises(ConfigError, match="no Parquet file found"):
+        roomy.cluster.feed(tmp_path / "nothing.parquet", name=feed)
+    with pytest.raises(ConfigError, match="must be a list of names"):
+        roomy.cluster.feed(sparkdl.parquet(tmp_path, columns="x"), name=feed)
+    assert ended(roomy, feed) == [[], []]
 
 
 def test_vanished_file_is_an_error_that_names_node_and_file_and_ends_only_this_feed(
-    tmp_path: Path,
+    roomy: Lab, feed: str, tmp_path: Path
 ) -> None:
     good, bad = write(tmp_path / "good"), write(tmp_path / "bad", start=5000)
     source = list_files(str(bad))
     (bad / "part-3.parquet").unlink()
-    with launch(read_all) as cluster:
-        with pytest.raises(ReadError, match=r"worker:1 could not read its share: .*part-3.parquet"):
-            cluster.feed(source, epochs=2)
-        assert cluster.feed(good, epochs=2).epochs == 2
-        results = cluster.results(SOON_S)
-    fed = Counter(x for node in results for x in node if x < 5000)
+    roomy.begin(read_all, feed)
+    with pytest.raises(ReadError, match=r"worker:1 could not read its share: .*part-3.parquet"):
+        roomy.cluster.feed(source, 2, feed)
+    assert roomy.cluster.feed(good, 2, feed).epochs == 2
+    fed = Counter(x for node in ended(roomy, feed) for x in node if x < 5000)
     assert fed == Counter([*range(1000)] * 2)
 
 
-def test_terminate_ends_the_reading(tmp_path: Path) -> None:
-    def first_rows(args: None, ctx: NodeContext) -> list[int]:
-        feed = ctx.get_data_feed()
+def test_terminate_ends_the_reading(little: Lab, feed: str, tmp_path: Path) -> None:
+    def first_rows(feed: str, ctx: NodeContext) -> list[int]:
+        data = ctx.get_data_feed(qname_in=feed)
         if ctx.rank == 0:
-            feed.next_batch(10)
-            feed.terminate()
-        return read_all(args, ctx)
+            data.next_batch(10)
+            data.terminate()
+        return read_all(feed, ctx)
 
     folder = write(tmp_path / "data", rows=300, width=200)
     more = write(tmp_path / "more", files=1, rows=20, start=5000)
-    with launch(first_rows, feed_memory=LITTLE, feed_disk=0) as cluster:
-        report = cluster.feed(folder, epochs=50)
-        assert report.epochs == 0
-        assert cluster.feed(more, epochs=2).epochs == 2
-        results = cluster.results(SOON_S)
-    fed = Counter(x for node in results for x in node if x >= 5000)
+    little.begin(first_rows, feed)
+    assert little.cluster.feed(folder, 50, feed).epochs == 0
+    assert little.cluster.feed(more, 2, feed).epochs == 2
+    fed = Counter(x for node in ended(little, feed) for x in node if x >= 5000)
     assert fed == Counter([*range(5000, 5020)] * 2)
 
 
@@ -170,7 +181,7 @@ def test_share_of_a_node_that_has_returned_goes_to_the_others_in_the_next_pass(
         if ctx.rank == 1:
             batch = ctx.get_data_feed(input_mapping={"x": "x"}).next_batch(10)
             return [int(x) for x in batch["x"]]
-        return read_all(args, ctx)
+        return read_all("input", ctx)
 
     folder = write(tmp_path / "data", rows=300, width=200)
     with launch(leave_early, feed_memory=LITTLE, feed_disk=0) as cluster:
@@ -182,21 +193,30 @@ def test_share_of_a_node_that_has_returned_goes_to_the_others_in_the_next_pass(
     assert report.rows_unused == 590
 
 
-def test_feed_that_nobody_reads_times_out(tmp_path: Path) -> None:
+def test_feed_that_nobody_reads_times_out(little: Lab, feed: str, tmp_path: Path) -> None:
+    def late(args: list[Any], ctx: NodeContext) -> list[int]:
+        name, *gates = args
+        gates[ctx.rank].wait()
+        return read_all(name, ctx)
+
+    gates = [Gate.at(tmp_path / str(rank)) for rank in range(2)]
     folder = write(tmp_path / "data", rows=300, width=200)
-    with launch(hang, nodes=1, feed_memory=LITTLE, feed_disk=0) as cluster:
-        with pytest.raises(FeedTimeoutError, match="worker:0 has read 0 rows"):
-            cluster.feed(folder, timeout_s=2)
-        cluster.abort()
+    little.begin(late, [feed, *gates])
+    with pytest.raises(FeedTimeoutError, match="worker:0 has read 0 rows"):
+        little.cluster.feed(folder, name=feed, timeout_s=1.0)
+    for gate in gates:
+        gate.open()
+    ended(little, feed)
 
 
+@pytest.mark.deep  # as rows are, and as files are after a restart
 def test_files_are_read_anew_when_a_node_loses_its_port(tmp_path: Path) -> None:
     def lose_port_once(args: Gate, ctx: NodeContext) -> list[int]:
         if ctx.generation == 0 and ctx.rank == 1:
             ctx.get_data_feed().next_batch(10)
             args.wait()
             raise OSError("address already in use")
-        return read_all(args, ctx)
+        return read_all("input", ctx)
 
     folder, gate = write(tmp_path / "data", rows=300, width=200), Gate.at(tmp_path / "gate")
     with (
@@ -218,7 +238,7 @@ def test_tf_cluster_trains_from_files_on_spark(tmp_path: Path, spark_cluster: Sp
     cluster = TFCluster.run(
         spark_cluster.sparkContext,
         read_epochs,
-        2,
+        ("input", 2),
         2,
         input_mode=TFCluster.InputMode.SPARK,
         framework="plain",
@@ -233,11 +253,9 @@ def test_tf_cluster_trains_from_files_on_spark(tmp_path: Path, spark_cluster: Sp
 # asked for by user code
 
 
-@pytest.mark.parametrize("memory", [LITTLE, 1 << 24])
+@pytest.mark.parametrize("nodes", ["own", "roomy"], indirect=True)
 @pytest.mark.parametrize("epochs", [2, None])
-def test_nodes_share_their_own_files_evenly(
-    tmp_path: Path, memory: int, epochs: int | None
-) -> None:
+def test_nodes_share_their_own_files_evenly(nodes: Lab, tmp_path: Path, epochs: int | None) -> None:
     def own(args: Any, ctx: NodeContext) -> list[Any]:
         path, epochs = args
         batches = ctx.parquet(path, 16, columns=["x"], epochs=epochs, even=True)
@@ -245,9 +263,8 @@ def test_nodes_share_their_own_files_evenly(
         return [read, len(list(batches)) if epochs else 0]
 
     folder = write(tmp_path / "data", files=3, rows=301, width=200)
-    args = (f"{folder}/*.parquet", epochs)
-    with launch(own, args, input_mode="own", feed_memory=memory, feed_disk=0) as cluster:
-        results = cluster.results(SOON_S)
+    nodes.begin(own, (f"{folder}/*.parquet", epochs))
+    results = nodes.results()
     assert [after for _, after in results] == [0, 0]
     steps = [[len(epoch) for epoch in read] for read, _ in results]
     assert steps[0] == steps[1]
@@ -255,7 +272,9 @@ def test_nodes_share_their_own_files_evenly(
     assert each_once(rows, 903)
 
 
-def test_training_and_validation_are_two_sources_side_by_side_with_a_feed(tmp_path: Path) -> None:
+def test_training_and_validation_are_two_sources_side_by_side_with_a_feed(
+    little: Lab, feed: str, tmp_path: Path
+) -> None:
     def both(args: list[str], ctx: NodeContext) -> list[int]:
         train = ctx.parquet(args[0], 16, shuffle=True, epochs=3)
         validation = ctx.batches(16, feed=sparkdl.parquet(args[1], ["x"]))
@@ -263,69 +282,72 @@ def test_training_and_validation_are_two_sources_side_by_side_with_a_feed(tmp_pa
         for _epoch in range(3):
             rows[0] += sum(int(batch["x"].sum()) for batch in train)
             rows[1] += sum(int(batch["x"].sum()) for batch in validation)
-        rows[2] = len(read_all(None, ctx))
+        rows[2] = len(read_all(args[2], ctx))
         return rows
 
-    paths = [
-        str(write(tmp_path / "train", rows=300, width=200)),
-        str(write(tmp_path / "validation", files=1)),
-    ]
-    with launch(both, paths, feed_memory=1 << 18, feed_disk=0) as cluster:
-        cluster.end_feeds()  # which ends neither source
-        results = cluster.results(SOON_S)
+    train = str(write(tmp_path / "train", rows=300, width=200))
+    validation = str(write(tmp_path / "validation", files=1))
+    little.begin(both, [train, validation, feed])
+    results = ended(little, feed)  # which ends neither source
     assert sum(rows[0] for rows in results) == 3 * sum(range(1200))
     assert sum(rows[1] for rows in results) == 3 * sum(range(250))
 
 
-def test_steps_that_all_nodes_can_take_are_known_without_a_driver(tmp_path: Path) -> None:
+def test_steps_that_all_nodes_can_take_are_known_without_a_driver(own: Lab, tmp_path: Path) -> None:
     def full_steps(args: str, ctx: NodeContext) -> list[int]:
         batches = ctx.parquet(args, 16, epochs=2, even=True, tail="drop")
         return [len(batch["x"]) for _ in range(2) for batch in batches]
 
-    folder = write(tmp_path / "data", files=1, rows=95)
-    with launch(full_steps, str(folder), input_mode="own") as cluster:
-        assert cluster.results(SOON_S) == [[16] * 4] * 2
+    own.begin(full_steps, str(write(tmp_path / "data", files=1, rows=95)))
+    assert own.results() == [[16] * 4] * 2
 
 
 def test_evaluator_reads_all_rows(tmp_path: Path) -> None:
     def own(args: Any, ctx: NodeContext) -> int:
         rows = sum(len(batch["x"]) for batch in ctx.parquet(args[0], 16, epochs=1))
-        assert rows == (1000 if ctx.job_name == "evaluator" else 500)
+        assert rows == 1000
         if ctx.job_name == "evaluator":
             args[1].open()
-        elif ctx.rank == 0:
+        else:
             args[1].wait()
         return rows
 
     args = (str(write(tmp_path / "data")), Gate.at(tmp_path / "gate"))
-    with launch(own, args, nodes=3, eval_node=True, input_mode="own") as cluster:
-        assert cluster.results(SOON_S)[:2] == [500, 500]
+    with launch(own, args, eval_node=True, input_mode="own") as cluster:
+        assert cluster.results(SOON_S)[0] == 1000
 
 
-def test_files_that_are_not_there_are_an_error_in_map_fun(tmp_path: Path) -> None:
-    def own(args: str, ctx: NodeContext) -> str:
+def test_files_that_are_not_there_are_an_error_in_map_fun(own: Lab, tmp_path: Path) -> None:
+    def read(args: str, ctx: NodeContext) -> None:
+        next(iter(ctx.parquet(args, 16)))
+
+    own.begin(read, str(tmp_path / "*.parquet"))
+    with pytest.raises(ConfigError, match="no Parquet file found"):
+        own.results()
+
+
+def test_damaged_file_is_an_error_in_map_fun_of_the_node_that_reads_it(
+    own: Lab, tmp_path: Path
+) -> None:
+    def read(args: str, ctx: NodeContext) -> str | int:
         try:
-            next(iter(ctx.parquet(args, 16)))
-        except ConfigError as error:
+            return sum(len(batch["x"]) for batch in ctx.parquet(args, 16, epochs=1))
+        except ReadError as error:
             return str(error)
-        return "nothing"
-
-    with launch(own, str(tmp_path / "*.parquet"), input_mode="own") as cluster:
-        for text in cluster.results(SOON_S):
-            assert "no Parquet file found" in text
-
-
-def test_damaged_file_is_an_error_in_map_fun_after_the_rows_before_it(tmp_path: Path) -> None:
-    def own(args: str, ctx: NodeContext) -> None:
-        for _batch in ctx.parquet(args, 16, epochs=1):
-            pass
 
     folder = write(tmp_path / "data", rows=300)
     damaged = folder / "part-3.parquet"
     content = damaged.read_bytes()
     damaged.write_bytes(bytes(200) + content[200:])
-    with (
-        pytest.raises(NodeFailedError, match=r"ReadError: .*part-3.parquet"),
-        launch(own, str(folder), nodes=1, input_mode="own") as cluster,
-    ):
-        cluster.wait(SOON_S)
+    own.begin(read, str(folder))
+    rows, problem = own.results()
+    assert rows == 600
+    assert "part-3.parquet" in problem
+
+
+def test_cluster_that_reads_its_own_data_is_not_fed(own: Lab) -> None:
+    own.begin(read_all, "input")
+    with pytest.raises(ConfigError, match="input_mode='spark'"):
+        own.cluster.feed([1])
+    with pytest.raises(ConfigError, match=r"feed 'input' cannot be read.*'own'"):
+        own.results()

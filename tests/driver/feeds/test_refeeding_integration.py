@@ -73,6 +73,7 @@ def test_rows_are_fed_again_when_no_call_is_under_way_and_the_end_waits_for_them
         assert all_rows(results.result(3 * SOON_S)) == list(range(110))
 
 
+@pytest.mark.deep  # the table of transitions says so as well
 def test_an_iterator_whose_rows_are_missing_is_told_of() -> None:
     with launch(read_all, {"dies_after": 30}, max_restarts=1) as cluster:
         with pytest.raises(FeedClosedError, match=r"a range_iterator, whose rows .* cannot be fed"):
@@ -99,6 +100,7 @@ def train(args: dict[str, Any], ctx: NodeContext) -> list[int]:
     return rows
 
 
+@pytest.mark.deep  # those that are in step: test_rows_integration.py
 def test_after_restarts_nodes_that_are_not_in_step_have_had_each_row_once_an_epoch(
     tmp_path: Path,
 ) -> None:

@@ -52,10 +52,10 @@ def train(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("options", "source"),
     [
-        ({"tail": "pad"}, "rows"),
+        pytest.param({"tail": "pad"}, "rows", marks=pytest.mark.deep),
         ({"tail": "pad", "shuffle": 50}, "rows"),
-        ({"tail": "carry"}, "rows"),
-        ({"tail": "pad", "shuffle": True}, "files"),
+        pytest.param({"tail": "carry"}, "rows", marks=pytest.mark.deep),
+        pytest.param({"tail": "pad", "shuffle": True}, "files", marks=pytest.mark.deep),
         ({"tail": "pad", "shuffle": 30}, "own files"),
     ],
     ids=["in order", "mixed", "carried", "files", "own files"],

@@ -246,6 +246,19 @@ def test_stand_still_is_told_with_the_log_of_the_node_that_is_behind() -> None:
     assert "| compiling" in str(answer.value)
 
 
+@pytest.mark.parametrize("timeout_s", [9.0, 2 * TIMEOUT_S])
+def test_timeout_of_a_call_is_its_own_for_the_driver_and_for_its_feeders(timeout_s: float) -> None:
+    """The cluster's is for calls that name none."""
+    play = Play()
+    _, start = play.asked(timeout_s=timeout_s)
+    assert isinstance(start, StartJob)
+    assert (start.spec.timeout_s, play.state.deadline_s) == (timeout_s, timeout_s)
+    other = Play()
+    _, start = other.asked()
+    assert isinstance(start, StartJob)
+    assert (start.spec.timeout_s, other.state.deadline_s) == (TIMEOUT_S, TIMEOUT_S)
+
+
 def test_job_that_ends_while_a_node_is_blamed_goes_on() -> None:
     play = Play()
     play.asked(timeout_s=9.0)
@@ -291,12 +304,14 @@ def test_stream_is_one_iteration_that_ends_with_an_epoch_of_no_rows() -> None:
     begin, opened = play.after(Requested(StreamAsked(1, None)))
     assert begin == sent(FeedBegin("input", 0, 0))
     assert opened == Answer(1, Stream(0, 0))
+    assert math.isinf(play.state.deadline_s), "no time counts while the stream is idle"
     begin, _start = play.asked(is_micro_batch=True)
     assert begin == sent(FeedBegin("input", 0, 1)), "the epoch behind it may end the stream"
     play.after(JobEnded(1, fed(1, 0)))
     end, answer = play.seen({"cut": 0, "cut_rows": 1}, {"cut": 0})
     assert end == sent(EpochEnd("input", 0, {0: 1, 1: 0}, goes_on=True))
     assert isinstance(answer, Answer), "nobody waits while a node has had no row"
+    assert math.isinf(play.state.deadline_s)
     _begin, start = play.asked(ticket=8, is_micro_batch=True)
     assert isinstance(start, StartJob)
     assert start.spec.ahead == {0: 1, 1: 0}

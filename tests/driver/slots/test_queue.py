@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import logging
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import LaunchError, ReservationTimeoutError
+from sparkdl.driver.slots import queue
 from sparkdl.driver.slots.queue import Gate, Need, Turn, gate_of
 
 SOON_S = 10.0
 
 
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "_LOOK_S", 0.01)
+
+
 def need(name: str, nodes: int = 1, is_feeding: bool = False, room: int = 99) -> Need:
     return Need(name, nodes, nodes, is_feeding, room)
+
+
+def enter(gate: Gate, need: Need, timeout_s: float) -> None:
+    """Take the turn of a cluster where there are two slots."""
+    Turn(gate, need, lambda: 2, timeout_s).wait(lambda: True)
 
 
 class Asker(threading.Thread):
@@ -24,24 +33,35 @@ class Asker(threading.Thread):
 
     def __init__(self, gate: Gate, need: Need, slots: int) -> None:
         super().__init__(daemon=True)
-        self._gate, self._need, self._slots = gate, need, slots
+        self._turn = Turn(gate, need, lambda: slots, SOON_S, self)
+        self._changed = threading.Condition()
+        self._looks = 0
         self.is_in, self.may_end = threading.Event(), threading.Event()
         self.start()
 
     def run(self) -> None:
-        self._gate.enter(self._need, lambda: self._slots, SOON_S)
+        self._turn.wait(self._is_wanted)
         self.is_in.set()
         self.may_end.wait(SOON_S)
 
+    def _is_wanted(self) -> bool:
+        """Count the looks that found no room."""
+        with self._changed:
+            self._looks += 1
+            self._changed.notify_all()
+        return True
+
     def waits(self) -> bool:
-        deadline = Deadline.after(SOON_S)
-        while self._need.cluster not in self._gate._waiting and not self.is_in.is_set():
-            assert not deadline.has_passed
-            threading.Event().wait(0.005)
-        return not self.is_in.wait(0.05)
+        """Wait until it has looked twice more; return whether it has found no room either time.
+
+        The first of these looks may have begun before what was done last.
+        """
+        with self._changed:
+            enough = self._looks + 2
+            return self._changed.wait_for(lambda: self._looks >= enough, SOON_S)
 
     def end(self) -> None:
-        self._gate.leave(self._need.cluster)
+        self._turn.end()
         self.may_end.set()
         self.join(SOON_S)
 
@@ -59,7 +79,7 @@ def test_clusters_enter_while_slots_last_and_in_order_after_that(
     small = Asker(gate, need("small"), 4)  # it would fit, but it is not its turn
     assert small.waits()
     b.end()
-    assert not large.is_in.wait(0.05)
+    assert large.waits()
     a.end()
     assert large.is_in.wait(SOON_S)
     assert small.is_in.wait(SOON_S)
@@ -87,14 +107,14 @@ def test_one_slot_is_left_for_feeding_and_large_nodes_need_room() -> None:
 
 def test_who_waits_for_itself_is_told_and_loses_its_place() -> None:
     gate = Gate()
-    gate.enter(need("mine", 2), lambda: 2, 1.0)
+    enter(gate, need("mine", 2), SOON_S)
     with pytest.raises(
         ReservationTimeoutError, match=r"held by mine \(2 nodes, launched .* Main.*Nobody made"
     ):
-        gate.enter(need("too"), lambda: 2, 0.05)
+        enter(gate, need("too"), 0.0)
     gate.leave("mine")
     gate.leave("mine")
-    gate.enter(need("next"), lambda: 2, 0.0)
+    enter(gate, need("next"), 0.0)
     assert gate_of("app-1") is gate_of("app-1")
 
 
@@ -116,17 +136,14 @@ def test_who_waits_says_at_once_for_whom(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_who_is_not_wanted_any_more_waits_no_longer() -> None:
-    gate, is_given_up = Gate(), threading.Event()
-    gate.enter(need("first", 2), lambda: 2, SOON_S)
-    turn = Turn(gate, need("second"), lambda: 2, SOON_S)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(turn.wait, lambda: not is_given_up.is_set())
-        is_given_up.set()
-        with pytest.raises(LaunchError, match="second is not wanted"):
-            waiting.result(SOON_S)
+    gate = Gate()
+    enter(gate, need("first", 2), SOON_S)
+    turn, looks = Turn(gate, need("second"), lambda: 2, SOON_S), iter([True, True, False])
+    with pytest.raises(LaunchError, match="second is not wanted"):
+        turn.wait(lambda: next(looks))
     gate.leave("first")
     turn.wait(lambda: True)
     with pytest.raises(ReservationTimeoutError, match=r"held by second \(1 nodes"):
-        gate.enter(need("third", 2), lambda: 2, 0.0)
+        enter(gate, need("third", 2), 0.0)
     turn.end()
-    gate.enter(need("third", 2), lambda: 2, 0.0)
+    enter(gate, need("third", 2), 0.0)

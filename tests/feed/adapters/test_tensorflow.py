@@ -160,7 +160,7 @@ def test_fit_reads_as_many_epochs_as_it_is_told_and_every_row_of_them(strategy: 
     scope = tf.distribute.MirroredStrategy(["CPU:0"]) if strategy == "mirrored" else None
     built = model(scope)
     with LocalNode() as node:
-        log = node.feeds._store.log("input")
+        log = node.feeds.store.log("input")
         for epoch in range(3):
             assert (
                 log.append(
@@ -186,7 +186,7 @@ def test_fit_reads_as_many_epochs_as_it_is_told_and_every_row_of_them(strategy: 
 def test_fit_follows_a_feed_that_is_larger_than_the_budget() -> None:
     built = model()
     with LocalNode(limit_nbytes=3_000) as node:
-        log = node.feeds._store.log("input")
+        log = node.feeds.store.log("input")
 
         def feed() -> None:
             for epoch in range(2):

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import LaunchError
+from sparkdl.core.errors import FeedClosedError, LaunchError
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.lifecycle.state import LaunchBroke, has_ended
 from sparkdl.feed.adapters.tfos import DataFeed
 from sparkdl.feed.infer.task import _Partition, decode_results, exchange
+from sparkdl.feed.store.store import Exchange
 from sparkdl.feed.transfer.messages import CLUSTER_FAILED, FeederError
 from sparkdl.feed.values.row_codec import RowEncoder
 from tests.doubles.feeds import SOON_S, TOKEN, LocalNode, Running, order
@@ -158,11 +159,22 @@ def test_exchange_that_fails_leaves_nothing_of_arrows_on_the_error_stream(
     assert capfd.readouterr().err == ""
 
 
-def test_node_on_its_way_to_another_round_is_asked_again() -> None:
+def test_node_on_its_way_to_another_round_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with LocalNode() as node:
+        is_refused, store = threading.Event(), node.feeds.store
+        open_exchange = store.open_exchange
+
+        def open_or_refuse(name: str) -> Exchange:
+            try:
+                return open_exchange(name)
+            except FeedClosedError:
+                is_refused.set()
+                raise
+
+        monkeypatch.setattr(store, "open_exchange", open_or_refuse)
         node.call(lambda: node.feeds.close("the child has died"))
         asking = Running(lambda: infer(node, wait_s=SOON_S))
-        threading.Event().wait(0.3)  # long enough for a first refusal
+        assert is_refused.wait(SOON_S)
         node.call(lambda: node.feeds.reopen(1))
         serving = serve(node)
         assert asking.result() == [-row for row in ROWS]

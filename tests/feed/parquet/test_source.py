@@ -481,7 +481,7 @@ def test_no_more_is_decoded_ahead_than_is_allowed(many: Share) -> None:
             yield batch
 
     pieces = [_Piece(many.files[0], (part,)) for part in many.ranges]
-    for taken, _ in enumerate(_in_order(pieces, decode, 10_000), start=1):
+    for taken, _ in enumerate(_in_order(pieces, decode, batch.nbytes, 10_000), start=1):
         assert len(made) - taken <= 2 * (5 + 1)  # two at once: 5000 bytes each, and one in hand
     assert taken == len(made) == 50 * len(pieces)
 
@@ -506,7 +506,7 @@ def test_small_pieces_are_read_several_at_a_time(many: Share) -> None:
         yield pa.record_batch({"x": [piece.ranges[0].row_group]})
 
     pieces = [_Piece(many.files[0], (FileRange(0, i, 0, 1),)) for i in range(4)]
-    batches = _in_order(pieces, decode, 10_000)
+    batches = _in_order(pieces, decode, 1000, 10_000)
     assert [batch["x"][0].as_py() for batch in batches] == [0, 1, 2, 3]
 
 

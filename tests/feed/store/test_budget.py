@@ -15,7 +15,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.row_ranges import merge_ranges
 from sparkdl.feed.store.log import Appended, AppendRequest, Attempt
 from sparkdl.feed.store.segment import StoredSegment, read_segment, write_segment
-from sparkdl.feed.store.store import NodeStore, StoreLimits, StoreListener
+from sparkdl.feed.store.store import NodeStore, StoreLimits
 from tests.doubles.feeds import FEED, SOON_S, numbers
 
 APART = 1000
@@ -23,13 +23,13 @@ APART = 1000
 
 
 class Node:
-    """An store, and what it has told the child."""
+    """A store, and what it has told the child."""
 
     def __init__(self, limit_nbytes: int, limit_segments: int | None = None) -> None:
         self.segments: list[StoredSegment] = []
-        listener = StoreListener(self.segments.append, lambda _: None, lambda _: None)
-        self.store = NodeStore(StoreLimits(limit_nbytes, keeps=True), SOON_S, listener)
-        self.budget = self.store._budget
+        limits = StoreLimits(limit_nbytes, keeps=True)
+        self.store = NodeStore(limits, SOON_S, self.segments.append, lambda _: None)
+        self.budget = self.store.budget
         self.budget.limit_segments = limit_segments or 1000
 
     def bring(

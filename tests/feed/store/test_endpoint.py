@@ -20,6 +20,7 @@ from sparkdl.control.rows import PartRows
 from sparkdl.core.deadline import Deadline
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
+from sparkdl.feed.store import endpoint
 from sparkdl.feed.store.log import Appended, AppendRequest, Attempt
 from sparkdl.feed.store.segment import write_segment
 from sparkdl.feed.transfer.feeder import Feeder
@@ -39,10 +40,8 @@ NBYTES = nbytes_of_batch()
 
 def append(node: LocalNode, epoch: int = 0, feed: str = FEED) -> bool:
     """Do what a feeder's thread does."""
-    log = node.feeds._store.log(feed)
-    outcome = log.append(BATCH, Deadline.after(SOON_S), AppendRequest(epoch))
-    node.feeds._store.received(feed)
-    return outcome is Appended.STORED
+    log = node.feeds.store.log(feed)
+    return log.append(BATCH, Deadline.after(SOON_S), AppendRequest(epoch)) is Appended.STORED
 
 
 def last_told(progress: list[FeedProgress], feed: str = FEED) -> FeedCount:
@@ -68,6 +67,26 @@ def test_coordinator_is_told_what_was_received_and_read() -> None:
         node.end_epoch(0, {0: 200})
         assert len(list(batches)) == 1
         node.wait_told(lambda all_told: told(all_told) == (200, 200, 1, False))
+
+
+def test_what_the_driver_waits_for_is_told_at_once_and_other_counts_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endpoint, "PROGRESS_PERIOD_S", 1000 * SOON_S)
+    with LocalNode() as node:
+        append(node)  # the first rows of an epoch
+        node.wait_told(lambda all_told: told(all_told) == (100, 0, 0, False))
+        append(node)
+        for epoch in range(20):
+            node.end_epoch(epoch, {0: 200}, again=epoch < 19)
+        for _ in range(20):
+            assert len(values(node.reader())) == 200
+        node.wait_told(lambda all_told: told(all_told) == (200, 4000, 20, False))
+        assert len(node.told) == 3, "not for each of the epochs that the driver has announced"
+        append(node, epoch=20)
+        node.wait_told(lambda all_told: told(all_told) == (300, 4000, 20, False))
+        node.call(lambda: node.feeds.on_driver_message(FeedHold(FEED, 20)))
+        node.wait_told(lambda all_told: last_told(all_told).held == 20)
 
 
 def test_counts_are_told_by_feed() -> None:
@@ -112,7 +131,7 @@ def test_child_that_wants_no_more_ends_the_feeding_and_the_next_one_is_taken() -
         node.wait_told(lambda all_told: last_told(all_told).closed_to == 2)
         assert not append(node, epoch=2)
         assert append(node, feed="other")
-        assert node.feeds._store._budget.num_segments == 2
+        assert node.feeds.store.budget.num_segments == 2
         node.call(lambda: node.feeds.on_driver_message(FeedBegin(FEED, 3, 3)))
         assert append(node, epoch=3)
         node.end_epoch(3, {0: 100})
@@ -138,7 +157,7 @@ def test_epoch_is_counted_before_it_ends_and_can_be_read_again() -> None:
             assert values(node.reader()) == [*range(100), *range(100)]
         node.wait_told(lambda all_told: told(all_told) == (200, 600, 3, False))
         node.call(lambda: None)
-        assert node.feeds._store._budget.used_nbytes == 0
+        assert node.feeds.store.budget.used_nbytes == 0
 
 
 def test_repeats_end_when_the_driver_ends_the_feeding() -> None:
@@ -167,7 +186,7 @@ def test_closed_feeds_are_told() -> None:
         node.call(lambda: node.feeds.close("map_fun has returned"))
         assert told(node.told) == (100, 0, 0, True)
         assert not append(node)
-        assert node.feeds._store._budget.used_nbytes == 0
+        assert node.feeds.store.budget.used_nbytes == 0
 
 
 # room
@@ -273,7 +292,7 @@ def test_end_of_an_epoch_nobody_fed_is_passed_on() -> None:
 def test_rows_that_were_used_are_told_by_partition() -> None:
     """Two attempts at a partition, one segment read in part, one epoch again, one terminated."""
     with LocalNode(tracks=True) as node:
-        log = node.feeds._store.log(FEED)
+        log = node.feeds.store.log(FEED)
 
         def bring(partition: int, start: int, epoch: int = 0) -> None:
             attempt = Attempt("run", partition)

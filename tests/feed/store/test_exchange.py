@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sparkdl.core.errors import InferenceError
 from sparkdl.feed.store.store import Exchange
-from tests.doubles.feeds import SOON_S
+from tests.doubles.feeds import SOON_S, NoticingCondition, Running
 
 
 def test_results_come_in_order_until_each_row_has_one() -> None:
@@ -115,28 +115,26 @@ def test_any_split_of_the_results_is_given_back_in_order(
 
 
 def test_time_until_more_rows_come_does_not_count() -> None:
-    exchange = Exchange("0.a")
+    now_s = 0.0
+    exchange = Exchange("0.a", lambda: now_s)
     exchange.expect(1)
     exchange.add(b"first", 1)
-    results = exchange.results(0.1)
+    results = exchange.results(SOON_S)
     assert next(results) == b"first"
-
-    def go_on() -> None:
-        threading.Event().wait(0.5)  # Spark takes its time
-        exchange.expect(1)
-        exchange.add(b"second", 1)
-        exchange.finish_input()
-
-    slow = threading.Thread(target=go_on)
-    slow.start()
-    assert list(results) == [b"second"]
-    slow.join()
+    now_s += 2 * SOON_S  # Spark takes its time
+    exchange.expect(1)
+    waiting = Running(lambda: next(results))
+    exchange.add(b"second", 1)
+    assert waiting.result() == b"second"
+    exchange.finish_input()
+    assert list(results) == []
 
 
-def test_time_of_rows_that_come_late_begins_when_they_come() -> None:
+def test_rows_that_come_late_wake_who_waits_and_their_time_begins_then() -> None:
     exchange = Exchange("0.a")
-    late = threading.Timer(0.3, lambda: exchange.expect(1))
-    late.start()
+    waits = exchange._changed = NoticingCondition()
+    waiting = Running(lambda: next(exchange.results(0.1)))
+    waits.wait_for_waiter()
+    exchange.expect(1)
     with pytest.raises(InferenceError, match="0 of 1 rows"):
-        next(exchange.results(0.1))
-    late.join()
+        waiting.result()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from sparkdl.control.rows import Share
 from sparkdl.core.errors import ConfigError, ReadError
 from sparkdl.feed.parquet.source import list_files
 from sparkdl.feed.reader.batches import EpochBatches
-from tests.doubles.feeds import FEED, SOON_S, LocalNode, values
+from tests.doubles.feeds import FEED, LocalNode, values
 
 ROWS = 2000
 LITTLE = 1 << 16
@@ -55,18 +54,8 @@ def wait_for(node: LocalNode, is_it: Callable[[FeedCount], bool]) -> FeedCount:
     return found[-1]
 
 
-@contextmanager
-def ending(node: LocalNode) -> Iterator[None]:
-    """See to it that no thread reads on."""
-    try:
-        yield
-    finally:
-        node.call(node.feeds.shut_down)
-        assert not any(thread.is_alive() for thread in node.feeds._loaders)
-
-
 def test_share_is_read_and_told_once_all_is_there(folder: Path) -> None:
-    with LocalNode() as node, ending(node):
+    with LocalNode() as node:
         read(node, share_of(folder))
         count = wait_for(node, lambda c: c.read_to == 0)
         assert (count.rows_received, count.read_problem) == (ROWS, "")
@@ -77,7 +66,7 @@ def test_share_is_read_and_told_once_all_is_there(folder: Path) -> None:
 def test_problem_with_a_file_is_told_and_the_next_pass_is_not_blamed(folder: Path) -> None:
     share = share_of(folder)
     (folder / "0.parquet").rename(folder / "gone")
-    with LocalNode() as node, ending(node):
+    with LocalNode() as node:
         read(node, share)
         count = wait_for(node, lambda c: c.read_to == 0)
         assert "0.parquet, row groups 0 to" in count.read_problem
@@ -88,7 +77,7 @@ def test_problem_with_a_file_is_told_and_the_next_pass_is_not_blamed(folder: Pat
 
 
 def test_reading_that_waits_for_room_ends_when_the_epoch_is_cut(folder: Path) -> None:
-    with LocalNode(limit_nbytes=LITTLE) as node, ending(node):
+    with LocalNode(limit_nbytes=LITTLE) as node:
         read(node, share_of(folder))
         wait_for(node, lambda c: c.rows_received > 0)
         node.call(lambda: node.feeds.on_driver_message(FeedCut(FEED, 0)))
@@ -98,7 +87,7 @@ def test_reading_that_waits_for_room_ends_when_the_epoch_is_cut(folder: Path) ->
 
 
 def test_rows_of_an_old_reading_do_not_reach_the_next_child(folder: Path) -> None:
-    with LocalNode(limit_nbytes=LITTLE) as node, ending(node):
+    with LocalNode(limit_nbytes=LITTLE) as node:
         read(node, share_of(folder))
         wait_for(node, lambda c: c.rows_received > 0)
         node.call(lambda: node.feeds.close("the child has died"))
@@ -114,11 +103,11 @@ def test_rows_of_an_old_reading_do_not_reach_the_next_child(folder: Path) -> Non
 
 def test_plea_for_room_that_terminate_has_overtaken_is_forgotten() -> None:
     """The child would release what the agent believes to be there for the next epoch to read."""
-    with LocalNode() as node, ending(node):
+    with LocalNode() as node:
 
         def press_and_terminate() -> None:
-            node.feeds._store.log(FEED).press()
-            node.feeds._on_pressure(FEED)
+            node.feeds.store.log(FEED)
+            node.feeds.store._press()  # as a feeder's thread does that waits for room
             node.feeds.on_child_message(Terminated(FEED), -1)
 
         node.call(press_and_terminate)
@@ -142,34 +131,34 @@ def own(
 
 
 def test_child_reads_epochs_for_ever_from_files_that_were_read_once(folder: Path) -> None:
-    with LocalNode() as node, ending(node):
+    with LocalNode() as node:
         own(node, folder)
         reader = node.reader("parquet:0")
         for _ in range(10):
             assert values(reader) == list(range(ROWS))
-        segments = node.feeds._store.log("parquet:0").rows_received
+        segments = node.feeds.store.log("parquet:0").rows_received
         assert segments == ROWS
         assert all(mark.again for mark in node.sent if isinstance(mark, EpochEnd))
 
 
 @pytest.mark.parametrize("limit_nbytes", [LITTLE, 1 << 28])
 def test_epochs_end_after_as_many_as_were_wanted(folder: Path, limit_nbytes: int) -> None:
-    with LocalNode(limit_nbytes=limit_nbytes) as node, ending(node):
+    with LocalNode(limit_nbytes=limit_nbytes) as node:
         own(node, folder, epochs=6)
         reader = node.reader("parquet:0")
         for _ in range(6):
             assert values(reader, 50) == list(range(ROWS))
         assert values(reader) == []
         node.wait_sent(lambda sent: sent[-1] == EndMark("parquet:0"))
-        budget = node.feeds._store._budget
-        with budget._changed:
-            assert budget._changed.wait_for(lambda: not budget.num_segments, SOON_S)
+        budget = node.feeds.store.budget
+        node.call(lambda: None)  # what the child has released before it asked for more
+        assert not budget.num_segments
 
 
 def test_shuffled_rows_come_once_an_epoch_also_where_one_node_has_room_and_another_has_not(
     folder: Path,
 ) -> None:
-    with LocalNode(0) as roomy, LocalNode(1, LITTLE) as full, ending(roomy), ending(full):
+    with LocalNode(0) as roomy, LocalNode(1, LITTLE) as full:
         orders = []
         for node in (roomy, full):
             own(node, folder, 3, (0, 1), seed=7)
@@ -181,14 +170,14 @@ def test_shuffled_rows_come_once_an_epoch_also_where_one_node_has_room_and_anoth
 
 
 def test_counts_of_own_files_are_no_news_for_the_coordinator(folder: Path) -> None:
-    with LocalNode() as node, ending(node):
+    with LocalNode() as node:
         own(node, folder, epochs=1)
         assert len(values(node.reader("parquet:0"))) == ROWS
         assert not [c for each in node.told for c in each.counts if c.feed == "parquet:0"]
 
 
 def test_nothing_to_read_is_an_error_for_user_code(tmp_path: Path) -> None:
-    with LocalNode() as node, ending(node):
+    with LocalNode() as node:
         own(node, tmp_path)
         for _ in range(2):
             with pytest.raises(ConfigError, match="no Parquet file found"):
@@ -197,7 +186,7 @@ def test_nothing_to_read_is_an_error_for_user_code(tmp_path: Path) -> None:
 
 
 def test_file_that_vanishes_between_epochs_is_an_error_for_user_code(folder: Path) -> None:
-    with LocalNode(limit_nbytes=LITTLE) as node, ending(node):
+    with LocalNode(limit_nbytes=LITTLE) as node:
         own(node, folder)
         reader = node.reader("parquet:0")
         assert len(values(reader, 50)) == ROWS
@@ -212,6 +201,6 @@ def test_file_that_vanishes_between_epochs_is_an_error_for_user_code(folder: Pat
 
 
 def test_node_ends_in_time_while_it_reads_for_a_child_that_asks_no_more(folder: Path) -> None:
-    with LocalNode(limit_nbytes=LITTLE) as node, ending(node):
+    with LocalNode(limit_nbytes=LITTLE) as node:
         own(node, folder)
         next(iter(EpochBatches(node.reader("parquet:0"), 10)))

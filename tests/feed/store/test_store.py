@@ -1,4 +1,4 @@
-"""An store keeps a node's feeds and open inference partitions; closed, it takes nothing."""
+"""A store keeps a node's feeds and open inference partitions; closed, it takes nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, InferenceError
 from sparkdl.feed.store.log import Appended, AppendRequest, Log
 from sparkdl.feed.store.segment import StoredSegment, write_segment
-from sparkdl.feed.store.store import NodeStore, StoreLimits, StoreListener
+from sparkdl.feed.store.store import NodeStore, StoreLimits
 from tests.doubles.feeds import SOON_S, numbers
 
 BATCH = numbers(0, 10)
@@ -24,13 +24,12 @@ def append(log: Log) -> Appended:
 class Heard:
     def __init__(self) -> None:
         self.segments: list[StoredSegment] = []
-        self.received: list[str] = []
         self.pressed: list[str] = []
         self.is_pressed = threading.Semaphore(0)
 
     def store(self, limit_nbytes: int = 1 << 30) -> NodeStore:
-        listener = StoreListener(self.segments.append, self.received.append, self._press)
-        return NodeStore(StoreLimits(limit_nbytes), SOON_S, listener)
+        limits = StoreLimits(limit_nbytes)
+        return NodeStore(limits, SOON_S, self.segments.append, self._press)
 
     def _press(self, feed: str) -> None:
         self.pressed.append(feed)
@@ -46,13 +45,11 @@ def test_feeds_come_into_being_when_named() -> None:
     assert set(store.logs) == {log, store.log("b")}
 
 
-def test_listener_hears_of_segments_and_rows() -> None:
+def test_each_segment_is_told() -> None:
     heard = Heard()
     store = heard.store()
     append(store.log("a"))
-    store.received("a")
     assert [(s.feed, s.rows) for s in heard.segments] == [("a", 10)]
-    assert heard.received == ["a"]
     store.close("over")
 
 
@@ -104,7 +101,7 @@ def test_feed_can_be_named_for_the_first_time_while_a_closed_store_is_pressed() 
             threads.extend([naming, threading.Thread(target=store.press_again)])
             threads[1].start()
 
-    store = NodeStore(StoreLimits(1), SOON_S, StoreListener(lambda _: None, lambda _: None, press))
+    store = NodeStore(StoreLimits(1), SOON_S, lambda _: None, press)
     assert append(store.log("a")) is Appended.STORED
     taken = []
     waiting = threading.Thread(target=lambda: taken.append(append(store.log("a"))))

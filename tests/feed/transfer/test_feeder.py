@@ -102,7 +102,7 @@ def test_partition_without_rows_reaches_nobody() -> None:
         assert Feeder(order([node.target]), 0).feed(iter([])) == FedPartition(0, {}, 0, 0)
         empty = numbers(0, 0)
         assert Feeder(order([node.target]), 0).feed(iter([empty])) == FedPartition(0, {}, 0, 0)
-        assert node.feeds._store.logs == ()
+        assert node.feeds.store.logs == ()
 
 
 def test_rows_that_a_checkpoint_covers_are_not_fed_again() -> None:

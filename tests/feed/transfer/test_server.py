@@ -125,7 +125,7 @@ def test_call_without_the_token_never_reaches_a_handler(
                 reader.read_chunk()
             else:
                 list(client.do_action("anything", options))
-        assert node.feeds._store.logs == ()
+        assert node.feeds.store.logs == ()
 
 
 @pytest.mark.parametrize("header", [b" ", b"junk", b'{"feed": 1}', b"\x80\x04K\x01."])
@@ -168,7 +168,7 @@ def test_peer_that_stalls_disturbs_nobody_and_is_not_waited_for(
         node.end_epoch(0, {0: 30})
         assert sorted(values(node.reader())) == sorted([*range(10), *range(20)])
         node.call(node.feeds.shut_down)
-        assert node.feeds._store.log(FEED).is_closed
+        assert node.feeds.store.log(FEED).is_closed
         proxy.cut()
         with pytest.raises(flight.FlightError):
             put.writer.close()

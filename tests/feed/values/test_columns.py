@@ -17,7 +17,7 @@ from pyspark.ml.linalg import DenseVector, SparseVector
 from pyspark.sql import Row
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
-from sparkdl.feed.values.columns import concat, slice_columns, to_columns, to_numpy
+from sparkdl.feed.values.columns import concat, convert, slice_columns, to_columns
 from sparkdl.feed.values.row_codec import RowEncoder
 
 
@@ -45,7 +45,7 @@ def test_arrays_of_one_shape_are_stacked(stacked: np.ndarray[Any, Any], data: An
 
 
 def test_nulls_are_nan_in_floats_and_refused_in_integers() -> None:
-    array = to_numpy(pa.array([1.5, None], pa.float32()))
+    array = convert(pa.array([1.5, None], pa.float32()))
     assert array.dtype == np.float32
     assert np.isnan(array[1])
     batch = pa.record_batch({"n": [1, None], "flag": [True, None], "list": [[1], None]})
@@ -210,7 +210,7 @@ def test_concat_undoes_slicing(lengths: list[int], data: Any) -> None:
 
 
 def test_concat_keeps_rows_whose_shapes_differ_apart() -> None:
-    ragged = to_numpy(pa.array([[1.0], [2.0, 3.0]]))
+    ragged = convert(pa.array([[1.0], [2.0, 3.0]]))
     back = concat([{"x": np.zeros((2, 3))}, {"x": ragged}, {"x": np.zeros((1, 4))}])
     assert [row.shape for row in back["x"]] == [(3,), (3,), (1,), (2,), (4,)]
 
@@ -241,7 +241,7 @@ def test_concat_refuses_what_numpy_would_make_something_else(dtypes: list[str]) 
 
 
 def test_parts_without_rows_change_neither_dtype_nor_shape() -> None:
-    empty = {"x": to_numpy(pa.array([], pa.list_(pa.float64())))}
+    empty = {"x": convert(pa.array([], pa.list_(pa.float64())))}
     full = {"x": np.ones((2, 3), np.float32)}
     for parts in ([empty, full], [full, empty], [empty, full, empty]):
         assert same(concat(parts)["x"], full["x"])
@@ -259,22 +259,22 @@ def test_concat_refuses_parts_that_do_not_fit() -> None:
 @given(st.sampled_from(["i1", "u4", "i8", "f2", "f4", "f8"]).flatmap(lambda t: npst.arrays(t, 7)))
 def test_numbers_without_nulls_are_a_view(values: np.ndarray[Any, Any]) -> None:
     column = pa.array(values)
-    array = to_numpy(column.slice(2))
+    array = convert(column.slice(2))
     assert same(array, values[2:])
-    assert np.shares_memory(array, to_numpy(column))
+    assert np.shares_memory(array, convert(column))
 
 
 def test_values_that_are_no_numbers_have_their_numpy_types() -> None:
-    assert same(to_numpy(pa.array([True, False])), np.array([True, False]))
-    assert to_numpy(pa.array(["x", None])).tolist() == ["x", None]
-    assert to_numpy(pa.array([b"x"])).tolist() == [b"x"]
+    assert same(convert(pa.array([True, False])), np.array([True, False]))
+    assert convert(pa.array(["x", None])).tolist() == ["x", None]
+    assert convert(pa.array([b"x"])).tolist() == [b"x"]
     instant = datetime(2020, 1, 1, tzinfo=timezone.utc)
     for kind in (pa.timestamp("us"), pa.timestamp("us", tz="Asia/Tokyo")):
-        array = to_numpy(pa.array([instant, None], kind))
+        array = convert(pa.array([instant, None], kind))
         assert array.dtype == "M8[us]"
         assert array[0] == np.datetime64("2020-01-01")
         assert np.isnat(array[1])
-    money = to_numpy(pa.array([Decimal("1.25"), None], pa.decimal128(10, 2)))
+    money = convert(pa.array([Decimal("1.25"), None], pa.decimal128(10, 2)))
     assert money.dtype == np.float64
     assert money[0] == 1.25
 
@@ -283,17 +283,17 @@ def test_lists_of_equal_length_are_reshaped_without_a_copy() -> None:
     flat = pa.array(np.arange(24, dtype=np.float32))
     lists = pa.ListArray.from_arrays(pa.array([0, 6, 12, 18, 24], pa.int32()), flat)
     for column in (lists, pa.FixedSizeListArray.from_arrays(flat, 6)):
-        array = to_numpy(column.slice(1))
+        array = convert(column.slice(1))
         assert array.tolist() == np.arange(6, 24).reshape(3, 6).tolist()
-        assert np.shares_memory(array, to_numpy(flat))
-    cube = to_numpy(pa.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]]]))
+        assert np.shares_memory(array, convert(flat))
+    cube = convert(pa.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]]]))
     assert cube.shape == (2, 2, 2)
-    assert to_numpy(pa.array([], pa.list_(pa.float32(), 3))).shape == (0, 3)
-    assert to_numpy(pa.array([["a"], ["b"]])).tolist() == [["a"], ["b"]]
+    assert convert(pa.array([], pa.list_(pa.float32(), 3))).shape == (0, 3)
+    assert convert(pa.array([["a"], ["b"]])).tolist() == [["a"], ["b"]]
 
 
 def test_lists_of_different_lengths_are_an_array_of_arrays() -> None:
-    array = to_numpy(pa.array([[1.0], [], [2.0, 3.0]]))
+    array = convert(pa.array([[1.0], [], [2.0, 3.0]]))
     assert array.dtype == object
     assert [row.tolist() for row in array] == [[1.0], [], [2.0, 3.0]]
 
@@ -301,7 +301,7 @@ def test_lists_of_different_lengths_are_an_array_of_arrays() -> None:
 def test_structs_and_maps_are_refused_with_a_way_out() -> None:
     for column in (pa.array([{"a": 1}]), pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64()))):
         with pytest.raises(FeedTypeError, match=r"columns of their own.*df\.select"):
-            to_numpy(column)
+            convert(column)
 
 
 @pytest.mark.parametrize("kind", ["list", "large_list", "fixed_size_list"])
@@ -322,7 +322,7 @@ def test_lists_of_lists_are_a_view_also_in_a_slice(kind: str, may_hold_nulls: bo
         buffers = [bits, *outer.buffers()[1 : outer.type.num_buffers]]
         outer = pa.Array.from_buffers(outer.type, 4, buffers, children=[inner])
         assert outer.null_count == 1
-    array = to_numpy(outer.slice(1, 2))
+    array = convert(outer.slice(1, 2))
     assert same(array, numbers.reshape(4, 3, 2)[1:3])
     assert np.shares_memory(array, flat.to_numpy())
 
@@ -330,37 +330,37 @@ def test_lists_of_lists_are_a_view_also_in_a_slice(kind: str, may_hold_nulls: bo
 def test_a_column_that_may_hold_nulls_and_holds_none_is_a_view() -> None:
     for kind in (pa.int8(), pa.int64(), pa.float32(), pa.timestamp("us"), pa.duration("us")):
         column = pa.array([1, 2, None], pa.int64()).cast(kind)
-        array = to_numpy(column.slice(0, 2))
+        array = convert(column.slice(0, 2))
         assert array.astype(np.int64).tolist() == [1, 2]
         assert array.ctypes.data == column.buffers()[1].address
 
 
 def test_lists_of_lists_of_different_lengths_keep_their_depth() -> None:
-    array = to_numpy(pa.array([[[1], [2, 3]], [], [[4, 5, 6]]]))
+    array = convert(pa.array([[[1], [2, 3]], [], [[4, 5, 6]]]))
     assert [[inner.tolist() for inner in row] for row in array] == [[[1], [2, 3]], [], [[4, 5, 6]]]
-    even_outside = to_numpy(pa.array([[[1], [2, 3]], [[], [4]]]))
+    even_outside = convert(pa.array([[[1], [2, 3]], [[], [4]]]))
     assert even_outside.shape == (2, 2)
     assert even_outside[1, 1].tolist() == [4]
 
 
 def test_nulls_within_lists_are_as_in_columns() -> None:
-    assert np.isnan(to_numpy(pa.array([[1.5, None]]))[0, 1])
-    assert to_numpy(pa.array([["x", None]])).tolist() == [["x", None]]
+    assert np.isnan(convert(pa.array([[1.5, None]]))[0, 1])
+    assert convert(pa.array([["x", None]])).tolist() == [["x", None]]
     for column in (pa.array([[1, None]]), pa.array([[[1], None]]), pa.array([[True, None]])):
         with pytest.raises(FeedTypeError, match="the column holds 1 nulls"):
-            to_numpy(column)
+            convert(column)
 
 
 def test_types_of_64_bits_of_offsets_are_like_the_others() -> None:
-    assert to_numpy(pa.array(["x", None], pa.large_string())).tolist() == ["x", None]
-    assert to_numpy(pa.array([b"x"], pa.large_binary())).tolist() == [b"x"]
-    ragged = to_numpy(pa.array([[1], []], pa.large_list(pa.int8())))
+    assert convert(pa.array(["x", None], pa.large_string())).tolist() == ["x", None]
+    assert convert(pa.array([b"x"], pa.large_binary())).tolist() == [b"x"]
+    ragged = convert(pa.array([[1], []], pa.large_list(pa.int8())))
     assert [row.tolist() for row in ragged] == [[1], []]
 
 
 def test_times_are_the_time_since_midnight() -> None:
     for kind in (pa.time64("ns"), pa.time64("us"), pa.time32("s")):
-        array = to_numpy(pa.array([time(1, 2, 3), None], kind))
+        array = convert(pa.array([time(1, 2, 3), None], kind))
         assert array.dtype == "m8[ns]"
         assert array[0] == np.timedelta64(timedelta(hours=1, minutes=2, seconds=3))
         assert np.isnat(array[1])
@@ -381,5 +381,5 @@ def test_times_are_the_time_since_midnight() -> None:
     ],
 )
 def test_no_rows_keep_dtype_and_shape(kind: pa.DataType, dtype: str, shape: Any) -> None:
-    array = to_numpy(pa.array([], kind))
+    array = convert(pa.array([], kind))
     assert (array.dtype, array.shape) == (np.dtype(dtype), (0, *shape))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pyspark.ml.linalg import DenseMatrix, SparseMatrix
 
 from sparkdl.core.errors import FeedTypeError
-from sparkdl.feed.values.columns import to_numpy
+from sparkdl.feed.values.columns import convert
 from sparkdl.feed.values.ndarrays import dense_matrices, matrices, store_matrices
 
 VECTOR = pa.struct(
@@ -81,7 +81,7 @@ def test_matrices_and_vectors_can_be_written_to() -> None:
 def test_matrices_of_different_shapes_are_refused() -> None:
     column = store_matrices([DenseMatrix(1, 2, [1, 2]), DenseMatrix(2, 1, [1, 2])])
     with pytest.raises(FeedTypeError, match="the column holds matrices of 1x2, 2x1"):
-        to_numpy(column)
+        convert(column)
 
 
 def test_ml_vectors_are_dense_rows() -> None:
@@ -90,7 +90,7 @@ def test_ml_vectors_are_dense_rows() -> None:
     expected = {"d": [1.0, 2.0, 3.0], "s": [0.0, 0.0, 9.0]}
     for order in ("dd", "ss", "dsd"):
         column = pa.array([dense if kind == "d" else sparse for kind in order], VECTOR)
-        assert to_numpy(column).tolist() == [expected[kind] for kind in order]
-        assert to_numpy(column.slice(1)).tolist() == [expected[kind] for kind in order[1:]]
+        assert convert(column).tolist() == [expected[kind] for kind in order]
+        assert convert(column.slice(1)).tolist() == [expected[kind] for kind in order[1:]]
     with pytest.raises(FeedTypeError, match="vectors of 2 to 3 elements"):
-        to_numpy(pa.array([dense, sparse | {"size": 2, "indices": [0]}], VECTOR))
+        convert(pa.array([dense, sparse | {"size": 2, "indices": [0]}], VECTOR))

@@ -126,7 +126,7 @@ def test_any_mix_of_rows_comes_back_as_it_was(given_rows: list[Any]) -> None:
 
 
 @given(
-    st.lists(st.tuples(VALUES, VALUES), min_size=1, max_size=30),
+    st.lists(st.tuples(VALUES, VALUES), min_size=1, max_size=12),
     st.sampled_from(["tuple", "list", "row", "dict"]),
     st.integers(1, 20),
 )

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from sparkdl.control.channel import (
+    ChildPipe,
     Consumed,
     EndMark,
     Imported,
@@ -25,7 +26,6 @@ from sparkdl.control.channel import (
     send,
 )
 from sparkdl.control.messages import EpochEnd
-from sparkdl.node.supervisor import ChildPipe
 from tests.doubles.feeds import SOON_S
 
 

@@ -1,19 +1,27 @@
-"""Horovod's operations for PyTorch on three nodes, compared with numpy."""
+"""Horovod's face for PyTorch on three nodes: what it computes is what numpy, or one node, does."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sparkdl.core.deadline import Deadline
 from sparkdl.node.context import NodeContext
-from tests.doubles.nodes import launch
+from tests.doubles.labs import Lab, lab
+from tests.doubles.nodes import SOON_S
+from tests.horovod.optimizer_programs import SIZE, train
+from tests.horovod.together import together
 
 pytestmark = pytest.mark.torch
 
-SIZE = 3
-_SOON_S = 120.0
+
+@pytest.fixture(scope="module")
+def three(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with lab(tmp_path_factory.mktemp("three"), "torch", SIZE, input_mode="own") as made:
+        yield made
 
 
 def array(rank: int, rows: int = 4) -> Any:
@@ -26,6 +34,7 @@ def operate(args: None, ctx: NodeContext) -> dict[str, Any]:
     import sparkdl.horovod.torch as hvd
 
     torch.set_num_threads(1)
+    hvd.shutdown()
     with pytest.raises(ValueError, match=r"has not been initialized; use hvd.init\(\)"):
         hvd.rank()
     evens = hvd.ProcessSet([2, 0])
@@ -118,6 +127,8 @@ def joins(hvd: Any) -> int:
 
 
 def reductions(hvd: Any, mine: Any) -> dict[str, Any]:
+    import torch
+
     ops = {"average": hvd.Average, "sum": hvd.Sum, "min": hvd.Min, "max": hvd.Max}
     found = {name: hvd.allreduce(mine, op=op, name=name) for name, op in ops.items()}
     found["old"] = hvd.allreduce(mine, average=False)
@@ -129,7 +140,7 @@ def reductions(hvd: Any, mine: Any) -> dict[str, Any]:
     own = mine.clone()
     assert hvd.allreduce_(own, op=hvd.Sum) is own
     found["in place"] = own
-    across = mine.t().clone(memory_format=__import__("torch").preserve_format)
+    across = mine.t().clone(memory_format=torch.preserve_format)
     assert not across.is_contiguous()
     found["not contiguous"] = hvd.allreduce_(across, op=hvd.Sum)
     found["grouped"] = hvd.grouped_allreduce([mine, mine.int(), mine[:1]], op=hvd.Sum)
@@ -147,7 +158,7 @@ def reductions(hvd: Any, mine: Any) -> dict[str, Any]:
     found["later"] += hvd.synchronize(third)
     found["share"] = hvd.reducescatter(mine, op=hvd.Sum)
     found["shares"] = hvd.grouped_reducescatter([mine, mine[:3]], op=hvd.Sum)
-    sparse = (mine * 0).index_fill(0, __import__("torch").tensor([hvd.rank()]), 1.0).to_sparse(1)
+    sparse = (mine * 0).index_fill(0, torch.tensor([hvd.rank()]), 1.0).to_sparse(1)
     handle = hvd.sparse_allreduce_async(sparse, "sparse", hvd.Sum)
     reduced = handle()  # as Horovod's users wait for it
     assert reduced.is_sparse
@@ -306,14 +317,11 @@ def same(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_operations_give_what_numpy_computes() -> None:
-    pytest.importorskip("torch", reason="PyTorch is not installed")
+def test_operations_give_what_numpy_computes(three: Lab) -> None:
     arrays = [array(rank) for rank in range(SIZE)]
     stack = np.stack(arrays)
     total = stack.sum(0)
-    options: dict[str, Any] = {"framework": "torch", "input_mode": "own"}
-    with launch(operate, nodes=SIZE, **options) as cluster:
-        results = cluster.results(_SOON_S)
+    results = together(three, operate)
     for rank, found in enumerate(results):
         same(found["average"], stack.mean(0))
         for name in ("sum", "old", "in place", "fp16", "bf16"):
@@ -375,3 +383,22 @@ def check_exchanges(found: Any, arrays: Any, rank: int) -> None:
     same(found["split"][0], np.concatenate([each[start : start + count] for each in arrays]))
     same(found["split"][1], [count] * SIZE)
     assert found["objects"] == [{"rank": other} for other in range(SIZE)]
+
+
+def test_training_equals_one_on_larger_batches(three: Lab) -> None:
+    results = together(three, train)
+    assert three.cluster._controller.wait_for(
+        lambda view: any(active.step > 0 for active in view.activity.values()),
+        Deadline.after(SOON_S),
+    ), "the driver hears of the steps"
+    for rank, found in enumerate(results):
+        for name in ("joined", "joined at once"):
+            assert found[name].pop() == 2, "the last one to join"
+        for name, (trained, alone) in found.items():
+            if name == "normalized":
+                for mine, expected in zip(trained, alone, strict=True):
+                    assert mine == pytest.approx(expected, abs=2e-5), name
+                continue
+            tolerance = {"fp16": 2e-3, "bf16": 2e-2}.get(name, 1e-6)
+            assert trained == pytest.approx(alone, rel=tolerance, abs=tolerance), (name, rank)
+            assert trained == results[0][name][0], f"{name}: the same on all nodes"

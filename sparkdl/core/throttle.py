@@ -1,0 +1,49 @@
+"""Passes on what changes often: at once after a rest, and a few times a second at most.
+
+Runs in: anywhere
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+
+
+class Throttle:
+    """Calls `action` on an event loop when asked to, but not twice within `period_s` seconds.
+
+    The first request is served at once, those that follow within the period together at its end: so
+    the last change is always passed on. All methods are called on the loop.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, action: Callable[[], None], period_s: float
+    ) -> None:
+        self._loop = loop
+        self._action = action
+        self._period_s = period_s
+        self._rests_until_s = -math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    def request(self) -> None:
+        """Have `action` called: now, or when the period since the last call is over."""
+        if self._timer is not None:
+            return
+        wait_s = self._rests_until_s - self._loop.time()
+        if wait_s <= 0:
+            self.call()
+        else:
+            self._timer = self._loop.call_later(wait_s, self.call)
+
+    def call(self) -> None:
+        """Call `action` now, in the place of the call that is due."""
+        self.cancel()
+        self._rests_until_s = self._loop.time() + self._period_s
+        self._action()
+
+    def cancel(self) -> None:
+        """Drop the call that is due, if there is one."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,56 @@
+"""Clusters that stay up for a file, by how much of a feed their nodes hold.
+
+Runs in: the process of pytest
+
+A body that `Lab.begin` runs reads the feed that the fixture `feed` names, so that each test has a
+feed of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.doubles.labs import Lab, lab
+
+LITTLE = 1 << 16
+"""Bytes of feed memory that make feeders wait."""
+
+
+@pytest.fixture
+def feed(request: pytest.FixtureRequest) -> str:
+    """The name of the test's own feed."""
+    name: str = request.node.name
+    return name
+
+
+def _pair(factory: pytest.TempPathFactory, name: str, **options: Any) -> Iterator[Lab]:
+    with lab(factory.mktemp(name), "plain", 2, **options) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def roomy(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Two nodes that hold whatever they are fed."""
+    yield from _pair(tmp_path_factory, "roomy", feed_memory=1 << 26)
+
+
+@pytest.fixture(scope="module")
+def little(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Two nodes that hold 64 KiB; the rest has to wait."""
+    yield from _pair(tmp_path_factory, "little", feed_memory=LITTLE, feed_disk=0)
+
+
+@pytest.fixture(scope="module")
+def disk(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Two nodes that hold 64 KiB in memory, and the rest on disk."""
+    yield from _pair(tmp_path_factory, "disk", feed_memory=LITTLE, feed_disk=1 << 28)
+
+
+@pytest.fixture(scope="module")
+def nodes(request: pytest.FixtureRequest) -> Lab:
+    """One of the labs, which the test chooses by `indirect` parameters."""
+    made: Lab = request.getfixturevalue(request.param)
+    return made

@@ -1,0 +1,89 @@
+"""Horovod's face for PyTorch in this process, which no node is."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkdl.core.errors import ConfigError
+
+pytestmark = pytest.mark.torch
+
+
+def test_process_that_sparkdl_has_not_started_is_alone() -> None:
+    import torch
+
+    import sparkdl.horovod.torch as hvd
+
+    hvd.init(process_sets="dynamic")
+    try:
+        place = (hvd.rank(), hvd.size(), hvd.local_rank(), hvd.cross_size(), hvd.join())
+        assert place == (0, 1, 0, 1, 0)
+        x = torch.arange(3.0, requires_grad=True)
+        assert hvd.allreduce(x, op=hvd.Sum, prescale_factor=2.0).tolist() == [0, 2, 4]
+        assert hvd.allgather(x).tolist() == hvd.broadcast(x, 0).tolist() == [0, 1, 2]
+        moved: Any = hvd.alltoall(x)
+        assert moved.tolist() == hvd.reducescatter(x).tolist() == [0, 1, 2]
+        assert hvd.synchronize(hvd.allreduce_async_(x.detach())).tolist() == [0, 1, 2]
+        assert hvd.allgather_object("it") == ["it"]
+        hvd.barrier()
+        hvd.shutdown()
+        with pytest.raises(ConfigError, match="uses no MPI"):
+            hvd.init(comm=object())
+        with pytest.raises(ConfigError, match="use process_sets"):
+            hvd.init(comm=[0, 1])
+    finally:
+        hvd.shutdown()
+
+
+def test_program_for_horovod_runs_after_one_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import sparkdl.horovod.torch as hvd
+
+    text = (Path(__file__).parent / "programs" / "mnist_style.py").read_text(encoding="utf-8")
+    program = tmp_path / "program.py"
+    program.write_text(re.sub(r"\bhorovod\b", "sparkdl.horovod", text), encoding="utf-8")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # which an optimizer sets
+    for size, args in ((2, ["--num-proc=2", "--hosts=localhost:2"]), (1, [])):
+        monkeypatch.setattr(sys, "argv", [str(program), *args])
+        try:
+            runpy.run_path(str(program), run_name="__main__")
+        finally:
+            hvd.shutdown()
+        said = capsys.readouterr().out
+        found = re.search(rf"accuracy ([\d.]+) on {size}$", said, re.MULTILINE)
+        assert found, said
+        assert float(found[1]) > 0.9
+        assert size == 1 or "models are the same: True" in said
+
+
+def test_sparse_gradients_come_back_sparse_to_who_has_none_as_well() -> None:
+    import torch
+
+    from sparkdl.horovod.torch.reducer import Bucket
+
+    has, lacks, dense = (torch.nn.Parameter(torch.zeros(4, 2)) for _ in range(3))
+    has.grad = torch.tensor([[0.0, 0.0], [2.0, 2.0], [0.0, 0.0], [0.0, 0.0]]).to_sparse(1)
+    dense.grad = torch.ones(4, 2)
+    bucket = Bucket([has, lacks, dense], [True, True, True])
+    for place, param in enumerate((has, lacks, dense)):
+        bucket.fill(place, param.grad)
+    assert bucket.waits_for == 0
+    reduced = bucket.flat.clone()
+    reduced[8:16] = torch.arange(8.0)  # another process has the second one
+    reduced[-2] = 1.0
+    bucket.spread(reduced, can_be_absent=True)
+    assert torch.equal(has.grad.to_dense(), torch.tensor([[0.0] * 2, [2.0] * 2, [0] * 2, [0] * 2]))
+    assert torch.equal(lacks.grad.to_dense(), torch.arange(8.0).view(4, 2))
+    assert has.grad.is_sparse
+    assert lacks.grad.is_sparse
+    assert not dense.grad.is_sparse
+    bucket.flat.zero_()
+    reduced.zero_()
+    assert float(lacks.grad.to_dense().sum()) == 28.0, "it is no view of the bucket"
