@@ -35,7 +35,7 @@ SUBNET = "10.77.0"
 SHARED = Path("/mnt/shared")
 """On every host: the same folder, as a shared file system is. /tmp is each host's own."""
 MASTER_PORT = 7077
-SOON_S = 60.0
+SOON_S = 120.0
 _NOBODY = "02:00:00:00:00:fe"
 """A hardware address that no host has: frames to it are lost without a word."""
 _OF_A_HOST = (
