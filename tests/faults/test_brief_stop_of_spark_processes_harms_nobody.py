@@ -15,7 +15,7 @@ from tests.faults.conftest import SparkProcesses
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROWS = 2 * 8 * 40
+ROWS = 2 * 8 * 20
 STOP_S = 0.5
 BACK_S = 90.0
 

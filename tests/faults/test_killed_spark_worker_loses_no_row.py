@@ -24,7 +24,7 @@ from tests.faults.conftest import SparkProcesses
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROWS = 2 * 8 * 100
+ROWS = 2 * 8 * 60
 BACK_S = 90.0
 
 
