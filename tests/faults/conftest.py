@@ -19,7 +19,7 @@ from sparkdl.node.spec import start_agent
 from tests.doubles.proxy import Proxy
 
 
-def use_settings(patch: pytest.MonkeyPatch, **settings: float) -> None:
+def use_settings(patch: pytest.MonkeyPatch, **settings: Any) -> None:
     """Have clusters use these settings, which `launch` has no arguments for."""
     here = partial(Settings, **{"restart_backoff_s": 0.05, **settings})
     patch.setattr("sparkdl.driver.launch.Settings", here)
