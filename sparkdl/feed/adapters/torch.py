@@ -123,18 +123,11 @@ class _FeedDataset:
             yield arrange(tensors, self._x, self._y)
 
 
-def _make(
-    inherited: socket.socket,
-    x: Names | None,
-    y: Names | None,
-    batches: EpochBatches | None,
-    server: BatchServer | None,
-    shared: SharedRows | None,
-) -> IterableDataset[Any]:
+def _make(*args: Any) -> IterableDataset[Any]:
     from torch.utils.data import IterableDataset
 
     kind: Any = type("FeedDataset", (_FeedDataset, IterableDataset), {})
-    made: IterableDataset[Any] = kind(inherited, x, y, batches, server, shared)
+    made: IterableDataset[Any] = kind(*args)
     return made
 
 
