@@ -59,13 +59,13 @@ $(VENV)/.installed: setup.py constraints.txt Makefile
 demo: setup  ## train a small model on a small cluster, here
 	@$(with_java) $(bin)/sparkdl demo $(ARGS)
 
-test: setup  ## run every test that this machine can run, but for the deep ones
+test: setup  ## run the tests that this machine can run, except for the deep ones
 	@$(with_java) $(pytest) $(ARGS)
 
-test-deep: setup  ## run the long and the second proofs, and Hypothesis with 1,000 examples
+test-deep: setup  ## run the deep tests: long ones, further frameworks; Hypothesis with 1,000 examples
 	@$(with_java) $(pytest) --deep $(ARGS)
 
-test-examples: setup  ## run all examples by spark-submit or python, and all notebooks
+test-examples: setup  ## run every example as a user starts it, and every notebook in a kernel
 	@$(with_java) $(pytest) --deep $(ARGS) tests/examples tests/notebooks
 
 coverage: setup  ## run the tests, and print what they cover of each package, in agents and children too
