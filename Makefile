@@ -1,6 +1,7 @@
 # The verbs of this repository; `make` alone lists them. What they run, CI runs too.
 #   make test ARGS="-k feed -x"           arguments for pytest
 #   make soak MINUTES=10 SEED=1           how long; which random schedule
+#   make coverage ARGS=tests/feed         what the tests of one folder cover
 #   make test JOBS=0                      in one process, for a debugger; 2 side by side by default
 #   make setup PYTHON=python3.12          instead of the first suitable one on the PATH
 #   make setup TENSORFLOW=tensorflow      the build for GPUs instead of tensorflow-cpu
@@ -69,9 +70,9 @@ test-examples: setup  ## run every example as a user starts it, and every notebo
 	@$(with_java) $(pytest) --deep $(ARGS) tests/examples tests/notebooks
 
 coverage: setup  ## run the tests, and print what they cover of each package, in agents and children too
-	@$(bin)/coverage erase
-	@$(with_java) $(pytest) --cov --cov-report=json:build/coverage.json --cov-report=html:build/coverage $(ARGS)
-	@$(bin)/python scripts/coverage_by_package.py build/coverage.json
+	@$(bin)/coverage erase; rm -f build/coverage.json
+	@$(with_java) $(pytest) --cov --cov-report=json:build/coverage.json --cov-report=html:build/coverage $(ARGS); \
+	  status=$$?; $(bin)/python scripts/coverage_by_package.py build/coverage.json; exit $$status
 
 soak: setup  ## have random faults happen to trainings for MINUTES (1), by SEED; nothing may be lost
 	@PYTHONPATH="$(CURDIR)" MINUTES="$(MINUTES)" SEED="$(SEED)" $(bin)/python tests/faults/soak.py
