@@ -1,9 +1,9 @@
-"""What a program takes from sparkdl: names that nothing has, and keywords that nothing takes.
+"""Finds names and keywords of sparkdl that a program uses and that do not exist.
 
 Runs in: the process of pytest
 
-The program is read, not run. Followed are imports, attributes, calls, and the types of what calls
-return; `ctx` is the context of a node.
+The program is read, not run: imports, attributes, keywords of calls, and what calls return as far
+as annotations say it. A variable named `ctx` is the context of a node.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ ALL = (
         small="--die-at=130",
         leaves={f"out/checkpoints/*-{step:010}*": 1 for step in (120, 300, 320)},
     ),
-    Example("jobs/digits.py", "torch", "test accuracy > 0.9", small="--epochs=3"),
+    Example("jobs/digits.py", "torch", "test accuracy > 0.9", small="--epochs=4 --sync-every=4"),
     Example(
         "tuning/optuna_digits.py", "torch", "best accuracy > 0.7", "--trials=3", small="--trials=2"
     ),
