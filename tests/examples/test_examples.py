@@ -86,7 +86,7 @@ ALL = (
     Example("segmentation/single.py", "tensorflow", "over union > 0.6", "--images=1000"),
     Example("segmentation/distributed.py", "tensorflow", "over union > 0.6", "--images=1000"),
     Example("segmentation/spark.py", "tensorflow", "over union > 0.6", "--images=1000"),
-    Example("own_data/train.py", "tensorflow", "test accuracy > 0.8", small="--nodes=1 --epochs=5"),
+    Example("own_data/train.py", "tensorflow", "test accuracy > 0.8", small="--nodes=1 --epochs=8"),
     TRAINS_FROM_RECORDS,
     Example(
         "tfrecords/inference.py",
