@@ -42,9 +42,6 @@ class Namespace:
     def __iter__(self) -> Iterator[str]:
         return iter(self.argv if self.argv else list(self.__dict__))
 
-    def __contains__(self, name: object) -> bool:
-        return name in list(self)
-
     def __repr__(self) -> str:
         if self.argv:
             return str(self.argv)
