@@ -99,7 +99,7 @@ def test_fit_in_jobs_trains_as_one_process_and_scores(
     loaded = KerasModel.load(str(tmp_path / "model"))
     assert loaded.summary == model.summary
     assert loaded.summary.seconds > 0
-    scored = [row.prediction for row in loaded.transform(data).collect()]
+    scored = [row.prediction for row in loaded.transform(data.coalesce(1)).collect()]
     order = [*range(ROWS), *range(8)]
     expected = X[order] @ best[0][:, 0] + best[1][0]
     assert np.allclose(scored, expected, atol=1e-4)

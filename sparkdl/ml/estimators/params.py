@@ -16,7 +16,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import InputMode
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.ml.estimators.keras_model import as_config
-from sparkdl.ml.estimators.namespace import Namespace, merged
+from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.scoring.transform import READERS
 
 INVALID = ("error", "skip", "keep")
@@ -269,8 +269,12 @@ class TFParams(HasParams):
     def merge_args_params(self) -> Namespace:
         """Return the arguments with the parameters: set ones beat arguments, which beat defaults.
 
-        TensorFlowOnSpark let defaults beat arguments.
+        TensorFlowOnSpark let defaults beat arguments. An argument that is None is an option of the
+        command line that was not given.
         """
+        found = Namespace(self.args)
+        values = vars(found)
         defaults = {param.name: value for param, value in self._defaultParamMap.items()}
-        chosen = {param.name: value for param, value in self._paramMap.items()}
-        return merged(self.args, defaults, chosen)
+        values |= {name: value for name, value in defaults.items() if values.get(name) is None}
+        values |= {param.name: value for param, value in self._paramMap.items()}
+        return found

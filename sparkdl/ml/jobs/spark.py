@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -106,7 +106,9 @@ class Jobs:
         again = data.mapInArrow(store, STORED_SCHEMA).rdd
         if partitions is not None and again.getNumPartitions() != partitions:
             again = data.repartition(partitions).mapInArrow(store, STORED_SCHEMA).rdd
-        kept: RDD[Any] = again.mapPartitions(_same).persist(StorageLevel.MEMORY_AND_DISK)
+        kept: RDD[Any] = again.mapPartitions(lambda rows: rows).persist(
+            StorageLevel.MEMORY_AND_DISK
+        )
         records = self._tried(lambda: sorted(kept.collect(), key=lambda record: record.part))
         samples = [bytes(record.sample) for record in records if record.rows]
         if not samples:
@@ -186,10 +188,6 @@ def _check_type(name: str, kind: t.DataType) -> None:
             "numbers, arrays of them and ML vectors. Encode it as numbers, leave it out, or train "
             "on nodes (mode='nodes')"
         )
-
-
-def _same(records: Iterable[Any]) -> Iterable[Any]:
-    return records
 
 
 def _explained(error: Exception) -> SparkdlError:
