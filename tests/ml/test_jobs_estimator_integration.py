@@ -1,12 +1,16 @@
-"""`KerasEstimator(mode="jobs")`: the nodes' face without nodes."""
+"""`KerasEstimator(mode="jobs")`: the nodes' face without nodes, also to Spark's tuning."""
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from pyspark.ml import Pipeline
+from pyspark.ml.evaluation import RegressionEvaluator
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
@@ -104,6 +108,35 @@ def test_fit_in_jobs_trains_as_one_process_and_scores(
     expected = X[order] @ best[0][:, 0] + best[1][0]
     assert np.allclose(scored, expected, atol=1e-4)
     assert np.allclose(model.getModel().predict(X[order], verbose=0)[:, 0], expected, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Spark's pool
+@pytest.mark.parametrize("mode", ["jobs", pytest.param("nodes", marks=pytest.mark.deep)])
+def test_spark_tunes_a_regression(spark_local: SparkSession, mode: str) -> None:
+    import keras
+
+    layer = keras.layers.Dense(1, kernel_initializer="zeros")
+    model = keras.Sequential([keras.Input((10,)), layer])
+    model.compile(keras.optimizers.SGD(1e-6), "mse")
+    estimator: Any = KerasEstimator(model, mode=mode, epochs=10)
+    choices: Any = {
+        "estimator": Pipeline(stages=[estimator]),
+        "estimatorParamMaps": ParamGridBuilder().addGrid(estimator.learning_rate, [0.05]).build(),
+        "evaluator": RegressionEvaluator(metricName="r2"),
+        "seed": 1,
+    }
+    rows = spark_local.range(40, numPartitions=1).selectExpr(
+        "array_repeat(id / 40, 10) as features", "id / 40 as label"
+    )
+    if mode == "jobs":
+        tuned: Any = TrainValidationSplit(**choices).fit(rows)
+        found = tuned.validationMetrics
+    else:
+        tuned = CrossValidator(**choices, numFolds=2).fit(rows)
+        found = tuned.avgMetrics
+    gc.collect()  # Spark leaves a pool of threads to it
+    assert found[0] > 0.5
+    assert tuned.transform(rows).dtypes[-1] == ("prediction", "double")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
-"""`KerasEstimator` on Spark and real data: pipelines, evaluators, tuning, saving and loading."""
+"""`KerasEstimator` on Spark and real data: pipelines, evaluators, saving and loading."""
 
 from __future__ import annotations
 
-import gc
 import subprocess
 import sys
 import threading
@@ -18,10 +17,8 @@ from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import (
     BinaryClassificationEvaluator,
     MulticlassClassificationEvaluator,
-    RegressionEvaluator,
 )
 from pyspark.ml.feature import StandardScaler, VectorAssembler
-from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
 from pyspark.sql import functions as f
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
@@ -194,33 +191,6 @@ def test_saved_pipeline_is_loaded_in_a_process_without_its_code(trained: Trained
     epochs, _, rows = done.stdout.strip().splitlines()[-1].partition(" ")
     assert int(epochs) == trained.model.summary.total_epochs
     assert rows.count("Row(prediction=") == 3
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Spark's pool
-@pytest.mark.parametrize("mode", ["jobs", pytest.param("nodes", marks=pytest.mark.deep)])
-def test_spark_tunes_a_regression(spark_local: SparkSession, mode: str) -> None:
-    import keras
-
-    layer = keras.layers.Dense(1, kernel_initializer="zeros")
-    model = keras.Sequential([keras.Input((FEATURES,)), layer])
-    model.compile(keras.optimizers.SGD(1e-6), "mse")
-    estimator: Any = KerasEstimator(model, mode=mode, epochs=10)
-    choices: Any = {
-        "estimator": Pipeline(stages=[estimator]),
-        "estimatorParamMaps": ParamGridBuilder().addGrid(estimator.learning_rate, [0.05]).build(),
-        "evaluator": RegressionEvaluator(metricName="r2"),
-        "seed": 1,
-    }
-    rows = rising(spark_local).coalesce(1)
-    if mode == "jobs":
-        tuned: Any = TrainValidationSplit(**choices).fit(rows)
-        found = tuned.validationMetrics
-    else:
-        tuned = CrossValidator(**choices, numFolds=2).fit(rows)
-        found = tuned.avgMetrics
-    gc.collect()  # Spark leaves a pool of threads to it
-    assert found[0] > 0.5
-    assert tuned.transform(rows).dtypes[-1] == ("prediction", "double")
 
 
 def test_estimators_are_saved_and_loaded(spark_local: SparkSession, tmp_path: Path) -> None:
