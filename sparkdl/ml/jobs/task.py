@@ -182,6 +182,7 @@ class Master(Protocol):
 
     def begin(self, sample: dict[str, Array]) -> None:
         """Build all, from one row `[1, …]`."""
+        return
 
     def state(self) -> list[Array]:
         """Return what workers need."""
@@ -194,6 +195,7 @@ class Master(Protocol):
 
     def epoch_begins(self, epoch: int) -> None:
         """Note that an epoch begins."""
+        return
 
     def epoch_ended(self, epoch: int, logs: Mapping[str, float]) -> bool:
         """Note that an epoch has ended; return whether it is the last."""
@@ -201,6 +203,7 @@ class Master(Protocol):
 
     def end(self) -> None:
         """Note the end."""
+        return
 
     def save(self) -> list[Array]:
         """Return all that a checkpoint needs."""

@@ -23,6 +23,7 @@ from pyspark.sql import functions as f
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.ml.estimators import keras_estimator
+from sparkdl.ml.estimators.estimator import launch_options
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
 from sparkdl.ml.scoring.model import KerasModel
 from tests.doubles import sessions
@@ -239,9 +240,10 @@ def test_fit_goes_on_at_its_last_checkpoint_when_a_worker_is_killed(
 def test_null_behind_the_rows_that_are_looked_at_ends_the_training(
     spark_local: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = keras_estimator.launch_options
     plain = {"framework": "plain"}  # for the feed fails, whoever reads
-    monkeypatch.setattr(keras_estimator, "launch_options", lambda args: options(args) | plain)
+    monkeypatch.setattr(
+        keras_estimator, "launch_options", lambda args: launch_options(args) | plain
+    )
     monkeypatch.setattr(keras_estimator, "train", read_all)
     late = spark_local.range(5000, numPartitions=1).selectExpr(
         f"array_repeat(0.5d, {FEATURES}) as features", "if(id = 4990, null, 1.0d) as label"
