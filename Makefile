@@ -1,6 +1,7 @@
 # The verbs of this repository; `make` alone lists them. What they run, CI runs too.
 #   make test ARGS="-k feed -x"           arguments for pytest
 #   make soak MINUTES=10 SEED=1           how long; which random schedule
+#   make coverage ARGS=tests/feed         what the tests of one folder cover
 #   make test JOBS=0                      in one process, for a debugger; 2 side by side by default
 #   make setup PYTHON=python3.12          instead of the first suitable one on the PATH
 #   make setup TENSORFLOW=tensorflow      the build for GPUs instead of tensorflow-cpu
@@ -59,19 +60,19 @@ $(VENV)/.installed: setup.py constraints.txt Makefile
 demo: setup  ## train a small model on a small cluster, here
 	@$(with_java) $(bin)/sparkdl demo $(ARGS)
 
-test: setup  ## run every test that this machine can run, but for the deep ones
+test: setup  ## run the tests that this machine can run, except for the deep ones
 	@$(with_java) $(pytest) $(ARGS)
 
-test-deep: setup  ## run the long and the second proofs, and Hypothesis with 1,000 examples
+test-deep: setup  ## run the deep tests: long ones, further frameworks; Hypothesis with 1,000 examples
 	@$(with_java) $(pytest) --deep $(ARGS)
 
-test-examples: setup  ## run all examples by spark-submit or python, and all notebooks
+test-examples: setup  ## run every example as a user starts it, and every notebook in a kernel
 	@$(with_java) $(pytest) --deep $(ARGS) tests/examples tests/notebooks
 
 coverage: setup  ## run the tests, and print what they cover of each package, in agents and children too
-	@$(bin)/coverage erase
-	@$(with_java) $(pytest) --cov --cov-report=json:build/coverage.json --cov-report=html:build/coverage $(ARGS)
-	@$(bin)/python scripts/coverage_by_package.py build/coverage.json
+	@$(bin)/coverage erase; rm -f build/coverage.json
+	@$(with_java) $(pytest) --cov --cov-report=json:build/coverage.json --cov-report=html:build/coverage $(ARGS); \
+	  status=$$?; $(bin)/python scripts/coverage_by_package.py build/coverage.json; exit $$status
 
 soak: setup  ## have random faults happen to trainings for MINUTES (1), by SEED; nothing may be lost
 	@PYTHONPATH="$(CURDIR)" MINUTES="$(MINUTES)" SEED="$(SEED)" $(bin)/python tests/faults/soak.py

@@ -42,7 +42,7 @@ setup(
         "tensorflow": ["tensorflow>=2.16"],
         "tensorflow-cpu": ["tensorflow-cpu>=2.16"],
         "torch": ["torch>=2.2"],
-        "jax": ["jax>=0.8"],
+        "jax": ['jax>=0.8; python_version >= "3.11"'],
         "lightning": ["lightning>=2.6"],
         "tuning": _TUNING,
         "connect": _CONNECT,

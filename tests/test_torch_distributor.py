@@ -23,19 +23,19 @@ _SOON_S = 120.0
 
 
 def train(steps: int, *, lr: float) -> dict[str, Any]:
-    """Train digits with DistributedDataParallel on this rank's share; return model and place."""
+    """Train with DistributedDataParallel on this rank's rows; return model and place.
+
+    On a node also what the feed has brought.
+    """
     import torch
     import torch.distributed as dist
-    from sklearn.datasets import load_digits
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    images, labels = load_digits(return_X_y=True)
-    x = torch.tensor(images[rank::size] / 16, dtype=torch.float32)
-    y = torch.tensor(labels[rank::size])
     torch.manual_seed(0)
-    net = torch.nn.Linear(64, 10)
+    x, y = torch.randn(64, 6)[rank::size], torch.randint(3, (64,))[rank::size]
+    net = torch.nn.Linear(6, 3)
     model = torch.nn.parallel.DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr)
     losses = []
@@ -48,17 +48,29 @@ def train(steps: int, *, lr: float) -> dict[str, Any]:
     dist.destroy_process_group()
     place = {name: os.environ.get(name) for name in _NAMES}
     place["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return {"model": net, "losses": losses, "place": place}
+    ctx = current()
+    data = ctx.torch_dataset(4, x="x") if ctx else []
+    fed = [int(batch.sum()) for _ in range(2) for batch in data]
+    return {"model": net, "losses": losses, "place": place, "fed": fed}
 
 
-def test_same_function_gives_the_same_as_by_pyspark(spark_cluster: SparkSession) -> None:
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.deep)])
+def test_same_function_gives_the_same_as_by_pyspark(
+    spark_cluster: SparkSession, processes: int
+) -> None:
+    """Two of ours train as two of pyspark's do, or as one does with all rows."""
     import torch
     from pyspark.ml.torch.distributor import TorchDistributor
 
-    theirs: Any = TorchDistributor(2, local_mode=False, use_gpu=False).run(train, 3, lr=0.5)
-    ours = sparkdl.TorchDistributor(2, local_mode=False, use_gpu=False).run_all(train, 3, lr=0.5)
-    assert ours[0]["losses"] == pytest.approx(theirs["losses"], abs=1e-6)
-    assert ours[0]["place"] == theirs["place"]
+    pysparks = TorchDistributor(processes, local_mode=False, use_gpu=False)
+    theirs: Any = pysparks.run(train, 3, lr=0.5)
+    frame = spark_cluster.range(40).withColumnRenamed("id", "x")
+    distributor = sparkdl.TorchDistributor(2, False, use_gpu=False, feed=frame, epochs=2)
+    ours = distributor.run_all(train, 3, lr=0.5)
+    of_rows = zip(*(rank["losses"] for rank in ours[: 3 - processes]), strict=True)
+    assert [sum(each) / len(each) for each in of_rows] == pytest.approx(theirs["losses"], abs=1e-6)
+    sizes = {"WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2"}
+    assert ours[0]["place"] == {**theirs["place"], **sizes}
     assert ours[1]["place"] == {
         **ours[0]["place"],
         **{"RANK": "1", "GROUP_RANK": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
@@ -66,9 +78,8 @@ def test_same_function_gives_the_same_as_by_pyspark(spark_cluster: SparkSession)
     assert isinstance(theirs["model"], torch.nn.Linear)
     for one, other in zip(ours[1]["model"].parameters(), theirs["model"].parameters(), strict=True):
         torch.testing.assert_close(one, other)
-    frame = spark_cluster.range(40).withColumnRenamed("id", "x")
-    fed = sparkdl.TorchDistributor(2, local_mode=False, use_gpu=False, feed=frame, epochs=2)
-    assert sum(sum(rank) for rank in fed.run_all(read_feed)) == 2 * sum(range(40))
+    assert theirs["fed"] == []
+    assert sum(sum(rank["fed"]) for rank in ours) == 2 * sum(range(40))
     _errors_are_the_same(TorchDistributor)
 
 
@@ -87,13 +98,6 @@ def _errors_are_the_same(theirs: type) -> None:
             distributor(1, True, False).run(__file__, a=1)
 
 
-def read_feed() -> list[int]:
-    ctx = current()
-    assert ctx is not None
-    data = ctx.torch_dataset(4, x="x")
-    return [int(batch.sum()) for _ in range(2) for batch in data]
-
-
 def fail_once(folder: str) -> list[Any]:
     """Count in a checkpoint; the second process fails after the first."""
     import torch.distributed as dist
@@ -110,7 +114,8 @@ def fail_once(folder: str) -> list[Any]:
             raise RuntimeError("once")
         dist.barrier()
     assert last is not None
-    return [last.step, sorted(path.name for path in last.folder.iterdir()), os.getpid()]
+    place = [os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"]]
+    return [last.step, sorted(path.name for path in last.folder.iterdir()), place, os.getpid()]
 
 
 def hold(value: Any) -> Any:
@@ -137,30 +142,26 @@ if __name__ == "__main__":
 
 
 def test_local_mode_runs_functions_and_programs_without_spark(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     heard: list[str] = []
     places = sparkdl.TorchDistributor(
         2, use_gpu=False, max_restarts=1, checkpoint_dir=str(tmp_path / "kept"),
         on_log=lambda line: heard.append(line.text),
     )  # fmt: skip
-    first, second = places.run_all(fail_once, str(tmp_path))
-    assert first[:2] == second[:2] == [3, ["0", "1", "manifest.json"]]
-    assert first[2] != second[2] != os.getpid()
+    with places.start(fail_once, str(tmp_path)) as cluster:
+        first, second = cluster.results(_SOON_S)
+    assert first[:-1] == [3, ["0", "1", "manifest.json"], ["0", "2"]]
+    assert second[:-1] == [3, ["0", "1", "manifest.json"], ["1", "2"]]
+    assert first[-1] != second[-1] != os.getpid()
     assert not any("destroy_process_group" in line for line in heard), heard
 
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    alone = sparkdl.TorchDistributor(2, use_gpu=False, log_to_driver=False)
-    assert alone.run(str(program), str(tmp_path), "--lr", 0.5) is None
+    pair = sparkdl.TorchDistributor(2, use_gpu=False, log_to_driver=False)
+    assert pair.run(str(program), str(tmp_path), "--lr", 0.5) is None
     assert [(tmp_path / rank).read_text() for rank in "01"] == ["--lr 0.5"] * 2
+    alone = sparkdl.TorchDistributor(use_gpu=False, log_to_driver=False)
     with pytest.raises(NodeFailedError, match='raise ValueError\\("line of the program"\\)'):
         alone.run(str(program), str(tmp_path), "fail")
-    with alone.start(places_of) as cluster:
-        assert cluster.results(_SOON_S) == [["0", "2"], ["1", "2"]]
-
-
-def places_of() -> list[str]:
-    return [os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"]]
 
 
 def test_any_picklable_value_comes_back_and_others_are_named() -> None:
@@ -171,6 +172,7 @@ def test_any_picklable_value_comes_back_and_others_are_named() -> None:
         alone.run(lock)
 
 
+@pytest.mark.deep
 def test_pysparks_own_estimators_train_by_it(
     spark_cluster: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

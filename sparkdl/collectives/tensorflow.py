@@ -104,10 +104,8 @@ class TensorFlowGroup(Group):
 
     def reduce_scatter(self, array: Array, op: Op = Op.AVERAGE, name: str | None = None) -> Array:
         """See `Group.reduce_scatter`."""
-        rows = np.atleast_1d(array)
-        counts = shares(len(rows), self.size)
-        start = sum(counts[: self.rank])
-        return self.all_reduce([rows], op)[0][start : start + counts[self.rank]]
+        rows = _tensors([np.atleast_1d(array)])
+        return self._arrays(lambda: self.exchange.reduce_scatter(rows, op))[0]
 
     def barrier(self) -> None:
         """See `Group.barrier`."""

@@ -127,16 +127,3 @@ def _arrow(kind: spark.DataType, name: str) -> pa.DataType:
         if type(kind) is type(ours):
             return theirs
     raise ConfigError(f"column {name!r} is {kind.simpleString()}, {NO_PLACE}")
-
-
-def spark_schema(schema: pa.Schema) -> spark.StructType:
-    """Return Spark's words for a schema that `arrow_schema` may have given."""
-    return spark.StructType(
-        [spark.StructField(each.name, _spark(each.type), each.nullable) for each in schema]
-    )
-
-
-def _spark(kind: pa.DataType) -> spark.DataType:
-    if pa.types.is_list(kind):
-        return spark.ArrayType(_spark(kind.value_type), kind.value_field.nullable)
-    return next(ours for ours, theirs in _TYPES if theirs == kind)

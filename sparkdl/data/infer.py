@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from sparkdl.control.rows import Storage
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.jobs import named_jobs
-from sparkdl.data.columns import Kind, list_type, spark_schema
+from sparkdl.data.columns import Kind, list_type
 from sparkdl.data.features import Lists, Records, take_apart
 from sparkdl.data.files import Options, find, options_of, read_file
 from sparkdl.data.framing import Chunk
@@ -212,7 +213,7 @@ def infer_by_job(spark: SparkSession, options: Options, rules: Rules) -> StructT
     with named_jobs(spark, "sparkdl", "schema of TFRecords"):
         rows = frame.collect()
     parts = [msgspec.json.decode(bytes(row.seen), type=Features) for row in rows]
-    return spark_schema(whole_schema(rules, add_up(parts), data.partitions, options))
+    return from_arrow_schema(whole_schema(rules, add_up(parts), data.partitions, options))
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,12 @@ from pyspark.sql.datasource import (
     InputPartition,
     WriterCommitMessage,
 )
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from sparkdl.control.rows import Storage
 from sparkdl.core.errors import ConfigError, WriteError
-from sparkdl.data.columns import Column, arrow_schema, columns_of, spark_schema
+from sparkdl.data.columns import Column, arrow_schema, columns_of
 from sparkdl.data.decode import decode
 from sparkdl.data.encode import encode
 from sparkdl.data.files import DataFile, Options, find, options_of, read_file
@@ -76,7 +77,7 @@ class TFRecordDataSource(DataSource):
             seen = add_up(pool.map(look, [file.path for file in data.files]))
         finally:
             pool.shutdown(cancel_futures=True)
-        return spark_schema(whole_schema(Rules(), seen, data.partitions, options))
+        return from_arrow_schema(whole_schema(Rules(), seen, data.partitions, options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return what reads the columns of `schema`.

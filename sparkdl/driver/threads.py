@@ -67,6 +67,7 @@ def begin(job: Callable[[], T], name: str, thread: Thread) -> Future[T]:
         thread: makes the thread of a target and a name, as `Executor.thread` does.
     """
     outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()  # from here on `cancel` is refused: the job runs
 
     def run() -> None:
         try:

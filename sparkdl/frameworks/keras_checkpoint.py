@@ -30,14 +30,6 @@ _log = logging.getLogger(__name__)
 _PROGRESS = "training.json"
 
 
-class Last(Protocol):
-    """A checkpoint to resume from."""
-
-    @property
-    def folder(self) -> Path:
-        """Where its files are."""
-
-
 class Context(Protocol):
     """What is used of a node's context."""
 
@@ -50,8 +42,8 @@ class Context(Protocol):
         """How many nodes train."""
 
     @property
-    def last_checkpoint(self) -> Last | None:
-        """The checkpoint to resume from."""
+    def last_checkpoint(self) -> Any:
+        """The checkpoint to resume from, with its `folder`; or `None`."""
 
     def checkpoint(
         self, step: int, batches: int | Mapping[str, int] | None = None

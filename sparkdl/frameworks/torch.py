@@ -9,7 +9,6 @@ import atexit
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar
 
@@ -52,29 +51,26 @@ class Torch(Framework):
         """
         if not member.role.is_trainer:
             return {}
-        leader, size = world.trainers[0], str(len(world.trainers))
-        group = _Group.of(world, member, visible_gpus())
+        leader, size = world.trainers[0], len(world.trainers)
         found = {
             "MASTER_ADDR": leader.host,
-            "MASTER_PORT": str(leader.port),
-            "RANK": str(member.rank),
+            "MASTER_PORT": leader.port,
+            "RANK": member.rank,
             "WORLD_SIZE": size,
-            "LOCAL_RANK": str(group.local_rank),
-            "LOCAL_WORLD_SIZE": str(group.local_size),
-            "GROUP_RANK": str(group.rank),
-            "GROUP_WORLD_SIZE": str(group.count),
+            **_group(world, member),
             "ROLE_NAME": "default",
-            "ROLE_RANK": str(member.rank),
+            "ROLE_RANK": member.rank,
             "ROLE_WORLD_SIZE": size,
             "TORCHELASTIC_RUN_ID": spec.cluster_id,
-            "TORCHELASTIC_RESTART_COUNT": str(world.generation),
-            "TORCHELASTIC_MAX_RESTARTS": str(spec.settings.max_restarts),
-            "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 listens at MASTER_PORT itself
+            "TORCHELASTIC_RESTART_COUNT": world.generation,
+            "TORCHELASTIC_MAX_RESTARTS": spec.settings.max_restarts,
+            "TORCHELASTIC_USE_AGENT_STORE": False,  # rank 0 listens at MASTER_PORT itself
         }
         chosen = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
         if interface := interface_of(member.host):
             chosen |= {"GLOO_SOCKET_IFNAME": interface, "TP_SOCKET_IFNAME": interface}
-        return found | {name: os.environ.get(name, value) for name, value in chosen.items()}
+        chosen = {name: os.environ.get(name, value) for name, value in chosen.items()}
+        return {name: str(value) for name, value in (found | chosen).items()}
 
     def before_map_fun(self, world: World, member: Member) -> None:
         """Share the host's cores with the other nodes on it; have process groups destroyed.
@@ -107,34 +103,17 @@ class Torch(Framework):
         return isinstance(error, RuntimeError) and "address already in use" in str(error).lower()
 
 
-@dataclass(frozen=True)
-class _Group:
-    """What torchrun calls a node: processes that share a host and its devices.
-
-    Attributes:
-        rank: of the group.
-        count: of all groups.
-        local_rank: of a process in it.
-        local_size: processes in it.
-    """
-
-    rank: int
-    count: int
-    local_rank: int
-    local_size: int
-
-    @classmethod
-    def of(cls, world: World, member: Member, gpus: tuple[str, ...] | None) -> _Group:
-        """Return a member's group.
-
-        Args:
-            gpus: that its process sees; `None` if that is not set.
-        """
-        on_host = sum(trainer.host == member.host for trainer in world.trainers)
-        if gpus and len(gpus) < on_host:
-            return cls(member.rank, len(world.trainers), 0, 1)
+def _group(world: World, member: Member) -> dict[str, int]:
+    """Return the place in what torchrun calls a node: processes that share a host's devices."""
+    on_host = sum(trainer.host == member.host for trainer in world.trainers)
+    gpus = visible_gpus()
+    if gpus and len(gpus) < on_host:
+        place = (0, 1, member.rank, len(world.trainers))
+    else:
         hosts = list(dict.fromkeys(trainer.host for trainer in world.trainers))
-        return cls(hosts.index(member.host), len(hosts), member.local_rank, on_host)
+        place = (member.local_rank, on_host, hosts.index(member.host), len(hosts))
+    names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+    return dict(zip(names, place, strict=True))
 
 
 def interface_of(host: str) -> str | None:

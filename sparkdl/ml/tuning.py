@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -88,11 +88,20 @@ def search(  # noqa: PLR0913 (one option, one name)
     found = _study(study, direction, sampler, pruner, seed)
     if spark is None and options.get("executor") != "local":
         spark = SparkSession.getActiveSession()  # which other threads do not know
-    run = Nodes(spark, objective, nodes, metric, trial_timeout_s, options)
+    options = {"input_mode": "own", "framework": "plain", **options}
+    stop = threading.Event()
+
+    def run(params: dict[str, Any], report: Callable[[int, float], bool]) -> float:
+        deadline = Deadline.after(trial_timeout_s)
+        with launch(spark, objective, params, nodes, **options) as cluster:
+            _watch(cluster, metric, report, deadline, stop)
+            results = cluster.results(deadline.wait_s)
+        return value_of(results[0], metric)
+
     try:
         return _Search(found, space, run, trials, parallelism).run()
     except BaseException:
-        run.stop.set()
+        stop.set()  # which ends the trials that run
         raise
 
 
@@ -307,58 +316,31 @@ class PrunedError(Exception):
     """The trial is not worth continuing."""
 
 
-@dataclass(frozen=True)
-class Nodes:
-    """A sub-cluster for each trial, on which `objective(params, ctx)` runs.
+def _watch(
+    cluster: Cluster,
+    metric: str,
+    report: Callable[[int, float], bool],
+    deadline: Deadline,
+    stop: threading.Event,
+) -> None:
+    """Hand on what rank 0 reports, until the nodes have returned or time is up.
 
-    Attributes:
-        options: of `sparkdl.launch`.
-        timeout_s: for one trial.
-        stop: ends the trials that run, once it is set.
+    Raises:
+        PrunedError: if `report` says so, or `stop` is set.
     """
-
-    spark: Any
-    objective: Objective
-    nodes: int
-    metric: str
-    timeout_s: float | None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    stop: threading.Event = field(default_factory=threading.Event)
-
-    def __call__(self, params: dict[str, Any], report: Callable[[int, float], bool]) -> float:
-        """Run a trial; return its value.
-
-        Args:
-            report: is given a step and the metric then; returns whether to prune the trial.
-
-        Raises:
-            PrunedError: if `report` said so; the nodes have been ended.
-            NodeFailedError: if a node failed; and whatever `launch` and `Cluster.results` raise.
-            ResultError: if no number came of it.
-        """
-        options = {"input_mode": "own", "framework": "plain", **self.options}
-        deadline = Deadline.after(self.timeout_s)
-        with launch(self.spark, self.objective, params, self.nodes, **options) as cluster:
-            self._watch(cluster, report, deadline)
-            results = cluster.results(deadline.wait_s)
-        return value_of(results[0], self.metric)
-
-    def _watch(
-        self, cluster: Cluster, report: Callable[[int, float], bool], deadline: Deadline
-    ) -> None:
-        last = -1
-        while not deadline.has_passed:
-            if self.stop.is_set():
+    last = -1
+    while not deadline.has_passed:
+        if stop.is_set():
+            raise PrunedError
+        step, metrics = cluster.reported(last, min(_LOOK_S, deadline.remaining_s))
+        if step > last:
+            last = step
+            if metric in metrics and report(step, metrics[metric]):
                 raise PrunedError
-            step, metrics = cluster.reported(last, min(_LOOK_S, deadline.remaining_s))
-            if step > last:
-                last = step
-                if self.metric in metrics and report(step, metrics[self.metric]):
-                    raise PrunedError
-                continue
-            with suppress(TimeoutError):
-                cluster.wait(0.0)
-                return
+            continue
+        with suppress(TimeoutError):
+            cluster.wait(0.0)
+            return
 
 
 def value_of(result: Any, metric: str) -> float:

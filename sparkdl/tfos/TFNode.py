@@ -7,7 +7,7 @@ https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/TFNode.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from sparkdl.core.errors import RemovedError
@@ -111,24 +111,18 @@ def export_saved_model(sess: Any, export_dir: str, tag_set: str, signatures: Any
     RemovedCalls().export_saved_model(sess, export_dir, tag_set, signatures)
 
 
-def next_batch(*args: Any, **kwargs: Any) -> NoReturn:
-    """Raise `RemovedError`: it is a method of the feed, in TensorFlowOnSpark 1 already."""
-    raise _moved("next_batch(batch_size)")
+def _moved(name: str, arguments: str = "") -> Callable[..., NoReturn]:
+    """Return a function that raises `RemovedError`: TensorFlowOnSpark 1 had it beside the feed."""
+
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise RemovedError(
+            f"TFNode.{name} is a method of the feed: write feed = ctx.get_data_feed() once, then "
+            f"feed.{name}({arguments})"
+        )
+
+    return refuse
 
 
-def batch_results(*args: Any, **kwargs: Any) -> NoReturn:
-    """Raise `RemovedError`: it is a method of the feed, in TensorFlowOnSpark 1 already."""
-    raise _moved("batch_results(results)")
-
-
-def terminate(*args: Any, **kwargs: Any) -> NoReturn:
-    """Raise `RemovedError`: it is a method of the feed, in TensorFlowOnSpark 1 already."""
-    raise _moved("terminate()")
-
-
-def _moved(call: str) -> RemovedError:
-    name = call.partition("(")[0]
-    return RemovedError(
-        f"TFNode.{name} is a method of the feed: write feed = ctx.get_data_feed() once, then "
-        f"feed.{call}"
-    )
+next_batch = _moved("next_batch", "batch_size")
+batch_results = _moved("batch_results", "results")
+terminate = _moved("terminate")

@@ -15,9 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import SparkSession
+
 from sparkdl.control.values import encode_value
 from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError, ResultError
 from sparkdl.core.jobs import named_jobs
+from sparkdl.driver.executors.spark import default_fs
 from sparkdl.driver.launch import launch
 from sparkdl.driver.payload import pickle_user_code
 from sparkdl.tfos.TFSparkNode import TFNodeContext
@@ -66,7 +69,7 @@ def run(
         options: dict[str, Any] = {"num_gpus": num_gpus(tf_args), "input_mode": "own"}
         with launch(sc, one, tf_args, num_executors, framework="plain", **options) as cluster:
             return _values(cluster.results())
-    task = RunTask(one, tf_args, _default_fs(sc), os.getcwd())
+    task = RunTask(one, tf_args, default_fs(SparkSession(sc)), os.getcwd())
     tasks = sc.parallelize(range(num_executors), num_executors).mapPartitions(task)
     try:
         with named_jobs(sc, "sparkdl", f"{num_executors} runs of TFParallel"):
@@ -138,11 +141,6 @@ def _values(returned: Iterable[Mapping[str, Any]]) -> list[Any]:
             _log.warning("What run %d returned is lost: %s", number, problem)
         values.append(one.get("value"))
     return values
-
-
-def _default_fs(sc: SparkContext) -> str:
-    url = str(sc._jsc.hadoopConfiguration().get("fs.defaultFS"))
-    return "file://" if url.startswith("file:") else url.rstrip("/")
 
 
 def _task_error(error: Exception) -> LaunchError:

@@ -4,40 +4,34 @@ Runs in: anywhere
 
     client                                  server
       │  {type: REG, data: …} ────────────────▶│  ◀── OK
-      │  {type: QUERY, data: seconds} ────────▶│  ◀── whether all are there, by then
+      │  {type: QUERY} ───────────────────────▶│  ◀── whether all are there
       │  {type: QINFO} ───────────────────────▶│  ◀── the list
       │  {type: STOP} ────────────────────────▶│  ◀── OK; `done` is true from then on
 
-Messages are MessagePack in WebSocket frames, and each connection shows the server's token before
-anything else of it is read. Nodes of sparkdl do not meet here, but at the driver's coordinator; a
+Each message is the body of an HTTP request, as MessagePack, and decoded only if the request shows
+the server's token. Nodes of sparkdl do not meet here, but at the driver's coordinator; a
 `TFCluster` has a server for clients that ask for the nodes, or for the end of a stream.
 https://github.com/yahoo/TensorFlowOnSpark/blob/v2.2.5/tensorflowonspark/reservation.py
 """
 
 from __future__ import annotations
 
-import asyncio
-import http
 import logging
 import os
 import socket
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any, TypeVar
-
-from websockets.asyncio.server import Server as WebSocketServer
-from websockets.asyncio.server import ServerConnection, serve
-from websockets.exceptions import ConnectionClosed, WebSocketException
-from websockets.http11 import Request, Response
-from websockets.sync.client import ClientConnection, connect
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer
+from typing import Any
 
 from sparkdl.control.auth import bearer, is_authorized, new_token
 from sparkdl.control.values import decode_value, encode_value
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, ProtocolError, ReservationTimeoutError
 from sparkdl.core.settings import Environment
-from sparkdl.core.world import host_port
 from sparkdl.tfos.util import get_ip_address
 
 __all__ = ["Address", "Client", "Reservations", "Server"]
@@ -45,12 +39,8 @@ __all__ = ["Address", "Client", "Reservations", "Server"]
 TOKEN_VARIABLE = "SPARKDL_RESERVATION_TOKEN"
 _log = logging.getLogger(__name__)
 _ANSWER_S = 30.0
-_TURN_S = 5.0
-"""How long one QUERY may wait at the server, so that a lost connection is noticed."""
-_POLL_S = 0.05
+_POLL_S = 0.1
 _MAX_NBYTES = 1024 * 1024
-_MAX_RETRIES = 3
-T = TypeVar("T")
 
 
 class Address(tuple[str, int]):
@@ -69,7 +59,7 @@ class Address(tuple[str, int]):
 
 
 class Reservations:
-    """The nodes that have come, for any thread to look at.
+    """The nodes that have come.
 
     Args:
         required: how many are awaited.
@@ -77,15 +67,13 @@ class Reservations:
 
     def __init__(self, required: int) -> None:
         self.required = required
-        self.lock = threading.Condition()
-        self.reservations: list[Any] = []
+        self._nodes: dict[object, Any] = {}
 
     def add(self, meta: Any) -> None:
         """Add a node; one that comes again under its `executor_id` takes its own place."""
-        with self.lock:
-            self.reservations = [r for r in self.reservations if not _is_same_node(r, meta)]
-            self.reservations.append(meta)
-            self.lock.notify_all()
+        is_known = isinstance(meta, Mapping) and "executor_id" in meta
+        name = repr((meta.get("host"), meta["executor_id"])) if is_known else object()
+        self._nodes[name] = meta
 
     def done(self) -> bool:
         """Whether all are there."""
@@ -93,23 +81,15 @@ class Reservations:
 
     def get(self) -> list[Any]:
         """Return those that are there."""
-        with self.lock:
-            return list(self.reservations)
+        return list(self._nodes.values())
 
     def remaining(self) -> int:
         """Return how many are not there yet."""
-        with self.lock:
-            return max(0, self.required - len(self.reservations))
-
-
-def _is_same_node(one: Any, other: Any) -> bool:
-    if not all(isinstance(meta, Mapping) and "executor_id" in meta for meta in (one, other)):
-        return False
-    return bool((one.get("host"), one["executor_id"]) == (other.get("host"), other["executor_id"]))
+        return max(0, self.required - len(self._nodes))
 
 
 class Server:
-    """The meeting point: one thread, on the driver.
+    """The meeting point, on the driver; a thread for each request.
 
     Args:
         count: how many nodes are awaited.
@@ -126,8 +106,7 @@ class Server:
         self.done = False
         self.address: Address | None = None
         self._token = os.environ.get(TOKEN_VARIABLE) or new_token()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._server: WebSocketServer | None = None
+        self._http: _HttpServer | None = None
 
     def get_server_ip(self) -> str:
         """Return `TFOS_SERVER_HOST`, or this machine's address."""
@@ -160,12 +139,13 @@ class Server:
             sock = self.start_listening_socket()
         else:
             sock = _listening_socket(beside, [*self.get_server_ports(), 0])
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="sparkdl-reservation", daemon=True
-        )
-        self._thread.start()
-        self._server = _await_on(self._loop, self._listen(sock))
+        self._http = _HttpServer(self, sock)
+        threading.Thread(
+            target=self._http.serve_forever,
+            args=(_POLL_S,),
+            name="sparkdl-reservation",
+            daemon=True,
+        ).start()
         host, port = sock.getsockname()[:2]
         _log.info("Listening for reservations at %s:%d", host, port)
         self.address = Address(host, port, self._token)
@@ -185,83 +165,94 @@ class Server:
             LaunchError: if `status` has an error.
             ReservationTimeoutError: if not all came in time.
         """
-        deadline = Deadline.after(timeout)
-        with self.reservations.lock:
-            while not self.reservations.done():
-                if status and "error" in status:
-                    raise LaunchError(f"a node could not be started: {status['error']}")
-                if deadline.has_passed:
-                    missing, required = self.reservations.remaining(), self.reservations.required
-                    raise ReservationTimeoutError(
-                        f"timed out waiting for reservations to complete: {required - missing} of "
-                        f"{required} nodes came within {timeout:g} s"
-                    )
-                self.reservations.lock.wait(min(1.0, deadline.remaining_s))
-        return self.reservations.get()
+
+        def is_over() -> bool:
+            if status and "error" in status:
+                raise LaunchError(f"a node could not be started: {status['error']}")
+            return self.reservations.done()
+
+        return _wait_for(is_over, self.reservations.get, timeout)
 
     def stop(self) -> None:
-        """Close all connections and the port; does nothing the second time."""
+        """Close the port; does nothing the second time."""
         self.done = True
-        loop, self._loop = self._loop, None
-        if loop is None:
-            return
-        _await_on(loop, self._close())
-        loop.call_soon_threadsafe(loop.stop)
-        self._thread.join(_ANSWER_S)
-        if not self._thread.is_alive():
-            loop.close()
+        http, self._http = self._http, None
+        if http is not None:
+            http.shutdown()
+            http.server_close()
 
-    async def _listen(self, sock: socket.socket) -> WebSocketServer:
-        server: WebSocketServer = await serve(
-            self._serve,
-            sock=sock,
-            process_request=self._check_token,
-            max_size=_MAX_NBYTES,
-            compression=None,
-            open_timeout=_ANSWER_S,
-            close_timeout=1.0,
-            logger=logging.getLogger("sparkdl.tfos.websockets"),
-        )
-        return server
+    def is_authorized(self, header: str | None) -> bool:
+        """Whether a request with this header shows the token."""
+        return is_authorized(header, self._token)
 
-    async def _close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            await self._server.wait_closed()
-
-    def _check_token(self, connection: ServerConnection, request: Request) -> Response | None:
-        if is_authorized(request.headers.get("Authorization"), self._token):
-            return None
-        return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing token\n")
-
-    async def _serve(self, connection: ServerConnection) -> None:
-        try:
-            async for data in connection:
-                message = decode_value(data if isinstance(data, bytes) else data.encode())
-                await connection.send(encode_value(await self._answer(message)))
-        except (ConnectionClosed, ProtocolError) as error:
-            _log.debug("A client's connection ended: %s", error)
-
-    async def _answer(self, message: Any) -> Any:
+    def answer(self, message: Any) -> Any:
+        """Return the answer to a message."""
         given = message if isinstance(message, dict) else {}
-        kind, data = given.get("type"), given.get("data")
+        kind = given.get("type")
         if kind == "QUERY":
-            return await self._all_there(data if isinstance(data, (int, float)) else 0.0)
+            return self.reservations.done()
         if kind == "QINFO":
             return self.reservations.get()
         if kind == "REG":
-            self.reservations.add(data)
+            self.reservations.add(given.get("data"))
         elif kind == "STOP":
             self.done = True
         else:
             return "ERR"
         return "OK"
 
-    async def _all_there(self, within_s: float) -> bool:
-        deadline = Deadline.after(min(max(0.0, within_s), _TURN_S))
-        while not self.reservations.done() and not deadline.has_passed:
-            await asyncio.sleep(_POLL_S)
-        return self.reservations.done()
+
+class _HttpServer(ThreadingTCPServer):
+    """Has each request on `sock` answered in a thread."""
+
+    daemon_threads = True
+
+    def __init__(self, owner: Server, sock: socket.socket) -> None:
+        super().__init__(sock.getsockname()[:2], _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = sock
+        self.owner = owner
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = _ANSWER_S  # for each read
+    server: _HttpServer
+
+    def do_POST(self) -> None:
+        """Answer a message."""
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or int(length) > _MAX_NBYTES:
+            return self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        body = self.rfile.read(int(length))
+        if not self.server.owner.is_authorized(self.headers.get("Authorization")):
+            return self.send_error(HTTPStatus.UNAUTHORIZED, "wrong or missing token")
+        try:
+            answer = encode_value(self.server.owner.answer(decode_value(body)))
+        except ProtocolError:
+            return self.send_error(HTTPStatus.BAD_REQUEST)
+        self.send_response(HTTPStatus.OK)
+        self.end_headers()
+        self.wfile.write(answer)
+        return None
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log a request."""
+        _log.debug(format, *args)
+
+
+def _wait_for(
+    is_over: Callable[[], bool], nodes: Callable[[], list[Any]], timeout: float
+) -> list[Any]:
+    """Return the nodes once `is_over`; raise `ReservationTimeoutError` after `timeout` seconds."""
+    deadline, pause = Deadline.after(timeout), threading.Event()
+    while not is_over():
+        if deadline.has_passed:
+            raise ReservationTimeoutError(
+                f"timed out waiting for reservations to complete: {len(nodes())} nodes came within "
+                f"{timeout:g} s"
+            )
+        pause.wait(min(_POLL_S, deadline.remaining_s))
+    return nodes()
 
 
 def _listening_socket(host: str, ports: Sequence[int]) -> socket.socket:
@@ -279,13 +270,8 @@ def _listening_socket(host: str, ports: Sequence[int]) -> socket.socket:
     )
 
 
-def _await_on(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run `coroutine` on another thread's loop, and return its result."""
-    return asyncio.run_coroutine_threadsafe(coroutine, loop).result(_ANSWER_S)
-
-
 class Client:
-    """A node's connection to a `Server`.
+    """What a node asks a `Server` with.
 
     Args:
         server_addr: what `Server.start` returned. For a plain `(host, port)` the token is read from
@@ -293,7 +279,7 @@ class Client:
 
     Raises:
         ConfigError: if there is no token.
-        LaunchError: if the server does not answer, or refuses the token.
+        LaunchError: if the server does not answer, or refuses the token; also of each method.
     """
 
     def __init__(self, server_addr: tuple[str, int]) -> None:
@@ -304,9 +290,8 @@ class Client:
                 f"the address {tuple(server_addr)} has no token: give the one that Server.start() "
                 f"returned, or set {TOKEN_VARIABLE} to the same secret here and at the server"
             )
-        self._token = token
-        self._held = ExitStack()  # websockets wants a `with` for each of its connections
-        self._connection = self._connect()
+        self._headers = {"Authorization": bearer(token)}
+        self._request("QUERY")
 
     def register(self, reservation: Any) -> str:
         """Add this node; return `OK`.
@@ -329,56 +314,29 @@ class Client:
         Raises:
             ReservationTimeoutError: if not all came in time.
         """
-        deadline = Deadline.after(timeout)
-        while not self._request("QUERY", min(_TURN_S, deadline.remaining_s)):
-            if deadline.has_passed:
-                raise ReservationTimeoutError(
-                    f"not all nodes had come after {timeout:g} s; there are "
-                    f"{len(self.get_reservations())}"
-                )
-        return self.get_reservations()
+        return _wait_for(lambda: bool(self._request("QUERY")), self.get_reservations, timeout)
 
     def request_stop(self) -> str:
         """Ask the server's owner to end; return `OK`."""
         return str(self._request("STOP"))
 
     def close(self) -> None:
-        """Close the connection."""
-        self._held.close()
-
-    def _connect(self) -> ClientConnection:
-        host, port = self.server_addr
-        try:
-            connection = connect(
-                f"ws://{host_port(host, port)}",
-                additional_headers={"Authorization": bearer(self._token)},
-                max_size=_MAX_NBYTES,
-                compression=None,
-                proxy=None,
-                open_timeout=_ANSWER_S,
-                close_timeout=1.0,
-            )
-            return self._held.enter_context(connection)
-        except (OSError, TimeoutError, WebSocketException) as error:
-            raise LaunchError(
-                f"the reservation server at {host}:{port} does not let this process in: "
-                f"{type(error).__name__}: {error}"
-            ) from None
+        """Do nothing: each request has a connection of its own."""
 
     def _request(self, kind: str, data: Any = None) -> Any:
-        message = encode_value({"type": kind, "data": data})
-        for _ in range(_MAX_RETRIES - 1):
-            try:
-                return self._ask(message)
-            except ConnectionClosed:
-                self._held.close()
-                self._connection = self._connect()
-        return self._ask(message)
-
-    def _ask(self, message: bytes) -> Any:
-        self._connection.send(message)
+        host, port = self.server_addr
+        connection = HTTPConnection(host, port, timeout=_ANSWER_S)
         try:
-            answer = self._connection.recv(timeout=_ANSWER_S)
-        except TimeoutError:
-            raise LaunchError(f"the server at {self.server_addr} did not answer") from None
-        return decode_value(answer if isinstance(answer, bytes) else answer.encode())
+            message = encode_value({"type": kind, "data": data})
+            connection.request("POST", "/", message, self._headers)
+            answer = connection.getresponse()
+            body, problem = answer.read(_MAX_NBYTES), f"{answer.status} {answer.reason}"
+        except (OSError, HTTPException) as error:
+            body, problem = b"", f"{type(error).__name__}: {error}"
+        finally:
+            connection.close()
+        if not body or not problem.startswith("200 "):
+            raise LaunchError(
+                f"the reservation server at {host}:{port} does not let this process in: {problem}"
+            )
+        return decode_value(body)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -13,12 +16,22 @@ SOON_S = 10.0
 
 
 def test_work_is_done_in_the_order_in_which_it_was_given() -> None:
-    queue, gate, done = SerialExecutor("test"), threading.Event(), list[object]()
+    gate, done = threading.Event(), list[object]()
+
+    class Opening(SerialExecutor):
+        """Opens the gate when the third work has been given."""
+
+        def submit(self, work: Callable[[], Any], name: str | None = None) -> Future[Any]:
+            future = super().submit(work, name)
+            if name == "third":
+                gate.set()
+            return future
+
+    queue = Opening("test")
     queue.run(lambda: done.append(threading.current_thread().name))
     first = queue.submit(lambda: done.append("first" if gate.wait(SOON_S) else "late"))
     second = queue.submit(lambda: done.append("second"))
-    threading.Timer(0.05, gate.set).start()
-    queue.run(lambda: done.append("third"))
+    queue.run(lambda: done.append("third"), "third")
     assert done == [threading.current_thread().name, "first", "second", "third"]
     assert first.done()
     assert second.done()

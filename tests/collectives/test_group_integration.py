@@ -127,7 +127,6 @@ def lost(group: Any, ctx: NodeContext) -> dict[str, Any]:
 
 
 def test_members_have_what_numpy_computes() -> None:  # noqa: PLR0915 (one line, one result)
-    pytest.importorskip("torch", reason="PyTorch is not installed")
     arrays = [array(rank) for rank in range(SIZE)]
     stack = np.stack(arrays)
     options: dict[str, Any] = {"framework": "torch", "input_mode": "own"}

@@ -12,7 +12,6 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,7 +56,7 @@ def test_numbers_of_the_input_modes_stay() -> None:
     assert sparkdl.TFCluster is TFCluster
 
 
-def test_cluster_info_tells_each_node_by_executor_id(run: Run) -> None:
+def test_cluster_that_reads_its_own_data_tells_each_node_and_takes_no_rows(run: Run) -> None:
     cluster = run(hang, None, 4, 1, master_node="chief", eval_node=True)
     assert [
         (info["executor_id"], info["job_name"], info["task_index"]) for info in cluster.cluster_info
@@ -66,13 +65,32 @@ def test_cluster_info_tells_each_node_by_executor_id(run: Run) -> None:
     assert len({info["port"] for info in cluster.cluster_info}) == 4
     assert cluster.input_mode is TENSORFLOW
     assert cluster.queues == ["input", "output", "error"]
+    assert cluster.cluster.spec.num_gpus is None
+    for feed in (cluster.train, cluster.inference):
+        with pytest.raises(ConfigError, match=r"need TFCluster\.run"):
+            feed([1])
     with pytest.raises(ShutdownTimeoutError, match="chief:0, worker:0 had not returned"):
         cluster.shutdown(timeout=1)
     assert not processes()
 
 
-def test_cluster_tells_what_it_was_made_of(run: Run) -> None:
-    cluster = run(count_rows, None, 3, 1, input_mode=1, master_node="master", release_port=False)
+def test_cluster_that_is_fed_tells_what_it_was_made_of_and_takes_rows(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def count(args: Any, ctx: NodeContext) -> list[int]:
+        return [0, 0] if ctx.job_name == "ps" else count_rows(args, ctx)
+
+    monkeypatch.setenv(TOKEN_VARIABLE, "a secret that both know")
+    cluster = run(
+        count,
+        Namespace(num_gpus=0),
+        3,
+        1,
+        input_mode=1,
+        master_node="master",
+        release_port=False,
+        queues=["input", "extra", "error"],
+    )
     assert (
         cluster.meta
         == cluster.cluster_meta
@@ -89,19 +107,36 @@ def test_cluster_tells_what_it_was_made_of(run: Run) -> None:
     told = (cluster.defaultFS, cluster.working_dir, cluster.num_executors)
     assert told == ("file://", os.getcwd(), 3)
     assert cluster.input_mode is SPARK
+    assert cluster.cluster.spec.num_gpus == 0
     fed = [bool(info["addr"]) for info in cluster.cluster_info]
     assert fed == [False, True, True]
     assert {(info["tb_port"], info["tb_pid"]) for info in cluster.cluster_info} == {(0, 0)}
     assert {info["authkey"] for info in cluster.cluster_info} == {b""}, "no key is handed out"
     assert cluster.tensorboard_url() is None
-    cluster.shutdown()
+    check_that_wrong_feeds_are_refused(cluster)
+    cluster.train(range(100), 3)
+    cluster.train(range(100))  # ten times
+    check_that_clients_see_the_nodes_and_ask_for_the_end(cluster)
+    before = signal.getsignal(signal.SIGALRM)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(cluster.shutdown, grace_secs=SOON_S).result()
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert sum(rows for rows, _total in cluster.cluster.results()) == 1300
+    with pytest.raises(LaunchError, match="does not let this process in"):
+        Client(cluster.cluster_meta["server_addr"])
 
 
-def test_reservation_client_of_the_clusters_address_sees_the_nodes_and_asks_for_the_end(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(TOKEN_VARIABLE, "a secret that both know")
-    cluster = run(count_rows, None, 2, input_mode=SPARK)
+def check_that_wrong_feeds_are_refused(cluster: TFCluster.TFCluster) -> None:
+    with pytest.raises(ConfigError, match="num_epochs=-1 is negative"):
+        cluster.train([1], -1)
+    for name in ("unknown", "error"):
+        with pytest.raises(ConfigError, match=f"qname='{name}' is not one of queues="):
+            cluster.train([1], 1, qname=name)
+        with pytest.raises(ConfigError, match=f"qname='{name}' is not one of queues="):
+            cluster.inference([1], qname=name)
+
+
+def check_that_clients_see_the_nodes_and_ask_for_the_end(cluster: TFCluster.TFCluster) -> None:
     host, port = cluster.cluster_meta["server_addr"]
     assert host == "127.0.0.1"
     with closing(Client(cluster.cluster_meta["server_addr"])) as client:
@@ -109,38 +144,6 @@ def test_reservation_client_of_the_clusters_address_sees_the_nodes_and_asks_for_
     assert not cluster.server.done
     main(host, str(port))
     assert cluster.server.done
-    cluster.shutdown()
-    with pytest.raises(LaunchError, match="does not let this process in"):
-        Client((host, port))
-
-
-def test_shutdown_in_another_thread_sets_no_alarm(run: Run) -> None:
-    before = signal.getsignal(signal.SIGALRM)
-    cluster = run(lambda args, ctx: None)
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(cluster.shutdown, timeout=60).result()
-    assert signal.getsignal(signal.SIGALRM) is before
-
-
-def test_map_fun_that_reads_its_own_data_sees_the_contexts_old_names(run: Run) -> None:
-    def look(args: Any, ctx: NodeContext) -> list[Any]:
-        assert args is sys.argv
-        names = ("executor_id", "worker_num", "job_name", "task_index", "num_workers", "defaultFS")
-        return [*sys.argv, *(getattr(ctx, name) for name in names), ctx.tmp_socket is None]
-
-    cluster = run(look, ["mnist.py", "--steps", "9"], release_port=False)
-    cluster.shutdown()
-    assert cluster.cluster.results() == [
-        ["mnist.py", "--steps", "9", 0, 0, "worker", 0, 1, "file://", False]
-    ]
-
-
-@pytest.mark.parametrize("args", [Namespace(num_gpus=0), {"num_gpus": 0}, SimpleNamespace()])
-def test_number_of_gpus_is_read_from_a_namespace_or_a_dict(run: Run, args: Any) -> None:
-    cluster = run(lambda args, ctx: None, args)
-    has_number = bool(args) if isinstance(args, dict) else hasattr(args, "num_gpus")
-    assert cluster.cluster.spec.num_gpus == (0 if has_number else None)
-    cluster.shutdown()
 
 
 @pytest.mark.parametrize(
@@ -156,43 +159,6 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     with pytest.raises(ConfigError, match=text):
         run(hang, **options)
     assert not processes()
-
-
-# feeding
-
-
-def test_train_feeds_each_epoch_and_no_epochs_mean_ten(run: Run) -> None:
-    cluster = run(count_rows, None, 2, input_mode=SPARK)
-    cluster.train(range(100), 3)
-    cluster.train(range(100))
-    cluster.shutdown(grace_secs=SOON_S)
-    assert sum(rows for rows, _total in cluster.cluster.results()) == 1300
-
-
-def test_train_and_inference_refuse_what_they_always_refused(run: Run) -> None:
-    cluster = run(count_rows, input_mode=SPARK, queues=["input", "extra", "error"])
-    with pytest.raises(ConfigError, match="num_epochs=-1 is negative"):
-        cluster.train([1], -1)
-    for name in ("unknown", "error"):
-        with pytest.raises(ConfigError, match=f"qname='{name}' is not one of queues="):
-            cluster.train([1], 1, qname=name)
-        with pytest.raises(ConfigError, match=f"qname='{name}' is not one of queues="):
-            cluster.inference([1], qname=name)
-    cluster.shutdown()
-
-
-def test_cluster_that_reads_its_own_data_takes_no_rows(run: Run) -> None:
-    cluster = run(lambda args, ctx: None)
-    for feed in (cluster.train, cluster.inference):
-        with pytest.raises(ConfigError, match=r"need TFCluster\.run"):
-            feed([1])
-    cluster.shutdown()
-
-
-def test_inference_gives_one_result_per_row_in_order(run: Run) -> None:
-    cluster = run(double, None, 2, input_mode=SPARK)
-    assert list(cluster.inference(range(500))) == [2 * i for i in range(500)]
-    cluster.shutdown()
 
 
 # shutdown
@@ -211,14 +177,24 @@ def test_shutdown_raises_what_a_node_raised_only_once_and_the_next_run_is_not_sp
     with pytest.raises(NodeFailedError, match="no such layer"):
         cluster.shutdown()
     cluster.shutdown()
-    another = run(lambda args, ctx: "well")
-    another.shutdown(timeout=-1)  # without a limit
-    assert another.cluster.results() == ["well"]
+    check_that_command_lines_and_old_names_are_there(run)
     assert not processes()
 
 
-def test_with_block_shuts_down(run: Run) -> None:
-    with run(count_rows, input_mode=SPARK) as cluster:
-        cluster.train([1, 2], 1)
-    assert cluster.cluster.results() == [[2, 3]]
+def check_that_command_lines_and_old_names_are_there(run: Run) -> None:
+    def look(args: Any, ctx: NodeContext) -> list[Any]:
+        assert args is sys.argv
+        names = ("executor_id", "worker_num", "job_name", "task_index", "num_workers", "defaultFS")
+        return [*sys.argv, *(getattr(ctx, name) for name in names), ctx.tmp_socket is None]
+
+    cluster = run(look, ["mnist.py", "--steps", "9"], release_port=False)
+    cluster.shutdown(timeout=-1)  # without a limit
+    assert cluster.cluster.results() == [
+        ["mnist.py", "--steps", "9", 0, 0, "worker", 0, 1, "file://", False]
+    ]
+
+
+def test_inference_gives_one_result_per_row_in_order_and_the_block_shuts_down(run: Run) -> None:
+    with run(double, None, 2, input_mode=SPARK) as cluster:
+        assert list(cluster.inference(range(500))) == [2 * i for i in range(500)]
     assert not processes()

@@ -50,6 +50,7 @@ class Serves(Framework):
     """Has servers, which read one epoch for nobody where they are fed."""
 
     has_servers = True
+    shares_port = True
 
     def serve(self, open_feed: OpenFeed) -> NoReturn:
         with suppress(ConfigError):  # a ps is not

@@ -53,12 +53,18 @@ class Lab:
 
 
 @contextmanager
-def lab(folder: Path, framework: str, size: int, **options: Any) -> Iterator[Lab]:
-    """Start a lab of `size` nodes, and end it."""
+def lab(
+    folder: Path, framework: str, size: int, nodes: int | None = None, **options: Any
+) -> Iterator[Lab]:
+    """Start a lab of `size` nodes, and end it.
+
+    Args:
+        nodes: of the cluster, if only the first `size` of them run functions.
+    """
     for rank in range(size):
         os.mkfifo(_asks(folder, rank))
         os.mkfifo(_answers(folder, rank))
-    with launch(_run_bodies, folder, size, framework=framework, **options) as cluster:
+    with launch(_run_bodies, folder, nodes or size, framework=framework, **options) as cluster:
         yield Lab(cluster, folder, size)
         for rank in range(size):
             _asks(folder, rank).write_bytes(b"")

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.doubles import sessions
 from tests.doubles.sessions import SparkSessions
 
@@ -51,6 +53,7 @@ def test_two_executors_of_two_slots(spark_cluster: SparkSession) -> None:
     assert _executors_are_two(spark_cluster)
 
 
+@pytest.mark.deep  # as of two slots
 def test_two_executors_of_one_slot(spark_cluster_one_slot: SparkSession) -> None:
     assert _executors_are_two(spark_cluster_one_slot)
 

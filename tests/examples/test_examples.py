@@ -1,26 +1,33 @@
-"""The examples: in this process, and with `--deep` as their first lines tell a user to run them.
+"""The examples: some of them small, in this process; with `--deep` all, as a user starts them.
 
-In this process they take the shared Spark session, and start neither a JVM nor an interpreter.
-Those marked deep show what the tests of their subject prove already.
+In this process they take the shared Spark session, and start neither a JVM nor an interpreter. Of
+those that show the same by another framework or API, one runs so; of all, the names and options
+that they use are looked up.
 """
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.examples.names import unknown_names
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SUBMIT = Path(sys.executable).with_name("spark-submit")
 DEADLINE_S = 240.0
+COMPARISONS = {"<": operator.lt, ">": operator.gt, "=": operator.eq}
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -28,30 +35,178 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # as for a user
 ]
 
-SPARK = pytest.mark.usefixtures("spark_local")
-Said = Callable[..., float]
+Run = Callable[[str, list[str]], str]
+"""Runs a script with arguments; returns what it printed."""
 
 
-@pytest.fixture(params=["here", pytest.param("as a user", marks=pytest.mark.deep)])
-def said(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Said:
-    """A function that runs an example in `tmp_path` and returns the number behind `what`."""
+@dataclass(frozen=True)
+class Example:
+    """How an example is run, and what it must say.
 
-    def here(script: str, *args: str) -> str:
+    Attributes:
+        needs: its framework, as the marker is named.
+        says: words, and how the number behind them must be: `test accuracy > 0.9`.
+        options: with which a user starts it.
+        small: options of the run in this process; `None` if it runs with `--deep` only.
+        leaves: how many paths of the working folder match each pattern afterwards.
+        first: what has to run before.
+        library: a further one, without which it is skipped.
+    """
+
+    script: str
+    needs: str
+    says: str
+    options: str = ""
+    small: str | None = None
+    leaves: Mapping[str, int] = field(default_factory=dict)
+    first: Example | None = None
+    library: str = "sklearn"
+
+    @property
+    def text(self) -> str:
+        return (EXAMPLES / self.script).read_text(encoding="utf-8")
+
+    @property
+    def starter(self) -> str:
+        """The program that runs it, by the line in it that starts it."""
+        return starting_line(self.text, self.script)[1]
+
+
+def starting_line(text: str, script: str) -> re.Match[str]:
+    found = re.search(rf"^    (spark-submit|python) examples/{script}(.*)", text, re.MULTILINE)
+    assert found, f"{script} does not begin with the line that starts it"
+    return found
+
+
+TRAINS_FROM_RECORDS = Example(
+    "tfrecords/train.py", "tensorflow", "training accuracy > 0.8", small="--nodes=1 --epochs=4"
+)
+ALL = (
+    Example("digits/train.py", "tensorflow", "test accuracy > 0.9"),
+    Example("segmentation/single.py", "tensorflow", "over union > 0.6", "--images=1000"),
+    Example("segmentation/distributed.py", "tensorflow", "over union > 0.6", "--images=1000"),
+    Example("segmentation/spark.py", "tensorflow", "over union > 0.6", "--images=1000"),
+    Example("own_data/train.py", "tensorflow", "test accuracy > 0.8", small="--nodes=1 --epochs=8"),
+    TRAINS_FROM_RECORDS,
+    Example(
+        "tfrecords/inference.py",
+        "tensorflow",
+        "test accuracy > 0.8",
+        small="",
+        leaves={"out/predictions/part-*": 2},
+        first=TRAINS_FROM_RECORDS,
+    ),
+    Example("pipeline.py", "tensorflow", "area under the curve > 0.95"),
+    Example(
+        "hyperparameters.py",
+        "tensorflow",
+        "best accuracy > 0.9",
+        "--learning-rates 1e-6 0.01 --units 32",
+    ),
+    Example("parameter_server.py", "tensorflow", "test accuracy > 0.85", library="tf_keras"),
+    Example(
+        "streaming.py",
+        "tensorflow",
+        "accuracy over the stream > 0.6",
+        "--once",
+        # The JVM of all tests is in another folder.
+        small="--once --nodes=1 --data={out}/stream --checkpoint={out}/checkpoint",
+        leaves={"out/stream.keras": 1},
+    ),
+    Example(
+        "checkpoints.py",
+        "tensorflow",
+        "goes on at step = 120",
+        "--die-at=130",
+        small="--die-at=130",
+        leaves={f"out/checkpoints/*-{step:010}*": 1 for step in (120, 300, 320)},
+    ),
+    Example("jobs/digits.py", "torch", "test accuracy > 0.9", small="--epochs=4 --sync-every=4"),
+    Example(
+        "tuning/optuna_digits.py", "torch", "best accuracy > 0.7", "--trials=3", small="--trials=2"
+    ),
+    Example("pytorch/train.py", "torch", "at last < 1", small="--epochs=4"),
+    Example(
+        "pytorch/distributor.py", "torch", "TorchDistributor: accuracy > 0.85", small="--epochs=3"
+    ),
+    Example("pytorch/sharded.py", "torch", "FSDP2: accuracy > 0.9", "--fail-at=50"),
+    Example("pytorch/parameter_server.py", "torch", "parameter server: accuracy > 0.9"),
+    Example("lightning/train.py", "torch", "validation accuracy > 0.8", library="lightning"),
+    Example(
+        "horovod/torch_digits.py",
+        "torch",
+        "test accuracy > 0.8",
+        "--fp16-allreduce",
+        small="--fp16-allreduce --epochs=3",
+    ),
+    Example(
+        "horovod/keras_digits.py",
+        "tensorflow",
+        "test accuracy > 0.9",
+        leaves={"out/horovod/digits.keras": 1},
+    ),
+    Example("horovod/elastic_digits.py", "torch", "goes on at step = 40", "--die-at=47"),
+    Example("jax/digits.py", "jax", "at last < 1"),
+    Example("jax/keras_digits.py", "jax", "training accuracy > 0.9", "--model-parallel"),
+    Example("meshes/jax_hybrid.py", "jax", "at last < 0.5", small="--data=1 --model=2"),
+    Example("meshes/torch_tensor_parallel.py", "torch", "at last < 0.5"),
+)
+STARTED = [each for each in ALL if each is not TRAINS_FROM_RECORDS]
+"""Those of the tests; the other is the first half of one of them."""
+
+
+def cases(examples: Iterable[Example]) -> list[Any]:
+    """Return examples as cases, with the markers of what they need."""
+    return [
+        pytest.param(
+            each,
+            id=each.script,
+            marks=[
+                getattr(pytest.mark, each.needs),
+                pytest.mark.skipif(not find_spec(each.library), reason=f"no {each.library}"),
+                *([pytest.mark.spark] * (each.starter == "spark-submit")),
+            ],
+        )
+        for each in examples
+    ]
+
+
+def small(starter: str) -> list[Any]:
+    return cases(each for each in STARTED if each.small is not None and each.starter == starter)
+
+
+@pytest.fixture
+def here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    """Runs a script in this process."""
+
+    def run(script: str, options: list[str]) -> str:
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", [script, *args])
+        monkeypatch.setattr(sys, "argv", [script, *options])
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # else PyTorch sets it
         monkeypatch.setattr(SparkSession, "stop", lambda self: None)  # it is that of all tests
         runpy.run_path(str(EXAMPLES / script), run_name="__main__")
         return capsys.readouterr().out
 
-    def as_a_user(script: str, *args: str) -> str:
+    return run
+
+
+@pytest.fixture
+def as_a_user(tmp_path: Path) -> Run:
+    """Runs a script as its first lines say."""
+    settings = ("spark.ui.enabled=false", "spark.sql.shuffle.partitions=4")
+    conf = [word for setting in settings for word in ("--conf", setting)]
+    starters = {
+        "python": [sys.executable],
+        "spark-submit": [str(SUBMIT), "--master", "local[4]", *conf],
+    }
+
+    def run(script: str, options: list[str]) -> str:
+        path = EXAMPLES / script
+        starter = starting_line(path.read_text(encoding="utf-8"), script)[1]
         done = subprocess.run(
-            [*starter(script), str(EXAMPLES / script), *args],
+            [*starters[starter], str(path), *options],
             cwd=tmp_path,
             env=os.environ | {"PYSPARK_PYTHON": sys.executable},
             stdout=subprocess.PIPE,
@@ -63,183 +218,51 @@ def said(
         assert done.returncode == 0, done.stdout[-4000:]
         return done.stdout
 
-    def said(script: str, *args: str, what: str) -> float:
-        output = (here if request.param == "here" else as_a_user)(script, *args)
-        found = re.search(rf"{what} ([\d.]+)$", output, re.MULTILINE)
-        assert found, output[-4000:]
-        return float(found[1])
-
-    return said
+    return run
 
 
-def starter(script: str) -> list[str]:
-    """Return the words before the program, by the line in it that starts it."""
-    if starting_line(script)[1] == "python":
-        return [sys.executable]
-    settings = ("spark.ui.enabled=false", "spark.sql.shuffle.partitions=4")
-    conf = [word for setting in settings for word in ("--conf", setting)]
-    return [str(SUBMIT), "--master", "local[4]", *conf]
+def prove(example: Example, run: Run, folder: Path, *, is_small: bool = False) -> None:
+    """Run an example, and check what it says, and what it leaves in `folder`."""
+    if example.first:
+        prove(example.first, run, folder, is_small=is_small)
+    options = (example.small or "") if is_small else example.options
+    output = run(example.script, options.format(out=folder / "out").split())
+    words, sign, number = example.says.rsplit(" ", 2)
+    found = re.findall(rf"{words} (\d+(?:\.\d+)?)", output)
+    assert found, output[-4000:]
+    assert COMPARISONS[sign](float(found[-1]), float(number)), output[-4000:]
+    left = {pattern: len([*folder.glob(pattern)]) for pattern in example.leaves}
+    assert left == example.leaves
 
 
-def starting_line(script: str) -> re.Match[str]:
-    text = (EXAMPLES / script).read_text(encoding="utf-8")
-    found = re.search(rf"^    (spark-submit|python) examples/{script}", text, re.MULTILINE)
-    assert found, f"{script} does not begin with the line that starts it"
-    return found
+@pytest.mark.parametrize("example", small("spark-submit"))
+def test_example_on_spark(
+    example: Example, here: Run, tmp_path: Path, spark_local: SparkSession
+) -> None:
+    prove(example, here, tmp_path, is_small=True)
 
 
-def test_every_example_is_in_the_index_and_begins_with_the_line_that_starts_it() -> None:
+@pytest.mark.parametrize("example", small("python"))
+def test_example_without_spark(example: Example, here: Run, tmp_path: Path) -> None:
+    prove(example, here, tmp_path, is_small=True)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("example", cases(STARTED))
+def test_example_as_a_user_starts_it(example: Example, as_a_user: Run, tmp_path: Path) -> None:
+    prove(example, as_a_user, tmp_path)
+
+
+def test_every_example_is_run_and_in_the_index() -> None:
     index = (EXAMPLES / "README.md").read_text(encoding="utf-8")
-    for path in sorted(EXAMPLES.rglob("*.py")):
-        name = path.relative_to(EXAMPLES).as_posix()
-        assert f"({name})" in index, f"{name} is not in examples/README.md"
-        assert starting_line(name)
+    scripts = {path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.py")}
+    assert scripts == {each.script for each in ALL}
+    assert not [script for script in scripts if f"({script})" not in index]
 
 
-@pytest.mark.tensorflow
-@pytest.mark.parametrize(
-    "step", [pytest.param("single.py", marks=pytest.mark.deep), "distributed.py"]
-)
-def test_segmentation_without_spark(said: Said, step: str) -> None:
-    assert said(f"segmentation/{step}", "--images=1000", what="intersection over union") > 0.6
-
-
-@SPARK
-@pytest.mark.tensorflow
-def test_segmentation_on_spark(said: Said) -> None:
-    assert said("segmentation/spark.py", "--images=1000", what="intersection over union") > 0.6
-
-
-@SPARK
-@pytest.mark.tensorflow
-def test_own_data(said: Said) -> None:
-    assert said("own_data/train.py", what="test accuracy") > 0.8
-
-
-@SPARK
-@pytest.mark.tensorflow
-def test_tfrecords_are_trained_from_and_scored_in_parallel(said: Said, tmp_path: Path) -> None:
-    assert said("tfrecords/train.py", what="training accuracy") > 0.8
-    assert said("tfrecords/inference.py", what="test accuracy") > 0.8
-    assert len(list((tmp_path / "out" / "predictions").iterdir())) == 2
-
-
-@SPARK
-@pytest.mark.tensorflow
-def test_pipeline(said: Said) -> None:
-    assert said("pipeline.py", "--nodes=1", what="area under the curve") > 0.95
-
-
-@SPARK
-@pytest.mark.tensorflow
-def test_hyperparameters(said: Said) -> None:
-    options = ("--learning-rates", "1e-6", "0.01", "--units", "32")
-    assert said("hyperparameters.py", *options, what="best accuracy") > 0.9
-
-
-@SPARK
-@pytest.mark.torch
-def test_jobs(said: Said) -> None:
-    assert said("jobs/digits.py", "--epochs=3", what="test accuracy") > 0.9
-
-
-@SPARK
-@pytest.mark.torch
-def test_tuning(said: Said) -> None:
-    assert said("tuning/optuna_digits.py", "--trials=3", what="best accuracy") > 0.7
-
-
-@SPARK
-@pytest.mark.torch
-def test_pytorch(said: Said) -> None:
-    assert said("pytorch/train.py", "--epochs=5", what="at last") < 1
-
-
-@pytest.mark.spark
-@pytest.mark.torch
-@pytest.mark.parametrize("said", ["as a user"], indirect=True)
-def test_an_example_runs_under_spark_submit(said: Said) -> None:
-    """One of them without `--deep`: `__main__` and the session are other ones there."""
-    assert said("pytorch/train.py", "--epochs=5", what="at last") < 1
-
-
-@SPARK
-@pytest.mark.torch
-def test_torch_distributor(said: Said) -> None:
-    assert said("pytorch/distributor.py", "--epochs=5", what="TorchDistributor: accuracy") > 0.9
-
-
-@pytest.mark.deep
-@pytest.mark.torch
-def test_pytorch_in_shards_goes_on_after_a_failure(said: Said) -> None:
-    assert said("pytorch/sharded.py", "--fail-at=50", what="FSDP2: accuracy") > 0.9
-
-
-@pytest.mark.deep
-@pytest.mark.torch
-def test_parameter_server_by_rpc(said: Said) -> None:
-    assert said("pytorch/parameter_server.py", what="parameter server: accuracy") > 0.9
-
-
-@pytest.mark.deep
-@pytest.mark.torch
-@pytest.mark.skipif(not find_spec("lightning"), reason="PyTorch Lightning is not installed")
-def test_lightning(said: Said) -> None:
-    assert said("lightning/train.py", what="validation accuracy") > 0.8
-
-
-@SPARK
-@pytest.mark.jax
-def test_jax(said: Said) -> None:
-    assert said("jax/digits.py", "--epochs=6", what="at last") < 1
-
-
-@pytest.mark.jax
-def test_keras_on_jax(said: Said) -> None:
-    options = ("--model-parallel", "--epochs=4")
-    assert said("jax/keras_digits.py", *options, what="training accuracy") > 0.9
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        pytest.param("jax_hybrid.py", marks=pytest.mark.jax),
-        pytest.param("torch_tensor_parallel.py", marks=[pytest.mark.torch, pytest.mark.deep]),
-    ],
-)
-def test_meshes(said: Said, script: str) -> None:
-    assert said(f"meshes/{script}", "--data=1", "--model=2", what="at last") < 0.5
-
-
-@SPARK
-@pytest.mark.tensorflow
-def test_horovod_with_keras(said: Said, tmp_path: Path) -> None:
-    assert said("horovod/keras_digits.py", what="test accuracy") > 0.9
-    assert (tmp_path / "out" / "horovod" / "digits.keras").exists()
-
-
-@SPARK
-@pytest.mark.tensorflow
-def test_streaming(said: Said, tmp_path: Path) -> None:
-    out = tmp_path / "out"  # for the JVM of all tests, which is in another folder
-    folders = (f"--data={out / 'stream'}", f"--checkpoint={out / 'checkpoint'}")
-    assert said("streaming.py", "--once", *folders, what="accuracy over the stream") > 0.6
-    assert (out / "stream.keras").exists()
-
-
-@pytest.mark.tensorflow
-def test_checkpoints(said: Said, tmp_path: Path) -> None:
-    assert said("checkpoints.py", "--die-at=130", what="goes on at step") == 120
-    kept = sorted((tmp_path / "out" / "checkpoints").iterdir())
-    assert [path.name.split("-")[1] for path in kept] == ["0000000120", "0000000300", "0000000320"]
-
-
-@SPARK
-@pytest.mark.torch
-def test_horovod(said: Said) -> None:
-    assert said("horovod/torch_digits.py", "--fp16-allreduce", what="test accuracy") > 0.85
-
-
-@pytest.mark.torch
-def test_elastic_horovod(said: Said) -> None:
-    assert said("horovod/elastic_digits.py", "--die-at=47", what="goes on at step") == 40
+@pytest.mark.parametrize("example", ALL, ids=lambda example: example.script)
+def test_names_and_options_of_an_example_exist(example: Example) -> None:
+    assert not unknown_names(example.text)
+    line = starting_line(example.text, example.script)[2]
+    used = re.findall(r"--[\w-]+", " ".join((line, example.options, example.small or "")))
+    assert not [option for option in used if f'.add_argument("{option}"' not in example.text]

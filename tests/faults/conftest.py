@@ -19,6 +19,17 @@ from sparkdl.node.spec import start_agent
 from tests.doubles.proxy import Proxy
 
 
+def use_settings(patch: pytest.MonkeyPatch, **settings: Any) -> None:
+    """Have clusters use these settings, which `launch` has no arguments for."""
+    here = partial(Settings, **{"restart_backoff_s": 0.05, **settings})
+    patch.setattr("sparkdl.driver.launch.Settings", here)
+
+
+@pytest.fixture(autouse=True)
+def _restarts_come_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_settings(monkeypatch)
+
+
 @dataclass
 class Network:
     """The network between the driver and the agent of one node."""
@@ -28,7 +39,7 @@ class Network:
 
     def lease(self, lease_s: float) -> None:
         """Have clusters use this lease."""
-        self.patch.setattr("sparkdl.driver.launch.Settings", partial(Settings, lease_s=lease_s))
+        use_settings(self.patch, lease_s=lease_s)
 
     def cut(self) -> None:
         for proxy in self.proxies:

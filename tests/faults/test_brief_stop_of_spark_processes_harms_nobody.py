@@ -15,8 +15,8 @@ from tests.faults.conftest import SparkProcesses
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROWS = 2 * 8 * 60
-STOP_S = 1.5
+ROWS = 2 * 8 * 20
+STOP_S = 0.5
 BACK_S = 90.0
 
 
@@ -48,6 +48,7 @@ def test_brief_stop_of_spark_processes_harms_nobody(
             never.wait(STOP_S)
             for process in stopped:
                 process.resume()
+        assert not feeding.done()
         assert feeding.result(BACK_S).rows_fed == ROWS
         results = cluster.results(BACK_S)
         assert cluster.world.generation == 0

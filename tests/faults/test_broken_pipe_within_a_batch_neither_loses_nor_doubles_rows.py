@@ -74,6 +74,8 @@ def test_spark_repeats_the_tasks_and_each_row_is_there_once(
 def test_without_spark_the_feed_says_which_node_it_was(
     way_to_node_1: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for module in ("runner", "transitions"):  # how long it waits for the end of a node
+        monkeypatch.setattr(f"sparkdl.driver.feeds.{module}.REASON_S", 0.5)
     monkeypatch.setattr(
         "sparkdl.feed.transfer.put_stream.FdSender.connect", lambda name, token: None
     )

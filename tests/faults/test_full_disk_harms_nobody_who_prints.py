@@ -41,7 +41,7 @@ def fail_after_printing(args: None, ctx: NodeContext) -> None:
 def test_full_disk_hides_no_other_failure() -> None:
     with (
         pytest.raises(Exception, match="raised ValueError: of another cause") as caught,
-        launch(fail_after_printing) as cluster,
+        launch(fail_after_printing, nodes=1) as cluster,
     ):
         cluster.wait(SOON_S)
     told: Any = caught.value

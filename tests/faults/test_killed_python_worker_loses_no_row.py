@@ -14,7 +14,7 @@ from tests.faults.conftest import SparkProcesses
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROWS = 2 * 8 * 30
+ROWS = 2 * 8 * 20
 BACK_S = 90.0
 
 

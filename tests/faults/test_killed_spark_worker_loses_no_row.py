@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+import pytest
 
 import sparkdl
 from sparkdl.core.deadline import Deadline
@@ -23,7 +24,7 @@ from tests.faults.conftest import SparkProcesses
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROWS = 2 * 8 * 100
+ROWS = 2 * 8 * 60
 BACK_S = 90.0
 
 
@@ -65,6 +66,7 @@ def test_killed_spark_worker_loses_no_row(
     spark_sessions.stop()  # with one worker it is of no use to other tests
 
 
+@pytest.mark.deep  # slots that are short are injected in test_restart_integration
 def test_nodes_that_come_back_leave_slots_for_feeding(
     spark_standalone: SparkSession, spark_sessions: SparkSessions, tmp_path: Path
 ) -> None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.settings import Settings
 from sparkdl.driver.lifecycle.state import Running
 from tests.doubles.ledger import Plan, lost_and_doubled, table, train
 from tests.doubles.nodes import SOON_S, all_gone, launch, processes
+from tests.faults.conftest import use_settings
 
 ROWS = 2 * 8 * 20
 
@@ -22,7 +21,7 @@ ROWS = 2 * 8 * 20
 def test_stopped_agent_is_given_up_after_its_child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparkdl.driver.launch.Settings", partial(Settings, lease_s=1.0))
+    use_settings(monkeypatch, lease_s=1.0)
     gone_s: list[float] = []
 
     def watch(process: psutil.Process) -> None:

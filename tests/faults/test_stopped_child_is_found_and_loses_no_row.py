@@ -18,7 +18,7 @@ ROWS = 2 * 8 * 20
 def test_stopped_child_is_found_and_loses_no_row(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options: dict[str, Any] = {"hang_timeout": 3.0, "hang_action": "restart", "max_restarts": 9}
+    options: dict[str, Any] = {"hang_timeout": 2.0, "hang_action": "restart", "max_restarts": 9}
     with launch(train, Plan(pause_s=0.03), checkpoint_dir=str(tmp_path), **options) as cluster:
         feeding = cluster.feed_async(table(ROWS, 3))
         child = processes()["worker:1"].child

@@ -14,7 +14,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import all_gone, launch, processes
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.deep]
 
 SOON_S = 120.0
 SAVES = 3
@@ -114,10 +114,7 @@ def awaited(path: Path) -> str:
 
 @pytest.mark.parametrize(
     "num_ps",
-    [
-        pytest.param(1, id="parameter servers", marks=pytest.mark.deep),
-        pytest.param(0, id="in step"),
-    ],
+    [pytest.param(1, id="parameter servers"), pytest.param(0, id="in step")],
 )
 def test_evaluator_scores_checkpoints_on_rows_of_its_own_and_ends_with_the_job(
     num_ps: int, tmp_path: Path

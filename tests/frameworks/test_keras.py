@@ -14,8 +14,6 @@ from sparkdl.core.errors import FrameworkMissingError
 from sparkdl.feed.adapters.keras_epochs import _LIBRARIES
 from sparkdl.frameworks import keras as shim
 
-keras = pytest.importorskip("keras", reason="Keras is not installed")
-tf = pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
 pytestmark = pytest.mark.tensorflow
 
 
@@ -47,6 +45,8 @@ def test_second_shim_changes_nothing() -> None:
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras' about numpy
 def test_loaded_model_is_compiled(tmp_path: Path) -> None:
+    import keras
+
     shim.apply_shim()
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.Adam(0.125), "mse")
@@ -59,6 +59,8 @@ def test_loaded_model_is_compiled(tmp_path: Path) -> None:
 
 
 def test_other_backends_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    import keras
+
     stock = _found()
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     shim.apply_shim()
@@ -80,11 +82,15 @@ class _Stream:
 
 
 def test_data_of_unknown_rank_is_sampled() -> None:
+    import tensorflow as tf
+
     stream = _Stream((tf.TensorSpec(None), tf.TensorSpec((None, 1))), ("x", "y"))
     assert shim._specimen(stream, stream) == ("x", "y")
 
 
 def test_absent_inputs_are_absent_from_the_specimen() -> None:
+    import tensorflow as tf
+
     spec = (tf.TensorSpec((None, 2)), tf.OptionalSpec(tf.TensorSpec(())))
     stream = _Stream(spec, None)
     assert shim._specimen(stream, stream) == (spec[0], None)
@@ -109,6 +115,8 @@ def _other_source(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_unknown_keras_is_refused_when_a_model_of_several_workers_is_compiled(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, change: Any
 ) -> None:
+    import keras
+
     change(monkeypatch)
     stock_predict = keras.Model.predict
     shim.apply_shim()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import CheckpointError, ConfigError
-from sparkdl.frameworks.keras_checkpoint import _Saver
+from sparkdl.frameworks.keras_checkpoint import _files, _Saver
 
 
 class Model:
@@ -141,6 +141,14 @@ def test_data_that_are_no_feed_name_no_batches(tmp_path: Path) -> None:
     saver.batch_end(Model(), 4)
     saver.epoch_end(Model(), 0)
     assert node.made == [(5, None, {"step": 5, "epoch": 1})]
+
+
+@pytest.mark.parametrize(("num_workers", "name"), [(1, "model"), (2, "model-1")])
+def test_each_of_several_nodes_without_a_strategy_has_a_model_of_its_own(
+    tmp_path: Path, num_workers: int, name: str
+) -> None:
+    node = Node(tmp_path, rank=num_workers - 1, num_workers=num_workers)
+    assert _files(tmp_path, Model(), node) == tmp_path / name
 
 
 def test_fit_has_to_begin_where_the_checkpoint_is(tmp_path: Path) -> None:

@@ -1,38 +1,83 @@
-"""Keras 3 on two real workers: what the shim promises, and that stock Keras does not do it."""
+"""Keras 3 on nodes of TensorFlow: what the shim promises, and `fit` over feeds."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from tests.frameworks.pairs import run_alone, run_pair
+from sparkdl.core.errors import EndOfFeedError
+from sparkdl.feed.adapters.tensorflow import readers_of
+from sparkdl.node.context import NodeContext
+from tests.doubles.labs import Lab, lab
+from tests.frameworks.programs.models import strategy_of_workers
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(400)]
 
+SOON_S = 120.0
+LITTLE = 1 << 14
 _NOISE = 1e-5
-
 
 Results = list[dict[str, Any]]
 """Those of the chief and of the worker."""
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
-    """What the programs gave that one pair of processes ran, one after the other."""
-    programs = ("keras_stock", "keras_trains", "keras_saves")
-    return run_pair(programs, tmp_path_factory.mktemp("pair"))
+def pair(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Two nodes."""
+    with lab(tmp_path_factory.mktemp("pair"), "tensorflow", 2) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def single(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """One node of two devices, whose feeds have little room."""
+    options = {"feed_memory": LITTLE, "feed_disk": 0}
+    with lab(tmp_path_factory.mktemp("single"), "tensorflow", 1, **options) as made:
+        made.begin(have_two_devices, None)
+        made.results()
+        yield made
+
+
+def have_two_devices(args: None, ctx: NodeContext) -> None:
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+
+
+def program(args: tuple[str, Path], ctx: NodeContext) -> Any:
+    """Run one of the programs beside this file."""
+    name, folder = args
+    return import_module(f"tests.frameworks.programs.{name}").main(ctx.rank, folder)
+
+
+# the shim
+
+
+@pytest.fixture(scope="module")
+def programs(pair: Lab, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Results]:
+    """What the programs gave that the pair ran, one after the other."""
+    folder, found = tmp_path_factory.mktemp("programs"), {}
+    for name in ("keras_stock", "keras_trains", "keras_saves"):
+        pair.begin(program, (name, folder))
+        found[name] = pair.results()
+    return found
 
 
 @pytest.fixture
-def trained(pair: dict[str, Results]) -> Results:
-    return pair["keras_trains"]
+def trained(programs: dict[str, Results]) -> Results:
+    return programs["keras_trains"]
 
 
 @pytest.fixture
-def saved(pair: dict[str, Results]) -> Results:
-    return pair["keras_saves"]
+def saved(programs: dict[str, Results]) -> Results:
+    return programs["keras_saves"]
 
 
 @pytest.mark.parametrize("case", ["arrays", "weighted", "dicts", "stream", "executions"])
@@ -89,7 +134,7 @@ def test_several_steps_per_execution_are_taken_as_one(trained: Results) -> None:
 
 
 def test_model_without_strategy_trains_beside_a_cluster(trained: Results) -> None:
-    assert [result["untouched"]["rows"] for result in trained] == [5, 5]
+    assert [result["weighted"]["predicted"] for result in trained] == [5, 5]
 
 
 def test_only_the_chief_saves(saved: Results) -> None:
@@ -135,16 +180,15 @@ def test_private_files_are_deleted(saved: Results) -> None:
     assert [result["left"] for result in saved] == [[], []]
 
 
-def test_stock_keras_fails_with_two_workers(pair: dict[str, Results]) -> None:
+def test_stock_keras_fails_with_two_workers(programs: dict[str, Results]) -> None:
     """Once this fails, Keras trains on several workers by itself: shrink the shim."""
-    assert all("PerReplica" in str(result["error"]) for result in pair["keras_stock"])
+    assert all("PerReplica" in str(result["error"]) for result in programs["keras_stock"])
 
 
-def test_tf_keras_trains_on_two_workers(tmp_path: Path) -> None:
-    pytest.importorskip("tf_keras", reason="tf_keras is not installed")
-    program = "tf_keras_trains"
-    chief, worker = run_pair([program], tmp_path, TF_USE_LEGACY_KERAS="1")[program]
-    assert chief["module"].startswith("tf_keras.")
+@pytest.mark.skipif(not find_spec("tf_keras"), reason="tf_keras is not installed")
+def test_tf_keras_trains_on_two_workers(pair: Lab, tmp_path: Path) -> None:
+    pair.begin(program, ("tf_keras_trains", tmp_path))
+    chief, worker = pair.results()
     assert chief == worker
 
 
@@ -156,5 +200,199 @@ def test_shim_changes_nothing_on_one_node(alone: dict[str, Results], strategy: s
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run_alone("keras_alone", tmp_path_factory.mktemp("alone"))
+def alone(single: Lab, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    single.begin(program, ("keras_alone", tmp_path_factory.mktemp("alone")))
+    found: dict[str, Any] = single.results()[0]
+    return found
+
+
+# feeds
+
+
+def tables(*sizes: int) -> list[pa.Table]:
+    """Return tables of so many rows; the rows' column "x" is 1, so that its sum counts them."""
+    filler = [bytes(200)]
+    return [pa.table({"x": [1.0] * n, "y": [0.5] * n, "f": filler * n}) for n in sizes]
+
+
+def fit(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
+    """Fit a model on the feed, under a strategy if there are several nodes.
+
+    Args: `feed`, `eval` (a feed to validate with), `prefetch`, `stop_after` so many epochs, and
+        `epochs`, 3 by default.
+
+    Returns the history, and the rows that the model has seen by epoch.
+    """
+    import contextlib
+
+    import keras
+    import tensorflow as tf
+
+    several = ctx.num_workers > 1
+    strategy = strategy_of_workers() if several else None
+
+    class Stop(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.stop_training = epoch + 1 == args.get("stop_after")
+
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        count = keras.metrics.MeanMetricWrapper(lambda y, p: tf.ones_like(p), name="ones")
+        model.compile("sgd", "mse", metrics=[count])
+    counts: list[int] = []
+
+    class Count(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if not several:
+                counts.append(int(count.count.numpy()))
+
+    validation = ctx.dataset(8, x="x", y="y", feed=args["eval"]) if "eval" in args else None
+    history = model.fit(
+        ctx.dataset(8, x="x", y="y", feed=args["feed"], prefetch=args.get("prefetch", 2)),
+        validation_data=validation,
+        epochs=args.get("epochs", 3),
+        callbacks=[Count(), Stop()],
+        verbose=0,
+    )
+    return {"history": history.history, "rows": counts}
+
+
+def test_two_workers_fit_uneven_partitions_without_a_number_of_steps(pair: Lab) -> None:
+    pair.begin(fit, {"feed": "uneven", "eval": "uneven-eval"})
+    cluster = pair.cluster
+    evaluating = cluster.feed_async(tables(1, 30), 3, name="uneven-eval", timeout_s=SOON_S)
+    report = cluster.feed(tables(1, 100, 0, 36), 3, name="uneven", timeout_s=SOON_S)
+    assert evaluating.result(SOON_S).rows_used == 93
+    chief, worker = pair.results()
+    assert (report.rows_used, report.rows_unused, report.passes) == (411, 0, 1)
+    assert len(set(report.steps.values())) == 1
+    assert chief["history"] == worker["history"]
+    assert len(chief["history"]["val_loss"]) == 3
+
+
+def test_one_fit_of_two_workers_goes_on_over_all_micro_batches_of_a_stream(pair: Lab) -> None:
+    pair.begin(fit, {"feed": "stream", "epochs": 1})
+    stream = pair.cluster.open_stream("stream", timeout_s=SOON_S)
+    assert all(stream.feed(table) for table in tables(1, 1, 3, 0, 30, 2, 3))
+    stream.end()
+    chief, worker = pair.results()
+    counts = pair.cluster._controller.look(
+        lambda view: [count for (_, name), count in view.feeds.items() if name == "stream"]
+    )
+    assert sum(count.rows_consumed for count in counts) == 40
+    assert len({count.steps for count in counts}) == 1
+    assert chief["history"] == worker["history"]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_no_row_is_lost_to_the_look_at_the_first_batch(single: Lab, prefetch: int) -> None:
+    feed = f"prefetch-{prefetch}"
+    single.begin(fit, {"feed": feed, "prefetch": prefetch})
+    report = single.cluster.feed(tables(*[50] * 10), 3, name=feed, timeout_s=SOON_S)
+    (result,) = single.results()
+    assert (report.rows_used, report.passes) == (1500, 3)
+    assert result["rows"] == [500] * 3
+
+
+@pytest.mark.parametrize("nodes", ["single", "pair"])
+def test_fit_that_is_stopped_early_ends_the_feeds_it_reads(
+    request: pytest.FixtureRequest, nodes: str
+) -> None:
+    made: Lab = request.getfixturevalue(nodes)
+    feeds = {"feed": "stopped", "eval": "stopped-eval"}
+    made.begin(fit, {**feeds, "stop_after": 2, "epochs": 1000})
+    cluster = made.cluster
+    evaluating = cluster.feed_async(tables(20), 1000, name=feeds["eval"], timeout_s=SOON_S)
+    cluster.feed(tables(50, 50), 1000, name=feeds["feed"], timeout_s=SOON_S)
+    evaluating.result(SOON_S)
+    results = made.results()
+    assert [len(result["history"]["loss"]) for result in results] == [2] * made.size
+
+
+def beyond(library: str, ctx: NodeContext) -> dict[str, Any]:
+    """Ask Keras for more than feeds have: epochs, steps, evaluations."""
+    keras = import_module(library)
+
+    def fed(feed: str) -> Any:
+        return ctx.dataset(8, x="x", y="y", feed=f"{library}-{feed}")
+
+    def fitted(feed: str, **options: Any) -> Any:
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        data = fed(feed)
+        told: list[int] = []
+        ended = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: told.append(epoch))
+        history = model.fit(data, verbose=0, callbacks=[ended, *options.pop("also", [])], **options)
+        losses = history.history["loss"]
+        assert len(losses) == len(told)
+        return model, data, losses
+
+    stopping = keras.callbacks.EarlyStopping("loss", patience=9, restore_best_weights=True)
+    model, data, losses = fitted("input", epochs=5, also=[stopping])
+    found = {"input": losses, "best": stopping.best}
+    found["gaps"] = fitted("gaps", epochs=9)[2]
+    found["counted"] = fitted("counted", epochs=5, steps_per_epoch=10)[2]
+    refused = []
+    evaluated = fed("eval")
+    calls: list[Callable[[], Any]] = [
+        lambda: model.fit(data, verbose=0),
+        lambda: model.evaluate(data, verbose=0),
+        lambda: model.predict(data, verbose=0),
+        lambda: fitted("long", epochs=3, validation_data=evaluated),
+    ]
+    for call in calls:
+        try:
+            call()
+        except EndOfFeedError as error:
+            refused.append(str(error))
+    for reader in readers_of(fed("long")):
+        reader.terminate()
+    return {**found, "refused": refused}
+
+
+@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+def test_epochs_that_are_not_fed_are_not_trained_nor_evaluated(single: Lab, library: str) -> None:
+    if not find_spec(library):
+        pytest.skip(f"{library} is not installed")
+    single.begin(beyond, library)
+    cluster = single.cluster
+
+    def begin(feed: str, rows: int, epochs: int = 1) -> Any:
+        few = [table.select(["x", "y"]) for table in tables(rows)]
+        return cluster.feed_async(few, epochs, name=f"{library}-{feed}", timeout_s=SOON_S)
+
+    counted, long, evaluating = begin("counted", 160), begin("long", 20, 3), begin("eval", 20)
+    begin("input", 20, 2).result(SOON_S)
+    cluster.end_feeds(f"{library}-input")
+    for rows in (20, 0, 20):
+        begin("gaps", rows).result(SOON_S)
+    cluster.end_feeds(f"{library}-gaps")
+    counted.result(SOON_S)
+    cluster.end_feeds(f"{library}-counted")
+    evaluating.result(SOON_S)
+    cluster.end_feeds(f"{library}-eval")
+    (found,) = single.results()
+    long.result(SOON_S)
+    assert len(found["input"]) == len(found["gaps"]) == len(found["counted"]) == 2
+    assert all(loss > 0 for name in ("input", "gaps", "counted") for loss in found[name])
+    assert found["best"] == min(found["input"])
+    said = f"feed '{library}-input' ended after 2 epochs,"
+    assert all(said in text for text in found["refused"][:3])
+    assert len(found["refused"]) == 4
+    assert f"feed '{library}-eval' ended after 1 epoch," in found["refused"][3]
+
+
+def test_two_workers_end_fit_at_the_same_epoch_and_with_it_all_its_feeds(
+    pair: Lab, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair.begin(fit, {"feed": "ended", "eval": "ended-eval", "epochs": 5})
+    cluster = pair.cluster
+    evaluating = cluster.feed_async(tables(20, 4), 5, name="ended-eval", timeout_s=SOON_S)
+    cluster.feed(tables(50, 3), 2, name="ended", timeout_s=SOON_S)
+    cluster.end_feeds("ended")
+    evaluating.result(SOON_S)
+    results = pair.results()
+    assert [len(result["history"]["val_loss"]) for result in results] == [2, 2]
+    assert results[0]["history"] == results[1]["history"]
+    assert min(results[0]["history"]["loss"]) > 0
+    assert "feed 'ended' has ended, and map_fun on" in caplog.text

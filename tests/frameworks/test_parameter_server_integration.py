@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +18,8 @@ import sparkdl
 from sparkdl.core.errors import ConfigError, NodeFailedError
 from sparkdl.frameworks.tensorflow_ps import _Steps
 from sparkdl.node.context import NodeContext
-from tests.doubles.nodes import all_gone, launch, processes
+from tests.doubles.labs import Lab, lab
+from tests.doubles.nodes import all_gone, processes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
 
 SOON_S = 120.0
-PS: dict[str, Any] = {"framework": "tensorflow", "num_ps": 1, "master_node": "chief"}
 
 
 def tables(*sizes: int) -> list[pa.Table]:
@@ -54,17 +55,24 @@ def load_example() -> ModuleType:
     return module
 
 
-def sum_up(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
+@cache
+def strategy_of(ctx: NodeContext) -> Any:
+    """Return the strategy of the chief; a second one would cut the first one's connections."""
+    return ctx.parameter_server_strategy()
+
+
+def sum_up(args: tuple[str, list[str]], ctx: NodeContext) -> dict[str, Any]:
     """Schedule more steps than there are rows; each adds its rows up on the ps."""
     import tensorflow as tf
 
-    strategy = ctx.parameter_server_strategy()
+    feed, columns = args
+    strategy = strategy_of(ctx)
     with strategy.scope():
         total = tf.Variable(0, dtype=tf.int64)
         texts = tf.Variable(0, dtype=tf.int64)
         rows = tf.Variable(0, dtype=tf.int64)
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    fed = ctx.fed_dataset_fn(8, x=args["columns"])
+    fed = ctx.fed_dataset_fn(8, x=columns, feed=feed)
     iterator = iter(coordinator.create_per_worker_dataset(fed))
 
     @tf.function  # type: ignore[untyped-decorator]
@@ -77,7 +85,7 @@ def sum_up(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
     has_ended = False
     try:
         for _ in range(1000):
-            for _ in range(args["steps"]):
+            for _ in range(7):
                 coordinator.schedule(step, args=(iterator,))
             coordinator.join()
     except tf.errors.OutOfRangeError:
@@ -101,66 +109,77 @@ def fit(args: None, ctx: NodeContext) -> dict[str, Any]:
     """Fit a line with tf_keras in fewer steps than there are rows."""
     import tf_keras
 
-    strategy = ctx.parameter_server_strategy()
-    with strategy.scope():
+    with strategy_of(ctx).scope():
         model = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(1,))])
         model.compile(tf_keras.optimizers.legacy.Adam(0.05), "mse")
     creator = tf_keras.utils.experimental.DatasetCreator
     training = ctx.fed_dataset_fn(8, x="x", y="y")
+    evaluation = ctx.fed_dataset_fn(8, x="x", y="y", feed="eval")
     history = model.fit(
         creator(training),
-        epochs=4,
+        epochs=3,
         steps_per_epoch=60,
-        validation_data=creator(ctx.fed_dataset_fn(8, x="x", y="y", feed="eval")),
+        validation_data=creator(evaluation),
         validation_steps=5,
         verbose=0,
     )
     training.terminate()
+    evaluation.terminate()
     assert [batch["n"].tolist() for batch in ctx.batches(8, feed="after")] == [[0, 1, 2]]
     return dict(history.history)
 
 
-def test_every_row_of_uneven_data_is_used_once_and_the_end_of_the_feed_ends_the_loop() -> None:
-    with launch(sum_up, {"columns": ["n", "s"], "steps": 7}, 4, **PS) as cluster:
-        them = processes()
-        with pytest.raises(ConfigError, match="workers of parameter servers do not run"):
-            cluster.infer_rows([1])
-        report = cluster.feed(tables(1, 100, 0, 36), 3, timeout_s=SOON_S)
-        again = cluster.feed(tables(50), timeout_s=SOON_S)
-        cluster.feed(tables(2), timeout_s=SOON_S)  # of which one worker may have none
-        chief, *others = cluster.results(SOON_S)
+def uses_every_row_of_uneven_data_once(made: Lab) -> None:
+    """The end of the feed ends the loop."""
+    cluster = made.cluster
+    made.begin(sum_up, ("sums", ["n", "s"]))
+    with pytest.raises(ConfigError, match="workers of parameter servers do not run"):
+        cluster.infer_rows([1])
+    report = cluster.feed(tables(1, 100, 0, 36), 3, name="sums", timeout_s=SOON_S)
+    again = cluster.feed(tables(50), name="sums", timeout_s=SOON_S)
+    cluster.feed(tables(2), name="sums", timeout_s=SOON_S)  # of which one worker may have none
+    cluster.end_feeds("sums")
+    (found,) = made.results()
     expected = 3 * sum(range(137)) + sum(range(50)) + 1
-    assert chief == {"sums": [expected] * 2, "rows": 463, "has_ended": True, "is_on_ps": True}
-    assert others == [None] * 3
+    assert found == {"sums": [expected] * 2, "rows": 463, "has_ended": True, "is_on_ps": True}
     assert (report.rows_used, report.rows_unused, again.rows_used) == (411, 0, 50)
     assert sorted(report.steps) == ["worker:0", "worker:1"]
-    assert all_gone([process.child for process in them.values()])
 
 
-def test_tf_keras_fits_fed_rows_and_the_rows_it_leaves_hold_nobody_up() -> None:
-    with launch(fit, None, 4, **PS) as cluster:
-        evaluating = cluster.feed_async(tables(8000), 4, name="eval", timeout_s=SOON_S)
-        report = cluster.feed(tables(2000, 1000), 10, timeout_s=SOON_S)
-        cluster.feed(tables(3), name="after", to="chief", timeout_s=SOON_S)
-        assert evaluating.result(SOON_S).rows_unused > 0  # until the job was over
-        found = cluster.results(SOON_S)[0]
-    assert len(found["loss"]) == len(found["val_loss"]) == 4
+def fits_with_tf_keras(made: Lab) -> None:
+    """Rows that `fit` leaves hold nobody up."""
+    cluster = made.cluster
+    made.begin(fit, None)
+    evaluating = cluster.feed_async(tables(8000), 4, name="eval", timeout_s=SOON_S)
+    report = cluster.feed(tables(2000, 1000), 10, timeout_s=SOON_S)
+    cluster.feed(tables(3), name="after", to="chief", timeout_s=SOON_S)
+    cluster.end_feeds("after")
+    (found,) = made.results()
+    assert evaluating.result(SOON_S).rows_unused > 0
+    assert len(found["loss"]) == len(found["val_loss"]) == 3
     assert found["loss"][-1] < found["loss"][0] / 2
-    assert 1500 < report.rows_used < 30000
+    assert 1200 < report.rows_used < 30000
 
 
-def test_column_that_the_feed_lacks_is_the_root_cause() -> None:
+def test_chief_trains_on_fed_workers_until_one_of_them_lacks_a_column(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"num_ps": 1, "master_node": "chief"}
     with (
         pytest.raises(NodeFailedError) as failed,
-        launch(sum_up, {"columns": ["n", "nope"], "steps": 7}, 4, **PS) as cluster,
+        lab(tmp_path, "tensorflow", 1, nodes=4, **options) as made,
     ):
-        cluster.feed(tables(100, 100), timeout_s=SOON_S)
-        cluster.results(SOON_S)
+        them = processes()
+        uses_every_row_of_uneven_data_once(made)
+        fits_with_tf_keras(made)
+        made.begin(sum_up, ("lacks", ["n", "nope"]))
+        made.cluster.feed(tables(100, 100), name="lacks", timeout_s=SOON_S)
+        made.cluster.results(SOON_S)
     cause = failed.value.root_cause
     assert cause.node.startswith("worker:")
     assert "the feed has no column 'nope'; its columns are 'n', 's', 'x', 'y'" in cause.message
+    assert all_gone([process.child for process in them.values()])
 
 
+@pytest.mark.deep
 def test_example_trains_on_rows_that_spark_feeds(
     spark_cluster: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,6 @@ from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, Member, World, build_world
 from sparkdl.frameworks.framework import Framework, framework_named
 from sparkdl.frameworks.tensorflow import TensorFlow
-from tests.frameworks.pairs import run_alone
 
 
 def _world(*plan: Any) -> World:
@@ -84,21 +84,28 @@ def test_errors_of_others_are_not_lost_ports() -> None:
     assert not TensorFlow().is_port_lost(OSError("address already in use"))
 
 
-def test_module_imports_no_framework() -> None:
-    code = (
-        "import sys, sparkdl.frameworks.tensorflow, sparkdl.frameworks.keras\n"
-        "raise SystemExit(bool({'tensorflow', 'keras'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+@pytest.mark.tensorflow
+def test_port_that_is_taken_is_recognised() -> None:
+    import tensorflow as tf
+
+    with socket.socket() as squatter:
+        squatter.bind(("127.0.0.1", 0))
+        squatter.listen()
+        cluster = {"worker": [f"127.0.0.1:{squatter.getsockname()[1]}", "127.0.0.1:1"]}
+        with pytest.raises(tf.errors.UnknownError) as raised:
+            tf.distribute.Server(cluster, job_name="worker", task_index=0)
+    assert TensorFlow().is_port_lost(raised.value)
+
+
+@pytest.mark.deep
+@pytest.mark.tensorflow
+def test_port_that_is_taken_is_recognised_by_what_a_strategy_raises(tmp_path: Path) -> None:
+    program, result = Path(__file__).parent / "programs" / "port_taken.py", tmp_path / "result"
+    subprocess.run([sys.executable, str(program), str(result)], check=True, timeout=200)
+    assert json.loads(result.read_text()) is True
 
 
 @pytest.mark.tensorflow
-@pytest.mark.timeout(240)
-def test_port_that_is_taken_is_recognised(tmp_path: Path) -> None:
-    pytest.importorskip("tensorflow", reason="TensorFlow is not installed")
-    assert run_alone("port_taken", tmp_path) == {"strategy": True, "server": True}
-
-
 @pytest.mark.parametrize(
     ("plan", "legacy", "shimmed"),
     [((2,), "", True), ((2,), "1", False), ((2, 1), "", False), ((1,), "", False)],
@@ -106,7 +113,6 @@ def test_port_that_is_taken_is_recognised(tmp_path: Path) -> None:
 def test_keras_is_shimmed_for_several_trainers_only(
     monkeypatch: pytest.MonkeyPatch, plan: tuple[int, ...], legacy: str, shimmed: bool
 ) -> None:
-    pytest.importorskip("keras", reason="Keras is not installed")
     calls: list[str] = []
     monkeypatch.setattr("sparkdl.frameworks.keras.apply_shim", lambda: calls.append("shim"))
     monkeypatch.setenv("TF_USE_LEGACY_KERAS", legacy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 
 import psutil
 import pytest
@@ -96,9 +96,8 @@ def test_nodes_that_do_not_train_are_not_counted() -> None:
     assert _environment(world, 1)["LOCAL_WORLD_SIZE"] == "2"
 
 
-def test_missing_torch_says_what_to_install() -> None:
-    if importlib.util.find_spec("torch"):
-        pytest.skip("torch is installed")
+def test_missing_torch_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(FrameworkMissingError, match="pip install torch"):
         Torch().import_modules()
 

@@ -11,7 +11,7 @@ from sparkdl.node.context import NodeContext
 from tests.doubles.gates import Gate
 from tests.doubles.nodes import launch, processes
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.deep]
 
 DONE_S = 120.0
 

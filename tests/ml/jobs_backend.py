@@ -1,6 +1,6 @@
 """What one partition learns and what the driver makes of two, beside Keras alone; any backend.
 
-Runs in: a process of its own, with KERAS_BACKEND set
+Runs in: the process of pytest, or one of its own with KERAS_BACKEND set
 """
 
 from __future__ import annotations
@@ -123,6 +123,11 @@ def local_steps_are_steps_and_what_is_random_is_repeated() -> None:
     assert not np.array_equal(vectors[0], vectors[1])
 
 
+PROOFS = (
+    gradients_of_two_partitions_are_those_of_all,
+    local_steps_are_steps_and_what_is_random_is_repeated,
+)
+
 if __name__ == "__main__":
-    gradients_of_two_partitions_are_those_of_all()
-    local_steps_are_steps_and_what_is_random_is_repeated()
+    for proof in PROOFS:
+        proof()

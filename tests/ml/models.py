@@ -1,4 +1,4 @@
-"""Small saved models of known values, and what they give."""
+"""Small models: of known values, with what they give; and of any inputs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy as np
 
 WEIGHTS = np.array([[1.0, -1.0], [0.5, 2.0], [-2.0, 0.0]], np.float32)
 BIAS = np.array([0.25, -0.75], np.float32)
+WIDTH = 5
+"""Of the input of `network`."""
 
 
 def linear(x: Any) -> Any:
@@ -61,3 +63,18 @@ def save_functions(folder: Path) -> str:
     names = ("upper", "transpose", "vary", "raw")
     tf.saved_model.save(functions, str(folder), {name: getattr(functions, name) for name in names})
     return str(folder)
+
+
+def network(loss: str | None = "mse", **inputs: str) -> Any:
+    """Make a model: of one input of numbers, or of inputs of these names and dtypes."""
+    import keras
+
+    if not inputs:
+        model = keras.Sequential([keras.Input((WIDTH,), name="x"), keras.layers.Dense(1)])
+    else:
+        tensors = [keras.Input((1,), name=name, dtype=kind) for name, kind in inputs.items()]
+        cast = [keras.ops.cast(t, "float32") for t in tensors if t.dtype != "string"]
+        model = keras.Model(tensors, keras.layers.Dense(1)(sum(cast, keras.ops.zeros((1, 1)))))
+    if loss:
+        model.compile("sgd", loss)
+    return model

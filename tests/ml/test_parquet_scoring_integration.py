@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
+@pytest.fixture(autouse=True)
+def one_partition(spark_local: SparkSession) -> Iterator[None]:
+    """Have one task read all files, for it is a worker that has loaded TensorFlow."""
+    spark_local.conf.set("spark.sql.files.minPartitionNum", 1)
+    yield
+    spark_local.conf.unset("spark.sql.files.minPartitionNum")
+
+
 def scored(saved: Saved, frame: DataFrame, reader: str, column: str = "x") -> DataFrame:
     stage: Any = TFModel({"export_dir": saved.keras})
     stage = stage.setInputMapping({column: "x"}).setBatchSize(16).setHandleInvalid("keep")
@@ -87,6 +95,7 @@ def test_scores_are_those_of_the_rows(
     spark_local: SparkSession, saved: Saved, folder: Path
 ) -> None:
     found = scored(saved, spark_local.read.parquet(str(folder)), "python").select("id", "y")
+    assert found.rdd.getNumPartitions() == 1
     rows = {row.id: row.y for row in found.collect()}
     assert len(rows) == ROWS
     for i, y in rows.items():

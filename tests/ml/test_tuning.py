@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import optuna
@@ -10,6 +9,7 @@ import pytest
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, ResultError
 from sparkdl.ml.tuning import search
+from tests.ml.train_fns import curve
 
 pytestmark = pytest.mark.timeout(200)
 LOCAL: Any = {"executor": "local", "show_progress": False}
@@ -26,18 +26,6 @@ def quiet() -> Any:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     yield
     optuna.logging.set_verbosity(level)
-
-
-def curve(params: dict[str, Any], ctx: Any) -> Any:
-    """Return a loss; rank 1 fails for the first choice of all, number 2 of a queue never ends."""
-    if params["kind"] == "fails" and ctx.rank == 1:
-        raise ValueError("no such kind")
-    if params["kind"] == "endless":
-        for step in range(10**6):
-            ctx.report(step, loss=100.0 + step)
-            threading.Event().wait(0.05)
-    ctx.report(0, loss=params["x"] ** 2)
-    return {"loss": params["x"] ** 2 + params["n"], "rank": ctx.rank}
 
 
 def test_trials_run_in_parallel_are_pruned_and_fail_each_for_itself() -> None:
@@ -66,14 +54,25 @@ def test_trials_run_in_parallel_are_pruned_and_fail_each_for_itself() -> None:
     assert frame["error"].str.contains("no such kind").tolist() == [False, True, False, False]
 
 
-def test_the_same_seed_gives_the_same_trials() -> None:
+def test_the_seed_is_the_samplers() -> None:
     def objective(params: dict[str, Any], _ctx: Any) -> float:
         return float(params["x"])
 
     options: Any = {"trials": 2, "seed": 5, "direction": "maximize", **LOCAL}
-    runs = [search(None, objective, SPACE, **options) for _ in range(2)]
-    assert [t.params for t in runs[0].trials] == [t.params for t in runs[1].trials]
-    assert runs[0].best.value == max(t.params["x"] for t in runs[0].trials)
+    found = search(None, objective, SPACE, **options)
+    assert found.best.value == max(t.params["x"] for t in found.trials)
+    sampler = optuna.samplers.TPESampler(seed=5)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    study.optimize(lambda trial: objective(suggested(trial), None), n_trials=2)
+    assert [t.params for t in found.trials] == [t.params for t in study.trials]
+
+
+def suggested(trial: Any) -> dict[str, Any]:
+    return {
+        "x": trial.suggest_float("x", -3, 3),
+        "n": trial.suggest_int("n", 1, 4),
+        "kind": trial.suggest_categorical("kind", ["a", "b"]),
+    }
 
 
 def test_what_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

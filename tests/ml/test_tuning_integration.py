@@ -12,18 +12,12 @@ from pyspark.ml.regression import LinearRegression
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.tuning import search, search_estimator
+from tests.ml.train_fns import distance
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 optuna = pytest.importorskip("optuna")
-
-
-def distance(params: dict[str, Any], ctx: Any) -> float:
-    ctx.barrier()  # both nodes of the trial are there
-    if params["x"] == "wrong":
-        raise ValueError("wrong")
-    return float(abs(params["x"] - 3))
 
 
 def test_trials_on_sub_clusters_of_spark_take_turns(spark_local: SparkSession) -> None:

@@ -1,13 +1,25 @@
-"""What nodes run in tests of estimators."""
+"""What nodes and Spark's tasks run in tests of estimators, searches and jobs.
+
+Here, and not beside the tests, for whoever runs a function imports its module.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
+import threading
 import time
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sparkdl.node.context import NodeContext
+if TYPE_CHECKING:
+    from sparkdl.node.context import NodeContext
+
+FEATURES = 10
+"""Of `classifier`."""
 
 
 def read(args: Any, ctx: NodeContext) -> dict[str, Any]:
@@ -65,6 +77,12 @@ def save_given(args: Any, ctx: NodeContext) -> None:
         feed.next_batch(100)
     Path(args.export_dir).unlink(missing_ok=True)
     shutil.copy(args.models[args.epochs - 1], args.export_dir)
+
+
+def read_all(args: Any, ctx: NodeContext) -> None:
+    """Read the rows, as an estimator's own training does."""
+    for _ in ctx.batches(100):
+        pass
 
 
 def never_return(args: Any, ctx: NodeContext) -> None:
@@ -137,3 +155,107 @@ def train_digits(args: Any, ctx: NodeContext) -> dict[str, Any]:
         copy.set_weights(weights)
         copy.export(args.export_dir, verbose=False)
     return {name: [float(v) for v in values] for name, values in history.history.items()}
+
+
+def classifier() -> Any:
+    """Make a model of one probability."""
+    import keras
+
+    return keras.Sequential(
+        [
+            keras.Input((FEATURES,), name="features"),
+            keras.layers.Dense(8, activation="relu"),
+            keras.layers.Dense(1, activation="sigmoid"),
+        ]
+    )
+
+
+def halving(notes: Path) -> list[Any]:
+    """Return a callback that halves the learning rate in each epoch, and notes it."""
+    import keras
+
+    class Halving(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            self.model.optimizer.learning_rate = 0.5 ** (epoch + 4)
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            with notes.open("a") as file:
+                rate = self.model.optimizer.learning_rate.numpy()
+                file.write(f"{epoch} {rate} {sorted(logs)}\n")
+
+    return [Halving()]
+
+
+def dying(marker: Path) -> list[Any]:
+    """Return a callback that kills the first process that begins a third epoch."""
+    import keras
+
+    class Dying(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 2:
+                with suppress(FileExistsError):
+                    marker.touch(exist_ok=False)
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    return [Dying()]
+
+
+def curve(params: dict[str, Any], ctx: Any) -> Any:
+    """Return a loss; rank 1 fails for the first choice of all, number 2 of a queue never ends."""
+    if params["kind"] == "fails" and ctx.rank == 1:
+        raise ValueError("no such kind")
+    if params["kind"] == "endless":
+        for step in range(10**6):
+            ctx.report(step, loss=100.0 + step)
+            threading.Event().wait(0.05)
+    ctx.report(0, loss=params["x"] ** 2)
+    return {"loss": params["x"] ** 2 + params["n"], "rank": ctx.rank}
+
+
+def distance(params: dict[str, Any], ctx: Any) -> float:
+    """Return how far a trial is from 3, once both nodes of it are there."""
+    ctx.barrier()
+    return float(abs(params["x"] - 3))
+
+
+def model_fn() -> Any:
+    import torch
+
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+
+
+def loss_fn(model: Any, batch: Any) -> Any:
+    return ((model(batch["x"])[:, 0] - batch["y"]) ** 2).mean()
+
+
+def adam(parameters: Any) -> Any:
+    import torch
+
+    return torch.optim.Adam(parameters, 0.02, weight_decay=0.01)
+
+
+def momentum(parameters: Any) -> Any:
+    import torch
+
+    return torch.optim.SGD(parameters, 0.05, momentum=0.9, nesterov=True)
+
+
+def loss_that_kills(folder: str) -> Any:
+    """Return `loss_fn`, in which once a Python worker is killed, and once an executor."""
+
+    def loss(model: Any, batch: Any) -> Any:
+        import psutil
+
+        for number in count():
+            try:
+                os.close(os.open(f"{folder}/{number}", os.O_CREAT | os.O_EXCL))
+                break
+            except FileExistsError:
+                continue
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if number == 8:
+            next(p for p in psutil.Process().parents() if p.name() == "java").kill()
+        return loss_fn(model, batch)
+
+    return loss

@@ -63,6 +63,12 @@ class Kernel:
         self._manager.shutdown_kernel(now=True)
         ensure_event_loop().close()  # which the two have used
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        provisioner: Any = self._manager.provisioner
+        return int(provisioner.pid)
+
     def begin(self, code: str) -> str:
         """Start a cell; return what names it."""
         cell: str = self._client.execute(code)

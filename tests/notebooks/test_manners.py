@@ -19,7 +19,7 @@ import os, signal
 from pyspark.sql import SparkSession
 
 import sparkdl
-from sparkdl import KerasEstimator, TFCluster
+from sparkdl import KerasEstimator, TFCluster, TFEstimator
 from tests.doubles.gates import Gate
 
 spark = (
@@ -54,6 +54,10 @@ cluster.shutdown()
 """
 RUN = "sparkdl.run(spark, hang, gate, framework='plain')"
 FIT = """
+fit = TFEstimator(lambda args, ctx: hang(gate, ctx)).setFramework("plain").setClusterSize(1)
+fit.fit(spark.range(100))
+"""
+FIT_KERAS = """
 def make():
     import keras
 
@@ -86,11 +90,16 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
         yield kernel
 
 
-def interrupted(kernel: Kernel, pid: int, gate: Gate, code: str) -> Cell:
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate.at(tmp_path / "gate")
+
+
+def interrupted(kernel: Kernel, gate: Gate, code: str) -> Cell:
     """Run a cell, interrupt it when a node is at the gate, and look for what is left of it."""
     cell = kernel.begin(code)
     gate.wait()
-    nodes = [process for pair in processes(pid).values() for process in (pair.agent, pair.child)]
+    nodes = [each for pair in processes(kernel.pid).values() for each in (pair.agent, pair.child)]
     assert nodes
     kernel.interrupt()
     end = kernel.end(cell)
@@ -100,23 +109,21 @@ def interrupted(kernel: Kernel, pid: int, gate: Gate, code: str) -> Cell:
     return end
 
 
-@pytest.mark.spark
-@pytest.mark.tensorflow
-def test_interrupt_ends_the_training_and_the_session_goes_on(
-    kernel: Kernel, tmp_path: Path
-) -> None:
-    gate = Gate.at(tmp_path / "gate")
-    pid = int(kernel.run("import os; print(os.getpid())").text)
-    begin = f"gate = Gate(__import__('pathlib').Path({str(gate.path)!r}))"
+def session(gate: Gate) -> str:
+    """Return the code that makes a session, and knows the gate."""
+    return f"{SESSION}gate = Gate(__import__('pathlib').Path({str(gate.path)!r}))\n"
 
+
+@pytest.mark.spark
+def test_interrupt_ends_the_training_and_the_session_goes_on(kernel: Kernel, gate: Gate) -> None:
     # Spark's own handler of the signal is in force in the cell that makes the session.
-    interrupted(kernel, pid, gate, SESSION + begin + FEED)
+    interrupted(kernel, gate, session(gate) + FEED)
 
     shown = kernel.run(
         "cluster = sparkdl.launch(spark, read_a_little, gate, **options)\ncluster"
     ).html("display_data")
     assert re.search(r"Running.*<td[^>]*>worker:0</td><td[^>]*>0</td><td[^>]*>127", shown[0])
-    cell = interrupted(kernel, pid, gate, FEED_WITHOUT_WITH)
+    cell = interrupted(kernel, gate, FEED_WITHOUT_WITH)
     assert "nodes" in cell.traceback.splitlines()[-1]
     assert len(re.findall(r"^(File|Cell) ", cell.traceback, re.MULTILINE)) <= 2, cell.traceback
     assert "Traceback" not in cell.text
@@ -125,7 +132,16 @@ def test_interrupt_ends_the_training_and_the_session_goes_on(
     assert re.search(r"Stopped.*<td[^>]*>100 rows, 1 step</td>", last)
 
     for code in (RUN, SHUTDOWN, FIT):
-        interrupted(kernel, pid, gate, code)
+        interrupted(kernel, gate, code)
 
     assert "jobs []\nrows 10000000 True\nranks [0]\n" in kernel.run(AFTERWARDS).text
-    assert not processes(pid)
+    assert not processes(kernel.pid)
+
+
+@pytest.mark.deep
+@pytest.mark.spark
+@pytest.mark.tensorflow
+def test_interrupt_ends_the_fit_of_a_keras_model(kernel: Kernel, gate: Gate) -> None:
+    kernel.run(session(gate))
+    interrupted(kernel, gate, FIT_KERAS)
+    assert "jobs []\n" in kernel.run(AFTERWARDS).text

@@ -1,4 +1,4 @@
-"""The notebooks, executed as a user would, and as they are saved."""
+"""The notebooks: executed here, with `--deep` in kernels of their own; and as they are saved."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import re
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
+from pyspark.sql import SparkSession
+
+from tests.examples.names import unknown_names
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 EXECUTE = Path(sys.executable).with_name("jupyter-execute")
@@ -32,8 +36,8 @@ FIGURES = {
     "quickstart.ipynb": {"test accuracy": 0.9},
     "spark_ml_pipeline.ipynb": {"test accuracy": 0.9, "area under ROC": 0.97},
 }
-DAILY = "quickstart.ipynb"
-"""The one that the tests of every day execute."""
+SMALLER = {"nodes=2": "nodes=1", "repartition(2)": "repartition(1)"}
+"""What the run in this process replaces in the code of the quickstart."""
 
 
 def code_cells(path: Path) -> list[Any]:
@@ -53,12 +57,40 @@ def text_of(output: Any) -> str:
     return "\n".join([output.get("text", ""), *texts, *output.get("traceback", ())])
 
 
+def check_figures(name: str, said: str) -> None:
+    """Check that the figures that a notebook has printed are high enough."""
+    for what, at_least in FIGURES[name].items():
+        found = re.search(rf"{what} ([\d.]+)$", said, re.MULTILINE)
+        assert found, said
+        assert float(found[1]) > at_least
+
+
+@pytest.mark.tensorflow
+@pytest.mark.filterwarnings("default")  # as for a user
+def test_quickstart_runs_on_the_shared_session(
+    spark_local: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    begin, *cells, end = [cell.source for cell in code_cells(NOTEBOOKS / "quickstart.ipynb")]
+    assert "spark = (\n    SparkSession.builder" in begin
+    assert end == "spark.stop()"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    code = "\n".join(cells)
+    for large, small in SMALLER.items():
+        assert large in code
+        code = code.replace(large, small)
+    exec(code, {"__name__": "__main__", "spark": spark_local})  # functions travel by value
+    check_figures("quickstart.ipynb", capsys.readouterr().out)
+
+
+@pytest.mark.deep
 @pytest.mark.spark
 @pytest.mark.tensorflow
 @pytest.mark.usefixtures("run_name")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.deep] * (name != DAILY)) for name in FIGURES]
-)
+@pytest.mark.parametrize("name", FIGURES)
 def test_notebook_runs_from_its_first_cell_to_its_last(name: str, tmp_path: Path) -> None:
     executed = tmp_path / name
     done = subprocess.run(
@@ -72,11 +104,13 @@ def test_notebook_runs_from_its_first_cell_to_its_last(name: str, tmp_path: Path
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:]
-    said = "\n".join(map(text_of, outputs(executed)))
-    for what, at_least in FIGURES[name].items():
-        found = re.search(rf"{what} ([\d.]+)$", said, re.MULTILINE)
-        assert found, said
-        assert float(found[1]) > at_least
+    check_figures(name, "\n".join(map(text_of, outputs(executed))))
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_names_that_a_notebook_uses_exist(name: str) -> None:
+    cells = code_cells(NOTEBOOKS / name)
+    assert not unknown_names("\n".join(cell.source for cell in cells))
 
 
 def test_every_notebook_is_executed() -> None:

@@ -41,7 +41,7 @@ def run_program(
 def test_digits_are_learnt_from_spark_exported_and_told(
     run_program: RunProgram, tmp_path: Path
 ) -> None:
-    run_program("mnist_spark.py", "--export_dir", str(tmp_path / "model"), "--epochs", "5")
+    run_program("mnist_spark.py", "--export_dir", str(tmp_path / "model"), "--epochs", "4")
     assert (tmp_path / "model" / "saved_model.pb").exists()
     run_program(
         "mnist_inference.py", "--export_dir", str(tmp_path / "model"),
@@ -54,6 +54,7 @@ def test_digits_are_learnt_from_spark_exported_and_told(
     assert sum(label == told for label, told in pairs) / len(pairs) > 0.8
 
 
+@pytest.mark.deep  # the other input mode, which tests/compat has without TensorFlow
 def test_nodes_that_read_their_own_data_train_in_step(
     run_program: RunProgram, tmp_path: Path
 ) -> None:

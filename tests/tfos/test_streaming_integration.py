@@ -37,9 +37,9 @@ def stream(ssc: Any, rdds: int, rows: int) -> Any:
     return ssc.queueStream([ssc.sparkContext.parallelize(range(rows), 2) for _ in range(rdds)])
 
 
-def run(ssc: Any, map_fun: Any, args: Any = None) -> TFCluster.TFCluster:
+def run(ssc: Any, map_fun: Any, args: Any = None, nodes: int = 1) -> TFCluster.TFCluster:
     return TFCluster.run(
-        ssc.sparkContext, map_fun, args, 2, input_mode=TFCluster.InputMode.SPARK,
+        ssc.sparkContext, map_fun, args, nodes, input_mode=TFCluster.InputMode.SPARK,
         framework="plain", show_progress=False,
     )  # fmt: skip
 
@@ -55,7 +55,7 @@ def count(args: int, ctx: NodeContext) -> int:
 
 
 def test_stream_ends_when_a_node_has_had_enough(ssc: Any) -> None:
-    cluster = run(ssc, count, 25)
+    cluster = run(ssc, count, 25, nodes=2)
     assert cluster.train(stream(ssc, 30, 20), feed_timeout=60) is None
     ssc.start()
     cluster.shutdown(ssc)
@@ -98,7 +98,7 @@ def test_nodes_in_step_read_a_stream_of_uneven_rdds_and_idle_time_as_one_epoch(s
     context = ssc.sparkContext
     rdds = [context.parallelize(range(n), 2) for n in (1, 5, 0, 0, 0, 0, 0, 17, 3)]
     with Meetings() as meetings:
-        cluster = run(ssc, in_step, meetings.port)
+        cluster = run(ssc, in_step, meetings.port, nodes=2)
         cluster.train(ssc.queueStream(rdds), feed_timeout=60)
         ssc.start()
         assert cluster.cluster._controller.wait_for(

@@ -106,19 +106,6 @@ def test_contexts_share_no_cluster_spec() -> None:
     assert TFNodeContext().cluster_spec == {}
 
 
-def test_context_of_a_cluster_has_all_that_of_a_test_has() -> None:
-    def names(args: list[str], ctx: NodeContext) -> list[str]:
-        return [name for name in args if not hasattr(ctx, name)]
-
-    wanted = [name for name in dir(TFNodeContext()) if not name.startswith("_")]
-    assert {"mgr", "tmp_socket", "start_cluster_server", "defaultFS"} <= set(wanted)
-    argv = list(sys.argv)
-    with launch(names, wanted, nodes=1, input_mode="own") as cluster:
-        assert cluster.results(SOON_S) == [[]]
-    assert sys.argv == argv
-    assert TFSparkNode.__all__ == ["TFNodeContext"]
-
-
 # feeds over queues, for a program's own tests
 
 
@@ -174,13 +161,14 @@ def test_manager_keeps_values_and_knows_its_queues(monkeypatch: pytest.MonkeyPat
         TFNode.DataFeed(mgr).next_batch(1)
 
 
-# feeds of a cluster
+# nodes of a cluster
 
 
-def test_feed_over_the_contexts_manager_reads_what_the_cluster_feeds() -> None:
-    def read(args: None, ctx: NodeContext) -> list[Any]:
+def test_node_has_what_a_test_has_and_reads_what_the_cluster_feeds_over_its_manager() -> None:
+    def read(args: list[str], ctx: NodeContext) -> list[Any]:
         from sparkdl.tfos import TFNode
 
+        missing = [name for name in args if not hasattr(ctx, name)]
         ctx.mgr.set("mine", ctx.rank)
         feed = TFNode.DataFeed(ctx.mgr, True, "input")
         rows = []
@@ -189,11 +177,16 @@ def test_feed_over_the_contexts_manager_reads_what_the_cluster_feeds() -> None:
         try:
             ctx.mgr.get_queue("input")
         except sparkdl.errors.RemovedError as error:
-            return [sorted(rows), ctx.mgr.get("mine"), ctx.mgr.get("state"), str(error)]
+            return [missing, sorted(rows), ctx.mgr.get("mine"), ctx.mgr.get("state"), str(error)]
         return rows
 
-    with launch(read, nodes=1) as cluster:
+    wanted = [name for name in dir(TFNodeContext()) if not name.startswith("_")]
+    assert {"mgr", "tmp_socket", "start_cluster_server", "defaultFS"} <= set(wanted)
+    assert TFSparkNode.__all__ == ["TFNodeContext"]
+    argv = list(sys.argv)
+    with launch(read, wanted, nodes=1) as cluster:
         cluster.feed(range(50))
-        ((rows, mine, state, error),) = cluster.results(SOON_S)
-    assert (rows, mine, state) == (list(range(50)), 0, "running")
+        ((missing, rows, mine, state, error),) = cluster.results(SOON_S)
+    assert (missing, rows, mine, state) == ([], list(range(50)), 0, "running")
     assert "ctx.get_data_feed(qname_in='input')" in error
+    assert sys.argv == argv

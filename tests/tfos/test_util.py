@@ -5,7 +5,9 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -56,6 +58,21 @@ def test_peers_are_those_of_the_same_host_and_not_of_a_host_with_the_same_beginn
 ) -> None:
     assert [util.index_on_host(nodes, i) for i in range(len(nodes))] == expected
     assert util.index_on_host(nodes, -1) == -1
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (Namespace(num_gpus="2"), 2),
+        ({"num_gpus": 0}, 0),
+        ({"num_gpus": {"worker": 1}}, {"worker": 1}),
+        (SimpleNamespace(), None),
+        (Namespace(num_gpus=None), None),
+        ([], None),
+    ],
+)
+def test_number_of_gpus_is_read_from_a_namespace_or_a_dict(args: Any, expected: Any) -> None:
+    assert util.num_gpus(args) == expected
 
 
 @pytest.mark.parametrize(("has_gpus", "expected"), [(True, "2 GPUs of worker 1"), (False, "")])

@@ -42,11 +42,6 @@ def signature_of(source: ModelSource) -> Signature:
     return _known(source) if source.fingerprint else _ask(source)
 
 
-@lru_cache(maxsize=64)
-def _known(source: ModelSource) -> Signature:
-    return _ask(source)
-
-
 def _ask(source: ModelSource) -> Signature:
     if "tensorflow" not in sys.modules:
         return _ask_process(source)
@@ -56,6 +51,9 @@ def _ask(source: ModelSource) -> Signature:
         raise
     except Exception as error:
         raise _unloadable(source, str(error)) from error
+
+
+_known = lru_cache(maxsize=64)(_ask)
 
 
 def _unloadable(source: ModelSource, reason: str) -> ConfigError:

@@ -28,9 +28,10 @@ from sparkdl.core.spelling import did_you_mean
 from sparkdl.ml.estimators.describe import keras_inputs
 from sparkdl.ml.estimators.estimator import launch_options
 from sparkdl.ml.estimators.keras_model import (
-    as_config,
+    NO_LOSS,
     as_content,
     check_callbacks,
+    check_inputs,
     check_size,
     inputs_by_column,
 )
@@ -51,7 +52,6 @@ from sparkdl.ml.jobs.loop import Plan
 from sparkdl.ml.scoring.columns import NUMBERS, TEXTS, input_columns, leaf_type
 from sparkdl.ml.scoring.model import SCORE_ROWS, KerasModel
 
-_KERAS = ("optimizer", "loss", "metrics")
 _BATCH_ROWS = 32
 _MODEL = "model.keras"
 Trained = tuple[bytes, Signature, TrainingSummary]
@@ -66,8 +66,8 @@ class KerasEstimator(
     Saved,
     params=[
         *("input_mapping", "batch_size", "epochs", "model_dir", "num_workers", "label_col"),
-        *(*_KERAS, "learning_rate", "shuffle", "mode", "sync_every", "aggregation"),
-        *(*TRAINING, *SCORING, *COLUMNS),
+        *("optimizer", "loss", "metrics", "learning_rate", "shuffle", "mode", "sync_every"),
+        *("aggregation", *TRAINING, *SCORING, *COLUMNS),
     ],
 ):
     """Fits a Keras 3 model on `num_workers` nodes, under a strategy that keeps them in step.
@@ -107,14 +107,7 @@ class KerasEstimator(
         if model is not None:
             self.setModel(model)
             if not (callable(self._made) or model.compiled or self.getLoss()):
-                raise ConfigError("the model has no loss: set loss=, or compile the model")
-
-    def _set(self, **params: Any) -> KerasEstimator:
-        for name in _KERAS:
-            if name in params:
-                params[name] = as_config(params[name])
-        found: KerasEstimator = super()._set(**params)
-        return found
+                raise ConfigError(NO_LOSS)
 
     def setModel(self, model: Any) -> KerasEstimator:
         """Set the model: a Keras model, or a function that makes one.
@@ -123,11 +116,7 @@ class KerasEstimator(
             ConfigError: if it is neither.
         """
         if hasattr(model, "get_weights") and hasattr(model, "save"):
-            if not getattr(model, "inputs", None):
-                raise ConfigError(
-                    f"the {type(model).__name__} {model.name!r} has no known inputs: begin it "
-                    "with a keras.Input, or train it with TFEstimator and a train_fn"
-                )
+            check_inputs(model)
             self._made = as_content(model)
         elif callable(model):
             self._made = model

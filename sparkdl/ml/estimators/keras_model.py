@@ -17,6 +17,7 @@ from sparkdl.core.spelling import did_you_mean
 from sparkdl.ml.estimators.source import Tensor
 
 Made = bytes | Callable[[], Any]
+NO_LOSS = "the model has no loss: set loss=, or compile the model"
 _METRICS_BY_LOSS = ("accuracy", "acc", "crossentropy", "ce")
 """Names that `compile` takes for a metric by the loss, and `keras.metrics.get` does not know."""
 
@@ -102,13 +103,22 @@ def compiled(made: Made, optimizer: Any, loss: Any, metrics: Any) -> Any:
             metrics=_from_config(metrics),
         )
     if not model.compiled:
-        raise ConfigError("the model has no loss: set loss=, or compile the model")
+        raise ConfigError(NO_LOSS)
+    check_inputs(model)
+    return model
+
+
+def check_inputs(model: Any) -> None:
+    """Check that a Keras model knows its inputs.
+
+    Raises:
+        ConfigError: if it does not.
+    """
     if not getattr(model, "inputs", None):
         raise ConfigError(
             f"the {type(model).__name__} {model.name!r} has no known inputs: begin it with a "
             "keras.Input, or train it with TFEstimator and a train_fn"
         )
-    return model
 
 
 def costs_nothing(made: Made) -> bool:

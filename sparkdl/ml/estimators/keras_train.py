@@ -175,7 +175,7 @@ def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = "input") ->
 
 
 def _check_spec(column: str, spec: Any, tensor: Tensor) -> None:
-    """Check what the feed brings, where the driver could not: see `keras_check`."""
+    """Check what the feed brings, where the driver could not: see `keras_estimator`."""
     is_text = spec.dtype.name == "string"
     if is_text != (tensor.dtype == "string"):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The user's arguments of a training function, and how parameters of a stage are merged into them.
+"""The user's arguments of a training function.
 
 Runs in: driver, child
 """
@@ -42,9 +42,6 @@ class Namespace:
     def __iter__(self) -> Iterator[str]:
         return iter(self.argv if self.argv else list(self.__dict__))
 
-    def __contains__(self, name: object) -> bool:
-        return name in list(self)
-
     def __repr__(self) -> str:
         if self.argv:
             return str(self.argv)
@@ -57,21 +54,3 @@ class Namespace:
         return isinstance(other, Namespace) and self.__dict__ == other.__dict__
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def merged(args: Namespace, defaults: Mapping[str, Any], chosen: Mapping[str, Any]) -> Namespace:
-    """Return arguments in which a parameter that was set beats the user's argument of that name.
-
-    The user's argument beats the parameter's default, unless it is None: an option of the command
-    line that was not given.
-    """
-    found = Namespace(args)
-    own = vars(args)
-    for name, value in defaults.items():
-        if own.get(name) is None:
-            setattr(found, name, value)
-    for name, value in chosen.items():
-        setattr(found, name, value)
-    if args.argv:
-        found.argv = list(args.argv)
-    return found

@@ -15,7 +15,8 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import InputMode
 from sparkdl.core.spelling import did_you_mean
-from sparkdl.ml.estimators.namespace import Namespace, merged
+from sparkdl.ml.estimators.keras_model import as_config
+from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.scoring.transform import READERS
 
 INVALID = ("error", "skip", "keep")
@@ -108,7 +109,7 @@ _int, _text, _bool, _float = (
     TypeConverters.toBoolean,
     TypeConverters.toFloat,
 )
-_dict, _any = TFTypeConverters.toDict, TypeConverters.identity
+_dict = TFTypeConverters.toDict
 
 _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     # TensorFlowOnSpark's, with its defaults
@@ -181,9 +182,10 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
      "the model's output is such"),
     ("raw_prediction_col", None, _text, "Column of the classes' logits, a vector; set it if the "
      "model's output is such"),
-    ("optimizer", "adam", _any, "Its name, or a Keras optimizer"),
-    ("loss", None, _any, "Its name, or a Keras loss; that of the compiled model if it is not set"),
-    ("metrics", None, _any, "Names or Keras metrics"),
+    ("optimizer", "adam", as_config, "Its name, or a Keras optimizer"),
+    ("loss", None, as_config, "Its name, or a Keras loss; that of the compiled model if it is not "
+     "set"),
+    ("metrics", None, as_config, "Names or Keras metrics"),
     ("learning_rate", None, _float, "The optimizer's; its own default if it is not set"),
     ("shuffle", True, _bool, "Whether rows come in random order"),
     ("mode", "nodes", _one_of("nodes", "jobs"), "How to train: on a cluster of nodes, or as Spark "
@@ -267,8 +269,12 @@ class TFParams(HasParams):
     def merge_args_params(self) -> Namespace:
         """Return the arguments with the parameters: set ones beat arguments, which beat defaults.
 
-        TensorFlowOnSpark let defaults beat arguments.
+        TensorFlowOnSpark let defaults beat arguments. An argument that is None is an option of the
+        command line that was not given.
         """
+        found = Namespace(self.args)
+        values = vars(found)
         defaults = {param.name: value for param, value in self._defaultParamMap.items()}
-        chosen = {param.name: value for param, value in self._paramMap.items()}
-        return merged(self.args, defaults, chosen)
+        values |= {name: value for name, value in defaults.items() if values.get(name) is None}
+        values |= {param.name: value for param, value in self._paramMap.items()}
+        return found

@@ -137,9 +137,7 @@ def fit_in_jobs(  # noqa: PLR0913 (one option, one name)
     with Jobs(df.sparkSession, max_restarts) as jobs:
         master = TorchMaster(spec, names, seed)
         outcome = Loop(jobs, plan, master, spec).run(df, validation)
-    return JobsResult(
-        master.model, outcome.history, outcome.rows, outcome.iterations, outcome.seconds
-    )
+    return JobsResult(master.model, **vars(outcome))
 
 
 def check_mode(stage: Any) -> None:

@@ -17,7 +17,7 @@ from sparkdl.ml.estimators.keras_model import inputs_by_column, inputs_of, tenso
 from sparkdl.ml.estimators.keras_train import KerasTask, callbacks_of, make_model, own_callbacks
 from sparkdl.ml.estimators.source import Signature
 from sparkdl.ml.jobs.rows import Column
-from sparkdl.ml.jobs.task import Sum, unpack
+from sparkdl.ml.jobs.task import Master, Sum, unpack
 from sparkdl.ml.scoring.predict import output_names, prepare_worker, without_startup_noise
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class KerasLearner:
 
     def load(self, state: Sequence[Array]) -> None:
         """Set the weights, and the optimizer's variables where steps are local."""
-        assign(self._state(), state)
+        assign(_state(self._model, self._is_local), state)
 
     def learn(self, batch: dict[str, Array], seed: int) -> tuple[Array, ...]:
         """Compute a gradient, or take a step."""
@@ -92,7 +92,7 @@ class KerasLearner:
     def learned(self) -> Sequence[Array]:
         """Return the gradients and the weights that are not trained; or all."""
         if self._is_local:
-            return as_arrays(self._state())
+            return as_arrays(_state(self._model, True))
         gradients = self._model.optimizer.gradients
         return as_arrays([*gradients, *self._model.non_trainable_weights])
 
@@ -101,10 +101,6 @@ class KerasLearner:
         self._model.reset_metrics()
         self._model.test_on_batch(*arranged(self._task, self._model, batch))
         return as_arrays(self._model.metrics_variables)
-
-    def _state(self) -> list[Any]:
-        own = self._model.optimizer.variables if self._is_local else []
-        return [*self._model.weights, *own]
 
 
 def arranged(task: KerasTask, model: Any, batch: Mapping[str, Array]) -> tuple[Any, ...]:
@@ -156,6 +152,10 @@ def assign(variables: Sequence[Any], values: Sequence[Array]) -> None:
         variable.assign(value)
 
 
+def _state(model: Any, has_optimizer: bool) -> list[Any]:
+    return [*model.weights, *(model.optimizer.variables if has_optimizer else ())]
+
+
 def _keeper(name: str) -> Any:
     """Return an optimizer that changes nothing and keeps the gradients it is given."""
     import keras
@@ -184,7 +184,7 @@ def _share_threads(backend: str) -> None:
         share_threads()
 
 
-class KerasMaster:
+class KerasMaster(Master):
     """The driver's model: the weights, and the optimizer with all that it remembers.
 
     Raises:
@@ -223,8 +223,7 @@ class KerasMaster:
 
     def state(self) -> list[Array]:
         """Return what workers need."""
-        own = self.model.optimizer.variables if self._is_local else []
-        return list(as_arrays([*self.model.weights, *own]))
+        return list(as_arrays(_state(self.model, self._is_local)))
 
     def apply(self, found: Sum) -> None:
         """Take a step by the averaged gradients; or set the averaged weights."""
@@ -232,8 +231,7 @@ class KerasMaster:
 
         assert found.vector is not None
         if self._is_local:
-            variables = [*self.model.weights, *self.model.optimizer.variables]
-            assign(variables, unpack(found.vector, found.exact, self.state()))
+            assign(_state(self.model, True), unpack(found.vector, found.exact, self.state()))
             return
         like = as_arrays([*self.model.trainable_weights, *self.model.non_trainable_weights])
         learned = unpack(found.vector, found.exact, like)
@@ -267,7 +265,7 @@ class KerasMaster:
 
     def save(self) -> list[Array]:
         """Return all that a checkpoint needs, of the early stopping too."""
-        found = list(as_arrays([*self.model.weights, *self.model.optimizer.variables]))
+        found = list(as_arrays(_state(self.model, True)))
         for stopping in self._stopping():
             has_best = stopping.best is not None and stopping.best_weights is not None
             numbers = [stopping.best if has_best else np.nan, stopping.wait, stopping.best_epoch]
@@ -276,7 +274,7 @@ class KerasMaster:
 
     def restore(self, saved: Sequence[Array]) -> None:
         """Continue from what `save` returned."""
-        variables = [*self.model.weights, *self.model.optimizer.variables]
+        variables = _state(self.model, True)
         assign(variables, saved[: len(variables)])
         rest = list(saved[len(variables) :])
         for stopping in self._stopping():

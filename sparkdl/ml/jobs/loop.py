@@ -20,7 +20,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import pyarrow.fs as pafs
@@ -30,47 +29,13 @@ from sparkdl.core.errors import CheckpointError, ConfigError
 from sparkdl.core.paths import absolute_url
 from sparkdl.driver.executors.spark import default_fs
 from sparkdl.feed.values.ndarrays import Array
-from sparkdl.ml.jobs.rows import Column, num_steps, read_sample
+from sparkdl.ml.jobs.rows import num_steps, read_sample
 from sparkdl.ml.jobs.spark import Jobs, KeptRows
-from sparkdl.ml.jobs.task import Aggregation, LearnerSpec, Sum, Work, num_groups, total
+from sparkdl.ml.jobs.task import Aggregation, LearnerSpec, Master, Sum, Work, num_groups, total
 from sparkdl.storage import locate, open_storage
 
 _log = logging.getLogger(__name__)
 _FILE = "epoch.npz"
-
-
-class Master(Protocol):
-    """The driver's model and optimizer."""
-
-    def columns(self) -> tuple[Column, ...]:
-        """Return which columns are kept."""
-
-    def begin(self, sample: dict[str, Array]) -> None:
-        """Build all, from one row `[1, …]`."""
-
-    def state(self) -> list[Array]:
-        """Return what workers need."""
-
-    def apply(self, found: Sum) -> None:
-        """Take one step with the average of what workers have learned."""
-
-    def metrics(self, states: Sequence[Array]) -> dict[str, float]:
-        """Return values from the sums of the metrics' states."""
-
-    def epoch_begins(self, epoch: int) -> None:
-        """Note that an epoch begins."""
-
-    def epoch_ended(self, epoch: int, logs: Mapping[str, float]) -> bool:
-        """Note that an epoch has ended; return whether it is the last."""
-
-    def end(self) -> None:
-        """Note the end."""
-
-    def save(self) -> list[Array]:
-        """Return all that a checkpoint needs."""
-
-    def restore(self, saved: Sequence[Array]) -> None:
-        """Continue from what `save` returned."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, JobFailedError, SparkdlError
-from sparkdl.core.jobs import named_jobs, raised_in_task
+from sparkdl.core.jobs import context_of, named_jobs, raised_in_task
 from sparkdl.ml.estimators.training import column as column_of
 from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.task import STORED_SCHEMA, Forget, Store, Sum, Work, added, joined, total
@@ -33,22 +33,6 @@ from sparkdl.ml.scoring.columns import NUMBERS, leaf_type
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-def context_of(spark: SparkSession) -> SparkContext:
-    """Return the session's context.
-
-    Raises:
-        ConfigError: over Spark Connect, which has neither RDDs nor broadcasts.
-    """
-    try:
-        return spark.sparkContext
-    except Exception as error:  # which error varies
-        raise ConfigError(
-            "training as Spark jobs needs a classic SparkSession: Spark Connect has neither "
-            "broadcasts nor RDDs. Run the program with spark-submit, or train on nodes "
-            "(mode='nodes')"
-        ) from error
 
 
 @dataclass(frozen=True)
@@ -74,10 +58,20 @@ class Jobs:
 
     Args:
         retries: how many jobs may fail, beyond what Spark's own repetition of tasks makes good.
+
+    Raises:
+        ConfigError: over Spark Connect, which has neither RDDs nor broadcasts.
     """
 
     def __init__(self, spark: SparkSession, retries: int = 0) -> None:
-        self.context = context_of(spark)
+        context = context_of(spark)
+        if context is None:
+            raise ConfigError(
+                "training as Spark jobs needs a classic SparkSession: Spark Connect has neither "
+                "broadcasts nor RDDs. Run the program with spark-submit, or train on nodes "
+                "(mode='nodes')"
+            )
+        self.context: SparkContext = context
         self.name = secrets.token_hex(6)
         self._retries = retries
         self._kept: list[KeptRows] = []
@@ -112,7 +106,9 @@ class Jobs:
         again = data.mapInArrow(store, STORED_SCHEMA).rdd
         if partitions is not None and again.getNumPartitions() != partitions:
             again = data.repartition(partitions).mapInArrow(store, STORED_SCHEMA).rdd
-        kept: RDD[Any] = again.mapPartitions(_same).persist(StorageLevel.MEMORY_AND_DISK)
+        kept: RDD[Any] = again.mapPartitions(lambda rows: rows).persist(
+            StorageLevel.MEMORY_AND_DISK
+        )
         records = self._tried(lambda: sorted(kept.collect(), key=lambda record: record.part))
         samples = [bytes(record.sample) for record in records if record.rows]
         if not samples:
@@ -192,10 +188,6 @@ def _check_type(name: str, kind: t.DataType) -> None:
             "numbers, arrays of them and ML vectors. Encode it as numbers, leave it out, or train "
             "on nodes (mode='nodes')"
         )
-
-
-def _same(records: Iterable[Any]) -> Iterable[Any]:
-    return records
 
 
 def _explained(error: Exception) -> SparkdlError:

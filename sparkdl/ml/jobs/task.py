@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import shutil
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
@@ -172,6 +172,44 @@ class LearnerSpec(Protocol):
 
     def learner(self) -> Learner:
         """Return a learner; takes seconds, since it imports a framework."""
+
+
+class Master(Protocol):
+    """The driver's model and optimizer; one that need not note what happens inherits that."""
+
+    def columns(self) -> tuple[Column, ...]:
+        """Return which columns are kept."""
+
+    def begin(self, sample: dict[str, Array]) -> None:
+        """Build all, from one row `[1, …]`."""
+        return
+
+    def state(self) -> list[Array]:
+        """Return what workers need."""
+
+    def apply(self, found: Sum) -> None:
+        """Take one step with the average of what workers have learned."""
+
+    def metrics(self, states: Sequence[Array]) -> dict[str, float]:
+        """Return values from the sums of the metrics' states."""
+
+    def epoch_begins(self, epoch: int) -> None:
+        """Note that an epoch begins."""
+        return
+
+    def epoch_ended(self, epoch: int, logs: Mapping[str, float]) -> bool:
+        """Note that an epoch has ended; return whether it is the last."""
+        return False
+
+    def end(self) -> None:
+        """Note the end."""
+        return
+
+    def save(self) -> list[Array]:
+        """Return all that a checkpoint needs."""
+
+    def restore(self, saved: Sequence[Array]) -> None:
+        """Continue from what `save` returned."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Runs in: driver, feeder
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import numpy as np
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.jobs.rows import Column
-from sparkdl.ml.jobs.task import Sum, unpack
+from sparkdl.ml.jobs.task import Master, Sum, unpack
 
 if TYPE_CHECKING:
     import torch
@@ -154,7 +154,7 @@ class TorchLearner:
         return loss
 
 
-class TorchMaster:
+class TorchMaster(Master):
     """The driver's model: the weights, and the optimizer with all that it remembers."""
 
     def __init__(self, spec: TorchSpec, columns: Sequence[str], seed: int) -> None:
@@ -172,9 +172,6 @@ class TorchMaster:
     def columns(self) -> tuple[Column, ...]:
         """Return which columns are kept."""
         return tuple(Column(name) for name in self._columns)
-
-    def begin(self, sample: dict[str, Array]) -> None:
-        """Do nothing: the model is built."""
 
     def state(self) -> list[Array]:
         """Return what workers need."""
@@ -204,16 +201,6 @@ class TorchMaster:
     def metrics(self, states: Sequence[Array]) -> dict[str, float]:
         """Return the mean loss by its sum over rows."""
         return {"loss": float(states[0][0] / states[0][1])}
-
-    def epoch_begins(self, epoch: int) -> None:
-        """Do nothing."""
-
-    def epoch_ended(self, epoch: int, logs: Mapping[str, float]) -> bool:
-        """Continue in any case."""
-        return False
-
-    def end(self) -> None:
-        """Do nothing."""
 
     def save(self) -> list[Array]:
         """Return all that a checkpoint needs."""

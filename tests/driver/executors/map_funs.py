@@ -72,7 +72,7 @@ def where(args: Any, ctx: NodeContext) -> dict[str, Any]:
 
 def where_then_wait(args: Any, ctx: NodeContext) -> None:
     """Print where this is, and wait."""
-    print(f"child {os.getpid()} agent {os.getppid()}", flush=True)
+    print(f"world {ctx.generation} child {os.getpid()} agent {os.getppid()}", flush=True)
     threading.Event().wait()
 
 
@@ -91,14 +91,15 @@ def lose_the_port_once(args: Any, ctx: NodeContext) -> int:
     return ctx.generation
 
 
-def score(args: Any, ctx: NodeContext) -> None:
-    """Answer inference as `args` says: `kind` of result, `read` and `answer` rows at a time."""
-    feed = ctx.get_data_feed(train_mode=False)
+def score(args: str, ctx: NodeContext) -> None:
+    """Answer inference as the file `args` says by then: `kind`, `read` and `answer` at a time."""
+    feed, how = ctx.get_data_feed(train_mode=False), {"read": 7}
     while not feed.should_stop():
-        results = [RESULTS[args["kind"]](row) for row in feed.next_batch(args.get("read", 7))]
-        step = args.get("answer", 1000)
-        for start in range(0, len(results), step):
-            feed.batch_results(results[start : start + step])
+        rows = feed.next_batch(how["read"])
+        how = json.loads(Path(args).read_text())
+        results = [RESULTS[how["kind"]](row) for row in rows]
+        for start in range(0, len(results), how["answer"]):
+            feed.batch_results(results[start : start + how["answer"]])
 
 
 def forget(args: Any, ctx: NodeContext) -> None:
@@ -114,7 +115,6 @@ RESULTS: dict[str, Any] = {
     "array": lambda row: np.arange(row.id % 3, dtype=np.float32),
     "tuple": lambda row: (row.id, str(row.id)),
     "dict": lambda row: {"half": row.id / 2, "name": f"n{row.id}"},
-    "clash": lambda row: {"id": 1},
     "misfit": lambda row: "text" if row.id == 20 else 1.0,
 }
 
@@ -126,9 +126,16 @@ def wait_in_the_first_world(args: Any, ctx: NodeContext) -> list[int]:
     return [ctx.rank, ctx.generation, ctx.restarts]
 
 
+def wait_without_file(args: str, ctx: NodeContext) -> list[int]:
+    """Print where this is and wait; return if the file is there."""
+    if not Path(args).exists():
+        where_then_wait(args, ctx)
+    return [ctx.rank, ctx.generation, ctx.restarts]
+
+
 def use_rows(args: dict[str, Any], ctx: NodeContext) -> list[int]:
     """Use rows, save them after every third step; in the first world wait for an end by force."""
-    print("child", os.getpid(), "agent", os.getppid(), flush=True)
+    print(f"world {ctx.generation} child {os.getpid()} agent {os.getppid()}", flush=True)
     last = ctx.last_checkpoint
     rows = json.loads(Path(last, f"rows-{ctx.rank}").read_text()) if last else []
     step = last.step if last else 0

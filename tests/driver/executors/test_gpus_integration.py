@@ -61,6 +61,7 @@ def test_nodes_ask_for_the_gpus_of_their_executors_and_feeders_need_none(
         sparkdl.launch(spark_standalone, count_rows, nodes=2, framework="plain", num_gpus=2)
 
 
+@pytest.mark.deep  # a cluster of its own for what test_placement decides, seen end to end
 def test_nodes_get_the_gpus_of_their_tasks_and_give_the_slots_back_to_feeders(
     spark_sessions: SparkSessions, spark_session_on: object
 ) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,15 +14,19 @@ import psutil
 import pytest
 
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
 from sparkdl.driver.controller import View
 from sparkdl.driver.executors.spark import SparkExecutor
 from sparkdl.driver.lifecycle.state import Running, SlotsCounted
 from sparkdl.driver.slots.placement import Standing, choose_placing
 from sparkdl.driver.slots.preflight import counting, read_topology
+from tests.doubles.nodes import Lines
 from tests.driver.executors import map_funs
 from tests.driver.executors.test_spark_integration import (
+    BACK_S,
     executor_of,
+    has_no_jobs,
     launch,
     node_processes,
     wait_until_gone,
@@ -29,8 +34,6 @@ from tests.driver.executors.test_spark_integration import (
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-BACK_S = 90.0
 
 
 def kill_executor(spark: SparkSession, agent: psutil.Process) -> None:
@@ -41,39 +44,54 @@ def kill_agent(spark: SparkSession, agent: psutil.Process) -> None:
     agent.kill()
 
 
+def kill_python_worker(spark: SparkSession, agent: psutil.Process) -> None:
+    agent.parent().kill()
+
+
 def cancel_jobs(spark: SparkSession, agent: psutil.Process) -> None:
     spark.sparkContext.cancelAllJobs()
 
 
 @pytest.mark.parametrize(
-    ("placement", "happens"),
+    ("placement", "faults"),
     [
-        ("attached", kill_agent),
-        ("attached", cancel_jobs),
-        ("attached", kill_executor),
-        ("detached", kill_executor),
+        ("attached", [kill_agent, kill_python_worker, cancel_jobs]),
+        # Others below lose an executor while rows are fed, and when nodes are detached.
+        pytest.param("attached", [kill_executor], marks=pytest.mark.deep),
+        pytest.param("detached", [kill_executor], marks=pytest.mark.deep),
     ],
 )
 def test_lost_node_is_replaced(
     spark_cluster: SparkSession,
     placement: str,
-    happens: Callable[[SparkSession, psutil.Process], None],
+    faults: list[Callable[[SparkSession, psutil.Process], None]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    settings = partial(Settings, restart_backoff_s=0.05)
+    monkeypatch.setattr("sparkdl.driver.launch.Settings", settings)
+    lines, end, world = Lines(), tmp_path / "end", -1
     with launch(
         spark_cluster,
-        map_funs.wait_in_the_first_world,
+        map_funs.wait_without_file,
+        str(end),
         placement=placement,
         input_mode="own",
-        max_restarts=2,
+        max_restarts=2 * len(faults),
         elastic_timeout=BACK_S,
+        on_log=lines,
     ) as cluster:
-        agents, children = node_processes(cluster)
-        happens(spark_cluster, psutil.Process(min(agents)))
+        for happens in faults:
+            world, agents, children = node_processes(lines, world + 1)
+            if happens is faults[-1]:
+                end.touch()
+            happens(spark_cluster, psutil.Process(min(agents)))
+            wait_until_gone(children)
         results = cluster.results(2 * BACK_S)
         assert "was lost" in cluster.status()
     assert [result[0] for result in results] == [0, 1]
-    assert all(1 <= result[1] == result[2] <= 2 for result in results)
-    wait_until_gone(agents | children)
+    assert all(len(faults) <= result[1] == result[2] <= 2 * len(faults) for result in results)
+    wait_until_gone(agents)
     assert spark_cluster.range(3).count() == 3
 
 
@@ -81,7 +99,7 @@ def test_job_that_has_failed_carries_nobody_though_its_thread_still_lives(
     spark_cluster: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """pyspark closes a connection at the end of a thread, and nodes are asked for meanwhile."""
-    may_end = threading.Event()
+    may_end, lines = threading.Event(), Lines()
     thread = SparkExecutor.thread
 
     def lingering(self: SparkExecutor, run: Callable[[], None], name: str) -> threading.Thread:
@@ -99,8 +117,9 @@ def test_job_that_has_failed_carries_nobody_though_its_thread_still_lives(
         input_mode="own",
         max_restarts=2,
         elastic_timeout=20.0,
+        on_log=lines,
     ) as cluster:
-        node_processes(cluster)
+        node_processes(lines)
         spark_cluster.sparkContext.cancelAllJobs()
         try:
             results = cluster.results(BACK_S)
@@ -109,29 +128,27 @@ def test_job_that_has_failed_carries_nobody_though_its_thread_still_lives(
     assert [result[0] for result in results] == [0, 1]
 
 
-def no_jobs(spark: SparkSession) -> bool:
-    tracker, deadline = spark.sparkContext.statusTracker(), Deadline.after(BACK_S)
-    while (active := tracker.getActiveJobsIds()) and not deadline.has_passed:
-        threading.Event().wait(0.05)
-    return not active
-
-
 def test_nodes_that_run_give_their_slots_back_and_come_back_all_the_same(
     spark_cluster: SparkSession,
 ) -> None:
     """They are attached at first, and their job ends without them."""
+    lines = Lines()
     with launch(
-        spark_cluster, map_funs.wait_in_the_first_world, placement="attached", max_restarts=2
+        spark_cluster,
+        map_funs.wait_in_the_first_world,
+        placement="attached",
+        max_restarts=2,
+        on_log=lines,
     ) as cluster:
-        agents, children = node_processes(cluster)
+        _, agents, children = node_processes(lines)
         assert spark_cluster.sparkContext.statusTracker().getActiveJobsIds()
         short = SlotsCounted(Standing(2, True, "as if an executor had gone"))
         cluster._controller.submit(short)
-        assert no_jobs(spark_cluster)
-        assert node_processes(cluster) == (agents, children)
+        assert has_no_jobs(spark_cluster)
+        assert all(psutil.pid_exists(pid) for pid in agents | children)
         kill_executor(spark_cluster, psutil.Process(min(agents)))
         results = cluster.results(BACK_S)
-        assert no_jobs(spark_cluster)
+        assert has_no_jobs(spark_cluster)
     assert [result[0] for result in results] == [0, 1]
     wait_until_gone(agents | children)
 
@@ -159,6 +176,7 @@ def test_rows_of_a_lost_executor_are_fed_again_and_no_others(
     spark_cluster: SparkSession, tmp_path: Path
 ) -> None:
     """It takes a node, and the tasks that feed, with it."""
+    lines = Lines()
     frame = spark_cluster.range(0, 300, 1, numPartitions=4)
     with (
         launch(
@@ -167,6 +185,7 @@ def test_rows_of_a_lost_executor_are_fed_again_and_no_others(
             {"stops_at": 14},
             max_restarts=2,
             checkpoint_dir=str(tmp_path),
+            on_log=lines,
         ) as cluster,
         ThreadPoolExecutor(1) as pool,
     ):
@@ -175,10 +194,12 @@ def test_rows_of_a_lost_executor_are_fed_again_and_no_others(
             lambda view: has_checkpoint(view, 12), Deadline.after(BACK_S)
         )
         assert saved, cluster.status()
-        agents, _ = node_processes(cluster)
+        _, agents, children = node_processes(lines)
         kill_executor(spark_cluster, psutil.Process(min(agents)))
         report = feeding.result(BACK_S)
         results = cluster.results(BACK_S)
+        assert "was lost" in cluster.status()
+    wait_until_gone(agents | children)
     assert (report.rows_fed, report.rows_used, report.epochs) == (600, 600, 2)
     assert report.rows_covered == 2 * 12 * 8
     assert sorted(row for rows in results for row in rows) == sorted(2 * list(range(300)))

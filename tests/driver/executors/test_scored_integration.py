@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +17,7 @@ from pyspark.sql.types import ArrayType, FloatType, LongType, StructField, Struc
 
 import sparkdl
 from sparkdl.core.errors import ConfigError
+from tests.doubles.sessions import LOCAL, SparkSessions
 from tests.driver.executors import map_funs
 
 if TYPE_CHECKING:
@@ -20,16 +26,41 @@ if TYPE_CHECKING:
     from sparkdl import Cluster
 
 
-def launch(spark: SparkSession, kind: str, nodes: int = 2, **args: Any) -> Cluster:
-    return sparkdl.launch(
+@dataclass(frozen=True)
+class Scorer:
+    """A cluster, and the file that says how its nodes answer."""
+
+    cluster: Cluster
+    how: Path
+
+    def answer(self, kind: str, read: int = 7, answer: int = 1000) -> Cluster:
+        """Have nodes give results of this kind, so many rows at a time; return the cluster."""
+        self.how.write_text(json.dumps({"kind": kind, "read": read, "answer": answer}))
+        return self.cluster
+
+
+@contextmanager
+def scoring(spark: SparkSession, folder: Path) -> Iterator[Scorer]:
+    how = folder / "how"
+    with sparkdl.launch(
         spark,
         map_funs.score,
-        {"kind": kind, **args},
-        nodes=nodes,
+        str(how),
+        nodes=2,
         framework="plain",
         placement="attached",
         feed_timeout=60.0,
-    )
+    ) as cluster:
+        yield Scorer(cluster, how)
+
+
+@pytest.fixture(scope="module")
+def scorer(
+    spark_sessions: SparkSessions, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Scorer]:
+    """A cluster that stays up for the tests on `spark_local`."""
+    with scoring(spark_sessions.get(LOCAL), tmp_path_factory.mktemp("scorer")) as it:
+        yield it
 
 
 def rich(spark: SparkSession, rows: int = 100) -> DataFrame:
@@ -45,77 +76,77 @@ def rich(spark: SparkSession, rows: int = 100) -> DataFrame:
     )
 
 
-def test_input_columns_are_kept_and_results_appended(spark_local: SparkSession) -> None:
+def test_input_columns_are_kept_and_results_appended(
+    spark_local: SparkSession, scorer: Scorer
+) -> None:
     frame = rich(spark_local)
-    with launch(spark_local, "scalar", read=7, answer=5) as cluster:
-        scored = cluster.infer(frame, schema="prediction float")
-        result = StructField("prediction", FloatType())
-        assert scored.schema == StructType([*frame.schema.fields, result])
-        found = scored.collect()
-        assert [row[:-1] for row in found] == [tuple(row) for row in frame.collect()]
-        assert [row.prediction for row in found] == [i / 2 for i in range(100)]
-        few = cluster.infer(frame, schema="double", keep=["a.b"]).collect()
-        assert [tuple(row) for row in few] == [(str(i), i / 2) for i in range(100)]
-        alone = cluster.infer(frame, schema="x double", keep=False)
-        assert alone.columns == ["x"]
-        assert sum(row.x for row in alone.collect()) == sum(range(100)) / 2
-        assert len(scored.limit(3).collect()) == 3  # whoever stops early leaves nothing behind
-        assert scored.count() == 100
+    cluster = scorer.answer("scalar", read=7, answer=5)
+    scored = cluster.infer(frame, schema="prediction float")
+    result = StructField("prediction", FloatType())
+    assert scored.schema == StructType([*frame.schema.fields, result])
+    found = scored.collect()
+    assert [row[:-1] for row in found] == [tuple(row) for row in frame.collect()]
+    assert [row.prediction for row in found] == [i / 2 for i in range(100)]
+    few = cluster.infer(frame, schema="double", keep=["a.b"]).collect()
+    assert [tuple(row) for row in few] == [(str(i), i / 2) for i in range(100)]
+    alone = cluster.infer(frame, schema="x double", keep=False)
+    assert alone.columns == ["x"]
+    assert sum(row.x for row in alone.collect()) == sum(range(100)) / 2
+    assert len(scored.limit(3).collect()) == 3  # whoever stops early leaves nothing behind
+    assert scored.count() == 100
 
 
-def test_result_types_are_found_out(spark_local: SparkSession) -> None:
+def test_result_types_are_found_out(spark_local: SparkSession, scorer: Scorer) -> None:
     frame = spark_local.range(50, numPartitions=3)
-    with launch(spark_local, "dict") as cluster:
-        scored = cluster.infer(frame)
-        assert scored.dtypes == [("id", "bigint"), ("half", "double"), ("name", "string")]
-        assert [tuple(r) for r in scored.collect()] == [(i, i / 2, f"n{i}") for i in range(50)]
-        alone = cluster.infer_rows(frame).collect()
-        assert alone == [{"half": i / 2, "name": f"n{i}"} for i in range(50)]
-        empty = frame.where("id < 0")
-        with pytest.raises(ConfigError, match="no rows to tell the results' types"):
-            cluster.infer(empty)
-        kept = cluster.infer(empty, schema="half double, name string")
-        assert kept.dtypes == scored.dtypes
-        assert kept.collect() == []
-        with pytest.raises(ConfigError, match="two columns 'id'"):
-            cluster.infer(frame, schema="id double")
-        with pytest.raises(ConfigError, match="no schema of Spark"):
-            cluster.infer(frame, schema="half doubl")
+    cluster = scorer.answer("dict")
+    scored = cluster.infer(frame)
+    assert scored.dtypes == [("id", "bigint"), ("half", "double"), ("name", "string")]
+    assert [tuple(r) for r in scored.collect()] == [(i, i / 2, f"n{i}") for i in range(50)]
+    alone = cluster.infer_rows(frame).collect()
+    assert alone == [{"half": i / 2, "name": f"n{i}"} for i in range(50)]
+    empty = frame.where("id < 0")
+    with pytest.raises(ConfigError, match="no rows to tell the results' types"):
+        cluster.infer(empty)
+    kept = cluster.infer(empty, schema="half double, name string")
+    assert kept.dtypes == scored.dtypes
+    assert kept.collect() == []
+    with pytest.raises(ConfigError, match="two columns 'id'"):
+        cluster.infer(frame, schema="id double")
+    with pytest.raises(ConfigError, match="no schema of Spark"):
+        cluster.infer(frame, schema="half doubl")
 
 
-def test_results_of_any_size_and_vectors_in(spark_local: SparkSession) -> None:
+def test_results_of_any_size_and_vectors_in(spark_local: SparkSession, scorer: Scorer) -> None:
     vectors = spark_local.createDataFrame(
         [(i, Vectors.dense(float(i))) for i in range(20)],
         StructType([StructField("id", LongType(), False), StructField("v", VectorUDT())]),
     )
-    with launch(spark_local, "list") as cluster:
-        scored = cluster.infer(vectors, schema="p array<float>").collect()
-        assert [row.p for row in scored] == [[float(j) for j in range(i % 4)] for i in range(20)]
-        assert [row.v for row in scored] == [Vectors.dense(float(i)) for i in range(20)]
-        numbers = spark_local.range(9).rdd
-        assert cluster.infer(numbers).collect() == [
-            [float(j) for j in range(i % 4)] for i in range(9)
-        ]
-        declared = StructType([StructField("p", ArrayType(FloatType()))])
-        assert cluster.infer(numbers.map(lambda row: row), schema=declared).count() == 9
+    cluster = scorer.answer("list")
+    scored = cluster.infer(vectors, schema="p array<float>").collect()
+    assert [row.p for row in scored] == [[float(j) for j in range(i % 4)] for i in range(20)]
+    assert [row.v for row in scored] == [Vectors.dense(float(i)) for i in range(20)]
+    numbers = spark_local.range(9).rdd
+    assert cluster.infer(numbers).collect() == [[float(j) for j in range(i % 4)] for i in range(9)]
+    declared = StructType([StructField("p", ArrayType(FloatType()))])
+    assert cluster.infer(numbers.map(lambda row: row), schema=declared).count() == 9
 
 
-def test_misfit_names_the_column_and_the_value(spark_local: SparkSession) -> None:
+def test_misfit_names_the_column_and_the_value(spark_local: SparkSession, scorer: Scorer) -> None:
     frame = spark_local.range(30, numPartitions=1)
-    with launch(spark_local, "misfit") as cluster:
-        with pytest.raises(
-            PythonException, match="'p' is declared as float, and a result is a str"
-        ):
-            cluster.infer(frame, schema="p float").collect()
-        assert cluster.infer(frame.limit(5), schema="p float").count() == 5  # the cluster lives
+    cluster = scorer.answer("misfit")
+    with pytest.raises(PythonException, match="'p' is declared as float, and a result is a str"):
+        cluster.infer(frame, schema="p float").collect()
+    assert cluster.infer(frame.limit(5), schema="p float").count() == 5  # the cluster lives
 
 
-def test_many_batches_and_other_sizes_do_not_shift(spark_local: SparkSession) -> None:
+def test_many_batches_and_other_sizes_do_not_shift(
+    spark_local: SparkSession, scorer: Scorer
+) -> None:
     spark_local.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "64")
     try:
         frame = spark_local.range(2000, numPartitions=4)
-        with launch(spark_local, "tuple", nodes=1, read=50, answer=33) as cluster:
-            rows = cluster.infer(frame, schema="n long, s string").collect()
+        cluster = scorer.answer("tuple", read=50, answer=33)
+        rows = cluster.infer(frame, schema="n long, s string").collect()
     finally:
         spark_local.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
     assert [tuple(row) for row in rows] == [(i, i, str(i)) for i in range(2000)]
@@ -124,7 +155,7 @@ def test_many_batches_and_other_sizes_do_not_shift(spark_local: SparkSession) ->
 def test_too_few_results_are_an_error(spark_local: SparkSession) -> None:
     with (
         sparkdl.launch(
-            spark_local, map_funs.forget, nodes=1, framework="plain", feed_timeout=3.0
+            spark_local, map_funs.forget, nodes=1, framework="plain", feed_timeout=1.0
         ) as cluster,
         pytest.raises(PythonException, match=r"of 20 rows of inference partition .* answered"),
     ):
@@ -132,11 +163,11 @@ def test_too_few_results_are_an_error(spark_local: SparkSession) -> None:
 
 
 def test_task_that_spark_repeats_is_answered_again_from_its_start(
-    spark_cluster: SparkSession,
+    spark_cluster: SparkSession, tmp_path: Path
 ) -> None:
     frame = spark_cluster.range(400, numPartitions=2)
-    with launch(spark_cluster, "scalar") as cluster:
-        scored = cluster.infer(frame, schema="p double")
+    with scoring(spark_cluster, tmp_path) as scorer:
+        scored = scorer.answer("scalar").infer(frame, schema="p double")
         once = scored.mapInArrow(_FailOnce(), scored.schema)
         rows = once.collect()
     assert [tuple(row) for row in rows] == [(i, i / 2) for i in range(400)]

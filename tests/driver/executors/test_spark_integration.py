@@ -24,6 +24,7 @@ from sparkdl.core.errors import (
 from sparkdl.core.jobs import named_jobs
 from sparkdl.driver.lifecycle.state import is_empty
 from sparkdl.driver.slots.preflight import check_slots_over_connect
+from tests.doubles.nodes import Lines
 from tests.driver.executors import map_funs
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from sparkdl import Cluster
 
 GONE_S = 15.0
+BACK_S = 90.0
 
 
 def launch(spark: SparkSession, map_fun: Any, args: Any = None, **options: Any) -> Cluster:
@@ -61,32 +63,57 @@ def wait_until_gone(pids: set[int]) -> None:
     assert not left
 
 
-def node_processes(cluster: Cluster) -> tuple[set[int], set[int]]:
-    """Return the process ids of agents and children, as the children print them."""
-    deadline = Deadline.after(GONE_S)
-    agents, children = set(), set()
-    for rank in range(cluster.world.size):
-        lines: list[str] = []
-        while not lines and not deadline.has_passed:
-            lines = [line for line in cluster.logs(rank) if line.startswith("child ")]
-            threading.Event().wait(0.05)
-        _, child, _, agent = lines[0].split()
-        children.add(int(child))
-        agents.add(int(agent))
-    return agents, children
+def node_processes(lines: Lines, world: int = 0) -> tuple[int, set[int], set[int]]:
+    """Wait until two children of a world, or of a later one, have printed where they are.
+
+    Returns:
+        The world, and the process ids of its agents and children.
+    """
+
+    def found() -> tuple[int, set[int], set[int]] | None:
+        told = [line.text.split() for line in lines.heard if line.text.startswith("world ")]
+        for now in sorted({int(words[1]) for words in told}):
+            pids = {(int(words[3]), int(words[5])) for words in told if words[1] == str(now)}
+            if now >= world and len(pids) == 2:
+                return now, {agent for _, agent in pids}, {child for child, _ in pids}
+        return None
+
+    with lines.changed:
+        there = lines.changed.wait_for(found, BACK_S)
+    assert there, lines.heard
+    return there
 
 
-def check_feeding(spark: SparkSession) -> None:
+def has_no_jobs(spark: SparkSession) -> bool:
+    """Wait until no job is active; return whether that came."""
+    tracker, deadline = spark.sparkContext.statusTracker(), Deadline.after(60)
+    while (active := tracker.getActiveJobsIds()) and not deadline.has_passed:
+        threading.Event().wait(0.05)
+    return not active
+
+
+def names_of_jobs(spark: SparkSession) -> set[tuple[str | None, str | None]]:
+    """Return group and description of each job, as Spark's UI shows them."""
+    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
+    told = [jobs.apply(i) for i in range(jobs.size())]
+    names = [(job.jobGroup(), job.description()) for job in told]
+    return {tuple(each.get() if each.isDefined() else None for each in pair) for pair in names}  # type: ignore[misc]
+
+
+def check_feeding(spark: SparkSession, nodes: int = 2) -> str:
+    """Feed a DataFrame and an RDD; return the group of the jobs."""
     frame = spark.range(1000, numPartitions=5)
-    with launch(spark, map_funs.count_rows) as cluster:
+    with launch(spark, map_funs.count_rows, nodes=nodes) as cluster:
         report = cluster.feed(frame, epochs=2)
         cluster.feed(spark.sparkContext.parallelize(range(1000), 3))
         results = cluster.results(60)
     assert report.rows_fed == 2000
     assert report.rows_unused == 0
-    assert sum(result["rows"] for result in results) == 3000
+    rows = [result["rows"] for result in results]
+    assert sum(rows) == 3000
     assert sum(result["total"] for result in results) == 3 * sum(range(1000))
-    assert abs(results[0]["rows"] - results[1]["rows"]) <= 10
+    assert max(rows) - min(rows) <= 10
+    return f"sparkdl {cluster.spec.cluster_id}"
 
 
 def test_an_executor_is_found_though_another_has_just_been_killed(tmp_path: Path) -> None:
@@ -106,20 +133,25 @@ def test_an_executor_is_found_though_another_has_just_been_killed(tmp_path: Path
             process.wait()
 
 
-def test_local_master_feeds_and_gathers(spark_local: SparkSession) -> None:
-    check_feeding(spark_local)
+def test_nodes_that_need_all_slots_are_fed_by_jobs_that_say_what_they_are(
+    spark_local: SparkSession,
+) -> None:
+    group = check_feeding(spark_local, nodes=spark_local.sparkContext.defaultParallelism)
+    assert {what for of, what in names_of_jobs(spark_local) if of == group} == {
+        f"{group}: nodes",
+        f"{group}: feed 'input', epochs 0-1",
+        f"{group}: feed 'input', epoch 2",
+    }
 
 
-def test_cluster_with_spare_slots_feeds_and_gathers(spark_cluster: SparkSession) -> None:
-    check_feeding(spark_cluster)
-
-
+@pytest.mark.deep  # the default run has it on two other masters
 def test_cluster_with_one_slot_each_feeds_and_gathers(
     spark_cluster_one_slot: SparkSession,
 ) -> None:
     check_feeding(spark_cluster_one_slot)
 
 
+@pytest.mark.deep  # tests of faults and of GPUs feed on this master
 def test_standalone_cluster_feeds_and_gathers(spark_standalone: SparkSession) -> None:
     check_feeding(spark_standalone)
 
@@ -127,33 +159,17 @@ def test_standalone_cluster_feeds_and_gathers(spark_standalone: SparkSession) ->
 def test_nodes_on_a_standalone_cluster_get_an_executor_each(
     spark_standalone: SparkSession,
 ) -> None:
+    lines = Lines()
     with (
         pytest.raises(sparkdl.SparkdlError),
-        launch(spark_standalone, map_funs.where_then_wait) as cluster,
+        launch(spark_standalone, map_funs.where_then_wait, on_log=lines) as cluster,
     ):
-        agents, _children = node_processes(cluster)
+        _, agents, _ = node_processes(lines)
         assert len({executor_of(agent).pid for agent in agents}) == 2
         # Two of an executor's three cores are the node's, so that one is left for feeders.
         assert spark_standalone.sparkContext.parallelize(range(2), 2).map(str).collect()
         spark_standalone.sparkContext.cancelAllJobs()
         cluster.wait(GONE_S)
-
-
-def test_detached_nodes_give_their_slots_back(spark_cluster: SparkSession) -> None:
-    tracker = spark_cluster.sparkContext.statusTracker()
-    with launch(spark_cluster, map_funs.count_rows, placement="detached") as cluster:
-        deadline = Deadline.after(GONE_S)
-        while tracker.getActiveJobsIds() and not deadline.has_passed:
-            threading.Event().wait(0.05)
-        assert not tracker.getActiveJobsIds()
-        cluster.feed(spark_cluster.range(10))
-
-
-def test_attached_nodes_keep_their_slots(spark_cluster: SparkSession) -> None:
-    tracker = spark_cluster.sparkContext.statusTracker()
-    with launch(spark_cluster, map_funs.count_rows, placement="attached"):
-        assert len(tracker.getActiveJobsIds()) == 1
-    assert not tracker.getActiveJobsIds()
 
 
 def test_rows_that_nobody_reads_are_counted_on_spark_and_told_with_the_nodes(
@@ -167,19 +183,25 @@ def test_rows_that_nobody_reads_are_counted_on_spark_and_told_with_the_nodes(
     assert "1000 rows were not used: map_fun has returned on worker:0; map_fun" in caplog.text
 
 
-def test_inference_answers_each_row_in_order(spark_cluster: SparkSession) -> None:
+def test_attached_nodes_keep_their_slots_and_inference_answers_each_row_in_order(
+    spark_cluster: SparkSession,
+) -> None:
+    tracker = spark_cluster.sparkContext.statusTracker()
     numbers = spark_cluster.sparkContext.parallelize(range(100), 5)
-    with launch(spark_cluster, map_funs.double) as cluster:
+    with launch(spark_cluster, map_funs.double, placement="attached") as cluster:
+        assert len(tracker.getActiveJobsIds()) == 1
         assert cluster.infer(numbers).collect() == [2 * n for n in range(100)]
         frame = cluster.infer(numbers.map(float), schema="double")
         assert [row.value for row in frame.collect()] == [2.0 * n for n in range(100)]
+        assert len(tracker.getActiveJobsIds()) == 1
+    assert not tracker.getActiveJobsIds()
 
 
 def test_action_on_results_of_inference_raises_what_the_node_raised(
     spark_local: SparkSession,  # where a task that fails for good does so once, not four times
 ) -> None:
     rows = spark_local.sparkContext.parallelize(range(100), 5)
-    with launch(spark_local, map_funs.fail_at_a_row) as cluster:
+    with launch(spark_local, map_funs.fail_at_a_row, nodes=1) as cluster:
         results = cluster.infer(rows).map(abs)
         for act in (results.count, results.first):
             with pytest.raises(NodeFailedError, match="raised ValueError: no such layer") as caught:
@@ -191,13 +213,13 @@ def test_action_on_results_of_inference_raises_what_the_node_raised(
 
 
 def test_action_on_a_dataframe_of_results_says_the_cause_when_the_nodes_have_gone(
-    spark_cluster: SparkSession,
+    spark_local: SparkSession,
 ) -> None:
     """The error is Spark's own there, and its text is the task's."""
     from pyspark.errors import PythonException
 
-    with launch(spark_cluster, map_funs.fail_at_a_row) as cluster:
-        frame = cluster.infer(spark_cluster.range(100), schema="result long")
+    with launch(spark_local, map_funs.fail_at_a_row, nodes=1) as cluster:
+        frame = cluster.infer(spark_local.range(100), schema="result long")
         with pytest.raises(PythonException, match="no such layer"):
             frame.count()
         deadline = Deadline.after(60)
@@ -207,12 +229,15 @@ def test_action_on_a_dataframe_of_results_says_the_cause_when_the_nodes_have_gon
         cluster.abort()
 
 
-def test_all_nodes_take_the_same_steps_on_uneven_partitions(spark_cluster: SparkSession) -> None:
+def test_detached_nodes_give_their_slots_back_and_take_the_same_steps_on_uneven_partitions(
+    spark_cluster: SparkSession,
+) -> None:
     context = spark_cluster.sparkContext
     skewed = context.parallelize([1, 1000, 0], 3).flatMap(lambda n: [(i,) for i in range(n)])
     frame = spark_cluster.createDataFrame(skewed, "id long")
     args = {"batch_size": 64, "epochs": 2}
-    with launch(spark_cluster, map_funs.steps_of_epochs, args) as cluster:
+    with launch(spark_cluster, map_funs.steps_of_epochs, args, placement="detached") as cluster:
+        assert has_no_jobs(spark_cluster)
         cluster.feed(frame, epochs=2)
         first, second = cluster.results(60)
     assert [len(epoch) for epoch in first] == [len(epoch) for epoch in second] == [8, 8]
@@ -225,17 +250,15 @@ def test_nodes_know_their_roles_and_each_other(spark_local: SparkSession) -> Non
         spark_local,
         map_funs.where,
         {"x": 1},
-        nodes=3,
+        nodes=2,
         framework="plain",
         master_node="chief",
         timeout_s=60,
     )
-    assert [result["name"] for result in results] == ["chief:0", "worker:0", "worker:1"]
-    assert all(result["spec"] == results[0]["spec"] for result in results)
-    assert {job: len(addresses) for job, addresses in results[0]["spec"].items()} == {
-        "chief": 1,
-        "worker": 2,
-    }
+    assert [result["name"] for result in results] == ["chief:0", "worker:0"]
+    spec = results[0]["spec"]
+    assert spec == results[1]["spec"]
+    assert {job: len(addresses) for job, addresses in spec.items()} == {"chief": 1, "worker": 1}
     assert results[0]["args"] == {"x": 1}
 
 
@@ -279,11 +302,12 @@ def test_killed_child_is_reported_and_the_context_lives(spark_cluster: SparkSess
 
 
 def test_killed_agent_takes_its_child_along(spark_cluster: SparkSession) -> None:
+    lines = Lines()
     with (
         pytest.raises(NodeLostError) as raised,
-        launch(spark_cluster, map_funs.where_then_wait) as cluster,
+        launch(spark_cluster, map_funs.where_then_wait, on_log=lines) as cluster,
     ):
-        agents, children = node_processes(cluster)
+        _, agents, children = node_processes(lines)
         victim = min(agents)
         os.kill(victim, signal.SIGKILL)
         cluster.wait(GONE_S)
@@ -291,45 +315,11 @@ def test_killed_agent_takes_its_child_along(spark_cluster: SparkSession) -> None
     wait_until_gone(agents | children)
 
 
-def test_killed_python_worker_ends_its_attached_node(spark_cluster: SparkSession) -> None:
-    with (
-        pytest.raises(NodeLostError),
-        launch(spark_cluster, map_funs.where_then_wait, placement="attached") as cluster,
-    ):
-        agents, children = node_processes(cluster)
-        worker = psutil.Process(min(agents)).parent()
-        assert worker is not None
-        worker.kill()
-        cluster.wait(GONE_S)
-    wait_until_gone(agents | children)
-
-
-def names_of_jobs(spark: SparkSession) -> set[tuple[str | None, str | None]]:
-    """Return group and description of each job, as Spark's UI shows them."""
-    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
-    told = [jobs.apply(i) for i in range(jobs.size())]
-    names = [(job.jobGroup(), job.description()) for job in told]
-    return {tuple(each.get() if each.isDefined() else None for each in pair) for pair in names}  # type: ignore[misc]
-
-
-def test_jobs_say_what_they_are(spark_local: SparkSession) -> None:
-    with launch(spark_local, map_funs.count_rows) as cluster:
-        cluster.feed(spark_local.range(10), epochs=2)
-        cluster.feed(spark_local.sparkContext.parallelize(range(10), 2))
-        group = f"sparkdl {cluster.spec.cluster_id}"
-    told = {what for of, what in names_of_jobs(spark_local) if of == group}
-    assert told == {
-        f"{group}: nodes",
-        f"{group}: feed 'input', epochs 0-1",
-        f"{group}: feed 'input', epoch 2",
-    }
-
-
 def test_jobs_keep_the_users_own_names_and_leave_none_of_theirs(spark_local: SparkSession) -> None:
     context: Any = spark_local.sparkContext
     context.setJobGroup("mine", "my own words")
     try:
-        with launch(spark_local, map_funs.count_rows) as cluster:
+        with launch(spark_local, map_funs.count_rows, nodes=1) as cluster:
             cluster.feed(spark_local.range(10))
             group = f"sparkdl {cluster.spec.cluster_id}"
         told = names_of_jobs(spark_local)
@@ -372,26 +362,16 @@ def test_node_that_cannot_start_fails_no_task(spark_cluster: SparkSession) -> No
     assert newest.numFailedTasks() == 0
 
 
-def test_cancelled_job_ends_attached_nodes(spark_cluster: SparkSession) -> None:
-    with (
-        pytest.raises(NodeLostError),
-        launch(spark_cluster, map_funs.where_then_wait, placement="attached") as cluster,
-    ):
-        agents, children = node_processes(cluster)
-        spark_cluster.sparkContext.cancelAllJobs()
-        cluster.wait(GONE_S)
-    wait_until_gone(agents | children)
-
-
-@pytest.mark.parametrize(
-    "placement", ["detached", pytest.param("attached", marks=pytest.mark.deep)]
-)
+@pytest.mark.deep  # test_restart_integration has it with a restart
+@pytest.mark.parametrize("placement", ["detached", "attached"])
 def test_killed_executor_takes_its_node_along(spark_cluster: SparkSession, placement: str) -> None:
+    lines = Lines()
+    options = {"placement": placement, "on_log": lines}
     with (
         pytest.raises(NodeLostError),
-        launch(spark_cluster, map_funs.where_then_wait, placement=placement) as cluster,
+        launch(spark_cluster, map_funs.where_then_wait, **options) as cluster,
     ):
-        agents, children = node_processes(cluster)
+        _, agents, children = node_processes(lines)
         executor_of(min(agents)).kill()
         cluster.wait(60)
     wait_until_gone(agents | children)

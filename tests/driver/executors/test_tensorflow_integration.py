@@ -34,11 +34,11 @@ def test_demo_reaches_its_accuracy_and_saves_a_model(
     spark_cluster: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = tmp_path / "digits.keras"
-    args = argparse.Namespace(nodes=2, epochs=12, batch_size=32, model=str(model))
-    assert demo.run(spark_cluster, args) >= 0.95
+    args = argparse.Namespace(nodes=2, epochs=6, batch_size=32, model=str(model))
+    assert demo.run(spark_cluster, args) >= 0.9
     assert model.exists()
     out = capsys.readouterr().out
-    assert "[worker:0] Epoch 12/12" in out
+    assert "[worker:0] Epoch 6/6" in out
     assert "demo: test accuracy 0.9" in out.splitlines()[-1]
 
 

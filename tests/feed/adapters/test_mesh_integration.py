@@ -224,6 +224,7 @@ def test_torch_splits_rows_over_one_axis_and_weights_over_the_other() -> None:
 
 
 @pytest.mark.jax
+@pytest.mark.deep
 def test_jax_splits_rows_over_one_axis_and_weights_over_the_other() -> None:
     results = fed(train_jax, "jax", "data", "all", "none")
     assert all(found["held"] == [FEATURES, HIDDEN // 2] for found in results)
@@ -245,6 +246,7 @@ def test_jax_splits_rows_over_one_axis_and_weights_over_the_other() -> None:
 
 
 @pytest.mark.tensorflow
+@pytest.mark.deep
 def test_tensorflow_splits_rows_over_one_axis_and_weights_over_the_other() -> None:
     results = fed(train_tensorflow, "tensorflow")
     assert all(found["held"] == [FEATURES, HIDDEN // 2] for found in results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.doubles.gates import Gate
 from tests.doubles.nodes import all_gone, launch
 
 pytestmark = pytest.mark.torch
+deep = partial(pytest.param, marks=pytest.mark.deep)
 
 
 def loader(ctx: NodeContext, start: str) -> Any:
@@ -38,7 +40,7 @@ def read_two_epochs(start: str, ctx: NodeContext) -> list[Any]:
     return [[batch.tolist() for batch in data] for _epoch in range(2)]
 
 
-@pytest.mark.parametrize("start", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("start", ["fork", deep("forkserver"), deep("spawn")])
 def test_workers_of_all_nodes_read_every_row_once_an_epoch(start: str) -> None:
     with launch(read_two_epochs, start) as cluster:
         for epoch in range(2):
@@ -57,7 +59,7 @@ def wait_for_rows(args: tuple[str, Gate], ctx: NodeContext) -> None:
         gate.wait()
 
 
-@pytest.mark.parametrize("start", ["fork", "forkserver"])
+@pytest.mark.parametrize("start", [deep("fork"), "forkserver"])
 def test_workers_end_with_their_node(start: str, tmp_path: Path) -> None:
     gate = Gate.at(tmp_path / "gate")
     with (

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
 from sparkdl.core.errors import ConfigError
 from tests.frameworks.programs.models import compiled, rows, strategy_of_workers, weights
@@ -20,51 +22,48 @@ def main(rank: int, folder: Path) -> dict[str, Any]:
     own.mkdir()
     temporary = folder / f"tmp-{rank}"
     temporary.mkdir()
-    tempfile.tempdir = str(temporary)
-    return {
-        "saves": _saves(strategy, own),
-        "checkpoints": _checkpoints(strategy, own, folder / "shared"),
-        "resumes": _resumes(strategy, folder / "backup"),
-        "apart": _resumes_apart(strategy, own / "backup"),
-        "left": [path.name for path in temporary.glob("sparkdl-*")],
-    }
+    with pytest.MonkeyPatch.context() as meanwhile:
+        meanwhile.setattr(tempfile, "tempdir", str(temporary))
+        return {
+            **_saves(strategy, own, folder / "shared"),
+            "resumes": _resumes(strategy, folder / "backup", own / "backup", rank),
+            "apart": _resumes_apart(strategy, own / "backup"),
+            "left": [path.name for path in temporary.glob("sparkdl-*")],
+        }
 
 
 def _listing(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def _saves(strategy: Any, own: Path) -> dict[str, Any]:
+def _saves(strategy: Any, own: Path, shared: Path) -> dict[str, Any]:
+    """Train with checkpoints, and save in all ways."""
     with strategy.scope():
         model = compiled()
         model.seen = keras.metrics.Mean()  # reading it is a collective
-    model.fit(*rows(32), batch_size=16, verbose=0)
-    model.save(own / "method.keras")
-    keras.saving.save_model(model, str(own / "function.keras"))
-    model.save(own / "legacy.h5")
-    model.save_weights(own / "only.weights.h5")
-    model.export(str(own / "exported"), verbose=False)
-    loaded = None
-    if _listing(own):
-        copy = keras.saving.load_model(own / "method.keras")
-        loaded = float(np.abs(copy(rows(8)[0]) - model(rows(8)[0])).max())
-    return {"files": _listing(own), "loaded": loaded}
-
-
-def _checkpoints(strategy: Any, own: Path, shared: Path) -> dict[str, Any]:
-    with strategy.scope():
-        model = compiled()
     checkpoint = keras.callbacks.ModelCheckpoint
     callbacks = [
         checkpoint(own / "deep" / "{epoch}.keras"),
         checkpoint(shared / "new" / "best.weights.h5", "loss", save_weights_only=True),
     ]
     model.fit(*rows(32), batch_size=16, epochs=2, callbacks=callbacks, verbose=0)
-    return {
+    checkpoints = {
         "own": _listing(own / "deep") if (own / "deep").exists() else [],
         "shared": _listing(shared / "new"),
         "path_kept": callbacks[0].filepath == str(own / "deep" / "{epoch}.keras"),
     }
+    files = own / "files"
+    files.mkdir()
+    model.save(files / "method.keras")
+    keras.saving.save_model(model, str(files / "function.keras"))
+    model.save(files / "legacy.h5")
+    model.save_weights(files / "only.weights.h5")
+    model.export(str(files / "exported"), verbose=False)
+    loaded = None
+    if _listing(files):
+        copy = keras.saving.load_model(files / "method.keras")
+        loaded = float(np.abs(copy(rows(8)[0]) - model(rows(8)[0])).max())
+    return {"saves": {"files": _listing(files), "loaded": loaded}, "checkpoints": checkpoints}
 
 
 class _Interrupt(keras.callbacks.Callback):  # type: ignore[misc, unused-ignore]
@@ -91,8 +90,10 @@ def _interrupted(strategy: Any, backup: Path) -> Any:
             return compiled()
 
 
-def _resumes(strategy: Any, backup: Path) -> dict[str, Any]:
+def _resumes(strategy: Any, backup: Path, of_chief: Path, rank: int) -> dict[str, Any]:
     model = _interrupted(strategy, backup)
+    if rank == 0:
+        shutil.copytree(backup, of_chief)
     epochs = _fit(model, keras.callbacks.BackupAndRestore(backup)).epoch
     left = backup.exists()
     reference = compiled()
@@ -106,7 +107,9 @@ def _resumes(strategy: Any, backup: Path) -> dict[str, Any]:
 
 
 def _resumes_apart(strategy: Any, backup: Path) -> dict[str, Any]:
-    model = _interrupted(strategy, backup)
+    """Resume from what the chief alone has."""
+    with strategy.scope():
+        model = compiled()
     try:
         _fit(model, keras.callbacks.BackupAndRestore(backup))
     except ConfigError as error:

@@ -1,12 +1,17 @@
-"""The model and the data that the programs share."""
+"""The model, the data and the state of Keras that the programs share."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from typing import Any
 
 import numpy as np
+import pytest
+
+from sparkdl.frameworks.keras import _PATCHES
 
 
 @cache
@@ -37,11 +42,11 @@ def compiled(package: str = "keras", metrics: tuple[str, ...] = ("accuracy",)) -
     model = keras.Sequential(
         [
             keras.Input((4,)),
-            keras.layers.Dense(8, activation="tanh", kernel_initializer="glorot_uniform"),
-            keras.layers.Dense(1, activation="sigmoid"),
+            keras.layers.Dense(1, activation="sigmoid", kernel_initializer="glorot_uniform"),
         ]
     )
-    model.compile("adam", "binary_crossentropy", metrics=list(metrics))
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(optimizer, "binary_crossentropy", metrics=list(metrics))
     return model
 
 
@@ -53,3 +58,14 @@ def weights(model: Any) -> list[float]:
 def floats(history: Any) -> dict[str, list[float]]:
     """Return the history of a `fit` as JSON can hold it."""
     return {name: [float(value) for value in values] for name, values in history.history.items()}
+
+
+@contextmanager
+def stock_keras() -> Iterator[None]:
+    """Give Keras back meanwhile what the shim has replaced; afterwards it is as it was before."""
+    with pytest.MonkeyPatch.context() as changes:
+        for patch in _PATCHES:
+            found, path = patch.find(), patch.target.replace(":", ".")
+            is_shimmed = hasattr(found, "_sparkdl_shimmed")
+            changes.setattr(path, found.__wrapped__ if is_shimmed else found)
+        yield

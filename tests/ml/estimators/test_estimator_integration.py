@@ -16,9 +16,11 @@ from pyspark.sql import functions as f
 from sparkdl.core.errors import (
     ConfigError,
     FeedTimeoutError,
+    LaunchError,
     NodeFailedError,
     ShutdownTimeoutError,
 )
+from sparkdl.ml.estimators import training
 from sparkdl.ml.estimators.estimator import TFEstimator
 from sparkdl.ml.scoring.model import TFModel
 from tests.doubles.map_funs import hang
@@ -33,7 +35,7 @@ ROWS = 40
 @pytest.fixture
 def frame(spark_local: SparkSession) -> DataFrame:
     """Columns `x`, `z`, `w` (numbers), `held` (every fourth)."""
-    return spark_local.range(ROWS, numPartitions=3).selectExpr(
+    return spark_local.range(ROWS, numPartitions=2).selectExpr(
         "cast(id as double) as x", "id * 10 as z", "0.5d as w", "id % 4 = 0 as held"
     )
 
@@ -137,15 +139,32 @@ def test_train_validation_split_picks_the_better_model(frame: DataFrame, tmp_pat
     evaluator = RegressionEvaluator(labelCol="z", predictionCol="p", metricName="mae")
     tuned = TrainValidationSplit(
         estimator=estimator, estimatorParamMaps=grid, evaluator=evaluator, seed=1
-    ).fit(frame)
+    ).fit(frame.coalesce(1))
     gc.collect()  # Spark leaves a pool of threads to it
     assert tuned.validationMetrics[0] > 1 > tuned.validationMetrics[1] == pytest.approx(0, abs=1e-3)
     assert isinstance(tuned.bestModel, TFModel)
-    assert (
-        tuned.bestModel.transform(frame).where(f.abs(f.col("p") - f.col("z")) > 0.01).count() == 0
-    )
+    scored = tuned.bestModel.transform(frame.coalesce(1))
+    assert scored.where(f.abs(f.col("p") - f.col("z")) > 0.01).count() == 0
 
 
+def test_ps_and_tensorboard_are_asked_of_the_launch(
+    frame: DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def launch(_spark: Any, _map_fun: Any, _args: Any, nodes: int, **options: Any) -> None:
+        asked.update(options, nodes=nodes)
+        raise LaunchError("no nodes here")
+
+    monkeypatch.setattr(training, "launch", launch)
+    estimator = plain(train_fns.read).setClusterSize(3).setNumPS(1).setDriverPSNodes(True)
+    with pytest.raises(LaunchError):
+        estimator.setTensorboard(True).setLogDir("/logs").fit(frame)
+    found = {name: asked[name] for name in ("nodes", "num_ps", "driver_ps_nodes", "tensorboard")}
+    assert found == {"nodes": 3, "num_ps": 1, "driver_ps_nodes": True, "tensorboard": "/logs"}
+
+
+@pytest.mark.deep
 @pytest.mark.tensorflow
 def test_ps_on_the_drivers_machine_train_and_tensorboard_shows_the_log_dir(
     frame: DataFrame, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -12,36 +12,24 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators import training
 from sparkdl.ml.estimators.describe import ask_keras_process
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
+from tests.doubles import sessions
+from tests.ml.models import WIDTH, network
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
+
+    from tests.doubles.sessions import SparkSessions
 
 pytestmark = [
     pytest.mark.tensorflow,
+    pytest.mark.usefixtures("spark_local"),
     pytest.mark.timeout(400),
     pytest.mark.filterwarnings("ignore:__array__ implementation"),  # Keras' about numpy
 ]
 
-WIDTH = 5
 
-
-def network(loss: str | None = "mse", **inputs: str) -> Any:
-    """Make a model: of one input of numbers, or of inputs of these names and dtypes."""
-    import keras
-
-    if not inputs:
-        model = keras.Sequential([keras.Input((WIDTH,), name="x"), keras.layers.Dense(1)])
-    else:
-        tensors = [keras.Input((1,), name=name, dtype=kind) for name, kind in inputs.items()]
-        cast = [keras.ops.cast(t, "float32") for t in tensors if t.dtype != "string"]
-        model = keras.Model(tensors, keras.layers.Dense(1)(sum(cast, keras.ops.zeros((1, 1)))))
-    if loss:
-        model.compile("sgd", loss)
-    return model
-
-
-@pytest.fixture
-def frame(spark_local: SparkSession) -> DataFrame:
+@pytest.fixture(scope="module")
+def frame(spark_sessions: SparkSessions) -> DataFrame:
     """Six rows: what is right, and every column that is not."""
     from pyspark.ml.linalg import Vectors, VectorUDT
     from pyspark.sql import types as t
@@ -69,7 +57,12 @@ def frame(spark_local: SparkSession) -> DataFrame:
         "gap": number, "map": t.MapType(t.StringType(), number), "none": t.BooleanType(),
     }  # fmt: skip
     fields = [t.StructField(name, kind) for name, kind in kinds.items()]
-    return spark_local.createDataFrame(rows, t.StructType(fields))
+    return spark_sessions.get(sessions.LOCAL).createDataFrame(rows, t.StructType(fields))
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return network()
 
 
 @pytest.fixture(autouse=True)
@@ -115,17 +108,17 @@ def no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_cannot_be_trained_is_refused_by_name_before_nodes_start(
-    frame: DataFrame, params: Any, match: str, mode: str
+    frame: DataFrame, model: Any, params: Any, match: str, mode: str
 ) -> None:
     params = {"features_col": "good", "mode": mode, **params}
     with pytest.raises(ConfigError, match=match):
-        KerasEstimator(network(), **params).fit(frame)
+        KerasEstimator(model, **params).fit(frame)
 
 
 @pytest.mark.parametrize("column", ["good", "vector"])
-def test_what_can_be_trained_reaches_the_nodes(frame: DataFrame, column: str) -> None:
+def test_what_can_be_trained_reaches_the_nodes(frame: DataFrame, model: Any, column: str) -> None:
     with pytest.raises(AssertionError, match="nodes were started"):
-        KerasEstimator(network(), features_col=column, num_workers=6).fit(frame)
+        KerasEstimator(model, features_col=column, num_workers=6).fit(frame)
 
 
 def test_model_of_several_inputs_is_told_which_columns_feed_them(frame: DataFrame) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from sparkdl.core.errors import ConfigError, FeedTypeError, JobFailedError
 from sparkdl.ml.jobs.rows import Column, Rows, num_steps, read_sample, store
 from sparkdl.ml.jobs.spark import _explained
 from sparkdl.ml.jobs.task import Sum, added, joined, num_groups, pack, parts, total, unpack
+from tests.ml import jobs_backend
 
 
 def batch(values: list[Any], labels: list[int]) -> pa.RecordBatch:
@@ -117,11 +119,18 @@ def test_what_a_task_raised_is_told_without_sparks_trace() -> None:
     assert str(wrong) == "set it"
 
 
+@pytest.mark.tensorflow
+@pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras' about numpy
+@pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer")
+@pytest.mark.parametrize("proof", jobs_backend.PROOFS)
+def test_partitions_learn_with_keras_what_one_process_does(proof: Callable[[], None]) -> None:
+    proof()
+
+
+@pytest.mark.deep
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "backend", ["tensorflow", "jax", pytest.param("torch", marks=pytest.mark.deep)]
-)
-def test_partitions_learn_with_keras_what_one_process_does(backend: str) -> None:
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_partitions_learn_likewise_with_other_backends(backend: str) -> None:
     if find_spec(backend) is None or find_spec("keras") is None:
         pytest.skip(f"{backend} is not installed")
     done = subprocess.run(

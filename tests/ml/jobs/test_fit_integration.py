@@ -12,6 +12,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.ml.jobs import loop as jobs_checkpoint
 from sparkdl.ml.jobs.fit import fit_in_jobs
 from sparkdl.ml.jobs.rows import num_steps
+from tests.ml.train_fns import adam, loss_fn, loss_that_kills, model_fn, momentum
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,28 +45,6 @@ def torch_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path.parent))
 
 
-def model_fn() -> Any:
-    import torch
-
-    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-
-
-def loss_fn(model: Any, batch: Any) -> Any:
-    return ((model(batch["x"])[:, 0] - batch["y"]) ** 2).mean()
-
-
-def adam(parameters: Any) -> Any:
-    import torch
-
-    return torch.optim.Adam(parameters, 0.02, weight_decay=0.01)
-
-
-def momentum(parameters: Any) -> Any:
-    import torch
-
-    return torch.optim.SGD(parameters, 0.05, momentum=0.9, nesterov=True)
-
-
 def alone(optimizer_fn: Any, epochs: int, sizes: tuple[int, ...] = SIZES) -> list[Any]:
     """Train in this process on the very mini-batches that the partitions make together."""
     import torch
@@ -96,36 +75,11 @@ def same(model: Any, expected: list[Any]) -> bool:
     return all(np.allclose(a, b, atol=2e-5) for a, b in zip(found, expected, strict=True))
 
 
-def dying(folder: str) -> Any:
-    """Return `loss_fn`, in which once a Python worker is killed, and once an executor."""
-
-    def loss(model: Any, batch: Any) -> Any:
-        import itertools
-        import os
-        import signal
-
-        import psutil
-
-        for number in itertools.count():
-            try:
-                os.close(os.open(f"{folder}/{number}", os.O_CREAT | os.O_EXCL))
-                break
-            except FileExistsError:
-                continue
-        if number == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if number == 8:
-            next(p for p in psutil.Process().parents() if p.name() == "java").kill()
-        return loss_fn(model, batch)
-
-    return loss
-
-
 def test_it_equals_one_process_also_when_a_worker_and_an_executor_are_killed(
     data: DataFrame, tmp_path: Path
 ) -> None:
     options: Any = {"batch_size": BATCH, "shuffle": False, "validation": data}
-    killed = fit_in_jobs(data, model_fn, dying(str(tmp_path)), adam, epochs=2, **options)
+    killed = fit_in_jobs(data, model_fn, loss_that_kills(str(tmp_path)), adam, epochs=2, **options)
     assert len(list(tmp_path.iterdir())) > 9  # both have been killed, and more was done after
     assert same(killed.model, alone(adam, 2))
     assert killed.history["loss"][-1] < killed.history["loss"][0]
@@ -142,7 +96,7 @@ def test_local_steps_of_one_partition_are_those_of_one_process(data: DataFrame) 
     options: Any = {"batch_size": BATCH, "shuffle": False, "epochs": 2, "num_partitions": 1}
     found = fit_in_jobs(one, model_fn, loss_fn, adam, sync_every=7, **options)
     assert same(found.model, alone(adam, 2, (sum(SIZES),)))
-    options = {"batch_size": 4, "epochs": 3, "sync_every": 4}
+    options = {"batch_size": 4, "epochs": 2, "sync_every": 4}
     averaged = fit_in_jobs(data, model_fn, loss_fn, adam, **options).history["loss"]
     assert averaged[-1] < averaged[0]
 
@@ -151,14 +105,14 @@ def test_the_same_call_goes_on_at_its_checkpoint_and_another_does_not(
     data: DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: Any = {
-        **{"batch_size": BATCH, "shuffle": False, "epochs": 3},
+        **{"batch_size": BATCH, "shuffle": False, "epochs": 2},
         "checkpoint_dir": str(tmp_path),
     }
     write = jobs_checkpoint.Checkpoints.write
 
     def write_and_die(self: Any, progress: Any) -> None:
         write(self, progress)
-        if progress.epochs == 2:
+        if progress.epochs == 1:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -168,12 +122,12 @@ def test_the_same_call_goes_on_at_its_checkpoint_and_another_does_not(
     (folder,) = tmp_path.iterdir()
     steps = num_steps(SIZES, BATCH * len(SIZES))
     other = fit_in_jobs(data.limit(20), model_fn, loss_fn, adam, num_partitions=1, **options)
-    assert other.iterations == 3 * num_steps([20], BATCH)
+    assert other.iterations == 2 * num_steps([20], BATCH)
     assert list(tmp_path.iterdir()) == [folder]  # its own is gone, and that of the first is not
     second = fit_in_jobs(data, model_fn, loss_fn, adam, **options)
     assert second.iterations == steps
-    assert len(second.history["loss"]) == 3
-    assert same(second.model, alone(adam, 3))
+    assert len(second.history["loss"]) == 2
+    assert same(second.model, alone(adam, 2))
     assert not list(tmp_path.iterdir())
 
 

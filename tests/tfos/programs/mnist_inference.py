@@ -35,7 +35,7 @@ if __name__ == "__main__":
     images, labels = load_digits(return_X_y=True)
     rows = sc.parallelize(list(zip(images[1200:].tolist(), labels[1200:].tolist(), strict=True)), 3)
     cluster = TFCluster.run(
-        sc, main_fun, args, 2, 0, False, TFCluster.InputMode.SPARK, master_node=None
+        sc, main_fun, args, 1, 0, False, TFCluster.InputMode.SPARK, master_node=None
     )
     cluster.inference(rows).map(lambda pair: f"{pair[0]} {pair[1]}").saveAsTextFile(args.output)
     cluster.shutdown()
