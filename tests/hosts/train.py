@@ -77,16 +77,9 @@ def main() -> None:
         if not controller.wait_for(has_checkpoint, Deadline.after(_WAIT_S)):
             raise SystemExit(f"no checkpoint: {controller.look(lambda view: view.state)}")
         tell("checkpoint", nodes={m.node.name: m.host for m in cluster.world.members})
-        generation = cluster.world.generation
-        if controller.wait_for(
-            lambda view: not isinstance(view.state, Running), Deadline.after(60)
-        ):
-            tell("noticed", state=str(cluster.status()))
-
-        def began(view: View) -> bool:
-            return isinstance(view.state, Running) and view.state.world.generation > generation
-
-        if controller.wait_for(began, Deadline.after(_WAIT_S)):
+        if controller.wait_for(has_stopped, Deadline.after(args.fault_within)):
+            tell("noticed", status=cluster.status())
+        if controller.wait_for(has_begun_again, Deadline.after(args.fault_within)):
             tell("again", nodes={m.node.name: m.host for m in cluster.world.members})
         report = feeding.result(_WAIT_S)
         tell("fed", rows_used=report.rows_used, rows_unused=report.rows_unused)
