@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from sparkdl.control.auth import bearer
+from sparkdl.control.host_watch import HostWatch, agent_timeout_s
 from sparkdl.control.lease import agent_keep_alive
 from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
@@ -21,18 +23,23 @@ from sparkdl.control.messages import (
     encode,
 )
 from sparkdl.core.errors import LaunchError
+from sparkdl.core.settings import Settings
 
 
 class CoordinatorClient:
     """Sends in order; yields what comes."""
 
-    def __init__(self, connection: ClientConnection) -> None:
+    def __init__(self, connection: ClientConnection, host_timeout_s: float) -> None:
+        self.ended = "the connection to the driver ended"
         self._connection = connection
         self._outbox: asyncio.Queue[FromAgent | None] = asyncio.Queue()
         self._writer = asyncio.ensure_future(self._write())
+        self._watch = asyncio.ensure_future(self._watch_host(agent_timeout_s(host_timeout_s)))
 
     @classmethod
-    async def connect(cls, url: str, token: str, lease_s: float) -> CoordinatorClient:
+    async def connect(
+        cls, url: str, token: str, lease_s: float, host_timeout_s: float = Settings.host_timeout_s
+    ) -> CoordinatorClient:
         """Connect with the token.
 
         Raises:
@@ -57,7 +64,7 @@ class CoordinatorClient:
                 f"{type(error).__name__}: {error}. Set SPARKDL_DRIVER_HOST (and "
                 "SPARKDL_DRIVER_PORT) at the driver to an address that the executors can reach"
             ) from None
-        return cls(connection)
+        return cls(connection, host_timeout_s)
 
     def send(self, message: FromAgent) -> None:
         """Queue a message; they leave in order."""
@@ -75,6 +82,7 @@ class CoordinatorClient:
         """Send what is queued, then close."""
         self._outbox.put_nowait(None)
         await self._writer
+        self._watch.cancel()
         await self._connection.close()
 
     @classmethod
@@ -87,6 +95,17 @@ class CoordinatorClient:
         client = await cls.connect(url, token, lease_s)
         client.send(message)
         await client.close()
+
+    async def _watch_host(self, timeout_s: float) -> None:
+        """End the connection once the driver's host has been silent for so long."""
+        watch = HostWatch(self._connection.transport.get_extra_info("socket"), timeout_s)
+        while (verdict := watch.look()) != "silent":
+            if verdict == "ask":
+                with suppress(ConnectionClosed):
+                    await self._connection.ping()
+            await asyncio.sleep(watch.period_s)
+        self.ended = f"the driver's host does not answer: not for {timeout_s:g} s"
+        self._connection.transport.abort()
 
     async def _write(self) -> None:
         while (message := await self._outbox.get()) is not None:

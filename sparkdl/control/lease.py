@@ -2,11 +2,14 @@
 
 Runs in: driver, agent
 
-A network cut shorter than `lease_s` must do no harm. What is sent during a cut of c seconds arrives
-by TCP's retransmission, whose pauses double (RFC 6298): at most 2 c after the cut began, and a
-moment. So neither end may give up before twice the lease. Then the agent ends its child. The driver
-gives the node's place away after the last moment at which that can happen, so that no two children
-ever train for one node.
+This is about processes that stand still on hosts that are there; a host that is lost is known much
+sooner (`control/host_watch.py`).
+
+Silence shorter than `lease_s` must do no harm, also where the kernel does not tell whether the host
+is there. What is sent during a cut of c seconds arrives by TCP's retransmission, whose pauses
+double (RFC 6298): at most 2 c after the cut began, and a moment. So neither end may give up before
+twice the lease. Then the agent ends its child. The driver gives the node's place away after the
+last moment at which that can happen, so that no two children ever train for one node.
 
 An agent that is stopped (SIGSTOP) cannot end its child. So the agent sends the child a beat all the
 time, and a child that hears nothing for as long ends itself.

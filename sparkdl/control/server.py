@@ -12,6 +12,7 @@ import asyncio
 import http
 import logging
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -24,6 +25,7 @@ from websockets.protocol import State
 
 from sparkdl.control.auth import is_authorized
 from sparkdl.control.cause import CAUSE_PATH, FINISHED
+from sparkdl.control.host_watch import LOOKS, HostWatch
 from sparkdl.control.lease import driver_keep_alive
 from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
@@ -35,6 +37,7 @@ from sparkdl.control.messages import (
     encode,
 )
 from sparkdl.core.errors import ConfigError, ProtocolError
+from sparkdl.core.settings import Settings
 from sparkdl.core.world import host_port
 
 _log = logging.getLogger(__name__)
@@ -57,6 +60,9 @@ class Listener(Protocol):
 
     def left(self, agent_id: str, reason: str) -> None:
         """The connection of an agent that joined has ended."""
+
+    def silent(self, hello: Hello) -> None:
+        """The host of an agent that joined does not answer; its connection has ended."""
 
     def cause(self) -> str | None:
         """Return why the cluster has failed; empty if it has not; None if it has finished."""
@@ -83,14 +89,18 @@ class CoordinatorServer:
         token: str,
         listener: Listener,
         lease_s: float,
+        host_timeout_s: float = Settings.host_timeout_s,
         hello_timeout_s: float = HELLO_TIMEOUT_S,
     ) -> None:
         self._token = token
         self._listener = listener
         self._lease_s = lease_s
+        self._host_timeout_s = host_timeout_s
         self._hello_timeout_s = hello_timeout_s
         self._accepted: WeakSet[ServerConnection] = WeakSet()
         self._connections: dict[str, ServerConnection] = {}
+        self._watches: dict[str, HostWatch] = {}
+        self._silent: set[str] = set()
         self._server: WebSocketServer | None = None
         self._senders: set[asyncio.Task[None]] = set()
 
@@ -121,6 +131,7 @@ class CoordinatorServer:
             except OSError as error:
                 problem = str(error)
                 continue
+            self._spawn(self._watch_hosts())
             return ServerAddress(host, next(iter(self._server.sockets)).getsockname()[1])
         raise ConfigError(
             f"the coordinator cannot listen on {host}, ports {ports[0]}-{ports[-1]}: {problem}. "
@@ -178,6 +189,7 @@ class CoordinatorServer:
         except ConnectionClosed:
             return
         self._connections[hello.agent_id] = connection
+        self._watches[hello.agent_id] = self._watch(connection)
         self._listener.joined(hello)
         reason = "its connection closed"
         try:
@@ -189,8 +201,33 @@ class CoordinatorServer:
             reason = str(error)
             await connection.close(POLICY_VIOLATION, "not a message")
         finally:
-            del self._connections[hello.agent_id]
+            del self._connections[hello.agent_id], self._watches[hello.agent_id]
+            is_silent = hello.agent_id in self._silent
+            if is_silent:
+                self._silent.remove(hello.agent_id)
+                reason = f"{hello.host} does not answer: not for {self._host_timeout_s:g} s"
             self._listener.left(hello.agent_id, reason)
+            if is_silent:
+                self._listener.silent(hello)
+
+    def _watch(self, connection: ServerConnection) -> HostWatch:
+        return HostWatch(connection.transport.get_extra_info("socket"), self._host_timeout_s)
+
+    async def _watch_hosts(self) -> None:
+        """End the connections to hosts that have been silent for too long."""
+        while True:
+            await asyncio.sleep(self._host_timeout_s / LOOKS)
+            for agent_id, watch in self._watches.items():
+                connection, verdict = self._connections[agent_id], watch.look()
+                if verdict == "silent":
+                    self._silent.add(agent_id)
+                    connection.transport.abort()
+                elif verdict == "ask":
+                    self._spawn(self._ask(connection))
+
+    async def _ask(self, connection: ServerConnection) -> None:
+        with suppress(ConnectionClosed):
+            await connection.ping()
 
     async def _send(self, connection: ServerConnection, text: str) -> None:
         try:

@@ -14,6 +14,7 @@ from typing import Literal, get_args
 
 from sparkdl.core.errors import ConfigError
 
+MIN_HOST_TIMEOUT_S = 4.0
 HangAction = Literal["report", "restart", "fail"]
 
 
@@ -32,6 +33,8 @@ class Settings:
         grace_s: between asking a child to end and killing it.
         lease_s: for which the network between driver and an agent may be cut without harm; after
             somewhat more than twice as long the agent ends its child, see `control/lease.py`.
+        host_timeout_s: after which a host counts as lost whose kernel acknowledges nothing. A cut
+            of half as long does no harm; a longer one may cost a restart.
         log_tail_lines: of a failed child that travel with its failure.
         max_port_retries: new rounds on new ports before a lost port counts as a failure.
         max_restarts: after failures within `restart_window_s`, before one is final.
@@ -50,6 +53,7 @@ class Settings:
     feed_disk_nbytes: int | None = None
     grace_s: float = 10.0
     lease_s: float = 20.0
+    host_timeout_s: float = 8.0
     log_tail_lines: int = 40
     max_port_retries: int = 3
     max_restarts: int = 0
@@ -67,6 +71,11 @@ class Settings:
                 raise ConfigError(
                     f"{name}={getattr(self, name)} must be above zero seconds, and finite"
                 )
+        if not MIN_HOST_TIMEOUT_S <= self.host_timeout_s < math.inf:
+            raise ConfigError(
+                f"host_timeout={self.host_timeout_s} must be at least {MIN_HOST_TIMEOUT_S:g} "
+                "seconds, and finite: hosts are asked each second whether they are there"
+            )
         if not 0 <= self.grace_s < math.inf:
             raise ConfigError(f"grace_s={self.grace_s} must be zero seconds or more, and finite")
         if self.feed_memory_nbytes is not None and self.feed_memory_nbytes < 1:

@@ -104,6 +104,7 @@ class Controller:
         checkpoint: what the first world resumes from.
         release: called there once no agent will come or go any more; must not block.
         forget_task: called there with each node whose task has ended in order; must not block.
+        leave_host: called there with each host that does not answer; must not block.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Controller:
         checkpoint: CheckpointRef | None = None,
         release: Callable[[], None] = lambda: None,
         forget_task: Callable[[NodeSpec], None] = lambda node: None,
+        leave_host: Callable[[str], None] = lambda host: None,
     ) -> None:
         self.spec = spec
         self.changed = Changed()
@@ -132,8 +134,11 @@ class Controller:
         self._relaunch = relaunch
         self._release = release
         self._forget_task = forget_task
+        self._leave_host = leave_host
         self._loop = asyncio.new_event_loop()
-        self._server = CoordinatorServer(token, self, spec.settings.lease_s)
+        self._server = CoordinatorServer(
+            token, self, spec.settings.lease_s, spec.settings.host_timeout_s
+        )
         self._timer: asyncio.TimerHandle | None = None
         self._requests = PendingRequests(self._server.send, self.changed)
         self._observer: Callable[[], None] = lambda: None
@@ -299,6 +304,10 @@ class Controller:
     def left(self, agent_id: str, reason: str) -> None:
         """An agent's connection has ended."""
         self._handle(states.AgentLeft(agent_id, reason, self.wall_s()))
+
+    def silent(self, hello: Hello) -> None:
+        """An agent's host does not answer; the agent has `left`."""
+        self._leave_host(hello.host)
 
     def cause(self) -> str | None:
         """Return what a feeder that no node answers has to know; see `control/cause.py`."""

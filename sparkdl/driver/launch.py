@@ -78,6 +78,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
     max_restarts: int = 0,
     min_nodes: int | None = None,
     elastic_timeout: float = 60.0,
+    host_timeout: float = 8.0,
     checkpoint_dir: str | None = None,
     keep_checkpoints: int = 3,
     hang_timeout: float | None = 600.0,
@@ -130,6 +131,8 @@ def launch(  # noqa: PLR0913 (one option, one name)
             docs/failures.md.
         min_nodes: with how many to continue if lost ones do not come back; by default all.
         elastic_timeout: seconds that a restart waits for lost nodes.
+        host_timeout: seconds without an answer of its kernel after which a host counts as lost; a
+            cut of the network that lasts longer than half of that may cost a restart.
         checkpoint_dir: path or URL of the folder of `ctx.checkpoint`, which all nodes reach. If
             there are checkpoints in it, the training resumes at the last one.
         keep_checkpoints: how many of them are kept.
@@ -171,6 +174,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
             max_restarts=max_restarts,
             min_nodes=min_nodes,
             elastic_timeout_s=elastic_timeout,
+            host_timeout_s=host_timeout,
             keep_checkpoints=keep_checkpoints,
             hang_timeout_s=hang_timeout,
             hang_action=hang_action,
@@ -235,6 +239,7 @@ def _start(
             checkpoint,
             ending.release,
             where.forget_task,
+            where.leave_host,
         )
         if resumed:
             controller.checkpoints.coverage.restore(resumed.manifest.feeds)

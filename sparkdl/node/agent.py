@@ -378,8 +378,9 @@ class Agent:
         address = ""
         if self._spec.input_mode is InputMode.SPARK and self._node.role.can_be_fed:
             address = self._feeds.listen(self._host, agent_spec.token)
+        settings = self._spec.settings
         self._client = await self._connect(
-            agent_spec.url, agent_spec.token, self._spec.settings.lease_s
+            agent_spec.url, agent_spec.token, settings.lease_s, settings.host_timeout_s
         )
         hello = messages.Hello(
             node_id=agent_spec.node_id,
@@ -400,7 +401,7 @@ class Agent:
             async for message in self._client.messages():
                 self._on_driver_message(message)
             self.was_cut_off = not self._ended.is_set()
-            self._orphan("the connection to the driver ended")
+            self._orphan(self._client.ended)
         except ProtocolError as error:
             self.was_cut_off = True
             self._orphan(str(error))

@@ -64,6 +64,9 @@ class Heard:
     def cause(self) -> str | None:
         return self.failure
 
+    def silent(self, hello: Hello) -> None:
+        self.queue.put_nowait(("silent", hello.agent_id))
+
     def left(self, agent_id: str, reason: str) -> None:
         self.queue.put_nowait(("left", agent_id, reason))
 
@@ -118,7 +121,7 @@ async def room(
 ) -> AsyncIterator[Room]:
     """A server on a free port; its deadlines are far away unless the test is about them."""
     heard = Heard()
-    server = CoordinatorServer(TOKEN, heard, lease_s, hello_timeout_s)
+    server = CoordinatorServer(TOKEN, heard, lease_s, hello_timeout_s=hello_timeout_s)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sparkdl.control.lease.CLOSE_S", close_timeout_s)
         address = await server.start(LOOPBACK, (0,))

@@ -12,7 +12,7 @@ from sparkdl.core.settings import Environment, Settings
 
 
 def test_defaults_are_allowed() -> None:
-    assert Settings() == Settings(600.0, 600.0, None, None, 10.0, 20.0, 40, 3)
+    assert Settings() == Settings(600.0, 600.0, None, None, 10.0, 20.0, 8.0, 40, 3)
 
 
 @pytest.mark.parametrize("name", ["reservation_timeout_s", "feed_timeout_s", "lease_s"])
@@ -27,6 +27,12 @@ def test_times_that_never_or_always_pass_are_refused_by_name(name: str, value: f
 def test_a_negative_or_endless_grace_is_refused(grace_s: float) -> None:
     with pytest.raises(ConfigError, match=f"^grace_s={grace_s} must be"):
         Settings(grace_s=grace_s)
+
+
+@pytest.mark.parametrize("host_timeout_s", [0, 3.9, math.inf, math.nan])
+def test_hosts_have_time_to_answer(host_timeout_s: float) -> None:
+    with pytest.raises(ConfigError, match=f"^host_timeout={host_timeout_s} must be at least 4 s"):
+        Settings(host_timeout_s=host_timeout_s)
 
 
 def test_no_grace_at_all_is_allowed() -> None:

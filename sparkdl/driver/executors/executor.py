@@ -70,6 +70,9 @@ class Executor(Protocol):
     def forget_task(self, node: NodeSpec) -> None:
         """Note that the task of this node has ended in order: it will not start the node again."""
 
+    def leave_host(self, host: str) -> None:
+        """Have no more tasks started on a host that does not answer; returns soon."""
+
     def feed(self, data: Any, spec: FeedSpec) -> list[FedPartition]:
         """Feed every partition of `data`; blocks until each is delivered or refused.
 

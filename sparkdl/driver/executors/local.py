@@ -129,6 +129,9 @@ class LocalExecutor:
     def forget_task(self, node: NodeSpec) -> None:
         """Do nothing: agents here belong to no task."""
 
+    def leave_host(self, host: str) -> None:
+        """Do nothing: there is one host."""
+
     def _start_agent(
         self,
         launch: Launch,

@@ -37,6 +37,7 @@ from sparkdl.driver.slots.preflight import (
     check_slots_over_connect,
     counting,
     explain_job_failure,
+    leave_host,
     log_costly_settings,
     node_profile,
     read_topology,
@@ -185,6 +186,20 @@ class SparkExecutor:
         with self._lock:
             for nodes in self._jobs.values():
                 nodes.discard(node)
+
+    def leave_host(self, host: str) -> None:
+        """Ask Spark in a thread; over Spark Connect there is nobody to ask."""
+        sc = self._context
+        if sc is None:
+            return
+
+        def leave() -> None:
+            try:
+                leave_host(sc, host)
+            except Exception:  # noqa: BLE001 (Spark is ending, perhaps; which error varies)
+                _log.debug("Spark may start tasks on %s", host, exc_info=True)
+
+        self.thread(leave, f"sparkdl-leave-{host}").start()
 
     def _next_wanted(self, slots: SlotWatch | None) -> Sequence[NodeSpec]:
         """Wait for nodes that are to be started again; return none at the end."""

@@ -246,7 +246,9 @@ class Feeds:
         settings = self._spec.settings
         coordinator = controller.address.url if controller.address else ""
         self._feed_spec = FeedSpec(
-            "", 0, "", (), token, settings.feed_timeout_s, coordinator=coordinator
+            *("", 0, "", (), token, settings.feed_timeout_s),
+            verdict_s=2 * settings.host_timeout_s,
+            coordinator=coordinator,
         )
         if settings.max_restarts:
             patience_s = settings.elastic_timeout_s + 2 * MAX_BACKOFF_S

@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 import math
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark import SparkContext
 from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
@@ -210,13 +212,42 @@ def _is_local(sc: SparkContext) -> bool:
 def _topology(sc: SparkContext) -> Topology:
     if _is_local(sc):
         return _of(sc, (sc.defaultParallelism,))
-    executors = sc._jsc.sc().statusStore().executorList(True)
-    cores = []
-    for i in range(executors.size()):
-        executor = executors.apply(i)
-        if executor.id() != "driver":
-            cores.append(executor.totalCores())
+    left = _left.get(str(sc.applicationId), ())
+    cores = [there.totalCores() for there in _executors(sc) if there.id() not in left]
     return _of(sc, tuple(count for count in cores if count))
+
+
+def _executors(sc: SparkContext) -> list[Any]:
+    """Return Spark's summaries of its executors."""
+    found = sc._jsc.sc().statusStore().executorList(True)
+    all_of_them = [found.apply(i) for i in range(found.size())]
+    return [executor for executor in all_of_them if executor.id() != "driver"]
+
+
+_left: dict[str, set[str]] = {}
+"""By application, the executors that were on a host that did not answer."""
+
+
+def leave_host(sc: SparkContext, host: str) -> None:
+    """Have Spark start no more tasks on a host that does not answer, nor count its slots.
+
+    Left alone, Spark notices the loss after `spark.network.timeout`, two minutes by default, and
+    until then feeds from there: those tasks neither end nor fail.
+    """
+    for executor in _executors(sc):
+        name = executor.hostPort().rpartition(":")[0].strip("[]")
+        if host not in (name, *_addresses(name)):
+            continue
+        _left.setdefault(str(sc.applicationId), set()).add(executor.id())
+        # Replaced, because the host may come back; other masters start it elsewhere.
+        if sc._jsc.sc().killAndReplaceExecutor(executor.id()):
+            _log.warning("Spark starts no more tasks on executor %s: %s", executor.id(), host)
+
+
+def _addresses(name: str) -> set[str]:
+    with suppress(OSError):
+        return {str(found[4][0]) for found in socket.getaddrinfo(name, None)}
+    return set()
 
 
 def _of(sc: SparkContext, cores: tuple[int, ...]) -> Topology:

@@ -16,12 +16,16 @@ node while another node waits for rows.
 from __future__ import annotations
 
 import json
+import logging
+import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 
@@ -36,9 +40,12 @@ from sparkdl.feed.transfer.messages import (
     FeedSpec,
     PlanRequest,
     PutHeader,
+    Target,
 )
 from sparkdl.feed.transfer.put_stream import Piece, PutStream
 from sparkdl.feed.values.row_codec import RowEncoder
+
+_log = logging.getLogger(__name__)
 
 PATIENCE_S = 1.5
 """How long the next batch waits for a node that has not acknowledged, before it goes to others."""
@@ -47,6 +54,7 @@ MAX_PIECE_NBYTES = 8 * 1024 * 1024
 """What one node gets at once, where the batches allow."""
 MAX_COUNT_S = 30.0
 """How long rows that no node wants are counted, for the result of `cluster.feed`."""
+_VERDICT_LOOK_S = 1.0
 MAX_JOINED_NBYTES = 32 * 1024 * 1024
 MAX_JOINED_S = 0.1
 """What small batches are joined to at most, and for how long, however many nodes there are."""
@@ -128,6 +136,11 @@ class Feeder:
             stream.close()
         self._raise_errors()
         return FedPartition(self._partition, self._rows(), refused, num_rows)
+
+    @property
+    def unreachable(self) -> list[Target]:
+        """The nodes that could not be reached, or not any more."""
+        return [stream.target for stream in self._streams if stream.is_unreachable]
 
     def _count(self, batches: Iterator[pa.RecordBatch], row: int) -> int:
         """Return how many rows from `row` on no node wants; stop counting after `MAX_COUNT_S`."""
@@ -314,7 +327,38 @@ def fed_partition(partition: int, rows_json: str, refused: int, num_rows: int) -
 
 
 def _feed(spec: FeedSpec, batches: Iterator[pa.RecordBatch]) -> FedPartition:
-    return Feeder(spec, _partition(), _attempt()).feed(batches)
+    feeder = Feeder(spec, _partition(), _attempt())
+    try:
+        return feeder.feed(batches)
+    except FeederError as error:
+        if unreachable := feeder.unreachable:
+            _wait_for_verdict(spec, unreachable, error)
+        raise
+
+
+def _wait_for_verdict(spec: FeedSpec, targets: Sequence[Target], error: FeederError) -> None:
+    """Wait until nodes can be reached again, or the driver has decided what follows.
+
+    If they are lost to the driver too, this task ends meanwhile: Spark cancels its job. Were it to
+    fail at once, its four attempts would be used up before the driver knows of the loss.
+    """
+    _log.warning("%s; waiting for the driver's decision", error)
+    deadline, never = Deadline.after(spec.verdict_s), threading.Event()
+    while not deadline.has_passed and not all(map(_is_listening, targets)):
+        with suppress(OSError):  # this host itself is cut off, perhaps
+            if fetch_cause(spec.coordinator, spec.token) != "":
+                return
+        never.wait(min(_VERDICT_LOOK_S, deadline.remaining_s))
+
+
+def _is_listening(target: Target) -> bool:
+    url = urlsplit(target.uri)
+    with (
+        suppress(OSError),
+        socket.create_connection((url.hostname, url.port or 0), _VERDICT_LOOK_S),
+    ):
+        return True
+    return False
 
 
 def _partition() -> int:

@@ -56,6 +56,7 @@ class PutStream:
         self.is_closed = False
         self.is_late = False
         self.error = ""
+        self.is_unreachable = False
         self.was_full = False
         self.full_until_s = 0.0
         self.rows_accepted = 0
@@ -204,6 +205,7 @@ class PutStream:
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
+            self.is_unreachable |= isinstance(error, (flight.FlightUnavailableError, OSError))
             self.error = self.error or f"{self.target.name}: {flight_reason(error)}"
 
     def _on_ack(self, ack: PutAck) -> None:

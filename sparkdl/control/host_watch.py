@@ -1,0 +1,103 @@
+"""Whether the host at the other end of a connection is there: its kernel acknowledges what is sent.
+
+Runs in: driver, agent
+
+A process may stand still for long and come back (`control/lease.py`); its kernel answers all the
+same. A host whose power, cable or kernel has gone answers nothing, and nobody says so: TCP itself
+goes on for many minutes. So both ends of each connection look at what TCP knows (tcp(7), TCP_INFO),
+and give the other up after `host_timeout_s` without an acknowledgement. An idle connection is kept
+busy by keep-alive probes of the kernel, which cost no process anything.
+
+The agent gives up first, and ends its child: its host may live, and only be cut off. The driver,
+which then gives the node's place away, waits for longer.
+
+    0 cut ── 0.7 host_timeout_s agent ends its child ── host_timeout_s driver gives the host up
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from typing import Any, Literal
+
+PROBE_S = 1
+"""Between keep-alive probes of an idle connection; the kernel counts in whole seconds."""
+_AGENT_SHARE = 0.7
+_MAX_PROBES = 127
+LOOKS = 8
+"""At a connection, within its timeout."""
+_ASK_SHARE = 0.25
+_UNKNOWN = -1
+_UNACKED = 24
+_LAST_DATA_RECV = 52
+_BYTES_ACKED = 120
+_INFO_NBYTES = 128
+"""Offsets in `struct tcp_info` of Linux 4.1 and newer (include/uapi/linux/tcp.h)."""
+
+
+def agent_timeout_s(host_timeout_s: float) -> float:
+    """Return after how much silence an agent gives up the driver's host."""
+    return _AGENT_SHARE * host_timeout_s
+
+
+class HostWatch:
+    """Judges whether the host at the other end of a TCP connection is there; `look` at times.
+
+    Where the kernel does not tell (it is not Linux), no host is ever silent.
+
+    Args:
+        timeout_s: after so much silence it is not.
+    """
+
+    def __init__(self, sock: Any, timeout_s: float) -> None:
+        self.period_s = timeout_s / LOOKS
+        self._sock = sock
+        self._timeout_s = timeout_s
+        self._bytes_acked = _UNKNOWN
+        self._heard_s = self._looked_s = time.monotonic()
+        self._has_asked = False
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):
+            if hasattr(socket, option):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), PROBE_S)
+        if hasattr(socket, "TCP_KEEPCNT"):  # the watch gives up, not the kernel
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _MAX_PROBES)
+
+    def look(self) -> Literal["there", "ask", "silent"]:
+        """Judge now; `ask`: send something, so that there is an answer to wait for.
+
+        Why ask: the kernel sends no probes while data come in, and data may come in though nothing
+        gets out.
+        """
+        silent_s = self._silent_s(time.monotonic())
+        if silent_s >= self._timeout_s:
+            return "silent"
+        is_quiet = silent_s >= _ASK_SHARE * self._timeout_s
+        should_ask, self._has_asked = is_quiet and not self._has_asked, is_quiet
+        return "ask" if should_ask else "there"
+
+    def _silent_s(self, now_s: float) -> float:
+        """Return for how long nothing that this end has sent has been acknowledged."""
+        info = self._info()
+        if info is None:
+            return 0.0
+        (unacked,) = struct.unpack_from("=I", info, _UNACKED)
+        data_ms, ack_ms = struct.unpack_from("=2I", info, _LAST_DATA_RECV)
+        (bytes_acked,) = struct.unpack_from("=Q", info, _BYTES_ACKED)
+        # Each segment with data acknowledges as well, if only what had been sent long before.
+        if bytes_acked != self._bytes_acked or (not unacked and ack_ms < data_ms):
+            self._heard_s = max(self._heard_s, now_s - ack_ms / 1000)
+        if now_s - self._looked_s > self._timeout_s / 2:  # this process itself stood still
+            self._heard_s = max(self._heard_s, now_s - self._timeout_s / 2)
+        self._bytes_acked, self._looked_s = bytes_acked, now_s
+        return now_s - self._heard_s
+
+    def _info(self) -> bytes | None:
+        if not hasattr(socket, "TCP_INFO"):
+            return None
+        try:
+            info: bytes = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_NBYTES)
+        except OSError:  # it is closed
+            return None
+        return info if len(info) == _INFO_NBYTES else None

@@ -1,0 +1,401 @@
+"""Hosts made of Linux namespaces, and the links between them, which are cut without a word.
+
+Runs in: the process of pytest, as root
+
+Each host has a network address, a host name, processes, /tmp and /dev/shm of its own. They are
+joined by a bridge in a network namespace that belongs to nobody else, so that no traffic leaves the
+bed and nothing is left behind: namespaces vanish with their last process.
+
+https://man7.org/linux/man-pages/man7/namespaces.7.html
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyspark
+
+from sparkdl.core.deadline import Deadline
+from tests.doubles.leaks import RUN_VARIABLE
+
+SUBNET = "10.77.0"
+SHARED = Path("/mnt/shared")
+"""On every host: the same folder, as a shared file system is. /tmp is each host's own."""
+MASTER_PORT = 7077
+SOON_S = 120.0
+_NOBODY = "02:00:00:00:00:fe"
+"""A hardware address that no host has: frames to it are lost without a word."""
+_OF_A_HOST = (
+    *("--net", "--mount", "--uts", "--ipc", "--pid"),
+    *("--fork", "--mount-proc", "--kill-child=SIGKILL"),
+)
+_INIT = "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True: signal.pause()"
+"""The first process of a host: the kernel reaps what it inherits."""
+_never = threading.Event()
+
+
+@cache
+def why_not() -> str:
+    """Return why this machine cannot make hosts; empty if it can."""
+    missing = [tool for tool in ("unshare", "nsenter", "ip") if shutil.which(tool) is None]
+    if missing:
+        return f"no {', '.join(missing)} (Linux with util-linux and iproute2)"
+    links = "ip link add bridge type bridge && ip link add port type veth peer name eth9"
+    made = subprocess.run(
+        ["unshare", *_OF_A_HOST, "sh", "-c", f"mount --make-rprivate / && {links}"],
+        capture_output=True,
+        text=True,
+        timeout=SOON_S,
+        check=False,
+    )
+    return f"namespaces cannot be made: {made.stderr.strip()}" if made.returncode else ""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program on a host, and what it prints: one JSON value a line, among other lines."""
+
+    host: Host
+    process: subprocess.Popen[bytes]
+    output: Path
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the lines so far that are JSON objects."""
+        lines = self.output.read_text(errors="replace").splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
+    def wait_for(self, event: str, within_s: float = SOON_S) -> dict[str, Any]:
+        """Wait until it has printed `{"event": event, …}`; return that line.
+
+        Raises:
+            AssertionError: if it has not in time, or has ended before.
+        """
+        deadline = Deadline.after(within_s)
+        while True:
+            has_ended = self.process.poll() is not None
+            for found in self.events():
+                if found["event"] == event:
+                    return found
+            if has_ended or deadline.has_passed:
+                how = "ended" if has_ended else f"is not there within {within_s:g} s"
+                raise AssertionError(f"no {event!r}, {how}:\n{self.tail()}")
+            _never.wait(0.02)
+
+    def tail(self, lines: int = 60) -> str:
+        """Return the last lines of what it has printed."""
+        return "\n".join(self.output.read_text(errors="replace").splitlines()[-lines:])
+
+
+class Host:
+    """One host.
+
+    Attributes:
+        name: its host name.
+        address: its IPv4 address.
+        hardware: the hardware address of its link.
+    """
+
+    def __init__(self, bed: Bed, name: str, number: int) -> None:
+        self.name = name
+        self.address = f"{SUBNET}.{10 + number}"
+        self.hardware = f"02:00:00:00:01:{number:02x}"
+        self._bed = bed
+        self._port = f"p{number}"
+        self._first = _first_process(*_OF_A_HOST)
+        self._number_of_programs = 0
+        self._set_up()
+
+    def run(self, *command: str, **more: str) -> Program:
+        """Start a program with the bed's environment and `more`."""
+        self._number_of_programs += 1
+        output = self._bed.folder / f"{self.name}-{self._number_of_programs}.log"
+        with output.open("wb") as log:
+            process = subprocess.Popen(
+                [*self._enter(), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._bed.environment(self) | more,
+            )
+        self._bed.stack.callback(_end, process)
+        return Program(self, process, output)
+
+    def cut(self) -> None:
+        """Take the cable out of the bridge: frames are lost both ways, and nobody is told."""
+        self._bed.ip("link", "set", self._port, "nomaster")
+
+    def mend(self) -> None:
+        """Put the cable back."""
+        self._bed.ip("link", "set", self._port, "master", "bridge")
+
+    def lose_what_comes(self) -> None:
+        """Have frames to this host be lost, while those from it arrive."""
+        self._bed.ip("link", "set", self._port, "type", "bridge_slave", "learning", "off")
+        self._bed.ip("link", "set", self._port, "type", "bridge_slave", "flood", "off")
+        self._bed.ip("link", "set", self._port, "type", "bridge_slave", "fdb_flush")
+
+    def lose_what_goes(self) -> None:
+        """Have frames from this host be lost, while those to it arrive."""
+        for other in self._bed.hosts.values():
+            if other is not self:
+                neighbour = (other.address, "lladdr", _NOBODY, "dev", "eth0", "nud", "permanent")
+                self._ip("neigh", "replace", *neighbour)
+
+    def mend_one_way(self) -> None:
+        """Undo `lose_what_comes` and `lose_what_goes`."""
+        for option in ("learning", "flood"):
+            self._bed.ip("link", "set", self._port, "type", "bridge_slave", option, "on")
+        self._ip("neigh", "flush", "dev", "eth0", "nud", "permanent")
+
+    def power_off(self) -> None:
+        """End all its processes at once, and no peer hears of it."""
+        self.cut()
+        self._first.kill()
+
+    def pause(self) -> None:
+        """Stop all its processes; its kernel goes on answering."""
+        self._signal_all(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let them go on."""
+        self._signal_all(signal.SIGCONT)
+
+    def processes(self, containing: str) -> list[psutil.Process]:
+        """Return its processes whose command line contains a text."""
+        return [p for p in self._processes() if containing in " ".join(_command(p))]
+
+    def _processes(self) -> list[psutil.Process]:
+        mine = _namespace(self._first.pid)
+        return [
+            p
+            for p in psutil.process_iter()
+            if p.pid != self._first.pid and mine == _namespace(p.pid)
+        ]
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        found: set[psutil.Process] = set()
+        while new := set(self._processes()) - found:  # what one of them has started meanwhile
+            for process in new:
+                with suppress(psutil.Error):
+                    process.send_signal(number)
+            found |= new
+
+    def _set_up(self) -> None:
+        peer = ("peer", "name", "eth0", "address", self.hardware, "netns", str(self._first.pid))
+        self._bed.ip("link", "add", self._port, "type", "veth", *peer)
+        self._bed.ip("link", "set", self._port, "master", "bridge", "up")
+        self._ip("address", "add", f"{self.address}/24", "dev", "eth0")
+        self._ip("link", "set", "lo", "up")
+        self._ip("link", "set", "eth0", "up")
+        own = self._bed.folder / self.name
+        for folder in ("tmp", "shm"):
+            (own / folder).mkdir(parents=True)
+        names = "".join(f"{SUBNET}.{10 + n} {name}\n" for n, name in enumerate(self._bed.names))
+        (own / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
+        self._shell(
+            f"hostname {self.name}; mount --make-rprivate /; mount -t tmpfs none /mnt; "
+            f"mkdir {SHARED}; mount --bind {self._bed.folder}/shared {SHARED}; "
+            f"mount --bind {own}/hosts /etc/hosts; "
+            f"mount -t tmpfs none /dev/shm; {self._own_tmp(own)}"
+        )
+
+    def _own_tmp(self, own: Path) -> str:
+        """Return commands that give it a /tmp in which only what it runs from is still seen."""
+        commands = ""
+        for number, folder in enumerate(_runs_from()):
+            if folder.is_relative_to("/tmp"):
+                keep = f"/mnt/keep-{number}"
+                (own / "tmp" / folder.relative_to("/tmp")).mkdir(parents=True, exist_ok=True)
+                commands += f"mkdir {keep}; mount --bind {folder} {keep}; "
+        commands += f"mount --bind {own}/tmp /tmp; "
+        for number, folder in enumerate(_runs_from()):
+            if folder.is_relative_to("/tmp"):
+                commands += f"mount --bind /mnt/keep-{number} {folder}; "
+        return commands
+
+    def _ip(self, *arguments: str) -> None:
+        _run("nsenter", "-t", str(self._first.pid), "-n", "ip", *arguments)
+
+    def _shell(self, commands: str) -> None:
+        _run("nsenter", "-t", str(self._first.pid), "-m", "-u", "sh", "-ec", commands)
+
+    def _enter(self) -> list[str]:
+        return [
+            "nsenter",
+            "-t",
+            str(self._first.pid),
+            "-m",
+            "-u",
+            "-i",
+            "-n",
+            "-p",
+            "--wd=/tmp",
+            "--",
+        ]
+
+    def close(self) -> None:
+        """End all its processes."""
+        _end_first(self._first)
+
+
+class Bed:
+    """Hosts by name, and the bridge between them.
+
+    Args:
+        folder: for logs, and for the folders of the hosts.
+    """
+
+    def __init__(self, folder: Path, names: Sequence[str], stack: ExitStack) -> None:
+        self.folder = folder
+        self.names = names
+        self.stack = stack
+        (folder / "shared").mkdir()
+        self._switch = _first_process("--net")
+        stack.callback(_end_first, self._switch)
+        self.ip("link", "add", "bridge", "type", "bridge", "forward_delay", "0")
+        self.ip("link", "set", "bridge", "up")
+        self.hosts: dict[str, Host] = {}
+        for number, name in enumerate(names):
+            host = self.hosts[name] = Host(self, name, number)
+            stack.callback(host.close)
+
+    def __getitem__(self, name: str) -> Host:
+        return self.hosts[name]
+
+    def ip(self, *arguments: str) -> None:
+        """Run `ip` where the bridge is."""
+        _run("nsenter", "-t", str(self._switch.pid), "-n", "ip", *arguments)
+
+    def environment(self, host: Host) -> dict[str, str]:
+        """Return what a program on a host has in its environment."""
+        kept = ("PATH", "JAVA_HOME", "JAVA_TOOL_OPTIONS", "PYTHONPATH", "LANG", RUN_VARIABLE)
+        found = {name: os.environ[name] for name in kept if name in os.environ}
+        return found | {
+            "HOME": "/tmp",
+            "PYTHONUNBUFFERED": "1",
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "SPARK_HOME": str(Path(pyspark.__file__).parent),
+            "SPARK_LOCAL_IP": host.address,
+            "SPARK_DAEMON_MEMORY": "256m",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+
+    def start_spark(self, master: str, workers: Mapping[str, int]) -> str:
+        """Start a standalone master on one host and workers on others; return the master's URL.
+
+        Args:
+            workers: cores by host.
+        """
+        home = Path(pyspark.__file__).parent
+        deploy = "org.apache.spark.deploy"
+        where = self[master]
+        url = f"spark://{where.address}:{MASTER_PORT}"
+        common = ("--webui-port", "0")
+        daemon = where.run(
+            f"{home}/bin/spark-class",
+            f"{deploy}.master.Master",
+            *("--host", where.address, "--port", str(MASTER_PORT)),
+            *common,
+        )
+        _wait_for_text(daemon, "I have been elected leader")
+        for name, cores in workers.items():
+            self[name].run(
+                f"{home}/bin/spark-class",
+                f"{deploy}.worker.Worker",
+                *("--host", self[name].address, "--cores", str(cores), "--memory", "2g"),
+                *("--work-dir", "/tmp/work", *common, url),
+            )
+        for name in workers:
+            _wait_for_text(daemon, f"Registering worker {self[name].address}")
+        return url
+
+
+@contextmanager
+def hosts(folder: Path, *names: str) -> Iterator[Bed]:
+    """Make a bed of hosts; all their processes end with it."""
+    with ExitStack() as stack:
+        yield Bed(folder, names, stack)
+
+
+# processes
+
+_first_processes: dict[int, subprocess.Popen[bytes]] = {}
+
+
+def _first_process(*namespaces: str) -> psutil.Process:
+    """Start a process in new namespaces, which live until it ends."""
+    started = subprocess.Popen(
+        ["unshare", *namespaces, sys.executable, "-S", "-c", _INIT],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,  # where it complains about the end of its child
+    )
+    parent = psutil.Process(started.pid)
+    deadline = Deadline.after(SOON_S)
+    while not deadline.has_passed:
+        for process in (parent, *parent.children()):
+            if "unshare" not in _command(process)[:1] and _INIT in _command(process):
+                _first_processes[process.pid] = started
+                return process
+        _never.wait(0.01)
+    raise TimeoutError(f"no namespaces after {SOON_S:g} s")
+
+
+def _end_first(process: psutil.Process) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.kill()
+    _first_processes.pop(process.pid).wait(SOON_S)
+
+
+def _runs_from() -> list[Path]:
+    repository = Path(__file__).parents[2]
+    java = [Path(os.environ["JAVA_HOME"])] if "JAVA_HOME" in os.environ else []
+    return sorted({repository, Path(sys.prefix), Path(sys.base_prefix), *java})
+
+
+def _namespace(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return ""
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        command: list[str] = process.cmdline()
+        return command
+    except psutil.Error:
+        return []
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SOON_S, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip() or done.returncode}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()  # `nsenter`, which waits for the program: that ends with its host
+    process.wait(SOON_S)
+
+
+def _wait_for_text(program: Program, text: str) -> None:
+    deadline = Deadline.after(SOON_S)
+    while text not in program.output.read_text(errors="replace"):
+        if program.process.poll() is not None or deadline.has_passed:
+            raise AssertionError(f"no {text!r}:\n{program.tail()}")
+        _never.wait(0.05)

@@ -1,0 +1,89 @@
+"""Links are cut without a word, and hosts lose their power, while rows are fed.
+
+Each test starts a standalone cluster on three hosts (`tests/hosts/bed.py`), and a driver program
+whose model shows which rows it has seen (`tests/hosts/train.py`).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from tests.hosts.bed import SHARED, Bed, Host, Program
+
+LAUNCHED_S = 150.0
+ENDED_S = 150.0
+ROWS = 4000
+CHILD = "sparkdl.node.child"
+NEVER = threading.Event()
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.spark]
+
+
+def trained_until_checkpoint(bed: Bed, *options: str) -> Program:
+    """Start the driver program on h0, and wait until its nodes on h1 and h2 have a checkpoint."""
+    url = bed.start_spark("h0", {"h1": 2, "h2": 2})
+    program = (sys.executable, "-m", "tests.hosts.train", url, str(SHARED))
+    driver = bed["h0"].run(*program, f"--rows={ROWS}", *options)
+    nodes = driver.wait_for("checkpoint", LAUNCHED_S)["nodes"]
+    assert sorted(nodes.values()) == [bed["h1"].address, bed["h2"].address]
+    return driver
+
+
+def assert_trained(driver: Program) -> None:
+    """No row is lost or doubled in the model."""
+    assert driver.wait_for("fed", ENDED_S)["rows_used"] == ROWS
+    trained = driver.wait_for("trained", ENDED_S)
+    assert (trained["lost"], trained["doubled"]) == (0, 0)
+    driver.wait_for("shut down")
+
+
+@pytest.mark.parametrize("lose", [Host.cut, pytest.param(Host.power_off, marks=pytest.mark.deep)])
+def test_lost_host_costs_one_generation_and_no_row(bed: Bed, lose: Callable[[Host], None]) -> None:
+    driver = trained_until_checkpoint(bed)
+    children = bed["h2"].processes(CHILD)
+    lose(bed["h2"])
+    driver.wait_for("noticed", ENDED_S)
+    assert not any(child.is_running() for child in children), "it still trains, unseen"
+    assert [*driver.wait_for("again", ENDED_S)["nodes"].values()] == [bed["h1"].address]
+    assert_trained(driver)
+    assert f"{bed['h2'].address} does not answer: not for 8 s" in driver.tail(400)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("cut_s", [3.0, 20.0])
+@pytest.mark.parametrize("host", ["h0", "h2"])
+def test_host_that_comes_back_takes_part_again(bed: Bed, host: str, cut_s: float) -> None:
+    """That of the driver, or of a node, cut off for less and for more than `host_timeout`."""
+    driver = trained_until_checkpoint(bed, "--fault-within=0")
+    bed[host].cut()
+    NEVER.wait(cut_s)
+    bed[host].mend()
+    assert_trained(driver)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("pause_s", [5.0, 20.0, 90.0])
+def test_paused_host_loses_no_row(bed: Bed, pause_s: float) -> None:
+    """All its processes stand still; 90 seconds are more than the lease."""
+    driver = trained_until_checkpoint(bed, "--fault-within=0")
+    bed["h2"].pause()
+    NEVER.wait(pause_s)
+    bed["h2"].resume()
+    assert_trained(driver)
+    has_begun_again = "restart 1 of" in driver.tail(400)
+    assert has_begun_again == (pause_s > 60.0)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("lose", [Host.lose_what_comes, Host.lose_what_goes])
+def test_cut_of_one_direction_is_a_lost_host(bed: Bed, lose: Callable[[Host], None]) -> None:
+    driver = trained_until_checkpoint(bed)
+    children = bed["h2"].processes(CHILD)
+    lose(bed["h2"])
+    driver.wait_for("noticed", ENDED_S)
+    assert not any(child.is_running() for child in children), "it still trains, unseen"
+    assert_trained(driver)

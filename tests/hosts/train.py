@@ -1,0 +1,98 @@
+"""A driver program: it feeds nodes on a standalone cluster, and prints what becomes of it.
+
+Runs in: the driver, on a host of the bed
+
+Each line that it prints is a JSON object with an `event`, and `s`, seconds since the start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+import sparkdl
+from sparkdl.core.deadline import Deadline
+from sparkdl.driver.controller import View
+from sparkdl.driver.lifecycle.state import Running
+from tests.doubles.ledger import Plan, lost_and_doubled, train
+
+_WAIT_S = 200.0
+_BEGAN_S = time.monotonic()
+
+
+def tell(event: str, **values: Any) -> None:
+    """Print a line."""
+    print(json.dumps({"event": event, "s": round(time.monotonic() - _BEGAN_S, 2), **values}))
+
+
+def has_checkpoint(view: View) -> bool:
+    """Whether something would be lost by beginning anew."""
+    return isinstance(view.state, Running) and view.state.roster.checkpoint is not None
+
+
+def has_stopped(view: View) -> bool:
+    """Whether the first generation has ended."""
+    return not isinstance(view.state, Running) or has_begun_again(view)
+
+
+def has_begun_again(view: View) -> bool:
+    """Whether a second generation runs."""
+    return isinstance(view.state, Running) and view.state.world.generation > 0
+
+
+def main() -> None:
+    """Feed rows to nodes, and compare what the model has seen with them."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("master")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--rows", type=int, default=4000)
+    parser.add_argument("--partitions", type=int, default=8)
+    parser.add_argument("--pause", type=float, default=0.05, help="seconds of each step")
+    parser.add_argument("--fault-within", type=float, default=60.0, help="seconds; 0 for none")
+    parser.add_argument("--options", default="{}", help="further options of launch, as JSON")
+    args = parser.parse_args()
+    spark = SparkSession.builder.master(args.master).appName("hosts").getOrCreate()
+    options = {
+        "max_restarts": 3,
+        "min_nodes": 1,
+        "elastic_timeout": 5.0,
+        "checkpoint_dir": str(args.folder / "checkpoints"),
+        **json.loads(args.options),
+    }
+    rows = spark.range(args.rows, numPartitions=args.partitions).withColumnRenamed("id", "row")
+    plan = Plan(every=10, pause_s=args.pause)
+    cluster = sparkdl.launch(
+        spark, train, plan, args.nodes, framework="plain", show_progress=False, **options
+    )
+    try:
+        tell("launched", placement=str(cluster.spec.placement))
+        feeding = cluster.feed_async(rows)
+        controller = cluster._controller
+        if not controller.wait_for(has_checkpoint, Deadline.after(_WAIT_S)):
+            raise SystemExit(f"no checkpoint: {controller.look(lambda view: view.state)}")
+        tell("checkpoint", nodes={m.node.name: m.host for m in cluster.world.members})
+        if controller.wait_for(has_stopped, Deadline.after(args.fault_within)):
+            tell("noticed", status=cluster.status())
+        if controller.wait_for(has_begun_again, Deadline.after(args.fault_within)):
+            tell("again", nodes={m.node.name: m.host for m in cluster.world.members})
+        report = feeding.result(_WAIT_S)
+        tell("fed", rows_used=report.rows_used, rows_unused=report.rows_unused)
+        lost, doubled = lost_and_doubled(cluster.results(_WAIT_S), args.rows)
+        tell("trained", lost=lost, doubled=doubled)
+    except BaseException as error:
+        tell("failed", type=type(error).__name__, message=str(error))
+        raise
+    finally:
+        cluster.shutdown()
+        tell("shut down")
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
