@@ -70,8 +70,8 @@ def ended(lab: Lab, feed: str) -> list[Any]:
 @pytest.fixture(scope="module")
 def own(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Two nodes that read data of their own, of which they hold 64 KiB."""
-    options = {"input_mode": "own", "feed_memory": LITTLE, "feed_disk": 0}
-    with lab(tmp_path_factory.mktemp("own"), "plain", 2, **options) as made:
+    folder = tmp_path_factory.mktemp("own")
+    with lab(folder, "plain", 2, input_mode="own", feed_memory=LITTLE, feed_disk=0) as made:
         yield made
 
 
