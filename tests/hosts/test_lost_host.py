@@ -58,7 +58,7 @@ def test_lost_host_costs_one_generation_and_no_row(bed: Bed, lose: Callable[[Hos
 @pytest.mark.parametrize("host", ["h0", "h2"])
 def test_host_that_comes_back_takes_part_again(bed: Bed, host: str, cut_s: float) -> None:
     """That of the driver, or of a node, cut off for less and for more than `host_timeout`."""
-    driver = trained_until_checkpoint(bed, "--fault-within=0")
+    driver = trained_until_checkpoint(bed, "--fault-within=0", '--options={"elastic_timeout": 60}')
     bed[host].cut()
     NEVER.wait(cut_s)
     bed[host].mend()
