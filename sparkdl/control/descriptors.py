@@ -6,20 +6,25 @@ A segment reaches a node through Flight if the feeder runs on another machine. O
 the feeder writes the segment and sends its descriptor through a Unix socket, and the stream of
 `DoPut` carries the segment's key instead of its rows: rows are copied once on their way, not three
 times. The socket has an abstract name (unix(7)), known from the stream's first answer. Another
-machine, or a container with a network of its own, cannot connect to it, and uses Flight. The first
-message on it is the token.
+machine, or a container with a network of its own, cannot connect to it, and uses Flight.
+
+The first message is the token, which the agent answers; who does not send it soon, or belongs to
+another user, is hung up on. Many who say nothing cost little: the oldest of them goes first.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
+import struct
 import sys
 import tempfile
 import threading
 import uuid
 from array import array
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,7 +36,16 @@ _log = logging.getLogger(__name__)
 
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 _MAX_KEY_NBYTES = 256
-_CONNECT_S = 5.0
+_CONNECT_S = 5
+_TIMEVAL = struct.Struct("@ll")
+_WELCOME = b"welcome"
+_TOKEN_S = 5.0
+"""A feeder sends the token as soon as it has connected."""
+MAX_STRANGERS = 64
+"""Connections without a token that are kept; the oldest goes first, since feeders send it soon."""
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_EXHAUSTED_PAUSE_S = 0.1
+_CREDENTIALS = struct.Struct("3i")
 _JOIN_S = 2.0
 
 
@@ -73,9 +87,12 @@ class FdReceiver:
     def __init__(self, token: str) -> None:
         self.name = f"sparkdl-{uuid.uuid4().hex}" if sys.platform == "linux" else ""
         self._token = token
+        self._users = {0, os.geteuid()}
         self._changed = threading.Condition()
         self._fds: dict[str, int] = {}
         self._connections: set[socket.socket] = set()
+        self._strangers: deque[socket.socket] = deque()
+        """Connections on which no token has come yet, the oldest first."""
         self._is_closed = False
         self._listener: socket.socket | None = None
         if self.name:
@@ -120,13 +137,25 @@ class FdReceiver:
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:
+                with self._changed:
+                    if self._is_closed or error.errno not in _EXHAUSTED:
+                        return
+                    _log.warning("No feeder can connect for now: %s", error)
+                    self._changed.wait_for(lambda: self._is_closed, _EXHAUSTED_PAUSE_S)
+                continue
+            if _user_of(sock) not in self._users:
+                sock.close()
+                continue
             with self._changed:
                 if self._is_closed:
                     sock.close()
                     return
                 self._connections.add(sock)
+                self._strangers.append(sock)
+                if len(self._strangers) > MAX_STRANGERS:
+                    with suppress(OSError):  # its thread closes it
+                        self._strangers.popleft().shutdown(socket.SHUT_RDWR)
             threading.Thread(
                 target=self._serve, args=(sock,), name="sparkdl-fds-feeder", daemon=True
             ).start()
@@ -134,8 +163,9 @@ class FdReceiver:
     def _serve(self, sock: socket.socket) -> None:
         keys: set[str] = set()
         try:
-            header = sock.recv(_MAX_KEY_NBYTES).decode(errors="replace")
-            while is_authorized(header, self._token):
+            if not self._is_known(sock):
+                return
+            while True:
                 data, fds = receive_with_fds(sock, _MAX_KEY_NBYTES, 1)
                 if not fds:
                     return
@@ -153,13 +183,36 @@ class FdReceiver:
             sock.close()
             with self._changed:
                 self._connections.discard(sock)
+                self._forget_stranger(sock)
             self._drop(keys)
+
+    def _is_known(self, sock: socket.socket) -> bool:
+        """Wait for the token, but not for long; return whether it came."""
+        sock.settimeout(_TOKEN_S)
+        if not is_authorized(sock.recv(_MAX_KEY_NBYTES).decode(errors="replace"), self._token):
+            return False
+        sock.settimeout(None)
+        with self._changed:
+            self._forget_stranger(sock)
+        sock.send(_WELCOME)
+        return True
+
+    def _forget_stranger(self, sock: socket.socket) -> None:
+        with suppress(ValueError):
+            self._strangers.remove(sock)
 
     def _drop(self, keys: set[str]) -> None:
         with self._changed:
             fds = [self._fds.pop(key) for key in keys if key in self._fds]
         for fd in fds:
             os.close(fd)
+
+
+def _user_of(sock: socket.socket) -> int:
+    """Return the user id of the process at the other end (unix(7), SO_PEERCRED)."""
+    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _pid, uid, _gid = _CREDENTIALS.unpack(found)
+    return int(uid)
 
 
 class FdSender:
@@ -172,14 +225,18 @@ class FdSender:
 
     @classmethod
     def connect(cls, name: str, token: str) -> FdSender | None:
-        """Return a connection, or `None` if the node is not on this machine."""
+        """Return a connection; `None` if the node is not on this machine, or does not want it."""
         if not name or sys.platform != "linux":
             return None
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            sock.settimeout(_CONNECT_S)
+            # Not `settimeout`: it would not wait where others have filled the backlog (unix(7)).
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(_CONNECT_S, 0))
             sock.connect(f"\0{name}")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(_CONNECT_S, 0))
             sock.send(bearer(token).encode())
+            if sock.recv(len(_WELCOME)) != _WELCOME:  # or what is sent might never be received
+                raise ConnectionRefusedError
         except OSError:
             sock.close()
             return None

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import pytest
 
-from sparkdl.control.descriptors import FdReceiver, FdSender
+from sparkdl.control import descriptors
+from sparkdl.control.descriptors import MAX_STRANGERS, FdReceiver, FdSender
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ProtocolError
 from sparkdl.feed.store.segment import read_segment, write_segment
@@ -80,14 +84,71 @@ def test_descriptor_that_does_not_come_is_an_error() -> None:
 
 
 def test_wrong_token_hands_over_nothing() -> None:
-    with serving() as server, connected(server, "another token") as handoff:
+    with serving() as server:
+        assert FdSender.connect(server.name, "another token") is None
+
+
+def strangers(server: FdReceiver, stack: ExitStack, count: int) -> None:
+    """Open connections on which nothing is said."""
+    for _ in range(count):
+        sock = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        sock.connect(f"\0{server.name}")  # waits where the backlog is full
+
+
+def test_strangers_neither_stop_a_feeder_nor_add_up() -> None:
+    with serving() as server, ExitStack() as stack:
+        with connected(server) as before:
+            strangers(server, stack, 3 * MAX_STRANGERS)
+            with connected(server) as after:
+                for feeder in (before, after):
+                    os.close(server.wait_fd(send(feeder), soon()))
+        deadline = soon()
+        while feeder_threads() > MAX_STRANGERS and not deadline.has_passed:
+            threading.Event().wait(0.01)
+        assert feeder_threads() <= MAX_STRANGERS
+
+
+def test_stranger_that_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(descriptors, "_TOKEN_S", 0.05)
+    with serving() as server, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.settimeout(SOON_S)
+        sock.connect(f"\0{server.name}")
+        assert sock.recv(1) == b""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_process_of_another_user_is_hung_up_on() -> None:
+    with serving() as server:
+        os.seteuid(65534)
         try:
-            key = send(handoff)
-        except OSError:  # the server has hung up by now
-            key = "none"
-        with pytest.raises(ProtocolError):
-            server.wait_fd(key, Deadline.after(0.1))
-    assert segments() == 0
+            assert FdSender.connect(server.name, TOKEN) is None
+        finally:
+            os.seteuid(0)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_want_of_descriptors_is_waited_out(number: int) -> None:
+    """As where strangers have taken all: the process has room again after a moment."""
+
+    class Exhausted(socket.socket):
+        lacks = 3
+
+        def accept(self) -> Any:
+            if self.lacks:
+                self.lacks -= 1
+                raise OSError(number, os.strerror(number))
+            return super().accept()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sparkdl.control.descriptors.socket.socket", Exhausted)
+        server = FdReceiver(TOKEN)
+    with connected(server) as feeder:
+        os.close(server.wait_fd(send(feeder), soon()))
+    server.close()
+
+
+def feeder_threads() -> int:
+    return sum(thread.name == "sparkdl-fds-feeder" for thread in threading.enumerate())
 
 
 def test_feeder_that_goes_leaves_no_descriptor() -> None:
