@@ -85,12 +85,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(_SLOW_TIMEOUT_S))
         for name in names & missing.keys():
             item.add_marker(pytest.mark.skip(reason=missing[name]))
-        # Workers of pytest-xdist take a group as a whole, in this order: a file's tests of one
-        # turn, or all tests of Spark, for each worker that had some would have JVMs of its own.
-        group = f"{_turn(item):03}-{item.path.name}" if _spark_fixture(item) is None else "spark"
-        item.add_marker(pytest.mark.xdist_group(group))
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
     items.sort(key=_turn)
-    if "PYTEST_XDIST_WORKER" in os.environ:  # the largest group first, while others do the rest
+    if "PYTEST_XDIST_WORKER" in os.environ:  # the largest groups first, while others do the rest
         items.sort(key=lambda item: _spark_fixture(item) is None)
 
 
@@ -116,6 +113,18 @@ def _choose(config: pytest.Config, items: list[pytest.Item], *, is_deep: bool) -
     if others:
         config.hook.pytest_deselected(items=others)
         items[:] = chosen
+
+
+def _group(item: pytest.Item) -> str:
+    """Return which tests run on the same worker of pytest-xdist, which takes a group as a whole.
+
+    They are a file's tests of one turn; or all of Spark on one JVM, or all on clusters of JVMs,
+    since each worker that had some of these would start JVMs of its own.
+    """
+    fixture = _spark_fixture(item)
+    if fixture is None:
+        return f"{_turn(item):03}-{item.path.name}"
+    return "spark-local" if fixture == "spark_local" else "spark-clusters"
 
 
 def _turn(item: pytest.Item) -> int:

@@ -121,14 +121,10 @@ ALL = (
         small="--die-at=130",
         leaves={f"out/checkpoints/*-{step:010}*": 1 for step in (120, 300, 320)},
     ),
-    Example("jobs/digits.py", "torch", "test accuracy > 0.9", small="--epochs=4 --sync-every=4"),
-    Example(
-        "tuning/optuna_digits.py", "torch", "best accuracy > 0.7", "--trials=3", small="--trials=2"
-    ),
+    Example("jobs/digits.py", "torch", "test accuracy > 0.9"),
+    Example("tuning/optuna_digits.py", "torch", "best accuracy > 0.7", "--trials=3"),
     Example("pytorch/train.py", "torch", "at last < 1", small="--epochs=4"),
-    Example(
-        "pytorch/distributor.py", "torch", "TorchDistributor: accuracy > 0.85", small="--epochs=3"
-    ),
+    Example("pytorch/distributor.py", "torch", "TorchDistributor: accuracy > 0.85"),
     Example("pytorch/sharded.py", "torch", "FSDP2: accuracy > 0.9", "--fail-at=50"),
     Example("pytorch/parameter_server.py", "torch", "parameter server: accuracy > 0.9"),
     Example("lightning/train.py", "torch", "validation accuracy > 0.8", library="lightning"),
