@@ -2,7 +2,7 @@
 #   make test ARGS="-k feed -x"           arguments for pytest
 #   make soak MINUTES=10 SEED=1           how long; which random schedule
 #   make coverage ARGS=tests/feed         what the tests of one folder cover
-#   make test JOBS=0                      in one process, for a debugger; 3 side by side by default
+#   make test JOBS=0                      in one process, for a debugger; 2 side by side by default
 #   make setup PYTHON=python3.12          instead of the first suitable one on the PATH
 #   make setup TENSORFLOW=tensorflow      the build for GPUs instead of tensorflow-cpu
 #   make setup TORCH_INDEX=               the build of PyTorch that PyPI has, instead of the one for CPUs
@@ -21,7 +21,7 @@ JAX ?= jax
 ARGS ?=
 MINUTES ?= 1
 SEED ?=
-JOBS ?= 3
+JOBS ?= 2
 TF_CPP_MIN_LOG_LEVEL ?= 2
 
 bin = $(CURDIR)/$(VENV)/bin

@@ -87,7 +87,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=missing[name]))
         item.add_marker(pytest.mark.xdist_group(_group(item)))
     items.sort(key=_turn)
-    if "PYTEST_XDIST_WORKER" in os.environ:  # the largest groups first, while others do the rest
+    if "PYTEST_XDIST_WORKER" in os.environ:  # the largest group first, while others do the rest
         items.sort(key=lambda item: _spark_fixture(item) is None)
 
 
@@ -118,13 +118,11 @@ def _choose(config: pytest.Config, items: list[pytest.Item], *, is_deep: bool) -
 def _group(item: pytest.Item) -> str:
     """Return which tests run on the same worker of pytest-xdist, which takes a group as a whole.
 
-    They are a file's tests of one turn; or all of Spark on one JVM, or all on clusters of JVMs,
-    since each worker that had some of these would start JVMs of its own.
+    They are a file's tests of one turn; or all tests of Spark, since each worker that had some of
+    these would start JVMs of its own.
     """
-    fixture = _spark_fixture(item)
-    if fixture is None:
-        return f"{_turn(item):03}-{item.path.name}"
-    return "spark-local" if fixture == "spark_local" else "spark-clusters"
+    is_spark = _spark_fixture(item) is not None
+    return "spark" if is_spark else f"{_turn(item):03}-{item.path.name}"
 
 
 def _turn(item: pytest.Item) -> int:

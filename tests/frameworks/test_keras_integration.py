@@ -294,19 +294,22 @@ def test_no_row_is_lost_to_the_look_at_the_first_batch(single: Lab, prefetch: in
     assert result["rows"] == [500] * 3
 
 
-@pytest.mark.parametrize("nodes", ["single", "pair"])
-def test_fit_that_is_stopped_early_ends_the_feeds_it_reads(
-    request: pytest.FixtureRequest, nodes: str
-) -> None:
-    made: Lab = request.getfixturevalue(nodes)
+@pytest.fixture(scope="module", params=["single", "pair"])
+def nodes(request: pytest.FixtureRequest) -> Lab:
+    """One of the labs, which is up before the test begins."""
+    found: Lab = request.getfixturevalue(request.param)
+    return found
+
+
+def test_fit_that_is_stopped_early_ends_the_feeds_it_reads(nodes: Lab) -> None:
     feeds = {"feed": "stopped", "eval": "stopped-eval"}
-    made.begin(fit, {**feeds, "stop_after": 2, "epochs": 1000})
-    cluster = made.cluster
+    nodes.begin(fit, {**feeds, "stop_after": 2, "epochs": 1000})
+    cluster = nodes.cluster
     evaluating = cluster.feed_async(tables(20), 1000, name=feeds["eval"], timeout_s=SOON_S)
     cluster.feed(tables(50, 50), 1000, name=feeds["feed"], timeout_s=SOON_S)
     evaluating.result(SOON_S)
-    results = made.results()
-    assert [len(result["history"]["loss"]) for result in results] == [2] * made.size
+    results = nodes.results()
+    assert [len(result["history"]["loss"]) for result in results] == [2] * nodes.size
 
 
 def beyond(library: str, ctx: NodeContext) -> dict[str, Any]:
