@@ -13,7 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
 from sparkdl.control.auth import bearer
-from sparkdl.control.host_watch import HostWatch, agent_timeout_s
+from sparkdl.control.host_watch import LOOKS, HostWatch, agent_timeout_s
 from sparkdl.control.lease import agent_keep_alive
 from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
@@ -103,7 +103,7 @@ class CoordinatorClient:
             if verdict == "ask":
                 with suppress(ConnectionClosed):
                     await self._connection.ping()
-            await asyncio.sleep(watch.period_s)
+            await asyncio.sleep(timeout_s / LOOKS)
         self.ended = f"the driver's host does not answer: not for {timeout_s:g} s"
         self._connection.transport.abort()
 

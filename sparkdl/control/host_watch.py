@@ -48,10 +48,13 @@ class HostWatch:
 
     Args:
         timeout_s: after so much silence it is not.
+
+    Attributes:
+        is_silent: the last look found it so.
     """
 
     def __init__(self, sock: Any, timeout_s: float) -> None:
-        self.period_s = timeout_s / LOOKS
+        self.is_silent = False
         self._sock = sock
         self._timeout_s = timeout_s
         self._bytes_acked = _UNKNOWN
@@ -71,7 +74,8 @@ class HostWatch:
         gets out.
         """
         silent_s = self._silent_s(time.monotonic())
-        if silent_s >= self._timeout_s:
+        self.is_silent = silent_s >= self._timeout_s
+        if self.is_silent:
             return "silent"
         is_quiet = silent_s >= _ASK_SHARE * self._timeout_s
         should_ask, self._has_asked = is_quiet and not self._has_asked, is_quiet

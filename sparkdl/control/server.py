@@ -100,7 +100,6 @@ class CoordinatorServer:
         self._accepted: WeakSet[ServerConnection] = WeakSet()
         self._connections: dict[str, ServerConnection] = {}
         self._watches: dict[str, HostWatch] = {}
-        self._silent: set[str] = set()
         self._server: WebSocketServer | None = None
         self._senders: set[asyncio.Task[None]] = set()
 
@@ -189,7 +188,8 @@ class CoordinatorServer:
         except ConnectionClosed:
             return
         self._connections[hello.agent_id] = connection
-        self._watches[hello.agent_id] = self._watch(connection)
+        watch = HostWatch(connection.transport.get_extra_info("socket"), self._host_timeout_s)
+        self._watches[hello.agent_id] = watch
         self._listener.joined(hello)
         reason = "its connection closed"
         try:
@@ -202,16 +202,11 @@ class CoordinatorServer:
             await connection.close(POLICY_VIOLATION, "not a message")
         finally:
             del self._connections[hello.agent_id], self._watches[hello.agent_id]
-            is_silent = hello.agent_id in self._silent
-            if is_silent:
-                self._silent.remove(hello.agent_id)
+            if watch.is_silent:
                 reason = f"{hello.host} does not answer: not for {self._host_timeout_s:g} s"
             self._listener.left(hello.agent_id, reason)
-            if is_silent:
+            if watch.is_silent:
                 self._listener.silent(hello)
-
-    def _watch(self, connection: ServerConnection) -> HostWatch:
-        return HostWatch(connection.transport.get_extra_info("socket"), self._host_timeout_s)
 
     async def _watch_hosts(self) -> None:
         """End the connections to hosts that have been silent for too long."""
@@ -220,7 +215,6 @@ class CoordinatorServer:
             for agent_id, watch in self._watches.items():
                 connection, verdict = self._connections[agent_id], watch.look()
                 if verdict == "silent":
-                    self._silent.add(agent_id)
                     connection.transport.abort()
                 elif verdict == "ask":
                     self._spawn(self._ask(connection))

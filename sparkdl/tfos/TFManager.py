@@ -51,9 +51,15 @@ class TFManager:
         """Keep a value. `state` is `running`, or `terminating` after `DataFeed.terminate`."""
         self._values[key] = value
 
-    def data_feed(self, *how: Any) -> QueueFeed:
+    def data_feed(
+        self,
+        train_mode: bool,
+        qname_in: str,
+        qname_out: str,
+        input_mapping: Mapping[str, str] | None,
+    ) -> QueueFeed:
         """Return the feed over two of the queues."""
-        return QueueFeed(self, *how)
+        return QueueFeed(self, train_mode, qname_in, qname_out, input_mapping)
 
 
 class QueueFeed:

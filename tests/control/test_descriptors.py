@@ -103,9 +103,9 @@ def test_strangers_neither_stop_a_feeder_nor_add_up() -> None:
                 for feeder in (before, after):
                     os.close(server.wait_fd(send(feeder), soon()))
         deadline = soon()
-        while feeder_threads() > MAX_STRANGERS and not deadline.has_passed:
+        while len(feeder_threads()) > MAX_STRANGERS and not deadline.has_passed:
             threading.Event().wait(0.01)
-        assert feeder_threads() <= MAX_STRANGERS
+        assert len(feeder_threads()) <= MAX_STRANGERS
 
 
 def test_stranger_that_says_nothing_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +147,8 @@ def test_want_of_descriptors_is_waited_out(number: int) -> None:
     server.close()
 
 
-def feeder_threads() -> int:
-    return sum(thread.name == "sparkdl-fds-feeder" for thread in threading.enumerate())
+def feeder_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "sparkdl-fds-feeder"]
 
 
 def test_feeder_that_goes_leaves_no_descriptor() -> None:
@@ -158,8 +158,7 @@ def test_feeder_that_goes_leaves_no_descriptor() -> None:
             fd = server.wait_fd(kept, soon())
         assert read_segment(fd).equals(BATCH)
         os.close(fd)
-        threads = [t for t in threading.enumerate() if t.name == "sparkdl-fds-feeder"]
-        for thread in threads:
+        for thread in feeder_threads():
             thread.join(SOON_S)
         with pytest.raises(ProtocolError):
             server.wait_fd(left, Deadline.after(0.01))

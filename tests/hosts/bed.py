@@ -154,12 +154,6 @@ class Host:
                 neighbour = (other.address, "lladdr", _NOBODY, "dev", "eth0", "nud", "permanent")
                 self._ip("neigh", "replace", *neighbour)
 
-    def mend_one_way(self) -> None:
-        """Undo `lose_what_comes` and `lose_what_goes`."""
-        for option in ("learning", "flood"):
-            self._bed.ip("link", "set", self._port, "type", "bridge_slave", option, "on")
-        self._ip("neigh", "flush", "dev", "eth0", "nud", "permanent")
-
     def power_off(self) -> None:
         """End all its processes at once, and no peer hears of it."""
         self.cut()
@@ -201,8 +195,7 @@ class Host:
         self._ip("link", "set", "lo", "up")
         self._ip("link", "set", "eth0", "up")
         own = self._bed.folder / self.name
-        for folder in ("tmp", "shm"):
-            (own / folder).mkdir(parents=True)
+        (own / "tmp").mkdir(parents=True)
         names = "".join(f"{SUBNET}.{10 + n} {name}\n" for n, name in enumerate(self._bed.names))
         (own / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
         self._shell(
