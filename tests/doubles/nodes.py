@@ -15,7 +15,8 @@ import psutil
 
 import sparkdl
 from sparkdl.core.deadline import Deadline
-from sparkdl.driver.controller import LogLine
+from sparkdl.driver.controller import LogLine, View
+from sparkdl.driver.lifecycle.state import Running
 
 SOON_S = 10.0
 """Deadline of what takes a moment; a machine may be slow, so it is no measure of speed."""
@@ -27,6 +28,11 @@ def launch(
     """Start a cluster without Spark and, unless `options` say otherwise, without a framework."""
     options = {"framework": "plain", "executor": "local", "show_progress": False, **options}
     return sparkdl.launch(None, map_fun, args, nodes, **options)
+
+
+def has_checkpoint(view: View) -> bool:
+    """Whether a cluster trains that would go on at a checkpoint."""
+    return isinstance(view.state, Running) and view.state.roster.checkpoint is not None
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,8 @@ import pytest
 
 import sparkdl
 from sparkdl.core.deadline import Deadline
-from sparkdl.driver.controller import View
-from sparkdl.driver.lifecycle.state import Running
 from tests.doubles.ledger import Plan, lost_and_doubled, train
-from tests.doubles.nodes import processes
+from tests.doubles.nodes import has_checkpoint, processes
 from tests.doubles.sessions import SparkSessions
 from tests.faults.conftest import SparkProcesses
 
@@ -33,10 +31,6 @@ def kill_worker(agent: psutil.Process) -> None:
     spark = SparkProcesses.of(agent)
     spark.worker.kill()
     spark.executor.kill()
-
-
-def has_checkpoint(view: View) -> bool:
-    return isinstance(view.state, Running) and view.state.roster.checkpoint is not None
 
 
 def test_killed_spark_worker_loses_no_row(

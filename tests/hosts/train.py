@@ -20,6 +20,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.driver.controller import View
 from sparkdl.driver.lifecycle.state import Running
 from tests.doubles.ledger import Plan, lost_and_doubled, train
+from tests.doubles.nodes import has_checkpoint
 
 _WAIT_S = 200.0
 _BEGAN_S = time.monotonic()
@@ -28,11 +29,6 @@ _BEGAN_S = time.monotonic()
 def tell(event: str, **values: Any) -> None:
     """Print a line."""
     print(json.dumps({"event": event, "s": round(time.monotonic() - _BEGAN_S, 2), **values}))
-
-
-def has_checkpoint(view: View) -> bool:
-    """Whether something would be lost by beginning anew."""
-    return isinstance(view.state, Running) and view.state.roster.checkpoint is not None
 
 
 def has_stopped(view: View) -> bool:
