@@ -129,6 +129,7 @@ class FeedCount(msgspec.Struct, frozen=True):
         read_to: the epoch whose `ReadShare` has come to its end last.
         read_problem: why it ended before all rows were here, if a file could not be read.
         began: the epoch of the last `FeedBegin`.
+        resumed: partitions of which the node has rows from the generation before, until it is fed.
         beyond: iterations that found the feed's end in place of an epoch.
     """
 
@@ -151,6 +152,7 @@ class FeedCount(msgspec.Struct, frozen=True):
     read_to: int = -1
     read_problem: str = ""
     began: int = -1
+    resumed: tuple[int, ...] = ()
     beyond: int = 0
 
 

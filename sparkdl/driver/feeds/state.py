@@ -160,6 +160,7 @@ class Run:
         refused: rows that no node wanted.
         passes: how often the data has been read.
         ahead: rows by node id that some nodes have of `epoch` before it is fed.
+        held: which nodes have them, by partition.
         repeated: the epoch that is read from the logs more than once, and the rows by node id.
         is_unwanted: user code of a node has ended the call, or no node is left.
         counts_until_s: until then rows are counted that no node is left to read.
@@ -184,6 +185,7 @@ class Run:
     refused: int = 0
     passes: int = 0
     ahead: Mapping[int, int] = field(default_factory=dict)
+    held: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     repeated: tuple[int, Mapping[int, int]] | None = None
     is_unwanted: bool = False
     counts_until_s: float = -math.inf

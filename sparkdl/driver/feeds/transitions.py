@@ -257,8 +257,12 @@ def _look_opening(state: Opening, now_s: float) -> Step[Opening | Delivering]:
     if not is_over and not all(count.began >= state.run.first for count in counts.values()):
         return state, []
     ahead = {node_id: count.epoch_rows for node_id, count in counts.items()}
-    name = state.run.call.jobs[state.run.left[0].epoch]
-    return _deliver(state.feed, replace(state.run, ahead=ahead), name, now_s)
+    held: dict[int, tuple[int, ...]] = {}
+    for node_id, count in counts.items():
+        for part in count.resumed:
+            held[part] = (*held.get(part, ()), node_id)
+    run = replace(state.run, ahead=ahead, held=held)
+    return _deliver(state.feed, run, run.call.jobs[run.left[0].epoch], now_s)
 
 
 # bringing the rows of an epoch
@@ -284,7 +288,9 @@ def _deliver(feed: Feed, run: Run, name: str, now_s: float) -> Step[Delivering]:
         done=done,
         skipped=call.covered_partitions(done) if done else frozenset(),
         ahead=run.ahead,
+        held=run.held,
     )
+    run = replace(run, held={})
     if isinstance(call.request.data, ParquetSource):
         return _share_out(feed, run, spec, call.request.data)
     feed = replace(feed, last_job=feed.last_job + 1)

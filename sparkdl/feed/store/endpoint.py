@@ -346,6 +346,7 @@ class NodeFeeds:
             closed=log.is_closed and not self._has_failed,
             closed_to=log.terminated_to,
             began=self._child.began.get(log.feed, -1),
+            resumed=log.resumed,
             epoch=epoch,
             epoch_rows=log.rows_of(epoch),
             cut=cut.epoch,

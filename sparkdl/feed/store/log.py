@@ -105,11 +105,18 @@ class EpochCount:
 
 @dataclass
 class _Source:
-    """What is known of a partition: its latest attempt, and its rows that are here."""
+    """What is known of a partition.
+
+    Attributes:
+        epoch, attempt: of its rows, and its latest one.
+        covered: its rows that are here.
+        visited: ids of the nodes that its attempts have gone to, if they asked here.
+    """
 
     epoch: int
     attempt: int
     covered: list[Range] = field(default_factory=list)
+    visited: set[int] = field(default_factory=set)
 
 
 class Log:
@@ -121,6 +128,7 @@ class Log:
 
     Attributes:
         provenance: which rows each segment holds or held.
+        resumed: partitions of which rows of an earlier generation are here, until one is fed.
     """
 
     def __init__(
@@ -139,6 +147,7 @@ class Log:
         self.last_cut = EpochCount()
         self.closed_to = _FOR_EVER if is_closed else -1
         self.terminated_to = -1
+        self.resumed: tuple[int, ...] = ()
         self._budget = budget
         self._on_segment = on_segment
         self._folder = folder
@@ -185,14 +194,31 @@ class Log:
             FeedClosedError: if a later attempt has begun.
         """
         with self._lock:
-            source = self._sources.setdefault(
-                (attempt.run, attempt.partition), _Source(epoch, attempt.number)
-            )
-            source.attempt = max(source.attempt, attempt.number)
-            self._raise_if_superseded(attempt)
-            covered = list(source.covered)
+            covered = list(self._source(attempt, epoch).covered)
+            self.resumed = ()
         self._budget.wake()
         return covered
+
+    def visit(self, attempt: Attempt, epoch: int, node_ids: Iterable[int]) -> list[int]:
+        """Note nodes that an attempt is going to; return those that the partition went to before.
+
+        Raises:
+            FeedClosedError: if a later attempt has begun. So the latest one knows all nodes.
+        """
+        with self._lock:
+            visited = self._source(attempt, epoch).visited
+            before = sorted(visited)
+            visited.update(node_ids)
+            return before
+
+    def _source(self, attempt: Attempt, epoch: int) -> _Source:
+        """Return what is known of the partition of an attempt that begins or goes on."""
+        source = self._sources.setdefault(
+            (attempt.run, attempt.partition), _Source(epoch, attempt.number)
+        )
+        source.attempt = max(source.attempt, attempt.number)
+        self._raise_if_superseded(attempt)
+        return source
 
     def append(self, batch: pa.RecordBatch, deadline: Deadline, request: AppendRequest) -> Appended:
         """Add a batch, waiting for room.
@@ -326,6 +352,9 @@ class Log:
                 ranges = [(start, stop) for _, start, stop in spans]
                 source.covered = merge_ranges([*source.covered, *ranges])
                 self._record(segment, run, spans)
+            self.resumed = tuple(
+                sorted(part for (of, part), source in self._sources.items() if of == run)
+            )
         # Without our lock: a thread that holds the budget's may wait for ours.
         for segment in gone:
             self._budget.free(segment)

@@ -2,9 +2,9 @@
 
 Runs in: agent
 
-All feeders of a feed ask the first node before they send. Rows in flight from other feeders count
-too; a single node cannot see them. What a feeder had in flight when it broke stays counted: two
-pieces for each node at most.
+All feeders ask the first node of a group before they send to it, see `groups.py`. Rows in flight
+from other feeders count too; a single node cannot see them. What a feeder had in flight when it
+broke stays counted: two pieces for each node at most.
 """
 
 from __future__ import annotations
@@ -79,6 +79,14 @@ class RowBalancer:
             shares = level(rows, totals)
             planned.update(dict(zip(node_ids, shares, strict=True)))
             return shares
+
+    def level(
+        self, epoch: int, node_ids: Sequence[int], ahead: Mapping[int, int] = MappingProxyType({})
+    ) -> float:
+        """Return how many rows of an epoch these nodes have on average, with those in flight."""
+        with self._lock:
+            planned = self._planned.get(epoch, ahead)
+            return sum(planned.get(node_id, 0) for node_id in node_ids) / max(1, len(node_ids))
 
     def forget(self, epoch: int) -> None:
         """Forget `epoch` and those before it."""

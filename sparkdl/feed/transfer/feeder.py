@@ -7,6 +7,7 @@ Runs in: feeder
                              └─────── acknowledgements: room, closed
 
 The first node says how a batch is shared out: it knows what all feeders have sent to each node.
+Where there are many nodes, all this is true of the group that the feeder is at, see `groups.py`.
 
 A stream holds few unacknowledged pieces. A node that is full gives a piece back after a moment, and
 so does one that has closed; the piece then goes to a node that has room. So no row waits at a full
@@ -32,8 +33,9 @@ import pyarrow as pa
 from sparkdl.control.cause import fetch_cause
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedTimeoutError
-from sparkdl.core.row_ranges import count_rows, merge_ranges, uncovered
+from sparkdl.core.row_ranges import Range, count_rows, merge_ranges, uncovered
 from sparkdl.feed.store.segment import halve, join_small
+from sparkdl.feed.transfer.groups import Groups
 from sparkdl.feed.transfer.messages import (
     FedPartition,
     FeederError,
@@ -83,11 +85,16 @@ class Feeder:
             spec.keep,
         )
         self._changed = threading.Condition()
+        self._groups = Groups(spec, self._header)
+        self._group = -1
         self._streams: list[PutStream] = []
+        """To the nodes of the group."""
+        self._had: dict[int, int] = {}
+        """Rows of the partition by node id, but for what these streams have brought."""
         self._done = merge_ranges(spec.done.get(partition, ()))
         self._waiting: deque[Piece] = deque()
         self._back: Counter[int] = Counter()
-        self._stored = 0
+        self._stored = self._stored_before = 0
         self._deadline = Deadline.after(spec.timeout_s)
         self._is_cancelled = False
         self._is_over = False
@@ -108,7 +115,7 @@ class Feeder:
         refused, num_rows = 0, -1
         if self._partition in self._spec.skipped:
             return FedPartition(self._partition, {}, 0)
-        num_nodes = len(self._spec.targets)
+        num_nodes = max(len(group) for group in self._groups.groups)
         min_nbytes = min(MIN_PIECE_NBYTES * num_nodes, MAX_JOINED_NBYTES)
         max_nbytes = MAX_PIECE_NBYTES * num_nodes
         try:
@@ -116,7 +123,8 @@ class Feeder:
             joined = join_small(batches, min_nbytes, MAX_JOINED_S)
             pieces = (piece for batch in joined for piece in halve(batch, max_nbytes))
             for batch in pieces:
-                self._connect(batch.schema)
+                if not self._streams:
+                    self._enter(self._groups.first(), batch.schema)
                 self._deadline = Deadline.after(self._spec.timeout_s)  # however slow the source is
                 for start, stop in uncovered(row, row + batch.num_rows, self._done):
                     self._waiting.append(Piece(batch.slice(start - row, stop - start), start))
@@ -140,7 +148,8 @@ class Feeder:
     @property
     def unreachable(self) -> list[Target]:
         """The nodes that could not be reached, or not any more."""
-        return [stream.target for stream in self._streams if stream.is_unreachable]
+        gone = [stream.target for stream in self._streams if stream.is_unreachable]
+        return gone + self._groups.unreachable
 
     def _count(self, batches: Iterator[pa.RecordBatch], row: int) -> int:
         """Return how many rows from `row` on no node wants; stop counting after `MAX_COUNT_S`."""
@@ -153,52 +162,106 @@ class Feeder:
         return rows
 
     def _rows(self) -> dict[int, int]:
-        return {
-            stream.target.node_id: stream.rows_accepted + count_rows(stream.covered)
-            for stream in self._streams
-        }
+        brought = {stream.target.node_id: stream.rows_accepted for stream in self._streams}
+        return {n: self._had.get(n, 0) + brought.get(n, 0) for n in {**self._had, **brought}}
 
-    def _connect(self, schema: pa.Schema) -> None:
-        if self._streams or self._is_over:
+    def _enter(self, group: int, schema: pa.Schema) -> None:
+        """Open streams to a group; learn which rows its nodes have, and those of earlier ones."""
+        if self._is_over:
             return
-        for target in self._spec.targets:
-            self._streams.append(PutStream(target, self._header, self._spec, self._changed))
+        is_first, self._group = self._group < 0, group
+        try:
+            if len(self._groups.groups) > 1:
+                before = self._groups.visit(group)
+                for target in before if is_first else ():
+                    self._note_rows(target, self._groups.begin(target))
+            self._open(group, schema)
+        except FeederError:
+            if not self._has_cluster_finished():
+                raise
+            for stream in self._streams:
+                stream.abort()
+            self._streams, self._is_over = [], True
+
+    def _open(self, group: int, schema: pa.Schema) -> None:
+        self._streams = [
+            PutStream(target, self._header, self._spec, self._changed)
+            for target in self._groups.groups[group]
+        ]
         for stream in self._streams:
             stream.open(schema)
         for stream in self._streams:
             stream.wait_open()
-        if self._has_cluster_finished():
-            for stream in self._streams:
-                stream.abort()
-            self._streams, self._is_over = [], True
-            return
         self._raise_errors()
-        here = [part for stream in self._streams for part in stream.covered]
-        self._done = merge_ranges([*self._done, *here])
+        for stream in self._streams:
+            self._note_rows(stream.target, stream.covered)
+
+    def _note_rows(self, target: Target, rows: Sequence[Range]) -> None:
+        """Note which rows of the partition a node has."""
+        self._had[target.node_id] = count_rows(rows)
+        self._done = merge_ranges([*self._done, *rows])
+
+    def _leave(self) -> None:
+        """Close the streams to a group; what it gave back waits for another one."""
+        with self._changed:
+            self._wait(lambda: not any(stream.unacknowledged for stream in self._streams))
+            self._collect_refused()
+        if +self._back:
+            self._shares(0, [])
+        for stream in self._streams:
+            stream.close()
+        self._raise_errors()
+        self._had = self._rows()
+        self._stored_before += sum(stream.rows_accepted for stream in self._streams)
+        self._streams = []
 
     def _has_cluster_finished(self) -> bool:
         """Whether a node cannot be reached because every `map_fun` has returned: none reads."""
-        if not self._spec.coordinator or not any(stream.problem() for stream in self._streams):
+        if not self._spec.coordinator:
             return False
         try:
             return fetch_cause(self._spec.coordinator, self._spec.token) is None
         except OSError:
             return False  # the connections' own errors say more
 
+    def _move_on(self) -> None:
+        """Go to another group if its nodes lack rows more than those of this one.
+
+        By more than what is to be sent, unless nodes here have no room: then rows must not wait
+        while nodes elsewhere, which may be in step with these, wait for some.
+        """
+        if len(self._groups.groups) == 1 or self._is_over:
+            return
+        with self._changed:
+            self._collect_refused()
+            if not self._waiting:
+                return
+            batch = self._waiting[0].batch
+            if all(stream.is_closed for stream in self._streams):
+                self._groups.closed.add(self._group)
+            is_full = all(stream.is_closed or stream.was_full for stream in self._streams)
+        slack = 0.0 if is_full else batch.num_rows / len(self._streams)
+        group = self._groups.lower(self._group, slack)
+        if group != self._group:
+            self._leave()
+            self._enter(group, batch.schema)
+
     def _send_waiting(self) -> None:
         """Send every piece that waits, and those that came back, unless all nodes have closed."""
         while True:
+            self._move_on()
             with self._changed:
                 self._collect_refused()
                 if not self._waiting or self._all_closed():
                     return
                 self._wait_for_room()
-                if self._all_closed():
-                    return
+                if all(stream.is_closed for stream in self._streams):
+                    continue
                 piece = self._waiting.popleft()
                 streams = [stream for stream in self._streams if stream.has_room()]
             start = 0
-            for stream, share in zip(streams, self._shares(piece, streams), strict=True):
+            shares = self._shares(piece.batch.num_rows, streams)
+            for stream, share in zip(streams, shares, strict=True):
                 if share:
                     stream.send(Piece(piece.batch.slice(start, share), piece.start_row + start))
                     start += share
@@ -209,18 +272,19 @@ class Feeder:
             self._back[stream.target.node_id] += sum(p.batch.num_rows for p in stream.refused)
             stream.refused.clear()
 
-    def _shares(self, piece: Piece, streams: list[PutStream]) -> list[int]:
+    def _shares(self, rows: int, streams: list[PutStream]) -> list[int]:
         """Ask the first node, which knows what all nodes get, how many rows each stream gets."""
         spec = self._spec
         back, self._back = self._back, Counter()
+        here = {stream.target.node_id for stream in self._streams}
         request = PlanRequest(
             spec.feed,
             spec.generation,
             spec.epoch,
-            piece.batch.num_rows,
+            rows,
             tuple(stream.target.node_id for stream in streams),
             dict(back),
-            dict(spec.ahead),
+            {node_id: rows for node_id, rows in spec.ahead.items() if node_id in here},
         )
         return self._streams[0].plan(request)
 
@@ -240,7 +304,12 @@ class Feeder:
         )
         for stream in busy:
             stream.is_late = not stream.may_send()
-        self._wait(lambda: any(stream.has_room() for stream in self._streams) or self._all_closed())
+        self._wait(
+            lambda: (
+                any(stream.has_room() for stream in self._streams)
+                or all(stream.is_closed for stream in self._streams)
+            )
+        )
 
     def _settle(self) -> int:
         """Wait until everything sent is acknowledged; return the rows that no node wants."""
@@ -256,7 +325,8 @@ class Feeder:
         """Wait for `is_done` as long as some node stores rows within the feed timeout."""
         while not is_done():
             self._raise_errors()
-            stored = sum(stream.rows_accepted for stream in self._streams)
+            accepted = sum(stream.rows_accepted for stream in self._streams)
+            stored = self._stored_before + accepted
             if stored != self._stored:
                 self._stored, self._deadline = stored, Deadline.after(self._spec.timeout_s)
             if self._deadline.has_passed:
@@ -278,9 +348,12 @@ class Feeder:
         self._raise_errors()
 
     def _all_closed(self) -> bool:
-        return self._is_over or (
-            bool(self._streams) and all(stream.is_closed for stream in self._streams)
-        )
+        """Whether no node takes rows: none of this group, and none of the others before."""
+        if self._is_over or not self._streams:
+            return self._is_over
+        if all(stream.is_closed for stream in self._streams):
+            self._groups.closed.add(self._group)
+        return self._groups.are_closed
 
     def _raise_errors(self) -> None:
         with self._changed:

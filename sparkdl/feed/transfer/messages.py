@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 import msgspec
 import pyarrow.flight as flight
@@ -43,6 +44,11 @@ class Target:
     name: str
     uri: str
 
+    @property
+    def host(self) -> str:
+        """The address of its host."""
+        return urlsplit(self.uri).hostname or ""
+
 
 @dataclass(frozen=True)
 class FeedSpec:
@@ -54,6 +60,7 @@ class FeedSpec:
         last_epoch: the last one of the same `feed` call.
         keep: later epochs are to read the rows again.
         ahead: rows by node id that a stream has brought to a node beyond the poorest of them.
+        held: ids, by partition, of nodes that have rows of it from the generation before.
         done: rows by partition that a checkpoint covers; they are not fed.
         skipped: partitions of which all rows are `done`; they are not even read.
         partitions: how many there were when rows were fed before; 0 where that is not known.
@@ -72,6 +79,7 @@ class FeedSpec:
     last_epoch: int = 0
     keep: bool = False
     ahead: Mapping[int, int] = field(default_factory=dict)
+    held: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     done: Mapping[int, tuple[Range, ...]] = field(default_factory=dict)
     skipped: frozenset[int] = frozenset()
     partitions: int = 0
@@ -172,16 +180,51 @@ class PutPiece(msgspec.Struct, frozen=True):
     key: str = ""
 
 
-class PlanRequest(msgspec.Struct, frozen=True):
-    """Asks how to share out `rows` rows over nodes that have room, see `RowBalancer.plan`."""
+class Question(msgspec.Struct, frozen=True, tag=True):
+    """What a feeder asks an agent about an epoch, beside the rows that it sends."""
 
     feed: str
     generation: int
     epoch: int
+
+
+class PlanRequest(Question, frozen=True):
+    """Asks how to share out `rows` rows over nodes that have room, see `RowBalancer.plan`."""
+
     rows: int
     node_ids: tuple[int, ...]
     back: dict[int, int] = {}
     ahead: dict[int, int] = {}
+
+
+class LevelRequest(Question, frozen=True):
+    """Asks how many rows these nodes have been planned to get, see `RowBalancer.level`."""
+
+    node_ids: tuple[int, ...]
+    ahead: dict[int, int] = {}
+
+
+class VisitRequest(Question, frozen=True):
+    """Asks the keeper of a partition for the nodes that it has gone to, and adds these.
+
+    It is refused once a later attempt has asked.
+    """
+
+    run: str
+    partition: int
+    attempt: int
+    node_ids: tuple[int, ...]
+
+
+class BeginRequest(Question, frozen=True):
+    """Asks which rows of a partition are here, as a stream's header does, but brings none."""
+
+    run: str
+    partition: int
+    attempt: int
+
+
+AnyQuestion = PlanRequest | LevelRequest | VisitRequest | BeginRequest
 
 
 class ExchangeHeader(msgspec.Struct, frozen=True):

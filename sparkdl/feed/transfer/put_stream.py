@@ -18,6 +18,7 @@ import pyarrow.flight as flight
 
 from sparkdl.control.descriptors import FdSender
 from sparkdl.feed.store.segment import write_segment
+from sparkdl.feed.transfer.groups import ask
 from sparkdl.feed.transfer.messages import (
     FeederError,
     FeedSpec,
@@ -119,14 +120,12 @@ class PutStream:
             self._fail(error)
 
     def plan(self, request: PlanRequest) -> list[int]:
-        """Ask this node how to share rows out over all nodes."""
-        action = flight.Action("plan", msgspec.json.encode(request))
+        """Ask this node how to share rows out over its group."""
         try:
-            (answer,) = self._client.do_action(action, self._spec.options())
+            return msgspec.json.decode(ask(self._client, self._spec, request), type=list[int])
         except (pa.ArrowException, OSError) as error:
             self._fail(error)
             raise FeederError(self.error) from None
-        return msgspec.json.decode(answer.body.to_pybytes(), type=list[int])
 
     def close(self) -> None:
         """End the stream in order, then the connection."""

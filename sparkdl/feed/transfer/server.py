@@ -4,9 +4,9 @@ Runs in: agent
 
 `DoPut` appends to a log. The descriptor's command is a `PutHeader`; each batch comes with a
 `PutPiece`; the server answers once at the start and then once per batch with a `PutAck`, within
-`FULL_WAIT_S`. `DoAction` answers a `PlanRequest`. `DoExchange` is one inference partition: batches
-in, and for each one or more one-column batches (`ipc`: binary) back, whose value is an Arrow IPC
-stream of encoded result rows.
+`FULL_WAIT_S`. `DoAction` answers one of `AnyQuestion`. `DoExchange` is one inference partition:
+batches in, and for each one or more one-column batches (`ipc`: binary) back, whose value is an
+Arrow IPC stream of encoded result rows.
 Every call carries the cluster's token (`authorization: Bearer …`), checked before the call reaches
 any of these.
 """
@@ -29,7 +29,17 @@ from sparkdl.core.errors import FeedClosedError, InferenceError, SparkdlError
 from sparkdl.core.world import host_port
 from sparkdl.feed.store.log import Appended, AppendRequest, Attempt
 from sparkdl.feed.store.store import Exchange, NodeStore
-from sparkdl.feed.transfer.messages import ExchangeHeader, PlanRequest, PutAck, PutHeader, PutPiece
+from sparkdl.feed.transfer.messages import (
+    AnyQuestion,
+    BeginRequest,
+    ExchangeHeader,
+    LevelRequest,
+    PlanRequest,
+    PutAck,
+    PutHeader,
+    PutPiece,
+    VisitRequest,
+)
 
 RESULT_SCHEMA = pa.schema([("ipc", pa.binary())])
 
@@ -101,13 +111,21 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def do_action(
         self, context: flight.ServerCallContext, action: flight.Action
     ) -> Iterator[flight.Result]:
-        """Answer a `PlanRequest` with the rows for each node."""
-        request = msgspec.json.decode(action.body.to_pybytes(), type=PlanRequest)
-        log = self._store.log(request.feed, request.generation)
-        shares = log.balancer.plan(
-            request.epoch, request.rows, request.node_ids, request.back, request.ahead
-        )
-        yield flight.Result(msgspec.json.encode(shares))
+        """Answer one of `AnyQuestion`."""
+        question = msgspec.json.decode(action.body.to_pybytes(), type=AnyQuestion)
+        yield flight.Result(msgspec.json.encode(self._answer_to(question)))
+
+    def _answer_to(self, question: AnyQuestion) -> object:
+        log, epoch = self._store.log(question.feed, question.generation), question.epoch
+        match question:
+            case PlanRequest(rows=rows, node_ids=ids, back=back, ahead=ahead):
+                return log.balancer.plan(epoch, rows, ids, back, ahead)
+            case LevelRequest(node_ids=ids, ahead=ahead):
+                return log.balancer.level(epoch, ids, ahead)
+            case VisitRequest(run=run, partition=partition, attempt=number, node_ids=ids):
+                return log.visit(Attempt(run, partition, number), epoch, ids)
+            case BeginRequest(run=run, partition=partition, attempt=number):
+                return log.begin(Attempt(run, partition, number), epoch)
 
     def do_exchange(
         self,
