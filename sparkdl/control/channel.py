@@ -129,6 +129,22 @@ class Consumed(LocalMessage, frozen=True):
     beyond: int = 0
 
 
+class Withdraw(LocalMessage, frozen=True):
+    """Give up at most `rows` rows of an epoch, the last ones that user code was not given."""
+
+    feed: str
+    epoch: int
+    rows: int
+
+
+class Withdrawn(LocalMessage, frozen=True):
+    """The answer to `Withdraw`: how many rows the segments keep that give some up, by number."""
+
+    feed: str
+    epoch: int
+    kept: dict[int, int]
+
+
 class Release(LocalMessage, frozen=True):
     """These segments are not needed any more."""
 
@@ -254,6 +270,8 @@ Local = (
     | FeedCovered
     | EndMark
     | Reclaim
+    | Withdraw
+    | Withdrawn
     | Beat
     | Imported
     | Running

@@ -129,6 +129,8 @@ class FeedCount(msgspec.Struct, frozen=True):
         read_to: the epoch whose `ReadShare` has come to its end last.
         read_problem: why it ended before all rows were here, if a file could not be read.
         began: the epoch of the last `FeedBegin`.
+        passed_on: the epoch of the last `PassOn` that is done.
+        pass_problem: why it is not known where its rows are, if so.
         resumed: partitions of which the node has rows from the generation before, until it is fed.
         beyond: iterations that found the feed's end in place of an epoch.
     """
@@ -152,6 +154,8 @@ class FeedCount(msgspec.Struct, frozen=True):
     read_to: int = -1
     read_problem: str = ""
     began: int = -1
+    passed_on: int = -1
+    pass_problem: str = ""
     resumed: tuple[int, ...] = ()
     beyond: int = 0
 
@@ -331,6 +335,30 @@ class ReadShare(Message, frozen=True):
     keep: bool = False
 
 
+class RowsTo(msgspec.Struct, frozen=True):
+    """How many rows go to a node, and where its agent receives them: an Arrow Flight URI."""
+
+    node: str
+    uri: str
+    rows: int
+
+
+class PassOn(Message, frozen=True):
+    """Other nodes have fewer rows of an epoch: pass on rows that user code was not given.
+
+    Args:
+        run: of the Spark job that has brought them.
+        keep: later epochs are to read the rows again.
+    """
+
+    feed: str
+    epoch: int
+    run: str
+    generation: int
+    to: tuple[RowsTo, ...]
+    keep: bool = False
+
+
 class FeedCut(Message, frozen=True):
     """Take no more rows of `epoch` and those before it, and count them (`FeedProgress`)."""
 
@@ -433,7 +461,9 @@ FromAgent = (
     | CheckpointDone
     | Gather
 )
-ToFeeds = FeedBegin | ReadShare | FeedCut | FeedCovered | FeedHold | Granted | EpochEnd | FeedEnd
+ToFeeds = (
+    FeedBegin | ReadShare | PassOn | FeedCut | FeedCovered | FeedHold | Granted | EpochEnd | FeedEnd
+)
 ToNode = CheckpointCommit | AllGathered
 ToAgent = Begin | NewRound | StopChild | FetchLog | FetchStacks | Stop | Detach | ToNode | ToFeeds
 

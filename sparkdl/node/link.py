@@ -32,6 +32,7 @@ from sparkdl.control.channel import (
     Segment,
     Start,
     Unframer,
+    Withdraw,
     receive,
     send,
 )
@@ -245,6 +246,8 @@ class AgentLink:
                 self.reader(feed).forget(epoch)
             case Reclaim(feed):
                 self.reader(feed).reclaim()
+            case Withdraw(feed, epoch, rows):
+                self.reader(feed).withdraw(epoch, rows)
             case EndMark(feed):
                 self._end(feed)
             case Start():

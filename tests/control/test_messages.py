@@ -44,8 +44,10 @@ from sparkdl.control.messages import (
     NewRound,
     NodeActive,
     Offer,
+    PassOn,
     ReadShare,
     Refused,
+    RowsTo,
     Stacks,
     Stop,
     StopChild,
@@ -143,6 +145,9 @@ FROM_AGENT: dict[type, st.SearchStrategy[Any]] = {
 TO_AGENT: dict[type, st.SearchStrategy[Any]] = {
     Begin: st.builds(Begin, worlds(), RESUMES),
     CheckpointCommit: st.builds(CheckpointCommit, INT, INT, TEXT),
+    PassOn: st.builds(
+        PassOn, TEXT, INT, TEXT, INT, st.lists(st.builds(RowsTo, TEXT, TEXT, INT)).map(tuple)
+    ),
     AllGathered: st.builds(AllGathered, INT, INT, st.lists(st.binary(max_size=9)).map(tuple), TEXT),
     NewRound: st.builds(NewRound, INT),
     StopChild: st.builds(StopChild, INT),

@@ -295,6 +295,21 @@ class Explaining:
 
 
 @dataclass(frozen=True)
+class Leveling:
+    """Nodes that have more rows of an epoch than others pass some on.
+
+    Attributes:
+        givers: who was told to, by node id.
+    """
+
+    feed: Feed
+    run: Run
+    brought: Mapping[int, int]
+    deadline_s: float
+    givers: frozenset[int]
+
+
+@dataclass(frozen=True)
 class Cutting:
     """The nodes count the rows of an epoch, of which they take no more."""
 
@@ -348,7 +363,7 @@ class Holding:
     deadline_s: float
 
 
-Running = Opening | Delivering | Explaining | Cutting | Reading | CuttingShort | Holding
+Running = Opening | Delivering | Explaining | Leveling | Cutting | Reading | CuttingShort | Holding
 State = Idle | Running
 
 

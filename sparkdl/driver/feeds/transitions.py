@@ -15,6 +15,7 @@ belongs to the state that holds it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -28,7 +29,9 @@ from sparkdl.control.messages import (
     FeedCut,
     FeedHold,
     Granted,
+    PassOn,
     ReadShare,
+    RowsTo,
     ToAgent,
     encode,
 )
@@ -62,6 +65,7 @@ from sparkdl.driver.feeds.state import (
     JobBroke,
     JobEnded,
     KeepProblem,
+    Leveling,
     LogFetched,
     NodesSeen,
     Opening,
@@ -84,8 +88,10 @@ from sparkdl.driver.feeds.state import (
     with_run,
 )
 from sparkdl.feed.parquet.source import ParquetSource
+from sparkdl.feed.transfer.balance import transfers
 from sparkdl.feed.transfer.feeder import MAX_COUNT_S
-from sparkdl.feed.transfer.messages import FeedSpec, Target
+from sparkdl.feed.transfer.groups import MAX_STREAMS
+from sparkdl.feed.transfer.messages import FeederError, FeedSpec, Target
 
 ANSWER_S = 30.0
 """How long nodes may take to say what they have of an epoch, or which one they read."""
@@ -383,7 +389,7 @@ def _cancel(state: Delivering, now_s: float) -> Step[Delivering]:
 
 def _delivering_ended(
     state: Delivering, event: JobEnded, now_s: float
-) -> Step[Delivering | Explaining | Cutting | CuttingShort | Idle]:
+) -> Step[Delivering | Explaining | Leveling | Cutting | CuttingShort | Idle]:
     if event.job != state.job:
         return state, []
     feed, run = state.feed, state.run
@@ -401,7 +407,7 @@ def _delivering_ended(
         return after
     if refused:  # the nodes are about to report why
         return Explaining(feed, state.run, None, brought, now_s + REASON_S), []
-    return _cut(feed, state.run, brought, now_s)
+    return _level(state, brought, now_s)
 
 
 def _delivering_broke(
@@ -442,6 +448,55 @@ def _look_explaining(state: Explaining, now_s: float) -> Step[Explaining | Cutti
 # the end of an epoch
 
 
+def _level(state: Delivering, brought: Mapping[int, int], now_s: float) -> Step[Leveling | Cutting]:
+    """Have nodes pass rows on, where no feeder has brought rows to all of them."""
+    feed, run, spec = state.feed, state.run, state.spec
+    targets = {target.node_id: target for target in spec.targets}
+    is_whole = len(feed.nodes.staying(run.node_ids)) == len(targets)
+    if len(targets) <= MAX_STREAMS or not is_whole:
+        return _cut(feed, run, brought, now_s)
+    # What nodes held from the generation before is in what they were brought.
+    before = {} if spec.held else spec.ahead
+    rows = {n: brought.get(n, 0) + before.get(n, 0) for n in targets}
+    orders = transfers(rows, brought)
+    if not orders:
+        return _cut(feed, run, brought, now_s)
+    after = Counter(brought)
+    said: list[Action] = []
+    for giver, gets in orders.items():
+        after.subtract({giver: sum(gets.values())})
+        after.update(gets)
+        to = tuple(RowsTo(targets[n].name, targets[n].uri, rows) for n, rows in gets.items())
+        pass_on = PassOn(feed.name, run.epoch, spec.run, spec.generation, to, spec.keep)
+        said.append(Send(pass_on, frozenset({giver}), spec.generation))
+    return Leveling(feed, run, after, now_s + ANSWER_S, frozenset(orders)), said
+
+
+def _look_leveling(
+    state: Leveling, now_s: float
+) -> Step[Leveling | Explaining | Cutting | CuttingShort]:
+    """Once all rows are where they are to be, have them counted."""
+    feed, run = state.feed, state.run
+    if run.is_unwanted:
+        return _cut_short(feed, run, None, now_s)
+    givers = feed.nodes.staying(state.givers)
+    if problems := [count.pass_problem for count in givers.values() if count.pass_problem]:
+        error = FeederError(f"feed {feed.name!r}: {'; '.join(problems)}")
+        return Explaining(feed, run, error, {}, now_s + feed.reason_s), []
+    silent = [node_id for node_id, count in givers.items() if count.passed_on < run.epoch]
+    if silent and now_s >= state.deadline_s:
+        return _cut_short(feed, run, _is_silent(feed, run, silent), now_s)
+    return (state, []) if silent else _cut(feed, run, state.brought, now_s)
+
+
+def _is_silent(feed: Feed, run: Run, node_ids: Iterable[int]) -> FeedTimeoutError:
+    names = ", ".join(_name(run, node_id) for node_id in node_ids)
+    return FeedTimeoutError(
+        f"the agent of {names} did not say within {ANSWER_S:g} s how many rows of feed "
+        f"{feed.name!r} it has; its host may be overloaded, or the network cut"
+    )
+
+
 def _cut(feed: Feed, run: Run, brought: Mapping[int, int], now_s: float) -> Step[Cutting]:
     """Have the nodes take no more rows of the epoch, and count them."""
     run = replace(run, passes=run.passes + 1)
@@ -457,12 +512,7 @@ def _look_cutting(
     cut = feed.nodes.staying(run.node_ids)
     silent = [node_id for node_id, count in cut.items() if count.cut < run.epoch]
     if silent and now_s >= state.deadline_s:
-        names = ", ".join(_name(run, node_id) for node_id in silent)
-        error = FeedTimeoutError(
-            f"the agent of {names} did not say within {ANSWER_S:g} s how many rows of feed "
-            f"{feed.name!r} it has; its host may be overloaded, or the network cut"
-        )
-        return _cut_short(feed, run, error, now_s)
+        return _cut_short(feed, run, _is_silent(feed, run, silent), now_s)
     if silent:
         return state, []
     now, said = run.left[run.epoch - run.first], list[Action]()
@@ -885,6 +935,7 @@ LOOKS: dict[type, Callable[[Any, float], Step[State]]] = {
     Opening: _look_opening,
     Delivering: _look_delivering,
     Explaining: _look_explaining,
+    Leveling: _look_leveling,
     Cutting: _look_cutting,
     Reading: _look_reading,
     CuttingShort: _look_cutting_short,

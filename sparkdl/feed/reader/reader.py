@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.control.channel import Consumed, EndMark, Local, Release, Terminated
+from sparkdl.control.channel import Consumed, EndMark, Local, Release, Terminated, Withdrawn
 from sparkdl.control.messages import EpochEnd
 from sparkdl.control.rows import EpochRows
 from sparkdl.core.errors import EndOfFeedError, FeedClosedError, FeedTimeoutError, SparkdlError
@@ -64,6 +64,7 @@ class FeedReader:
         self._is_waiting = self._is_terminated = self._is_lost = self._is_resumed = False
         self._epochs = self._beyond = 0
         self._problem: SparkdlError | None = None
+        self._gathered: Callable[[int], list[tuple[Item, int]]] | None = None
 
     # What the receiving thread calls.
 
@@ -128,6 +129,12 @@ class FeedReader:
             self._release(self._cursor.end())
             self._changed.notify_all()
 
+    def withdraw(self, epoch: int, rows: int) -> None:
+        """Give up rows of an epoch that user code was not given; other nodes have fewer."""
+        with self._changed:
+            kept = {} if self._is_terminated else self._cursor.withdraw(epoch, rows, self._gathered)
+            self._send(Withdrawn(self.feed, epoch, kept))
+
     def reclaim(self) -> None:
         """Release what is read, from now to the end of the epoch: feeders wait for room."""
         with self._changed:
@@ -173,8 +180,15 @@ class FeedReader:
                 )
                 self._cursor.raise_floor()
             self._cursor.rewind()
+            self._gathered = None
             self._changed.notify_all()
             return self._owner
+
+    def gather(self, owner: int, withdraw: Callable[[int], list[tuple[Item, int]]]) -> None:
+        """Note who gives up rows that were taken of this epoch, see `ReaderCursor.withdraw`."""
+        with self._changed:
+            if owner == self._owner:
+                self._gathered = withdraw
 
     def peek_batch(self) -> pa.RecordBatch | None:
         """Wait for the next segment; return its batch without moving, `None` at the feed's end."""

@@ -26,6 +26,8 @@ from sparkdl.control.channel import (
     Results,
     Segment,
     Terminated,
+    Withdraw,
+    Withdrawn,
 )
 from sparkdl.control.messages import (
     EpochEnd,
@@ -37,6 +39,7 @@ from sparkdl.control.messages import (
     FeedHold,
     FeedProgress,
     Granted,
+    PassOn,
     ReadShare,
     ToFeeds,
 )
@@ -47,6 +50,7 @@ from sparkdl.feed.store.log import Log
 from sparkdl.feed.store.parquet_loader import DirectLoader, ParquetLoader, ShareLoader, Sink
 from sparkdl.feed.store.segment import StoredSegment
 from sparkdl.feed.store.store import NodeStore, StoreLimits
+from sparkdl.feed.transfer.pass_on import RowsPassing
 from sparkdl.feed.transfer.server import FlightServer
 
 PROGRESS_PERIOD_S = 0.1
@@ -66,6 +70,8 @@ class _ChildFeeds:
         reclaimed: those for which it was asked for room and has not released anything yet.
         direct: those that it has asked to be read from files.
         share_ends: of the last `ReadShare` that has ended: its epoch, and its problem if any.
+        passing: the last `PassOn`.
+        passed_on: of the last `PassOn` that has ended: its epoch, and its problem if any.
     """
 
     consumed: dict[str, Consumed] = field(default_factory=dict)
@@ -75,6 +81,8 @@ class _ChildFeeds:
     reclaimed: set[str] = field(default_factory=set)
     direct: dict[str, DirectLoader] = field(default_factory=dict)
     share_ends: dict[str, tuple[int, str]] = field(default_factory=dict)
+    passing: dict[str, PassOn] = field(default_factory=dict)
+    passed_on: dict[str, tuple[int, str]] = field(default_factory=dict)
 
 
 class NodeFeeds:
@@ -103,6 +111,7 @@ class NodeFeeds:
         )
         self._memory_nbytes = limits.memory_nbytes
         self._receiver: FlightServer | None = None
+        self._token = ""
         self._child = _ChildFeeds()
         self._ended: set[str] = set()
         self._generation = 0
@@ -112,6 +121,7 @@ class NodeFeeds:
 
     def listen(self, host: str, token: str) -> str:
         """Start receiving; return the Flight URI."""
+        self._token = token
         self._receiver = FlightServer(host, token, self.store)
         return self._receiver.uri
 
@@ -130,6 +140,9 @@ class NodeFeeds:
             case ReadShare(feed):
                 on_end = partial(self._soon, self._note_end)
                 self._begin(ShareLoader(message, self._sink(feed), on_end))
+            case PassOn(feed, epoch, to=to):
+                self._child.passing[feed] = message
+                self._send_to_child(Withdraw(feed, epoch, sum(each.rows for each in to)), -1)
             case FeedCut(feed, epoch):
                 self.store.log(feed).cut(epoch)
                 self._progress.call()
@@ -167,6 +180,12 @@ class NodeFeeds:
         elif isinstance(message, Release):
             self._child.reclaimed.discard(message.feed)
             self.store.log(message.feed).release(message.numbers)
+        elif isinstance(message, Withdrawn):
+            log, order = self.store.log(message.feed), self._child.passing[message.feed]
+            rows = log.take_back(message.kept)
+            RowsPassing(
+                order, rows, log, self._token, partial(self._soon, self._note_passed)
+            ).start()
         elif isinstance(message, Terminated):
             log = self.store.log(message.feed)
             log.close_call()
@@ -281,6 +300,11 @@ class NodeFeeds:
             self._child.share_ends[order.feed] = order.epoch, problem
             self._progress.call()
 
+    def _note_passed(self, order: PassOn, log: Log, problem: str) -> None:
+        if log is self.store.log(order.feed):
+            self._child.passed_on[order.feed] = order.epoch, problem
+            self._progress.call()
+
     def _pass_on(self, loader: DirectLoader, message: Local) -> None:
         if self._child.direct.get(loader.sink.log.feed) is loader:
             self._send_to_child(message, -1)
@@ -334,6 +358,7 @@ class NodeFeeds:
         read = self._child.consumed.get(log.feed, Consumed(log.feed, 0, 0))
         cut = log.last_cut
         read_to, problem = self._child.share_ends.get(log.feed, (-1, ""))
+        passed_on, pass_problem = self._child.passed_on.get(log.feed, (-1, ""))
         epoch = max(cut.epoch + 1, self._child.began.get(log.feed, 0))
         return FeedCount(
             log.feed,
@@ -346,6 +371,8 @@ class NodeFeeds:
             closed=log.is_closed and not self._has_failed,
             closed_to=log.terminated_to,
             began=self._child.began.get(log.feed, -1),
+            passed_on=passed_on,
+            pass_problem=pass_problem,
             resumed=log.resumed,
             epoch=epoch,
             epoch_rows=log.rows_of(epoch),

@@ -15,8 +15,8 @@ import os
 import sys
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
@@ -40,6 +40,7 @@ from sparkdl.feed.store.segment import (
     StoredSegment,
     copy_segment,
     cut_segment,
+    read_segment,
     segment_nbytes,
     write_segment,
 )
@@ -77,6 +78,7 @@ class AppendRequest:
         exchange: the inference partition that waits for results, or empty.
         keep: a later epoch reads the rows again: they go to disk rather than wait for memory.
         spans: which rows these are, in their order; by default those that the attempt brings.
+        run: of the job that has brought them, if no attempt does.
     """
 
     epoch: int = 0
@@ -86,6 +88,7 @@ class AppendRequest:
     is_last: bool = False
     keep: bool = False
     spans: tuple[Span, ...] = ()
+    run: str = ""
 
     def spans_of(self, rows: int) -> tuple[Span, ...]:
         """Return which rows a batch of `rows` rows holds."""
@@ -388,6 +391,34 @@ class Log:
             self._rows[segment.epoch] += segment.rows
         self._on_segment(segment)
 
+    def take_back(self, kept: Mapping[int, int]) -> list[tuple[pa.RecordBatch, tuple[Span, ...]]]:
+        """Remove the last rows of segments, which the child has given up; return them.
+
+        Args:
+            kept: how many rows each segment keeps, by number.
+
+        Returns:
+            Batches, and which rows each of them holds, in order.
+        """
+        freed, taken = [], []
+        with self._lock:
+            for number, rows in sorted(kept.items()):
+                segment = self._segments.get(number)
+                if segment is None:  # it was closed meanwhile
+                    continue
+                batch = read_segment(segment.fd).slice(rows, segment.rows - rows)
+                taken.append((batch, self.provenance.cut(number, rows)))
+                self.rows_received -= batch.num_rows
+                self._rows[segment.epoch] -= batch.num_rows
+                if rows:
+                    self._segments[number] = replace(segment, rows=rows)
+                else:
+                    freed.append(self._segments.pop(number))
+                    self._runs.pop(number, None)
+        for segment in freed:
+            self._budget.free(segment)
+        return taken
+
     def close_call(self) -> None:
         """Take no more rows of the feeding that is under way, and free what is here of it."""
         self.terminated_to = self._last_epoch
@@ -431,7 +462,7 @@ class Log:
                 source = self._sources[request.attempt.run, request.attempt.partition]
                 here = (request.start_row, request.start_row + rows)
                 source.covered = merge_ranges([*source.covered, here])
-            run = request.attempt.run if request.attempt else ""
+            run = request.attempt.run if request.attempt else request.run
             self._record(segment, run, request.spans_of(rows))
             return True
 

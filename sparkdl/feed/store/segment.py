@@ -164,6 +164,15 @@ class Provenance:
         with self._lock:
             self._spans[segment] = epoch, spans
 
+    def cut(self, segment: int, rows: int) -> tuple[Span, ...]:
+        """Let a segment hold its first `rows` rows only; return which the others were."""
+        with self._lock:
+            epoch, spans = self._spans.pop(segment, (0, ()))
+            total = sum(stop - start for _, start, stop in spans)
+            if rows:
+                self._spans[segment] = epoch, tuple(spans_within(spans, [(0, rows)]))
+            return tuple(spans_within(spans, [(rows, total)]))
+
     def spans(self, segment: int) -> tuple[Span, ...]:
         """Return what a segment holds; nothing if that has been forgotten."""
         with self._lock:

@@ -2,7 +2,8 @@
 
 Runs in: agent
 
-All feeders ask the first node of a group before they send to it, see `groups.py`. Rows in flight
+`level` and `transfers` are pure; the driver calls the latter. All feeders ask the first node of a
+group before they send to it, see `groups.py`. Rows in flight
 from other feeders count too; a single node cannot see them. What a feeder had in flight when it
 broke stays counted: two pieces for each node at most.
 """
@@ -44,6 +45,36 @@ def level(num_rows: int, totals: Sequence[int]) -> list[int]:
     for position, (total, node) in enumerate(by_total[:wet]):
         shares[node] = surface - total + (position < remainder)
     return shares
+
+
+def transfers(totals: Mapping[int, int], movable: Mapping[int, int]) -> dict[int, dict[int, int]]:
+    """Return how many rows nodes pass on, and to whom, so that their totals differ by one at most.
+
+    Args:
+        totals: rows by node id.
+        movable: how many of them a node can pass on; where these are too few, it keeps more.
+
+    Returns:
+        Rows by the node that gives and the node that gets; fewer entries than nodes. Empty if the
+        totals are level.
+    """
+    if not totals or max(totals.values()) - min(totals.values()) <= 1:
+        return {}
+    least, more = divmod(sum(totals.values()), len(totals))
+    highest = sorted(totals, key=lambda node_id: (-totals[node_id], node_id))
+    aims = {node_id: least + (place < more) for place, node_id in enumerate(highest)}
+    over = [(n, min(totals[n] - aims[n], movable.get(n, 0))) for n in highest]
+    under = [(n, aims[n] - totals[n]) for n in reversed(highest) if totals[n] < aims[n]]
+    found: dict[int, dict[int, int]] = {}
+    for giver, left in over:
+        while left > 0 and under:
+            getter, missing = under.pop()
+            rows = min(left, missing)
+            found.setdefault(giver, {})[getter] = rows
+            left -= rows
+            if missing > rows:
+                under.append((getter, missing - rows))
+    return found
 
 
 class RowBalancer:

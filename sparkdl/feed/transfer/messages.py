@@ -16,7 +16,7 @@ import pyarrow.flight as flight
 
 from sparkdl.control.auth import bearer
 from sparkdl.core.errors import ConfigError, SparkdlError
-from sparkdl.core.row_ranges import Range
+from sparkdl.core.row_ranges import Range, Span
 
 WRONG_ANSWER = "inference partition"
 """In every reason that lies in the results: another node would give no better ones."""
@@ -137,6 +137,7 @@ class PutHeader(msgspec.Struct, frozen=True):
 
     Attributes:
         last_epoch: the last one of the same `feed` call.
+        partition: -1 where a node passes on rows of several.
         attempt: grows from one attempt to the next.
         keep: later epochs are to read the rows again.
     """
@@ -173,11 +174,13 @@ class PutPiece(msgspec.Struct, frozen=True):
 
     Attributes:
         rows, key: of a segment that was sent as a descriptor; the batch itself is empty then.
+        spans: which rows these are, if a node passes them on.
     """
 
     start_row: int
     rows: int = 0
     key: str = ""
+    spans: tuple[Span, ...] = ()
 
 
 class Question(msgspec.Struct, frozen=True, tag=True):

@@ -86,14 +86,23 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         epoch = header.epoch
         log = self._store.log(header.feed, header.generation)
         log.expect(header.last_epoch)
-        attempt = Attempt(header.run, header.partition, header.attempt)
-        covered = tuple(log.begin(attempt, epoch))
+        attempt = None
+        if header.partition >= 0:
+            attempt = Attempt(header.run, header.partition, header.attempt)
+        covered = tuple(log.begin(attempt, epoch)) if attempt else ()
         is_closed = not log.takes(epoch)
         first = PutAck(True, is_closed, covered, self._fd_receiver.name)
         writer.write(msgspec.json.encode(first))
         for chunk in reader:
             piece = msgspec.json.decode(chunk.app_metadata.to_pybytes(), type=PutPiece)
-            request = AppendRequest(epoch, attempt, piece.start_row, keep=header.keep)
+            request = AppendRequest(
+                epoch,
+                attempt,
+                piece.start_row,
+                keep=header.keep,
+                spans=piece.spans,
+                run=header.run,
+            )
             if piece.key:
                 fd = self._fd_receiver.wait_fd(piece.key, Deadline.after(_FD_WAIT_S))
                 outcome = log.adopt(fd, piece.rows, Deadline.after(FULL_WAIT_S), request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
@@ -13,7 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.control.messages import EpochEnd, FeedBegin, FeedCount, FeedCut, FeedHold, Granted
+from sparkdl.control.messages import (
+    EpochEnd,
+    FeedBegin,
+    FeedCount,
+    FeedCut,
+    FeedHold,
+    Granted,
+    PassOn,
+)
 from sparkdl.control.rows import EpochRows, merge_epochs
 from sparkdl.core.errors import (
     FeedClosedError,
@@ -24,6 +32,7 @@ from sparkdl.core.errors import (
 )
 from sparkdl.core.spec import plan_nodes
 from sparkdl.core.world import Address, World, build_world
+from sparkdl.driver.feeds import transitions
 from sparkdl.driver.feeds.coverage import CallHistory, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.feeds.state import (
@@ -43,6 +52,7 @@ from sparkdl.driver.feeds.state import (
     JobBroke,
     JobEnded,
     KeepProblem,
+    Leveling,
     LogFetched,
     Nodes,
     NodesSeen,
@@ -59,7 +69,7 @@ from sparkdl.driver.feeds.state import (
     Warn,
 )
 from sparkdl.driver.feeds.transitions import ANSWER_S, CANCEL_S, LOOKS, REASON_S, TRANSITIONS, step
-from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
+from sparkdl.feed.transfer.messages import FedPartition, FeederError, FeedSpec
 from tests.doubles.machines import declared_steps_only
 
 steps_are_declared = declared_steps_only(TRANSITIONS, LOOKS)
@@ -299,6 +309,42 @@ def test_next_generation_waits_for_the_last_job_and_finds_what_nodes_still_have(
     assert start.spec.ahead == {0: 3, 1: 0}
 
 
+def test_nodes_that_few_feeders_reached_get_rows_of_those_that_have_more() -> None:
+    """Nine nodes are more than a feeder has streams to."""
+    play = Play(Idle(feed_of(9)), counts={n: FeedCount("input") for n in range(9)})
+    play.asked()
+    partitions = (
+        FedPartition(0, {0: 12, 1: 7}, 0, 19),
+        FedPartition(1, dict.fromkeys(range(2, 9), 5), 0, 35),
+    )
+    (first, second) = play.after(JobEnded(1, partitions))
+    assert isinstance(play.state, Leveling)
+    assert [first.node_ids, second.node_ids] == [{0}, {1}]
+    given = Counter({to.node: to.rows for each in (first, second) for to in each.message.to})
+    assert given.total() == 12 + 7 - 2 * 6
+    assert set(given) == {f"worker:{n}" for n in range(2, 9)}
+    assert play.seen({"passed_on": 0}) == [], "the other one has not done it yet"
+    (cut,) = play.seen({}, {"passed_on": 0})
+    assert cut.message == FeedCut("input", 0)
+    assert isinstance(play.state, Cutting)
+    assert play.state.brought == {0: 6, 1: 6} | dict.fromkeys(range(2, 9), 6)
+
+
+@pytest.mark.parametrize("problem", ["it broke", ""])
+def test_rows_of_which_nobody_knows_where_they_are_end_the_call(problem: str) -> None:
+    play = Play(Idle(feed_of(9)), counts={n: FeedCount("input") for n in range(9)})
+    play.asked()
+    play.after(JobEnded(1, (FedPartition(0, {0: 90}, 0, 90),)))
+    if problem:
+        assert play.seen({"passed_on": 0, "pass_problem": problem}) == []
+        assert isinstance(play.state, Explaining), "the other node may have been lost"
+    (cut,) = play.expired()
+    assert cut.message == FeedCut("input", 0)
+    *_, answer = play.seen(*[{"cut": 0}] * 9)
+    assert isinstance(answer.value, FeederError if problem else FeedTimeoutError)
+    assert "input" in str(answer.value)
+
+
 def test_stream_is_one_iteration_that_ends_with_an_epoch_of_no_rows() -> None:
     play = Play()
     begin, opened = play.after(Requested(StreamAsked(1, None)))
@@ -364,7 +410,7 @@ def test_what_is_not_in_the_table_is_a_bug() -> None:
 def test_every_state_takes_every_event() -> None:
     states = {state for state, _ in TRANSITIONS}
     events = {event for _, event in TRANSITIONS}
-    assert len(states) == 8
+    assert len(states) == 9
     assert {*TRANSITIONS} == {(state, event) for state in states for event in events}
 
 
@@ -394,6 +440,7 @@ class SimulatedNode:
     told_reading: int = -1
     closed_to: int = -1
     closed: bool = False
+    passed_on: int = -1
     reading: int = 0
     position: int = 0
     received: int = 0
@@ -467,7 +514,16 @@ class SimulatedNode:
             held=self.held,
             reading=self.told_reading,
             began=self.began,
+            passed_on=self.passed_on,
         )
+
+    def give_up(self, epoch: int, rows: int) -> list[Row]:
+        here = self.rows.get(epoch, [])
+        first = 0 if epoch > self.reading else self.position if epoch == self.reading else len(here)
+        keep = max(first, len(here) - rows)
+        given_up, here[keep:] = here[keep:], []
+        self.received -= len(given_up)
+        return given_up
 
 
 @dataclass
@@ -534,8 +590,22 @@ class Simulation:
         if not full:
             return False
         node = full[self.draw(len(full))]
-        node.hear(node.inbox.popleft())
+        message = node.inbox.popleft()
+        if isinstance(message, PassOn):
+            self._pass_on(node, message)
+        node.hear(message)
         return True
+
+    def _pass_on(self, node: SimulatedNode, order: PassOn) -> None:
+        rows = node.give_up(order.epoch, sum(to.rows for to in order.to))
+        for to in order.to:
+            other = self.nodes[int(to.uri.rpartition(":")[2])]
+            for row in rows[: to.rows]:
+                taker = other if other.takes(order.epoch) else node
+                if taker.takes(order.epoch):
+                    taker.receive(order.epoch, row)
+            del rows[: to.rows]
+        node.passed_on = order.epoch
 
     def bring_row(self) -> bool:
         jobs = [job for job in self.jobs.values() if job.left]
@@ -550,6 +620,9 @@ class Simulation:
             if order.generation == self.generation
             and (node := self.nodes[target.node_id]).takes(order.epoch)
         ]
+        if transitions.MAX_STREAMS:  # feeders keep nodes level; otherwise nodes do themselves
+            least = min((len(node.rows.get(order.epoch, [])) for node in takers), default=0)
+            takers = [node for node in takers if len(node.rows.get(order.epoch, [])) == least]
         if takers:
             node = takers[self.draw(len(takers))]
             node.receive(order.epoch, (job.start.data.call, partition, number))
@@ -732,6 +805,16 @@ def played(seed: int, *faults: str) -> Simulation:
 SEEDS = st.integers(0, 1 << 32)
 
 
+@pytest.fixture(params=["all streams", "few streams"])
+def _streams(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Where feeders have few streams, nodes pass rows on to each other."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "few streams":
+            patch.setattr(transitions, "MAX_STREAMS", 0)
+        yield
+
+
+@pytest.mark.usefixtures("_streams")
 @given(SEEDS)
 def test_every_row_is_used_once_an_epoch_whenever_nodes_die(seed: int) -> None:
     simulation = played(seed, "restart")
@@ -751,6 +834,7 @@ def test_every_row_is_used_once_an_epoch_whenever_nodes_die(seed: int) -> None:
     assert simulation.model() == expected
 
 
+@pytest.mark.usefixtures("_streams")
 @given(
     SEEDS,
     st.sets(st.sampled_from(["restart", "begin_anew", "terminate", "give_time", "shut_down"])),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sparkdl.control.channel import EndMark, Release, Terminated
+from sparkdl.control.channel import EndMark, Release, Terminated, Withdrawn
 from sparkdl.control.messages import EpochEnd
 from sparkdl.core.errors import FeedClosedError, FeedTimeoutError
 from sparkdl.feed.reader.cursor import HEAD_STEPS, Item
@@ -450,6 +450,55 @@ def test_item_closes_its_descriptor_once() -> None:
     assert one.batch() is one.batch()
     assert one.fd == -1
     one.close()
+
+
+# rows for other nodes
+
+
+def kept(it: Arrivals) -> dict[int, int]:
+    """What segments keep, by the last answer."""
+    return [m.kept for m in it.sent if isinstance(m, Withdrawn)][-1]
+
+
+def test_rows_that_were_not_taken_are_given_up_from_the_last_one_on() -> None:
+    with Arrivals() as it:
+        it.rows(3, 4, 5)
+        owner = it.reader.claim()
+        it.reader.take(owner)
+        it.reader.give(owner, 3)
+        it.reader.withdraw(0, 7)
+        assert kept(it) == {2: 0, 1: 2}
+        it.reader.withdraw(0, 7)
+        assert kept(it) == {1: 0}, "no more than was not taken"
+        it.rows(2)
+        it.end_epoch(0)
+        item = it.reader.take(owner)
+        assert isinstance(item, Item)
+        assert item.batch()["x"].to_pylist() == [12, 13]
+        it.reader.withdraw(0, 7)
+        assert kept(it) == {}, "all nodes know how many rows the epoch has"
+
+
+def test_rows_given_back_by_an_abandoned_iteration_are_given_up_but_for_those_given_for_good() -> (
+    None
+):
+    with Arrivals() as it:
+        it.rows(5, 5)
+        owner = it.reader.claim()
+        it.reader.take(owner)
+        it.reader.take(owner)
+        it.reader.give_for_good(owner, 2)
+        it.reader.claim()
+        it.reader.withdraw(0, 100)
+        assert kept(it) == {1: 0, 0: 2}
+
+
+def test_terminated_reader_gives_nothing_up() -> None:
+    with Arrivals() as it:
+        it.rows(5)
+        it.reader.terminate()
+        it.reader.withdraw(0, 5)
+        assert kept(it) == {}
 
 
 def test_room_that_a_terminated_feeding_was_asked_for_is_not_made_in_the_next_one() -> None:

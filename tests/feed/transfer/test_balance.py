@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.feed.transfer.balance import RowBalancer, level
+from sparkdl.feed.transfer.balance import RowBalancer, level, transfers
 
 TOTALS = st.lists(st.integers(0, 60), max_size=8)
 
@@ -87,3 +87,23 @@ def test_nodes_with_room_differ_by_a_row_at_most(sizes: list[int], num_nodes: in
         assert sum(shares) == rows
         totals = [total + share for total, share in zip(totals, shares, strict=True)]
     assert max(totals) - min(totals) <= 1
+
+
+@given(st.dictionaries(st.integers(0, 99), st.integers(0, 60), max_size=20))
+def test_transfers_make_totals_differ_by_a_row_at_most(totals: dict[int, int]) -> None:
+    orders = transfers(totals, totals)
+    after = dict(totals)
+    for giver, gets in orders.items():
+        for getter, rows in gets.items():
+            assert rows > 0
+            after[giver] -= rows
+            after[getter] += rows
+    assert max(after.values(), default=0) - min(after.values(), default=0) <= 1
+    assert sum(len(gets) for gets in orders.values()) < max(1, len(totals))
+    assert not {*orders} & {getter for gets in orders.values() for getter in gets}
+
+
+def test_node_that_can_give_no_more_keeps_the_rest() -> None:
+    assert transfers({0: 10, 1: 0}, {0: 2}) == {0: {1: 2}}
+    assert transfers({0: 10, 1: 9}, {0: 10}) == {}
+    assert transfers({0: 9, 1: 9, 2: 0}, {1: 9}) == {1: {2: 3}}
