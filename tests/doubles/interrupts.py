@@ -43,6 +43,7 @@ class Interrupts:
 
     def during(self, call: Callable[[], Any]) -> Any:
         """Call; return what it does, or the interrupt or error that it has raised."""
+        tracer = sys.gettrace()  # of coverage, perhaps
         try:
             gc.disable()  # what it finalizes it would at any place
             if self._second:
@@ -53,7 +54,7 @@ class Interrupts:
             return error
         finally:
             self._left = 0  # no interrupt comes any more
-            sys.settrace(None)
+            sys.settrace(tracer)
             sys.setprofile(None)
             gc.enable()
 

@@ -66,6 +66,14 @@ def see(folder: Path, ctx: NodeContext) -> None:
     tell(folder, ctx, [ctx.num_gpus, os.environ["CUDA_VISIBLE_DEVICES"].split(",")])
 
 
+def see_and_stay(folder: Path, ctx: NodeContext) -> None:
+    """As `see`; a node that trains returns, and frees its GPUs, when a file says so."""
+    see(folder, ctx)
+    never = threading.Event()
+    while ctx.member.role.is_trainer and not folder.with_suffix(".over").exists():
+        never.wait(0.02)
+
+
 def told(folder: Path) -> dict[str, tuple[int, list[Any]]]:
     return {path.name: tuple(json.loads(path.read_text())) for path in folder.iterdir()}
 
@@ -81,11 +89,12 @@ def test_clusters_at_once_share_a_hosts_gpus_but_no_gpu(host: Any, tmp_path: Pat
     one, two = folder_in(tmp_path, "one"), folder_in(tmp_path, "two")
     roles: dict[str, Any] = {"num_ps": 1, "master_node": "chief", "eval_node": True}
     with (
-        launch(see, one, nodes=4, num_gpus=1, input_mode="own", **roles) as first,
-        launch(see, two, nodes=1, num_gpus={"worker": 2}, input_mode="own") as second,
+        launch(see_and_stay, one, nodes=4, num_gpus=1, input_mode="own", **roles) as first,
+        launch(see_and_stay, two, nodes=1, num_gpus={"worker": 2}, input_mode="own") as second,
     ):
-        first.results(SOON_S)
-        second.results(SOON_S)
+        deadline, never = Deadline.after(SOON_S), threading.Event()
+        while len([*one.glob("*-*"), *two.glob("*-*")]) < 5 and not deadline.has_passed:
+            never.wait(0.02)
         given = told(one) | {f"other {name}": words for name, words in told(two).items()}
         assert {name: count for name, (count, _seen) in given.items()} == {
             "chief-0": 1, "worker-0": 1, "ps-0": 0, "evaluator-0": 0, "other worker-0": 2,
@@ -100,6 +109,9 @@ def test_clusters_at_once_share_a_hosts_gpus_but_no_gpu(host: Any, tmp_path: Pat
         for gpu in uuids:
             claimed = f"{gpu} ({H100}): claimed by the node of process {claimant_of(gpu)}\n"
             assert claimed in str(refused.value)
+        for cluster, folder in ((first, one), (second, two)):
+            folder.with_suffix(".over").touch()
+            cluster.results(SOON_S)
     assert {claimant_of(gpu) for gpu in uuids} == {None}
 
 

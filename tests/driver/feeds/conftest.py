@@ -26,27 +26,35 @@ def feed(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def _pair(factory: pytest.TempPathFactory, name: str, **options: Any) -> Iterator[Lab]:
-    with lab(factory.mktemp(name), "plain", 2, **options) as made:
+def _lab(
+    factory: pytest.TempPathFactory, name: str, nodes: int = 2, **options: Any
+) -> Iterator[Lab]:
+    with lab(factory.mktemp(name), "plain", nodes, **options) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def roomy(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Two nodes that hold whatever they are fed."""
-    yield from _pair(tmp_path_factory, "roomy", feed_memory=1 << 26)
+    yield from _lab(tmp_path_factory, "roomy", feed_memory=1 << 26)
 
 
 @pytest.fixture(scope="module")
 def little(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Two nodes that hold 64 KiB; the rest has to wait."""
-    yield from _pair(tmp_path_factory, "little", feed_memory=LITTLE, feed_disk=0)
+    yield from _lab(tmp_path_factory, "little", feed_memory=LITTLE, feed_disk=0)
 
 
 @pytest.fixture(scope="module")
 def disk(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Two nodes that hold 64 KiB in memory, and the rest on disk."""
-    yield from _pair(tmp_path_factory, "disk", feed_memory=LITTLE, feed_disk=1 << 28)
+    yield from _lab(tmp_path_factory, "disk", feed_memory=LITTLE, feed_disk=1 << 28)
+
+
+@pytest.fixture(scope="module")
+def trio(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Three nodes that hold whatever they are fed."""
+    yield from _lab(tmp_path_factory, "trio", nodes=3, feed_memory=1 << 26)
 
 
 @pytest.fixture(scope="module")

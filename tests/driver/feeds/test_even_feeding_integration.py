@@ -13,6 +13,7 @@ from sparkdl.core.errors import FeedTimeoutError
 from sparkdl.driver.feeds import transitions
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.feed.reader.batches import Tail
+from sparkdl.feed.transfer import groups
 from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab
 from tests.doubles.map_funs import count_rows
@@ -298,3 +299,27 @@ def test_evaluator_is_fed_beside_the_workers() -> None:
         assert evaluating.result(SOON_S).rows == {"evaluator:0": 10}
         assert cluster.feed(range(100), timeout_s=STEP_S).rows == {"worker:0": 100}
         assert cluster.results(SOON_S)[0] == [100, sum(range(100))]
+
+
+@pytest.mark.parametrize("tail", ["short", "drop"])
+@pytest.mark.parametrize("sizes", ["skewed", "one", "many"])
+def test_nodes_are_level_though_no_feeder_reaches_all_of_them(
+    trio: Lab, feed: str, tail: Tail, sizes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A feeder has two streams here, and there are three nodes."""
+    monkeypatch.setattr(groups, "MAX_STREAMS", 2)
+    monkeypatch.setattr(transitions, "MAX_STREAMS", 2)
+    count = sum(SIZES[sizes])
+    with Meetings(3) as meetings:
+        trio.begin(train, {"port": meetings.port, "feed": feed, "tail": tail})
+        report = trio.cluster.feed(parts(*SIZES[sizes]), 3, feed, STEP_S)
+        results = ended(trio, feed)
+    assert (report.epochs, report.rows_fed, report.rows_unused) == (3, 3 * count, 0)
+    assert len({len(epoch) for node in results for epoch in node}) == 1
+    assert report.rows_padded == 0
+    if tail == "short":
+        assert max(report.rows.values()) - min(report.rows.values()) <= 3, "a row an epoch"
+        for epoch in range(3):
+            assert used_once([node[epoch] for node in results], count)
+    else:
+        assert report.rows_dropped == 3 * (count % 24)
