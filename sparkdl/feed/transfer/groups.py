@@ -17,7 +17,7 @@ epoch's end.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 
@@ -79,11 +79,16 @@ class Groups:
         """Whether no group takes rows."""
         return len(self.closed) == len(self.groups)
 
-    def first(self) -> int:
-        """Return where to begin: with nodes of this host, or where the fewest others begin."""
+    def first(self, is_here: Callable[[str], bool] | None = None) -> int:
+        """Return where to begin: with nodes of this host, or else where few others begin.
+
+        Args:
+            is_here: whether an address is one of this host's.
+        """
         if len(self.groups) == 1:
             return 0
-        here = {host for host in {target.host for target in self._spec.targets} if _is_here(host)}
+        hosts = {target.host for target in self._spec.targets}
+        here = set(filter(is_here or _is_here, hosts))
         near = [n for n, group in enumerate(self.groups) if any(t.host in here for t in group)]
         numbers = near or range(len(self.groups))
         return numbers[self._header.partition % len(numbers)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from urllib.parse import urlsplit
 
 import msgspec
@@ -44,7 +45,7 @@ class Target:
     name: str
     uri: str
 
-    @property
+    @cached_property
     def host(self) -> str:
         """The address of its host."""
         return urlsplit(self.uri).hostname or ""

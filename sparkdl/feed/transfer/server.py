@@ -122,19 +122,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     ) -> Iterator[flight.Result]:
         """Answer one of `AnyQuestion`."""
         question = msgspec.json.decode(action.body.to_pybytes(), type=AnyQuestion)
-        yield flight.Result(msgspec.json.encode(self._answer_to(question)))
-
-    def _answer_to(self, question: AnyQuestion) -> object:
-        log, epoch = self._store.log(question.feed, question.generation), question.epoch
-        match question:
-            case PlanRequest(rows=rows, node_ids=ids, back=back, ahead=ahead):
-                return log.balancer.plan(epoch, rows, ids, back, ahead)
-            case LevelRequest(node_ids=ids, ahead=ahead):
-                return log.balancer.level(epoch, ids, ahead)
-            case VisitRequest(run=run, partition=partition, attempt=number, node_ids=ids):
-                return log.visit(Attempt(run, partition, number), epoch, ids)
-            case BeginRequest(run=run, partition=partition, attempt=number):
-                return log.begin(Attempt(run, partition, number), epoch)
+        yield flight.Result(msgspec.json.encode(answer(self._store, question)))
 
     def do_exchange(
         self,
@@ -209,6 +197,20 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             end = AppendRequest(exchange=header.exchange, is_last=True)
             log.append(last.slice(0, 0), Deadline.after(timeout_s), end)
         exchange.finish_input()
+
+
+def answer(store: NodeStore, question: AnyQuestion) -> object:
+    """Answer what a feeder asks; the answer is sent as JSON."""
+    log, epoch = store.log(question.feed, question.generation), question.epoch
+    match question:
+        case PlanRequest(rows=rows, node_ids=ids, back=back, ahead=ahead):
+            return log.balancer.plan(epoch, rows, ids, back, ahead)
+        case LevelRequest(node_ids=ids, ahead=ahead):
+            return log.balancer.level(epoch, ids, ahead)
+        case VisitRequest(run=run, partition=partition, attempt=number, node_ids=ids):
+            return log.visit(Attempt(run, partition, number), epoch, ids)
+        case BeginRequest(run=run, partition=partition, attempt=number):
+            return log.begin(Attempt(run, partition, number), epoch)
 
 
 def _fitting(reason: str) -> str:

@@ -317,14 +317,18 @@ def test_nodes_that_few_feeders_reached_get_rows_of_those_that_have_more() -> No
         FedPartition(0, {0: 12, 1: 7}, 0, 19),
         FedPartition(1, dict.fromkeys(range(2, 9), 5), 0, 35),
     )
-    (first, second) = play.after(JobEnded(1, partitions))
+    said = play.after(JobEnded(1, partitions))
     assert isinstance(play.state, Leveling)
-    assert [first.node_ids, second.node_ids] == [{0}, {1}]
-    given = Counter({to.node: to.rows for each in (first, second) for to in each.message.to})
+    orders = [(each.node_ids, each.message) for each in said if isinstance(each, Send)]
+    assert [node_ids for node_ids, _ in orders] == [{0}, {1}]
+    given = Counter(
+        {to.node: to.rows for _, each in orders if isinstance(each, PassOn) for to in each.to}
+    )
     assert given.total() == 12 + 7 - 2 * 6
     assert set(given) == {f"worker:{n}" for n in range(2, 9)}
     assert play.seen({"passed_on": 0}) == [], "the other one has not done it yet"
     (cut,) = play.seen({}, {"passed_on": 0})
+    assert isinstance(cut, Send)
     assert cut.message == FeedCut("input", 0)
     assert isinstance(play.state, Cutting)
     assert play.state.brought == {0: 6, 1: 6} | dict.fromkeys(range(2, 9), 6)
@@ -339,8 +343,10 @@ def test_rows_of_which_nobody_knows_where_they_are_end_the_call(problem: str) ->
         assert play.seen({"passed_on": 0, "pass_problem": problem}) == []
         assert isinstance(play.state, Explaining), "the other node may have been lost"
     (cut,) = play.expired()
+    assert isinstance(cut, Send)
     assert cut.message == FeedCut("input", 0)
     *_, answer = play.seen(*[{"cut": 0}] * 9)
+    assert isinstance(answer, Answer)
     assert isinstance(answer.value, FeederError if problem else FeedTimeoutError)
     assert "input" in str(answer.value)
 
@@ -620,7 +626,7 @@ class Simulation:
             if order.generation == self.generation
             and (node := self.nodes[target.node_id]).takes(order.epoch)
         ]
-        if transitions.MAX_STREAMS:  # feeders keep nodes level; otherwise nodes do themselves
+        if vars(transitions)["MAX_STREAMS"]:  # feeders keep nodes level
             least = min((len(node.rows.get(order.epoch, [])) for node in takers), default=0)
             takers = [node for node in takers if len(node.rows.get(order.epoch, [])) == least]
         if takers:
