@@ -382,6 +382,8 @@ class GatheredRows:
         with self._lock:
             pile = self._parts if self._random is None else self._unshuffled
             while rows > 0 and pile and (item := pile[-1].item) is not None:
+                if item.is_released:  # the agent has it no more
+                    break
                 less = min(rows, pile[-1].rows, self.count + self._unshuffled_rows - 1)
                 if not less:
                     break
