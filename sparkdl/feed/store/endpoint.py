@@ -41,6 +41,7 @@ from sparkdl.control.messages import (
     ToFeeds,
 )
 from sparkdl.control.rows import EpochRows
+from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.throttle import Throttle
 from sparkdl.feed.store.log import Log
@@ -110,9 +111,9 @@ class NodeFeeds:
         self._has_failed = False
         self._progress = Throttle(self._loop, self._report_counts, PROGRESS_PERIOD_S)
 
-    def listen(self, host: str, token: str) -> str:
+    def listen(self, host: str, token: str, tls: Tls | None = None) -> str:
         """Start receiving; return the Flight URI."""
-        self._receiver = FlightServer(host, token, self.store)
+        self._receiver = FlightServer(host, token, self.store, tls)
         return self._receiver.uri
 
     # From the coordinator.

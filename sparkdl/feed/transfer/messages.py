@@ -14,6 +14,7 @@ import msgspec
 import pyarrow.flight as flight
 
 from sparkdl.control.auth import bearer
+from sparkdl.control.tls import Trust
 from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.core.row_ranges import Range
 
@@ -60,6 +61,7 @@ class FeedSpec:
         patience_s: how long inference waits for nodes that are between two generations.
         verdict_s: how long a feeder that cannot reach a node waits for the driver's decision.
         coordinator: its URL, to ask why no node answers.
+        trust: what nodes and coordinator have to show; `None` where they are not encrypted.
     """
 
     feed: str
@@ -78,6 +80,7 @@ class FeedSpec:
     patience_s: float = 10.0
     verdict_s: float = 0.0
     coordinator: str = ""
+    trust: Trust | None = None
 
     def check_partitions(self, partitions: int) -> None:
         """Check that the data come in as many partitions as before.
@@ -88,6 +91,10 @@ class FeedSpec:
         named = max(self.done, default=-1) + 1
         if self.partitions not in (0, partitions) or named > partitions:
             raise other_data(self.feed, self.partitions or named, partitions)
+
+    def connect(self, target: Target) -> flight.FlightClient:
+        """Return a client of a node; it connects when it is used."""
+        return flight.connect(target.uri, **(self.trust.flight_options() if self.trust else {}))
 
     def options(self) -> flight.FlightCallOptions:
         """Return the call options that carry the token."""
