@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 10.0
 """How long a peer may take to shake hands."""
-_NAME = "cluster.sparkdl.internal"
+_NAME = "cluster.internal"
 _CLOCK_SKEW = datetime.timedelta(days=1)
 _LIFETIME = datetime.timedelta(days=3650)
 _MISSING = (
@@ -149,7 +149,11 @@ class Tls:
         Raises:
             ConfigError: if its files are missing or not what the cluster's clients believe.
         """
-        return _checked(_read(self.files, self.trust), self.files) if self.files else self
+        if self.files is None:
+            return self
+        here = _read(self.files, self.trust)
+        _names_of(here)
+        return here
 
 
 def choose_tls(asked: object, setting: str) -> Tls | None:
@@ -176,16 +180,16 @@ def read_tls(files: TlsFiles) -> Tls:
     Raises:
         ConfigError: if the files cannot be read, do not belong together, or have expired.
     """
-    found = _read(files, Trust(b"", ""))
     roots = _read_file("ca", files.ca)
-    names = _checked_names(replace(found, trust=Trust(roots, "")), files)
+    names = _names_of(_read(files, Trust(roots, "")))
     if not names:
         raise ConfigError(
             f"tls: the certificate {files.cert} carries no DNS name (subjectAltName). Give one "
             "that carries a name which the certificates of all hosts of the cluster carry"
         )
-    name = files.name or names[0].replace("*", "sparkdl", 1)
-    return _checked(replace(found, trust=Trust(roots, name)), files)
+    found = _read(files, Trust(roots, files.name or names[0].replace("*", "sparkdl", 1)))
+    _names_of(found)
+    return found
 
 
 def new_tls() -> Tls:
@@ -263,12 +267,7 @@ def _read_file(what: str, path: str) -> bytes:
         ) from None
 
 
-def _checked(tls: Tls, files: TlsFiles | None) -> Tls:
-    _checked_names(tls, files)
-    return tls
-
-
-def _checked_names(tls: Tls, files: TlsFiles | None) -> list[str]:
+def _names_of(tls: Tls) -> list[str]:
     """Shake hands in memory, as the cluster will; return the DNS names of the certificate.
 
     Raises:
@@ -288,9 +287,9 @@ def _checked_names(tls: Tls, files: TlsFiles | None) -> list[str]:
     except (ssl.SSLError, ValueError) as error:
         reason = getattr(error, "verify_message", "") or getattr(error, "reason", "") or error
         raise ConfigError(
-            f"tls: the certificate, key and ca of {files} cannot be used: {reason}. The key has to "
-            "be the certificate's and have no passphrase, ca has to have signed it, and it has to "
-            "be valid today and carry the same DNS name at all hosts"
+            f"tls: the certificate, key and ca of {tls.files} cannot be used: {reason}. The key "
+            "has to be the certificate's and have no passphrase, ca has to have signed it, and it "
+            "has to be valid today and carry the same DNS name at all hosts"
         ) from None
     certificate = client.getpeercert() or {}
     names: Any = certificate.get("subjectAltName", ())

@@ -5,7 +5,8 @@ Runs in: programs on hosts of the bed
     python -m tests.hosts.ends server ADDRESS HOST_TIMEOUT_S
     python -m tests.hosts.ends client URL HOST_TIMEOUT_S [ROOTS]
 
-The server is `server`, or `talking`, or `talking-tls` and prints the ROOTS that a client takes. Both print what they see, with `at_s` of the clock that the hosts share.
+The server is `server`; or `talking`; or `talking-tls`, which prints the ROOTS for its client. Both
+print what they see, with `at_s` of the clock that the hosts share.
 """
 
 from __future__ import annotations

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
@@ -12,7 +15,7 @@ from sparkdl.control.descriptors import FdSender
 from sparkdl.control.tls import Tls, Trust, new_tls
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.messages import FeederError, FeedSpec
-from tests.doubles.feeds import LocalNode, Proxy, numbers, order, values
+from tests.doubles.feeds import SOON_S, LocalNode, Proxy, numbers, order, values
 
 ROWS = list(range(1000))
 
@@ -91,3 +94,17 @@ def test_who_is_not_believed_gets_no_row_and_is_told_soon(
         assert node.feeds.store.logs == ()
         Feeder(told(order([node.target]), known[server]), 0).feed(batches())
         assert read(node) == ROWS, "and nobody else is disturbed"
+
+
+def test_peer_that_does_not_shake_hands_does_not_hold_up_the_end(ours: Tls) -> None:
+    with ExitStack() as stack:
+        with LocalNode(tls=ours) as node:
+            address = urlsplit(node.uri)
+            peer = socket.create_connection((address.hostname, address.port))
+            stack.enter_context(closing(peer))
+            Feeder(told(order([node.target]), ours.trust), 0).feed(batches())
+            assert read(node) == ROWS
+        peer.settimeout(SOON_S)
+        with suppress(ConnectionError):
+            while peer.recv(100):  # what gRPC says first
+                pass
