@@ -51,7 +51,7 @@ def test_rows_and_token_cross_in_the_clear_only_without_tls(is_encrypted: bool, 
     secrets = (b"Bearer secret", numbers(0, 400)["x"].buffers()[1].to_pybytes()[: 8 * 100])
     with LocalNode(tls=tls) as node, Proxy(node.target, records=True) as network:
         assert node.uri.startswith("grpc+tls://" if tls else "grpc://")
-        spec = told(order([network.target]), tls and tls.trust)
+        spec = told(order([network.target]), tls.trust if tls else None)
         Feeder(spec, 0).feed(batches())
         assert read(node) == ROWS
         assert len(network.passed) > 8 * 8 * len(ROWS)
@@ -100,7 +100,7 @@ def test_peer_that_does_not_shake_hands_does_not_hold_up_the_end(ours: Tls) -> N
     with ExitStack() as stack:
         with LocalNode(tls=ours) as node:
             address = urlsplit(node.uri)
-            peer = socket.create_connection((address.hostname, address.port))
+            peer = socket.create_connection((address.hostname, address.port or 0))
             stack.enter_context(closing(peer))
             Feeder(told(order([node.target]), ours.trust), 0).feed(batches())
             assert read(node) == ROWS
