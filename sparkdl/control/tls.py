@@ -36,8 +36,8 @@ _NAME = "cluster.internal"
 _CLOCK_SKEW = datetime.timedelta(days=1)
 _LIFETIME = datetime.timedelta(days=3650)
 _MISSING = (
-    "TLS needs the package cryptography at the driver, to make the cluster's certificate: "
-    "pip install 'sparkdl-cluster[tls]'. Or give certificates of your own, "
+    "{why} is on, and TLS needs the package cryptography at the driver, to make the cluster's "
+    "certificate: pip install 'sparkdl-cluster[tls]'. Or give certificates of your own, "
     "tls=sparkdl.TlsFiles(cert, key, ca), or leave the connections unencrypted, tls=False"
 )
 _WHAT_TO_GIVE = (
@@ -167,11 +167,13 @@ def choose_tls(asked: object, setting: str) -> Tls | None:
     """
     if asked is None and setting:
         _log.info("TLS is on, as %s is; tls=False leaves it off", setting)
-    if isinstance(asked, tuple) and len(asked) in (3, 4) and all(map(_is_path, asked)):
+    if isinstance(asked, (tuple, list)) and len(asked) in (3, 4) and all(map(_is_path, asked)):
         return read_tls(TlsFiles(*map(os.fspath, asked)))
     if asked is not None and not isinstance(asked, bool):
         raise ConfigError(f"tls={asked!r}: {_WHAT_TO_GIVE}")
-    return new_tls() if (bool(setting) if asked is None else asked) else None
+    if asked is None:
+        return new_tls(setting) if setting else None
+    return new_tls("tls=True") if asked else None
 
 
 def read_tls(files: TlsFiles) -> Tls:
@@ -192,8 +194,11 @@ def read_tls(files: TlsFiles) -> Tls:
     return found
 
 
-def new_tls() -> Tls:
+def new_tls(why: str = "TLS") -> Tls:
     """Return a new certificate, which nobody else has.
+
+    Args:
+        why: what has asked for it, for the error.
 
     Raises:
         ConfigError: if the package `cryptography` is missing.
@@ -203,7 +208,7 @@ def new_tls() -> Tls:
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
     except ImportError:
-        raise ConfigError(_MISSING) from None
+        raise ConfigError(_MISSING.format(why=why)) from None
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, "sparkdl")])
     now = datetime.datetime.now(datetime.timezone.utc)

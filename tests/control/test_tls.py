@@ -70,8 +70,11 @@ def test_missing_package_is_an_error_that_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    with pytest.raises(ConfigError, match=r"pip install 'sparkdl-cluster\[tls\]'.*tls=False"):
+    install = r"pip install 'sparkdl-cluster\[tls\]'.*tls=False"
+    with pytest.raises(ConfigError, match=f"^tls=True is on.*{install}"):
         choose_tls(True, "")
+    with pytest.raises(ConfigError, match=f"^{SETTING} is on.*{install}"):
+        choose_tls(None, SETTING)
 
 
 def test_files_of_ones_own_need_no_package(
