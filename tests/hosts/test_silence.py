@@ -47,7 +47,6 @@ def test_agent_gives_up_before_the_driver_does(
     assert ended["at_s"] < left["at_s"]
 
 
-@pytest.mark.parametrize("end", ["h0", "h1"])
 def is_joined(there: Program, here: Program) -> bool:
     return here.process.poll() is None and "left" not in {e["event"] for e in there.events()}
 

@@ -30,6 +30,7 @@ def train_and_double(args: Any, ctx: NodeContext) -> int:
     return rows
 
 
+@pytest.mark.deep
 def test_cluster_on_spark_trains_scores_and_is_asked_over_tls(
     spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
