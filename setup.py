@@ -12,6 +12,7 @@ assert _VERSION, "sparkdl/version.py holds no __version__"
 
 _CONNECT = ["pyspark[connect]>=4.0"]
 _DEMO = ["scikit-learn>=1.4"]
+_TLS = ["cryptography>=42"]
 _TUNING = ["optuna>=4"]
 
 
@@ -47,12 +48,14 @@ setup(
         "tuning": _TUNING,
         "connect": _CONNECT,
         "gpu": ["nvidia-ml-py>=12"],
+        "tls": _TLS,
         "dashboard": ["tqdm[notebook]>=4.60"],
         "bench": ["tqdm>=4.60"],
         "demo": _DEMO,
         "dev": [
             *_CONNECT,
             *_DEMO,
+            *_TLS,
             *_TUNING,
             "codespell",
             "hypothesis",

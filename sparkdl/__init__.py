@@ -15,6 +15,7 @@ from sparkdl.version import __version__
 
 if TYPE_CHECKING:
     from sparkdl import data, keras
+    from sparkdl.control.tls import TlsFiles
     from sparkdl.core import errors
     from sparkdl.core.errors import SparkdlError
     from sparkdl.core.failure import Failure
@@ -42,6 +43,7 @@ _HOMES = {
     "TFModel": "sparkdl.ml.scoring.model",
     "TFNode": "sparkdl.tfos",
     "TFParallel": "sparkdl.tfos",
+    "TlsFiles": "sparkdl.control.tls",
     "TorchDistributor": "sparkdl.torch_distributor",
     "data": "sparkdl",
     "errors": "sparkdl.core",
@@ -64,6 +66,7 @@ __all__ = [
     "TFModel",
     "TFNode",
     "TFParallel",
+    "TlsFiles",
     "TorchDistributor",
     "__version__",
     "data",

@@ -8,11 +8,13 @@ seconds, and a Spark task may come later.
 
 from __future__ import annotations
 
+from contextlib import closing
 from http import HTTPStatus
-from urllib.error import HTTPError
-from urllib.request import ProxyHandler, Request, build_opener
+from http.client import HTTPConnection, HTTPException
+from urllib.parse import urlsplit
 
 from sparkdl.control.auth import bearer
+from sparkdl.control.tls import Trust
 
 CAUSE_PATH = "/cause"
 FINISHED = HTTPStatus.GONE
@@ -20,23 +22,30 @@ FINISHED = HTTPStatus.GONE
 _WAIT_S = 5.0
 
 
-def fetch_cause(coordinator: str, token: str) -> str | None:
+def fetch_cause(coordinator: str, token: str, trust: Trust | None = None) -> str | None:
     """Return why the cluster has failed; empty if it has not; None if it has finished.
 
     Args:
         coordinator: the URL that agents connect to.
+        trust: what it has to show, if that is `wss://`.
 
     Raises:
         OSError: if the coordinator does not answer: the cluster was shut down, as a rule.
     """
-    url = coordinator.replace("ws://", "http://", 1) + CAUSE_PATH
-    request = Request(url, headers={"Authorization": bearer(token)})
+    url = urlsplit(coordinator)
+    assert url.hostname
+    assert url.port
     try:
-        with build_opener(ProxyHandler({})).open(request, timeout=_WAIT_S) as answer:
-            cause: str = answer.read().decode()
-            return cause
-    except HTTPError as error:
-        with error:
-            if error.code == FINISHED:
-                return None
-        raise
+        with closing(HTTPConnection(url.hostname, url.port, timeout=_WAIT_S)) as connection:
+            if trust is not None:
+                connection.sock = trust.connect(url.hostname, url.port, _WAIT_S)
+            connection.request("GET", CAUSE_PATH, headers={"Authorization": bearer(token)})
+            answer = connection.getresponse()
+            cause = answer.read().decode()
+    except HTTPException as error:
+        raise OSError(f"the coordinator does not answer: {error!r}") from None
+    if answer.status == FINISHED:
+        return None
+    if answer.status != HTTPStatus.OK:
+        raise OSError(f"the coordinator does not answer: {answer.status} {answer.reason}")
+    return cause

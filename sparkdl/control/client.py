@@ -6,6 +6,7 @@ Runs in: agent
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
@@ -22,6 +23,7 @@ from sparkdl.control.messages import (
     decode_to_agent,
     encode,
 )
+from sparkdl.control.tls import Trust
 from sparkdl.core.errors import LaunchError
 from sparkdl.core.settings import Settings
 
@@ -38,9 +40,17 @@ class CoordinatorClient:
 
     @classmethod
     async def connect(
-        cls, url: str, token: str, lease_s: float, host_timeout_s: float = Settings.host_timeout_s
+        cls,
+        url: str,
+        token: str,
+        lease_s: float,
+        host_timeout_s: float = Settings.host_timeout_s,
+        trust: Trust | None = None,
     ) -> CoordinatorClient:
         """Connect with the token.
+
+        Args:
+            trust: what the coordinator has to show, if its URL is `wss://`.
 
         Raises:
             LaunchError: if the coordinator cannot be reached or refuses.
@@ -53,11 +63,18 @@ class CoordinatorClient:
                 max_size=MAX_MESSAGE_NBYTES,
                 compression=None,
                 proxy=None,
+                ssl=trust.context() if trust else None,
+                server_hostname=trust.name if trust else None,
                 open_timeout=lease_s,
                 ping_interval=keep.ping_interval,
                 ping_timeout=keep.ping_timeout,
                 close_timeout=keep.close_timeout,
             )
+        except ssl.SSLError as error:
+            raise LaunchError(
+                f"what answers at {url} is not this cluster's coordinator: it does not show the "
+                f"cluster's certificate ({error})"
+            ) from None
         except (OSError, TimeoutError, asyncio.TimeoutError, WebSocketException) as error:
             raise LaunchError(
                 f"the coordinator at {url} cannot be reached from this executor: "
@@ -86,13 +103,20 @@ class CoordinatorClient:
         await self._connection.close()
 
     @classmethod
-    async def say(cls, url: str, token: str, lease_s: float, message: FromAgent) -> None:
+    async def say(
+        cls,
+        url: str,
+        token: str,
+        lease_s: float,
+        message: FromAgent,
+        trust: Trust | None = None,
+    ) -> None:
         """Send one message, and wait until it has been taken.
 
         Raises:
             LaunchError: if the coordinator cannot be reached or refuses.
         """
-        client = await cls.connect(url, token, lease_s)
+        client = await cls.connect(url, token, lease_s, trust=trust)
         client.send(message)
         await client.close()
 

@@ -30,10 +30,13 @@ LOOKS = 8
 _ASK_SHARE = 0.25
 _UNKNOWN = -1
 _UNACKED = 24
-_LAST_DATA_RECV = 52
+_LAST_ACK_RECV = 56
 _BYTES_ACKED = 120
-_INFO_NBYTES = 128
-"""Offsets in `struct tcp_info` of Linux 4.1 and newer (include/uapi/linux/tcp.h)."""
+_DATA_SEGS_IN = 152
+_INFO_NBYTES = 156
+"""Offsets in `struct tcp_info` of Linux 4.6 and newer (include/uapi/linux/tcp.h)."""
+_ROUNDING_S = 0.02
+"""Times in it are rounded to the kernel's clock ticks."""
 
 
 def agent_timeout_s(host_timeout_s: float) -> float:
@@ -57,7 +60,7 @@ class HostWatch:
         self.is_silent = False
         self._sock = sock
         self._timeout_s = timeout_s
-        self._bytes_acked = _UNKNOWN
+        self._bytes_acked = self._data_segs_in = _UNKNOWN
         self._heard_s = self._looked_s = time.monotonic()
         self._has_asked = False
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -87,14 +90,20 @@ class HostWatch:
         if info is None:
             return 0.0
         (unacked,) = struct.unpack_from("=I", info, _UNACKED)
-        data_ms, ack_ms = struct.unpack_from("=2I", info, _LAST_DATA_RECV)
+        (ack_ms,) = struct.unpack_from("=I", info, _LAST_ACK_RECV)
         (bytes_acked,) = struct.unpack_from("=Q", info, _BYTES_ACKED)
-        # Each segment with data acknowledges as well, if only what had been sent long before.
-        if bytes_acked != self._bytes_acked or (not unacked and ack_ms < data_ms):
-            self._heard_s = max(self._heard_s, now_s - ack_ms / 1000)
+        (data_segs_in,) = struct.unpack_from("=I", info, _DATA_SEGS_IN)
+        acked_s = now_s - ack_ms / 1000
+        # An answer to a probe is an acknowledgement alone. Each segment with data acknowledges as
+        # well, if only what had been sent long before: also one that the other end sends again and
+        # again because no acknowledgement gets out of here.
+        is_alone = data_segs_in == self._data_segs_in and acked_s > self._looked_s + _ROUNDING_S
+        if bytes_acked != self._bytes_acked or (not unacked and is_alone):
+            self._heard_s = max(self._heard_s, acked_s)
         if now_s - self._looked_s > self._timeout_s / 2:  # this process itself stood still
             self._heard_s = max(self._heard_s, now_s - self._timeout_s / 2)
-        self._bytes_acked, self._looked_s = bytes_acked, now_s
+        self._bytes_acked, self._data_segs_in = bytes_acked, data_segs_in
+        self._looked_s = now_s
         return now_s - self._heard_s
 
     def _info(self) -> bytes | None:

@@ -36,6 +36,7 @@ from sparkdl.control.messages import (
     decode_from_agent,
     encode,
 )
+from sparkdl.control.tls import HANDSHAKE_S, Tls
 from sparkdl.core.errors import ConfigError, ProtocolError
 from sparkdl.core.settings import Settings
 from sparkdl.core.world import host_port
@@ -74,11 +75,13 @@ class ServerAddress:
 
     host: str
     port: int
+    is_encrypted: bool = False
 
     @property
     def url(self) -> str:
         """The WebSocket URL."""
-        return f"ws://{host_port(self.host, self.port)}"
+        scheme = "wss" if self.is_encrypted else "ws"
+        return f"{scheme}://{host_port(self.host, self.port)}"
 
 
 class CoordinatorServer:
@@ -91,13 +94,17 @@ class CoordinatorServer:
         lease_s: float,
         host_timeout_s: float = Settings.host_timeout_s,
         hello_timeout_s: float = HELLO_TIMEOUT_S,
+        tls: Tls | None = None,
     ) -> None:
         self._token = token
+        self._tls = tls
         self._listener = listener
         self._lease_s = lease_s
         self._host_timeout_s = host_timeout_s
         self._hello_timeout_s = hello_timeout_s
         self._accepted: WeakSet[ServerConnection] = WeakSet()
+        self._accepting: WeakSet[asyncio.Task[Any]] = WeakSet()
+        """Those of asyncio that shake hands, by TLS, for a connection."""
         self._connections: dict[str, ServerConnection] = {}
         self._watches: dict[str, HostWatch] = {}
         self._server: WebSocketServer | None = None
@@ -110,6 +117,10 @@ class CoordinatorServer:
             ConfigError: if no port is free or the host is not this machine's.
         """
         keep = driver_keep_alive(self._lease_s)
+        encryption: dict[str, Any] = {}
+        if self._tls is not None:
+            handshake_s = min(HANDSHAKE_S, self._hello_timeout_s)
+            encryption = {"ssl": self._tls.context(), "ssl_handshake_timeout": handshake_s}
         problem = ""  # no exception: its traceback would keep what the callers hold
         for port in ports:
             try:
@@ -126,12 +137,14 @@ class CoordinatorServer:
                     ping_timeout=keep.ping_timeout,
                     close_timeout=keep.close_timeout,
                     logger=logging.getLogger("sparkdl.control.websockets"),
+                    **encryption,
                 )
             except OSError as error:
                 problem = str(error)
                 continue
             self._spawn(self._watch_hosts())
-            return ServerAddress(host, next(iter(self._server.sockets)).getsockname()[1])
+            bound_port = next(iter(self._server.sockets)).getsockname()[1]
+            return ServerAddress(host, bound_port, self._tls is not None)
         raise ConfigError(
             f"the coordinator cannot listen on {host}, ports {ports[0]}-{ports[-1]}: {problem}. "
             "Set SPARKDL_DRIVER_HOST to an address of this machine that the executors reach, and "
@@ -148,8 +161,10 @@ class CoordinatorServer:
         """Close all connections and the port."""
         if self._server is not None:
             self._server.close()
+            for task in self._accepting:
+                task.cancel()
             for connection in self._accepted:
-                if connection.state is State.CONNECTING:
+                if connection.state is State.CONNECTING and hasattr(connection, "transport"):
                     connection.transport.abort()  # or the server would wait for its handshake
             await self._server.wait_closed()
         for task in self._senders:
@@ -158,6 +173,8 @@ class CoordinatorServer:
     def _accept(self, *args: Any, **options: Any) -> ServerConnection:
         connection = ServerConnection(*args, **options)
         self._accepted.add(connection)
+        if task := asyncio.current_task():
+            self._accepting.add(task)
         return connection
 
     def _on_request(self, connection: ServerConnection, request: Request) -> Response | None:

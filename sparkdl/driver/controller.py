@@ -44,6 +44,7 @@ from sparkdl.control.messages import (
     ToAgent,
 )
 from sparkdl.control.server import CoordinatorServer, ServerAddress
+from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import IllegalTransitionError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
@@ -105,9 +106,10 @@ class Controller:
         release: called there once no agent will come or go any more; must not block.
         forget_task: called there with each node whose task has ended in order; must not block.
         leave_host: called there with each host that does not answer; must not block.
+        tls: what the cluster's servers show; `None` without TLS.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (callbacks, a name each)
         self,
         spec: ClusterSpec,
         token: str,
@@ -117,8 +119,10 @@ class Controller:
         release: Callable[[], None] = lambda: None,
         forget_task: Callable[[NodeSpec], None] = lambda node: None,
         leave_host: Callable[[str], None] = lambda host: None,
+        tls: Tls | None = None,
     ) -> None:
         self.spec = spec
+        self.tls = tls
         self.changed = Changed()
         self._born_s = time.time() - time.monotonic()
         self.view = View(begin(spec, time.monotonic(), checkpoint))
@@ -137,7 +141,7 @@ class Controller:
         self._leave_host = leave_host
         self._loop = asyncio.new_event_loop()
         self._server = CoordinatorServer(
-            token, self, spec.settings.lease_s, spec.settings.host_timeout_s
+            token, self, spec.settings.lease_s, spec.settings.host_timeout_s, tls=tls
         )
         self._timer: asyncio.TimerHandle | None = None
         self._requests = PendingRequests(self._server.send, self.changed)

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.control.messages import BoardStarted, NodeActive
+from sparkdl.control.tls import Tls
 from sparkdl.control.values import decode_value
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, ResultError, ShutdownTimeoutError
@@ -101,6 +102,11 @@ class Cluster:
         address = self._controller.address
         assert address is not None
         return address.host, address.port
+
+    @property
+    def tls(self) -> Tls | None:
+        """What this cluster's servers show, and what their clients believe; `None` without TLS."""
+        return self._controller.tls
 
     @property
     def board(self) -> BoardStarted | None:

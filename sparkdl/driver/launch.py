@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdl.control.auth import new_token
+from sparkdl.control.tls import Tls, TlsFiles, choose_tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError
 from sparkdl.core.paths import absolute_url
@@ -84,6 +85,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
     hang_timeout: float | None = 600.0,
     hang_action: HangAction = "report",
     on_log: Callable[[LogLine], None] | None = None,
+    tls: bool | tuple[str, str, str] | TlsFiles | None = None,
 ) -> Cluster:
     """Start a cluster of `nodes` framework processes, each running `map_fun(args, ctx)`.
 
@@ -140,6 +142,9 @@ def launch(  # noqa: PLR0913 (one option, one name)
             logged; `None` for no watch.
         hang_action: what follows then: `report` nothing more, `restart` or `fail`.
         on_log: called with each line the nodes print, instead of printing it.
+        tls: whether the connections of sparkdl are encrypted, with a certificate that is made for
+            this cluster, or with your own: `sparkdl.TlsFiles(cert, key, ca)`, paths at driver and
+            executors. By default where Spark encrypts its own. See docs/security.md.
 
     Raises:
         ConfigError: if it cannot work as asked; nothing was started.
@@ -184,7 +189,10 @@ def launch(  # noqa: PLR0913 (one option, one name)
     where, spec = _executor(executor, spark, spec)
     # Nobody else has to reach the driver of a local cluster.
     environment = Environment() if executor == "local" else Environment.read()
-    return _start(spec, where, environment, payload, on_log or _print_line, show_progress)
+    chosen_tls = choose_tls(tls, where.encrypting_setting())
+    return _start(
+        spec, where, environment, payload, on_log or _print_line, show_progress, chosen_tls
+    )
 
 
 def run(
@@ -224,6 +232,7 @@ def _start(
     payload: bytes,
     on_log: Callable[[LogLine], None],
     show_progress: bool | None,
+    tls: Tls | None,
 ) -> Cluster:
     token, ending = new_token(), Ending(spec.cluster_id, where)
 
@@ -240,6 +249,7 @@ def _start(
             ending.release,
             where.forget_task,
             where.leave_host,
+            tls,
         )
         if resumed:
             controller.checkpoints.coverage.restore(resumed.manifest.feeds)
@@ -250,7 +260,10 @@ def _start(
             HangWatch(controller, spec.settings.hang_timeout_s).start()
         explain = partial(failure_behind, controller)
         where.start(
-            Launch(address.url, token, newest, payload, explain, controller.is_lost),
+            Launch(
+                *(address.url, token, newest, payload, explain, controller.is_lost),
+                tls.to_send() if tls else None,
+            ),
             lambda problem: controller.submit(states.LaunchBroke(problem)),
             lambda standing: controller.submit(states.SlotsCounted(standing)),
         )

@@ -374,13 +374,18 @@ class Agent:
     # The coordinator.
 
     async def _join(self) -> None:
-        agent_spec = self._agent_spec
+        agent_spec, tls = self._agent_spec, self._agent_spec.tls
         address = ""
         if self._spec.input_mode is InputMode.SPARK and self._node.role.can_be_fed:
-            address = self._feeds.listen(self._host, agent_spec.token)
+            own_tls = tls.on_this_host() if tls else None
+            address = self._feeds.listen(self._host, agent_spec.token, own_tls)
         settings = self._spec.settings
         self._client = await self._connect(
-            agent_spec.url, agent_spec.token, settings.lease_s, settings.host_timeout_s
+            agent_spec.url,
+            agent_spec.token,
+            settings.lease_s,
+            settings.host_timeout_s,
+            tls.trust if tls else None,
         )
         hello = messages.Hello(
             node_id=agent_spec.node_id,

@@ -18,6 +18,7 @@ from typing import IO, BinaryIO, Literal
 
 import msgspec
 
+from sparkdl.control.tls import Tls
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.spec import ClusterSpec
 
@@ -31,6 +32,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
 
     Attributes:
         url, token: the coordinator's.
+        tls: what the cluster's servers show; `None` without TLS.
         attempt: which attempt of the Spark task this is.
         owner: what starts it and holds the other end of its standard input; it ends with that.
         executor_pid: whose end it is instead once the agent has been detached from its task;
@@ -46,6 +48,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
     attempt: int = 0
     executor_pid: int | None = None
     gpus: tuple[str, ...] | None = None
+    tls: Tls | None = None
 
 
 class StatusLine(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkdl.control.messages import Refused
+from sparkdl.control.tls import Tls
 from sparkdl.core.errors import (
     ConfigError,
     FrameworkMissingError,
@@ -110,6 +111,7 @@ class NodeTask:
     Attributes:
         payload: the pickled `(map_fun, args)`.
         node_ids: by partition.
+        tls: what the cluster's servers show; `None` without TLS.
     """
 
     url: str
@@ -117,6 +119,7 @@ class NodeTask:
     spec: ClusterSpec
     payload: bytes = field(repr=False)
     node_ids: tuple[int, ...]
+    tls: Tls | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run one node; `batches` only carries the partition."""
@@ -146,9 +149,9 @@ class NodeTask:
         from sparkdl.control.client import CoordinatorClient
 
         refused = Refused(problem.kind, problem.text)
-        lease_s = self.spec.settings.lease_s
+        lease_s, trust = self.spec.settings.lease_s, self.tls.trust if self.tls else None
         try:
-            asyncio.run(CoordinatorClient.say(self.url, self.token, lease_s, refused))
+            asyncio.run(CoordinatorClient.say(self.url, self.token, lease_s, refused, trust))
         except LaunchError:
             return False
         return True
@@ -163,6 +166,7 @@ class NodeTask:
             attempt=attempt,
             executor_pid=_jvm_pid(self.spec),
             gpus=assigned_gpus(),
+            tls=self.tls,
         )
         # Spark may not repeat a task often, and would end the other nodes' tasks with this one.
         for tries_left in reversed(range(self.spec.settings.max_restarts + 1)):

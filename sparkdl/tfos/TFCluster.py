@@ -18,7 +18,7 @@ from sparkdl.core.spec import DEFAULT_FEED, InputMode
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
-from sparkdl.tfos.reservation import TOKEN_VARIABLE, Address, Server
+from sparkdl.tfos.reservation import CERT_VARIABLE, TOKEN_VARIABLE, Address, Server
 from sparkdl.tfos.util import num_gpus
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class TFCluster:
         self.cluster = cluster
         self.input_mode = spec.input_mode
         self.queues = list(queues)
-        self.server = Server(len(spec.nodes))
+        self.server = Server(len(spec.nodes), cluster.tls)
         self.defaultFS = spec.default_fs
         self.working_dir = spec.working_dir
         self.num_executors = len(spec.nodes)
@@ -348,10 +348,13 @@ def log_how_to_end(address: Address) -> None:
     _log.warning(
         "The stream continues until a node wants no more, or a client asks the server at %s:%d for "
         "the end: python -m sparkdl.tfos.reservation_client %s %d. In other programs than this one "
-        "it needs the token, so start both with one in %s",
+        "it needs the token, so start both with one in %s%s",
         *address,
         *address,
         TOKEN_VARIABLE,
+        f", and the path of the cluster's certificate or CA in {CERT_VARIABLE}"
+        if address.trust
+        else "",
     )
 
 

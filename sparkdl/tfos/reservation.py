@@ -19,15 +19,18 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from socketserver import ThreadingTCPServer
 from typing import Any
 
 from sparkdl.control.auth import bearer, is_authorized, new_token
+from sparkdl.control.tls import Tls, Trust
 from sparkdl.control.values import decode_value, encode_value
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, ProtocolError, ReservationTimeoutError
@@ -37,6 +40,7 @@ from sparkdl.tfos.util import get_ip_address
 __all__ = ["Address", "Client", "Reservations", "Server"]
 
 TOKEN_VARIABLE = "SPARKDL_RESERVATION_TOKEN"
+CERT_VARIABLE = "SPARKDL_RESERVATION_CERT"
 _log = logging.getLogger(__name__)
 _ANSWER_S = 30.0
 _POLL_S = 0.1
@@ -44,18 +48,24 @@ _MAX_NBYTES = 1024 * 1024
 
 
 class Address(tuple[str, int]):
-    """Where a server listens, `(host, port)`, with the token that its clients have to show."""
+    """Where a server listens, `(host, port)`, with the token that its clients have to show.
+
+    Attributes:
+        trust: what the server shows them; `None` without TLS.
+    """
 
     token: str
+    trust: Trust | None
 
-    def __new__(cls, host: str, port: int, token: str) -> Address:
+    def __new__(cls, host: str, port: int, token: str, trust: Trust | None = None) -> Address:
         """Return the address."""
         address = super().__new__(cls, (host, port))
         address.token = token
+        address.trust = trust
         return address
 
-    def __reduce__(self) -> tuple[type[Address], tuple[str, int, str]]:
-        return Address, (self[0], self[1], self.token)
+    def __reduce__(self) -> tuple[type[Address], tuple[str, int, str, Trust | None]]:
+        return Address, (self[0], self[1], self.token, self.trust)
 
 
 class Reservations:
@@ -93,19 +103,21 @@ class Server:
 
     Args:
         count: how many nodes are awaited.
+        tls: what it shows its clients; `None` for no TLS.
 
     Attributes:
         done: whether a client has asked for the end, or `stop` was called.
         address: where it listens, once it has been started.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, tls: Tls | None = None) -> None:
         if count < 1:
             raise ConfigError(f"a server waits for one node at least, not {count}")
         self.reservations = Reservations(count)
         self.done = False
         self.address: Address | None = None
         self._token = os.environ.get(TOKEN_VARIABLE) or new_token()
+        self._tls = tls
         self._http: _HttpServer | None = None
 
     def get_server_ip(self) -> str:
@@ -139,7 +151,7 @@ class Server:
             sock = self.start_listening_socket()
         else:
             sock = _listening_socket(beside, [*self.get_server_ports(), 0])
-        self._http = _HttpServer(self, sock)
+        self._http = _HttpServer(self, sock, self._tls)
         threading.Thread(
             target=self._http.serve_forever,
             args=(_POLL_S,),
@@ -148,7 +160,7 @@ class Server:
         ).start()
         host, port = sock.getsockname()[:2]
         _log.info("Listening for reservations at %s:%d", host, port)
-        self.address = Address(host, port, self._token)
+        self.address = Address(host, port, self._token, self._tls.trust if self._tls else None)
         return self.address
 
     def await_reservations(
@@ -207,11 +219,24 @@ class _HttpServer(ThreadingTCPServer):
 
     daemon_threads = True
 
-    def __init__(self, owner: Server, sock: socket.socket) -> None:
+    def __init__(self, owner: Server, sock: socket.socket, tls: Tls | None) -> None:
         super().__init__(sock.getsockname()[:2], _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = sock
         self.owner = owner
+        self._context = tls.context() if tls else None
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a connection; its thread shakes hands, when it reads."""
+        sock, address = super().get_request()
+        if self._context is not None:
+            sock = self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        return sock, address
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log the end of one connection, in one line."""
+        error = sys.exc_info()[1]
+        _log.warning("Refused a connection from %s: %s", client_address, error)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -275,10 +300,12 @@ class Client:
 
     Args:
         server_addr: what `Server.start` returned. For a plain `(host, port)` the token is read from
-            the environment variable `SPARKDL_RESERVATION_TOKEN`, which the server reads as well.
+            the environment variable `SPARKDL_RESERVATION_TOKEN`, which the server reads as well,
+            and `SPARKDL_RESERVATION_CERT` is the path of the certificate that a server with TLS
+            shows, or of its CA's.
 
     Raises:
-        ConfigError: if there is no token.
+        ConfigError: if there is no token, or the certificate cannot be read.
         LaunchError: if the server does not answer, or refuses the token; also of each method.
     """
 
@@ -291,6 +318,7 @@ class Client:
                 f"returned, or set {TOKEN_VARIABLE} to the same secret here and at the server"
             )
         self._headers = {"Authorization": bearer(token)}
+        self._trust = getattr(server_addr, "trust", None) or _trust_from_file()
         self._request("QUERY")
 
     def register(self, reservation: Any) -> str:
@@ -327,6 +355,8 @@ class Client:
         host, port = self.server_addr
         connection = HTTPConnection(host, port, timeout=_ANSWER_S)
         try:
+            if self._trust is not None:
+                connection.sock = self._trust.connect(host, port, _ANSWER_S)
             message = encode_value({"type": kind, "data": data})
             connection.request("POST", "/", message, self._headers)
             answer = connection.getresponse()
@@ -340,3 +370,13 @@ class Client:
                 f"the reservation server at {host}:{port} does not let this process in: {problem}"
             )
         return decode_value(body)
+
+
+def _trust_from_file() -> Trust | None:
+    path = os.environ.get(CERT_VARIABLE)
+    if not path:
+        return None
+    try:
+        return Trust(Path(path).read_bytes(), "")
+    except OSError as error:
+        raise ConfigError(f"{CERT_VARIABLE}={path!r} cannot be read: {error}") from None

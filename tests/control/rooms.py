@@ -26,6 +26,7 @@ from sparkdl.control.messages import (
     encode,
 )
 from sparkdl.control.server import CoordinatorServer, ServerAddress
+from sparkdl.control.tls import Tls
 
 TOKEN = "the-token"
 LOOPBACK = "127.0.0.1"
@@ -117,11 +118,14 @@ class Room:
 
 @asynccontextmanager
 async def room(
-    lease_s: float = 60.0, hello_timeout_s: float = 60.0, close_timeout_s: float = CLOSE_S
+    lease_s: float = 60.0,
+    hello_timeout_s: float = 60.0,
+    close_timeout_s: float = CLOSE_S,
+    tls: Tls | None = None,
 ) -> AsyncIterator[Room]:
     """A server on a free port; its deadlines are far away unless the test is about them."""
     heard = Heard()
-    server = CoordinatorServer(TOKEN, heard, lease_s, hello_timeout_s=hello_timeout_s)
+    server = CoordinatorServer(TOKEN, heard, lease_s, hello_timeout_s=hello_timeout_s, tls=tls)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sparkdl.control.lease.CLOSE_S", close_timeout_s)
         address = await server.start(LOOPBACK, (0,))

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from sparkdl.control.channel import ChildPipe, Consumed, Local, Release, Segment
 from sparkdl.control.messages import EpochEnd, FeedEnd, FeedProgress, Granted
+from sparkdl.control.tls import Tls
 from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
@@ -170,8 +171,10 @@ class LocalNode:
         limit_nbytes: int = 1 << 28,
         timeout_s: float = SOON_S,
         tracks: bool = False,
+        tls: Tls | None = None,
     ) -> None:
         self.node_id = node_id
+        self._tls = tls
         self.told: list[FeedProgress] = []
         self.sent: list[Local] = []
         self._limit_nbytes, self._timeout_s, self._tracks = limit_nbytes, timeout_s, tracks
@@ -264,7 +267,7 @@ class LocalNode:
             StoreLimits(self._limit_nbytes), self._timeout_s, self._send, self._tell
         )
         self.pipe = ChildPipe(self._loop, self._sock, self.feeds.on_child_message)
-        self.uri = self.feeds.listen("127.0.0.1", TOKEN)
+        self.uri = self.feeds.listen("127.0.0.1", TOKEN, self._tls)
 
     def _send(self, message: Local, fd: int) -> None:
         if not isinstance(message, Segment):
@@ -284,14 +287,18 @@ class Proxy:
 
     Attributes:
         target: where feeders find the node through this network.
+        passed: what went through it, if it `records`.
     """
 
-    def __init__(self, target: Target) -> None:
-        host, _, port = target.uri.rpartition("//")[2].rpartition(":")
+    def __init__(self, target: Target, records: bool = False) -> None:
+        scheme, _, address = target.uri.partition("//")
+        host, _, port = address.rpartition(":")
         self._to = (host, int(port))
+        self._records = records
+        self.passed = bytearray()
         self._listener = socket.create_server(("127.0.0.1", 0))
         own_port = self._listener.getsockname()[1]
-        self.target = replace(target, uri=f"grpc://127.0.0.1:{own_port}")
+        self.target = replace(target, uri=f"{scheme}//127.0.0.1:{own_port}")
         self._sockets: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept, name="proxy")]
 
@@ -326,6 +333,8 @@ class Proxy:
     def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 16):
+                if self._records:
+                    self.passed += data
                 sink.sendall(data)
         for each in (source, sink):
             with suppress(OSError):

@@ -3,9 +3,10 @@
 Runs in: programs on hosts of the bed
 
     python -m tests.hosts.ends server ADDRESS HOST_TIMEOUT_S
-    python -m tests.hosts.ends client URL HOST_TIMEOUT_S
+    python -m tests.hosts.ends client URL HOST_TIMEOUT_S [ROOTS]
 
-Both print what they see, with `at_s` of the clock that the hosts share.
+The server is `server`; or `talking`; or `talking-tls`, which prints the ROOTS for its client. Both
+print what they see, with `at_s` of the clock that the hosts share.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 from sparkdl.control.client import CoordinatorClient
 from sparkdl.control.messages import FromAgent, Hello, Refused, Stop
 from sparkdl.control.server import CoordinatorServer
+from sparkdl.control.tls import Tls, Trust, new_tls
 
 _TOKEN = "the-token"
 _LEASE_S = 60.0
@@ -56,20 +58,22 @@ class Listener:
         return ""
 
 
-async def serve(address: str, host_timeout_s: float, talks: bool) -> None:
+async def serve(address: str, host_timeout_s: float, talks: bool, tls: Tls | None) -> None:
     """Serve, and send something now and then if it `talks`."""
     listener = Listener()
-    server = CoordinatorServer(_TOKEN, listener, _LEASE_S, host_timeout_s)
-    tell("listening", url=(await server.start(address, (0,))).url)
+    server = CoordinatorServer(_TOKEN, listener, _LEASE_S, host_timeout_s, tls=tls)
+    roots = tls.trust.roots.decode() if tls else ""
+    tell("listening", url=(await server.start(address, (0,))).url, roots=roots)
     while True:
         await asyncio.sleep(_TALK_S)
         for agent_id in listener.agents if talks else ():
             server.send(agent_id, Stop(1.0))
 
 
-async def connect(url: str, host_timeout_s: float) -> None:
+async def connect(url: str, host_timeout_s: float, roots: str) -> None:
     """Connect, and wait for the end."""
-    client = await CoordinatorClient.connect(url, _TOKEN, _LEASE_S, host_timeout_s)
+    trust = Trust(roots.encode(), "") if roots else None
+    client = await CoordinatorClient.connect(url, _TOKEN, _LEASE_S, host_timeout_s, trust)
     client.send(Hello(0, 0, "a", "client", 1, "", "3.11", "process"))
     async for _ in client.messages():
         pass
@@ -77,8 +81,9 @@ async def connect(url: str, host_timeout_s: float) -> None:
 
 
 if __name__ == "__main__":
-    what, where, timeout = sys.argv[1:4]
+    what, where, timeout, *more = sys.argv[1:]
     if what == "client":
-        asyncio.run(connect(where, float(timeout)))
+        asyncio.run(connect(where, float(timeout), *more))
     else:
-        asyncio.run(serve(where, float(timeout), talks=what == "talking"))
+        tls = new_tls() if what == "talking-tls" else None
+        asyncio.run(serve(where, float(timeout), what != "server", tls))

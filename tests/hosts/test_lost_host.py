@@ -49,9 +49,18 @@ def lose_h2(bed: Bed, driver: Program, lose: Callable[[Host], None]) -> None:
     assert not any(child.is_running() for child in children), "it still trains, unseen"
 
 
-@pytest.mark.parametrize("lose", [Host.cut, pytest.param(Host.power_off, marks=pytest.mark.deep)])
-def test_lost_host_costs_one_generation_and_no_row(bed: Bed, lose: Callable[[Host], None]) -> None:
-    driver = trained_until_checkpoint(bed)
+@pytest.mark.parametrize(
+    ("lose", "options"),
+    [
+        (Host.cut, "{}"),
+        pytest.param(Host.power_off, "{}", marks=pytest.mark.deep),
+        pytest.param(Host.cut, '{"tls": true}', marks=pytest.mark.deep),
+    ],
+)
+def test_lost_host_costs_one_generation_and_no_row(
+    bed: Bed, lose: Callable[[Host], None], options: str
+) -> None:
+    driver = trained_until_checkpoint(bed, f"--options={options}")
     lose_h2(bed, driver, lose)
     assert [*driver.wait_for("again", ENDED_S)["nodes"].values()] == [bed["h1"].address]
     assert_trained(driver)

@@ -16,6 +16,11 @@ from tests.hosts.bed import Bed, Host, Program
 HOST_TIMEOUT_S = 4.0
 SOON_S = 30.0
 NEVER = threading.Event()
+SERVERS = (
+    pytest.param("server", marks=pytest.mark.deep),
+    "talking",
+    pytest.param("talking-tls", marks=pytest.mark.deep),
+)
 
 
 def ends(bed: Bed, server: str) -> tuple[Program, Program]:
@@ -23,13 +28,13 @@ def ends(bed: Bed, server: str) -> tuple[Program, Program]:
     program = (sys.executable, "-m", "tests.hosts.ends")
     timeout = str(HOST_TIMEOUT_S)
     there = bed["h0"].run(*program, server, bed["h0"].address, timeout)
-    url = there.wait_for("listening", SOON_S)["url"]
-    here = bed["h1"].run(*program, "client", url, timeout)
+    listening = there.wait_for("listening", SOON_S)
+    here = bed["h1"].run(*program, "client", listening["url"], timeout, listening["roots"])
     there.wait_for("joined", SOON_S)
     return there, here
 
 
-@pytest.mark.parametrize("server", [pytest.param("server", marks=pytest.mark.deep), "talking"])
+@pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("lose", [Host.cut, Host.lose_what_comes, Host.lose_what_goes])
 def test_agent_gives_up_before_the_driver_does(
     bed: Bed, lose: Callable[[Host], None], server: str
@@ -42,13 +47,12 @@ def test_agent_gives_up_before_the_driver_does(
     assert ended["at_s"] < left["at_s"]
 
 
-@pytest.mark.parametrize("end", ["h0", "h1"])
 def is_joined(there: Program, here: Program) -> bool:
     return here.process.poll() is None and "left" not in {e["event"] for e in there.events()}
 
 
 @pytest.mark.parametrize("end", ["h0", "h1"])
-@pytest.mark.parametrize("server", [pytest.param("server", marks=pytest.mark.deep), "talking"])
+@pytest.mark.parametrize("server", SERVERS)
 def test_host_whose_processes_stand_still_is_there(bed: Bed, end: str, server: str) -> None:
     """For much longer than the timeout: its kernel answers."""
     there, here = ends(bed, server)

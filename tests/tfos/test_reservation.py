@@ -14,17 +14,26 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sparkdl.control.auth import bearer
+from sparkdl.control.tls import Tls, new_tls
 from sparkdl.core.errors import (
     ConfigError,
     LaunchError,
     ReservationTimeoutError,
 )
-from sparkdl.tfos.reservation import TOKEN_VARIABLE, Address, Client, Reservations, Server
+from sparkdl.tfos.reservation import (
+    CERT_VARIABLE,
+    TOKEN_VARIABLE,
+    Address,
+    Client,
+    Reservations,
+    Server,
+)
 from sparkdl.tfos.util import get_ip_address
 
 SOON_S = 10.0
@@ -33,7 +42,13 @@ SOON_S = 10.0
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TFOS_SERVER_HOST", "127.0.0.1")
-    for name in ("SPARKDL_DRIVER_HOST", "SPARKDL_DRIVER_PORT", "TFOS_SERVER_PORT", TOKEN_VARIABLE):
+    for name in (
+        "SPARKDL_DRIVER_HOST",
+        "SPARKDL_DRIVER_PORT",
+        "TFOS_SERVER_PORT",
+        TOKEN_VARIABLE,
+        CERT_VARIABLE,
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -278,3 +293,67 @@ def test_server_needs_somebody_to_wait_for_and_stops_twice() -> None:
     assert it.done
     with pytest.raises(LaunchError, match="does not let this process in"):
         Client(address)
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def tls() -> Tls:
+    return new_tls()
+
+
+@pytest.fixture
+def secure(tls: Tls) -> Iterator[tuple[Server, Address]]:
+    it = Server(2, tls)
+    yield it, it.start()
+    it.stop()
+
+
+def test_address_of_a_server_with_tls_is_all_that_a_client_needs(
+    secure: tuple[Server, Address],
+) -> None:
+    address = pickle.loads(pickle.dumps(secure[1]))  # noqa: TID251 (as Spark ships it)
+    assert address.trust == secure[1].trust is not None
+    with closing(Client(address)) as client:
+        assert client.register(node(1)) == "OK"
+        assert client.get_reservations() == [node(1)]
+
+
+def test_client_of_another_program_is_told_the_certificate_by_a_file(
+    secure: tuple[Server, Address], tls: Tls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (host, port), cert = secure[1], tmp_path / "cert.pem"
+    monkeypatch.setenv(TOKEN_VARIABLE, secure[1].token)
+    monkeypatch.setenv(CERT_VARIABLE, str(cert))
+    with pytest.raises(ConfigError, match=r"SPARKDL_RESERVATION_CERT=.*cannot be read"):
+        Client((host, port))
+    cert.write_bytes(tls.cert)
+    assert Client((host, port)).request_stop() == "OK"
+    cert.write_bytes(new_tls().cert)
+    with pytest.raises(LaunchError, match="CERTIFICATE_VERIFY_FAILED"):
+        Client((host, port))
+
+
+def test_peers_without_tls_are_refused_in_a_line_and_hold_up_nobody(
+    secure: tuple[Server, Address],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (host, port), token = secure[1], secure[1].token
+    with closing(socket.create_connection((host, port))):  # says nothing
+        with pytest.raises(LaunchError, match="does not let this process in"):
+            Client(Address(host, port, token))
+        assert Client(secure[1]).get_reservations() == []
+    assert "Traceback" not in capfd.readouterr().err
+    lines = [record for record in caplog.records if record.name.startswith("sparkdl.tfos")]
+    assert [line.getMessage().partition(" from ")[0] for line in lines] == ["Refused a connection"]
+    monkeypatch.setattr("sparkdl.tfos.reservation._ANSWER_S", 0.1)
+    plain = Server(1)
+    try:
+        where = plain.start()
+        with pytest.raises(LaunchError, match="does not let this process in"):
+            Client(Address(*where, token, secure[1].trust))
+    finally:
+        plain.stop()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import SparkdlError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
@@ -29,6 +30,8 @@ class Launch:
     """Returns the failure of the nodes that is behind a failed job of inference, if one is."""
     is_lost: Callable[[NodeSpec, int], bool] = lambda node, pid: True
     """Whether the agent of a node, by its process id, was connected and is not any more."""
+    tls: Tls | None = None
+    """What the cluster's servers show; `None` without TLS."""
 
 
 class Executor(Protocol):
@@ -42,6 +45,9 @@ class Executor(Protocol):
 
     def driver_host(self) -> str:
         """Return the address of this machine under which the executors reach it."""
+
+    def encrypting_setting(self) -> str:
+        """Return the setting by which the place encrypts its own connections; empty if none."""
 
     def wait_turn(self, is_wanted: Callable[[], bool]) -> None:
         """Wait until there is room for the nodes beside those of other clusters, until `close`.

@@ -66,6 +66,10 @@ class LocalExecutor:
         """Return the loopback address."""
         return "127.0.0.1"
 
+    def encrypting_setting(self) -> str:
+        """Return nothing: nothing is set here."""
+        return ""
+
     def wait_turn(self, is_wanted: Callable[[], bool]) -> None:
         """Return: processes need no slots."""
 
@@ -140,7 +144,9 @@ class LocalExecutor:
         on_broken: Callable[[SparkdlError], object],
     ) -> None:
         spec, node_id = launch.spec, node.node_id
-        agent_spec = AgentSpec(launch.url, launch.token, node_id, spec, "process", gpus=gpus)
+        agent_spec = AgentSpec(
+            launch.url, launch.token, node_id, spec, "process", gpus=gpus, tls=launch.tls
+        )
         stderr = tempfile.TemporaryFile()  # noqa: SIM115 (the watcher closes it)
         try:
             agent = start_agent(agent_spec, launch.payload, sys.path, stderr.fileno())

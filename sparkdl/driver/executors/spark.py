@@ -36,6 +36,7 @@ from sparkdl.driver.slots.placement import LOOK_S, SlotWatch, Standing, choose_p
 from sparkdl.driver.slots.preflight import (
     check_slots_over_connect,
     counting,
+    encrypting_setting,
     explain_job_failure,
     leave_host,
     log_costly_settings,
@@ -146,6 +147,10 @@ class SparkExecutor:
         """Return what Spark's own executors call this machine."""
         return str(self._spark.conf.get("spark.driver.host"))
 
+    def encrypting_setting(self) -> str:
+        """Return the setting by which Spark encrypts its own connections."""
+        return encrypting_setting(self._spark)
+
     def wait_turn(self, is_wanted: Callable[[], bool]) -> None:
         """Wait until other clusters of the application leave the slots that this one needs."""
         if self._turn:
@@ -222,7 +227,7 @@ class SparkExecutor:
         with self._lock:
             is_again = bool(self._jobs)
         what = f"nodes again: {', '.join(node.name for node in nodes)}" if is_again else "nodes"
-        task = NodeTask(launch.url, launch.token, spec, launch.payload, node_ids)
+        task = NodeTask(launch.url, launch.token, spec, launch.payload, node_ids, launch.tls)
         carried = set(nodes)
 
         def run() -> None:

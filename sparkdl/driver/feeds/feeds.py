@@ -249,6 +249,7 @@ class Feeds:
             *("", 0, "", (), token, settings.feed_timeout_s),
             verdict_s=2 * settings.host_timeout_s,
             coordinator=coordinator,
+            trust=controller.tls.trust if controller.tls else None,
         )
         if settings.max_restarts:
             patience_s = settings.elastic_timeout_s + 2 * MAX_BACKOFF_S

@@ -329,6 +329,20 @@ def log_costly_settings(spark: SparkSession) -> None:
         _log.log(advice.level, "Set %s: %s", advice.setting, advice.why)
 
 
+def encrypting_setting(spark: SparkSession) -> str:
+    """Return the setting by which Spark encrypts its own connections; empty if it does not.
+
+    https://spark.apache.org/docs/latest/security.html#network-encryption
+    """
+    names = (
+        "spark.network.crypto.enabled",
+        "spark.ssl.rpc.enabled",
+        "spark.ssl.enabled",
+        "spark.authenticate.enableSaslEncryption",
+    )
+    return next((name for name in names if _is_true(spark.conf.get(name, None))), "")
+
+
 def _is_true(value: str | None) -> bool:
     return value is not None and value.lower() == "true"
 

@@ -279,7 +279,7 @@ class _Call:
 
     def results(self) -> Iterator[bytes]:
         """Send the partition and yield what comes back."""
-        with flight.connect(self._target.uri) as client:
+        with self._spec.connect(self._target) as client:
             try:
                 writer, reader = client.do_exchange(
                     flight.FlightDescriptor.for_command(self._command), self._spec.options()
@@ -378,7 +378,7 @@ def _raise_cause(spec: FeedSpec, error: FeederError, is_final: bool) -> None:
     """Raise the cluster's end, if that is why no node answers; the error itself, if final."""
     if spec.coordinator:
         try:
-            cause = fetch_cause(spec.coordinator, spec.token)
+            cause = fetch_cause(spec.coordinator, spec.token, spec.trust)
         except OSError:
             if is_final:
                 raise FeederError(f"{SHUT_DOWN} ({error})") from error

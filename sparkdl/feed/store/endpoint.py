@@ -44,6 +44,7 @@ from sparkdl.control.messages import (
     ToFeeds,
 )
 from sparkdl.control.rows import EpochRows
+from sparkdl.control.tls import Tls, Trust
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.throttle import Throttle
 from sparkdl.feed.store.log import Log
@@ -112,6 +113,7 @@ class NodeFeeds:
         self._memory_nbytes = limits.memory_nbytes
         self._receiver: FlightServer | None = None
         self._token = ""
+        self._trust: Trust | None = None
         self._child = _ChildFeeds()
         self._ended: set[str] = set()
         self._generation = 0
@@ -119,10 +121,10 @@ class NodeFeeds:
         self._has_failed = False
         self._progress = Throttle(self._loop, self._report_counts, PROGRESS_PERIOD_S)
 
-    def listen(self, host: str, token: str) -> str:
+    def listen(self, host: str, token: str, tls: Tls | None = None) -> str:
         """Start receiving; return the Flight URI."""
-        self._token = token
-        self._receiver = FlightServer(host, token, self.store)
+        self._token, self._trust = token, tls.trust if tls else None
+        self._receiver = FlightServer(host, token, self.store, tls)
         return self._receiver.uri
 
     # From the coordinator.

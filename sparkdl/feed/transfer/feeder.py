@@ -220,7 +220,8 @@ class Feeder:
         if not self._spec.coordinator:
             return False
         try:
-            return fetch_cause(self._spec.coordinator, self._spec.token) is None
+            spec = self._spec
+            return fetch_cause(spec.coordinator, spec.token, spec.trust) is None
         except OSError:
             return False  # the connections' own errors say more
 
@@ -419,7 +420,7 @@ def _wait_for_verdict(spec: FeedSpec, targets: Sequence[Target], error: FeederEr
     deadline, never = Deadline.after(spec.verdict_s), threading.Event()
     while not deadline.has_passed and not all(map(_is_listening, targets)):
         with suppress(OSError):  # this host itself is cut off, perhaps
-            if fetch_cause(spec.coordinator, spec.token) != "":
+            if fetch_cause(spec.coordinator, spec.token, spec.trust) != "":
                 return
         never.wait(min(_VERDICT_LOOK_S, deadline.remaining_s))
 

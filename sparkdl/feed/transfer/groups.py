@@ -157,7 +157,7 @@ class Groups:
 
     def _ask(self, target: Target, question: Question) -> bytes:
         try:
-            with flight.connect(target.uri) as client:
+            with self._spec.connect(target) as client:
                 return ask(client, self._spec, question)
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, (flight.FlightUnavailableError, OSError)):

@@ -16,6 +16,7 @@ import msgspec
 import pyarrow.flight as flight
 
 from sparkdl.control.auth import bearer
+from sparkdl.control.tls import Trust
 from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.core.row_ranges import Range, Span
 
@@ -68,6 +69,7 @@ class FeedSpec:
         patience_s: how long inference waits for nodes that are between two generations.
         verdict_s: how long a feeder that cannot reach a node waits for the driver's decision.
         coordinator: its URL, to ask why no node answers.
+        trust: what nodes and coordinator have to show; `None` where they are not encrypted.
     """
 
     feed: str
@@ -87,6 +89,7 @@ class FeedSpec:
     patience_s: float = 10.0
     verdict_s: float = 0.0
     coordinator: str = ""
+    trust: Trust | None = None
 
     def check_partitions(self, partitions: int) -> None:
         """Check that the data come in as many partitions as before.
@@ -98,9 +101,18 @@ class FeedSpec:
         if self.partitions not in (0, partitions) or named > partitions:
             raise other_data(self.feed, self.partitions or named, partitions)
 
+    def connect(self, target: Target) -> flight.FlightClient:
+        """Return a client of a node; it connects when it is used."""
+        return connect(target.uri, self.trust)
+
     def options(self) -> flight.FlightCallOptions:
         """Return the call options that carry the token."""
         return flight.FlightCallOptions(headers=[(b"authorization", bearer(self.token).encode())])
+
+
+def connect(uri: str, trust: Trust | None) -> flight.FlightClient:
+    """Return a client of an agent; it connects when it is used."""
+    return flight.connect(uri, **(trust.flight_options() if trust else {}))
 
 
 def other_data(feed: str, before: int, now: int) -> ConfigError:

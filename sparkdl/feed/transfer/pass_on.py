@@ -20,10 +20,11 @@ import pyarrow.flight as flight
 
 from sparkdl.control.auth import bearer
 from sparkdl.control.messages import PassOn, RowsTo
+from sparkdl.control.tls import Trust
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.row_ranges import Span, spans_within
 from sparkdl.feed.store.log import Appended, AppendRequest, Log
-from sparkdl.feed.transfer.messages import PutAck, PutHeader, PutPiece, flight_reason
+from sparkdl.feed.transfer.messages import PutAck, PutHeader, PutPiece, connect, flight_reason
 
 Rows = tuple[pa.RecordBatch, tuple[Span, ...]]
 """A batch, and which rows it holds."""
@@ -49,6 +50,7 @@ class RowsPassing(threading.Thread):
         rows: Iterable[Rows],
         log: Log,
         token: str,
+        trust: Trust | None,
         on_end: Callable[[PassOn, Log, str], None],
     ) -> None:
         super().__init__(name=f"sparkdl-passing-{order.feed}", daemon=True)
@@ -56,6 +58,7 @@ class RowsPassing(threading.Thread):
         self._rows = deque(rows)
         self._log = log
         self._token = token
+        self._trust = trust
         self._on_end = on_end
         self._deadline = Deadline.after(None)
 
@@ -87,7 +90,7 @@ class RowsPassing(threading.Thread):
             timeout=max(0.0, self._deadline.remaining_s) + _ANSWER_S,
         )
         descriptor = flight.FlightDescriptor.for_command(msgspec.json.encode(header))
-        with flight.connect(to.uri) as client:
+        with connect(to.uri, self._trust) as client:
             writer, answers = client.do_put(descriptor, batch.schema, options)
             with writer:
                 ack = _ack(answers)

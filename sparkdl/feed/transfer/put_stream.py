@@ -70,7 +70,7 @@ class PutStream:
         self._header = flight.FlightDescriptor.for_command(msgspec.json.encode(header))
         self._spec = spec
         self._changed = changed
-        self._client = flight.connect(target.uri)
+        self._client = spec.connect(target)
         self._schema: pa.Schema | None = None
         self._fd_sender: FdSender | None = None
         self._writer: flight.FlightStreamWriter | None = None

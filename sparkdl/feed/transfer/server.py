@@ -24,6 +24,7 @@ import pyarrow.flight as flight
 
 from sparkdl.control.auth import is_authorized
 from sparkdl.control.descriptors import FdReceiver
+from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, InferenceError, SparkdlError
 from sparkdl.core.world import host_port
@@ -68,11 +69,16 @@ class _TokenCheck(flight.ServerMiddlewareFactory):  # type: ignore[misc]
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     """Serves one store on `host`, at a port of the system's choice (`port`)."""
 
-    def __init__(self, host: str, token: str, store: NodeStore) -> None:
-        super().__init__(f"grpc://{host_port(host, 0)}", middleware={"token": _TokenCheck(token)})
+    def __init__(self, host: str, token: str, store: NodeStore, tls: Tls | None = None) -> None:
+        scheme = "grpc+tls" if tls else "grpc"
+        super().__init__(
+            f"{scheme}://{host_port(host, 0)}",
+            middleware={"token": _TokenCheck(token)},
+            **(tls.flight_options() if tls else {}),
+        )
         self._store = store
         self._fd_receiver = FdReceiver(token)
-        self.uri = f"grpc://{host_port(host, self.port)}"
+        self.uri = f"{scheme}://{host_port(host, self.port)}"
 
     def do_put(
         self,

@@ -115,7 +115,7 @@ def launch_options(args: Any) -> dict[str, Any]:
     """
     names = (
         *("reservation_timeout", "feed_timeout", "num_gpus", "log_to_driver", "placement"),
-        *("max_restarts", "checkpoint_dir"),
+        *("max_restarts", "checkpoint_dir", "tls"),
     )
     return {name: _value(args, name) for name in names}
 

@@ -93,7 +93,7 @@ def _input_mode(value: Any) -> int:
     return int(value)
 
 
-def _keep(value: Any) -> Any:
+def _bool_or_texts(value: Any) -> Any:
     return value if isinstance(value, bool) else TypeConverters.toListString(value)
 
 
@@ -102,6 +102,7 @@ _ACCESSORS = {
     "driver_ps_nodes": "DriverPSNodes",
     "tfrecord_dir": "TFRecordDir",
     "num_gpus": "NumGPUs",
+    "tls": "TLS",
 }
 _int, _text, _bool, _float = (
     TypeConverters.toInt,
@@ -160,12 +161,14 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
      "checkpoint, if there is a checkpoint_dir"),
     ("checkpoint_dir", None, _text, "Folder that all nodes reach. Each fit has a folder of its own "
      "in it for its checkpoints, which is deleted when it has succeeded"),
+    ("tls", None, _bool_or_texts, "Whether sparkdl's connections are encrypted, or paths of cert, "
+     "key and ca; by default where Spark encrypts its own"),
     ("framework", "tensorflow", _text, "What the nodes import: tensorflow, torch, plain"),
     # for transform
     ("output_types", {}, _dict, "DataFrame column to its type: 'vector', or a type of Spark like "
      "'double', 'array<float>', 'binary'; by default that of the model's output"),
-    ("keep", True, _keep, "Which of the DataFrame's columns transform returns: all, none, or those "
-     "named"),
+    ("keep", True, _bool_or_texts, "Which of the DataFrame's columns transform returns: all, none, "
+     "or those named"),
     ("handle_invalid", "error", _one_of(*INVALID), "A row with a null in an input column: 'error', "
      "'skip' leaves it out, 'keep' gives it null outputs"),
     ("parquet_reader", "auto", _one_of(*READERS), "Who reads the input columns of a DataFrame over "
@@ -207,7 +210,7 @@ TRAINING = (
     *("feed_timeout", "reservation_timeout", "shutdown_timeout", "validation_indicator_col"),
     *("weight_col", "early_stopping_patience", "early_stopping_monitor"),
     *("early_stopping_min_delta", "seed", "cache", "num_gpus", "log_dir", "log_to_driver"),
-    *("placement", "max_restarts", "checkpoint_dir"),
+    *("placement", "max_restarts", "checkpoint_dir", "tls"),
 )
 """What training needs beside TensorFlowOnSpark's parameters."""
 SCORING = ("output_mapping", "output_types", "keep", "handle_invalid", "parquet_reader")

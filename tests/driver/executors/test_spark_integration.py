@@ -23,7 +23,7 @@ from sparkdl.core.errors import (
 )
 from sparkdl.core.jobs import named_jobs
 from sparkdl.driver.lifecycle.state import is_empty
-from sparkdl.driver.slots.preflight import check_slots_over_connect
+from sparkdl.driver.slots.preflight import check_slots_over_connect, encrypting_setting
 from tests.doubles.nodes import Lines
 from tests.driver.executors import map_funs
 
@@ -396,3 +396,13 @@ def test_job_of_a_feed_that_nobody_wants_is_cancelled_however_slow_its_source(
     with launch(spark_cluster, has_enough, nodes=1) as cluster:
         report = cluster.feed(rdd, timeout_s=GONE_S * 4)
     assert report.epochs == 0
+
+
+@pytest.mark.parametrize("setting", ["spark.ssl.rpc.enabled", "spark.ssl.enabled"])
+def test_setting_by_which_spark_encrypts_is_found(spark_local: SparkSession, setting: str) -> None:
+    assert encrypting_setting(spark_local) == ""
+    spark_local.conf.set(setting, "True")
+    try:
+        assert encrypting_setting(spark_local) == setting
+    finally:
+        spark_local.conf.unset(setting)

@@ -97,8 +97,11 @@ def test_what_concerns_the_launch_reaches_it() -> None:
     assert found == {
         "reservation_timeout": 600.0, "feed_timeout": 5.0, "num_gpus": 3, "log_to_driver": False,
         "placement": "detached", "max_restarts": 0, "checkpoint_dir": None,
+        "tls": None,
     }  # fmt: skip
     assert found.keys() <= inspect.signature(launch).parameters.keys()
+    stage.setTLS(("cert", "key", "ca"))
+    assert launch_options(stage.merge_args_params())["tls"] == ["cert", "key", "ca"]
 
 
 def test_argv_stays_a_list_beside_the_parameters() -> None:

@@ -1,0 +1,317 @@
+"""TLS between the processes of a cluster: who shows which certificate, and who is believed.
+
+Runs in: anywhere
+
+`new_tls` makes a certificate for one cluster, in memory. It travels to the agents as the token
+does, and is all that the cluster's processes believe: it is its own root. `read_tls` takes a
+company's files instead; their key does not travel, each agent reads that of its own host.
+
+A certificate has to carry one name, `Trust.name`, wherever it is shown. Names of hosts are not
+asked for: executors come up at addresses that no certificate could know. Python lets a check be
+left out, but gRPC does not, so both get the same name to look for (`override_hostname` in Flight).
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import ssl
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from socket import create_connection
+from typing import Any, NamedTuple
+
+from sparkdl.core.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+HANDSHAKE_S = 10.0
+"""How long a peer may take to shake hands."""
+_NAME = "cluster.internal"
+_CLOCK_SKEW = datetime.timedelta(days=1)
+_LIFETIME = datetime.timedelta(days=3650)
+_MISSING = (
+    "{why} is on, and TLS needs the package cryptography at the driver, to make the cluster's "
+    "certificate: pip install 'sparkdl-cluster[tls]'. Or give certificates of your own, "
+    "tls=sparkdl.TlsFiles(cert, key, ca), or leave the connections unencrypted, tls=False"
+)
+_WHAT_TO_GIVE = (
+    "tls= takes True, False, or three paths that exist at the driver and at all executors: "
+    "sparkdl.TlsFiles(cert, key, ca)"
+)
+
+
+class TlsFiles(NamedTuple):
+    """Paths of PEM files; each exists at the driver and at every executor.
+
+    Attributes:
+        cert: the certificate of this host, or one for all hosts, and those between it and `ca`.
+        key: its private key, without a passphrase.
+        ca: certificates that are believed, and what they have signed.
+        name: a DNS name that the certificates of all hosts carry; by default the first name of the
+            driver's.
+    """
+
+    cert: str
+    key: str
+    ca: str
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What makes a client believe a server. Nothing of it is secret.
+
+    Attributes:
+        roots: certificates in PEM: the server shows one of them, or one that they vouch for.
+        name: the DNS name that it carries.
+    """
+
+    roots: bytes = field(repr=False)
+    name: str
+
+    def context(self) -> ssl.SSLContext:
+        """Return what a client of Python's shakes hands by, with `name` as the server's name.
+
+        Raises:
+            ssl.SSLError: if the roots are no certificates.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC: any root ends the chain
+        context.check_hostname = bool(self.name)
+        context.load_verify_locations(cadata=self.roots.decode("ascii", "ignore"))
+        return context
+
+    def connect(self, host: str, port: int, timeout_s: float) -> ssl.SSLSocket:
+        """Return a connection to a server that has shown what it must.
+
+        Raises:
+            OSError: if nobody answers there, or one who is not believed.
+        """
+        sock = create_connection((host, port), timeout_s)
+        try:
+            return self.context().wrap_socket(sock, server_hostname=self.name or None)
+        except BaseException:
+            sock.close()
+            raise
+
+    def flight_options(self) -> dict[str, Any]:
+        """Return what `flight.connect` takes for this."""
+        return {"tls_root_certs": self.roots, "override_hostname": self.name}
+
+
+@dataclass(frozen=True)
+class Tls:
+    """What a cluster's servers show, and what their clients believe.
+
+    Attributes:
+        cert: the certificate, in PEM, and those between it and a root.
+        key: its private key, in PEM.
+        files: where another host finds its own; `cert` and `key` do not travel then.
+    """
+
+    trust: Trust
+    cert: bytes = field(default=b"", repr=False)
+    key: bytes = field(default=b"", repr=False)
+    files: TlsFiles | None = None
+
+    def context(self) -> ssl.SSLContext:
+        """Return what a server of Python's shakes hands by.
+
+        Raises:
+            ssl.SSLError: if key and certificate do not belong together, or are none.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.sslobject_class = _ServerSide
+        with _private_path(self.key) as key, _private_path(self.cert) as cert:
+            # Without a password OpenSSL would ask for one at the terminal, and wait.
+            context.load_cert_chain(cert, key, password=b"")
+        return context
+
+    def flight_options(self) -> dict[str, Any]:
+        """Return what `flight.FlightServerBase` takes for this."""
+        return {"tls_certificates": [(self.cert, self.key)]}
+
+    def to_send(self) -> Tls:
+        """Return this as it travels to executors."""
+        return replace(self, cert=b"", key=b"") if self.files else self
+
+    def on_this_host(self) -> Tls:
+        """Return this with this host's certificate and key.
+
+        Raises:
+            ConfigError: if its files are missing or not what the cluster's clients believe.
+        """
+        if self.files is None:
+            return self
+        here = _read(self.files, self.trust)
+        _names_of(here)
+        return here
+
+
+def choose_tls(asked: object, setting: str) -> Tls | None:
+    """Return what `launch(tls=asked)` means; `None` for no TLS.
+
+    Args:
+        setting: of Spark's, by which Spark encrypts its own connections; empty if it does not.
+
+    Raises:
+        ConfigError: if that cannot be had.
+    """
+    if asked is None and setting:
+        _log.info("TLS is on, as %s is; tls=False leaves it off", setting)
+    if isinstance(asked, (tuple, list)) and len(asked) in (3, 4) and all(map(_is_path, asked)):
+        return read_tls(TlsFiles(*map(os.fspath, asked)))
+    if asked is not None and not isinstance(asked, bool):
+        raise ConfigError(f"tls={asked!r}: {_WHAT_TO_GIVE}")
+    if asked is None:
+        return new_tls(setting) if setting else None
+    return new_tls("tls=True") if asked else None
+
+
+def read_tls(files: TlsFiles) -> Tls:
+    """Return a company's certificate.
+
+    Raises:
+        ConfigError: if the files cannot be read, do not belong together, or have expired.
+    """
+    roots = _read_file("ca", files.ca)
+    names = _names_of(_read(files, Trust(roots, "")))
+    if not names:
+        raise ConfigError(
+            f"tls: the certificate {files.cert} carries no DNS name (subjectAltName). Give one "
+            "that carries a name which the certificates of all hosts of the cluster carry"
+        )
+    found = _read(files, Trust(roots, files.name or names[0].replace("*", "sparkdl", 1)))
+    _names_of(found)
+    return found
+
+
+def new_tls(why: str = "TLS") -> Tls:
+    """Return a new certificate, which nobody else has.
+
+    Args:
+        why: what has asked for it, for the error.
+
+    Raises:
+        ConfigError: if the package `cryptography` is missing.
+    """
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+    except ImportError:
+        raise ConfigError(_MISSING.format(why=why)) from None
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, "sparkdl")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    cert = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _CLOCK_SKEW)  # hosts' clocks differ
+        .not_valid_after(now + _LIFETIME)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(_NAME)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(
+            x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    pem = cert.public_bytes(serialization.Encoding.PEM)
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    return Tls(Trust(pem, _NAME), pem, private)
+
+
+class _ServerSide(ssl.SSLObject):
+    """Logs whom it does not come to terms with: asyncio says nothing of that."""
+
+    def do_handshake(self) -> None:
+        """Do what Python's does."""
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            _log.warning(
+                "Refused a connection: its peer speaks no TLS, or does not believe this cluster's "
+                "certificate (%s)",
+                error.reason,
+            )
+            raise
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, (str, os.PathLike))
+
+
+def _read(files: TlsFiles, trust: Trust) -> Tls:
+    return Tls(trust, _read_file("cert", files.cert), _read_file("key", files.key), files)
+
+
+def _read_file(what: str, path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"tls: {what} cannot be read: {error}. The paths have to exist at the driver and at "
+            "all executors"
+        ) from None
+
+
+def _names_of(tls: Tls) -> list[str]:
+    """Shake hands in memory, as the cluster will; return the DNS names of the certificate.
+
+    Raises:
+        ConfigError: if that fails.
+    """
+    try:
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        client = tls.trust.context().wrap_bio(
+            to_client, to_server, server_hostname=tls.trust.name or None
+        )
+        server = tls.context().wrap_bio(to_server, to_client, server_side=True)
+        for side in (client, server, client):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    except (ssl.SSLError, ValueError) as error:
+        reason = getattr(error, "verify_message", "") or getattr(error, "reason", "") or error
+        raise ConfigError(
+            f"tls: the certificate, key and ca of {tls.files} cannot be used: {reason}. The key "
+            "has to be the certificate's and have no passphrase, ca has to have signed it, and it "
+            "has to be valid today and carry the same DNS name at all hosts"
+        ) from None
+    certificate = client.getpeercert() or {}
+    names: Any = certificate.get("subjectAltName", ())
+    return [value for kind, value in names if kind == "DNS"]
+
+
+@contextmanager
+def _private_path(data: bytes) -> Iterator[str]:
+    """Give Python, which wants a path, one that leads to memory and that only this process has."""
+    if sys.platform == "linux":
+        fd = os.memfd_create("sparkdl-tls", os.MFD_CLOEXEC)
+        with open(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            yield f"/proc/self/fd/{fd}"
+    else:
+        with tempfile.NamedTemporaryFile() as file:  # which only this user can read
+            file.write(data)
+            file.flush()
+            yield file.name

@@ -1,0 +1,149 @@
+"""Whole clusters with TLS: trained, scored, asked, and what a listener on the wire gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+from sparkdl.control.cause import fetch_cause
+from sparkdl.control.descriptors import FdSender
+from sparkdl.control.tls import TlsFiles, new_tls
+from sparkdl.core.errors import ConfigError, LaunchError
+from sparkdl.feed.transfer.messages import Target
+from sparkdl.node.context import NodeContext
+from sparkdl.node.spec import AgentSpec, start_agent
+from tests.doubles.certificates import NAME, Company
+from tests.doubles.feeds import Proxy
+from tests.doubles.nodes import SOON_S, Lines, launch
+
+ROW, RESULT, PRINTED = "row-that-nobody-else-reads", "its-result", "what-a-node-prints"
+
+
+class Wire:
+    """All that the cluster's processes send to one another, recorded on its way."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, stack: ExitStack) -> None:
+        self._stack = stack
+        self._proxies: dict[str, Proxy] = {}
+        connect = flight.connect
+
+        def start(order: AgentSpec, *rest: Any) -> Any:
+            return start_agent(msgspec.structs.replace(order, url=self.tapped(order.url)), *rest)
+
+        monkeypatch.setattr("sparkdl.driver.executors.local.start_agent", start)
+        monkeypatch.setattr(
+            flight, "connect", lambda uri, **options: connect(self.tapped(uri), **options)
+        )
+        # As on different machines: on one, segments are handed over without a network.
+        monkeypatch.setattr(FdSender, "connect", lambda name, token: None)
+
+    def tapped(self, uri: str) -> str:
+        """Return where the same server is found through a listener."""
+        address = urlsplit(uri).netloc
+        if address not in self._proxies:
+            proxy = Proxy(Target(0, address, uri), records=True)
+            self._proxies[address] = self._stack.enter_context(proxy)
+        return self._proxies[address].target.uri
+
+    def servers_of(self, text: str) -> int:
+        """To or from how many servers it has gone in the clear."""
+        return sum(text.encode() in proxy.passed for proxy in self._proxies.values())
+
+    @property
+    def num_servers(self) -> int:
+        """How many servers somebody has sent anything to."""
+        return sum(bool(proxy.passed) for proxy in self._proxies.values())
+
+
+@pytest.fixture
+def wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
+    with ExitStack() as stack:
+        yield Wire(monkeypatch, stack)
+
+
+def train_and_score(args: Any, ctx: NodeContext) -> int:
+    print(PRINTED, flush=True)
+    rows = sum(len(batch["text"]) for batch in ctx.batches(10))
+    feed = ctx.get_data_feed(False, qname_in="score")
+    while not feed.should_stop():
+        feed.batch_results([f"{RESULT} {row}" for row in feed.next_batch(100)])
+    return rows
+
+
+@pytest.mark.parametrize("how", ["off", "ours", pytest.param("company", marks=pytest.mark.deep)])
+def test_cluster_trains_scores_and_answers_and_a_listener_learns_of_it_only_without_tls(
+    how: str, wire: Wire, tmp_path: Path
+) -> None:
+    files = Company(tmp_path).issue("this-host", NAME)
+    lines = Lines()
+    table = pa.table({"text": [f"{ROW} {i}" for i in range(1000)]})
+    chosen: dict[str, Any] = {"off": False, "ours": True, "company": files}
+    with launch(train_and_score, on_log=lines, tls=chosen[how]) as cluster:
+        assert cluster.feed(table).rows_used == 1000
+        results = list(cluster.infer_rows(["a", "b", "c"], "score"))
+        assert results == [f"{RESULT} {row}" for row in "abc"]
+        lines.wait_for(PRINTED, 2)
+        assert all("train_and_score" in stack for stack in cluster.stacks().values())
+        assert PRINTED in cluster.logs(0)
+        spec = cluster._feeds.feed_spec("input", None)
+        assert spec.token not in repr(spec)
+        assert fetch_cause(wire.tapped(spec.coordinator), spec.token, spec.trust) == ""
+        assert cluster.results(SOON_S) == [500, 500]
+    assert wire.num_servers == 3, "the coordinator and two nodes"
+    secrets = {ROW: 2, RESULT: 1, "FeedBegin": 1, spec.token: 3}
+    in_the_clear = {secret: wire.servers_of(secret) for secret in secrets}
+    assert in_the_clear == (secrets if how == "off" else dict.fromkeys(secrets, 0))
+
+
+def test_certificate_that_cannot_be_used_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparkdl.driver.executors.local.start_agent", None)
+    company = Company(tmp_path)
+    with pytest.raises(ConfigError, match="certificate has expired"):
+        launch(train_and_score, tls=company.issue("this-host", NAME, days=-1))
+    with pytest.raises(ConfigError, match=r"cannot be read.*No such file"):
+        launch(train_and_score, tls=("no", "no", "no"))
+
+
+@pytest.mark.parametrize("lacks", ["file", "name"])
+def test_executor_without_a_certificate_of_the_cluster_is_an_error_that_says_so(
+    lacks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are read there, by the agent."""
+    company = Company(tmp_path)
+    driver = company.issue("driver", NAME)
+    there = company.issue("executor", "executor.example")
+    if lacks == "file":
+        there = TlsFiles(str(tmp_path / "nowhere"), *driver[1:])
+
+    def start(order: AgentSpec, *rest: Any) -> Any:
+        assert order.tls is not None
+        assert not order.tls.key
+        tls = msgspec.json.decode(msgspec.json.encode(order.tls), type=type(order.tls))
+        return start_agent(msgspec.structs.replace(order, tls=replace(tls, files=there)), *rest)
+
+    monkeypatch.setattr("sparkdl.driver.executors.local.start_agent", start)
+    reason = "nowhere" if lacks == "file" else "Hostname mismatch"
+    with pytest.raises(ConfigError, match=reason):
+        launch(train_and_score, tls=driver)
+
+
+def test_agent_that_meets_another_coordinator_is_an_error_that_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(order: AgentSpec, *rest: Any) -> Any:
+        return start_agent(msgspec.structs.replace(order, tls=new_tls()), *rest)
+
+    monkeypatch.setattr("sparkdl.driver.executors.local.start_agent", start)
+    with pytest.raises(LaunchError, match="is not this cluster's coordinator"):
+        launch(train_and_score, tls=True)
