@@ -184,10 +184,9 @@ class NodeFeeds:
             self.store.log(message.feed).release(message.numbers)
         elif isinstance(message, Withdrawn):
             log, order = self.store.log(message.feed), self._child.passing[message.feed]
-            rows = log.take_back(message.kept)
-            RowsPassing(
-                order, rows, log, self._token, partial(self._soon, self._note_passed)
-            ).start()
+            rows, trust = log.take_back(message.kept), self._trust
+            on_end = partial(self._soon, self._note_passed)
+            RowsPassing(order, rows, log, self._token, trust, on_end).start()
         elif isinstance(message, Terminated):
             log = self.store.log(message.feed)
             log.close_call()
