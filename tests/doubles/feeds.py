@@ -301,6 +301,7 @@ class Proxy:
         self.target = replace(target, uri=f"{scheme}//127.0.0.1:{own_port}")
         self._sockets: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept, name="proxy")]
+        self._is_stalled, self._is_cut = threading.Event(), threading.Event()
 
     def __enter__(self) -> Proxy:
         self._threads[0].start()
@@ -315,9 +316,16 @@ class Proxy:
 
     def cut(self) -> None:
         """End all connections; refuse new ones."""
+        self._is_cut.set()
         for each in (self._listener, *self._sockets):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
+
+    def stall(self) -> None:
+        """Let nothing through any more, without a word to those who are connected."""
+        self._is_stalled.set()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
 
     def _accept(self) -> None:
         with suppress(OSError):

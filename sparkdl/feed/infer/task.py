@@ -38,6 +38,7 @@ from sparkdl.feed.transfer.messages import (
     FeedSpec,
     Target,
     flight_reason,
+    is_listening,
 )
 from sparkdl.feed.values.row_codec import RowEncoder, rows
 
@@ -49,6 +50,8 @@ _ASK_AGAIN_S = 0.5
 _SILENCE_FACTOR = 2.0
 _SILENCE_MARGIN_S = 10.0
 """A node reports missing results itself; longer silence means that the network is gone."""
+_LOOK_S = 2.0
+"""How often it is looked whether the host of a node that owes results is there."""
 
 
 @dataclass(frozen=True)
@@ -342,21 +345,27 @@ class _Call:
                 writer.close()
 
     def _watch(self, reader: flight.FlightStreamReader) -> None:
-        """End the call once rows have waited for an answer longer than the node itself allows."""
+        """End the call once its host is gone, or answers are later than the node itself allows."""
         limit_s = self._spec.timeout_s * _SILENCE_FACTOR + _SILENCE_MARGIN_S
-        with self._changed:
-            while not self._is_over:
+        silent_since_s = None
+        while True:
+            with self._changed:
+                now_s = time.monotonic()
                 is_owed = self._rows_answered < self._rows_sent
-                left_s = self._moved_s + limit_s - time.monotonic() if is_owed else None
-                if left_s is not None and left_s <= 0:
+                owed_s = now_s - self._moved_s if is_owed else 0.0
+                if self._is_over or owed_s >= limit_s:
                     break
-                self._changed.wait(left_s)
-            else:
-                return
-        self._give_up(
-            FeederError(f"inference at {self._target.name} failed: not a word for {limit_s:g} s"),
-            reader,
-        )
+                self._changed.wait(min(_LOOK_S, limit_s - owed_s))
+            # The kernel tells nothing of a link that is cut while nothing is sent.
+            if owed_s < _LOOK_S or is_listening(self._target):
+                silent_since_s = None
+            elif now_s - (silent_since_s := silent_since_s or now_s) >= self._spec.verdict_s / 2:
+                limit_s = now_s - silent_since_s
+                break
+        if not self._is_over:
+            silence = f"not a word for {limit_s:.0f} s"
+            name = self._target.name
+            self._give_up(FeederError(f"inference at {name} failed: {silence}"), reader)
 
     def _give_up(self, error: BaseException, reader: flight.FlightStreamReader) -> None:
         self._problems.append(error)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
 import threading
 import time
 from collections import Counter, deque
@@ -26,7 +25,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 
@@ -43,6 +41,7 @@ from sparkdl.feed.transfer.messages import (
     PlanRequest,
     PutHeader,
     Target,
+    is_listening,
 )
 from sparkdl.feed.transfer.put_stream import Piece, PutStream
 from sparkdl.feed.values.row_codec import RowEncoder
@@ -418,21 +417,11 @@ def _wait_for_verdict(spec: FeedSpec, targets: Sequence[Target], error: FeederEr
     """
     _log.warning("%s; waiting for the driver's decision", error)
     deadline, never = Deadline.after(spec.verdict_s), threading.Event()
-    while not deadline.has_passed and not all(map(_is_listening, targets)):
+    while not deadline.has_passed and not all(map(is_listening, targets)):
         with suppress(OSError):  # this host itself is cut off, perhaps
             if fetch_cause(spec.coordinator, spec.token, spec.trust) != "":
                 return
         never.wait(min(_VERDICT_LOOK_S, deadline.remaining_s))
-
-
-def _is_listening(target: Target) -> bool:
-    url = urlsplit(target.uri)
-    with (
-        suppress(OSError),
-        socket.create_connection((url.hostname, url.port or 0), _VERDICT_LOOK_S),
-    ):
-        return True
-    return False
 
 
 def _partition() -> int:

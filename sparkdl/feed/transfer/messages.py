@@ -7,7 +7,9 @@ Here rather than beside the server, so that a Spark worker that feeds imports no
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from urllib.parse import urlsplit
@@ -32,6 +34,8 @@ WHAT_TO_DO = (
     "Which rows are left cannot be told: feed the same data, in the same partitions (cache a "
     "DataFrame whose partitions vary, or write it to Parquet), or take another checkpoint_dir"
 )
+
+_LISTENING_S = 1.0
 
 
 class FeederError(SparkdlError):
@@ -113,6 +117,20 @@ class FeedSpec:
 def connect(uri: str, trust: Trust | None) -> flight.FlightClient:
     """Return a client of an agent; it connects when it is used."""
     return flight.connect(uri, **(trust.flight_options() if trust else {}))
+
+
+def is_listening(target: Target) -> bool:
+    """Whether the host of a node accepts a connection for it within a second.
+
+    It does so for a process that stands still as well.
+    """
+    url = urlsplit(target.uri)
+    with (
+        suppress(OSError),
+        socket.create_connection((url.hostname, url.port or 0), _LISTENING_S),
+    ):
+        return True
+    return False
 
 
 def other_data(feed: str, before: int, now: int) -> ConfigError:

@@ -17,11 +17,12 @@ from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.lifecycle.state import LaunchBroke, has_ended
 from sparkdl.feed.adapters.tfos import DataFeed
+from sparkdl.feed.infer import task
 from sparkdl.feed.infer.task import _Partition, decode_results, exchange
 from sparkdl.feed.store.store import Exchange
 from sparkdl.feed.transfer.messages import CLUSTER_FAILED, FeederError
 from sparkdl.feed.values.row_codec import RowEncoder
-from tests.doubles.feeds import SOON_S, TOKEN, LocalNode, Running, order
+from tests.doubles.feeds import SOON_S, TOKEN, LocalNode, Proxy, Running, order
 
 ROWS = list(range(50))
 
@@ -87,6 +88,28 @@ def test_another_node_answers_the_rest_for_one_lost_after_results_were_passed_on
             -row for row in ROWS[7:]
         ]
         dying.result()
+        living.end_feed()
+        serving.result()
+
+
+def test_another_node_answers_the_rest_for_one_whose_host_says_no_word_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its link is cut: no connection ends, and nobody is told."""
+    monkeypatch.setattr(task, "_LOOK_S", 0.1)
+    with LocalNode(0) as lost, LocalNode(1) as living, Proxy(lost.target) as link:
+
+        def answer_some() -> None:
+            feed = DataFeed(lost.reader(), lost.link.send, train_mode=False)
+            feed.batch_results([-row for row in feed.next_batch(7)])
+            link.stall()
+            feed.batch_results([-row for row in feed.next_batch(7)])
+
+        answering, serving = Running(answer_some), serve(living)
+        asked = replace(order([link.target, living.target]), verdict_s=0.4)
+        answers = exchange(asked, "0.a", link.target, RowEncoder(max_rows=10).batches(ROWS))
+        assert [row for data in answers for row in decode_results(data)] == [-row for row in ROWS]
+        answering.result()
         living.end_feed()
         serving.result()
 
