@@ -6,6 +6,7 @@ Runs in: the process of pytest
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.reader import FeedReader
 from sparkdl.feed.store.endpoint import NodeFeeds
-from sparkdl.feed.store.segment import write_segment
+from sparkdl.feed.store.segment import StoredSegment, write_segment
 from sparkdl.feed.store.store import StoreLimits
 from sparkdl.feed.transfer.messages import FeedSpec, Target
 from sparkdl.node.link import AgentLink
@@ -58,6 +59,16 @@ def item(
     """Return a segment as it reaches a child."""
     fd, nbytes = write_segment(batch)
     return Item(Segment(feed, number, epoch, batch.num_rows, nbytes, exchange, is_last), fd)
+
+
+def noting(segments: list[StoredSegment]) -> Callable[[StoredSegment, int], None]:
+    """Return what a store tells of its segments, which are noted; no child wants them."""
+
+    def note(segment: StoredSegment, fd: int) -> None:
+        os.close(fd)
+        segments.append(segment)
+
+    return note
 
 
 class NoticingCondition(threading.Condition):

@@ -64,7 +64,7 @@ class Sink:
                 outcome = Appended.FULL
                 spans = tuple((0, *rows) for rows in take_rows(numbers, batch.num_rows))
                 request = AppendRequest(epoch, keep=keep, spans=spans)
-                while outcome is Appended.FULL:
+                while outcome in (Appended.FULL, Appended.SHORT):
                     outcome = self.log.append(batch, Deadline.after(_FULL_WAIT_S), request)
                 if outcome is Appended.CLOSED:
                     return False

@@ -149,6 +149,7 @@ class PutAck(msgspec.Struct, frozen=True):
     Attributes:
         accepted: whether this batch is here now.
         closed: whether the node takes no more rows of this epoch.
+        shortage: what the node lacks, if it is not room for rows.
         covered: in the first answer, which rows of the partition an earlier attempt has brought
             here already, as half-open ranges.
         fd_socket: in the first answer, where feeders on the same machine send descriptors to.
@@ -158,6 +159,7 @@ class PutAck(msgspec.Struct, frozen=True):
     closed: bool
     covered: tuple[tuple[int, int], ...] = ()
     fd_socket: str = ""
+    shortage: str = ""
 
 
 class PutPiece(msgspec.Struct, frozen=True):

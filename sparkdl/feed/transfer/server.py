@@ -27,9 +27,10 @@ from sparkdl.control.descriptors import FdReceiver
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, InferenceError, SparkdlError
 from sparkdl.core.world import host_port
-from sparkdl.feed.store.log import Appended, AppendRequest, Attempt
+from sparkdl.feed.store.log import Appended, AppendRequest, Attempt, Log
 from sparkdl.feed.store.store import Exchange, NodeStore
 from sparkdl.feed.transfer.messages import ExchangeHeader, PlanRequest, PutAck, PutHeader, PutPiece
+from sparkdl.feed.transfer.strangers import Strangers
 
 RESULT_SCHEMA = pa.schema([("ipc", pa.binary())])
 
@@ -62,6 +63,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         super().__init__(f"grpc://{host_port(host, 0)}", middleware={"token": _TokenCheck(token)})
         self._store = store
         self._fd_receiver = FdReceiver(token)
+        self._strangers = Strangers(self.port)
         self.uri = f"grpc://{host_port(host, self.port)}"
 
     def do_put(
@@ -72,6 +74,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         writer: flight.FlightMetadataWriter,
     ) -> None:
         """Append the batches of one feeder to the log."""
+        self._strangers.welcome(context.peer())
         header = msgspec.json.decode(descriptor.command, type=PutHeader)
         epoch = header.epoch
         log = self._store.log(header.feed, header.generation)
@@ -85,23 +88,32 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             piece = msgspec.json.decode(chunk.app_metadata.to_pybytes(), type=PutPiece)
             request = AppendRequest(epoch, attempt, piece.start_row, keep=header.keep)
             if piece.key:
-                fd = self._fd_receiver.wait_fd(piece.key, Deadline.after(_FD_WAIT_S))
-                outcome = log.adopt(fd, piece.rows, Deadline.after(FULL_WAIT_S), request)
+                outcome = self._adopt(log, piece, request)
             else:
                 outcome = log.append(chunk.data, Deadline.after(FULL_WAIT_S), request)
             is_closed = outcome is Appended.CLOSED or not log.takes(epoch)
-            ack = PutAck(outcome is Appended.STORED, is_closed)
+            shortage = self._strangers.shortage() if outcome is Appended.SHORT else ""
+            ack = PutAck(outcome is Appended.STORED, is_closed, shortage=shortage)
             writer.write(msgspec.json.encode(ack))
+
+    def _adopt(self, log: Log, piece: PutPiece, request: AppendRequest) -> Appended:
+        try:
+            fd = self._fd_receiver.wait_fd(piece.key, Deadline.after(_FD_WAIT_S))
+        except OSError:
+            return Appended.SHORT
+        return log.adopt(fd, piece.rows, Deadline.after(FULL_WAIT_S), request)
 
     def shutdown(self) -> None:
         """End all calls, and the connections of feeders on this machine."""
         self._fd_receiver.close()
+        self._strangers.close()
         super().shutdown()
 
     def do_action(
         self, context: flight.ServerCallContext, action: flight.Action
     ) -> Iterator[flight.Result]:
         """Answer a `PlanRequest` with the rows for each node."""
+        self._strangers.welcome(context.peer())
         request = msgspec.json.decode(action.body.to_pybytes(), type=PlanRequest)
         log = self._store.log(request.feed, request.generation)
         shares = log.balancer.plan(
@@ -117,6 +129,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
         """Hand one inference partition to the child and return its results."""
+        self._strangers.welcome(context.peer())
         header = msgspec.json.decode(descriptor.command, type=ExchangeHeader)
         exchange = self._open_exchange(header.exchange)
         is_answered = threading.Event()
@@ -174,6 +187,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             )
             if outcome is Appended.FULL:
                 exchange.fail(f"the node's feed memory stayed full for {timeout_s:g} s")
+            elif outcome is Appended.SHORT:
+                exchange.fail(self._strangers.shortage())
             elif outcome is Appended.CLOSED:
                 exchange.fail("the node takes no more rows")
             if outcome is not Appended.STORED:
