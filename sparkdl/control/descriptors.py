@@ -44,10 +44,10 @@ _TOKEN_S = 5.0
 MAX_STRANGERS = 64
 """Connections without a token that are kept; the oldest goes first, since feeders send it soon."""
 OUT_OF_DESCRIPTORS = (
-    "no file descriptors are left, or almost none. Raise `ulimit -n` for the executors, and let "
-    "only the cluster's hosts reach its ports (a network policy)"
+    "no file descriptors are left, or almost none. Raise `ulimit -n` where this process is started, "
+    "and let only the cluster's hosts reach its ports (a network policy)"
 )
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _EXHAUSTED_PAUSE_S = 0.1
 _CREDENTIALS = struct.Struct("3i")
 _JOIN_S = 2.0
@@ -157,7 +157,7 @@ class FdReceiver:
                 sock, _ = self._listener.accept()
             except OSError as error:
                 with self._changed:
-                    if self._is_closed or error.errno not in _EXHAUSTED:
+                    if self._is_closed or error.errno not in EXHAUSTED:
                         return
                     if not self._is_short:
                         _log.warning("No feeder can connect for now: %s", OUT_OF_DESCRIPTORS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.store.budget import Budget
 from sparkdl.feed.store.log import Appended, AppendRequest, Attempt, EpochCount, Log
 from sparkdl.feed.store.segment import StoredSegment, read_segment, write_segment
-from tests.doubles.feeds import SOON_S, Running, noting, numbers
+from tests.doubles.feeds import SOON_S, Running, no_descriptors_left, noting, numbers
 
 BATCH = numbers(0, 100)
 STORED = Appended.STORED
@@ -242,14 +241,8 @@ def test_disk_that_is_full_before_its_time_counts_as_full(tmp_path: Path) -> Non
 def test_want_of_descriptors_leaves_nothing_behind_and_is_no_error(left: int) -> None:
     """A segment takes up to three: its file, a way to write it, a copy for the child."""
     with open_log(1 << 30) as it:
-        next_fd = os.dup(0)
-        os.close(next_fd)
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (next_fd + left, hard))
-        try:
+        with no_descriptors_left(left):
             outcome = it.append(timeout_s=0.01)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         here = int(outcome is STORED)
         assert outcome is (STORED if left == 2 else Appended.SHORT)
         assert it.log.rows_received == BATCH.num_rows * here
