@@ -315,7 +315,7 @@ class Unframer:
             del self._buffer[:stop]
             try:
                 message = _decoder.decode(body)
-            except (msgspec.MsgspecError, RecursionError) as error:
+            except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
                 raise ProtocolError(f"not a message on the pipe to the child: {error}") from None
             has_fd = carries_fd(message)
             if has_fd and not self._fds:

@@ -44,7 +44,7 @@ _TOKEN_S = 5.0
 MAX_STRANGERS = 64
 """Connections without a token that are kept; the oldest goes first, since feeders send it soon."""
 OUT_OF_DESCRIPTORS = (
-    "no file descriptors are left, or almost none. Raise `ulimit -n` where this process is started, "
+    "no file descriptors are left, or almost none. Raise `ulimit -n` where the process is started, "
     "and let only the cluster's hosts reach its ports (a network policy)"
 )
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)

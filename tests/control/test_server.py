@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from sparkdl.control.auth import bearer
 from sparkdl.control.descriptors import MAX_STRANGERS
+from sparkdl.control.host_watch import HostWatch
 from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
     ChildRunning,
@@ -254,6 +255,12 @@ def test_a_peer_that_never_says_hello_is_dropped() -> None:
             assert here.heard.queue.empty()
 
     play(scene())
+
+
+def test_watch_of_a_connection_that_has_ended_already_is_no_error() -> None:
+    with socket.socket() as sock:
+        pass
+    assert HostWatch(sock, 4.0).look() == "there"
 
 
 def test_of_many_strangers_the_oldest_go_first_and_agents_come_in(

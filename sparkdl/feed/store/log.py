@@ -11,7 +11,6 @@ room, the epoch is whole, and the child can read it again.
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 import threading
@@ -37,8 +36,10 @@ from sparkdl.core.row_ranges import (
 )
 from sparkdl.feed.store.budget import Budget, RetainedSegment, RetainedSegments, Room
 from sparkdl.feed.store.segment import (
+    NO_DESCRIPTORS,
     Provenance,
     StoredSegment,
+    check_segment,
     copy_segment,
     cut_segment,
     segment_nbytes,
@@ -47,8 +48,7 @@ from sparkdl.feed.store.segment import (
 from sparkdl.feed.transfer.balance import RowBalancer
 
 _FOR_EVER = sys.maxsize
-_SHORT = (errno.EMFILE, errno.ENFILE)
-_SHORT_PAUSE_S = 0.1
+_DESCRIPTOR_PAUSE_S = 0.1
 
 
 class Appended(Enum):
@@ -216,10 +216,12 @@ class Log:
 
         Raises:
             FeedClosedError: if a later attempt at the partition has begun.
+            ProtocolError: if it is no segment of so many rows.
         """
         try:
 
             def write(is_on_disk: bool) -> int:
+                check_segment(fd, rows)
                 return copy_segment(fd, self._folder) if is_on_disk else os.dup(fd)
 
             return self._admit(os.fstat(fd).st_size, rows, deadline, request, write)
@@ -238,11 +240,11 @@ class Log:
             try:
                 return self._try_admit(nbytes, rows, deadline, request, write)
             except OSError as error:
-                if error.errno not in _SHORT:
+                if error.errno not in NO_DESCRIPTORS:
                     raise
             if deadline.has_passed:
                 return Appended.SHORT
-            threading.Event().wait(min(_SHORT_PAUSE_S, deadline.remaining_s))
+            threading.Event().wait(min(_DESCRIPTOR_PAUSE_S, deadline.remaining_s))
 
     def _try_admit(
         self,
@@ -270,7 +272,7 @@ class Log:
             try:
                 fds.append(write(is_on_disk))
             except OSError as error:
-                if not is_on_disk or error.errno in _SHORT:
+                if not is_on_disk or error.errno in NO_DESCRIPTORS:
                     raise
                 self._budget.note_full_disk(nbytes)
                 return Appended.FULL

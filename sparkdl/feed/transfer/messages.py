@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from threading import TIMEOUT_MAX
+from typing import Annotated
 
 import msgspec
 import pyarrow.flight as flight
@@ -17,6 +19,8 @@ from sparkdl.control.auth import bearer
 from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.core.row_ranges import Range
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=TIMEOUT_MAX)]
 WRONG_ANSWER = "inference partition"
 """In every reason that lies in the results: another node would give no better ones."""
 CLUSTER_FAILED = "the cluster has failed"
@@ -134,12 +138,12 @@ class PutHeader(msgspec.Struct, frozen=True):
     """
 
     feed: str
-    epoch: int
+    epoch: Count
     run: str
-    partition: int
-    attempt: int = 0
-    generation: int = 0
-    last_epoch: int = 0
+    partition: Count
+    attempt: Count = 0
+    generation: Count = 0
+    last_epoch: Count = 0
     keep: bool = False
 
 
@@ -169,8 +173,8 @@ class PutPiece(msgspec.Struct, frozen=True):
         rows, key: of a segment that was sent as a descriptor; the batch itself is empty then.
     """
 
-    start_row: int
-    rows: int = 0
+    start_row: Count
+    rows: Count = 0
     key: str = ""
 
 
@@ -178,17 +182,17 @@ class PlanRequest(msgspec.Struct, frozen=True):
     """Asks how to share out `rows` rows over nodes that have room, see `RowBalancer.plan`."""
 
     feed: str
-    generation: int
-    epoch: int
-    rows: int
+    generation: Count
+    epoch: Count
+    rows: Count
     node_ids: tuple[int, ...]
-    back: dict[int, int] = {}
-    ahead: dict[int, int] = {}
+    back: dict[int, Count] = {}
+    ahead: dict[int, Count] = {}
 
 
 class ExchangeHeader(msgspec.Struct, frozen=True):
     """One attempt at one inference partition; `exchange` is unique to the attempt."""
 
     feed: str
-    exchange: str
-    timeout_s: float | None = None
+    exchange: Annotated[str, msgspec.Meta(min_length=1)]
+    timeout_s: Seconds | None = None

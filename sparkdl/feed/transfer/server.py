@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -25,13 +25,14 @@ import pyarrow.flight as flight
 from sparkdl.control.auth import is_authorized
 from sparkdl.control.descriptors import FdReceiver
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import FeedClosedError, InferenceError, SparkdlError
+from sparkdl.core.errors import FeedClosedError, InferenceError, ProtocolError, SparkdlError
 from sparkdl.core.world import host_port
 from sparkdl.feed.store.log import Appended, AppendRequest, Attempt, Log
 from sparkdl.feed.store.store import Exchange, NodeStore
 from sparkdl.feed.transfer.messages import ExchangeHeader, PlanRequest, PutAck, PutHeader, PutPiece
 from sparkdl.feed.transfer.strangers import Strangers
 
+T = TypeVar("T")
 RESULT_SCHEMA = pa.schema([("ipc", pa.binary())])
 
 _FD_WAIT_S = 10.0
@@ -75,7 +76,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     ) -> None:
         """Append the batches of one feeder to the log."""
         self._strangers.welcome(context.peer())
-        header = msgspec.json.decode(descriptor.command, type=PutHeader)
+        header = _decode(descriptor.command, PutHeader)
         epoch = header.epoch
         log = self._store.log(header.feed, header.generation)
         log.expect(header.last_epoch)
@@ -85,12 +86,12 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         first = PutAck(True, is_closed, covered, self._fd_receiver.name)
         writer.write(msgspec.json.encode(first))
         for chunk in reader:
-            piece = msgspec.json.decode(chunk.app_metadata.to_pybytes(), type=PutPiece)
+            piece = _decode(chunk.app_metadata or b"", PutPiece)
             request = AppendRequest(epoch, attempt, piece.start_row, keep=header.keep)
             if piece.key:
                 outcome = self._adopt(log, piece, request)
             else:
-                outcome = log.append(chunk.data, Deadline.after(FULL_WAIT_S), request)
+                outcome = log.append(_rows(chunk), Deadline.after(FULL_WAIT_S), request)
             is_closed = outcome is Appended.CLOSED or not log.takes(epoch)
             shortage = self._strangers.shortage() if outcome is Appended.SHORT else ""
             ack = PutAck(outcome is Appended.STORED, is_closed, shortage=shortage)
@@ -114,7 +115,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     ) -> Iterator[flight.Result]:
         """Answer a `PlanRequest` with the rows for each node."""
         self._strangers.welcome(context.peer())
-        request = msgspec.json.decode(action.body.to_pybytes(), type=PlanRequest)
+        request = _decode(action.body, PlanRequest)
         log = self._store.log(request.feed, request.generation)
         shares = log.balancer.plan(
             request.epoch, request.rows, request.node_ids, request.back, request.ahead
@@ -130,7 +131,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     ) -> None:
         """Hand one inference partition to the child and return its results."""
         self._strangers.welcome(context.peer())
-        header = msgspec.json.decode(descriptor.command, type=ExchangeHeader)
+        header = _decode(descriptor.command, ExchangeHeader)
         exchange = self._open_exchange(header.exchange)
         is_answered = threading.Event()
 
@@ -145,6 +146,9 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             self._take_in(header, exchange, reader)
         except (SparkdlError, pa.ArrowException, OSError) as error:
             exchange.fail(f"receiving the partition failed: {error}")
+        except BaseException:
+            exchange.fail("receiving the partition failed")  # or `answer` would wait for ever
+            raise
         finally:
             is_answered.wait()  # neither thread may use a stream whose call has ended
             self._store.close_exchange(header.exchange)
@@ -178,7 +182,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         for chunk in reader:
             if exchange.failure:
                 return
-            last = chunk.data
+            last = _rows(chunk)
             exchange.expect(last.num_rows)
             if not last.num_rows:
                 continue
@@ -197,6 +201,33 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             end = AppendRequest(exchange=header.exchange, is_last=True)
             log.append(last.slice(0, 0), Deadline.after(timeout_s), end)
         exchange.finish_input()
+
+
+def _decode(data: Any, kind: type[T]) -> T:
+    """Return the struct that JSON stands for.
+
+    Raises:
+        ProtocolError: if it is no such struct.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise ProtocolError(f"not a {kind.__name__}: {error}") from None
+
+
+def _rows(chunk: flight.FlightStreamChunk) -> pa.RecordBatch:
+    """Return the batch of a chunk.
+
+    Raises:
+        ProtocolError: if there is none, or its buffers are not as long as it says.
+    """
+    if chunk.data is None:
+        raise ProtocolError("a message of the stream has no rows")
+    try:
+        chunk.data.validate()
+    except pa.ArrowException as error:
+        raise ProtocolError(f"a broken record batch: {error}") from None
+    return chunk.data
 
 
 def _fitting(reason: str) -> str:
