@@ -13,11 +13,8 @@ import os
 import random
 import typing
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
 from types import UnionType
 from typing import Any
-
-import msgspec
 
 SEED = int(os.environ.get("FUZZ_SEED") or 0)
 """Of a failure, to see it again: `make fuzz SEED=…`."""
@@ -120,8 +117,8 @@ def example_of(kind: Any) -> Any:
     if origin in (dict, list):
         parts = [example_of(each) for each in inner]
         return {parts[0]: parts[1]} if origin is dict else parts
-    if is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+    names = getattr(kind, "__dataclass_fields__", ()) or getattr(kind, "__struct_fields__", ())
+    if names:
         hints = typing.get_type_hints(kind, include_extras=True)
-        names = [f.name for f in fields(kind)] if is_dataclass(kind) else kind.__struct_fields__
         return kind(**{name: example_of(hints[name]) for name in names})
     return next(iter(kind))  # an enum

@@ -133,7 +133,8 @@ _COLUMNS = {
 
 
 def _file_of(records: Sequence[bytes]) -> bytes:
-    return frame(pa.array(records, pa.large_binary())).to_pybytes()
+    data: bytes = frame(pa.array(records, pa.large_binary())).to_pybytes()
+    return data
 
 
 def _read(data: bytes) -> None:

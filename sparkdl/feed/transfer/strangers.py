@@ -33,6 +33,8 @@ _PATIENCE = 30
 _SHORT_PATIENCE = 2
 _SHORT_SHARE = 0.9
 """Of the descriptors: where more are in use, strangers are in the way."""
+_MAX_LIMIT = 1 << 20
+"""What Linux lets a process have by default (fs.nr_open)."""
 _MAX_NAMED = 3
 _OWN_FDS = "/proc/self/fd"
 
@@ -66,11 +68,10 @@ class Strangers:
 
     def shortage(self) -> str:
         """Return that descriptors have run out, who holds them, and what to change."""
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         here = Counter(peer.rpartition(":")[0] for peer in list(self._ages))
         return (
-            f"{OUT_OF_DESCRIPTORS}. The limit is {limit}. Connections to the feed's port that do "
-            f"not show the token: {here.total()} are here{_by_host(here)}, "
+            f"{OUT_OF_DESCRIPTORS}. The limit is {_limit()}. Connections to the feed's port that "
+            f"do not show the token: {here.total()} are here{_by_host(here)}, "
             f"{self._sent_away.total()} were ended{_by_host(self._sent_away)}"
         )
 
@@ -88,14 +89,13 @@ class Strangers:
 
     def _look(self) -> None:
         """Find all connections; end those of strangers who have been here for too long."""
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         with self._lock:
             before = set(self._known)
         try:
             fds: Sequence[int] = [int(name) for name in os.listdir(_OWN_FDS)]
+            is_short = len(fds) > _SHORT_SHARE * _limit()
         except OSError:  # there is none left to look with
-            fds = range(limit)
-        is_short = len(fds) > _SHORT_SHARE * limit
+            fds, is_short = range(_limit()), True
         peers = {peer: fd for fd in fds if (peer := self._peer(fd))}
         with self._lock:
             self._known -= before - peers.keys()
@@ -137,14 +137,21 @@ class Strangers:
             os.dup2(self._nothing.fileno(), self._hand.fileno(), inheritable=False)
 
 
+def _limit() -> int:
+    """Return how many descriptors this process may have."""
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MAX_LIMIT if soft == resource.RLIM_INFINITY else min(soft, _MAX_LIMIT)
+
+
 def _address(name: tuple[str, int]) -> str:
-    return _plain(f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}")
+    return _plain(f"[{name[0]}]:{name[1]}")
 
 
 def _plain(address: str) -> str:
-    """Return an address as IPv4 if it is one that is written as IPv6."""
+    """Return an address without brackets and scope, as IPv4 if it is one written as IPv6."""
     host, _, port = address.rpartition(":")
-    return f"{host.strip('[]').removeprefix('::ffff:')}:{port}"
+    host = host.strip("[]").partition("%")[0].removeprefix("::ffff:")
+    return f"{host}:{port}"
 
 
 def _by_host(counts: Counter[str]) -> str:

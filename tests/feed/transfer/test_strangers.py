@@ -9,16 +9,21 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
 
 from sparkdl.control.descriptors import FdSender
 from sparkdl.core.errors import FeedClosedError, FeedTimeoutError
+from sparkdl.feed.store.segment import StoredSegment
+from sparkdl.feed.store.store import NodeStore, StoreLimits
+from sparkdl.feed.transfer import strangers as strangers_module
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.messages import Target
+from sparkdl.feed.transfer.server import FlightServer
 from sparkdl.node.link import AgentLink
-from tests.doubles.feeds import FEED, SOON_S, numbers, order, values
+from tests.doubles.feeds import FEED, SOON_S, TOKEN, noting, numbers, order, values
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
 
@@ -105,7 +110,7 @@ def pieces(first: int, on_third: Callable[[], object] = lambda: None) -> Iterato
         yield numbers(first + i * ROWS, first + (i + 1) * ROWS)
 
 
-@pytest.mark.parametrize("way", ["handed over", "by Flight"])
+@pytest.mark.parametrize("way", ["handed over", pytest.param("by Flight", marks=pytest.mark.deep)])
 def test_rows_come_once_each_while_strangers_take_all_descriptors(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +130,27 @@ def test_rows_come_once_each_while_strangers_take_all_descriptors(
         said = node.end()
         assert said.count("no file descriptors are left") == 1, said
         assert "(127.0.0.1: " in said
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "0.0.0.0"])
+def test_who_says_nothing_is_hung_up_on_and_a_feeder_that_pauses_is_not(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strangers_module, "_LOOK_S", 0.01)
+    segments: list[StoredSegment] = []
+    store = NodeStore(StoreLimits(1 << 28), SOON_S, noting(segments), lambda _: None)
+    server = FlightServer(host, TOKEN, store)
+    uri = server.uri.replace("0.0.0.0", "127.0.0.1")
+    with socket.create_connection((urlsplit(uri).hostname, server.port), SOON_S) as stranger:
+
+        def wait_for_its_end() -> None:
+            while stranger.recv(1000):
+                pass
+
+        fed = Feeder(order([Target(0, "worker:0", uri)]), 0).feed(pieces(0, wait_for_its_end))
+    assert fed.rows == {0: PIECES * ROWS} == {0: sum(segment.rows for segment in segments)}
+    store.close("the end")
+    server.shutdown()
 
 
 def test_want_of_descriptors_that_lasts_is_named_when_time_is_up() -> None:
