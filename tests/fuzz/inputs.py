@@ -13,6 +13,7 @@ import os
 import random
 import typing
 from collections.abc import Iterator, Sequence
+from enum import Enum
 from types import UnionType
 from typing import Any
 
@@ -117,8 +118,8 @@ def example_of(kind: Any) -> Any:
     if origin in (dict, list):
         parts = [example_of(each) for each in inner]
         return {parts[0]: parts[1]} if origin is dict else parts
-    names = getattr(kind, "__dataclass_fields__", ()) or getattr(kind, "__struct_fields__", ())
-    if names:
-        hints = typing.get_type_hints(kind, include_extras=True)
-        return kind(**{name: example_of(hints[name]) for name in names})
-    return next(iter(kind))  # an enum
+    if issubclass(kind, Enum):
+        return next(iter(kind))
+    names = getattr(kind, "__dataclass_fields__", ()) or kind.__struct_fields__
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return kind(**{name: example_of(hints[name]) for name in names})
