@@ -1,6 +1,7 @@
 # The verbs of this repository; `make` alone lists them. What they run, CI runs too.
 #   make test ARGS="-k feed -x"           arguments for pytest
 #   make soak MINUTES=10 SEED=1           how long; which random schedule
+#   make fuzz INPUTS=10000000 SEED=1      how many; which random inputs
 #   make coverage ARGS=tests/feed         what the tests of one folder cover
 #   make test JOBS=0                      in one process, for a debugger; 2 side by side by default
 #   make setup PYTHON=python3.12          instead of the first suitable one on the PATH
@@ -9,7 +10,7 @@
 #   make setup TORCH= JAX=                without PyTorch, without JAX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep test-examples coverage soak check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-allreduce bench-frameworks bench-tls peers clean
+.PHONY: help setup demo test test-deep test-examples coverage soak fuzz check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-allreduce bench-frameworks bench-tls peers clean
 
 VENV := .venv
 PEERS := .venv-peers
@@ -20,6 +21,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 JAX ?= jax
 ARGS ?=
 MINUTES ?= 1
+INPUTS ?= 1000000
 SEED ?=
 JOBS ?= 2
 TF_CPP_MIN_LOG_LEVEL ?= 2
@@ -76,6 +78,10 @@ coverage: setup  ## run the tests, and print what they cover of each package, in
 
 soak: setup  ## have random faults happen to trainings for MINUTES (1), by SEED; nothing may be lost
 	@PYTHONPATH="$(CURDIR)" MINUTES="$(MINUTES)" SEED="$(SEED)" $(bin)/python tests/faults/soak.py
+
+fuzz: setup  ## give all that reads from outside INPUTS (1,000,000) random inputs, by SEED
+	@seed="$(SEED)"; seed="$${seed:-$$(date +%s)}"; echo "SEED=$$seed"; \
+	  FUZZ_INPUTS="$(INPUTS)" FUZZ_SEED="$$seed" $(bin)/python -m pytest -n 0 --timeout 0 $(ARGS) tests/fuzz
 
 check: $(VENV)/.installed  ## lint, format, types, architecture, spelling
 	@$(bin)/ruff check .

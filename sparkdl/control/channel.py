@@ -22,16 +22,17 @@ order of the messages that carry them (SCM_RIGHTS, unix(7)).
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from sparkdl.control.descriptors import receive_with_fds
+from sparkdl.control.descriptors import close_fd, receive_with_fds
 from sparkdl.control.messages import EpochEnd, FeedCovered, FeedHold, Granted
 from sparkdl.control.rows import EpochRows
 from sparkdl.core.errors import ProtocolError
@@ -332,7 +333,7 @@ class Unframer:
             del self._buffer[:stop]
             try:
                 message = _decoder.decode(body)
-            except (msgspec.MsgspecError, RecursionError) as error:
+            except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
                 raise ProtocolError(f"not a message on the pipe to the child: {error}") from None
             has_fd = carries_fd(message)
             if has_fd and not self._fds:
@@ -342,13 +343,16 @@ class Unframer:
     def close(self) -> None:
         """Close the descriptors of messages that never became complete."""
         while self._fds:
-            os.close(self._fds.popleft())
+            close_fd(self._fds.popleft())
 
 
-def receive(sock: socket.socket, unframer: Unframer) -> list[tuple[Local, int]] | None:
-    """Read once and return the messages that completed, or `None` at the end of the stream."""
+def receive(sock: socket.socket, unframer: Unframer) -> Iterator[tuple[Local, int]] | None:
+    """Read once and return the messages that completed, or `None` at the end of the stream.
+
+    They raise as `Unframer.feed` does; a descriptor for which there was no room is -1.
+    """
     data, fds = receive_with_fds(sock, 1 << 16, _MAX_FDS)
-    return list(unframer.feed(data, fds)) if data else None
+    return unframer.feed(data, fds) if data else None
 
 
 def send(sock: socket.socket, message: Local, fd: int = -1) -> None:
@@ -388,7 +392,7 @@ class ChildPipe:
     def send(self, message: Local, fd: int = -1) -> None:
         """Queue a message; `fd` is the pipe's from here on."""
         if not self._is_open:
-            _close(fd)
+            close_fd(fd)
             return
         self._outbox.append((frame(message), fd))
         if len(self._outbox) == 1:
@@ -411,7 +415,7 @@ class ChildPipe:
 
     def _drop_outbox(self) -> None:
         for _data, fd in self._outbox:
-            _close(fd)
+            close_fd(fd)
         self._outbox.clear()
 
     def _read(self) -> None:
@@ -425,8 +429,20 @@ class ChildPipe:
             if messages is None:
                 self._shut()
                 return
-            for message, fd in messages:
-                self._on_message(message, fd)
+            try:
+                for message, fd in messages:
+                    self._on_message(message, fd)
+            except ProtocolError as error:  # what follows cannot be understood either
+                self._give_up(str(error))
+
+    def _give_up(self, problem: str) -> None:
+        """Report the child's failure, and hang up on it: without its agent it ends."""
+        self._shut()
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        name = ProtocolError.__name__
+        failure = Failure("", "exception", f"{name}: {problem}", time.time(), exception_type=name)
+        self._on_message(Raised(failure), -1)
 
     def _flush(self) -> None:
         while self._outbox:
@@ -439,14 +455,9 @@ class ChildPipe:
             except OSError:
                 self._drop_outbox()  # the child has ended; its last words are still to be read
                 break
-            _close(fd)
+            close_fd(fd)
             if sent < len(data):
                 self._outbox[0] = (data[sent:], -1)
             else:
                 self._outbox.popleft()
         self._loop.remove_writer(self._sock)
-
-
-def _close(fd: int) -> None:
-    if fd >= 0:
-        os.close(fd)

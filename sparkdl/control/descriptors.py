@@ -43,7 +43,11 @@ _TOKEN_S = 5.0
 """A feeder sends the token as soon as it has connected."""
 MAX_STRANGERS = 64
 """Connections without a token that are kept; the oldest goes first, since feeders send it soon."""
-_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+OUT_OF_DESCRIPTORS = (
+    "no file descriptors are left, or almost none. Raise `ulimit -n` where the process is started, "
+    "and let only the cluster's hosts reach its ports (a network policy)"
+)
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _EXHAUSTED_PAUSE_S = 0.1
 _CREDENTIALS = struct.Struct("3i")
 _JOIN_S = 2.0
@@ -65,16 +69,26 @@ def nameless_file(name: str, folder: Path | None = None) -> int:
 def receive_with_fds(sock: socket.socket, nbytes: int, max_fds: int) -> tuple[bytes, list[int]]:
     """Read once; return the data, empty at the end of a stream, and the descriptors beside it.
 
+    A descriptor that the kernel dropped, because this process may have no more, is -1.
+
     Unlike `socket.recv_fds`, which ignores its flags, this makes them close-on-exec: programs that
     user code starts do not inherit them.
     """
     fds = array("i")
     space = socket.CMSG_LEN(max_fds * fds.itemsize)
-    data, extras, _flags, _address = sock.recvmsg(nbytes, space, _CLOSE_ON_EXEC)
+    data, extras, flags, _address = sock.recvmsg(nbytes, space, _CLOSE_ON_EXEC)
     for level, kind, body in extras:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
             fds.frombytes(body[: len(body) - len(body) % fds.itemsize])
+    if flags & socket.MSG_CTRUNC and not fds:
+        fds.append(-1)
     return data, fds.tolist()
+
+
+def close_fd(fd: int) -> None:
+    """Close a descriptor, unless it is -1, which stands for none."""
+    if fd >= 0:
+        os.close(fd)
 
 
 class FdReceiver:
@@ -93,7 +107,7 @@ class FdReceiver:
         self._connections: set[socket.socket] = set()
         self._strangers: deque[socket.socket] = deque()
         """Connections on which no token has come yet, the oldest first."""
-        self._is_closed = False
+        self._is_closed = self._is_short = False
         self._listener: socket.socket | None = None
         if self.name:
             # Packets, not a stream: each key stays together with its descriptor.
@@ -108,6 +122,7 @@ class FdReceiver:
 
         Raises:
             ProtocolError: if it does not come in time, or the feeder has gone.
+            OSError: if it came when this process had no descriptor left for it.
         """
         with self._changed:
             is_here = self._changed.wait_for(
@@ -115,7 +130,10 @@ class FdReceiver:
             )
             if not is_here or key not in self._fds:
                 raise ProtocolError(f"the segment {key!r} was announced and did not come")
-            return self._fds.pop(key)
+            fd = self._fds.pop(key)
+        if fd < 0:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return fd
 
     def close(self) -> None:
         """Close all connections, and the descriptors that nobody has waited for."""
@@ -139,11 +157,14 @@ class FdReceiver:
                 sock, _ = self._listener.accept()
             except OSError as error:
                 with self._changed:
-                    if self._is_closed or error.errno not in _EXHAUSTED:
+                    if self._is_closed or error.errno not in EXHAUSTED:
                         return
-                    _log.warning("No feeder can connect for now: %s", error)
+                    if not self._is_short:
+                        _log.warning("No feeder can connect for now: %s", OUT_OF_DESCRIPTORS)
+                    self._is_short = True
                     self._changed.wait_for(lambda: self._is_closed, _EXHAUSTED_PAUSE_S)
                 continue
+            self._is_short = False
             if _user_of(sock) not in self._users:
                 sock.close()
                 continue
@@ -172,8 +193,9 @@ class FdReceiver:
                 key = data.decode(errors="replace")
                 with self._changed:
                     if self._is_closed:
-                        os.close(fds[0])
+                        close_fd(fds[0])
                         return
+                    close_fd(self._fds.pop(key, -1))
                     self._fds[key] = fds[0]
                     self._changed.notify_all()
                 keys.add(key)
@@ -205,7 +227,7 @@ class FdReceiver:
         with self._changed:
             fds = [self._fds.pop(key) for key in keys if key in self._fds]
         for fd in fds:
-            os.close(fd)
+            close_fd(fd)
 
 
 def _user_of(sock: socket.socket) -> int:
@@ -228,7 +250,10 @@ class FdSender:
         """Return a connection; `None` if the node is not on this machine, or does not want it."""
         if not name or sys.platform != "linux":
             return None
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            return None
         try:
             # Not `settimeout`: it would not wait where others have filled the backlog (unix(7)).
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(_CONNECT_S, 0))

@@ -19,6 +19,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from contextlib import suppress
 from typing import Any, Literal
 
 PROBE_S = 1
@@ -63,12 +64,13 @@ class HostWatch:
         self._bytes_acked = self._data_segs_in = _UNKNOWN
         self._heard_s = self._looked_s = time.monotonic()
         self._has_asked = False
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):
-            if hasattr(socket, option):
-                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), PROBE_S)
-        if hasattr(socket, "TCP_KEEPCNT"):  # the watch gives up, not the kernel
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _MAX_PROBES)
+        with suppress(OSError):  # it is closed, and who reads from it will notice
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option in ("TCP_KEEPIDLE", "TCP_KEEPINTVL"):
+                if hasattr(socket, option):
+                    sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), PROBE_S)
+            if hasattr(socket, "TCP_KEEPCNT"):  # the watch gives up, not the kernel
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _MAX_PROBES)
 
     def look(self) -> Literal["there", "ask", "silent"]:
         """Judge now; `ask`: send something, so that there is an answer to wait for.

@@ -3,7 +3,8 @@
 Runs in: driver
 
 It decides nothing. A connection is refused before any message is read unless it carries the token;
-its first message has to be a `Hello`, soon; every message has to be one of `FromAgent`.
+its first message has to be a `Hello`, soon; every message has to be one of `FromAgent`. Of many
+who do not show the token the oldest go first.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import http
 import logging
+import time
+from collections import deque
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
-from weakref import WeakSet
+from weakref import ReferenceType, WeakSet, ref
 
 from websockets.asyncio.server import Server as WebSocketServer
 from websockets.asyncio.server import ServerConnection, serve
@@ -25,6 +28,7 @@ from websockets.protocol import State
 
 from sparkdl.control.auth import is_authorized
 from sparkdl.control.cause import CAUSE_PATH, FINISHED
+from sparkdl.control.descriptors import EXHAUSTED, MAX_STRANGERS, OUT_OF_DESCRIPTORS
 from sparkdl.control.host_watch import LOOKS, HostWatch
 from sparkdl.control.lease import driver_keep_alive
 from sparkdl.control.messages import (
@@ -44,6 +48,9 @@ from sparkdl.core.world import host_port
 _log = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 10.0
+_TOKEN_S = 1.0
+"""What an agent gets for its token, which it sends at once, where there are too many strangers."""
+_WARN_PERIOD_S = 60.0
 POLICY_VIOLATION = 1008
 
 
@@ -105,6 +112,9 @@ class CoordinatorServer:
         self._accepted: WeakSet[ServerConnection] = WeakSet()
         self._accepting: WeakSet[asyncio.Task[Any]] = WeakSet()
         """Those of asyncio that shake hands, by TLS, for a connection."""
+        self._strangers: deque[ReferenceType[ServerConnection]] = deque()
+        """The last ones that were accepted, the oldest first; agents by now, perhaps."""
+        self._quiet_until_s = 0.0
         self._connections: dict[str, ServerConnection] = {}
         self._watches: dict[str, HostWatch] = {}
         self._server: WebSocketServer | None = None
@@ -143,6 +153,7 @@ class CoordinatorServer:
                 problem = str(error)
                 continue
             self._spawn(self._watch_hosts())
+            asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
             bound_port = next(iter(self._server.sockets)).getsockname()[1]
             return ServerAddress(host, bound_port, self._tls is not None)
         raise ConfigError(
@@ -175,7 +186,18 @@ class CoordinatorServer:
         self._accepted.add(connection)
         if task := asyncio.current_task():
             self._accepting.add(task)
+        self._strangers.append(ref(connection))
+        if len(self._strangers) > MAX_STRANGERS:
+            asyncio.get_running_loop().call_later(_TOKEN_S, _hang_up, self._strangers.popleft())
         return connection
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Say once what asyncio would repeat each second, when it tries to accept again."""
+        if getattr(context.get("exception"), "errno", None) not in EXHAUSTED:
+            loop.default_exception_handler(context)
+        elif time.monotonic() >= self._quiet_until_s:
+            _log.warning("No agent can connect for now: %s", OUT_OF_DESCRIPTORS)
+            self._quiet_until_s = time.monotonic() + _WARN_PERIOD_S
 
     def _on_request(self, connection: ServerConnection, request: Request) -> Response | None:
         """Refuse a request without the token; answer one for the cause of a failure."""
@@ -250,3 +272,10 @@ class CoordinatorServer:
         task = asyncio.ensure_future(coroutine)
         self._senders.add(task)
         task.add_done_callback(self._senders.discard)
+
+
+def _hang_up(stranger: ReferenceType[ServerConnection]) -> None:
+    """End the connection, unless it has shown the token by now, or has ended."""
+    connection = stranger()
+    if connection is not None and connection.state is State.CONNECTING:
+        connection.transport.abort()

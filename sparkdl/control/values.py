@@ -8,6 +8,7 @@ decoding runs no code of the sender's.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ MAX_VALUE_NBYTES = MAX_MESSAGE_NBYTES // 4 * 3 - 4096
 """An encoded value at most: what fits into one message, as base64 beside the other fields."""
 
 _TUPLE, _SET, _COMPLEX, _ARRAY, _SCALAR, _FROZENSET = 1, 2, 3, 4, 5, 6
+_DTYPE = re.compile(r"[<>|][biufcSUVmM]\d+(\[[\w/]+\])?")
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
@@ -125,6 +127,8 @@ def _raise_up(code: int, data: memoryview) -> Any:
         return complex(real, imaginary)
     if code in (_ARRAY, _SCALAR):
         dtype, shape, raw = items
+        if not _DTYPE.fullmatch(dtype):  # numpy reads more than it writes, with warnings at times
+            raise ValueError(f"no dtype that an array has: {dtype}")
         array = np.frombuffer(raw, dtype=np.dtype(dtype)).reshape(shape).copy()
         return array if code == _ARRAY else array[()]
     raise ValueError(f"unknown extension type {code}")

@@ -206,7 +206,7 @@ class _Saver:
 def _read_progress(folder: Path) -> Progress:
     try:
         return msgspec.json.decode((folder / _PROGRESS).read_bytes(), type=Progress)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeError) as error:
         raise CheckpointError(
             f"{folder} was not made by sparkdl.keras.Checkpoint: {error}. Load "
             "ctx.last_checkpoint yourself, or choose another checkpoint_dir"

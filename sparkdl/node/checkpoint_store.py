@@ -123,7 +123,7 @@ def decode_manifest(data: bytes, where: str) -> Manifest | None:
                 "install that, or choose another checkpoint_dir"
             )
         return msgspec.json.decode(body, type=Manifest)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
         return None
 
 

@@ -36,6 +36,7 @@ from sparkdl.control.channel import (
     receive,
     send,
 )
+from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS
 from sparkdl.control.lease import SILENT_LOOKS, look_s
 from sparkdl.control.messages import EpochEnd, FeedCovered, FeedHold, Granted
 from sparkdl.control.rows import EpochRows
@@ -228,7 +229,10 @@ class AgentLink:
         match message:
             case Segment(feed):
                 self._supply.begin(feed)
-                self.reader(feed).add(Item(message, fd))
+                if fd < 0:
+                    self.reader(feed).fail(ReadError(f"rows are lost: {OUT_OF_DESCRIPTORS}"))
+                else:
+                    self.reader(feed).add(Item(message, fd))
             case FeedStart(feed, epoch):
                 self._supply.begin(feed)
                 self.reader(feed).start(epoch)

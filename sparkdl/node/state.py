@@ -384,6 +384,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] =
     (Begun, StopRequested): _stop,
     (Begun, Orphaned): _orphaned,
     (Leaving, WorldBegan): stay,
+    (Leaving, ChildReportedEnd): stay,  # the first one counts
     (Leaving, ChildExited): _leaving_exited,
     (Leaving, RoundRequested): _round,
     (Leaving, ChildStopRequested): _child_stop,

@@ -179,7 +179,7 @@ def test_messages_come_out_byte_by_byte_as_soon_as_they_are_whole() -> None:
 @pytest.mark.parametrize(
     "body",
     [b"", b"{}", b"junk", b'{"type":"Exec"}', b'{"type":"Release","feed":"x"}', b"\xff",
-     b'{"type":"Running"}{}', b'{"x":' + b"[" * 100_000],
+     b'{"type":"Running"}{}', b'{"type":"EndMark","feed":"\xed\xa0"}', b'{"x":' + b"[" * 100_000],
     ids=lambda body: repr(body[:12]),
 )  # fmt: skip
 def test_a_frame_that_is_no_message_is_a_protocol_error(body: bytes) -> None:
@@ -224,7 +224,7 @@ def test_the_end_of_the_stream_is_none(pair: Pair) -> None:
     send(pair[0], Imported())
     pair[0].close()
     unframer = Unframer()
-    assert receive(pair[1], unframer) == [(Imported(), -1)]
+    assert list(receive(pair[1], unframer) or ()) == [(Imported(), -1)]
     assert receive(pair[1], unframer) is None
 
 

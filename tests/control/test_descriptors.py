@@ -18,7 +18,7 @@ from sparkdl.control.descriptors import MAX_STRANGERS, FdReceiver, FdSender
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ProtocolError
 from sparkdl.feed.store.segment import read_segment, write_segment
-from tests.doubles.feeds import SOON_S, TOKEN, Running, numbers
+from tests.doubles.feeds import SOON_S, TOKEN, Running, no_descriptors_left, numbers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets are Linux's own")
 BATCH = numbers(0, 10)
@@ -81,6 +81,27 @@ def test_descriptor_is_waited_for() -> None:
 def test_descriptor_that_does_not_come_is_an_error() -> None:
     with serving() as server, pytest.raises(ProtocolError, match="'none' was announced"):
         server.wait_fd("none", Deadline.after(0.01))
+
+
+def test_descriptor_for_which_there_is_no_room_is_known_to_be_lost() -> None:
+    with serving() as server, connected(server) as handoff:
+        fd, _ = write_segment(BATCH)
+        with no_descriptors_left():
+            key = handoff.send(fd)
+            with pytest.raises(OSError, match="Too many open files"):
+                server.wait_fd(key, soon())
+        os.close(fd)
+        os.close(server.wait_fd(send(handoff), soon()))  # the connection is still there
+
+
+def test_second_descriptor_under_a_key_replaces_the_first() -> None:
+    with serving() as server, connected(server) as handoff:
+        first = send(handoff)
+        handoff._number -= 1
+        assert send(handoff) == first
+        os.close(server.wait_fd(send(handoff), soon()))  # by then both have come
+        os.close(server.wait_fd(first, soon()))
+        assert segments() == 0
 
 
 def test_wrong_token_hands_over_nothing() -> None:

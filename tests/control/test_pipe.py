@@ -16,6 +16,7 @@ from sparkdl.control.channel import (
     EndMark,
     Imported,
     Local,
+    Raised,
     Release,
     Results,
     Returned,
@@ -26,7 +27,7 @@ from sparkdl.control.channel import (
     send,
 )
 from sparkdl.control.messages import EpochEnd
-from tests.doubles.feeds import SOON_S
+from tests.doubles.feeds import SOON_S, no_descriptors_left
 
 
 class Agent:
@@ -247,3 +248,28 @@ def test_close_can_be_repeated(times: int) -> None:
     with opened() as agent:
         for _ in range(times):
             agent.pipe.close()
+
+
+def test_child_that_says_no_message_has_failed_and_is_hung_up_on() -> None:
+    """User code has written to the pipe, perhaps: the number of a descriptor that it has closed."""
+    with opened() as agent:
+        agent.child_end.sendall(frame(Imported()) + b"\0\0\0\5hello" + frame(EndMark("x")))
+        agent.turn_until(lambda: len(agent.heard) == 2)
+        first, failed = agent.messages
+        assert first == Imported()
+        assert isinstance(failed, Raised)
+        assert failed.failure.message.startswith("ProtocolError: not a message on the pipe")
+        assert agent.child_end.recv(1) == b""  # upon which a child ends itself
+        agent.pipe.send(EndMark("x"))
+        agent.pipe.close()
+        assert len(agent.heard) == 2
+
+
+def test_results_for_which_there_is_no_descriptor_are_heard_without() -> None:
+    with opened() as agent:
+        fd = memory()
+        send(agent.child_end, Results("p", 1), fd)
+        with no_descriptors_left():
+            agent.turn()
+        os.close(fd)
+        assert agent.heard == [(Results("p", 1), -1)]

@@ -6,13 +6,15 @@ import asyncio
 import re
 import socket
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, closing
 
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from sparkdl.control.auth import bearer
+from sparkdl.control.descriptors import MAX_STRANGERS
+from sparkdl.control.host_watch import HostWatch
 from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
     ChildRunning,
@@ -43,6 +45,7 @@ from tests.control.rooms import (
     speak,
     text_frame,
 )
+from tests.doubles.feeds import no_descriptors_left
 
 Stalled = Callable[[Room], AbstractAsyncContextManager[Peer]]
 
@@ -250,6 +253,49 @@ def test_a_peer_that_never_says_hello_is_dropped() -> None:
                 assert closed.value.rcvd is not None
                 assert closed.value.rcvd.reason == "a Hello was expected"
             assert here.heard.queue.empty()
+
+    play(scene())
+
+
+def test_watch_of_a_connection_that_has_ended_already_is_no_error() -> None:
+    with socket.socket() as sock:
+        pass
+    assert HostWatch(sock, 4.0).look() == "there"
+
+
+def test_of_many_strangers_the_oldest_go_first_and_agents_come_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sparkdl.control.server._TOKEN_S", 0.05)
+
+    async def scene() -> None:
+        async with room() as here, AsyncExitStack() as stack, here.agent("before"):
+            many = [await stack.enter_async_context(here.raw()) for _ in range(2 * MAX_STRANGERS)]
+            async with here.agent("after"):
+                for reader, _ in many[: MAX_STRANGERS - 1]:
+                    assert await read_all(reader) == b""
+                for reader, _ in many[-MAX_STRANGERS + 1 :]:
+                    assert not reader.at_eof()
+            assert (await here.heard.next())[:2] == ("left", "after")
+
+    play(scene())
+
+
+def test_want_of_descriptors_is_waited_out_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        async with room() as here:
+            with ExitStack() as stack:
+                socks = [stack.enter_context(socket.socket()) for _ in range(3)]
+                stack.enter_context(no_descriptors_left())
+                for sock in socks:
+                    sock.setblocking(False)
+                    await loop.sock_connect(sock, (here.address.host, here.address.port))
+                while not caplog.messages:
+                    await asyncio.sleep(0.01)
+            await check_works(here)
+        (said,) = (m for m in caplog.messages if "descriptor" in m or "resource" in m)
+        assert said.startswith("No agent can connect for now: no file descriptors are left")
 
     play(scene())
 

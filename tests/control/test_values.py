@@ -176,6 +176,13 @@ def test_noise_is_a_value_or_a_protocol_error_and_nothing_else(data: bytes) -> N
         decode_value(data)
 
 
+@pytest.mark.parametrize("dtype", ["a8", "i4,f8", "O", "|O8", "f8", 7, None])
+def test_array_of_a_dtype_that_no_array_has_is_a_protocol_error(dtype: Any) -> None:
+    array = msgspec.msgpack.Ext(4, msgspec.msgpack.encode((dtype, (1,), bytes(8))))
+    with pytest.raises(ProtocolError, match="cannot be decoded"):
+        decode_value(msgspec.msgpack.encode(array))
+
+
 @given(st.integers(-1, 8), VALUES)
 def test_an_extension_that_holds_the_wrong_thing_is_a_protocol_error(code: int, value: Any) -> None:
     with suppress(ProtocolError):

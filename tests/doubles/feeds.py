@@ -6,10 +6,12 @@ Runs in: the process of pytest
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import socket
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -25,7 +27,7 @@ from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.reader import FeedReader
 from sparkdl.feed.store.endpoint import NodeFeeds
-from sparkdl.feed.store.segment import write_segment
+from sparkdl.feed.store.segment import StoredSegment, write_segment
 from sparkdl.feed.store.store import StoreLimits
 from sparkdl.feed.transfer.messages import FeedSpec, Target
 from sparkdl.node.link import AgentLink
@@ -59,6 +61,29 @@ def item(
     """Return a segment as it reaches a child."""
     fd, nbytes = write_segment(batch)
     return Item(Segment(feed, number, epoch, batch.num_rows, nbytes, exchange, is_last), fd)
+
+
+def noting(segments: list[StoredSegment]) -> Callable[[StoredSegment, int], None]:
+    """Return what a store tells of its segments, which are noted; no child wants them."""
+
+    def note(segment: StoredSegment, fd: int) -> None:
+        os.close(fd)
+        segments.append(segment)
+
+    return note
+
+
+@contextmanager
+def no_descriptors_left(but: int = 0) -> Iterator[None]:
+    """This process may open no file, but for a few."""
+    next_fd = os.dup(0)
+    os.close(next_fd)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_fd + but, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 class NoticingCondition(threading.Condition):

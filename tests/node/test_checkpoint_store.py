@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -157,6 +158,12 @@ def test_hurt_manifest_is_never_taken_for_another_one(hurt: bytes) -> None:
     whole = decode_manifest(MANIFEST_TEXT, "here")
     assert whole is not None
     assert decode_manifest(hurt, "here") in ((None,) if hurt != MANIFEST_TEXT else (whole,))
+
+
+@pytest.mark.parametrize("body", [b"", b'\n"format": 1, "x": "\xed\xa0"}', NEST])
+def test_manifest_that_is_sealed_and_broken_is_none(body: bytes) -> None:
+    seal = b'{\n "checksum": "%08x",' % zlib.crc32(b"{" + body)
+    assert decode_manifest(seal + body, "here") is None
 
 
 def test_every_turned_bit_of_a_manifest_is_seen() -> None:

@@ -124,6 +124,7 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (BEGUN, STOP, ENDING_GONE, ENDS),
     (BEGUN, ORPHANED, GONE, GOES),
     # Leaving: the outcome is known, and told once the process has ended.
+    (RETURNING, RAISED, RETURNING, []),
     (RETURNING, EXITED, IDLE, [Kill(), ReportReturned(1, RESULT)]),
     (RETURNING, SEGFAULTED, IDLE, [Kill(), ReportReturned(1, RESULT)]),
     (RAISING, ChildExited(1), IDLE, [Kill(), ReportFailed(1, FAILURE, None)]),
@@ -219,7 +220,7 @@ def test_what_no_child_and_no_timer_does_is_illegal() -> None:
     no_deadline = {(state, DeadlinePassed) for state in (Ready, Begun, Idle, Gone)}
     no_child = {(Idle, event) for event in (ChildEnteredMapFun, ChildReportedEnd, ChildExited)}
     no_world_yet = {(Ready, ChildEnteredMapFun)}
-    last_words_spoken = {(Leaving, ChildEnteredMapFun), (Leaving, ChildReportedEnd)}
+    last_words_spoken = {(Leaving, ChildEnteredMapFun)}
     assert set(ILLEGAL) == no_deadline | no_child | no_world_yet | last_words_spoken
 
 

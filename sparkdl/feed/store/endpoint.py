@@ -29,6 +29,7 @@ from sparkdl.control.channel import (
     Withdraw,
     Withdrawn,
 )
+from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS
 from sparkdl.control.messages import (
     EpochEnd,
     FeedBegin,
@@ -271,7 +272,7 @@ class NodeFeeds:
 
     # From threads of Flight, and those that read files.
 
-    def _on_segment(self, segment: StoredSegment) -> None:
+    def _on_segment(self, segment: StoredSegment, fd: int) -> None:
         message = Segment(
             segment.feed,
             segment.number,
@@ -282,7 +283,7 @@ class NodeFeeds:
             segment.is_last,
             segment.is_on_disk,
         )
-        self._loop.call_soon_threadsafe(self._pass_segment, message, os.dup(segment.fd))
+        self._loop.call_soon_threadsafe(self._pass_segment, message, fd)
 
     def _soon(self, function: Callable[..., None], *arguments: object) -> None:
         with suppress(RuntimeError):  # the loop has ended, and nobody waits
@@ -322,13 +323,17 @@ class NodeFeeds:
             self._send_to_child(Reclaim(feed), -1)
 
     def _answer(self, message: Results, fd: int) -> None:
+        exchange = self.store.exchange(message.exchange)
+        if fd < 0:
+            if exchange:
+                exchange.fail(f"results are lost: {OUT_OF_DESCRIPTORS}")
+            return
         try:
             with open(fd, "rb", closefd=False) as file:
                 file.seek(0)
                 data = file.read()
         finally:
             os.close(fd)
-        exchange = self.store.exchange(message.exchange)
         if exchange:
             exchange.add(data, message.rows)
 

@@ -36,8 +36,10 @@ from sparkdl.core.row_ranges import (
 )
 from sparkdl.feed.store.budget import Budget, RetainedSegment, RetainedSegments, Room
 from sparkdl.feed.store.segment import (
+    NO_DESCRIPTORS,
     Provenance,
     StoredSegment,
+    check_segment,
     copy_segment,
     cut_segment,
     read_segment,
@@ -47,6 +49,7 @@ from sparkdl.feed.store.segment import (
 from sparkdl.feed.transfer.balance import RowBalancer
 
 _FOR_EVER = sys.maxsize
+_DESCRIPTOR_PAUSE_S = 0.1
 
 
 class Appended(Enum):
@@ -55,6 +58,8 @@ class Appended(Enum):
     STORED = "stored"
     FULL = "full"
     """There was no room in time; it may be tried again, here or elsewhere."""
+    SHORT = "short"
+    """There was no descriptor for it in time; likewise."""
     CLOSED = "closed"
     """The node takes no more rows of this epoch."""
 
@@ -138,7 +143,7 @@ class Log:
         self,
         feed: str,
         budget: Budget,
-        on_segment: Callable[[StoredSegment], None],
+        on_segment: Callable[[StoredSegment, int], None],
         is_closed: bool = False,
         folder: Path | None = None,
         retained: RetainedSegments | None = None,
@@ -240,10 +245,12 @@ class Log:
 
         Raises:
             FeedClosedError: if a later attempt at the partition has begun.
+            ProtocolError: if it is no segment of so many rows.
         """
         try:
 
             def write(is_on_disk: bool) -> int:
+                check_segment(fd, rows)
                 return copy_segment(fd, self._folder) if is_on_disk else os.dup(fd)
 
             return self._admit(os.fstat(fd).st_size, rows, deadline, request, write)
@@ -251,6 +258,24 @@ class Log:
             os.close(fd)
 
     def _admit(
+        self,
+        nbytes: int,
+        rows: int,
+        deadline: Deadline,
+        request: AppendRequest,
+        write: Callable[[bool], int],
+    ) -> Appended:
+        while True:
+            try:
+                return self._try_admit(nbytes, rows, deadline, request, write)
+            except OSError as error:
+                if error.errno not in NO_DESCRIPTORS:
+                    raise
+            if deadline.has_passed:
+                return Appended.SHORT
+            threading.Event().wait(min(_DESCRIPTOR_PAUSE_S, deadline.remaining_s))
+
+    def _try_admit(
         self,
         nbytes: int,
         rows: int,
@@ -271,21 +296,21 @@ class Log:
         is_on_disk, is_stored = room is Room.DISK, False
         # Written without the lock, which other feeders want meanwhile; `_add` checks once more
         # whether the rows are wanted.
+        fds: list[int] = []
         try:
             try:
-                fd = write(is_on_disk)
-            except OSError:
-                if not is_on_disk:
+                fds.append(write(is_on_disk))
+            except OSError as error:
+                if not is_on_disk or error.errno in NO_DESCRIPTORS:
                     raise
                 self._budget.note_full_disk(nbytes)
                 return Appended.FULL
-            try:
-                is_stored = self._add(rows, nbytes, fd, is_on_disk, request)
-            finally:
-                if not is_stored:
-                    os.close(fd)
+            fds.append(os.dup(fds[0]))  # now: once the rows are recorded, nothing may fail
+            is_stored = self._add(rows, nbytes, (fds[0], fds[1]), is_on_disk, request)
         finally:
             if not is_stored:
+                for fd in fds:
+                    os.close(fd)
                 self._budget.release(self.feed, nbytes, is_on_disk)
         self._raise_if_superseded(request.attempt)
         return Appended.STORED if is_stored else Appended.CLOSED
@@ -345,16 +370,17 @@ class Log:
                 is_wanted = source.attempt < 0 and self.takes(epoch)
                 left = spans_left(old.spans, {part: have}) if is_wanted else []
                 left = take_rows(deque(left), limit - self._rows[epoch])
-                segment = self._reuse(old.segment, epoch, left)
-                if segment is None:
+                reused = self._reuse(old.segment, epoch, left)
+                if reused is None:
                     gone.append(old.segment)
                     continue
+                segment, child_fd = reused
                 if segment.fd != old.segment.fd:
                     cut_short.append((old.segment, segment.nbytes))
                 spans = tuple(spans_within(old.spans, left))
                 ranges = [(start, stop) for _, start, stop in spans]
                 source.covered = merge_ranges([*source.covered, *ranges])
-                self._record(segment, run, spans)
+                self._record(segment, child_fd, run, spans)
             self.resumed = tuple(
                 sorted(part for (of, part), source in self._sources.items() if of == run)
             )
@@ -364,22 +390,33 @@ class Log:
         for segment, nbytes in cut_short:
             self._budget.replace(segment, nbytes)
 
-    def _reuse(self, old: StoredSegment, epoch: int, rows: list[Range]) -> StoredSegment | None:
-        """Return a segment of these rows of another, which is the other's own if it is all."""
+    def _reuse(
+        self, old: StoredSegment, epoch: int, rows: list[Range]
+    ) -> tuple[StoredSegment, int] | None:
+        """Return a segment of these rows of another, which is the other's own if it is all.
+
+        Also a descriptor of it for the child; nothing if there are no rows, or no room for them.
+        """
         if not rows:
             return None
         count = count_rows(rows)
         fd, nbytes, is_on_disk = old.fd, old.nbytes, old.is_on_disk
-        if count < old.rows:
-            try:
+        try:
+            if count < old.rows:
                 fd = cut_segment(old.fd, rows)
-            except OSError:
-                return None  # a feeder brings them
-            nbytes, is_on_disk = os.fstat(fd).st_size, False
+                nbytes, is_on_disk = os.fstat(fd).st_size, False
+            child_fd = os.dup(fd)
+        except OSError:
+            if fd != old.fd:
+                os.close(fd)
+            return None  # a feeder brings them
         number = self._next_number
-        return StoredSegment(self.feed, number, epoch, count, nbytes, fd, is_on_disk=is_on_disk)
+        segment = StoredSegment(self.feed, number, epoch, count, nbytes, fd, is_on_disk=is_on_disk)
+        return segment, child_fd
 
-    def _record(self, segment: StoredSegment, run: str, spans: tuple[Span, ...]) -> None:
+    def _record(
+        self, segment: StoredSegment, child_fd: int, run: str, spans: tuple[Span, ...]
+    ) -> None:
         """Enter a segment, count its rows, and report it to the listener."""
         self._next_number += 1
         self._segments[segment.number] = segment
@@ -389,7 +426,7 @@ class Log:
             self.provenance.add(segment.number, segment.epoch, spans)
             self.rows_received += segment.rows
             self._rows[segment.epoch] += segment.rows
-        self._on_segment(segment)
+        self._on_segment(segment, child_fd)
 
     def take_back(self, kept: Mapping[int, int]) -> list[tuple[pa.RecordBatch, tuple[Span, ...]]]:
         """Remove the last rows of segments, which the child has given up; return them.
@@ -442,7 +479,12 @@ class Log:
         self._budget.wake()
 
     def _add(
-        self, rows: int, nbytes: int, fd: int, is_on_disk: bool, request: AppendRequest
+        self,
+        rows: int,
+        nbytes: int,
+        fds: tuple[int, int],
+        is_on_disk: bool,
+        request: AppendRequest,
     ) -> bool:
         with self._lock:
             if not self._wants(request):
@@ -453,7 +495,7 @@ class Log:
                 request.epoch,
                 rows,
                 nbytes,
-                fd,
+                fds[0],
                 request.exchange,
                 request.is_last,
                 is_on_disk,
@@ -463,7 +505,7 @@ class Log:
                 here = (request.start_row, request.start_row + rows)
                 source.covered = merge_ranges([*source.covered, here])
             run = request.attempt.run if request.attempt else request.run
-            self._record(segment, run, request.spans_of(rows))
+            self._record(segment, fds[1], run, request.spans_of(rows))
             return True
 
     def _wants(self, request: AppendRequest) -> bool:

@@ -18,16 +18,19 @@ from itertools import chain, groupby
 import msgspec
 
 from sparkdl.control.channel import EndMark, FeedStart, Local, ReadFailed, ReadParquet
+from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS
 from sparkdl.control.messages import EpochEnd, Granted, ReadShare
 from sparkdl.control.rows import Share
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError, SparkdlError
+from sparkdl.core.errors import ConfigError, ReadError, SparkdlError
 from sparkdl.core.row_ranges import take_rows
 from sparkdl.feed.store.log import Appended, AppendRequest, Log
 
 _log = logging.getLogger(__name__)
 
 _FULL_WAIT_S = 1.0
+_SHORT_WAIT_S = 60.0
+"""How long to wait for descriptors, of which nobody knows whether there will be any."""
 _MIN_BATCH_NBYTES = 1 << 16
 _MARKS_AHEAD = 4
 """So many epochs ahead the child knows that they read the same rows again."""
@@ -49,7 +52,7 @@ class Sink:
         """Read a share to its end; return whether all of it was wanted.
 
         Raises:
-            ReadError: if a file cannot be read.
+            ReadError: if a file cannot be read, or there have been no descriptors for a minute.
             ConfigError: if the storage cannot be opened here.
         """
         # Here, since agents that read no files need none of it.
@@ -64,8 +67,13 @@ class Sink:
                 outcome = Appended.FULL
                 spans = tuple((0, *rows) for rows in take_rows(numbers, batch.num_rows))
                 request = AppendRequest(epoch, keep=keep, spans=spans)
-                while outcome is Appended.FULL:
+                is_too_long = Deadline.after(_SHORT_WAIT_S)
+                while outcome in (Appended.FULL, Appended.SHORT):
                     outcome = self.log.append(batch, Deadline.after(_FULL_WAIT_S), request)
+                    if outcome is not Appended.SHORT:
+                        is_too_long = Deadline.after(_SHORT_WAIT_S)
+                    elif is_too_long.has_passed:
+                        raise ReadError(f"rows cannot be kept: {OUT_OF_DESCRIPTORS}")
                 if outcome is Appended.CLOSED:
                     return False
         return self.log.takes(epoch)

@@ -8,7 +8,9 @@ and no name, so it vanishes with the last process that holds it, however that pr
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -20,8 +22,10 @@ import pyarrow as pa
 from sparkdl.control.descriptors import nameless_file
 from sparkdl.control.rows import EpochRows
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import ProtocolError
 from sparkdl.core.row_ranges import Range, Span, merge_ranges, spans_within
 
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _NAME = "sparkdl-segment"
 
 
@@ -90,6 +94,27 @@ def read_segment(fd: int) -> pa.RecordBatch:
     """Map a segment and return its batch without copying; the caller still owns `fd`."""
     with pa.memory_map(f"/dev/fd/{fd}", "r") as source, pa.ipc.open_stream(source) as reader:
         return reader.read_next_batch()
+
+
+def check_segment(fd: int, rows: int) -> None:
+    """Check that a descriptor that came from elsewhere is a segment of so many rows.
+
+    Raises:
+        ProtocolError: if it is not.
+        OSError: if there is no descriptor left to look into it.
+    """
+    try:
+        # Only a file: opening another end of a pipe would wait for somebody at the other.
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise ProtocolError("a segment that is no file")
+        batch = read_segment(fd)
+        batch.validate()
+    except (pa.ArrowException, StopIteration, OSError) as error:
+        if getattr(error, "errno", None) in NO_DESCRIPTORS:
+            raise
+        raise ProtocolError(f"not a segment: {error}") from None
+    if batch.num_rows != rows:
+        raise ProtocolError(f"a segment of {batch.num_rows} rows was announced with {rows}")
 
 
 def cut_segment(fd: int, rows: Sequence[Range]) -> int:

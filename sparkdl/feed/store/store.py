@@ -41,7 +41,8 @@ class NodeStore:
     """The feeds of one node, by name. A feed is created when it is first named.
 
     Args:
-        on_segment: called with each segment that is added; must not block.
+        on_segment: called with each segment that is added, and with a descriptor of it that is for
+            the child; must not block.
         on_pressure: called with the name of a feed that is to release what is read; likewise.
 
     Attributes:
@@ -52,7 +53,7 @@ class NodeStore:
         self,
         limits: StoreLimits,
         timeout_s: float,
-        on_segment: Callable[[StoredSegment], None],
+        on_segment: Callable[[StoredSegment, int], None],
         on_pressure: Callable[[str], None],
     ) -> None:
         self.timeout_s = timeout_s

@@ -333,10 +333,13 @@ class Feeder:
                 names = ", ".join(
                     stream.target.name for stream in self._streams if not stream.is_closed
                 )
+                why = "; ".join(stream.shortage for stream in self._streams if stream.shortage) or (
+                    "its feed memory is full, and user code reads no rows. Raise feed_timeout if a "
+                    "step may take that long"
+                )
                 raise FeedTimeoutError(
                     f"{names} stored no row of feed {self._spec.feed!r} for "
-                    f"{self._spec.timeout_s:g} s: its feed memory is full, and user code reads no "
-                    "rows. Raise feed_timeout if a step may take that long"
+                    f"{self._spec.timeout_s:g} s: {why}"
                 )
             now_s = time.monotonic()
             pauses = [

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from threading import TIMEOUT_MAX
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import msgspec
@@ -20,8 +22,10 @@ import pyarrow.flight as flight
 from sparkdl.control.auth import bearer
 from sparkdl.control.tls import Trust
 from sparkdl.core.errors import ConfigError, SparkdlError
-from sparkdl.core.row_ranges import Range, Span
+from sparkdl.core.row_ranges import Range
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=TIMEOUT_MAX)]
 WRONG_ANSWER = "inference partition"
 """In every reason that lies in the results: another node would give no better ones."""
 CLUSTER_FAILED = "the cluster has failed"
@@ -174,12 +178,12 @@ class PutHeader(msgspec.Struct, frozen=True):
     """
 
     feed: str
-    epoch: int
+    epoch: Count
     run: str
-    partition: int
-    attempt: int = 0
-    generation: int = 0
-    last_epoch: int = 0
+    partition: Annotated[int, msgspec.Meta(ge=-1, le=1 << 62)]
+    attempt: Count = 0
+    generation: Count = 0
+    last_epoch: Count = 0
     keep: bool = False
 
 
@@ -189,6 +193,7 @@ class PutAck(msgspec.Struct, frozen=True):
     Attributes:
         accepted: whether this batch is here now.
         closed: whether the node takes no more rows of this epoch.
+        shortage: what the node lacks, if it is not room for rows.
         covered: in the first answer, which rows of the partition an earlier attempt has brought
             here already, as half-open ranges.
         fd_socket: in the first answer, where feeders on the same machine send descriptors to.
@@ -198,6 +203,7 @@ class PutAck(msgspec.Struct, frozen=True):
     closed: bool
     covered: tuple[tuple[int, int], ...] = ()
     fd_socket: str = ""
+    shortage: str = ""
 
 
 class PutPiece(msgspec.Struct, frozen=True):
@@ -208,34 +214,34 @@ class PutPiece(msgspec.Struct, frozen=True):
         spans: which rows these are, if a node passes them on.
     """
 
-    start_row: int
-    rows: int = 0
+    start_row: Count
+    rows: Count = 0
     key: str = ""
-    spans: tuple[Span, ...] = ()
+    spans: tuple[tuple[Count, Count, Count], ...] = ()
 
 
 class Question(msgspec.Struct, frozen=True, tag=True):
     """What a feeder asks an agent about an epoch, beside the rows that it sends."""
 
     feed: str
-    generation: int
-    epoch: int
+    generation: Count
+    epoch: Count
 
 
 class PlanRequest(Question, frozen=True):
     """Asks how to share out `rows` rows over nodes that have room, see `RowBalancer.plan`."""
 
-    rows: int
+    rows: Count
     node_ids: tuple[int, ...]
-    back: dict[int, int] = {}
-    ahead: dict[int, int] = {}
+    back: dict[int, Count] = {}
+    ahead: dict[int, Count] = {}
 
 
 class LevelRequest(Question, frozen=True):
     """Asks how many rows these nodes have been planned to get, see `RowBalancer.level`."""
 
     node_ids: tuple[int, ...]
-    ahead: dict[int, int] = {}
+    ahead: dict[int, Count] = {}
 
 
 class VisitRequest(Question, frozen=True):
@@ -245,8 +251,8 @@ class VisitRequest(Question, frozen=True):
     """
 
     run: str
-    partition: int
-    attempt: int
+    partition: Count
+    attempt: Count
     node_ids: tuple[int, ...]
 
 
@@ -254,8 +260,8 @@ class BeginRequest(Question, frozen=True):
     """Asks which rows of a partition are here, as a stream's header does, but brings none."""
 
     run: str
-    partition: int
-    attempt: int
+    partition: Count
+    attempt: Count
 
 
 AnyQuestion = PlanRequest | LevelRequest | VisitRequest | BeginRequest
@@ -265,5 +271,5 @@ class ExchangeHeader(msgspec.Struct, frozen=True):
     """One attempt at one inference partition; `exchange` is unique to the attempt."""
 
     feed: str
-    exchange: str
-    timeout_s: float | None = None
+    exchange: Annotated[str, msgspec.Meta(min_length=1)]
+    timeout_s: Seconds | None = None

@@ -109,7 +109,7 @@ class RowsPassing(threading.Thread):
             self._order.epoch, keep=self._order.keep, spans=spans, run=self._order.run
         )
         outcome = Appended.FULL
-        while outcome is Appended.FULL:
+        while outcome in (Appended.FULL, Appended.SHORT):
             outcome = self._log.append(batch, Deadline.after(_FULL_WAIT_S), request)
 
 

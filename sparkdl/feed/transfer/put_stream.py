@@ -59,6 +59,7 @@ class PutStream:
         self.error = ""
         self.is_unreachable = False
         self.was_full = False
+        self.shortage = ""
         self.full_until_s = 0.0
         self.rows_accepted = 0
         self.covered: tuple[tuple[int, int], ...] = ()
@@ -161,7 +162,10 @@ class PutStream:
         """Send the batch to a node on this machine; return its key, empty for another machine."""
         if self._fd_sender is None:
             return ""
-        fd, _nbytes = write_segment(batch)
+        try:
+            fd, _nbytes = write_segment(batch)
+        except OSError:  # no descriptor or no memory for it; the stream needs neither
+            return ""
         try:
             return self._fd_sender.send(fd)
         except OSError:  # the stream will report what has happened
@@ -208,7 +212,7 @@ class PutStream:
             self.error = self.error or f"{self.target.name}: {flight_reason(error)}"
 
     def _on_ack(self, ack: PutAck) -> None:
-        self.is_closed = ack.closed
+        self.is_closed, self.shortage = ack.closed, ack.shortage
         self.is_late = False
         if not self._is_answered:
             self._is_answered = True

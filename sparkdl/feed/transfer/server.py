@@ -26,9 +26,10 @@ from sparkdl.control.auth import is_authorized
 from sparkdl.control.descriptors import FdReceiver
 from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import FeedClosedError, InferenceError, SparkdlError
+from sparkdl.core.errors import FeedClosedError, InferenceError, ProtocolError, SparkdlError
+from sparkdl.core.row_ranges import Span
 from sparkdl.core.world import host_port
-from sparkdl.feed.store.log import Appended, AppendRequest, Attempt
+from sparkdl.feed.store.log import Appended, AppendRequest, Attempt, Log
 from sparkdl.feed.store.store import Exchange, NodeStore
 from sparkdl.feed.transfer.messages import (
     AnyQuestion,
@@ -41,6 +42,7 @@ from sparkdl.feed.transfer.messages import (
     PutPiece,
     VisitRequest,
 )
+from sparkdl.feed.transfer.strangers import Strangers
 
 RESULT_SCHEMA = pa.schema([("ipc", pa.binary())])
 
@@ -78,6 +80,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         )
         self._store = store
         self._fd_receiver = FdReceiver(token)
+        self._strangers = Strangers(self.port)
         self.uri = f"{scheme}://{host_port(host, self.port)}"
 
     def do_put(
@@ -88,7 +91,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         writer: flight.FlightMetadataWriter,
     ) -> None:
         """Append the batches of one feeder to the log."""
-        header = msgspec.json.decode(descriptor.command, type=PutHeader)
+        self._strangers.welcome(context.peer())
+        header = _decode(descriptor.command, PutHeader)
         epoch = header.epoch
         log = self._store.log(header.feed, header.generation)
         log.expect(header.last_epoch)
@@ -100,34 +104,40 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         first = PutAck(True, is_closed, covered, self._fd_receiver.name)
         writer.write(msgspec.json.encode(first))
         for chunk in reader:
-            piece = msgspec.json.decode(chunk.app_metadata.to_pybytes(), type=PutPiece)
-            request = AppendRequest(
-                epoch,
-                attempt,
-                piece.start_row,
-                keep=header.keep,
-                spans=piece.spans,
-                run=header.run,
-            )
-            if piece.key:
-                fd = self._fd_receiver.wait_fd(piece.key, Deadline.after(_FD_WAIT_S))
-                outcome = log.adopt(fd, piece.rows, Deadline.after(FULL_WAIT_S), request)
+            piece = _decode(chunk.app_metadata or b"", PutPiece)
+            if attempt:
+                request = AppendRequest(epoch, attempt, piece.start_row, keep=header.keep)
             else:
-                outcome = log.append(chunk.data, Deadline.after(FULL_WAIT_S), request)
+                spans = _spans_of(piece, _rows(chunk))
+                request = AppendRequest(epoch, keep=header.keep, spans=spans, run=header.run)
+            if piece.key:
+                outcome = self._adopt(log, piece, request)
+            else:
+                outcome = log.append(_rows(chunk), Deadline.after(FULL_WAIT_S), request)
             is_closed = outcome is Appended.CLOSED or not log.takes(epoch)
-            ack = PutAck(outcome is Appended.STORED, is_closed)
+            shortage = self._strangers.shortage() if outcome is Appended.SHORT else ""
+            ack = PutAck(outcome is Appended.STORED, is_closed, shortage=shortage)
             writer.write(msgspec.json.encode(ack))
+
+    def _adopt(self, log: Log, piece: PutPiece, request: AppendRequest) -> Appended:
+        try:
+            fd = self._fd_receiver.wait_fd(piece.key, Deadline.after(_FD_WAIT_S))
+        except OSError:
+            return Appended.SHORT
+        return log.adopt(fd, piece.rows, Deadline.after(FULL_WAIT_S), request)
 
     def shutdown(self) -> None:
         """End all calls, and the connections of feeders on this machine."""
         self._fd_receiver.close()
+        self._strangers.close()
         super().shutdown()
 
     def do_action(
         self, context: flight.ServerCallContext, action: flight.Action
     ) -> Iterator[flight.Result]:
         """Answer one of `AnyQuestion`."""
-        question = msgspec.json.decode(action.body.to_pybytes(), type=AnyQuestion)
+        self._strangers.welcome(context.peer())
+        question = _decode(action.body, AnyQuestion)
         yield flight.Result(msgspec.json.encode(answer(self._store, question)))
 
     def do_exchange(
@@ -138,7 +148,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         writer: flight.MetadataRecordBatchWriter,
     ) -> None:
         """Hand one inference partition to the child and return its results."""
-        header = msgspec.json.decode(descriptor.command, type=ExchangeHeader)
+        self._strangers.welcome(context.peer())
+        header = _decode(descriptor.command, ExchangeHeader)
         exchange = self._open_exchange(header.exchange)
         is_answered = threading.Event()
 
@@ -153,6 +164,9 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             self._take_in(header, exchange, reader)
         except (SparkdlError, pa.ArrowException, OSError) as error:
             exchange.fail(f"receiving the partition failed: {error}")
+        except BaseException:
+            exchange.fail("receiving the partition failed")  # or `answer` would wait for ever
+            raise
         finally:
             is_answered.wait()  # neither thread may use a stream whose call has ended
             self._store.close_exchange(header.exchange)
@@ -186,7 +200,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         for chunk in reader:
             if exchange.failure:
                 return
-            last = chunk.data
+            last = _rows(chunk)
             exchange.expect(last.num_rows)
             if not last.num_rows:
                 continue
@@ -195,6 +209,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             )
             if outcome is Appended.FULL:
                 exchange.fail(f"the node's feed memory stayed full for {timeout_s:g} s")
+            elif outcome is Appended.SHORT:
+                exchange.fail(self._strangers.shortage())
             elif outcome is Appended.CLOSED:
                 exchange.fail("the node takes no more rows")
             if outcome is not Appended.STORED:
@@ -217,6 +233,48 @@ def answer(store: NodeStore, question: AnyQuestion) -> object:
             return log.visit(Attempt(run, partition, number), epoch, ids)
         case BeginRequest(run=run, partition=partition, attempt=number):
             return log.begin(Attempt(run, partition, number), epoch)
+
+
+def _decode(data: Any, kind: Any) -> Any:
+    """Return the struct of this kind that JSON stands for.
+
+    Raises:
+        ProtocolError: if it is no such struct.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        name = getattr(kind, "__name__", "question")
+        raise ProtocolError(f"not a {name}: {error}") from None
+
+
+def _spans_of(piece: PutPiece, batch: pa.RecordBatch) -> tuple[Span, ...]:
+    """Return which rows a node passes on.
+
+    Raises:
+        ProtocolError: if they are not as many as there are.
+    """
+    if any(stop < start for _, start, stop in piece.spans) or piece.key:
+        raise ProtocolError(f"rows that are passed on cannot be {piece}")
+    rows = sum(stop - start for _, start, stop in piece.spans)
+    if rows != batch.num_rows:
+        raise ProtocolError(f"{batch.num_rows} rows are passed on and {rows} are named")
+    return piece.spans
+
+
+def _rows(chunk: flight.FlightStreamChunk) -> pa.RecordBatch:
+    """Return the batch of a chunk.
+
+    Raises:
+        ProtocolError: if there is none, or its buffers are not as long as it says.
+    """
+    if chunk.data is None:
+        raise ProtocolError("a message of the stream has no rows")
+    try:
+        chunk.data.validate()
+    except pa.ArrowException as error:
+        raise ProtocolError(f"a broken record batch: {error}") from None
+    return chunk.data
 
 
 def _fitting(reason: str) -> str:

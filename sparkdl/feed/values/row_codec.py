@@ -117,7 +117,7 @@ def row_schema(batch: pa.RecordBatch) -> RowSchema | None:
 def _parse_schema(data: bytes) -> RowSchema:
     try:
         return msgspec.json.decode(data, type=RowSchema)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise ProtocolError(f"a feed's batch describes its rows wrongly: {error}") from None
 
 

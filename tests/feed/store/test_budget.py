@@ -16,7 +16,7 @@ from sparkdl.core.row_ranges import merge_ranges
 from sparkdl.feed.store.log import Appended, AppendRequest, Attempt
 from sparkdl.feed.store.segment import StoredSegment, read_segment, write_segment
 from sparkdl.feed.store.store import NodeStore, StoreLimits
-from tests.doubles.feeds import FEED, SOON_S, numbers
+from tests.doubles.feeds import FEED, SOON_S, noting, numbers
 
 APART = 1000
 """Between the first rows of two partitions."""
@@ -28,7 +28,7 @@ class Node:
     def __init__(self, limit_nbytes: int, limit_segments: int | None = None) -> None:
         self.segments: list[StoredSegment] = []
         limits = StoreLimits(limit_nbytes, keeps=True)
-        self.store = NodeStore(limits, SOON_S, self.segments.append, lambda _: None)
+        self.store = NodeStore(limits, SOON_S, noting(self.segments), lambda _: None)
         self.budget = self.store.budget
         self.budget.limit_segments = limit_segments or 1000
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 
 import pytest
 
-from sparkdl.control.channel import EndMark, Reclaim, Results
+from sparkdl.control.channel import EndMark, Reclaim, Results, Segment, send
 from sparkdl.control.messages import (
     EpochEnd,
     FeedBegin,
@@ -18,13 +19,24 @@ from sparkdl.control.messages import (
 )
 from sparkdl.control.rows import PartRows
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import ReadError
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.store import endpoint
 from sparkdl.feed.store.log import Appended, AppendRequest, Attempt
 from sparkdl.feed.store.segment import write_segment
 from sparkdl.feed.transfer.feeder import Feeder
-from tests.doubles.feeds import FEED, SOON_S, LocalNode, Running, numbers, order, values
+from sparkdl.node.link import AgentLink
+from tests.doubles.feeds import (
+    FEED,
+    SOON_S,
+    LocalNode,
+    Running,
+    no_descriptors_left,
+    numbers,
+    order,
+    values,
+)
 
 BATCH = numbers(0, 100)
 
@@ -266,6 +278,26 @@ def test_results_for_a_partition_that_nobody_waits_for_are_dropped() -> None:
         values_read.result()
         node.wait_told(lambda all_told: told(all_told) == (100, 1, 0, False))
     assert {fd for fd in set(os.listdir("/dev/fd")) - before if is_memory(fd)} == set()
+
+
+def test_results_that_are_lost_for_want_of_a_descriptor_fail_their_partition() -> None:
+    with LocalNode() as node:
+        exchange = node.feeds.store.open_exchange("0.a")
+        node.call(lambda: node.feeds.on_child_message(Results("0.a", 1), -1))
+        assert exchange.failure.startswith("results are lost: no file descriptors are left")
+
+
+def test_rows_that_a_child_has_no_descriptor_for_are_an_error_of_its_user() -> None:
+    agent, child = socket.socketpair()
+    with agent:
+        link = AgentLink(child)
+        fd, nbytes = write_segment(BATCH)
+        with no_descriptors_left():
+            send(agent, Segment(FEED, 0, 0, BATCH.num_rows, nbytes), fd)
+            with pytest.raises(ReadError, match="rows are lost: no file descriptors are left"):
+                values(link.reader(FEED))
+        os.close(fd)
+        link.close()
 
 
 def is_memory(fd: str) -> bool:

@@ -18,7 +18,7 @@ from sparkdl.core.errors import FeedClosedError
 from sparkdl.feed.store.budget import Budget
 from sparkdl.feed.store.log import Appended, AppendRequest, Attempt, EpochCount, Log
 from sparkdl.feed.store.segment import StoredSegment, read_segment, write_segment
-from tests.doubles.feeds import SOON_S, Running, numbers
+from tests.doubles.feeds import SOON_S, Running, no_descriptors_left, noting, numbers
 
 BATCH = numbers(0, 100)
 STORED = Appended.STORED
@@ -72,7 +72,7 @@ class LogFixture:
         self.pressed = Pressed()
         self.budget = Budget(limit_nbytes, self.pressed, limit_segments, disk_nbytes)
         self.segments: list[StoredSegment] = []
-        self.log = Log("input", self.budget, self.segments.append, folder=folder)
+        self.log = Log("input", self.budget, noting(self.segments), folder=folder)
 
     def append(
         self, batch: pa.RecordBatch = BATCH, timeout_s: float = SOON_S, place: AppendRequest = FIRST
@@ -141,7 +141,7 @@ def test_full_budget_that_stays_full_gives_the_batch_back() -> None:
 def test_budget_is_shared_by_logs_and_each_may_have_one_segment() -> None:
     """Whoever waits for rows of one feed gets them however full the others are."""
     with open_log(NBYTES) as it:
-        other = Log("other", it.budget, it.segments.append)
+        other = Log("other", it.budget, noting(it.segments))
         assert it.append() is STORED
         assert other.append(BATCH, Deadline.after(0), FIRST) is STORED
         assert other.append(BATCH, Deadline.after(0), FIRST) is Appended.FULL
@@ -232,6 +232,23 @@ def test_disk_that_is_full_before_its_time_counts_as_full(tmp_path: Path) -> Non
         assert it.append(place=KEPT) is Appended.FULL  # writing fails
         assert it.budget.disk_nbytes == it.budget.used_disk_nbytes == 0
         assert it.budget.num_segments == 1
+
+
+# descriptors
+
+
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_want_of_descriptors_leaves_nothing_behind_and_is_no_error(left: int) -> None:
+    """A segment takes up to three: its file, a way to write it, a copy for the child."""
+    with open_log(1 << 30) as it:
+        with no_descriptors_left(left):
+            outcome = it.append(timeout_s=0.01)
+        here = int(outcome is STORED)
+        assert outcome is (STORED if left == 2 else Appended.SHORT)
+        assert it.log.rows_received == BATCH.num_rows * here
+        assert it.budget.used_nbytes == NBYTES * here
+        assert it.append() is STORED
+        assert [segment.number for segment in it.segments] == list(range(1 + here))
 
 
 # closing

@@ -12,7 +12,7 @@ from sparkdl.core.errors import FeedClosedError, InferenceError
 from sparkdl.feed.store.log import Appended, AppendRequest, Log
 from sparkdl.feed.store.segment import StoredSegment, write_segment
 from sparkdl.feed.store.store import NodeStore, StoreLimits
-from tests.doubles.feeds import SOON_S, numbers
+from tests.doubles.feeds import SOON_S, noting, numbers
 
 BATCH = numbers(0, 10)
 
@@ -29,7 +29,7 @@ class Heard:
 
     def store(self, limit_nbytes: int = 1 << 30) -> NodeStore:
         limits = StoreLimits(limit_nbytes)
-        return NodeStore(limits, SOON_S, self.segments.append, self._press)
+        return NodeStore(limits, SOON_S, noting(self.segments), self._press)
 
     def _press(self, feed: str) -> None:
         self.pressed.append(feed)
@@ -101,7 +101,7 @@ def test_feed_can_be_named_for_the_first_time_while_a_closed_store_is_pressed() 
             threads.extend([naming, threading.Thread(target=store.press_again)])
             threads[1].start()
 
-    store = NodeStore(StoreLimits(1), SOON_S, lambda _: None, press)
+    store = NodeStore(StoreLimits(1), SOON_S, noting([]), press)
     assert append(store.log("a")) is Appended.STORED
     taken = []
     waiting = threading.Thread(target=lambda: taken.append(append(store.log("a"))))

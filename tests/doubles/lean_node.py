@@ -1,0 +1,61 @@
+"""The agent's end of a node's feeds, in a process that may have few descriptors.
+
+Runs in: a process of a test
+
+    python -m tests.doubles.lean_node DESCRIPTORS FD
+
+`FD` is the socket to the child, which is the test. Prints where feeders find the node, then does
+as standard input says, and ends with it: `end ROWS` ends epoch 0, `hold` takes all descriptors that
+are left, `let go` gives them back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import socket
+import sys
+
+from sparkdl.control.channel import ChildPipe
+from sparkdl.control.messages import EpochEnd
+from sparkdl.feed.store.endpoint import NodeFeeds
+from sparkdl.feed.store.store import StoreLimits
+from tests.doubles.feeds import FEED, SOON_S, TOKEN
+
+
+async def main(descriptors: int, fd: int) -> None:
+    loop = asyncio.get_running_loop()
+    feeds = NodeFeeds(
+        StoreLimits(1 << 28), SOON_S, lambda message, fd: pipe.send(message, fd), lambda _: None
+    )
+    sock = socket.socket(fileno=fd)
+    pipe = ChildPipe(loop, sock, feeds.on_child_message)
+    commands: asyncio.Queue[str] = asyncio.Queue()
+    loop.add_reader(0, lambda: commands.put_nowait(os.read(0, 100).decode()))
+    uri = feeds.listen("127.0.0.1", TOKEN)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
+    print(uri, flush=True)
+    held: list[int] = []
+    while command := (await commands.get()).strip():
+        if command == "hold":
+            try:
+                while True:
+                    held.append(os.dup(0))
+            except OSError:
+                print(len(held), flush=True)
+        elif command == "let go":
+            while held:
+                os.close(held.pop())
+        else:
+            rows = int(command.removeprefix("end "))
+            feeds.on_driver_message(EpochEnd(FEED, 0, {0: rows}))
+    feeds.shut_down()
+    pipe.close()
+    sock.close()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    asyncio.run(main(int(sys.argv[1]), int(sys.argv[2])))

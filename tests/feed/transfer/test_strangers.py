@@ -1,0 +1,166 @@
+"""Strangers who connect to a node's port and say nothing, until it has no descriptor left."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pytest
+
+from sparkdl.control.descriptors import FdSender
+from sparkdl.core.errors import FeedClosedError, FeedTimeoutError
+from sparkdl.feed.store.segment import StoredSegment
+from sparkdl.feed.store.store import NodeStore, StoreLimits
+from sparkdl.feed.transfer import strangers as strangers_module
+from sparkdl.feed.transfer.feeder import Feeder
+from sparkdl.feed.transfer.messages import Target
+from sparkdl.feed.transfer.server import FlightServer
+from sparkdl.node.link import AgentLink
+from tests.doubles.feeds import FEED, SOON_S, TOKEN, noting, numbers, order, values
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
+
+DESCRIPTORS = 400
+STRANGERS = 2 * DESCRIPTORS
+PIECES, ROWS = 12, 100
+
+
+@dataclass
+class Lean:
+    """A node with few descriptors."""
+
+    process: subprocess.Popen[str]
+    target: Target
+    link: AgentLink
+
+    def tell(self, command: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{command}\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def end(self) -> str:
+        """End it in order; return what it had to say."""
+        _, said = self.process.communicate(timeout=SOON_S)
+        assert self.process.returncode == 0, said
+        return said
+
+
+@contextmanager
+def lean_node() -> Iterator[Lean]:
+    near, far = socket.socketpair()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.doubles.lean_node", str(DESCRIPTORS), str(near.fileno())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        pass_fds=[near.fileno()],
+    )
+    near.close()
+    with process:
+        link = AgentLink(far)
+        link._is_closing = True  # it would end its process, which is this one, with its agent
+        try:
+            node = Lean(process, Target(0, "worker:0", ""), link)
+            node.target = Target(0, "worker:0", node.answer())
+            yield node
+        finally:
+            link.close()
+            with suppress(FeedClosedError):  # there is nobody to tell any more
+                link.reader(FEED).terminate()
+            process.kill()
+
+
+@contextmanager
+def strangers(target: Target, count: int = STRANGERS) -> Iterator[list[socket.socket]]:
+    """Connections on which nothing is said, though those beyond the backlog may not be accepted."""
+    host, _, port = target.uri.rpartition("//")[2].rpartition(":")
+    with ExitStack() as stack:
+        socks = []
+        for _ in range(count):
+            sock = stack.enter_context(socket.socket())
+            sock.setblocking(False)
+            with suppress(BlockingIOError):
+                sock.connect((host, int(port)))
+            socks.append(sock)
+        yield socks
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparkdl.feed.transfer.feeder.MIN_PIECE_NBYTES", 1)
+
+
+def pieces(first: int, on_third: Callable[[], object] = lambda: None) -> Iterator[pa.RecordBatch]:
+    """Yield batches whose column "x" counts from `first`; something happens before the third."""
+    for i in range(PIECES):
+        if i == 2:
+            on_third()
+        yield numbers(first + i * ROWS, first + (i + 1) * ROWS)
+
+
+@pytest.mark.parametrize("way", ["handed over", pytest.param("by Flight", marks=pytest.mark.deep)])
+def test_rows_come_once_each_while_strangers_take_all_descriptors(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "by Flight":
+        monkeypatch.setattr(FdSender, "connect", lambda *_: None)
+    total = PIECES * ROWS
+    with lean_node() as node, ExitStack() as stack:
+        reader = node.link.reader(FEED)
+        come = partial(stack.enter_context, strangers(node.target))
+        early, late = pieces(0, come), pieces(total)
+        for partition, rows in enumerate((early, late)):
+            fed = Feeder(order([node.target]), partition).feed(rows)
+            assert fed.rows == {0: total}
+        node.tell(f"end {2 * total}")
+        assert sorted(values(reader)) == list(range(2 * total))
+        stack.close()
+        said = node.end()
+        assert said.count("no file descriptors are left") == 1, said
+        assert "(127.0.0.1: " in said
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "0.0.0.0"])
+def test_who_says_nothing_is_hung_up_on_and_a_feeder_that_pauses_is_not(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strangers_module, "_LOOK_S", 0.01)
+    segments: list[StoredSegment] = []
+    store = NodeStore(StoreLimits(1 << 28), SOON_S, noting(segments), lambda _: None)
+    server = FlightServer(host, TOKEN, store)
+    uri = server.uri.replace("0.0.0.0", "127.0.0.1")
+    with socket.create_connection((urlsplit(uri).hostname, server.port), SOON_S) as stranger:
+
+        def wait_for_its_end() -> None:
+            while stranger.recv(1000):
+                pass
+
+        fed = Feeder(order([Target(0, "worker:0", uri)]), 0).feed(pieces(0, wait_for_its_end))
+    assert fed.rows == {0: PIECES * ROWS} == {0: sum(segment.rows for segment in segments)}
+    store.close("the end")
+    server.shutdown()
+
+
+def test_want_of_descriptors_that_lasts_is_named_when_time_is_up() -> None:
+    def take_all() -> None:
+        node.tell("hold")
+        assert int(node.answer()) > 0
+
+    with lean_node() as node:
+        with pytest.raises(FeedTimeoutError, match=rf"no file descriptors .* is {DESCRIPTORS}\."):
+            Feeder(order([node.target], timeout_s=1.5), 0).feed(pieces(0, take_all))
+        node.tell("let go")
+        assert Feeder(order([node.target]), 1).feed(pieces(0)).rows == {0: PIECES * ROWS}
+        node.end()

@@ -1,0 +1,304 @@
+"""No header, piece or batch makes a node's Flight server fall over, and it is fed afterwards."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as flight
+import pytest
+
+from sparkdl.control.auth import bearer
+from sparkdl.control.descriptors import FdSender
+from sparkdl.core.errors import ProtocolError, SparkdlError
+from sparkdl.feed.store.segment import StoredSegment, write_segment
+from sparkdl.feed.store.store import NodeStore, StoreLimits
+from sparkdl.feed.transfer import server as server_module
+from sparkdl.feed.transfer.feeder import Feeder
+from sparkdl.feed.transfer.messages import (
+    BeginRequest,
+    ExchangeHeader,
+    LevelRequest,
+    PlanRequest,
+    PutHeader,
+    PutPiece,
+    Target,
+    VisitRequest,
+)
+from sparkdl.feed.transfer.server import FlightServer
+from tests.doubles.feeds import SOON_S, TOKEN, numbers, order
+from tests.fuzz.inputs import SEED, altered, damaged, share
+
+BATCH = numbers(0, 10)
+WORDS = pa.record_batch({"s": ["a", None, "ccc"], "l": [[1], [], [2, 3]]})
+PUT = [
+    msgspec.json.encode(PutHeader("input", 0, "run", 0)),
+    msgspec.json.encode(PutHeader("other", 3, "run", 2, 1, 0, 5, keep=True)),
+    msgspec.json.encode(PutHeader("input", 0, "run", 0, generation=7)),
+    msgspec.json.encode(PutHeader("input", 0, "run", -1)),
+]
+PIECES = [
+    msgspec.json.encode(PutPiece(0)),
+    msgspec.json.encode(PutPiece(10)),
+    msgspec.json.encode(PutPiece(0, 10, "key-1")),
+    msgspec.json.encode(PutPiece(0, 10, spans=((0, 5, 12), (1, 0, 3)))),
+]
+PLANS = [
+    msgspec.json.encode(PlanRequest("input", 0, 0, 10, (0, 1))),
+    msgspec.json.encode(PlanRequest("input", 0, 1, 10, (0, 0, 2), {0: 3}, {2: 5})),
+    msgspec.json.encode(LevelRequest("input", 0, 1, (0, 2), {2: 5})),
+    msgspec.json.encode(VisitRequest("input", 0, 0, "run", 3, 1, (0, 2))),
+    msgspec.json.encode(BeginRequest("input", 0, 0, "run", 3, 1)),
+]
+EXCHANGES = [
+    msgspec.json.encode(ExchangeHeader("input", "0.a", 1.0)),
+    msgspec.json.encode(ExchangeHeader("input", "0.b")),
+]
+
+
+@dataclass
+class Chunk:
+    """What a stream brings at once."""
+
+    data: pa.RecordBatch | None
+    app_metadata: bytes | None = None
+
+
+@dataclass
+class Call:
+    """The rest of what gRPC gives to a handler."""
+
+    command: bytes = b""
+    body: bytes = b""
+    written: list[Any] = field(default_factory=list)
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    def begin(self, schema: pa.Schema) -> None:
+        pass
+
+    def write(self, data: Any) -> None:
+        self.written.append(data)
+
+    write_batch = write
+
+
+class Node:
+    """A store that a child reads at once, and its server."""
+
+    def __init__(self) -> None:
+        self.rows: Counter[str] = Counter()
+        self.store = NodeStore(StoreLimits(1 << 28), SOON_S, self._on_segment, lambda _: None)
+        self.server = FlightServer("127.0.0.1", TOKEN, self.store)
+        self._numbers: list[tuple[str, int]] = []
+
+    def _on_segment(self, segment: StoredSegment, fd: int) -> None:
+        os.close(fd)
+        self._numbers.append((segment.feed, segment.number))
+        self.rows[segment.feed] += segment.rows
+        exchange = self.store.exchange(segment.exchange) if segment.exchange else None
+        if exchange is not None and segment.rows:
+            exchange.add(b"", segment.rows)
+
+    def settle(self) -> None:
+        """Read and release all that is here."""
+        for feed, number in self._numbers:
+            self.store.log(feed).release([number])
+        self._numbers.clear()
+        if len(self.store.logs) > 1000:
+            self.store.reopen(0)
+
+    def check_works(self) -> None:
+        """A good feeder feeds."""
+        target = Target(0, "worker:0", self.server.uri)
+        for partition in (0, 1):
+            fed = Feeder(order([target], run="good"), partition).feed(iter([numbers(0, 50)]))
+            assert fed.rows == {0: 50}
+        self.settle()
+        assert self.store.budget.used_nbytes == 0
+        assert not self.store.is_answering
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    node = Node()
+    monkeypatch.setattr(server_module, "_FD_WAIT_S", 0.0)
+    yield node
+    monkeypatch.setattr(server_module, "_FD_WAIT_S", SOON_S)
+    try:
+        node.check_works()
+    finally:
+        node.store.close("the end")
+        node.store.clear()
+        node.server.shutdown()
+
+
+@contextmanager
+def refused_if_bad(data: object, *errors: type[Exception]) -> Iterator[None]:
+    """What is raised must be one of sparkdl's errors, or one of Flight's."""
+    try:
+        yield
+    except (SparkdlError, flight.FlightError, *errors):
+        pass
+    except Exception as error:
+        raise AssertionError(f"FUZZ_SEED={SEED}: {data!r}") from error
+
+
+def ipc_stream(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as out:
+        out.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def broken() -> Iterator[pa.RecordBatch]:
+    """Yield batches as they come out of damaged Arrow streams, so far as Arrow lets them out."""
+    for data in damaged([ipc_stream(BATCH), ipc_stream(WORDS)], 1 << 40, "Arrow"):
+        with suppress(pa.ArrowException, OSError, StopIteration, UnicodeError):
+            yield pa.ipc.open_stream(data).read_next_batch()
+
+
+def test_any_header_and_pieces_are_taken_or_refused(node: Node) -> None:
+    count = share(0.04)
+    pieces, batches = altered(PIECES, 2 * count, "piece"), broken()
+    for header in altered(PUT, count, "put"):
+        metadata = [next(pieces), next(pieces)]
+        chunks = [Chunk(next(batches), each or None) for each in metadata]
+        with refused_if_bad((header, metadata)):
+            node.server.do_put(Call(), Call(header), chunks, Call())
+        node.settle()
+
+
+def test_any_plan_is_made_or_refused(node: Node) -> None:
+    for body in altered(PLANS, share(0.04), "plan"):
+        with refused_if_bad(body):
+            for result in node.server.do_action(Call(), Call(body=body)):
+                assert msgspec.json.decode(result.body, type=list[Any] | float) is not None
+
+
+def test_any_exchange_is_answered_or_refused(node: Node) -> None:
+    count = share(0.01)
+    batches = broken()
+    for number, header in enumerate(altered(EXCHANGES, count, "exchange")):
+        chunks = [Chunk(BATCH), Chunk(next(batches)), Chunk(None)][: number % 3 + 1]
+        with refused_if_bad(header):
+            node.server.do_exchange(Call(), Call(header), chunks, Call())
+        node.settle()
+        assert not node.store.is_answering
+
+
+def test_batch_whose_offsets_lead_beyond_its_bytes_is_refused(node: Node) -> None:
+    good, bad = (np.array(ends, np.int32).tobytes() for ends in ([0, 71, 713], [0, 71, 1 << 30]))
+    stream = ipc_stream(pa.record_batch({"s": ["a" * 71, "b" * 642]}))
+    assert good in stream
+    batch = pa.ipc.open_stream(stream.replace(good, bad)).read_next_batch()
+    chunk = Chunk(batch, PIECES[0])
+    with pytest.raises(ProtocolError, match="a broken record batch"):
+        node.server.do_put(Call(), Call(PUT[0]), [chunk], Call())
+    with pytest.raises(flight.FlightServerError, match="a broken record batch"):
+        node.server.do_exchange(Call(), Call(EXCHANGES[0]), [chunk], Call())
+
+
+def file_of(data: bytes) -> int:
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        return os.dup(file.fileno())
+
+
+def some_descriptor(kind: int, segment: bytes) -> int:
+    """Return a descriptor of something that may be no segment; the caller closes it."""
+    match kind:
+        case 0:
+            return os.open("/", os.O_RDONLY)
+        case 1:
+            read_end, write_end = os.pipe()
+            os.close(write_end)  # whoever opened the other end again would wait for ever
+            return read_end
+        case 2:
+            return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).detach()
+        case 3:
+            return os.open("/dev/null", os.O_WRONLY)
+        case 4:
+            return os.memfd_create("empty")
+        case _:
+            return file_of(segment)
+
+
+def test_any_segment_that_is_handed_over_is_taken_or_refused(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_FD_WAIT_S", SOON_S)
+    count = share(0.01)
+    fd, nbytes = write_segment(WORDS)
+    samples = [os.pread(fd, nbytes, 0)]
+    os.close(fd)
+    sender = FdSender.connect(node.server._fd_receiver.name, TOKEN)
+    assert sender is not None
+    with closing(sender):
+        for number, segment in enumerate(damaged(samples, count, "segment")):
+            fd = some_descriptor(number % 20, segment)
+            rows = WORDS.num_rows if number % 8 else number
+            piece = msgspec.json.encode(PutPiece(0, rows, sender.send(fd)))
+            os.close(fd)
+            with refused_if_bad((number, segment)):
+                node.server.do_put(Call(), Call(PUT[0]), [Chunk(WORDS.slice(0, 0), piece)], Call())
+            node.settle()
+    assert node.rows["input"] % WORDS.num_rows == 0
+
+
+def test_any_first_message_of_a_hand_over_is_taken_or_refused(node: Node) -> None:
+    token = bearer(TOKEN).encode()
+    for number, data in enumerate(damaged([token, b"key-1"], share(0.003), "hand-over")):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock, suppress(OSError):
+            sock.connect(f"\0{node.server._fd_receiver.name}")
+            sock.send(data if number % 2 else token)
+            sock.send(data)
+
+
+# Over the network.
+
+
+def test_any_call_over_the_network_is_answered_or_refused(node: Node) -> None:
+    headers = [(b"authorization", bearer(TOKEN).encode())]
+    options = flight.FlightCallOptions(timeout=SOON_S, headers=headers)
+    count = share(0.003)
+    pieces, batches = altered(PIECES, count, "piece"), broken()
+    with flight.connect(node.server.uri) as client:
+        for header, plan in zip(
+            altered(PUT, count, "put"), altered(PLANS, count, "plan"), strict=True
+        ):
+            batch, piece = next(batches), next(pieces)
+            with suppress(pa.ArrowInvalid):  # what this end would not send
+                batch.validate()
+                with refused_if_bad((header, piece), pa.ArrowException):
+                    writer, _ = client.do_put(
+                        flight.FlightDescriptor.for_command(header), batch.schema, options
+                    )
+                    writer.write_with_metadata(batch, piece)
+                    writer.close()
+            with refused_if_bad(plan, pa.ArrowException):
+                list(client.do_action(flight.Action("plan", plan), options))
+            node.settle()
+
+
+def test_any_bytes_on_the_port_harm_nobody(node: Node) -> None:
+    host, _, port = node.server.uri.rpartition("//")[2].rpartition(":")
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    settings = bytes.fromhex("000006040000000000000400ffffff")
+    call = bytes.fromhex("00000401040000000182868441")
+    for data in damaged([preface + settings + call, preface, b"GET / HTTP/1.1\r\n\r\n"],
+                        share(0.003), "bytes"):  # fmt: skip
+        with socket.create_connection((host, int(port)), SOON_S) as sock, suppress(OSError):
+            sock.sendall(data)
