@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from weakref import WeakSet
 
 from websockets.asyncio.server import Server as WebSocketServer
-from websockets.asyncio.server import ServerConnection, serve
+from websockets.asyncio.server import ServerConnection, broadcast, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.protocol import State
@@ -34,7 +34,7 @@ from sparkdl.control.messages import (
     Refused,
     ToAgent,
     decode_from_agent,
-    encode,
+    encode_for_agents,
 )
 from sparkdl.core.errors import ConfigError, ProtocolError
 from sparkdl.core.settings import Settings
@@ -44,6 +44,8 @@ _log = logging.getLogger(__name__)
 
 HELLO_TIMEOUT_S = 10.0
 POLICY_VIOLATION = 1008
+_BACKLOG = 4096
+"""Agents that connect at once wait here; one that finds it full tries again a second later."""
 
 
 class Listener(Protocol):
@@ -101,7 +103,8 @@ class CoordinatorServer:
         self._connections: dict[str, ServerConnection] = {}
         self._watches: dict[str, HostWatch] = {}
         self._server: WebSocketServer | None = None
-        self._senders: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._encoded: tuple[ToAgent | None, str | bytes] = None, ""
 
     async def start(self, host: str, ports: tuple[int, ...]) -> ServerAddress:
         """Listen on `host` at the first of `ports` that is free; 0 is any.
@@ -120,6 +123,7 @@ class CoordinatorServer:
                     process_request=self._on_request,
                     create_connection=self._accept,  # type: ignore[arg-type]
                     max_size=MAX_MESSAGE_NBYTES,
+                    backlog=_BACKLOG,
                     compression=None,
                     open_timeout=self._hello_timeout_s,
                     ping_interval=keep.ping_interval,
@@ -142,7 +146,9 @@ class CoordinatorServer:
         """Send a message; `left` reports an agent that has gone, not this."""
         connection = self._connections.get(agent_id)
         if connection is not None:
-            self._spawn(self._send(connection, encode(message)))
+            if message is not self._encoded[0]:  # the same one may go to thousands
+                self._encoded = message, encode_for_agents(message)
+            broadcast((connection,), self._encoded[1])
 
     async def stop(self) -> None:
         """Close all connections and the port."""
@@ -152,7 +158,7 @@ class CoordinatorServer:
                 if connection.state is State.CONNECTING:
                     connection.transport.abort()  # or the server would wait for its handshake
             await self._server.wait_closed()
-        for task in self._senders:
+        for task in self._tasks:
             task.cancel()
 
     def _accept(self, *args: Any, **options: Any) -> ServerConnection:
@@ -223,13 +229,7 @@ class CoordinatorServer:
         with suppress(ConnectionClosed):
             await connection.ping()
 
-    async def _send(self, connection: ServerConnection, text: str) -> None:
-        try:
-            await connection.send(text)
-        except ConnectionClosed:
-            _log.debug("A message was not sent: the connection is closed")
-
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(coroutine)
-        self._senders.add(task)
-        task.add_done_callback(self._senders.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

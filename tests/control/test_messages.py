@@ -55,6 +55,7 @@ from sparkdl.control.messages import (
     decode_from_agent,
     decode_to_agent,
     encode,
+    encode_for_agents,
 )
 from sparkdl.control.rows import DataFile, FileRange, Share, Storage
 from sparkdl.core.errors import ProtocolError
@@ -184,7 +185,7 @@ def test_what_an_agent_says_arrives_as_it_was(message: FromAgent) -> None:
 def test_what_the_coordinator_says_arrives_as_it_was(message: ToAgent) -> None:
     text = encode(message)
     assert decode_to_agent(text) == message
-    assert decode_to_agent(text.encode()) == message
+    assert decode_to_agent(encode_for_agents(message)) == message
 
 
 @given(st.one_of(*FROM_AGENT.values()))
