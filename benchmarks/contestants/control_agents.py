@@ -1,7 +1,7 @@
 """Many agents in one process, as far as the coordinator can tell: real connections, no nodes.
 
-It is told what to do by lines on standard input, `go`, `report SECONDS`, `quiet`, `reset COUNT` and
-`count`, and writes JSON lines. It parses no more than it must, so that the driver is what is measured.
+It is told what to do by lines on standard input: `go`, `report SECONDS`, `reset COUNT`, `count`. It
+parses no more than it must, so that the driver is what is measured.
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ from websockets.frames import Frame, Opcode
 from sparkdl.control.auth import bearer
 from sparkdl.control.lease import agent_keep_alive
 from sparkdl.control.messages import (
-    Begin,
     ChildRunning,
     FeedCount,
     FeedProgress,
     FromAgent,
     Hello,
     Offer,
-    decode_to_agent,
     encode,
 )
 from sparkdl.core.settings import Settings
@@ -120,8 +118,6 @@ class Agents:
                 self._epoll.register(sock, select.EPOLLOUT)
         elif command == "report":
             self._period_s = float(argument)
-        elif command == "quiet":
-            self._period_s = 0.0
         elif command == "reset":
             lost = list(self._agents.values())[-int(argument) :]
             start_s = time.monotonic()

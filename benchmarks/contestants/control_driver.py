@@ -22,7 +22,7 @@ from typing import Any
 from harness import claim_stdout, write
 
 TOKEN = "a token of the benchmark"
-SOON_S = 200.0
+SOON_S = 100.0
 
 
 class Agents:
@@ -74,7 +74,7 @@ def load(agents: Agents, seconds: float) -> dict[str, float]:
     return {"cores": share, "nbytes": (agents.ask("count")["nbytes"] - nbytes) / took_s}
 
 
-def main() -> None:
+def main() -> None:  # noqa: PLR0915 (one measurement after the other)
     """Gather, train, lose 1 %; write a line for each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, required=True)
@@ -85,6 +85,7 @@ def main() -> None:
     from sparkdl.core.deadline import Deadline
     from sparkdl.core.settings import Settings
     from sparkdl.core.spec import ClusterSpec, plan_nodes
+    from sparkdl.core.throttle import period_s
     from sparkdl.driver.controller import Controller
     from sparkdl.driver.ending import Ending
     from sparkdl.driver.executors.local import LocalExecutor
@@ -92,6 +93,7 @@ def main() -> None:
     from sparkdl.driver.health import HangWatch
     from sparkdl.driver.lifecycle import state as states
     from sparkdl.driver.lifecycle.transitions import SETTLE_S
+    from sparkdl.feed.store.endpoint import PROGRESS_PERIOD_S
 
     nodes = parsed.nodes
     settings = Settings(max_restarts=1)
@@ -113,8 +115,9 @@ def main() -> None:
         start_s = time.monotonic()
         agents.tell("go")
         if not controller.wait_for(
-            lambda view: isinstance(view.state, states.Running)
-            and len(view.state.in_map_fun) == nodes,
+            lambda view: (
+                isinstance(view.state, states.Running) and len(view.state.in_map_fun) == nodes
+            ),
             Deadline.after(SOON_S),
         ):
             raise TimeoutError(f"{len(controller.view.pids)} of {nodes} nodes are in map_fun")
@@ -125,7 +128,7 @@ def main() -> None:
         cluster = Cluster(spec, controller, where, TOKEN, world, False, Ending("bench", where))
         write(lines, {"event": "idle", **load(agents, parsed.seconds)})
         cluster.feed_async(rows())
-        agents.tell(f"report {report_s(nodes)}")
+        agents.tell(f"report {period_s(PROGRESS_PERIOD_S, nodes)}")
         controller.wait_for(lambda view: view.progress >= nodes, Deadline.after(SOON_S))
         write(lines, {"event": "reporting", **load(agents, parsed.seconds)})
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -159,11 +162,6 @@ def main() -> None:
         with contextlib.suppress(Exception):
             controller.close()
         agents.close()
-
-
-def report_s(nodes: int) -> float:
-    """Return how often an agent reports progress."""
-    return max(0.1, nodes / 2000)
 
 
 if __name__ == "__main__":

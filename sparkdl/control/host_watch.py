@@ -21,6 +21,8 @@ import struct
 import time
 from typing import Any, Literal
 
+CAN_TELL = hasattr(socket, "TCP_INFO")
+"""Whether the kernel tells what has come, and what was acknowledged."""
 PROBE_S = 1
 """Between keep-alive probes of an idle connection; the kernel counts in whole seconds."""
 _AGENT_SHARE = 0.7
@@ -51,10 +53,12 @@ class HostWatch:
 
     Attributes:
         is_silent: the last look found it so.
+        quiet_s: for how long no data had come by then, pings among them.
     """
 
     def __init__(self, sock: Any, timeout_s: float) -> None:
         self.is_silent = False
+        self.quiet_s = 0.0
         self._sock = sock
         self._timeout_s = timeout_s
         self._bytes_acked = _UNKNOWN
@@ -88,6 +92,7 @@ class HostWatch:
             return 0.0
         (unacked,) = struct.unpack_from("=I", info, _UNACKED)
         data_ms, ack_ms = struct.unpack_from("=2I", info, _LAST_DATA_RECV)
+        self.quiet_s = data_ms / 1000
         (bytes_acked,) = struct.unpack_from("=Q", info, _BYTES_ACKED)
         # Each segment with data acknowledges as well, if only what had been sent long before.
         if bytes_acked != self._bytes_acked or (not unacked and ack_ms < data_ms):
@@ -98,7 +103,7 @@ class HostWatch:
         return now_s - self._heard_s
 
     def _info(self) -> bytes | None:
-        if not hasattr(socket, "TCP_INFO"):
+        if not CAN_TELL:
             return None
         try:
             info: bytes = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_NBYTES)

@@ -25,8 +25,8 @@ from websockets.protocol import State
 
 from sparkdl.control.auth import is_authorized
 from sparkdl.control.cause import CAUSE_PATH, FINISHED
-from sparkdl.control.host_watch import LOOKS, HostWatch
-from sparkdl.control.lease import driver_keep_alive
+from sparkdl.control.host_watch import CAN_TELL, LOOKS, HostWatch
+from sparkdl.control.lease import driver_keep_alive, driver_patience_s
 from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
     FromAgent,
@@ -97,6 +97,7 @@ class CoordinatorServer:
         self._token = token
         self._listener = listener
         self._lease_s = lease_s
+        self._patience_s = driver_patience_s(lease_s)
         self._host_timeout_s = host_timeout_s
         self._hello_timeout_s = hello_timeout_s
         self._accepted: WeakSet[ServerConnection] = WeakSet()
@@ -126,7 +127,7 @@ class CoordinatorServer:
                     backlog=_BACKLOG,
                     compression=None,
                     open_timeout=self._hello_timeout_s,
-                    ping_interval=keep.ping_interval,
+                    ping_interval=None if CAN_TELL else keep.ping_interval,
                     ping_timeout=keep.ping_timeout,
                     close_timeout=keep.close_timeout,
                     logger=logging.getLogger("sparkdl.control.websockets"),
@@ -208,19 +209,24 @@ class CoordinatorServer:
             await connection.close(POLICY_VIOLATION, "not a message")
         finally:
             del self._connections[hello.agent_id], self._watches[hello.agent_id]
-            if watch.is_silent:
-                reason = f"{hello.host} does not answer: not for {self._host_timeout_s:g} s"
-            self._listener.left(hello.agent_id, reason)
+            self._listener.left(hello.agent_id, self._silence(hello, watch) or reason)
             if watch.is_silent:
                 self._listener.silent(hello)
 
+    def _silence(self, hello: Hello, watch: HostWatch) -> str:
+        if watch.is_silent:
+            return f"{hello.host} does not answer: not for {self._host_timeout_s:g} s"
+        if watch.quiet_s > self._patience_s:
+            return f"it stands still: nothing came from it for {watch.quiet_s:.1f} s"
+        return ""
+
     async def _watch_hosts(self) -> None:
-        """End the connections to hosts that have been silent for too long."""
+        """End the connections to hosts, and to agents, that have been silent for too long."""
         while True:
             await asyncio.sleep(self._host_timeout_s / LOOKS)
             for agent_id, watch in self._watches.items():
                 connection, verdict = self._connections[agent_id], watch.look()
-                if verdict == "silent":
+                if verdict == "silent" or watch.quiet_s > self._patience_s:
                     connection.transport.abort()
                 elif verdict == "ask":
                     self._spawn(self._ask(connection))

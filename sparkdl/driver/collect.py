@@ -136,12 +136,16 @@ class Gatherings:
         self._generation = 0
         self._values: dict[int, dict[int, bytes]] = {}
         self._returned: set[int] = set()
+        self._members: dict[int, str] = {}
+        """Of the world, see `_members`; nobody looks at all of them for each value."""
 
     def give(self, world: World, node_id: int, given: Gather) -> list[AllGathered]:
         """Add a node's value; return the messages to the nodes that train, if any."""
-        if given.generation != world.generation or node_id not in _members(world):
+        if given.generation != world.generation:
             return []
         self._renew(world)
+        if node_id not in self._members:
+            return []
         self._values.setdefault(given.number, {})[node_id] = given.value
         return self._ended(world, given.number)
 
@@ -155,7 +159,9 @@ class Gatherings:
 
     def _ended(self, world: World, number: int) -> list[AllGathered]:
         """Return the end of a gathering in a list; an empty one if it is not over."""
-        values, members = self._values[number], _members(world)
+        values, members = self._values[number], self._members
+        if len(values) < len(members) and not self._returned:
+            return []
         missing = [node for node in members if node not in values]
         problem = ""
         if gone := [members[node] for node in missing if node in self._returned]:
@@ -172,8 +178,9 @@ class Gatherings:
         return [AllGathered(world.generation, number, given, problem)]
 
     def _renew(self, world: World) -> None:
-        if world.generation != self._generation:
+        if world.generation != self._generation or not self._members:
             self._generation, self._values, self._returned = world.generation, {}, set()
+            self._members = _members(world)
 
 
 def _members(world: World) -> dict[int, str]:

@@ -443,9 +443,8 @@ class Controller:
             answers = self._gatherings.give(world, node_id, message)
         else:
             answers = self._gatherings.leave(world, node_id, message.generation)
-        nodes = {member.node.node_id for member in world.trainers}
         for answer in answers:
-            self._broadcast(answer, nodes, None)
+            self._broadcast(answer, {member.node.node_id for member in world.trainers}, None)
 
     def _keep_log(self, agent_id: str, lines: tuple[str, ...]) -> None:
         node_id = self._node_of(agent_id)

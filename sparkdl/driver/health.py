@@ -86,13 +86,16 @@ def progress_of(
     """
     may_be_fed = state.roster.spec.input_mode is InputMode.SPARK and not have_feeds_ended
     found = []
+    by_node: dict[int, list[FeedCount]] = {}
+    for (node_id, _), count in feeds.items():
+        by_node.setdefault(node_id, []).append(count)
     servers = {m.node.node_id for m in state.world.members if m.role.is_server}
     for member in state.world.members:
         node_id = member.node.node_id
         if not member.role.finishes_job or node_id in state.returned:
             continue
         its_own = {node_id, *(servers if member.role.is_chief else ())}  # a chief's steps are there
-        counts = [count for (node, _), count in feeds.items() if node in its_own]
+        counts = [count for node in its_own for count in by_node.get(node, ())]
         can_be_fed = member.role.can_be_fed or (member.role.is_chief and bool(servers))
         active = activity.get(node_id)
         if active is None or active.generation != state.world.generation:
@@ -321,23 +324,22 @@ class HangWatch:
 
     def _turn(self) -> None:
         view = self._controller.view
-        self._watch, hang = self._look(view)
+        nodes = _progress(view)
+        self._watch, hang = self._look(view, nodes)
         if hang:  # in a thread, for the answers come on the loop
             threading.Thread(
                 target=self._report, args=(hang,), name="sparkdl-hang", daemon=True
             ).start()
         if isinstance(view.state, Running):
-            nodes = _progress(view, view.state)
             generation = view.state.world.generation
             self._stragglers, slow = compare(self._stragglers, generation, nodes, time.monotonic())
             if slow:
                 _log.warning("Cluster %s: %s", self._controller.spec.cluster_id, slow)
         self._controller.later(self._period_s, self._turn)
 
-    def _look(self, view: View) -> tuple[Watch, Hang | None]:
+    def _look(self, view: View, nodes: Sequence[Progress]) -> tuple[Watch, Hang | None]:
         if not isinstance(view.state, Running):
             return Watch(), None
-        nodes = _progress(view, view.state)
         generation, now_s = view.state.world.generation, time.monotonic()
         start_s = self._controller.spec.settings.reservation_timeout_s
         return look(self._watch, generation, nodes, now_s, self._timeout_s, start_s)
@@ -359,7 +361,9 @@ class HangWatch:
             "\n".join(f"Stacks of {node}:\n{text.rstrip()}" for node, text in stacks.items()),
         )
         # The stacks have taken a while: the training may have moved meanwhile.
-        has_moved = not self._controller.look(lambda view: self._look(view)[0].is_reported)
+        has_moved = not self._controller.look(
+            lambda view: self._look(view, _progress(view))[0].is_reported
+        )
         if settings.hang_action == "report" or has_moved:
             return
         hosts, pids = self._controller.look(lambda view: (_hosts(view), dict(view.pids)))
@@ -386,5 +390,7 @@ def _hosts(view: View) -> dict[int, str]:
     return {m.node.node_id: m.host for m in world.members} if world else {}
 
 
-def _progress(view: View, state: Running) -> list[Progress]:
-    return progress_of(state, view.feeds, view.activity, view.have_feeds_ended)
+def _progress(view: View) -> list[Progress]:
+    if not isinstance(view.state, Running):
+        return []
+    return progress_of(view.state, view.feeds, view.activity, view.have_feeds_ended)
