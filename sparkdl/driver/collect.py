@@ -24,6 +24,7 @@ from sparkdl.control.messages import (
     ToAgent,
 )
 from sparkdl.control.rows import FeedCoverage
+from sparkdl.core.listing import listed
 from sparkdl.core.world import CheckpointRef, World
 from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.driver.threads import Changed
@@ -165,7 +166,7 @@ class Gatherings:
         missing = [node for node in members if node not in values]
         problem = ""
         if gone := [members[node] for node in missing if node in self._returned]:
-            problem = f"{', '.join(gone)} returned from map_fun without it"
+            problem = f"{listed(gone)} returned from map_fun without it"
         elif missing:
             return []
         elif (nbytes := sum(map(len, values.values()))) > MAX_GATHERED_NBYTES:

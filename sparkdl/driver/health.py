@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from sparkdl.control.messages import FeedCount, NodeActive
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.failure import Failure
+from sparkdl.core.listing import MOST, listed
 from sparkdl.core.spec import InputMode
 from sparkdl.driver.controller import Controller, View
 from sparkdl.driver.feeds.report import waits_in_vain
@@ -184,7 +185,9 @@ def compare(
         return Stragglers(
             generation, unit, steps, now_s, named=before.named, named_s=before.named_s
         ), ""
-    text = f"slower than the others for {now_s - before.since_s:.0f} s: {'; '.join(slow.values())}"
+    text = (
+        f"slower than the others for {now_s - before.since_s:.0f} s: {listed(slow.values(), '; ')}"
+    )
     return Stragglers(generation, unit, steps, now_s, named=frozenset(slow), named_s=now_s), text
 
 
@@ -226,8 +229,8 @@ class Hang:
         text = f"no step, no row and no exit in any node for {self.still_s:.0f} s"
         if not self.ahead:
             return f"{text}; {self._all_at(self.behind, 'all nodes')}"
-        behind = ", ".join(f"{node} at {self._at(node)}" for node in self.behind)
-        ahead = ", ".join(f"{node} at {self._at(node)}" for node in self.ahead)
+        behind = listed([f"{node} at {self._at(node)}" for node in self.behind])
+        ahead = listed([f"{node} at {self._at(node)}" for node in self.ahead])
         return f"{text}; behind: {behind}; ahead: {ahead}"
 
     def message(self, node: Progress) -> str:
@@ -358,7 +361,7 @@ class HangWatch:
             vain,
             self._timeout_s,
             settings.hang_action,
-            "\n".join(f"Stacks of {node}:\n{text.rstrip()}" for node, text in stacks.items()),
+            _described(stacks, hang),
         )
         # The stacks have taken a while: the training may have moved meanwhile.
         has_moved = not self._controller.look(
@@ -383,6 +386,17 @@ class HangWatch:
             for node in hang.behind
         )
         self._controller.submit(NodesBlamed(hang.generation, failures))
+
+
+def _described(stacks: Mapping[str, str], hang: Hang) -> str:
+    """Return the stacks; with many nodes of some that are behind, and of one that is ahead."""
+    shown = list(stacks)
+    if len(shown) > MOST:
+        shown = [node.node for node in (*hang.behind[: MOST - 1], *hang.ahead[:1])]
+    texts = [f"Stacks of {node}:\n{stacks[node].rstrip()}" for node in shown]
+    if rest := len(stacks) - len(shown):
+        texts.append(f"cluster.stacks() has those of {rest} more")
+    return "\n".join(texts)
 
 
 def _hosts(view: View) -> dict[int, str]:

@@ -18,6 +18,7 @@ from typing import Any
 from sparkdl.control.messages import Begin, NewRound, Stop, StopChild, ToAgent
 from sparkdl.core.errors import ReservationTimeoutError
 from sparkdl.core.failure import Failure
+from sparkdl.core.listing import listed
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import CheckpointRef
@@ -68,7 +69,6 @@ from sparkdl.driver.lifecycle.state import (
     Warn,
 )
 
-_MAX_NAMES = 5
 SETTLE_S = 0.3
 """After a first failure, how long to wait for others: the one that is reported first need not be
 the one that happened first."""
@@ -119,7 +119,7 @@ def _try_begin(state: Gathering, may_be_small: bool = False) -> Step[Gathering |
     if world.size == len(roster.spec.nodes):
         return Running(roster, world), [Report(text), *begins]
     names = {node.name for node in roster.spec.nodes} - {m.node.name for m in world.members}
-    return Running(roster, world), [Warn(f"{text}, without {', '.join(sorted(names))}"), *begins]
+    return Running(roster, world), [Warn(f"{text}, without {listed(sorted(names))}"), *begins]
 
 
 def _gathering_joined(state: Gathering, event: AgentJoined, now_s: float) -> Step[Gathering]:
@@ -190,8 +190,7 @@ def _gathering_expired(
 
 def _named(nodes: Sequence[NodeSpec]) -> str:
     """Return the names of the first few nodes, and how many more there are."""
-    names = ", ".join(node.name for node in nodes[:_MAX_NAMES])
-    return names if len(nodes) <= _MAX_NAMES else f"{names} and {len(nodes) - _MAX_NAMES} more"
+    return listed([node.name for node in nodes])
 
 
 def _launch_broke(state: Gathering, event: LaunchBroke, now_s: float) -> Step[Gathering | Failed]:
@@ -295,7 +294,7 @@ def _running_checkpoint(
         return replace(state, roster=roster), []
     if not newcomers:
         return replace(state, roster=roster), relaunch(replace(state, roster=roster))
-    reason = f"{', '.join(newcomers)} came back: the world grows at step {event.ref.step}"
+    reason = f"{listed(newcomers)} came back: the world grows at step {event.ref.step}"
     gathering = Gathering(
         roster,
         state.world.generation + 1,
