@@ -9,7 +9,7 @@
 #   make setup TORCH= JAX=                without PyTorch, without JAX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep test-examples coverage soak check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-allreduce bench-frameworks peers clean
+.PHONY: help setup demo test test-deep test-examples coverage soak check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-allreduce bench-frameworks bench-scale peers clean
 
 VENV := .venv
 PEERS := .venv-peers
@@ -117,6 +117,9 @@ bench-allreduce: setup  ## measure all-reduce, sparkdl's against the bare collec
 
 bench-frameworks: setup  ## measure the same training by every way, with 1, 2 and 4 nodes
 	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/frameworks.py $(ARGS)
+
+bench-scale: setup  ## measure what thousands of nodes cost the driver, with simulated agents
+	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/scale.py $(ARGS)
 
 clean:  ## remove what the verbs made, the environments excepted
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* spark-warehouse
