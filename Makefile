@@ -10,7 +10,7 @@
 #   make setup TORCH= JAX=                without PyTorch, without JAX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep test-examples coverage soak fuzz check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-allreduce bench-frameworks bench-tls peers clean
+.PHONY: help setup demo test test-deep test-examples coverage soak fuzz check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-allreduce bench-frameworks bench-tls bench-scale peers clean
 
 VENV := .venv
 PEERS := .venv-peers
@@ -126,6 +126,9 @@ bench-frameworks: setup  ## measure the same training by every way, with 1, 2 an
 
 bench-tls: setup  ## measure MB/s of a feed through sockets, with TLS and without
 	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/tls.py $(ARGS)
+
+bench-scale: setup  ## measure what thousands of nodes cost the driver, with simulated agents
+	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/scale.py $(ARGS)
 
 clean:  ## remove what the verbs made, the environments excepted
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage* spark-warehouse

@@ -1,8 +1,11 @@
 """What grows with the number of nodes, and what does not?
 
-`plan`: feeders, their groups, their books and the rows that nodes pass on at the end of an epoch,
-with the code that runs in a cluster, on simulated time: rows are only counted. `nodes`: plain nodes
-on this machine, as processes. `README.md` says what is measured and why so.
+`control`: the driver, with simulated agents. `plan`: feeders, their groups and books, and the rows
+that nodes pass on, with the code that runs in a cluster, on simulated time. `nodes`: plain nodes as
+processes of this machine.
+
+Each section is a function that runs its contestants, prints what comes of each, and returns the
+rows of its table. `README.md` says what is measured and why so.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import Any
 
 import msgspec
 import runner
+from runner import Figure
 
 from sparkdl.feed.store.store import NodeStore, StoreLimits
 from sparkdl.feed.transfer import groups
@@ -37,6 +41,80 @@ BATCH_ROWS = (32 << 20) // ROW_NBYTES
 PARTITION_ROWS = 4 * BATCH_ROWS
 FEEDER_NBYTES_S = 100e6
 """What a Spark task brings in a second."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of running one contestant once: its figures by name; see `launch.py`."""
+
+    contestant: str
+    nodes: int
+    round: int
+    load: float
+    figures: dict[str, float] = field(default_factory=dict)
+    error: str | None = None
+    left_behind: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a section's table: a number of nodes, and the figures by column."""
+
+    section: str
+    nodes: int
+    figures: dict[str, Figure | None]
+
+
+def control(parsed: argparse.Namespace, runs: list[Run]) -> list[Row]:
+    """Measure the control plane: a real controller, and simulated agents on real connections."""
+    columns: dict[str, Callable[[dict[str, dict[str, Any]]], float]] = {
+        "gathered, s": lambda of: of["gathered"]["s"],
+        "of it CPU, s": lambda of: of["gathered"]["cpu_s"],
+        "gathering, MB": lambda of: of["gathered"]["nbytes"] / 1e6,
+        "idle, cores": lambda of: of["idle"]["cores"],
+        "idle, kB/s": lambda of: of["idle"]["nbytes"] / 1e3,
+        "reporting, cores": lambda of: of["reporting"]["cores"],
+        "reporting, kB/s": lambda of: of["reporting"]["nbytes"] / 1e3,
+        "resident, MB": lambda of: of["memory"]["nbytes"] / 1e6,
+        "loss decided, s": lambda of: of["lost"]["decided_s"],
+        "all told, s": lambda of: of["lost"]["told_s"],
+    }
+    mine = []
+    for number in range(1, parsed.repeats + 1):
+        for nodes in parsed.nodes or SIZES["control"]:
+            outcome = runner.run(
+                parsed.python,
+                "control_driver.py",
+                [f"--nodes={nodes}", f"--seconds={parsed.seconds:g}"],
+                parsed.deadline_s,
+            )
+            events = {record["event"]: record for record in outcome.records}
+            figures = (
+                {name: figure(events) for name, figure in columns.items()}
+                if not outcome.error
+                else {}
+            )
+            mine.append(
+                Run(
+                    *("control", nodes, number, outcome.load, figures),
+                    error=outcome.error,
+                    left_behind=outcome.left_behind,
+                )
+            )
+            result = outcome.error or f"gathered in {figures['gathered, s']:.2f} s"
+            print(f"round {number}: control, {nodes} agents: {result}", file=sys.stderr)
+    runs += mine
+    return [
+        Row(
+            "control",
+            nodes,
+            {
+                name: Figure.of(run.figures.get(name) for run in mine if run.nodes == nodes)
+                for name in columns
+            },
+        )
+        for nodes in parsed.nodes or SIZES["control"]
+    ]
 
 
 # feeding, simulated
@@ -120,7 +198,7 @@ class SimulatedFeeder:
         return rows * ROW_NBYTES / FEEDER_NBYTES_S
 
 
-def plan(num_nodes: int, grouped: Callable[..., Any] = groups.grouped) -> dict[str, Any]:
+def plan(num_nodes: int, grouped: Callable[..., Any] = groups.grouped) -> dict[str, float]:
     """Feed an epoch to so many nodes: a feeder a node, partitions of uneven sizes."""
     mix = random.Random(num_nodes)
     targets = [
@@ -144,6 +222,7 @@ def plan(num_nodes: int, grouped: Callable[..., Any] = groups.grouped) -> dict[s
             end_s = max(end_s, agents.now_s + took_s)
             heapq.heappush(order, (agents.now_s + took_s, number))
     fed_s = time.process_time() - began_s
+    groups.grouped = grouped
     rows = {n: agents.rows[n] for n in range(num_nodes)}
     began_s = time.process_time()
     orders = transfers(rows, rows)
@@ -155,7 +234,6 @@ def plan(num_nodes: int, grouped: Callable[..., Any] = groups.grouped) -> dict[s
     mean, apart = statistics.mean(rows.values()), max(rows.values()) - min(rows.values())
     passed = sum(sum(gets.values()) for gets in orders.values())
     return {
-        "nodes": num_nodes,
         "streams a feeder": max(map(len, made)),
         "groups a partition": round(statistics.mean(v for f in feeders for v in f.visits), 2),
         "questions/s, busiest agent": max(agents.asked.values()),
@@ -176,7 +254,7 @@ def count(args: object, ctx: NodeContext) -> int:
     return sum(len(batch["x"]) for batch in ctx.batches(1024, even=True))
 
 
-def nodes(num_nodes: int) -> dict[str, Any]:
+def nodes(num_nodes: int) -> dict[str, float]:
     """Launch plain nodes as processes of this machine, feed them an epoch, end them."""
     import pyarrow as pa
 
@@ -193,7 +271,6 @@ def nodes(num_nodes: int) -> dict[str, Any]:
         assert sum(cluster.results(600)) == rows
     ended_s = time.monotonic()
     return {
-        "nodes": num_nodes,
         "to launch, s": round(launched_s - began_s, 1),
         "to feed, s": round(fed_s - launched_s, 1),
         "to end, s": round(ended_s - fed_s, 1),
@@ -201,28 +278,60 @@ def nodes(num_nodes: int) -> dict[str, Any]:
     }
 
 
-SECTIONS: dict[str, tuple[Callable[[int], dict[str, Any]], tuple[int, ...]]] = {
-    "plan": (plan, (10, 100, 1_000, 10_000)),
-    "nodes": (nodes, (2, 16, 64, 128)),
+def alone(
+    name: str, measure: Callable[[int], dict[str, float]], parsed: argparse.Namespace
+) -> list[Row]:
+    """Measure each number of nodes once, in this process."""
+    rows = []
+    for count in parsed.nodes or SIZES[name]:
+        print(f"{name}: {count} nodes", file=sys.stderr)
+        figures = {column: Figure.of([value]) for column, value in measure(count).items()}
+        rows.append(Row(name, count, figures))
+    return rows
+
+
+SIZES = {"control": (10, 100, 1_000, 10_000), "plan": (10, 100, 1_000, 10_000)}
+SIZES["nodes"] = (2, 16, 64, 128)
+SECTIONS: dict[str, Callable[[argparse.Namespace, list[Run]], list[Row]]] = {
+    "control": control,
+    "plan": lambda parsed, runs: alone("plan", plan, parsed),
+    "nodes": lambda parsed, runs: alone("nodes", nodes, parsed),
 }
-"""By name: what is measured for a number of nodes, and for which."""
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return the medians of one section as a Markdown table."""
+    lines = [
+        [
+            f"{row.nodes:,}",
+            *(f"{figure.median:.3g}" if figure else None for figure in row.figures.values()),
+        ]
+        for row in rows
+    ]
+    return runner.markdown([f"{rows[0].section}: nodes", *rows[0].figures], lines)
+
+
+def numbers(text: str) -> list[int]:
+    """Return the numbers of a list with commas."""
+    return [int(number) for number in text.split(",")]
 
 
 def main() -> None:
-    """Measure, and print a table a section."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
-    parser.add_argument("--nodes", type=int, nargs="+", help="in place of each section's own")
+    """Run the sections, print their tables and write the JSON."""
+    parser = runner.options(__doc__, "scale", deadline_s=600)
+    parser.set_defaults(python=sys.executable, repeats=1)
+    parser.add_argument("--sections", default=",".join(SECTIONS), help="with commas")
+    parser.add_argument("--nodes", type=numbers, help="with commas, in place of each section's own")
+    parser.add_argument("--seconds", type=float, default=15.0, help="for each load of `control`")
     parsed = parser.parse_args()
-    for name in parsed.sections:
-        measure, sizes = SECTIONS[name]
-        found = []
-        for number in parsed.nodes or sizes:
-            print(f"{name}: {number} nodes", file=sys.stderr)
-            found.append(measure(number))
-        print(runner.markdown([*found[0]], [[*row.values()] for row in found]), end="\n\n")
+    rows: list[Row] = []
+    runs: list[Run] = []
+    for name in parsed.sections.split(","):
+        found = SECTIONS[name](parsed, runs)
+        print(table(found), end="\n\n")
+        rows += found
+    print("\n".join(runner.failures(runs)))
+    runner.write_json(parsed.json, rows, runs)
 
 
 if __name__ == "__main__":

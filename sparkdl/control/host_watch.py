@@ -22,6 +22,8 @@ import time
 from contextlib import suppress
 from typing import Any, Literal
 
+CAN_TELL = hasattr(socket, "TCP_INFO")
+"""Whether the kernel tells what has come, and what was acknowledged."""
 PROBE_S = 1
 """Between keep-alive probes of an idle connection; the kernel counts in whole seconds."""
 _AGENT_SHARE = 0.7
@@ -31,7 +33,7 @@ LOOKS = 8
 _ASK_SHARE = 0.25
 _UNKNOWN = -1
 _UNACKED = 24
-_LAST_ACK_RECV = 56
+_LAST_DATA_RECV = 52
 _BYTES_ACKED = 120
 _DATA_SEGS_IN = 152
 _INFO_NBYTES = 156
@@ -55,10 +57,12 @@ class HostWatch:
 
     Attributes:
         is_silent: the last look found it so.
+        quiet_s: for how long no data had come by then, pings among them.
     """
 
     def __init__(self, sock: Any, timeout_s: float) -> None:
         self.is_silent = False
+        self.quiet_s = 0.0
         self._sock = sock
         self._timeout_s = timeout_s
         self._bytes_acked = self._data_segs_in = _UNKNOWN
@@ -92,7 +96,8 @@ class HostWatch:
         if info is None:
             return 0.0
         (unacked,) = struct.unpack_from("=I", info, _UNACKED)
-        (ack_ms,) = struct.unpack_from("=I", info, _LAST_ACK_RECV)
+        data_ms, ack_ms = struct.unpack_from("=2I", info, _LAST_DATA_RECV)
+        self.quiet_s = data_ms / 1000
         (bytes_acked,) = struct.unpack_from("=Q", info, _BYTES_ACKED)
         (data_segs_in,) = struct.unpack_from("=I", info, _DATA_SEGS_IN)
         acked_s = now_s - ack_ms / 1000
@@ -109,7 +114,7 @@ class HostWatch:
         return now_s - self._heard_s
 
     def _info(self) -> bytes | None:
-        if not hasattr(socket, "TCP_INFO"):
+        if not CAN_TELL:
             return None
         try:
             info: bytes = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_NBYTES)

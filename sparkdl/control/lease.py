@@ -57,6 +57,16 @@ def driver_keep_alive(lease_s: float) -> KeepAlive:
     return KeepAlive(lease_s / 4, agent.longest_s + lease_s / 4, agent.close_timeout)
 
 
+def driver_patience_s(lease_s: float) -> float:
+    """Return after how much silence of an agent, which pings all the time, it is given up.
+
+    The driver need not ping where its kernel says when data has come: with thousands of agents
+    that is most of what it would do. The silence may have begun a ping before anybody noticed.
+    """
+    agent = agent_keep_alive(lease_s)
+    return agent.longest_s + agent.ping_interval + lease_s / 4
+
+
 def beat_s(lease_s: float) -> float:
     """Return how often an agent sends its child a beat."""
     return lease_s / 4

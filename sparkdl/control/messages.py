@@ -21,14 +21,18 @@ Runs in: driver, agent
       │  ChildReturned | ChildFailed ─────────▶│
       │◀──── StopChild, NewRound, Stop         │
 
-Each message is one JSON text frame, decoded into one of these types and nothing else.
+Each message is one JSON text frame, decoded into one of these types and nothing else. What goes to
+all agents and grows with their number (`Begin`, `EpochEnd`) is JSON in a binary frame, deflated.
 """
 
 from __future__ import annotations
 
+import zlib
+
 import msgspec
 
 from sparkdl.control.rows import EpochRows, PartRows, Share
+from sparkdl.control.world_columns import WorldColumns
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
 from sparkdl.core.world import Resume, World
@@ -467,14 +471,32 @@ ToFeeds = (
 ToNode = CheckpointCommit | AllGathered
 ToAgent = Begin | NewRound | StopChild | FetchLog | FetchStacks | Stop | Detach | ToNode | ToFeeds
 
+
+class _Begin(Message, frozen=True):
+    """How `Begin` travels."""
+
+    world: WorldColumns
+    resume: Resume
+
+
 _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
-_to_agent: msgspec.json.Decoder[ToAgent] = msgspec.json.Decoder(ToAgent)
+_to_agent: msgspec.json.Decoder[ToAgent | _Begin] = msgspec.json.Decoder(ToAgent | _Begin)
 
 
 def encode(message: FromAgent | ToAgent) -> str:
     """Return the JSON text of a message."""
     return _encoder.encode(message).decode()
+
+
+def encode_for_agents(message: ToAgent) -> str | bytes:
+    """Return the frame of a message: text, or bytes if it is deflated."""
+    if isinstance(message, Begin):
+        columns = WorldColumns.of(message.world)
+        return zlib.compress(_encoder.encode(_Begin(columns, message.resume)))
+    if isinstance(message, EpochEnd):
+        return zlib.compress(_encoder.encode(message))
+    return encode(message)
 
 
 def decode_from_agent(data: str | bytes) -> FromAgent:
@@ -496,6 +518,17 @@ def decode_to_agent(data: str | bytes) -> ToAgent:
         ProtocolError: for anything that is not one of `ToAgent`.
     """
     try:
-        return _to_agent.decode(data)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        message = _to_agent.decode(_inflated(data) if isinstance(data, bytes) else data)
+        if isinstance(message, _Begin):
+            return Begin(message.world.world(), message.resume)
+        return message
+    except (msgspec.MsgspecError, RecursionError, ValueError, LookupError, zlib.error) as error:
         raise ProtocolError(f"the coordinator sent something that is no message: {error}") from None
+
+
+def _inflated(data: bytes) -> bytes:
+    inflater = zlib.decompressobj()
+    inflated = inflater.decompress(data, MAX_MESSAGE_NBYTES)
+    if not inflater.eof:
+        raise ValueError(f"it is cut, or has more than {MAX_MESSAGE_NBYTES} bytes")
+    return inflated

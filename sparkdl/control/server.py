@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from weakref import ReferenceType, WeakSet, ref
 
 from websockets.asyncio.server import Server as WebSocketServer
-from websockets.asyncio.server import ServerConnection, serve
+from websockets.asyncio.server import ServerConnection, broadcast, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.protocol import State
@@ -29,8 +29,8 @@ from websockets.protocol import State
 from sparkdl.control.auth import is_authorized
 from sparkdl.control.cause import CAUSE_PATH, FINISHED
 from sparkdl.control.descriptors import EXHAUSTED, MAX_STRANGERS, OUT_OF_DESCRIPTORS
-from sparkdl.control.host_watch import LOOKS, HostWatch
-from sparkdl.control.lease import driver_keep_alive
+from sparkdl.control.host_watch import CAN_TELL, LOOKS, HostWatch
+from sparkdl.control.lease import driver_keep_alive, driver_patience_s
 from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
     FromAgent,
@@ -38,7 +38,7 @@ from sparkdl.control.messages import (
     Refused,
     ToAgent,
     decode_from_agent,
-    encode,
+    encode_for_agents,
 )
 from sparkdl.control.tls import HANDSHAKE_S, Tls
 from sparkdl.core.errors import ConfigError, ProtocolError
@@ -52,6 +52,8 @@ _TOKEN_S = 1.0
 """What an agent gets for its token, which it sends at once, where there are too many strangers."""
 _WARN_PERIOD_S = 60.0
 POLICY_VIOLATION = 1008
+_BACKLOG = 4096
+"""Agents that connect at once wait here; one that finds it full tries again a second later."""
 
 
 class Listener(Protocol):
@@ -107,6 +109,7 @@ class CoordinatorServer:
         self._tls = tls
         self._listener = listener
         self._lease_s = lease_s
+        self._patience_s = driver_patience_s(lease_s)
         self._host_timeout_s = host_timeout_s
         self._hello_timeout_s = hello_timeout_s
         self._accepted: WeakSet[ServerConnection] = WeakSet()
@@ -118,7 +121,8 @@ class CoordinatorServer:
         self._connections: dict[str, ServerConnection] = {}
         self._watches: dict[str, HostWatch] = {}
         self._server: WebSocketServer | None = None
-        self._senders: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._encoded: tuple[ToAgent | None, str | bytes] = None, ""
 
     async def start(self, host: str, ports: tuple[int, ...]) -> ServerAddress:
         """Listen on `host` at the first of `ports` that is free; 0 is any.
@@ -141,9 +145,10 @@ class CoordinatorServer:
                     process_request=self._on_request,
                     create_connection=self._accept,  # type: ignore[arg-type]
                     max_size=MAX_MESSAGE_NBYTES,
+                    backlog=_BACKLOG,
                     compression=None,
                     open_timeout=self._hello_timeout_s,
-                    ping_interval=keep.ping_interval,
+                    ping_interval=None if CAN_TELL else keep.ping_interval,
                     ping_timeout=keep.ping_timeout,
                     close_timeout=keep.close_timeout,
                     logger=logging.getLogger("sparkdl.control.websockets"),
@@ -166,7 +171,9 @@ class CoordinatorServer:
         """Send a message; `left` reports an agent that has gone, not this."""
         connection = self._connections.get(agent_id)
         if connection is not None:
-            self._spawn(self._send(connection, encode(message)))
+            if message is not self._encoded[0]:  # the same one may go to thousands
+                self._encoded = message, encode_for_agents(message)
+            broadcast((connection,), self._encoded[1])
 
     async def stop(self) -> None:
         """Close all connections and the port."""
@@ -178,7 +185,7 @@ class CoordinatorServer:
                 if connection.state is State.CONNECTING and hasattr(connection, "transport"):
                     connection.transport.abort()  # or the server would wait for its handshake
             await self._server.wait_closed()
-        for task in self._senders:
+        for task in self._tasks:
             task.cancel()
 
     def _accept(self, *args: Any, **options: Any) -> ServerConnection:
@@ -241,19 +248,24 @@ class CoordinatorServer:
             await connection.close(POLICY_VIOLATION, "not a message")
         finally:
             del self._connections[hello.agent_id], self._watches[hello.agent_id]
-            if watch.is_silent:
-                reason = f"{hello.host} does not answer: not for {self._host_timeout_s:g} s"
-            self._listener.left(hello.agent_id, reason)
+            self._listener.left(hello.agent_id, self._silence(hello, watch) or reason)
             if watch.is_silent:
                 self._listener.silent(hello)
 
+    def _silence(self, hello: Hello, watch: HostWatch) -> str:
+        if watch.is_silent:
+            return f"{hello.host} does not answer: not for {self._host_timeout_s:g} s"
+        if watch.quiet_s > self._patience_s:
+            return f"it stands still: nothing came from it for {watch.quiet_s:.1f} s"
+        return ""
+
     async def _watch_hosts(self) -> None:
-        """End the connections to hosts that have been silent for too long."""
+        """End the connections to hosts, and to agents, that have been silent for too long."""
         while True:
             await asyncio.sleep(self._host_timeout_s / LOOKS)
             for agent_id, watch in self._watches.items():
                 connection, verdict = self._connections[agent_id], watch.look()
-                if verdict == "silent":
+                if verdict == "silent" or watch.quiet_s > self._patience_s:
                     connection.transport.abort()
                 elif verdict == "ask":
                     self._spawn(self._ask(connection))
@@ -262,16 +274,10 @@ class CoordinatorServer:
         with suppress(ConnectionClosed):
             await connection.ping()
 
-    async def _send(self, connection: ServerConnection, text: str) -> None:
-        try:
-            await connection.send(text)
-        except ConnectionClosed:
-            _log.debug("A message was not sent: the connection is closed")
-
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(coroutine)
-        self._senders.add(task)
-        task.add_done_callback(self._senders.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 def _hang_up(stranger: ReferenceType[ServerConnection]) -> None:

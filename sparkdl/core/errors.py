@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sparkdl.core.failure import Failure
+from sparkdl.core.listing import listed
 
 
 class SparkdlError(Exception):
@@ -183,7 +184,7 @@ def _describe(failures: tuple[Failure, ...], note: str) -> str:
         return "a node failed"
     text = failures[0].describe()
     if len(failures) > 1:
-        others = "\n".join(f"  then {failure.headline()}" for failure in failures[1:])
+        others = listed([f"  then {failure.headline()}" for failure in failures[1:]], "\n")
         text += f"\nWhat followed:\n{others}"
     if note:
         text += f"\nNot recovered: {note.rstrip('.')}."

@@ -9,6 +9,14 @@ import asyncio
 import math
 from collections.abc import Callable
 
+REPORTS_PER_S = 1000
+"""What the driver gets from all nodes together at most, beside what it waits for."""
+
+
+def period_s(shortest_s: float, nodes: int) -> float:
+    """Return how often each of so many nodes may report: the more there are, the more seldom."""
+    return max(shortest_s, nodes / REPORTS_PER_S)
+
 
 class Throttle:
     """Calls `action` on an event loop when asked to, but not twice within `period_s` seconds.

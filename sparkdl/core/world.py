@@ -5,7 +5,9 @@ Runs in: anywhere
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from sparkdl.core.spec import NodeSpec, Role
 
@@ -57,7 +59,20 @@ class World:
 
     def member(self, node_id: int) -> Member:
         """Return the member that is node `node_id`."""
-        return next(member for member in self.members if member.node.node_id == node_id)
+        return self._by_node[node_id]
+
+    def has(self, node_id: int) -> bool:
+        """Whether node `node_id` is a member."""
+        return node_id in self._by_node
+
+    @cached_property
+    def finishing(self) -> frozenset[int]:
+        """The nodes, by id, whose return from `map_fun` ends the job."""
+        return frozenset(m.node.node_id for m in self.members if m.role.finishes_job)
+
+    @cached_property
+    def _by_node(self) -> dict[int, Member]:
+        return {member.node.node_id: member for member in self.members}
 
     def moved(self, node_id: int, where: Address) -> World:
         """Return this world with a member elsewhere."""
@@ -141,14 +156,18 @@ def build_world(generation: int, nodes: dict[NodeSpec, Address]) -> World:
         return (not node.role.is_trainer, not node.role.is_chief, node.node_id)
 
     members: list[Member] = []
+    on_host: Counter[str] = Counter()
+    of_role: Counter[str] = Counter()
     for rank, node in enumerate(sorted(nodes, key=order)):
         where = nodes[node]
         member = Member(
             *(rank, node, where.host, where.port, where.data_address),
-            local_rank=sum(other.host == where.host for other in members),
-            index=sum(other.role.name == node.role.name for other in members),
+            local_rank=on_host[where.host],
+            index=of_role[node.role.name],
         )
         members.append(member)
+        on_host[where.host] += 1
+        of_role[node.role.name] += 1
     return World(generation, tuple(members))
 
 

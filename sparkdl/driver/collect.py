@@ -24,6 +24,7 @@ from sparkdl.control.messages import (
     ToAgent,
 )
 from sparkdl.control.rows import FeedCoverage
+from sparkdl.core.listing import listed
 from sparkdl.core.world import CheckpointRef, World
 from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.driver.threads import Changed
@@ -136,12 +137,16 @@ class Gatherings:
         self._generation = 0
         self._values: dict[int, dict[int, bytes]] = {}
         self._returned: set[int] = set()
+        self._members: dict[int, str] = {}
+        """Of the world, see `_members`; nobody looks at all of them for each value."""
 
     def give(self, world: World, node_id: int, given: Gather) -> list[AllGathered]:
         """Add a node's value; return the messages to the nodes that train, if any."""
-        if given.generation != world.generation or node_id not in _members(world):
+        if given.generation != world.generation:
             return []
         self._renew(world)
+        if node_id not in self._members:
+            return []
         self._values.setdefault(given.number, {})[node_id] = given.value
         return self._ended(world, given.number)
 
@@ -155,11 +160,13 @@ class Gatherings:
 
     def _ended(self, world: World, number: int) -> list[AllGathered]:
         """Return the end of a gathering in a list; an empty one if it is not over."""
-        values, members = self._values[number], _members(world)
+        values, members = self._values[number], self._members
+        if len(values) < len(members) and not self._returned:
+            return []
         missing = [node for node in members if node not in values]
         problem = ""
         if gone := [members[node] for node in missing if node in self._returned]:
-            problem = f"{', '.join(gone)} returned from map_fun without it"
+            problem = f"{listed(gone)} returned from map_fun without it"
         elif missing:
             return []
         elif (nbytes := sum(map(len, values.values()))) > MAX_GATHERED_NBYTES:
@@ -172,8 +179,9 @@ class Gatherings:
         return [AllGathered(world.generation, number, given, problem)]
 
     def _renew(self, world: World) -> None:
-        if world.generation != self._generation:
+        if world.generation != self._generation or not self._members:
             self._generation, self._values, self._returned = world.generation, {}, set()
+            self._members = _members(world)
 
 
 def _members(world: World) -> dict[int, str]:

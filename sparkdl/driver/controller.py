@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import resource
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -46,7 +47,7 @@ from sparkdl.control.messages import (
 from sparkdl.control.server import CoordinatorServer, ServerAddress
 from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import IllegalTransitionError
+from sparkdl.core.errors import ConfigError, IllegalTransitionError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.core.world import CheckpointRef, World
 from sparkdl.driver.collect import (
@@ -69,6 +70,8 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _THREAD_END_S = 10.0
+_OTHER_DESCRIPTORS = 256
+"""What a driver needs beside a connection to each node."""
 
 
 @dataclass
@@ -156,8 +159,10 @@ class Controller:
         """Start the thread and listen.
 
         Raises:
-            ConfigError: if `host` and `ports` offer no place to listen at.
+            ConfigError: if `host` and `ports` offer no place to listen at, or this process may
+                not have a connection to each node.
         """
+        _allow_descriptors(len(self.spec.nodes) + _OTHER_DESCRIPTORS)
         self._thread.start()
         try:
             self.address = self._call(self._server.start(host, ports))
@@ -447,9 +452,8 @@ class Controller:
             answers = self._gatherings.give(world, node_id, message)
         else:
             answers = self._gatherings.leave(world, node_id, message.generation)
-        nodes = {member.node.node_id for member in world.trainers}
         for answer in answers:
-            self._broadcast(answer, nodes, None)
+            self._broadcast(answer, {member.node.node_id for member in world.trainers}, None)
 
     def _keep_log(self, agent_id: str, lines: tuple[str, ...]) -> None:
         node_id = self._node_of(agent_id)
@@ -474,3 +478,16 @@ class Controller:
     def _name(self, node_id: int) -> str:
         nodes = self.spec.nodes
         return nodes[node_id].name if 0 <= node_id < len(nodes) else f"node {node_id}"
+
+
+def _allow_descriptors(needed: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(
+            f"the driver needs about {needed} descriptors, one for the connection to each node, "
+            f"and its hard limit is {hard}. Raise it where the driver is started (ulimit -Hn, or "
+            "LimitNOFILE of the service), or ask for fewer nodes"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

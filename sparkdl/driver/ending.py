@@ -23,6 +23,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import LaunchError, NodeFailedError
+from sparkdl.core.listing import listed
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.lifecycle.state import StopAsked, Stopped
@@ -145,7 +146,7 @@ class Ending:
         )
         left = controller.look(lambda view: getattr(view.state, "left_behind", ()))
         if left or not is_stopped:
-            _log.warning("Agents did not end in time and were disconnected: %s", ", ".join(left))
+            _log.warning("Agents did not end in time and were disconnected: %s", listed(left))
 
 
 class _Endable(Protocol):

@@ -16,6 +16,7 @@ from sparkdl.control.tls import Tls
 from sparkdl.control.values import decode_value
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, ResultError, ShutdownTimeoutError
+from sparkdl.core.listing import listed
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
 from sparkdl.core.world import World, host_port
 from sparkdl.driver.controller import Controller
@@ -79,7 +80,7 @@ class Cluster:
             self.abort()
 
     def __repr__(self) -> str:
-        nodes = ", ".join(member.node.name for member in self.world.members)
+        nodes = listed([member.node.name for member in self.world.members])
         return f"Cluster({self.spec.cluster_id}: {nodes}; {self.status()})"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
@@ -420,7 +421,7 @@ class Cluster:
             for member in self.world.members
             if member.role.finishes_job and member.node.node_id not in returned
         ]
-        return ", ".join(names)
+        return listed(names)
 
     def _raise_failure(self) -> None:
         error = self._controller.look(lambda view: failure_of(view.state))

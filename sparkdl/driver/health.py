@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from sparkdl.control.messages import FeedCount, NodeActive
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.failure import Failure
+from sparkdl.core.listing import MOST, listed
 from sparkdl.core.spec import InputMode
 from sparkdl.driver.controller import Controller, View
 from sparkdl.driver.feeds.report import waits_in_vain
@@ -86,13 +87,16 @@ def progress_of(
     """
     may_be_fed = state.roster.spec.input_mode is InputMode.SPARK and not have_feeds_ended
     found = []
+    by_node: dict[int, list[FeedCount]] = {}
+    for (node_id, _), count in feeds.items():
+        by_node.setdefault(node_id, []).append(count)
     servers = {m.node.node_id for m in state.world.members if m.role.is_server}
     for member in state.world.members:
         node_id = member.node.node_id
         if not member.role.finishes_job or node_id in state.returned:
             continue
         its_own = {node_id, *(servers if member.role.is_chief else ())}  # a chief's steps are there
-        counts = [count for (node, _), count in feeds.items() if node in its_own]
+        counts = [count for node in its_own for count in by_node.get(node, ())]
         can_be_fed = member.role.can_be_fed or (member.role.is_chief and bool(servers))
         active = activity.get(node_id)
         if active is None or active.generation != state.world.generation:
@@ -181,7 +185,9 @@ def compare(
         return Stragglers(
             generation, unit, steps, now_s, named=before.named, named_s=before.named_s
         ), ""
-    text = f"slower than the others for {now_s - before.since_s:.0f} s: {'; '.join(slow.values())}"
+    text = (
+        f"slower than the others for {now_s - before.since_s:.0f} s: {listed(slow.values(), '; ')}"
+    )
     return Stragglers(generation, unit, steps, now_s, named=frozenset(slow), named_s=now_s), text
 
 
@@ -223,8 +229,8 @@ class Hang:
         text = f"no step, no row and no exit in any node for {self.still_s:.0f} s"
         if not self.ahead:
             return f"{text}; {self._all_at(self.behind, 'all nodes')}"
-        behind = ", ".join(f"{node} at {self._at(node)}" for node in self.behind)
-        ahead = ", ".join(f"{node} at {self._at(node)}" for node in self.ahead)
+        behind = listed([f"{node} at {self._at(node)}" for node in self.behind])
+        ahead = listed([f"{node} at {self._at(node)}" for node in self.ahead])
         return f"{text}; behind: {behind}; ahead: {ahead}"
 
     def message(self, node: Progress) -> str:
@@ -321,23 +327,22 @@ class HangWatch:
 
     def _turn(self) -> None:
         view = self._controller.view
-        self._watch, hang = self._look(view)
+        nodes = _progress(view)
+        self._watch, hang = self._look(view, nodes)
         if hang:  # in a thread, for the answers come on the loop
             threading.Thread(
                 target=self._report, args=(hang,), name="sparkdl-hang", daemon=True
             ).start()
         if isinstance(view.state, Running):
-            nodes = _progress(view, view.state)
             generation = view.state.world.generation
             self._stragglers, slow = compare(self._stragglers, generation, nodes, time.monotonic())
             if slow:
                 _log.warning("Cluster %s: %s", self._controller.spec.cluster_id, slow)
         self._controller.later(self._period_s, self._turn)
 
-    def _look(self, view: View) -> tuple[Watch, Hang | None]:
+    def _look(self, view: View, nodes: Sequence[Progress]) -> tuple[Watch, Hang | None]:
         if not isinstance(view.state, Running):
             return Watch(), None
-        nodes = _progress(view, view.state)
         generation, now_s = view.state.world.generation, time.monotonic()
         start_s = self._controller.spec.settings.reservation_timeout_s
         return look(self._watch, generation, nodes, now_s, self._timeout_s, start_s)
@@ -356,10 +361,12 @@ class HangWatch:
             vain,
             self._timeout_s,
             settings.hang_action,
-            "\n".join(f"Stacks of {node}:\n{text.rstrip()}" for node, text in stacks.items()),
+            _described(stacks, hang),
         )
         # The stacks have taken a while: the training may have moved meanwhile.
-        has_moved = not self._controller.look(lambda view: self._look(view)[0].is_reported)
+        has_moved = not self._controller.look(
+            lambda view: self._look(view, _progress(view))[0].is_reported
+        )
         if settings.hang_action == "report" or has_moved:
             return
         hosts, pids = self._controller.look(lambda view: (_hosts(view), dict(view.pids)))
@@ -381,10 +388,23 @@ class HangWatch:
         self._controller.submit(NodesBlamed(hang.generation, failures))
 
 
+def _described(stacks: Mapping[str, str], hang: Hang) -> str:
+    """Return the stacks; with many nodes of some that are behind, and of one that is ahead."""
+    shown = list(stacks)
+    if len(shown) > MOST:
+        shown = [node.node for node in (*hang.behind[: MOST - 1], *hang.ahead[:1])]
+    texts = [f"Stacks of {node}:\n{stacks[node].rstrip()}" for node in shown]
+    if rest := len(stacks) - len(shown):
+        texts.append(f"cluster.stacks() has those of {rest} more")
+    return "\n".join(texts)
+
+
 def _hosts(view: View) -> dict[int, str]:
     world = getattr(view.state, "world", None)
     return {m.node.node_id: m.host for m in world.members} if world else {}
 
 
-def _progress(view: View, state: Running) -> list[Progress]:
-    return progress_of(state, view.feeds, view.activity, view.have_feeds_ended)
+def _progress(view: View) -> list[Progress]:
+    if not isinstance(view.state, Running):
+        return []
+    return progress_of(view.state, view.feeds, view.activity, view.have_feeds_ended)

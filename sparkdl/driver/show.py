@@ -5,12 +5,14 @@ Runs in: driver
 
 from __future__ import annotations
 
+import heapq
 import logging
 import os
 import sys
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from html import escape
@@ -36,6 +38,9 @@ from sparkdl.driver.lifecycle.state import (
 _log = logging.getLogger(__name__)
 
 _TABLE_PERIOD_S = 0.5
+_MAX_LINES = 20
+"""Of the table: so many nodes are all shown."""
+_SOME = 3
 
 
 _LEFT = ' style="text-align:left"'
@@ -110,17 +115,45 @@ def as_html(spec: ClusterSpec, world: World, view: View, tensorboard_url: str | 
         head.append("step")
     lines = [
         _line(head, "th"),
-        *(_line(_cells(m, view, feeds, active), "td") for m in world.members),
+        *(_line(_cells(m, view, feeds, active), "td") for m in _shown(world, view)),
     ]
     return "".join(
         [
             f"<b>Cluster {escape(spec.cluster_id)}: {escape(status_of(view.state))}</b>",
-            f" ({escape(_what(spec))})",
+            f" ({escape(_what(spec))}{escape(_counts(world, view))})",
             f' <a href="{escape(tensorboard_url)}">TensorBoard</a>' if tensorboard_url else "",
             f"<table>{''.join(lines)}</table>",
             _problem(view),
         ]
     )
+
+
+def _shown(world: World, view: View) -> list[Member]:
+    """Return the members to show: of many the first, the last, the odd and the slowest."""
+    members = world.members
+    if len(members) <= _MAX_LINES:
+        return list(members)
+    shown = {*members[:_SOME], *members[-_SOME:]}
+    by_state: dict[str, list[Member]] = {}
+    for member in members:
+        by_state.setdefault(node_state(view, member.node.node_id), []).append(member)
+    for same in sorted(by_state.values(), key=len)[:-1]:
+        shown |= {*same[:_SOME]}
+    steps = Counter({node_id: active.step for node_id, active in view.activity.items()})
+    for (node_id, _), count in view.feeds.items():
+        steps[node_id] += count.steps
+    most = [m for same in sorted(by_state.values(), key=len)[-1:] for m in same]
+    if len({steps[m.node.node_id] for m in most}) > 1:
+        shown |= {*heapq.nsmallest(_SOME, most, key=lambda m: steps[m.node.node_id])}
+    return sorted(shown, key=lambda member: member.rank)
+
+
+def _counts(world: World, view: View) -> str:
+    """Return how many nodes do what, if not all are shown."""
+    if world.size <= _MAX_LINES:
+        return ""
+    states = Counter(node_state(view, member.node.node_id) for member in world.members)
+    return "; " + ", ".join(f"{n:,} {what}" for what, n in states.most_common())
 
 
 def node_state(view: View, node_id: int) -> str:

@@ -16,10 +16,10 @@ from msgspec.structs import replace
 
 from sparkdl.control.channel import Consumed, Local, ReadParquet, Reported
 from sparkdl.control.messages import NodeActive
-from sparkdl.core.throttle import Throttle
+from sparkdl.core.throttle import Throttle, period_s
 
 PERIOD_S = 0.1
-"""Steps go to the coordinator this often at most."""
+"""Steps go to the coordinator this often at most; more seldom from many nodes."""
 _MAX_LOG_PERIOD_S = 10.0
 _KEPT_NBYTES = 4 * 1024 * 1024
 """Kept at least; twice as much at most."""
@@ -153,6 +153,7 @@ class Activity:
 
     Args:
         log_period_s: how often to note that the child has printed something; `None` for never.
+        nodes: how many there are that report.
     """
 
     def __init__(
@@ -160,13 +161,14 @@ class Activity:
         loop: asyncio.AbstractEventLoop,
         report: Callable[[NodeActive], None],
         log_period_s: float | None,
+        nodes: int = 1,
     ) -> None:
         self._report = report
         self._now = self._reported = NodeActive(0)
         self._log: ChildLog | None = None
         self._own: dict[str, int] = {}
         """Batches of the files that the child reads itself, by feed."""
-        self._changes = Throttle(loop, self._report_now, PERIOD_S)
+        self._changes = Throttle(loop, self._report_now, period_s(PERIOD_S, nodes))
         self._prints = None
         if log_period_s is not None:
             self._prints = Throttle(loop, self._note_print, log_period_s)

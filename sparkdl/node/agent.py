@@ -84,9 +84,8 @@ class Agent:
         self._unsent: list[messages.FromAgent] = []
         self._client: CoordinatorClient | None = None
         self._board: TensorBoard | None = None
-        self._activity = Activity(
-            self._loop, self._report, log_period_s(agent_spec.spec.settings.hang_timeout_s)
-        )
+        log_s = log_period_s(self._spec.settings.hang_timeout_s)
+        self._activity = Activity(self._loop, self._report, log_s, len(self._spec.nodes))
         self._prints = Throttle(self._loop, self._stream_log, LOG_PERIOD_S)
         self._old_board: asyncio.Task[None] | None = None
         self._state, actions = states.begin()
@@ -109,6 +108,7 @@ class Agent:
             settings.feed_timeout_s,
             self._send_to_child,
             self._report,
+            len(self._spec.nodes),
         )
 
     async def run(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, get_args
@@ -55,6 +56,7 @@ from sparkdl.control.messages import (
     decode_from_agent,
     decode_to_agent,
     encode,
+    encode_for_agents,
 )
 from sparkdl.control.rows import DataFile, FileRange, Share, Storage
 from sparkdl.core.errors import ProtocolError
@@ -184,7 +186,7 @@ def test_what_an_agent_says_arrives_as_it_was(message: FromAgent) -> None:
 def test_what_the_coordinator_says_arrives_as_it_was(message: ToAgent) -> None:
     text = encode(message)
     assert decode_to_agent(text) == message
-    assert decode_to_agent(text.encode()) == message
+    assert decode_to_agent(encode_for_agents(message)) == message
 
 
 @given(st.one_of(*FROM_AGENT.values()))
@@ -256,3 +258,25 @@ def test_a_world_of_thousands_of_nodes_fits_into_a_message() -> None:
     )
     world = build_world(0, dict.fromkeys(nodes, where))
     assert len(encode(Begin(world))) < MAX_MESSAGE_NBYTES
+
+
+def test_frame_that_inflates_to_more_than_a_message_may_have_is_refused() -> None:
+    with pytest.raises(ProtocolError, match=f"more than {MAX_MESSAGE_NBYTES} bytes"):
+        decode_to_agent(zlib.compress(bytes(MAX_MESSAGE_NBYTES + 1)))
+
+
+def test_columns_of_different_lengths_are_no_world() -> None:
+    world = build_world(0, {node: Address("h", 1, "") for node in plan_nodes(2)})
+    begin = zlib.decompress(bytes(encode_for_agents(Begin(world))))  # type: ignore[arg-type]
+    with pytest.raises(ProtocolError):
+        decode_to_agent(zlib.compress(begin.replace(b'"port":[1,1]', b'"port":[1]')))
+
+
+def test_a_member_costs_the_frame_of_a_large_world_little_but_its_ports() -> None:
+    where = {
+        node: Address(
+            host := f"10.0.{node.node_id >> 8}.{node.node_id & 255}", 40_000, f"x://{host}:1"
+        )
+        for node in plan_nodes(5000)
+    }
+    assert len(encode_for_agents(Begin(build_world(0, where)))) < 5 * len(where)

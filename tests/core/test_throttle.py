@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from sparkdl.core.throttle import Throttle
+from sparkdl.core.throttle import Throttle, period_s
 
 PERIOD_S = 10.0
 
@@ -110,3 +110,7 @@ def test_nothing_is_called_after_a_cancel(
     throttle.cancel()
     loop.pass_by(100)
     assert calls == [0]
+
+
+def test_many_nodes_report_more_seldom_so_that_the_driver_hears_as_often() -> None:
+    assert [period_s(0.1, nodes) for nodes in (1, 100, 1000, 10_000)] == [0.1, 0.1, 1.0, 10.0]

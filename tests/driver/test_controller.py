@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
+import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -495,6 +496,27 @@ def test_a_controller_without_a_port_leaves_nothing() -> None:
         with pytest.raises(ConfigError, match=f"cannot listen on {HOST}, ports {port}-{port}"):
             controller.start(HOST, (port,))
     assert threads() == []
+
+
+def test_a_driver_that_may_not_have_so_many_connections_says_so_before_it_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 1024))
+    controller = Controller(ClusterSpec("test", plan_nodes(2000)), TOKEN)
+    with pytest.raises(ConfigError, match=r"needs about 2256 descriptors.* hard limit is 1024"):
+        controller.start(HOST, (0,))
+    controller.close()
+    assert threads() == []
+
+
+def test_a_driver_raises_its_soft_limit_as_far_as_its_nodes_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 1024))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, both: limits.append(both))
+    with playing(3):
+        assert limits == [(259, 1024)]
 
 
 def test_close_is_not_held_up_by_a_peer_that_says_nothing(play: Play) -> None:

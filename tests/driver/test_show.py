@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 import pytest
 
-from sparkdl.control.messages import ChildReturned, FeedCount
+from sparkdl.control.messages import ChildReturned, FeedCount, NodeActive
 from sparkdl.control.rows import CallShape
 from sparkdl.core.errors import LaunchError
 from sparkdl.core.failure import Failure
@@ -28,6 +28,7 @@ from sparkdl.core.world import Address, build_world
 from sparkdl.driver import show
 from sparkdl.driver.controller import View
 from sparkdl.driver.feeds.coverage import Call, FeedRequest
+from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.lifecycle.roster import Roster
 from sparkdl.driver.lifecycle.state import Failed, Finished, Running, Stopped, Stopping
 from sparkdl.driver.show import FeedBar, as_html, node_state, print_beside
@@ -76,6 +77,25 @@ def test_table_of_a_failed_cluster_names_the_root_cause_and_nothing_of_it_is_htm
     assert "<b>no" not in html
     stopped = Stopped(Failed(Roster(SPEC), (), LaunchError("the job was <cancelled>")))
     assert "LaunchError: the job was &lt;cancelled&gt;" in as_html(SPEC, WORLD, View(stopped))
+
+
+def test_table_of_a_thousand_nodes_shows_a_few_those_that_differ_and_counts() -> None:
+    spec = ClusterSpec("c", plan_nodes(1000), framework="plain")
+    world = build_world(0, {node: Address("10.0.0.1", 1, "") for node in spec.nodes})
+    running = Running(Roster(spec), world, frozenset(range(1000)) - {500}, {600: RETURNED[1]})
+    steps = {n: NodeActive(0, step=7 if n == 700 else 20) for n in range(1000)}
+    html = as_html(spec, world, View(running, activity=steps))
+    assert "998 in map_fun, 1 " in html
+    assert html.count("<tr>") < 20
+    for node in (0, 999, 500, 600, 700):
+        assert f">worker:{node}</td>" in html
+
+
+def test_report_of_a_thousand_nodes_is_a_line() -> None:
+    rows = {f"worker:{n}": 256 + (n == 3) for n in range(1000)}
+    text = repr(FeedReport(1, rows, {"worker:0": 1}))
+    assert "'worker:4': 256 and 995 more, 256 to 257 each}, steps={'worker:0': 1}" in text
+    assert len(text) < 400
 
 
 @dataclass

@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
 from sparkdl.core.jobs import context_of, named_jobs
+from sparkdl.core.listing import listed
 from sparkdl.core.spec import ClusterSpec, InputMode, NodeSpec, Placement
 from sparkdl.driver.executors.executor import Launch
 from sparkdl.driver.executors.local import LocalExecutor
@@ -226,7 +227,7 @@ class SparkExecutor:
         node_ids = tuple(node.node_id for node in nodes)
         with self._lock:
             is_again = bool(self._jobs)
-        what = f"nodes again: {', '.join(node.name for node in nodes)}" if is_again else "nodes"
+        what = f"nodes again: {listed([node.name for node in nodes])}" if is_again else "nodes"
         task = NodeTask(launch.url, launch.token, spec, launch.payload, node_ids, launch.tls)
         carried = set(nodes)
 

@@ -6,14 +6,15 @@ Runs in: driver
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from sparkdl.control.messages import FeedCount
+from sparkdl.core.listing import MOST, listed
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.driver.feeds.coverage import Call
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FeedReport:
     """What became of the rows of one `feed` call. A row counts once for each epoch.
 
@@ -42,6 +43,12 @@ class FeedReport:
     rows_unused: int = 0
     passes: int = 0
     rows_covered: int = 0
+
+    def __repr__(self) -> str:
+        values = ", ".join(
+            f"{each.name}={_short(getattr(self, each.name))}" for each in fields(self)
+        )
+        return f"{type(self).__name__}({values})"
 
     @property
     def rows_fed(self) -> int:
@@ -102,11 +109,12 @@ def report(
     is_left = names.keys() <= set(fed.left_by)
     warning = ""
     if (unused or (is_left and fed.is_cut)) and not fed.continues:
-        why = "; ".join(
+        reasons = [
             _why(name, unread[node_id], node_id in fed.left_by, after[node_id])
             for node_id, name in names.items()
             if unread[node_id] or node_id in fed.left_by
-        )
+        ]
+        why = listed(reasons, "; ")
         least = "at least " * fed.is_cut
         why = why or "no node wanted them"
         warning = f"Feed {fed.feed!r}: {least}{unused} rows were not used: {why}"
@@ -122,6 +130,14 @@ def report(
         fed.rows_covered,
     )
     return result, warning
+
+
+def _short(value: int | Mapping[str, int]) -> str:
+    """Return a value as Python writes it; of many nodes the first ones, and the range of all."""
+    if isinstance(value, int) or len(value) <= MOST:
+        return repr(value)
+    nodes = listed([f"{node!r}: {count}" for node, count in value.items()])
+    return f"{{{nodes}, {min(value.values())} to {max(value.values())} each}}"
 
 
 def covered_report(call: Call) -> FeedReport:
@@ -153,7 +169,7 @@ def waits_in_vain(spec: ClusterSpec, feeds: Mapping[tuple[int, str], FeedCount])
             fed.add(feed)
         elif not count.closed:
             unfed.setdefault(feed, []).append(spec.nodes[node_id].name)
-    named = ", ".join(f"{feed!r} ({', '.join(nodes)})" for feed, nodes in unfed.items())
+    named = ", ".join(f"{feed!r} ({listed(nodes)})" for feed, nodes in unfed.items())
     others = ", ".join(map(repr, sorted(fed))) or "nothing"
     return f"nobody has fed what is read: {named}; being fed is {others}" if unfed else ""
 

@@ -76,7 +76,7 @@ EVERY = ""
 _BLAME_LINES = 10
 _FETCH_S = 5.0
 _CANCEL_S = 1.0
-_LOOK_SHARE = 0.1
+_LOOK_SHARE = 0.05
 """Looks take longer the more nodes there are: together they may have this share of the loop's time.
 """
 _JOIN_S = 10.0

@@ -43,6 +43,7 @@ from sparkdl.core.errors import (
     ReadError,
     SparkdlError,
 )
+from sparkdl.core.listing import listed
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import Member, World
 from sparkdl.driver.feeds.coverage import Call, EpochLeft
@@ -490,7 +491,7 @@ def _look_leveling(
 
 
 def _is_silent(feed: Feed, run: Run, node_ids: Iterable[int]) -> FeedTimeoutError:
-    names = ", ".join(_name(run, node_id) for node_id in node_ids)
+    names = listed([_name(run, node_id) for node_id in node_ids])
     return FeedTimeoutError(
         f"the agent of {names} did not say within {ANSWER_S:g} s how many rows of feed "
         f"{feed.name!r} it has; its host may be overloaded, or the network cut"

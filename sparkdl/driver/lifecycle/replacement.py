@@ -123,8 +123,9 @@ def is_too_many(state: Gathering | Running, event: AgentJoined) -> bool:
     if holder is not None:
         return holder.is_detached
     is_unknown = not 0 <= node_id < len(roster.spec.nodes)
-    wanted = {node.node_id for node in roster.wanted()}
-    return has_begun(state) and not is_unknown and node_id not in wanted
+    if is_unknown or not has_begun(state):
+        return False
+    return node_id not in {node.node_id for node in roster.wanted()}
 
 
 def refused(state: R, event: AgentJoined) -> Step[R]:

@@ -5,6 +5,7 @@ Runs in: driver
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -39,6 +40,41 @@ class Agent:
         return Address(self.hello.host, self.offer.port, self.hello.data_address)
 
 
+class Seats(dict[int, Agent]):
+    """The agents by node id; `changed` returns others. No event has to look at all of them.
+
+    Attributes:
+        node_ids: of the agents, by agent id.
+        offered: how many agents have offered a child, by its generation.
+    """
+
+    def __init__(self, agents: Mapping[int, Agent] | None = None) -> None:
+        super().__init__(agents or {})
+        self.node_ids = {agent.agent_id: node_id for node_id, agent in self.items()}
+        self.offered = Counter(agent.offer.generation for agent in self.values() if agent.offer)
+
+    def changed(self, node_id: int, agent: Agent | None) -> Seats:
+        """Return the seats with another agent for a node, or with none."""
+        seats, before = Seats(), self.get(node_id)
+        seats.update(self)
+        seats.node_ids, seats.offered = self.node_ids, self.offered.copy()
+        if before is not None and before.offer is not None:
+            seats.offered[before.offer.generation] -= 1
+        if agent is not None and agent.offer is not None:
+            seats.offered[agent.offer.generation] += 1
+        if before is None or agent is None or before.agent_id != agent.agent_id:
+            seats.node_ids = self.node_ids.copy()
+            if before is not None:
+                del seats.node_ids[before.agent_id]
+            if agent is not None:
+                seats.node_ids[agent.agent_id] = node_id
+        if agent is not None:
+            seats[node_id] = agent
+        elif before is not None:
+            del seats[node_id]
+        return seats
+
+
 @dataclass(frozen=True)
 class Roster:
     """The connected agents: one per node id, and standbys that wait for a node to be lost.
@@ -52,7 +88,7 @@ class Roster:
     """
 
     spec: ClusterSpec
-    agents: Mapping[int, Agent] = field(default_factory=dict)
+    agents: Seats = field(default_factory=Seats)
     standbys: tuple[Agent, ...] = ()
     history: History = field(default_factory=History)
     alone: Mapping[int, History] = field(default_factory=dict)
@@ -67,10 +103,7 @@ class Roster:
 
     def node_of(self, agent_id: str) -> int | None:
         """Return the node that this agent is, or `None` for a standby or a stranger."""
-        for node_id, agent in self.agents.items():
-            if agent.agent_id == agent_id:
-                return node_id
-        return None
+        return self.agents.node_ids.get(agent_id)
 
     def missing(self) -> tuple[NodeSpec, ...]:
         """Return the nodes without an agent."""
@@ -96,41 +129,40 @@ class Roster:
 
     def detached(self, agent_id: str) -> Roster:
         """Note that an agent has let go of its task."""
-        agents = {
-            node_id: replace(agent, is_detached=True) if agent.agent_id == agent_id else agent
-            for node_id, agent in self.agents.items()
-        }
-        return replace(self, agents=agents)
+        node_id = self.node_of(agent_id)
+        if node_id is None:
+            return self
+        agent = replace(self.agents[node_id], is_detached=True)
+        return replace(self, agents=self.agents.changed(node_id, agent))
 
     def seated(self, agent: Agent) -> Roster:
         """Give the agent its node, or make it a standby if the node has a living agent."""
         node_id = agent.hello.node_id
         if node_id in self.agents or not 0 <= node_id < len(self.spec.nodes):
             return replace(self, standbys=(*self.standbys, agent))
-        return replace(self, agents={**self.agents, node_id: agent})
+        return replace(self, agents=self.agents.changed(node_id, agent))
 
     def without(self, agent_id: str) -> Roster:
         """Remove an agent; a standby for the same node takes its seat."""
         node_id = self.node_of(agent_id)
-        standbys = tuple(a for a in self.standbys if a.agent_id != agent_id)
-        agents = {n: a for n, a in self.agents.items() if n != node_id}
-        successor = next((a for a in standbys if a.hello.node_id == node_id), None)
-        if successor is not None and node_id is not None:
-            agents[node_id] = successor
-            standbys = tuple(a for a in standbys if a is not successor)
-        return replace(self, agents=agents, standbys=standbys)
+        if node_id is None:
+            standbys = tuple(a for a in self.standbys if a.agent_id != agent_id)
+            return replace(self, standbys=standbys)
+        successor = next((a for a in self.standbys if a.hello.node_id == node_id), None)
+        standbys = tuple(a for a in self.standbys if a is not successor)
+        return replace(self, agents=self.agents.changed(node_id, successor), standbys=standbys)
 
     def offering(self, agent_id: str, offer: Offer | None) -> Roster:
         """Note what an agent offers."""
-
-        def update(agent: Agent) -> Agent:
-            return replace(agent, offer=offer) if agent.agent_id == agent_id else agent
-
-        return replace(
-            self,
-            agents={node_id: update(agent) for node_id, agent in self.agents.items()},
-            standbys=tuple(update(agent) for agent in self.standbys),
+        node_id = self.node_of(agent_id)
+        if node_id is not None:
+            agent = replace(self.agents[node_id], offer=offer)
+            return replace(self, agents=self.agents.changed(node_id, agent))
+        standbys = (
+            replace(agent, offer=offer) if agent.agent_id == agent_id else agent
+            for agent in self.standbys
         )
+        return replace(self, standbys=tuple(standbys))
 
     def world(self, generation: int, may_be_small: bool = False) -> World | None:
         """Return the world of those who have offered a child of `generation`.
@@ -142,6 +174,8 @@ class Roster:
         Returns:
             `None` if a node is missing.
         """
+        if not may_be_small and self.agents.offered[generation] < len(self.spec.nodes):
+            return None
         addresses: dict[NodeSpec, Address] = {}
         for node in self.spec.nodes:
             agent = self.agents.get(node.node_id)

@@ -18,6 +18,7 @@ from typing import Any
 from sparkdl.control.messages import Begin, NewRound, Stop, StopChild, ToAgent
 from sparkdl.core.errors import ReservationTimeoutError
 from sparkdl.core.failure import Failure
+from sparkdl.core.listing import listed
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import CheckpointRef
@@ -68,7 +69,6 @@ from sparkdl.driver.lifecycle.state import (
     Warn,
 )
 
-_MAX_NAMES = 5
 SETTLE_S = 0.3
 """After a first failure, how long to wait for others: the one that is reported first need not be
 the one that happened first."""
@@ -100,17 +100,18 @@ def _to_all(roster: Roster, message: ToAgent, standbys: bool = False) -> list[Ac
 def _try_begin(state: Gathering, may_be_small: bool = False) -> Step[Gathering | Running]:
     """Begin the world if every node has offered a child for this generation."""
     roster = state.roster
+    offered = roster.agents.offered[state.generation]
     if state.is_growth:
-        there = [agent.address(state.generation) for agent in roster.agents.values()]
-        may_be_small = may_be_small or None not in there
+        may_be_small = may_be_small or offered == len(roster.agents)
     world = None if state.is_held else roster.world(state.generation, may_be_small)
     if world is None:
         return state, []
     hosts = len({member.host for member in world.members})
     text = f"World {world.generation} begins: {world.size} nodes on {hosts} hosts"
     members = {member.node.node_id for member in world.members}
+    message = Begin(world, roster.resume)  # one for all: it is long, and is encoded once
     begins: list[Action] = [
-        Send(agent.agent_id, Begin(world, roster.resume))
+        Send(agent.agent_id, message)
         for node_id, agent in roster.agents.items()
         if node_id in members
     ]
@@ -118,7 +119,7 @@ def _try_begin(state: Gathering, may_be_small: bool = False) -> Step[Gathering |
     if world.size == len(roster.spec.nodes):
         return Running(roster, world), [Report(text), *begins]
     names = {node.name for node in roster.spec.nodes} - {m.node.name for m in world.members}
-    return Running(roster, world), [Warn(f"{text}, without {', '.join(sorted(names))}"), *begins]
+    return Running(roster, world), [Warn(f"{text}, without {listed(sorted(names))}"), *begins]
 
 
 def _gathering_joined(state: Gathering, event: AgentJoined, now_s: float) -> Step[Gathering]:
@@ -189,8 +190,7 @@ def _gathering_expired(
 
 def _named(nodes: Sequence[NodeSpec]) -> str:
     """Return the names of the first few nodes, and how many more there are."""
-    names = ", ".join(node.name for node in nodes[:_MAX_NAMES])
-    return names if len(nodes) <= _MAX_NAMES else f"{names} and {len(nodes) - _MAX_NAMES} more"
+    return listed([node.name for node in nodes])
 
 
 def _launch_broke(state: Gathering, event: LaunchBroke, now_s: float) -> Step[Gathering | Failed]:
@@ -215,8 +215,8 @@ def _running_returned(
     if node_id is None or event.message.generation != state.world.generation:
         return state, []
     returned = {**state.returned, node_id: event.message}
-    finishing = {m.node.node_id for m in state.world.members if m.role.finishes_job}
-    if not finishing <= set(returned):
+    finishing = state.world.finishing
+    if not finishing <= returned.keys():
         return replace(state, returned=returned), []
     helpers = [
         Send(agent.agent_id, StopChild(agent.offer.generation if agent.offer else 0))
@@ -294,7 +294,7 @@ def _running_checkpoint(
         return replace(state, roster=roster), []
     if not newcomers:
         return replace(state, roster=roster), relaunch(replace(state, roster=roster))
-    reason = f"{', '.join(newcomers)} came back: the world grows at step {event.ref.step}"
+    reason = f"{listed(newcomers)} came back: the world grows at step {event.ref.step}"
     gathering = Gathering(
         roster,
         state.world.generation + 1,
@@ -454,9 +454,9 @@ def _stop_children(roster: Roster, generation: int, reason: str = "") -> list[Ac
 def _lost(state: Running | Failing, event: AgentLeft) -> Failure | None:
     """Return the failure of a node whose agent has gone; `None` if it is not in the world."""
     node_id = state.roster.node_of(event.agent_id)
-    member = next((m for m in state.world.members if m.node.node_id == node_id), None)
-    if member is None:
+    if node_id is None or not state.world.has(node_id):
         return None
+    member = state.world.member(node_id)
     hello = state.roster.agents[member.node.node_id].hello
     return Failure(
         node=member.node.name,

@@ -47,7 +47,7 @@ from sparkdl.control.messages import (
 from sparkdl.control.rows import EpochRows
 from sparkdl.control.tls import Tls, Trust
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.throttle import Throttle
+from sparkdl.core.throttle import Throttle, period_s
 from sparkdl.feed.store.log import Log
 from sparkdl.feed.store.parquet_loader import DirectLoader, ParquetLoader, ShareLoader, Sink
 from sparkdl.feed.store.segment import StoredSegment
@@ -56,7 +56,8 @@ from sparkdl.feed.transfer.pass_on import RowsPassing
 from sparkdl.feed.transfer.server import FlightServer
 
 PROGRESS_PERIOD_S = 0.1
-"""Counts go to the coordinator this often at most, but for those that it waits for."""
+"""Counts go to the coordinator this often at most, and more seldom from many nodes; what it
+waits for goes at once."""
 _SHUTDOWN_S = 2.0
 
 
@@ -93,6 +94,7 @@ class NodeFeeds:
     Args:
         send_to_child: takes a message and, for good, a descriptor or -1.
         report: sends counts to the coordinator.
+        nodes: how many there are that report.
 
     Attributes:
         store: what the node has received.
@@ -104,6 +106,7 @@ class NodeFeeds:
         timeout_s: float,
         send_to_child: Callable[[Local, int], None],
         report: Callable[[FeedProgress], None],
+        nodes: int = 1,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._send_to_child = send_to_child
@@ -120,7 +123,9 @@ class NodeFeeds:
         self._generation = 0
         self._loaders: list[ParquetLoader] = []
         self._has_failed = False
-        self._progress = Throttle(self._loop, self._report_counts, PROGRESS_PERIOD_S)
+        self._progress = Throttle(
+            self._loop, self._report_counts, period_s(PROGRESS_PERIOD_S, nodes)
+        )
 
     def listen(self, host: str, token: str, tls: Tls | None = None) -> str:
         """Start receiving; return the Flight URI."""

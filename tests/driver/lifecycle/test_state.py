@@ -31,7 +31,7 @@ from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, CheckpointRef, World, build_world
 from sparkdl.driver.lifecycle.policy import History
-from sparkdl.driver.lifecycle.roster import Agent, Roster
+from sparkdl.driver.lifecycle.roster import Agent, Roster, Seats
 from sparkdl.driver.lifecycle.state import (
     Action,
     AgentDetached,
@@ -93,7 +93,8 @@ def agent(agent_id: str, generation: int | None = 0) -> Agent:
 
 
 def roster(*seated: Agent, standbys: tuple[Agent, ...] = (), port_retries: int = 0) -> Roster:
-    return Roster(SPEC, {a.hello.node_id: a for a in seated}, standbys, History(port_retries))
+    seats = Seats({a.hello.node_id: a for a in seated})
+    return Roster(SPEC, seats, standbys, History(port_retries))
 
 
 def world_of(agents: Mapping[int, Agent], generation: int = 0) -> World:
@@ -491,8 +492,8 @@ def test_a_standby_that_has_offered_lets_the_world_begin_when_it_is_promoted() -
     state = with_agents(ALMOST, A, agent("b", None), C, standbys=(B2,))
     world = world_of({0: A, 1: B2, 2: C})
     assert step(state, left("b"), 10.0) == (
-        Running(Roster(SPEC, {0: A, 2: C, 1: B2}), world),
-        [BEGINS, *to(Begin(world), "a", "c", "b2")],
+        Running(Roster(SPEC, Seats({0: A, 1: B2, 2: C})), world),
+        [BEGINS, *to(Begin(world), "a", "b2", "c")],
     )
 
 
