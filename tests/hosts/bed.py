@@ -31,7 +31,8 @@ import pyspark
 from sparkdl.core.deadline import Deadline
 from tests.doubles.leaks import RUN_VARIABLE
 
-SUBNET = "10.77.0"
+IPV4 = "10.77.0.{}/24"
+IPV6 = "fd77::{}/64"
 SHARED = Path("/mnt/shared")
 """On every host: the same folder, as a shared file system is. /tmp is each host's own."""
 MASTER_PORT = 7077
@@ -104,34 +105,60 @@ class Host:
 
     Attributes:
         name: its host name.
-        address: its IPv4 address.
+        address: its address, IPv4 unless the bed is asked for another.
         hardware: the hardware address of its link.
     """
 
     def __init__(self, bed: Bed, name: str, number: int) -> None:
         self.name = name
-        self.address = f"{SUBNET}.{10 + number}"
+        self.address = bed.address_of(number)
         self.hardware = f"02:00:00:00:01:{number:02x}"
         self._bed = bed
         self._port = f"p{number}"
+        self._number = number
         self._first = _first_process(*_OF_A_HOST)
         self._number_of_programs = 0
         self._set_up()
 
     def run(self, *command: str, **more: str) -> Program:
         """Start a program with the bed's environment and `more`."""
+        return self._run([*self.entering(), *command], more)
+
+    def run_above(self, *command: str, **more: str) -> Program:
+        """Start a program that has this host's network, and can start others on all hosts.
+
+        It does so by their `entering`: it sees this machine's processes, and the shared folder.
+        """
+        enter = f"nsenter -t {self._first.pid} -n -u --"
+        mounts = f"mount --make-rprivate /; {self._mounts()}; exec {enter}"
+        above = ["unshare", "--mount", "sh", "-ec", f'{mounts} "$@"', "sh"]
+        return self._run([*above, *command], more)
+
+    def _run(self, command: Sequence[str], more: Mapping[str, str]) -> Program:
         self._number_of_programs += 1
         output = self._bed.folder / f"{self.name}-{self._number_of_programs}.log"
         with output.open("wb") as log:
             process = subprocess.Popen(
-                [*self._enter(), *command],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self._bed.environment(self) | more,
+                env=self._bed.environment(self) | dict(more),
             )
         self._bed.stack.callback(_end, process)
         return Program(self, process, output)
+
+    def add_address(self, address: str, device: str) -> None:
+        """Add an address, with the length of its prefix, to a device (eth0, lo)."""
+        # Without DAD, which takes a second, an address of IPv6 is there at once.
+        without_dad = ("nodad",) if ":" in address else ()
+        self._ip("address", "add", address, "dev", device, *without_dad)
+
+    def know_only(self, *names: str) -> None:
+        """Have this host know the addresses of these hosts' names alone."""
+        lines = [f"{self._bed[name].address} {name}\n" for name in names]
+        known = "".join(["127.0.0.1 localhost\n", *lines])
+        (self._bed.folder / self.name / "hosts").write_text(known)
 
     def cut(self) -> None:
         """Take the cable out of the bridge: frames are lost both ways, and nobody is told."""
@@ -191,18 +218,24 @@ class Host:
         peer = ("peer", "name", "eth0", "address", self.hardware, "netns", str(self._first.pid))
         self._bed.ip("link", "add", self._port, "type", "veth", *peer)
         self._bed.ip("link", "set", self._port, "master", "bridge", "up")
-        self._ip("address", "add", f"{self.address}/24", "dev", "eth0")
+        self.add_address(self._bed.network.format(10 + self._number), "eth0")
         self._ip("link", "set", "lo", "up")
         self._ip("link", "set", "eth0", "up")
         own = self._bed.folder / self.name
         (own / "tmp").mkdir(parents=True)
-        names = "".join(f"{SUBNET}.{10 + n} {name}\n" for n, name in enumerate(self._bed.names))
-        (own / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
+        names = [f"{self._bed.address_of(n)} {name}\n" for n, name in enumerate(self._bed.names)]
+        (own / "hosts").write_text("".join(["127.0.0.1 localhost\n", *names]))
         self._shell(
-            f"hostname {self.name}; mount --make-rprivate /; mount -t tmpfs none /mnt; "
-            f"mkdir {SHARED}; mount --bind {self._bed.folder}/shared {SHARED}; "
-            f"mount --bind {own}/hosts /etc/hosts; "
+            f"hostname {self.name}; mount --make-rprivate /; {self._mounts()}; "
             f"mount -t tmpfs none /dev/shm; {self._own_tmp(own)}"
+        )
+
+    def _mounts(self) -> str:
+        """Return commands that give it the shared folder, and names of hosts."""
+        folder = self._bed.folder
+        return (
+            f"mount -t tmpfs none /mnt; mkdir {SHARED}; mount --bind {folder}/shared {SHARED}; "
+            f"mount --bind {folder}/{self.name}/hosts /etc/hosts"
         )
 
     def _own_tmp(self, own: Path) -> str:
@@ -225,7 +258,8 @@ class Host:
     def _shell(self, commands: str) -> None:
         _run("nsenter", "-t", str(self._first.pid), "-m", "-u", "sh", "-ec", commands)
 
-    def _enter(self) -> list[str]:
+    def entering(self) -> list[str]:
+        """Return what comes before the command of a program on this host."""
         return [
             "nsenter",
             "-t",
@@ -249,10 +283,14 @@ class Bed:
 
     Args:
         folder: for logs, and for the folders of the hosts.
+        network: `IPV4` or `IPV6`.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str], stack: ExitStack) -> None:
+    def __init__(
+        self, folder: Path, names: Sequence[str], stack: ExitStack, network: str = IPV4
+    ) -> None:
         self.folder = folder
+        self.network = network
         self.names = names
         self.stack = stack
         (folder / "shared").mkdir()
@@ -267,6 +305,10 @@ class Bed:
 
     def __getitem__(self, name: str) -> Host:
         return self.hosts[name]
+
+    def address_of(self, number: int) -> str:
+        """Return the address of the host with this number."""
+        return self.network.format(10 + number).partition("/")[0]
 
     def ip(self, *arguments: str) -> None:
         """Run `ip` where the bridge is."""
@@ -319,10 +361,10 @@ class Bed:
 
 
 @contextmanager
-def hosts(folder: Path, *names: str) -> Iterator[Bed]:
+def hosts(folder: Path, *names: str, network: str = IPV4) -> Iterator[Bed]:
     """Make a bed of hosts; all their processes end with it."""
     with ExitStack() as stack:
-        yield Bed(folder, names, stack)
+        yield Bed(folder, names, stack, network)
 
 
 # processes

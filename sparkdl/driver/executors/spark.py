@@ -143,8 +143,8 @@ class SparkExecutor:
         self._here = LocalExecutor()
 
     def driver_host(self) -> str:
-        """Return what Spark's own executors call this machine."""
-        return str(self._spark.conf.get("spark.driver.host"))
+        """Return what Spark's own executors call this machine; Spark has IPv6 in brackets."""
+        return str(self._spark.conf.get("spark.driver.host")).strip("[]")
 
     def wait_turn(self, is_wanted: Callable[[], bool]) -> None:
         """Wait until other clusters of the application leave the slots that this one needs."""
