@@ -148,15 +148,20 @@ class Host:
         self._bed.stack.callback(_end, process)
         return Program(self, process, output)
 
+    @property
+    def address_in_url(self) -> str:
+        """Its address, in brackets if it is of IPv6."""
+        return f"[{self.address}]" if ":" in self.address else self.address
+
     def add_address(self, address: str, device: str) -> None:
         """Add an address, with the length of its prefix, to a device (eth0, lo)."""
         # Without DAD, which takes a second, an address of IPv6 is there at once.
         without_dad = ("nodad",) if ":" in address else ()
         self._ip("address", "add", address, "dev", device, *without_dad)
 
-    def know_only(self, *names: str) -> None:
-        """Have this host know the addresses of these hosts' names alone."""
-        lines = [f"{self._bed[name].address} {name}\n" for name in names]
+    def know_only(self, **addresses: str) -> None:
+        """Have this host know the addresses of these names alone."""
+        lines = [f"{address} {name}\n" for name, address in addresses.items()]
         known = "".join(["127.0.0.1 localhost\n", *lines])
         (self._bed.folder / self.name / "hosts").write_text(known)
 
@@ -339,12 +344,12 @@ class Bed:
         home = Path(pyspark.__file__).parent
         deploy = "org.apache.spark.deploy"
         where = self[master]
-        url = f"spark://{where.address}:{MASTER_PORT}"
+        url = f"spark://{where.address_in_url}:{MASTER_PORT}"
         common = ("--webui-port", "0")
         daemon = where.run(
             f"{home}/bin/spark-class",
             f"{deploy}.master.Master",
-            *("--host", where.address, "--port", str(MASTER_PORT)),
+            *("--host", where.address_in_url, "--port", str(MASTER_PORT)),
             *common,
         )
         _wait_for_text(daemon, "I have been elected leader")
@@ -352,11 +357,11 @@ class Bed:
             self[name].run(
                 f"{home}/bin/spark-class",
                 f"{deploy}.worker.Worker",
-                *("--host", self[name].address, "--cores", str(cores), "--memory", "2g"),
+                *("--host", self[name].address_in_url, "--cores", str(cores), "--memory", "2g"),
                 *("--work-dir", "/tmp/work", *common, url),
             )
         for name in workers:
-            _wait_for_text(daemon, f"Registering worker {self[name].address}")
+            _wait_for_text(daemon, f"Registering worker {self[name].address_in_url}")
         return url
 
 

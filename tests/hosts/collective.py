@@ -168,8 +168,9 @@ def _values(plan: Plan, ctx: NodeContext, steps_before: int) -> Iterator[float]:
 
 
 def tell(event: str, **values: Any) -> None:
-    """Print a line."""
-    print(json.dumps({"event": event, "at_s": time.monotonic(), **values}), flush=True)
+    """Print a line, in one piece: what is logged goes to the same file."""
+    line = json.dumps({"event": event, "at_s": time.monotonic(), **values})
+    print(f"{line}\n", end="", flush=True)
 
 
 def start_nodes_on(hosts: list[list[str]]) -> None:

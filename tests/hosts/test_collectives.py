@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import pytest
 
@@ -36,11 +37,21 @@ each_way = pytest.mark.parametrize(
 )
 
 
-def started(bed: Bed, way: str, *arguments: str, **options: object) -> Program:
-    """Start a training by two nodes, and wait until it has a checkpoint."""
-    hosts = json.dumps([bed[name].entering() for name in HOSTS.values()])
+def started(
+    bed: Bed,
+    way: str,
+    *arguments: str,
+    environments: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    **options: object,
+) -> Program:
+    """Start a training by two nodes, and wait until it has a checkpoint.
+
+    Args:
+        environments: of the nodes by host, `NAME=value` as a shell reads it.
+    """
+    hosts = [[*bed[name].entering(), "env", *environments.get(name, ())] for name in HOSTS.values()]
     driver = bed["h0"].run_above(
-        *(sys.executable, "-m", "tests.hosts.collective", way, hosts),
+        *(sys.executable, "-m", "tests.hosts.collective", way, json.dumps(hosts)),
         f"--address={bed['h0'].address}",
         f"--options={json.dumps(options)}",
         *arguments,
