@@ -9,7 +9,7 @@
 #   make setup TORCH= JAX=                without PyTorch, without JAX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep test-examples coverage soak check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-allreduce bench-frameworks peers clean
+.PHONY: help setup demo test test-deep test-examples coverage soak check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-hosts bench-allreduce bench-frameworks peers clean
 
 VENV := .venv
 PEERS := .venv-peers
@@ -111,6 +111,9 @@ bench-inference: peers  ## measure rows/s of TFModel.transform, against its peer
 
 bench-recovery: peers  ## measure the time from a kill until the training goes on, against its peers
 	@$(with_java) PYTHONPATH="$(CURDIR)" $(peers_bin)/python benchmarks/recovery.py $(ARGS)
+
+bench-hosts: setup  ## measure the time from the loss of a host until the training goes on (as root)
+	@$(with_java) PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/hosts.py $(ARGS)
 
 bench-allreduce: setup  ## measure all-reduce, sparkdl's against the bare collectives below it
 	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/allreduce.py $(ARGS)

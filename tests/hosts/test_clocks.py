@@ -52,7 +52,7 @@ def test_clocks_of_hosts_need_not_agree(bed: Bed, lost: int) -> None:
     path = f"PYTHONPATH={SHARED}/clock:$PYTHONPATH"
     clocks = {"h1": ["CLOCK_SHIFT_S=-600", path], "h2": ["CLOCK_SHIFT_S=600", path]}
     assert [round(clock_of(bed[name], *clocks[name]) / 600) for name in clocks] == [-1, 1]
-    driver = started(bed, "plain", "--fed", environments=clocks, **RESTARTS)
+    driver = started(bed, "plain", RESTARTS, "--fed", environments=clocks)
     gone, left = lose(bed, driver, lost, Host.lose_what_comes)
     assert driver.wait_for("again", ENDED_S)["hosts"] == [left.address]
     assert driver.wait_for("trained", ENDED_S)["total"] == ROWS

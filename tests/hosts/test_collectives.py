@@ -40,13 +40,14 @@ each_way = pytest.mark.parametrize(
 def started(
     bed: Bed,
     way: str,
+    options: Mapping[str, object],
     *arguments: str,
     environments: Mapping[str, Sequence[str]] = MappingProxyType({}),
-    **options: object,
 ) -> Program:
     """Start a training by two nodes, and wait until it has a checkpoint.
 
     Args:
+        options: of the launch.
         environments: of the nodes by host, `NAME=value` as a shell reads it.
     """
     hosts = [[*bed[name].entering(), "env", *environments.get(name, ())] for name in HOSTS.values()]
@@ -82,7 +83,7 @@ def assert_nothing_is_left(driver: Program, *hosts: Host) -> None:
 def test_training_goes_on_without_the_lost_host(
     bed: Bed, way: str, rank: int, how: Callable[[Host], None]
 ) -> None:
-    driver = started(bed, way, **RESTARTS)
+    driver = started(bed, way, RESTARTS)
     lost, left = lose(bed, driver, rank, how)
     assert driver.wait_for("again", ENDED_S)["hosts"] == [left.address]
     assert driver.wait_for("trained", ENDED_S)["total"] == pytest.approx(STEPS)
@@ -92,7 +93,7 @@ def test_training_goes_on_without_the_lost_host(
 
 @pytest.mark.torch
 def test_fed_training_goes_on_without_the_lost_host(bed: Bed) -> None:
-    driver = started(bed, "ddp", "--fed", **RESTARTS)
+    driver = started(bed, "ddp", RESTARTS, "--fed")
     lost, left = lose(bed, driver, 1, Host.cut)
     assert driver.wait_for("trained", ENDED_S)["total"] == ROWS
     assert_nothing_is_left(driver, lost, left)
@@ -103,7 +104,7 @@ def test_fed_training_goes_on_without_the_lost_host(bed: Bed) -> None:
 def test_error_names_the_lost_host(
     bed: Bed, way: str, rank: int, how: Callable[[Host], None]
 ) -> None:
-    driver = started(bed, way, **CHECKPOINTS)
+    driver = started(bed, way, CHECKPOINTS)
     lost, left = lose(bed, driver, rank, how)
     failed = driver.wait_for("failed", ENDED_S)
     assert (failed["type"], failed["kind"]) == ("NodeLostError", "lost"), failed
