@@ -42,10 +42,11 @@ def trained(bed: Bed, driver_host: str, way: str = "plain") -> list[str]:
     return [str(host) for host in launched["hosts"]]
 
 
-def test_node_with_two_addresses_is_known_by_the_one_that_is_reached(bed: Bed) -> None:
+def test_nodes_are_known_by_the_address_that_is_reached_and_by_no_name(bed: Bed) -> None:
     for name in ("h1", "h2"):
         bed[name].add_address(f"{ELSEWHERE}/32", "lo")
-    assert trained(bed, bed["h0"].address) == [bed["h1"].address, bed["h2"].address]
+    bed["h0"].know_only(h0=bed["h0"].address)
+    assert trained(bed, "h0") == [bed["h1"].address, bed["h2"].address]
 
 
 @pytest.mark.deep
@@ -57,17 +58,14 @@ def test_address_that_others_do_not_reach_says_what_to_set(bed: Bed) -> None:
     assert re.search(rf"FeederError: .*{ELSEWHERE}.* set SPARKDL_NODE_HOST on its", driver.tail())
 
 
+@pytest.mark.deep
 def test_address_that_is_not_the_executors_says_what_to_set(bed: Bed) -> None:
     driver = training(bed, bed["h0"].address, "plain", f"SPARKDL_NODE_HOST={ELSEWHERE}")
     driver.process.wait(SOON_S)
     assert f"of {ELSEWHERE} cannot be reserved" in driver.tail()
 
 
-def test_driver_need_not_know_the_names_of_hosts(bed: Bed) -> None:
-    bed["h0"].know_only(h0=bed["h0"].address)
-    assert trained(bed, "h0") == [bed["h1"].address, bed["h2"].address]
-
-
+@pytest.mark.deep
 def test_name_that_means_loopback_at_the_driver_says_what_to_set(bed: Bed) -> None:
     """As Debian has it in /etc/hosts."""
     bed["h0"].know_only(h0="127.0.1.1")
