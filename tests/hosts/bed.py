@@ -388,7 +388,9 @@ def _first_process(*namespaces: str) -> psutil.Process:
     deadline = Deadline.after(SOON_S)
     while not deadline.has_passed:
         for process in (parent, *parent.children()):
-            if "unshare" not in _command(process)[:1] and _INIT in _command(process):
+            # In one look: `unshare` itself, which has no namespaces of its own, ends like this too.
+            command = _command(process)
+            if command[:1] == [sys.executable] and command[-1] == _INIT:
                 _first_processes[process.pid] = started
                 return process
         _never.wait(0.01)
