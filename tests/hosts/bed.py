@@ -388,7 +388,7 @@ def _first_process(*namespaces: str) -> psutil.Process:
     deadline = Deadline.after(SOON_S)
     while not deadline.has_passed:
         for process in (parent, *parent.children()):
-            # In one look: `unshare` itself, which has no namespaces of its own, ends like this too.
+            # Looked at once: `unshare`, which is among the machine's processes, has it as well.
             command = _command(process)
             if command[:1] == [sys.executable] and command[-1] == _INIT:
                 _first_processes[process.pid] = started
