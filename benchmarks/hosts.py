@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -135,6 +136,7 @@ def main() -> None:
     parsed = parser.parse_args()
     if reason := why_not():
         raise SystemExit(f"no hosts can be made here: {reason}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or the hosts would stay
     print("TensorFlowOnSpark is not measured: see README.md", file=sys.stderr)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(runner.ROOT), str(PROGRAM.parent)])
     wanted = [name for name in CONTESTANTS if parsed.only.lower() in name.lower()]
