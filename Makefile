@@ -10,7 +10,7 @@
 #   make setup TORCH= JAX=                without PyTorch, without JAX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep test-examples coverage soak fuzz check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-allreduce bench-frameworks bench-tls bench-scale peers clean
+.PHONY: help setup demo test test-deep test-examples test-hosts coverage soak fuzz check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-allreduce bench-frameworks bench-tls bench-scale bench-hosts peers clean
 
 VENV := .venv
 PEERS := .venv-peers
@@ -71,6 +71,9 @@ test-deep: setup  ## run the deep tests: long ones, further frameworks; Hypothes
 test-examples: setup  ## run every example as a user starts it, and every notebook in a kernel
 	@$(with_java) $(pytest) --deep $(ARGS) tests/examples tests/notebooks
 
+test-hosts: setup  ## run all tests on several hosts, which are namespaces of this one (as root)
+	@$(with_java) $(pytest) --deep $(ARGS) tests/hosts
+
 coverage: setup  ## run the tests, and print what they cover of each package, in agents and children too
 	@$(bin)/coverage erase; rm -f build/coverage.json
 	@$(with_java) $(pytest) --cov --cov-report=json:build/coverage.json --cov-report=html:build/coverage $(ARGS); \
@@ -117,6 +120,9 @@ bench-inference: peers  ## measure rows/s of TFModel.transform, against its peer
 
 bench-recovery: peers  ## measure the time from a kill until the training goes on, against its peers
 	@$(with_java) PYTHONPATH="$(CURDIR)" $(peers_bin)/python benchmarks/recovery.py $(ARGS)
+
+bench-hosts: setup  ## measure the time from the loss of a host until the training goes on (as root)
+	@$(with_java) PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/hosts.py $(ARGS)
 
 bench-allreduce: setup  ## measure all-reduce, sparkdl's against the bare collectives below it
 	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/allreduce.py $(ARGS)

@@ -434,7 +434,7 @@ class Controller:
             return  # another round begins, and it has been decided where
         roster, world = state.roster, state.world
         if isinstance(message, CheckpointPart):
-            word = self.checkpoints.part(world, node_id, message, time.time())
+            word = self.checkpoints.part(world, node_id, message, self.wall_s())
             if word is not None and word[0] in roster.agents:
                 self._server.send(roster.agents[word[0]].hello.agent_id, word[1])
         elif ref := self.checkpoints.done(world.generation, message):

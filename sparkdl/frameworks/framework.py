@@ -91,6 +91,10 @@ class Framework:
         """
         return _BROKEN_GLOO.search(str(error)) is not None
 
+    def is_peer_lost_in(self, log: str) -> bool:
+        """Whether the log of a process that ended itself says that it did so for another node."""
+        return False
+
 
 def imported(module: str, title: str, install: str) -> Any:
     """Import a framework.

@@ -2,9 +2,9 @@
 
 Runs in: child
 
-JAX has a coordinator in rank 0's process. When that process dies, JAX ends all others, and says so
-in their logs; sparkdl knows from their agents which died first. Any other lost node is noticed by
-sparkdl alone: JAX would find out by missed heartbeats, much later.
+JAX has a coordinator in rank 0's process. When that process dies, JAX aborts all others, and says
+so in their logs: those failures rank behind that of rank 0, which may be told of later. Any other
+lost node is noticed by sparkdl alone: JAX would find out by missed heartbeats, much later.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ _HEARTBEAT_TIMEOUT_S = 600
 """Later than sparkdl's own leases, which end a node that is cut off within a minute or so."""
 _SHUTDOWN_TIMEOUT_S = 24 * 3600
 """Nodes wait here for the slowest one's `map_fun`; one that failed ends the wait."""
+
+_ENDED_BY_JAX = "JAX distributed service detected fatal errors"
 
 _OPTIONS = {
     "JAX_CPU_COLLECTIVES_IMPLEMENTATION": ("jax_cpu_collectives_implementation", "gloo"),
@@ -120,6 +122,10 @@ class Jax(Framework):
     def is_port_lost(self, error: BaseException) -> bool:
         """Whether JAX's coordinator could not listen on rank 0's port (a `JaxRuntimeError`)."""
         return isinstance(error, RuntimeError) and "Failed to start RPC server" in str(error)
+
+    def is_peer_lost_in(self, log: str) -> bool:
+        """Whether JAX has ended this process because another node, or the way to it, has gone."""
+        return _ENDED_BY_JAX in log
 
 
 def _leave_without_goodbye() -> None:

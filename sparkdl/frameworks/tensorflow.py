@@ -21,6 +21,8 @@ from sparkdl.frameworks.framework import Framework, OpenFeed, imported
 if TYPE_CHECKING:
     from tensorflow.experimental import dtensor
 
+_PEER_LOST = ("AbortedError", "DeadlineExceededError", "UnavailableError")
+
 
 class TensorFlow(Framework):
     """TensorFlow 2, with Keras 3 or with tf_keras (`TF_USE_LEGACY_KERAS=1`)."""
@@ -112,8 +114,16 @@ class TensorFlow(Framework):
 
         Strategies and `tf.distribute.Server` alike raise `tf.errors.UnknownError`.
         """
-        is_of_tensorflow = type(error).__module__.partition(".")[0] == "tensorflow"
-        return is_of_tensorflow and "Could not start gRPC server" in str(error)
+        return _is_of_tensorflow(error) and "Could not start gRPC server" in str(error)
+
+    def is_peer_lost(self, error: BaseException) -> bool:
+        """Whether TensorFlow could not reach another node, or has missed its heartbeats."""
+        is_lost = _is_of_tensorflow(error) and type(error).__name__ in _PEER_LOST
+        return is_lost or super().is_peer_lost(error)
+
+
+def _is_of_tensorflow(error: BaseException) -> bool:
+    return type(error).__module__.partition(".")[0] == "tensorflow"
 
 
 def _uses_keras_3() -> bool:

@@ -31,7 +31,7 @@ import msgspec
 from sparkdl.control import channel, messages
 from sparkdl.control.lease import beat_s
 from sparkdl.core.errors import ProtocolError, SparkdlError
-from sparkdl.core.failure import Failure
+from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.settings import Environment
 from sparkdl.core.spec import InputMode
 from sparkdl.core.throttle import Throttle
@@ -115,16 +115,21 @@ class Agent:
         """Serve until the end; return its reason."""
         self._watch_owner()
         self._beat()
-        listener: asyncio.Task[None] | None = None
+        serving = asyncio.ensure_future(self._serve())
+        ended = asyncio.ensure_future(self._ended.wait())
         try:
-            await self._join()
-            listener = asyncio.ensure_future(self._listen())
-            await self._ended.wait()
+            await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._ended.is_set():
+                serving.result()  # it could not join
         finally:
-            if listener:
-                listener.cancel()
+            serving.cancel()
+            ended.cancel()
             await self._clean_up()
         return self._end_reason
+
+    async def _serve(self) -> None:
+        await self._join()
+        await self._listen()
 
     def handle(self, event: states.Event) -> None:
         """Let the state machine decide, and do what it says."""
@@ -243,8 +248,14 @@ class Agent:
         at, pid, node = time.time(), self._child.pid, self._node.name
         if status >= 0:
             return Failure(node, "exit", "", at, pid=pid, exit_code=status)
-        kind = "oom" if self._child.was_oom_killed(status) else "signal"
-        return Failure(node, kind, "", at, pid=pid, signal_number=-status)  # type: ignore[arg-type]
+        kind: FailureKind = "oom" if self._child.was_oom_killed(status) else "signal"
+        log = "\n".join(self._child.log.tail(MAX_LAST_LINES))
+        is_consequence = status == -signal.SIGABRT and framework_named(
+            self._spec.framework
+        ).is_peer_lost_in(log)
+        return Failure(
+            node, kind, "", at, pid=pid, signal_number=-status, is_consequence=is_consequence
+        )
 
     # What happens.
 

@@ -32,12 +32,14 @@ def own_host(peer: tuple[str, int], environment: Environment) -> str:
     """Return this machine's address on the way to `peer`, which is where peers reach it.
 
     `SPARKDL_NODE_HOST` overrides it. No packet is sent: connecting a UDP socket only picks a route.
+    Where a name has addresses of both kinds, it is one of IPv4.
     """
     if environment.node_host:
         return environment.node_host
-    family = socket.AF_INET6 if ":" in peer[0] else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(peer)
+    ways = socket.getaddrinfo(*peer, type=socket.SOCK_DGRAM)
+    family, kind, _, _, address = min(ways, key=lambda way: way[0] != socket.AF_INET)
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
         return str(probe.getsockname()[0])
 
 

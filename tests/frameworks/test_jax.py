@@ -69,3 +69,9 @@ def test_coordinator_that_cannot_listen_is_a_lost_port() -> None:
     assert Jax().is_port_lost(JaxRuntimeError("UNKNOWN: Failed to start RPC server"))
     assert not Jax().is_port_lost(JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"))
     assert not Jax().is_port_lost(OSError("Failed to start RPC server"))
+
+
+def test_process_that_jax_ends_for_another_says_so_in_its_log() -> None:
+    said = "F1122 client.h:80] Terminating process because the JAX distributed service detected "
+    assert Jax().is_peer_lost_in(f"step 3\n{said}fatal errors. This most likely indicates that …")
+    assert not Jax().is_peer_lost_in("F1122 cpu_client.cc:80] Check failed: status.ok()")

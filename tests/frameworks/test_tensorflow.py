@@ -133,3 +133,19 @@ def test_parameter_servers_do_not_need_keras(monkeypatch: pytest.MonkeyPatch) ->
     world = _world(3, 1)
     TensorFlow().before_map_fun(world, world.member(0))
     assert "sparkdl.frameworks.keras" not in imported
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "is_lost"),
+    [
+        ("UnavailableError", "tensorflow.python.framework.errors_impl", True),
+        ("DeadlineExceededError", "tensorflow.python.framework.errors_impl", True),
+        ("InvalidArgumentError", "tensorflow.python.framework.errors_impl", False),
+        ("UnavailableError", "somebody.else", False),
+    ],
+)
+def test_node_that_cannot_be_reached_is_another_nodes_failure(
+    name: str, module: str, is_lost: bool
+) -> None:
+    error = type(name, (Exception,), {"__module__": module})("Collective ops is aborted by: …")
+    assert TensorFlow().is_peer_lost(error) is is_lost

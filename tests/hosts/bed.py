@@ -31,7 +31,8 @@ import pyspark
 from sparkdl.core.deadline import Deadline
 from tests.doubles.leaks import RUN_VARIABLE
 
-SUBNET = "10.77.0"
+IPV4 = "10.77.0.{}/24"
+IPV6 = "fd77::{}/64"
 SHARED = Path("/mnt/shared")
 """On every host: the same folder, as a shared file system is. /tmp is each host's own."""
 MASTER_PORT = 7077
@@ -104,34 +105,65 @@ class Host:
 
     Attributes:
         name: its host name.
-        address: its IPv4 address.
+        address: its address, IPv4 unless the bed is asked for another.
         hardware: the hardware address of its link.
     """
 
     def __init__(self, bed: Bed, name: str, number: int) -> None:
         self.name = name
-        self.address = f"{SUBNET}.{10 + number}"
+        self.address = bed.address_of(number)
         self.hardware = f"02:00:00:00:01:{number:02x}"
         self._bed = bed
         self._port = f"p{number}"
+        self._number = number
         self._first = _first_process(*_OF_A_HOST)
         self._number_of_programs = 0
         self._set_up()
 
     def run(self, *command: str, **more: str) -> Program:
         """Start a program with the bed's environment and `more`."""
+        return self._run([*self.entering(), *command], more)
+
+    def run_above(self, *command: str, **more: str) -> Program:
+        """Start a program that has this host's network, and can start others on all hosts.
+
+        It does so by their `entering`: it sees this machine's processes, and the shared folder.
+        """
+        enter = f"nsenter -t {self._first.pid} -n -u --"
+        mounts = f"mount --make-rprivate /; {self._mounts()}; exec {enter}"
+        above = ["unshare", "--mount", "sh", "-ec", f'{mounts} "$@"', "sh"]
+        return self._run([*above, *command], more)
+
+    def _run(self, command: Sequence[str], more: Mapping[str, str]) -> Program:
         self._number_of_programs += 1
         output = self._bed.folder / f"{self.name}-{self._number_of_programs}.log"
         with output.open("wb") as log:
             process = subprocess.Popen(
-                [*self._enter(), *command],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=self._bed.environment(self) | more,
+                env=self._bed.environment(self) | dict(more),
             )
         self._bed.stack.callback(_end, process)
         return Program(self, process, output)
+
+    @property
+    def address_in_url(self) -> str:
+        """Its address, in brackets if it is of IPv6."""
+        return f"[{self.address}]" if ":" in self.address else self.address
+
+    def add_address(self, address: str, device: str) -> None:
+        """Add an address, with the length of its prefix, to a device (eth0, lo)."""
+        # Without DAD, which takes a second, an address of IPv6 is there at once.
+        without_dad = ("nodad",) if ":" in address else ()
+        self._ip("address", "add", address, "dev", device, *without_dad)
+
+    def know_only(self, **addresses: str) -> None:
+        """Have this host know the addresses of these names alone."""
+        lines = [f"{address} {name}\n" for name, address in addresses.items()]
+        known = "".join(["127.0.0.1 localhost\n", *lines])
+        (self._bed.folder / self.name / "hosts").write_text(known)
 
     def cut(self) -> None:
         """Take the cable out of the bridge: frames are lost both ways, and nobody is told."""
@@ -191,18 +223,24 @@ class Host:
         peer = ("peer", "name", "eth0", "address", self.hardware, "netns", str(self._first.pid))
         self._bed.ip("link", "add", self._port, "type", "veth", *peer)
         self._bed.ip("link", "set", self._port, "master", "bridge", "up")
-        self._ip("address", "add", f"{self.address}/24", "dev", "eth0")
+        self.add_address(self._bed.network.format(10 + self._number), "eth0")
         self._ip("link", "set", "lo", "up")
         self._ip("link", "set", "eth0", "up")
         own = self._bed.folder / self.name
         (own / "tmp").mkdir(parents=True)
-        names = "".join(f"{SUBNET}.{10 + n} {name}\n" for n, name in enumerate(self._bed.names))
-        (own / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
+        names = [f"{self._bed.address_of(n)} {name}\n" for n, name in enumerate(self._bed.names)]
+        (own / "hosts").write_text("".join(["127.0.0.1 localhost\n", *names]))
         self._shell(
-            f"hostname {self.name}; mount --make-rprivate /; mount -t tmpfs none /mnt; "
-            f"mkdir {SHARED}; mount --bind {self._bed.folder}/shared {SHARED}; "
-            f"mount --bind {own}/hosts /etc/hosts; "
+            f"hostname {self.name}; mount --make-rprivate /; {self._mounts()}; "
             f"mount -t tmpfs none /dev/shm; {self._own_tmp(own)}"
+        )
+
+    def _mounts(self) -> str:
+        """Return commands that give it the shared folder, and names of hosts."""
+        folder = self._bed.folder
+        return (
+            f"mount -t tmpfs none /mnt; mkdir {SHARED}; mount --bind {folder}/shared {SHARED}; "
+            f"mount --bind {folder}/{self.name}/hosts /etc/hosts"
         )
 
     def _own_tmp(self, own: Path) -> str:
@@ -225,7 +263,8 @@ class Host:
     def _shell(self, commands: str) -> None:
         _run("nsenter", "-t", str(self._first.pid), "-m", "-u", "sh", "-ec", commands)
 
-    def _enter(self) -> list[str]:
+    def entering(self) -> list[str]:
+        """Return what comes before the command of a program on this host."""
         return [
             "nsenter",
             "-t",
@@ -249,10 +288,14 @@ class Bed:
 
     Args:
         folder: for logs, and for the folders of the hosts.
+        network: `IPV4` or `IPV6`.
     """
 
-    def __init__(self, folder: Path, names: Sequence[str], stack: ExitStack) -> None:
+    def __init__(
+        self, folder: Path, names: Sequence[str], stack: ExitStack, network: str = IPV4
+    ) -> None:
         self.folder = folder
+        self.network = network
         self.names = names
         self.stack = stack
         (folder / "shared").mkdir()
@@ -267,6 +310,10 @@ class Bed:
 
     def __getitem__(self, name: str) -> Host:
         return self.hosts[name]
+
+    def address_of(self, number: int) -> str:
+        """Return the address of the host with this number."""
+        return self.network.format(10 + number).partition("/")[0]
 
     def ip(self, *arguments: str) -> None:
         """Run `ip` where the bridge is."""
@@ -297,12 +344,12 @@ class Bed:
         home = Path(pyspark.__file__).parent
         deploy = "org.apache.spark.deploy"
         where = self[master]
-        url = f"spark://{where.address}:{MASTER_PORT}"
+        url = f"spark://{where.address_in_url}:{MASTER_PORT}"
         common = ("--webui-port", "0")
         daemon = where.run(
             f"{home}/bin/spark-class",
             f"{deploy}.master.Master",
-            *("--host", where.address, "--port", str(MASTER_PORT)),
+            *("--host", where.address_in_url, "--port", str(MASTER_PORT)),
             *common,
         )
         _wait_for_text(daemon, "I have been elected leader")
@@ -310,19 +357,19 @@ class Bed:
             self[name].run(
                 f"{home}/bin/spark-class",
                 f"{deploy}.worker.Worker",
-                *("--host", self[name].address, "--cores", str(cores), "--memory", "2g"),
+                *("--host", self[name].address_in_url, "--cores", str(cores), "--memory", "2g"),
                 *("--work-dir", "/tmp/work", *common, url),
             )
         for name in workers:
-            _wait_for_text(daemon, f"Registering worker {self[name].address}")
+            _wait_for_text(daemon, f"Registering worker {self[name].address_in_url}")
         return url
 
 
 @contextmanager
-def hosts(folder: Path, *names: str) -> Iterator[Bed]:
+def hosts(folder: Path, *names: str, network: str = IPV4) -> Iterator[Bed]:
     """Make a bed of hosts; all their processes end with it."""
     with ExitStack() as stack:
-        yield Bed(folder, names, stack)
+        yield Bed(folder, names, stack, network)
 
 
 # processes
@@ -341,7 +388,9 @@ def _first_process(*namespaces: str) -> psutil.Process:
     deadline = Deadline.after(SOON_S)
     while not deadline.has_passed:
         for process in (parent, *parent.children()):
-            if "unshare" not in _command(process)[:1] and _INIT in _command(process):
+            # Looked at once: `unshare`, which is among the machine's processes, has it as well.
+            command = _command(process)
+            if command[:1] == [sys.executable] and command[-1] == _INIT:
                 _first_processes[process.pid] = started
                 return process
         _never.wait(0.01)

@@ -27,8 +27,9 @@ _BEGAN_S = time.monotonic()
 
 
 def tell(event: str, **values: Any) -> None:
-    """Print a line."""
-    print(json.dumps({"event": event, "s": round(time.monotonic() - _BEGAN_S, 2), **values}))
+    """Print a line, in one piece: what is logged goes to the same file."""
+    line = json.dumps({"event": event, "s": round(time.monotonic() - _BEGAN_S, 2), **values})
+    print(f"{line}\n", end="")
 
 
 def has_stopped(view: View) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -247,6 +248,21 @@ def test_agent_without_a_coordinator_says_so(node: NewNode) -> None:
     assert one.agent.stdout
     assert b"SPARKDL_DRIVER_HOST" in one.agent.stdout.read()
     assert one.agent.wait(SOON_S) == 1
+
+
+def test_agent_that_still_connects_ends_with_its_owner(node: NewNode) -> None:
+    """To a coordinator that takes connections and says nothing, for as long as the lease."""
+    one = node(hang)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"ws://127.0.0.1:{silent.getsockname()[1]}"
+        one.agent_spec = msgspec.structs.replace(one.agent_spec, url=url)
+        one.start()
+        assert one.agent
+        assert one.agent.stdin
+        accepted, _ = silent.accept()
+        with accepted:
+            one.agent.stdin.close()
+            assert one.agent.wait(SOON_S) == 0
 
 
 def test_child_that_hangs_at_exit_is_killed_and_its_result_counts(

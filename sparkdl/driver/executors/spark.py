@@ -145,8 +145,8 @@ class SparkExecutor:
         self._here = LocalExecutor()
 
     def driver_host(self) -> str:
-        """Return what Spark's own executors call this machine."""
-        return str(self._spark.conf.get("spark.driver.host"))
+        """Return what Spark's own executors call this machine; Spark has IPv6 in brackets."""
+        return str(self._spark.conf.get("spark.driver.host")).strip("[]")
 
     def encrypting_setting(self) -> str:
         """Return the setting by which Spark encrypts its own connections."""

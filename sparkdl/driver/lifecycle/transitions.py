@@ -71,7 +71,7 @@ from sparkdl.driver.lifecycle.state import (
 
 SETTLE_S = 0.3
 """After a first failure, how long to wait for others: the one that is reported first need not be
-the one that happened first."""
+the one that happened first. Where all speak of another node, that one is awaited for longer."""
 
 STAY_S = 3.0
 """After the end, how long agents stay: feeders whose rows are refused ask again, to learn why."""
@@ -278,7 +278,23 @@ def _fails(state: Running, failure: Failure, now_s: float) -> Step[Running | Fai
 
 
 def _failing(state: Running, failures: tuple[Failure, ...], now_s: float) -> Failing:
-    return Failing(state.roster, state.world, state.returned, failures, now_s + SETTLE_S)
+    failing = Failing(state.roster, state.world, state.returned, failures, math.inf)
+    return replace(failing, deadline_s=_settled_s(failing, now_s))
+
+
+def _settled_s(state: Failing, now_s: float) -> float:
+    """Return until when to wait for other failures.
+
+    A library may notice the loss of a peer before its agent or the watch of its host does: where
+    all failures are consequences, and there are nodes that may be the cause, they get the time that
+    the watch takes.
+    """
+    has_cause = not all(failure.is_consequence for failure in state.failures)
+    nodes = {member.node.node_id for member in state.world.members}
+    suspects = nodes - {failure.node_id for failure in state.failures} - state.returned.keys()
+    if has_cause or not suspects:
+        return now_s + SETTLE_S
+    return now_s + state.roster.spec.settings.host_timeout_s + SETTLE_S
 
 
 def _running_checkpoint(
@@ -311,7 +327,7 @@ def _failing_broke(state: Failing, event: ChildBroke, now_s: float) -> Step[Fail
         return state, []
     if state.roster.node_of(event.agent_id) is None:
         return _standby_broke(state, event, now_s)
-    return _failed_as_well(state, event.message.failure), []
+    return _failed_as_well(state, event.message.failure, now_s), []
 
 
 def _failing_left(state: Failing, event: AgentLeft, now_s: float) -> Step[Failing]:
@@ -319,21 +335,27 @@ def _failing_left(state: Failing, event: AgentLeft, now_s: float) -> Step[Failin
     after = replace(state, roster=state.roster.without(event.agent_id))
     if failure is None or any(known.node_id == failure.node_id for known in state.failures):
         return after, []
-    return _failed_as_well(after, failure), []
+    return _failed_as_well(after, failure, now_s), []
 
 
-def _failed_as_well(state: Failing, failure: Failure) -> Failing:
+def _failed_as_well(state: Failing, failure: Failure, now_s: float) -> Failing:
     """Note a failure, unless it is of a node whose failure none of the others minds."""
     if may_fail_alone(state.roster, state.roster.spec.nodes[failure.node_id]):
         return state
-    return replace(state, failures=(*state.failures, failure))
+    return _sooner(replace(state, failures=(*state.failures, failure)), now_s)
+
+
+def _sooner(state: Failing, now_s: float) -> Failing:
+    """Have it be decided sooner, if there is less to wait for now."""
+    return replace(state, deadline_s=min(state.deadline_s, _settled_s(state, now_s)))
 
 
 def _failing_returned(state: Failing, event: ChildGaveResult, now_s: float) -> Step[Failing]:
     node_id = state.roster.node_of(event.agent_id)
     if node_id is None or event.message.generation != state.world.generation:
         return state, []
-    return replace(state, returned={**state.returned, node_id: event.message}), []
+    returned = {**state.returned, node_id: event.message}
+    return _sooner(replace(state, returned=returned), now_s), []
 
 
 def _failing_checkpoint(state: Failing, event: CheckpointMade, now_s: float) -> Step[Failing]:

@@ -34,6 +34,10 @@ WINDOW = 2
 """Pieces on their way to one node: one is being stored while the next one travels."""
 FULL_PAUSE_S = 1.0
 """How long a node that gave a piece back for want of room is left alone."""
+_UNREACHABLE = (
+    ". If that node is up, set SPARKDL_NODE_HOST on its executor to an address at which the hosts "
+    "of the other executors reach it"
+)
 
 
 @dataclass(frozen=True)
@@ -209,7 +213,8 @@ class PutStream:
     def _fail(self, error: Exception) -> None:
         with self._changed:
             self.is_unreachable |= isinstance(error, (flight.FlightUnavailableError, OSError))
-            self.error = self.error or f"{self.target.name}: {flight_reason(error)}"
+            hint = _UNREACHABLE if self.is_unreachable and not self._has_covered else ""
+            self.error = self.error or f"{self.target.name}: {flight_reason(error)}{hint}"
 
     def _on_ack(self, ack: PutAck) -> None:
         self.is_closed, self.shortage = ack.closed, ack.shortage

@@ -590,6 +590,29 @@ def test_an_agent_may_be_replaced_while_others_fail() -> None:
     assert (state.failures, state.roster) == ((LOST_B,), roster(A, C))
 
 
+def broken_link(agent_id: str) -> ChildBroke:
+    """Return the event of a child that blames the connection to another node."""
+    blames = replace(failure(agent_id), is_consequence=True)
+    return ChildBroke(agent_id, ChildFailed(0, blames))
+
+
+def test_cause_is_awaited_where_all_blame_a_connection() -> None:
+    state, _ = step(RUNNING, broken_link("b"), 10.0)
+    assert state.deadline_s == 10.0 + SPEC.settings.host_timeout_s + SETTLE_S
+    state, _ = step(state, left("c"), 14.0)
+    assert state.deadline_s == 14.0 + SETTLE_S
+    state, _ = step(state, EXPIRED, 15.0)
+    assert isinstance(state, Failed)
+    assert min(state.failures, key=lambda failure: failure.order).kind == "lost"
+
+
+def test_no_cause_is_awaited_where_no_node_is_left_to_be_it() -> None:
+    state, _ = after(RUNNING, returned("a"), broken_link("b"))
+    assert state.deadline_s > 10.0 + SETTLE_S
+    state, _ = step(state, broken_link("c"), 12.0)
+    assert state.deadline_s == 12.0 + SETTLE_S
+
+
 # Whatever happens: random events never break what always holds.
 
 AGENT_IDS = [letter + twin for letter in "abc" for twin in ("", "2", "3")] + ["z"]
