@@ -104,6 +104,7 @@ class CoordinatorServer:
         host_timeout_s: float = Settings.host_timeout_s,
         hello_timeout_s: float = HELLO_TIMEOUT_S,
         tls: Tls | None = None,
+        num_nodes: int = 0,
     ) -> None:
         self._token = token
         self._tls = tls
@@ -115,6 +116,8 @@ class CoordinatorServer:
         self._accepted: WeakSet[ServerConnection] = WeakSet()
         self._accepting: WeakSet[asyncio.Task[Any]] = WeakSet()
         """Those of asyncio that shake hands, by TLS, for a connection."""
+        # The agents of a launch come all at once, and it takes a while until all tokens are read.
+        self._max_strangers = max(MAX_STRANGERS, num_nodes)
         self._strangers: deque[ReferenceType[ServerConnection]] = deque()
         """The last ones that were accepted, the oldest first; agents by now, perhaps."""
         self._quiet_until_s = 0.0
@@ -194,7 +197,7 @@ class CoordinatorServer:
         if task := asyncio.current_task():
             self._accepting.add(task)
         self._strangers.append(ref(connection))
-        if len(self._strangers) > MAX_STRANGERS:
+        if len(self._strangers) > self._max_strangers:
             asyncio.get_running_loop().call_later(_TOKEN_S, _hang_up, self._strangers.popleft())
         return connection
 

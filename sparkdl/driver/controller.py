@@ -144,7 +144,12 @@ class Controller:
         self._leave_host = leave_host
         self._loop = asyncio.new_event_loop()
         self._server = CoordinatorServer(
-            token, self, spec.settings.lease_s, spec.settings.host_timeout_s, tls=tls
+            token,
+            self,
+            spec.settings.lease_s,
+            spec.settings.host_timeout_s,
+            tls=tls,
+            num_nodes=len(spec.nodes),
         )
         self._timer: asyncio.TimerHandle | None = None
         self._requests = PendingRequests(self._server.send, self.changed)

@@ -122,10 +122,13 @@ async def room(
     hello_timeout_s: float = 60.0,
     close_timeout_s: float = CLOSE_S,
     tls: Tls | None = None,
+    num_nodes: int = 0,
 ) -> AsyncIterator[Room]:
     """A server on a free port; its deadlines are far away unless the test is about them."""
     heard = Heard()
-    server = CoordinatorServer(TOKEN, heard, lease_s, hello_timeout_s=hello_timeout_s, tls=tls)
+    server = CoordinatorServer(
+        TOKEN, heard, lease_s, hello_timeout_s=hello_timeout_s, tls=tls, num_nodes=num_nodes
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sparkdl.control.lease.CLOSE_S", close_timeout_s)
         address = await server.start(LOOPBACK, (0,))

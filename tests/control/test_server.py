@@ -287,6 +287,20 @@ def test_of_many_strangers_the_oldest_go_first_and_agents_come_in(
     play(scene())
 
 
+def test_agents_of_a_large_launch_that_come_at_once_are_no_strangers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sparkdl.control.server._TOKEN_S", 0.0)
+
+    async def scene() -> None:
+        async with room(num_nodes=2 * MAX_STRANGERS) as here, AsyncExitStack() as stack:
+            many = [await stack.enter_async_context(here.raw()) for _ in range(2 * MAX_STRANGERS)]
+            async with here.agent("after"):
+                assert not any(reader.at_eof() for reader, _ in many[1:])
+
+    play(scene())
+
+
 def test_want_of_descriptors_is_waited_out_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
     async def scene() -> None:
         loop = asyncio.get_running_loop()
