@@ -20,7 +20,7 @@ ROWS = 4000
 CHILD = "sparkdl.node.child"
 NEVER = threading.Event()
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.spark]
+pytestmark = [pytest.mark.deep, pytest.mark.timeout(600), pytest.mark.spark]
 
 
 def trained_until_checkpoint(bed: Bed, *options: str) -> Program:
@@ -53,8 +53,8 @@ def lose_h2(bed: Bed, driver: Program, lose: Callable[[Host], None]) -> None:
     ("lose", "options"),
     [
         (Host.cut, "{}"),
-        pytest.param(Host.power_off, "{}", marks=pytest.mark.deep),
-        pytest.param(Host.cut, '{"tls": true}', marks=pytest.mark.deep),
+        (Host.power_off, "{}"),
+        (Host.cut, '{"tls": true}'),
     ],
 )
 def test_lost_host_costs_one_generation_and_no_row(
@@ -67,7 +67,6 @@ def test_lost_host_costs_one_generation_and_no_row(
     assert f"{bed['h2'].address} does not answer: not for 8 s" in driver.tail(400)
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("cut_s", [3.0, 20.0])
 @pytest.mark.parametrize("host", ["h0", "h2"])
 def test_host_that_comes_back_takes_part_again(bed: Bed, host: str, cut_s: float) -> None:
@@ -79,7 +78,6 @@ def test_host_that_comes_back_takes_part_again(bed: Bed, host: str, cut_s: float
     assert_trained(driver)
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("pause_s", [5.0, 20.0, 90.0])
 def test_paused_host_loses_no_row(bed: Bed, pause_s: float) -> None:
     """All its processes stand still; 90 seconds are more than the lease."""
@@ -92,7 +90,6 @@ def test_paused_host_loses_no_row(bed: Bed, pause_s: float) -> None:
     assert has_begun_again == (pause_s > 60.0)
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize("lose", [Host.lose_what_comes, Host.lose_what_goes])
 def test_cut_of_one_direction_is_a_lost_host(bed: Bed, lose: Callable[[Host], None]) -> None:
     driver = trained_until_checkpoint(bed)
