@@ -203,7 +203,7 @@ class PutStream:
                 with self._changed:
                     self._on_ack(ack)
                     self._changed.notify_all()
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, msgspec.MsgspecError) as error:
             self._fail(error)
         finally:
             with self._changed:
