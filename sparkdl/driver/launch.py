@@ -232,7 +232,7 @@ def _start(
     payload: bytes,
     on_log: Callable[[LogLine], None],
     show_progress: bool | None,
-    tls: Tls | None,
+    tls: Tls | None = None,
 ) -> Cluster:
     token, ending = new_token(), Ending(spec.cluster_id, where)
 
