@@ -404,6 +404,23 @@ def values(reader: FeedReader, batch_size: int = 1000) -> list[int]:
     return [v for batch in EpochBatches(reader, batch_size) for v in batch["x"].tolist()]
 
 
+def train_in_step(nodes: Sequence[LocalNode]) -> list[Running[list[int]]]:
+    """Have each node read an epoch, a batch only when all others have one too; give column "x"."""
+    barrier = threading.Barrier(len(nodes))
+
+    def train(node: LocalNode) -> list[int]:
+        found: list[int] = []
+        for batch in EpochBatches(node.reader(), 64, is_even=True):
+            barrier.wait(SOON_S)
+            found += batch["x"].tolist()
+        return found
+
+    training = [Running(lambda node=node: train(node)) for node in nodes]  # type: ignore[misc]
+    for node in nodes:
+        node.grant()
+    return training
+
+
 def order(
     targets: Sequence[Target], run: str = "run", epoch: int = 0, timeout_s: float = SOON_S
 ) -> FeedSpec:

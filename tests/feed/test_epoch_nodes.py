@@ -85,28 +85,35 @@ def read(batches: EpochBatches, epochs: int) -> list[Batches]:
     return found
 
 
+def begin_reading(
+    nodes: list[Arrivals], case: Case, tail: Tail, epochs: int
+) -> list[Running[list[Batches]]]:
+    """Have all nodes read so many epochs in step, each in a thread of its own."""
+    return [
+        Running(
+            lambda it=it: read(  # type: ignore[misc]
+                EpochBatches(
+                    it.reader,
+                    case.batch_size,
+                    is_even=True,
+                    tail=tail,
+                    shuffle=case.shuffle,
+                    seed=case.seed,
+                ),
+                epochs,
+            )
+        )
+        for it in nodes
+    ]
+
+
 def run(case: Case, tail: Tail) -> list[list[Batches]]:
     """Feed all nodes at once, in a random order; return by node what each epoch's steps were."""
     mix = random.Random(case.seed)
     with ExitStack() as stack:
         nodes = [stack.enter_context(Arrivals(TIMEOUT_S)) for _ in range(case.num_nodes)]
         queues = _events(case, nodes, mix)
-        reading = [
-            Running(
-                lambda it=it: read(  # type: ignore[misc]
-                    EpochBatches(
-                        it.reader,
-                        case.batch_size,
-                        is_even=True,
-                        tail=tail,
-                        shuffle=case.shuffle,
-                        seed=case.seed,
-                    ),
-                    case.num_epochs,
-                )
-            )
-            for it in nodes
-        ]
+        reading = begin_reading(nodes, case, tail, case.num_epochs)
         while left := [queue for queue in queues if queue]:
             mix.choice(left).pop(0)()
         return [thread.result() for thread in reading]
@@ -330,22 +337,7 @@ def test_rows_that_nodes_pass_on_are_used_once_and_leave_all_nodes_level(
         rows[0] += case.num_nodes
     with ExitStack() as stack:
         nodes = [stack.enter_context(Arrivals(TIMEOUT_S)) for _ in rows]
-        reading = [
-            Running(
-                lambda it=it: read(  # type: ignore[misc]
-                    EpochBatches(
-                        it.reader,
-                        case.batch_size,
-                        is_even=True,
-                        tail=tail,
-                        shuffle=case.shuffle,
-                        seed=case.seed,
-                    ),
-                    1,
-                )
-            )
-            for it in nodes
-        ]
+        reading = begin_reading(nodes, case, tail, 1)
         segments = [
             _arrive(it, n * APART, rows[n], case.segment_rows) for n, it in enumerate(nodes)
         ]

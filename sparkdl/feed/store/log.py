@@ -22,9 +22,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS
 from sparkdl.control.rows import PartRows
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import FeedClosedError
+from sparkdl.core.errors import FeedClosedError, ReadError
 from sparkdl.core.row_ranges import (
     Range,
     Span,
@@ -50,6 +51,10 @@ from sparkdl.feed.transfer.balance import RowBalancer
 
 _FOR_EVER = sys.maxsize
 _DESCRIPTOR_PAUSE_S = 0.1
+_FULL_WAIT_S = 1.0
+"""How long an append waits for room at once: what waits may have become unwanted."""
+_SHORT_WAIT_S = 60.0
+"""How long to wait for descriptors, of which nobody knows whether there will be any."""
 
 
 class Appended(Enum):
@@ -238,7 +243,24 @@ class Log:
         def write(is_on_disk: bool) -> int:
             return write_segment(batch, self._folder if is_on_disk else None)[0]
 
-        return self._admit(segment_nbytes(batch), batch.num_rows, deadline, request, write)
+        nbytes, rows = segment_nbytes(batch), batch.num_rows
+        return _patiently(deadline, lambda: self._admit(nbytes, rows, deadline, request, write))
+
+    def append_in_time(self, batch: pa.RecordBatch, request: AppendRequest) -> bool:
+        """Add a batch that can go nowhere else, however long there is no room; return if wanted.
+
+        Raises:
+            ReadError: if there have been no descriptors for a minute.
+        """
+        is_too_long = Deadline.after(_SHORT_WAIT_S)
+        while True:
+            outcome = self.append(batch, Deadline.after(_FULL_WAIT_S), request)
+            if outcome in (Appended.STORED, Appended.CLOSED):
+                return outcome is Appended.STORED
+            if outcome is Appended.FULL:
+                is_too_long = Deadline.after(_SHORT_WAIT_S)
+            elif is_too_long.has_passed:
+                raise ReadError(f"rows cannot be kept: {OUT_OF_DESCRIPTORS}")
 
     def adopt(self, fd: int, rows: int, deadline: Deadline, request: AppendRequest) -> Appended:
         """Add a segment of `rows` rows that is in memory; `fd` is the log's from here on.
@@ -253,29 +275,12 @@ class Log:
                 check_segment(fd, rows)
                 return copy_segment(fd, self._folder) if is_on_disk else os.dup(fd)
 
-            return self._admit(os.fstat(fd).st_size, rows, deadline, request, write)
+            nbytes = os.fstat(fd).st_size
+            return _patiently(deadline, lambda: self._admit(nbytes, rows, deadline, request, write))
         finally:
             os.close(fd)
 
     def _admit(
-        self,
-        nbytes: int,
-        rows: int,
-        deadline: Deadline,
-        request: AppendRequest,
-        write: Callable[[bool], int],
-    ) -> Appended:
-        while True:
-            try:
-                return self._try_admit(nbytes, rows, deadline, request, write)
-            except OSError as error:
-                if error.errno not in NO_DESCRIPTORS:
-                    raise
-            if deadline.has_passed:
-                return Appended.SHORT
-            threading.Event().wait(min(_DESCRIPTOR_PAUSE_S, deadline.remaining_s))
-
-    def _try_admit(
         self,
         nbytes: int,
         rows: int,
@@ -537,3 +542,17 @@ class Log:
                 self._budget.free(segment)
         if retained and self._retained is not None:
             self._retained.add(retained)
+
+
+def _patiently(deadline: Deadline, admit: Callable[[], Appended]) -> Appended:
+    """Try again while there is no descriptor."""
+    never = threading.Event()
+    while True:
+        try:
+            return admit()
+        except OSError as error:
+            if error.errno not in NO_DESCRIPTORS:
+                raise
+        if deadline.has_passed:
+            return Appended.SHORT
+        never.wait(min(_DESCRIPTOR_PAUSE_S, deadline.remaining_s))

@@ -18,19 +18,14 @@ from itertools import chain, groupby
 import msgspec
 
 from sparkdl.control.channel import EndMark, FeedStart, Local, ReadFailed, ReadParquet
-from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS
 from sparkdl.control.messages import EpochEnd, Granted, ReadShare
 from sparkdl.control.rows import Share
-from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError, ReadError, SparkdlError
+from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.core.row_ranges import take_rows
-from sparkdl.feed.store.log import Appended, AppendRequest, Log
+from sparkdl.feed.store.log import AppendRequest, Log
 
 _log = logging.getLogger(__name__)
 
-_FULL_WAIT_S = 1.0
-_SHORT_WAIT_S = 60.0
-"""How long to wait for descriptors, of which nobody knows whether there will be any."""
 _MIN_BATCH_NBYTES = 1 << 16
 _MARKS_AHEAD = 4
 """So many epochs ahead the child knows that they read the same rows again."""
@@ -64,17 +59,9 @@ class Sink:
         batches = read_share(share, batch_nbytes=batch_nbytes, prefetch_nbytes=prefetch_nbytes)
         with closing(batches):
             for batch in batches:
-                outcome = Appended.FULL
                 spans = tuple((0, *rows) for rows in take_rows(numbers, batch.num_rows))
                 request = AppendRequest(epoch, keep=keep, spans=spans)
-                is_too_long = Deadline.after(_SHORT_WAIT_S)
-                while outcome in (Appended.FULL, Appended.SHORT):
-                    outcome = self.log.append(batch, Deadline.after(_FULL_WAIT_S), request)
-                    if outcome is not Appended.SHORT:
-                        is_too_long = Deadline.after(_SHORT_WAIT_S)
-                    elif is_too_long.has_passed:
-                        raise ReadError(f"rows cannot be kept: {OUT_OF_DESCRIPTORS}")
-                if outcome is Appended.CLOSED:
+                if not self.log.append_in_time(batch, request):
                     return False
         return self.log.takes(epoch)
 

@@ -237,8 +237,7 @@ class Feeder:
             if not self._waiting:
                 return
             batch = self._waiting[0].batch
-            if all(stream.is_closed for stream in self._streams):
-                self._groups.closed.add(self._group)
+            self._is_group_closed()
             is_full = all(stream.is_closed or stream.was_full for stream in self._streams)
         slack = 0.0 if is_full else batch.num_rows / len(self._streams)
         group = self._groups.lower(self._group, slack)
@@ -255,7 +254,7 @@ class Feeder:
                 if not self._waiting or self._all_closed():
                     return
                 self._wait_for_room()
-                if all(stream.is_closed for stream in self._streams):
+                if self._is_group_closed():
                     continue
                 piece = self._waiting.popleft()
                 streams = [stream for stream in self._streams if stream.has_room()]
@@ -305,10 +304,7 @@ class Feeder:
         for stream in busy:
             stream.is_late = not stream.may_send()
         self._wait(
-            lambda: (
-                any(stream.has_room() for stream in self._streams)
-                or all(stream.is_closed for stream in self._streams)
-            )
+            lambda: any(stream.has_room() for stream in self._streams) or self._is_group_closed()
         )
 
     def _settle(self) -> int:
@@ -354,9 +350,14 @@ class Feeder:
         """Whether no node takes rows: none of this group, and none of the others before."""
         if self._is_over or not self._streams:
             return self._is_over
-        if all(stream.is_closed for stream in self._streams):
+        return self._is_group_closed() and self._groups.are_closed
+
+    def _is_group_closed(self) -> bool:
+        """Whether no node of this group takes rows; then it is not gone to again."""
+        is_closed = all(stream.is_closed for stream in self._streams)
+        if is_closed:
             self._groups.closed.add(self._group)
-        return self._groups.are_closed
+        return is_closed
 
     def _raise_errors(self) -> None:
         with self._changed:

@@ -112,18 +112,9 @@ class Groups:
             FeederError: if a later attempt has begun, or the keeper does not answer.
         """
         ids = tuple(target.node_id for target in self.groups[group])
-        header = self._header
-        question = VisitRequest(
-            header.feed,
-            header.generation,
-            header.epoch,
-            header.run,
-            header.partition,
-            header.attempt,
-            ids,
-        )
+        question = VisitRequest(*self._attempt, ids)
         visited = msgspec.json.decode(self._ask(self._keeper, question), type=list[int])
-        before = {*visited, *self._spec.held.get(header.partition, ())} - set(ids)
+        before = {*visited, *self._spec.held.get(self._header.partition, ())} - set(ids)
         return [target for target in self._spec.targets if target.node_id in before]
 
     def begin(self, target: Target) -> list[Range]:
@@ -132,16 +123,14 @@ class Groups:
         Raises:
             FeederError: if a later attempt has begun, or the node does not answer.
         """
-        header = self._header
-        question = BeginRequest(
-            header.feed,
-            header.generation,
-            header.epoch,
-            header.run,
-            header.partition,
-            header.attempt,
-        )
+        question = BeginRequest(*self._attempt)
         return msgspec.json.decode(self._ask(target, question), type=list[Range])
+
+    @property
+    def _attempt(self) -> tuple[str, int, int, str, int, int]:
+        """The first fields of a question about this attempt."""
+        it = self._header
+        return it.feed, it.generation, it.epoch, it.run, it.partition, it.attempt
 
     def _in_turn(self) -> Iterator[int]:
         self._turn += 1

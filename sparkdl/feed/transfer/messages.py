@@ -115,12 +115,18 @@ class FeedSpec:
 
     def options(self) -> flight.FlightCallOptions:
         """Return the call options that carry the token."""
-        return flight.FlightCallOptions(headers=[(b"authorization", bearer(self.token).encode())])
+        return call_options(self.token)
 
 
 def connect(uri: str, trust: Trust | None) -> flight.FlightClient:
     """Return a client of an agent; it connects when it is used."""
     return flight.connect(uri, **(trust.flight_options() if trust else {}))
+
+
+def call_options(token: str, timeout_s: float | None = None) -> flight.FlightCallOptions:
+    """Return the options of a call that carries the token, and may take so long."""
+    headers = [(b"authorization", bearer(token).encode())]
+    return flight.FlightCallOptions(timeout=timeout_s, headers=headers)
 
 
 def is_listening(target: Target) -> bool:

@@ -18,13 +18,20 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from sparkdl.control.auth import bearer
 from sparkdl.control.messages import PassOn, RowsTo
 from sparkdl.control.tls import Trust
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import ReadError
 from sparkdl.core.row_ranges import Span, spans_within
-from sparkdl.feed.store.log import Appended, AppendRequest, Log
-from sparkdl.feed.transfer.messages import PutAck, PutHeader, PutPiece, connect, flight_reason
+from sparkdl.feed.store.log import AppendRequest, Log
+from sparkdl.feed.transfer.messages import (
+    PutAck,
+    PutHeader,
+    PutPiece,
+    call_options,
+    connect,
+    flight_reason,
+)
 
 Rows = tuple[pa.RecordBatch, tuple[Span, ...]]
 """A batch, and which rows it holds."""
@@ -32,7 +39,6 @@ _ROOM_S = 10.0
 """How long the other nodes may take to find room; then the rows stay here."""
 _ANSWER_S = 10.0
 """How much longer an answer may take. Together that is less than the driver waits."""
-_FULL_WAIT_S = 1.0
 
 
 class RowsPassing(threading.Thread):
@@ -75,6 +81,8 @@ class RowsPassing(threading.Thread):
         except (pa.ArrowException, OSError) as error:
             # Whether the other node has stored the rows is not known, so they cannot be kept here.
             problem = f"rows could not be passed on: {flight_reason(error)}"
+        except ReadError as error:
+            problem = str(error)
         self._on_end(self._order, self._log, problem)
 
     def _put(self, to: RowsTo, rows: Rows) -> bool:
@@ -85,10 +93,7 @@ class RowsPassing(threading.Thread):
             order.feed, order.epoch, order.run, -1, generation=order.generation, keep=order.keep
         )
         piece = msgspec.json.encode(PutPiece(0, batch.num_rows, spans=spans))
-        options = flight.FlightCallOptions(
-            headers=[(b"authorization", bearer(self._token).encode())],
-            timeout=max(0.0, self._deadline.remaining_s) + _ANSWER_S,
-        )
+        options = call_options(self._token, max(0.0, self._deadline.remaining_s) + _ANSWER_S)
         descriptor = flight.FlightDescriptor.for_command(msgspec.json.encode(header))
         with connect(to.uri, self._trust) as client:
             writer, answers = client.do_put(descriptor, batch.schema, options)
@@ -108,9 +113,7 @@ class RowsPassing(threading.Thread):
         request = AppendRequest(
             self._order.epoch, keep=self._order.keep, spans=spans, run=self._order.run
         )
-        outcome = Appended.FULL
-        while outcome in (Appended.FULL, Appended.SHORT):
-            outcome = self._log.append(batch, Deadline.after(_FULL_WAIT_S), request)
+        self._log.append_in_time(batch, request)
 
 
 def _ack(answers: flight.FlightMetadataReader) -> PutAck:

@@ -105,15 +105,16 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         writer.write(msgspec.json.encode(first))
         for chunk in reader:
             piece = _decode(chunk.app_metadata or b"", PutPiece)
+            batch = None if attempt and piece.key else _rows(chunk)
             if attempt:
                 request = AppendRequest(epoch, attempt, piece.start_row, keep=header.keep)
             else:
-                spans = _spans_of(piece, _rows(chunk))
+                spans = _spans_of(piece, batch)
                 request = AppendRequest(epoch, keep=header.keep, spans=spans, run=header.run)
-            if piece.key:
+            if batch is None:
                 outcome = self._adopt(log, piece, request)
             else:
-                outcome = log.append(_rows(chunk), Deadline.after(FULL_WAIT_S), request)
+                outcome = log.append(batch, Deadline.after(FULL_WAIT_S), request)
             is_closed = outcome is Appended.CLOSED or not log.takes(epoch)
             shortage = self._strangers.shortage() if outcome is Appended.SHORT else ""
             ack = PutAck(outcome is Appended.STORED, is_closed, shortage=shortage)

@@ -72,8 +72,8 @@ def test_want_of_descriptors_that_lasts_is_told(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr("sparkdl.feed.store.log.write_segment", write_segment)
-    monkeypatch.setattr("sparkdl.feed.store.parquet_loader._FULL_WAIT_S", 0.01)
-    monkeypatch.setattr("sparkdl.feed.store.parquet_loader._SHORT_WAIT_S", 0.02)
+    monkeypatch.setattr("sparkdl.feed.store.log._FULL_WAIT_S", 0.01)
+    monkeypatch.setattr("sparkdl.feed.store.log._SHORT_WAIT_S", 0.02)
     with LocalNode() as node:
         read(node, share_of(folder))
         count = wait_for(node, lambda c: c.read_to == 0)

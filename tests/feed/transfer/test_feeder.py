@@ -13,7 +13,6 @@ import pytest
 
 from sparkdl.control.descriptors import FdSender
 from sparkdl.core.errors import FeedTimeoutError
-from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.transfer import feeder
 from sparkdl.feed.transfer.feeder import Feeder
@@ -27,6 +26,7 @@ from tests.doubles.feeds import (
     Running,
     numbers,
     order,
+    train_in_step,
     values,
 )
 
@@ -262,18 +262,8 @@ def test_rows_that_wait_at_a_full_node_go_to_a_hungry_one(monkeypatch: pytest.Mo
 def test_one_feeder_tiny_budgets_and_nodes_that_step_together_come_to_an_end() -> None:
     """Each node takes its next batch only when the other has one too, and both are mostly full."""
     with LocalNode(0, limit_nbytes=1) as a, LocalNode(1, limit_nbytes=1) as b:
-        nodes, barrier = [a, b], threading.Barrier(2)
-
-        def train(node: LocalNode) -> list[int]:
-            found: list[int] = []
-            for batch in EpochBatches(node.reader(), 64, is_even=True):
-                barrier.wait(SOON_S)
-                found += batch["x"].tolist()
-            return found
-
-        training = [Running(lambda node=node: train(node)) for node in nodes]  # type: ignore[misc]
-        for node in nodes:
-            node.grant()
+        nodes = [a, b]
+        training = train_in_step(nodes)
         fed = Feeder(order([node.target for node in nodes]), 0).feed(batches(1000, 50))
         for node in nodes:
             node.end_epoch(0, fed.rows)

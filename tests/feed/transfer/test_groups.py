@@ -13,12 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.transfer import feeder, groups
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.groups import MAX_STREAMS, grouped
 from sparkdl.feed.transfer.messages import FeederError, FeedSpec, Target
-from tests.doubles.feeds import SOON_S, LocalNode, Proxy, Running, numbers, order, values
+from tests.doubles.feeds import (
+    LocalNode,
+    Proxy,
+    Running,
+    numbers,
+    order,
+    train_in_step,
+    values,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -166,18 +173,7 @@ def test_nodes_in_step_of_other_groups_get_what_one_group_has_no_room_for() -> N
     """Each node takes a batch only when all others have one too, and all are mostly full."""
     with ExitStack() as stack:
         nodes = [stack.enter_context(LocalNode(n, limit_nbytes=1)) for n in range(3)]
-        barrier = threading.Barrier(len(nodes))
-
-        def train(node: LocalNode) -> list[int]:
-            found: list[int] = []
-            for batch in EpochBatches(node.reader(), 64, is_even=True):
-                barrier.wait(SOON_S)
-                found += batch["x"].tolist()
-            return found
-
-        training = [Running(lambda node=node: train(node)) for node in nodes]  # type: ignore[misc]
-        for node in nodes:
-            node.grant()
+        training = train_in_step(nodes)
         fed = Feeder(order(targets(nodes)), 0).feed(batches(0, 300, 30))
         for node in nodes:
             node.end_epoch(0, fed.rows)
