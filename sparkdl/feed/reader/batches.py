@@ -110,6 +110,9 @@ class _Epoch:
         size = self._of.batch_size
         if not self._begin():
             return
+        if self._of.is_even:
+            # Before anything is taken: rows that were shuffled cannot go to a node that has none.
+            self._has_row_everywhere()
         self._ahead = self._rows_ahead()
         while True:
             if not self._fill(size + self._ahead):
@@ -165,6 +168,7 @@ class _Epoch:
             columns = slice_columns(columns, item.skip, item.segment.rows)
         origin = None if item.origin is None else item.origin + item.skip
         self._rows.add(columns, item.segment.rows - item.skip, origin, item)
+        self._reader.note_gathered(self._owner)
 
     def _may_step(self) -> bool:
         """Wait until it is known whether every node can take the next step."""

@@ -25,6 +25,9 @@ from sparkdl.feed.reader.supply import Supply
 
 _log = logging.getLogger(__name__)
 
+_GATHER_S = 1.0
+"""How long the columns of a segment are waited for, which somebody asks to be given up."""
+
 REPORT_PERIOD_S = 0.02
 """What was read is reported this often at most, and when user code waits for more.
 
@@ -65,6 +68,7 @@ class FeedReader:
         self._epochs = self._beyond = 0
         self._problem: SparkdlError | None = None
         self._gathered: Callable[[int], list[tuple[Item, int]]] | None = None
+        self._is_gathering = False
 
     # What the receiving thread calls.
 
@@ -132,6 +136,8 @@ class FeedReader:
     def withdraw(self, epoch: int, rows: int) -> None:
         """Give up rows of an epoch that user code was not given; other nodes have fewer."""
         with self._changed:
+            # A segment that was taken and not gathered yet could not be given up: a moment.
+            self._changed.wait_for(lambda: not self._is_gathering, _GATHER_S)
             kept = {} if self._is_terminated else self._cursor.withdraw(epoch, rows, self._gathered)
             self._send(Withdrawn(self.feed, epoch, kept))
 
@@ -180,7 +186,7 @@ class FeedReader:
                 )
                 self._cursor.raise_floor()
             self._cursor.rewind()
-            self._gathered = None
+            self._gathered, self._is_gathering = None, False
             self._changed.notify_all()
             return self._owner
 
@@ -189,6 +195,13 @@ class FeedReader:
         with self._changed:
             if owner == self._owner:
                 self._gathered = withdraw
+
+    def note_gathered(self, owner: int) -> None:
+        """Note that the segment which was taken last can be given up."""
+        with self._changed:
+            if owner == self._owner:
+                self._is_gathering = False
+                self._changed.notify_all()
 
     def peek_batch(self) -> pa.RecordBatch | None:
         """Wait for the next segment; return its batch without moving, `None` at the feed's end."""
@@ -262,6 +275,7 @@ class FeedReader:
             if owner != self._owner:
                 return None
             if cursor.next_item is not None:
+                self._is_gathering = self._gathered is not None
                 return cursor.take()
             if cursor.mark is not None:
                 return cursor.mark
