@@ -54,7 +54,8 @@ def train(steps: int, *, lr: float) -> dict[str, Any]:
     return {"model": net, "losses": losses, "place": place, "fed": fed}
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.deep)])
+@pytest.mark.deep
+@pytest.mark.parametrize("processes", [1, 2])
 def test_same_function_gives_the_same_as_by_pyspark(
     spark_cluster: SparkSession, processes: int
 ) -> None:

@@ -92,7 +92,6 @@ ALL = (
         "tfrecords/inference.py",
         "tensorflow",
         "test accuracy > 0.8",
-        small="",
         leaves={"out/predictions/part-*": 2},
         first=TRAINS_FROM_RECORDS,
     ),

@@ -22,6 +22,7 @@ from sparkdl.core.errors import (
     NodeLostError,
 )
 from sparkdl.core.jobs import named_jobs
+from sparkdl.driver.feeds import transitions
 from sparkdl.driver.lifecycle.state import is_empty
 from sparkdl.driver.slots.preflight import check_slots_over_connect, encrypting_setting
 from tests.doubles.nodes import Lines
@@ -379,8 +380,10 @@ def test_killed_executor_takes_its_node_along(spark_cluster: SparkSession, place
 
 
 def test_job_of_a_feed_that_nobody_wants_is_cancelled_however_slow_its_source(
-    spark_cluster: SparkSession,
+    spark_cluster: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(transitions, "MAX_COUNT_S", 2.0)
+
     def rows_and_no_end(_: Any) -> Any:
         yield from [bytes(1 << 18)] * 64
         threading.Event().wait()

@@ -118,6 +118,7 @@ def test_what_cannot_work_is_refused_before_anything_runs(
         estimator.fit(frame)
 
 
+@pytest.mark.deep
 @pytest.mark.tensorflow
 @pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras' about numpy
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Spark's pool

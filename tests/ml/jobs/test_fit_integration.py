@@ -85,6 +85,11 @@ def test_it_equals_one_process_also_when_a_worker_and_an_executor_are_killed(
     assert killed.history["loss"][-1] < killed.history["loss"][0]
     assert killed.history["val_loss"][0] < killed.history["loss"][0]
     assert killed.iterations == 2 * num_steps(SIZES, BATCH * len(SIZES))
+
+
+@pytest.mark.deep
+def test_gradients_that_travel_in_slices_give_the_same(data: DataFrame) -> None:
+    options: Any = {"batch_size": BATCH, "shuffle": False, "validation": data}
     sliced = fit_in_jobs(
         data, model_fn, loss_fn, momentum, epochs=1, aggregation="slices", **options
     )
