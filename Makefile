@@ -121,7 +121,7 @@ bench-inference: peers  ## measure rows/s of TFModel.transform, against its peer
 bench-recovery: peers  ## measure the time from a kill until the training goes on, against its peers
 	@$(with_java) PYTHONPATH="$(CURDIR)" $(peers_bin)/python benchmarks/recovery.py $(ARGS)
 
-bench-hosts: setup  ## measure the time from the loss of a host until the training goes on (as root)
+bench-hosts: setup peers  ## measure the time from the loss of a host until the training goes on (as root)
 	@$(with_java) PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/hosts.py $(ARGS)
 
 bench-allreduce: setup  ## measure all-reduce, sparkdl's against the bare collectives below it
