@@ -91,7 +91,7 @@ class GlooGroup(Group):
         self._store, self._prefix, self._host = store, prefix, host
         self._memory = BufferPool()
         own = PrefixStore(prefix, store)
-        self.tensors = TensorGroup(rank, len(self.ranks), own, host, timeout_s)
+        self.tensors = TensorGroup(rank, len(self.ranks), own, host, key, timeout_s)
 
     def all_reduce(
         self, arrays: Sequence[Array], op: Op = Op.AVERAGE, name: str | None = None
