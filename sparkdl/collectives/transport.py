@@ -157,6 +157,8 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a contiguous tensor, without copying them."""
     import torch
 
+    if not tensor.numel():  # its strides may be anything, and then PyTorch makes no view
+        return torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return tensor.view(-1).view(torch.uint8)
 
 

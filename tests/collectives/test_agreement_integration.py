@@ -132,9 +132,24 @@ def do(tensors: Any, act: Act, rank: int, place: int) -> Any:
     return tensors.join() if act.kind == JOINS else tensors.barrier()
 
 
-def perform(play: Play, ctx: NodeContext) -> list[tuple[str, Any]]:
-    """Be a member; return what came of each act: `done`, `refused` or `failed`, and the rest."""
+def perform(plays: list[Play], ctx: NodeContext) -> list[list[tuple[str, Any]]]:
+    """Be a member of a group; return for each play what came of each of its acts.
+
+    That is `done`, `refused` or `failed`, and what was returned or said.
+    """
     from sparkdl.collectives.group import connect
+
+    group: Any = connect(ctx.rank, SIZE, ctx.all_gather, ctx.member.host, _TIMEOUT_S)
+    found = [act_out(group, play) for play in plays]
+    if plays[-1].gone and plays[-1].gone[0] == ctx.rank:
+        group.close()
+    ctx.barrier()
+    group.close()
+    return found
+
+
+def act_out(group: Any, play: Play) -> list[tuple[str, Any]]:
+    """Be a member in one play, until it has joined or is gone."""
     from sparkdl.core.errors import CollectiveError, MismatchError
 
     def outcome(wait: Callable[[], Any]) -> tuple[str, Any]:
@@ -145,22 +160,13 @@ def perform(play: Play, ctx: NodeContext) -> list[tuple[str, Any]]:
         except CollectiveError as error:
             return "failed", str(error)
 
-    group: Any = connect(ctx.rank, SIZE, ctx.all_gather, ctx.member.host, _TIMEOUT_S)
-    acts, found = [*play.programs[ctx.rank], Act(JOINS)], list[Any]()
-    if play.gone and play.gone[0] == ctx.rank:
+    acts, found = [*play.programs[group.rank], Act(JOINS)], list[Any]()
+    if play.gone and play.gone[0] == group.rank:
         del acts[play.gone[1] :]
     for place, act in enumerate(acts):
-        work = partial(do, group.tensors, act, ctx.rank, place)
-        if act.is_beside:
-            found.append(group.submit(work))
-        else:
-            found.append(outcome(partial(group.run, work)))
-    told = [outcome(one.result) if isinstance(one, Future) else one for one in found]
-    if play.gone and play.gone[0] == ctx.rank:
-        group.close()
-    ctx.barrier()
-    group.close()
-    return told
+        work = partial(do, group.tensors, act, group.rank, place)
+        found.append(group.submit(work) if act.is_beside else outcome(partial(group.run, work)))
+    return [outcome(one.result) if isinstance(one, Future) else one for one in found]
 
 
 def expected(play: Play) -> Iterator[dict[int, tuple[str, Any]]]:
@@ -212,9 +218,16 @@ def three(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
         yield made
 
 
-@given(plays())
-def test_members_agree_or_are_told_what_each_called(three: Lab, play: Play) -> None:
-    results = together(three, perform, play)
+@given(st.lists(plays(), min_size=1, max_size=6))
+def test_members_agree_or_are_told_what_each_called(three: Lab, played: list[Play]) -> None:
+    ends = [number for number, play in enumerate(played, 1) if play.gone]
+    played = played[: min(ends, default=len(played))]
+    by_rank = together(three, perform, played)
+    for play, *results in zip(played, *by_rank, strict=True):
+        check(play, results)
+
+
+def check(play: Play, results: list[list[tuple[str, Any]]]) -> None:
     for place, wanted in enumerate(expected(play)):
         lasts = set()
         for rank, (kind, what) in wanted.items():
