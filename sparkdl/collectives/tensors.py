@@ -282,9 +282,12 @@ class TensorGroup:
             MismatchError: on all members but those that have joined, if it cannot be done; it
                 says what each called.
         """
-        mine = _WORDS.pack(*call.announcement())
+        announcement = call.announcement()
+        mine = _WORDS.pack(*announcement)
         with self._wire.named_errors(call.kind.name.lower()):
             everyone = self._wire.announce(mine)
+        if everyone.count(mine) == self.size:
+            return [announcement] * self.size
         calls = [Announcement(*_WORDS.unpack(each)) for each in everyone]
         if (why := objection(calls)) is not None:
             self._refuse(call, why)

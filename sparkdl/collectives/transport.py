@@ -41,6 +41,7 @@ class Transport:
         self.size = size
         self._store = store
         self._timeout_s = timeout_s
+        self._timeout = timedelta(seconds=timeout_s)
         self._broken: str | None = None
         self._nccl: Any = None
         self._announcer: Announcer | None = None
@@ -69,7 +70,8 @@ class Transport:
 
     def reduce_(self, flat: torch.Tensor, op: Op, factor: float, divisor: int) -> torch.Tensor:
         """Reduce a contiguous tensor in place, and scale it; an average is a sum here."""
-        wide = flat.to(_wider().get(flat.dtype, flat.dtype))  # itself, if gloo knows the dtype
+        wider = _wider().get(flat.dtype)
+        wide = flat if wider is None else flat.to(wider)
         self._wait(self._of(flat).allreduce([wide], _reduce_options(op, self._timeout_s)))
         scale_(wide, factor, divisor)
         return flat if wide is flat else flat.copy_(wide)
@@ -113,7 +115,7 @@ class Transport:
 
         options = BroadcastOptions()
         options.rootRank = root
-        options.timeout = timedelta(seconds=self._timeout_s)
+        options.timeout = self._timeout
         self._wait(self._of(data).broadcast([data], options))
 
     def exchange(
@@ -125,7 +127,7 @@ class Transport:
         self._wait(self._of(tensor).alltoall_base(bytes_of(out), bytes_of(tensor), *nbytes))
 
     def _wait(self, work: Any) -> None:
-        work.wait(timedelta(seconds=self._timeout_s))
+        work.wait(self._timeout)
 
     @contextmanager
     def named_errors(self, doing: str) -> Iterator[None]:
