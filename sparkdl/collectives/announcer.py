@@ -31,11 +31,11 @@ _LAST_S = 0.001
 
 
 class Round(NamedTuple):
-    """`count` messages go to member `target`, and as many come from member `source`."""
+    """As many messages go to member `target` as come from member `source`."""
 
     target: int
     source: int
-    count: int
+    messages: int
 
 
 def rounds(rank: int, size: int) -> list[Round]:
@@ -117,11 +117,11 @@ class Announcer:
         deadline, known, nbytes = Deadline.after(self._timeout_s), mine, len(mine)
         peer = self._rank
         try:
-            for target, source, count in self._rounds:
+            for target, source, messages in self._rounds:
                 peer = target
-                self._to[target].sendall(known[: count * nbytes])
+                self._to[target].sendall(known[: messages * nbytes])
                 peer = source
-                known += _read(self._from[source], count * nbytes, deadline)
+                known += _read(self._from[source], messages * nbytes, deadline)
         except BaseException as error:  # an interrupt as well: half an exchange has no next one
             self.close()
             if isinstance(error, ConnectionError):  # in the words of gloo

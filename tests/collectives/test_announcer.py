@@ -23,7 +23,7 @@ def test_rounds_tell_everybody_everything(size: int) -> None:
     known = {rank: [rank] for rank in range(size)}
     plans = [rounds(rank, size) for rank in range(size)]
     for turn in zip(*plans, strict=True):
-        sent = {(rank, each.target): known[rank][: each.count] for rank, each in enumerate(turn)}
+        sent = {(rank, each.target): known[rank][: each.messages] for rank, each in enumerate(turn)}
         for rank, each in enumerate(turn):
             known[rank] = known[rank] + sent.pop((each.source, rank))
         assert not sent, "what one sends, another waits for"
