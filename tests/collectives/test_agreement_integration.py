@@ -25,7 +25,7 @@ pytestmark = pytest.mark.torch
 
 SIZE = 3
 _TIMEOUT_S = 60.0
-OPS = {"sum": np.sum, "average": np.mean, "max": np.max}
+OPS: dict[str, Callable[..., Any]] = {"sum": np.sum, "average": np.mean, "max": np.max}
 REDUCES, SHARES, GATHERS, EXCHANGES, SENDS, WAITS, JOINS = (
     *("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "barrier", "join"),
 )
