@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import selectors
 import socket
 import struct
 from contextlib import suppress
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 _HELLO = struct.Struct("<i32s")
-_HELLO_S = 10.0
-"""For the hello of somebody who has connected: longer than that no stranger keeps a member."""
+_HELLO_S = 1.0
+"""For the rest of a hello that has begun to come."""
 _LAST_S = 0.001
 """Of a wait whose deadline has passed: what is there already may be taken."""
 
@@ -83,15 +84,37 @@ class Announcer:
             for each in self._rounds:
                 told = store.get(f"announcer {each.target}").decode()
                 self._to[each.target] = self._greet(told, key, deadline)
-            missing = {each.source for each in self._rounds}
-            while missing:
-                listener.settimeout(max(_LAST_S, deadline.remaining_s))
-                link, _ = listener.accept()
-                came = _greeted_by(link, nonce, key)
-                if came in missing:
-                    missing.remove(came)
-                    self._from[came] = link
-                else:
+            self._let_in(listener, nonce, key, deadline)
+
+    def _let_in(
+        self, listener: socket.socket, nonce: bytes, key: bytes, deadline: Deadline
+    ) -> None:
+        """Accept the members that send to this one; those who say nothing keep nobody waiting."""
+        missing, silent = {each.source for each in self._rounds}, set[socket.socket]()
+        listener.settimeout(_HELLO_S)
+        with selectors.DefaultSelector() as selector:
+            selector.register(listener, selectors.EVENT_READ, listener)
+            try:
+                while missing:
+                    ready = selector.select(deadline.remaining_s)
+                    if not ready and deadline.has_passed:
+                        raise TimeoutError(f"ranks {sorted(missing)} have not connected")
+                    for link in (item.data for item, _ in ready):
+                        if link is listener:
+                            came, _ = listener.accept()
+                            selector.register(came, selectors.EVENT_READ, came)
+                            silent.add(came)
+                            continue
+                        selector.unregister(link)
+                        silent.remove(link)
+                        rank = _greeted_by(link, nonce, key)
+                        if rank is not None and rank in missing:
+                            missing.remove(rank)
+                            self._from[rank] = link
+                        else:
+                            link.close()
+            finally:
+                for link in silent:
                     link.close()
 
     def _greet(self, told: str, key: bytes, deadline: Deadline) -> socket.socket:
