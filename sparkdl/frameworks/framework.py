@@ -22,7 +22,9 @@ from sparkdl.core.world import Member, World
 if TYPE_CHECKING:
     from sparkdl.feed.reader.batches import EpochBatches
 
-_BROKEN_GLOO = re.compile(r"gloo/transport/.*(closed|reset) by peer", re.IGNORECASE)
+_BROKEN = re.compile(
+    r"(gloo/transport/|sparkdl\.collectives: ).*(closed|reset) by peer", re.IGNORECASE
+)
 
 OpenFeed: TypeAlias = "Callable[..., EpochBatches]"
 """`NodeContext.batches`."""
@@ -84,12 +86,12 @@ class Framework:
         return False
 
     def is_peer_lost(self, error: BaseException) -> bool:
-        """Whether `error` says that a connection to another node has broken; here gloo's errors.
+        """Whether `error` says that a connection to another node has broken, gloo's or ours.
 
         A process that is killed lets go of its connections before it has ended, so the others' are
         errors of a node that is well.
         """
-        return _BROKEN_GLOO.search(str(error)) is not None
+        return _BROKEN.search(str(error)) is not None
 
     def is_peer_lost_in(self, log: str) -> bool:
         """Whether the log of a process that ended itself says that it did so for another node."""
