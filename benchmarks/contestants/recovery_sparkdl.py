@@ -42,7 +42,7 @@ def recover(spark: SparkSession, parsed: argparse.Namespace) -> dict[str, Any]:
         )
         try:
             feeding = cluster.feed_async(spark.range(ROWS).coalesce(2))
-            pid = victim(folder)
+            pid = victim(folder, parsed.after_s)
             killed = executor_of(pid) if parsed.victim == "executor" else pid
             at_s = kill(killed)
             cluster._controller.wait_for(
