@@ -87,6 +87,7 @@ def _run(arguments: ChildArguments, link: AgentLink) -> Returned | Raised:
     start: Start | None = None
     try:
         jars = HadoopClasspath.begin()
+        os.environ.update({**framework.import_environment, **os.environ})
         with uncollected():
             framework.import_modules()
             _preload(arguments.preload)

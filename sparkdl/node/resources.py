@@ -96,7 +96,9 @@ def total_memory() -> int:
 def free_memory() -> int:
     """Return how many bytes of that are free; what the kernel can drop at once counts as free."""
     free, limit = int(psutil.virtual_memory().available), cgroup_limit()
-    for directory, _ in memory_cgroups() if limit is not None else ():
+    if limit is None:
+        return free
+    for directory, _ in memory_cgroups():
         for usage, inactive in _CGROUP_USAGE:
             try:
                 used = int((directory / usage).read_text())

@@ -165,8 +165,11 @@ class Children:
             return
         child, pipe = self._spare
         self._spare = None
-        child.signal_group(signal.SIGKILL)
-        child.watch(self._loop, lambda status: self._no_spare.set())
+        if child.poll() is None:
+            child.watch(self._loop, lambda status: self._no_spare.set())
+        else:
+            self._no_spare.set()
+        child.signal_group(signal.SIGKILL)  # and what it has started
         pipe.close()
         child.close()
 

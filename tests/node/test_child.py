@@ -197,6 +197,16 @@ def test_missing_framework_is_told_before_there_is_a_world(start: StartNode) -> 
     assert "frobnicate 3 cannot be imported" in raised.failure.message
 
 
+@pytest.mark.parametrize("users", [None, "the user's"])
+def test_variables_for_imports_are_the_frameworks_unless_the_user_has_set_them(
+    start: StartNode, users: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if users:
+        monkeypatch.setenv("ITS_OWN", users)
+    told = start(lambda args, ctx: os.environ["ITS_OWN"], framework=LOSES_PORTS).value()
+    assert told == (users or "by default")
+
+
 def test_modules_to_preload_are_there_before_the_world(start: StartNode) -> None:
     def loaded(args: None, ctx: NodeContext) -> list[bool]:
         return [name in sys.modules for name in ("wsgiref.simple_server", "turtle")]

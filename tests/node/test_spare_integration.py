@@ -74,9 +74,9 @@ def tell(args: Traced, ctx: NodeContext) -> dict[str, Any]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_each_restart_trains_in_children_that_had_imported_before_the_kill(folder: Path) -> None:
-    options = {"framework": LOSES_PORTS, "preload": [preloaded.NAME], "max_restarts": 2}
+    options: dict[str, Any] = {"framework": LOSES_PORTS, "preload": [preloaded.NAME]}
     nodes = ("worker:0", "worker:1")
-    with launch(tell, Traced(str(folder)), **options) as cluster:
+    with launch(tell, Traced(str(folder)), max_restarts=2, **options) as cluster:
         seen = {node.child.pid for node in processes().values()}
         for generation in range(2):
             wait_for(cluster, in_world(generation))
@@ -143,8 +143,8 @@ def test_spare_that_ends_is_told_in_the_log_and_harms_no_training(
         (folder / preloaded.FAILS).touch()
     gate, lines = Gate.at(tmp_path / "gate"), Lines()
     told = "sparkdl: no process with imported libraries is kept for a restart: "
-    options = {"preload": [preloaded.NAME], "max_restarts": 1, "on_log": lines}
-    with launch(train, gate, 1, **options) as cluster:
+    options: dict[str, Any] = {"preload": [preloaded.NAME], "on_log": lines}
+    with launch(train, gate, 1, max_restarts=1, **options) as cluster:
         if how == "cannot import":
             lines.wait_for_part(
                 f"{told}sparkdl.core.errors.ConfigError: preload names '{preloaded.NAME}'"
