@@ -136,13 +136,9 @@ class Children:
     def _perform(self, action: states.Action) -> None:
         match action:
             case states.StartSpare():
-                if problem := self._problem or lack_of_memory(self._child_nbytes):
+                problem = self._problem or lack_of_memory(self._child_nbytes) or self._start_spare()
+                if problem:
                     self._handle(states.SpareFailed(problem))
-                else:
-                    self._spare = self._start(self._on_spare_message, self._spare_ended)
-                    self._no_spare.clear()
-                    self._spare[0].log.watch(self._loop)
-                    stand_back(self._spare[0].pid)
             case states.UseSpare():
                 assert self._spare is not None
                 step_forward(self._spare[0].pid)
@@ -159,6 +155,17 @@ class Children:
         child = Child.spawn(self._spec)
         child.watch(self._loop, on_exit)
         return child, ChildPipe(self._loop, child.sock, on_message)
+
+    def _start_spare(self) -> str:
+        """Return why there is none, in words; empty if there is."""
+        try:
+            self._spare = self._start(self._on_spare_message, self._spare_ended)
+        except OSError as error:  # too many processes or descriptors
+            return str(error)
+        self._no_spare.clear()
+        self._spare[0].log.watch(self._loop)
+        stand_back(self._spare[0].pid)
+        return ""
 
     def _drop(self) -> None:
         if self._spare is None:  # there was no room

@@ -59,9 +59,15 @@ def _children(root: int | None) -> dict[str, list[psutil.Process]]:
     found: dict[str, list[psutil.Process]] = {}
     for process in psutil.Process(root).children(recursive=True):
         with suppress(psutil.Error):  # ended meanwhile
-            if "sparkdl.node.child" in process.cmdline():
+            parent = process.parent()
+            if _is_child(process) and parent is not None and not _is_child(parent):
                 found.setdefault(process.environ()["SPARKDL_NODE"], []).append(process)
     return {node: sorted(them, key=psutil.Process.create_time) for node, them in found.items()}
+
+
+def _is_child(process: psutil.Process) -> bool:
+    """Whether it is a child, or has been forked by one."""
+    return "sparkdl.node.child" in process.cmdline()
 
 
 def all_gone(them: Iterable[psutil.Process], within_s: float = SOON_S) -> bool:

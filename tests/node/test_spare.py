@@ -6,6 +6,7 @@ import asyncio
 import math
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -274,10 +275,30 @@ def test_no_spare_where_it_would_take_the_memory_that_is_left(
     assert "101 MB are free, of which 100 MB are to stay free" in told
 
 
+def test_spare_that_the_system_cannot_start_is_no_error_of_the_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(children: Children, child: Child) -> None:
+        monkeypatch.setattr(sys, "executable", "/there/is/no/python")
+        children.note(Reported(1), child)
+        assert spare_of(children) is None
+
+    (told,) = play(story)
+    assert "No such file or directory: '/there/is/no/python'" in told
+
+
 def test_what_is_free_beyond_an_eighth_of_all_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
     tight(monkeypatch, free=150 * MIB)
     assert lack_of_memory(50 * MIB) == ""
     assert "it would take 51 MB" in lack_of_memory(51 * MIB)
+
+
+def test_no_spare_where_there_are_no_restarts() -> None:
+    async def story(children: Children, child: Child) -> None:
+        children.note(Reported(1), child)
+        assert spare_of(children) is None
+
+    assert play(story, Settings()) == []
 
 
 @pytest.mark.parametrize(("asked", "is_made"), [(None, False), (True, True)])

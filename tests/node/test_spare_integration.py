@@ -114,9 +114,8 @@ def test_spare_stands_back_and_ends_with_its_agent(folder: Path) -> None:
         cluster.abort()
 
 
-@pytest.mark.parametrize("options", [{"max_restarts": 1, "spare": False}, {"max_restarts": 0}])
-def test_no_spare_is_made_unasked(options: dict[str, Any]) -> None:
-    with launch(hang_after_a_step, nodes=1, **options) as cluster:
+def test_no_spare_is_made_where_it_is_turned_off() -> None:
+    with launch(hang_after_a_step, nodes=1, max_restarts=1, spare=False) as cluster:
         assert cluster.reported(timeout_s=SOON_S)[0] == 1, "the agent heard of it first"
         assert processes()["worker:0"].spare is None
         cluster.abort()
@@ -127,7 +126,9 @@ def test_spare_of_no_restarts_is_refused() -> None:
         launch(print, nodes=1, spare=True)
 
 
-@pytest.mark.parametrize("how", ["cannot import", "is killed"])
+@pytest.mark.parametrize(
+    "how", ["cannot import", pytest.param("is killed", marks=pytest.mark.deep)]
+)
 def test_spare_that_ends_is_told_in_the_log_and_harms_no_training(
     how: str, folder: Path, tmp_path: Path
 ) -> None:
