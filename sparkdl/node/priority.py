@@ -24,7 +24,7 @@ def stand_back(pid: int) -> None:
 
     It gets idle CPU time alone (SCHED_IDLE), if it may get out of that again, which takes
     CAP_SYS_NICE or RLIMIT_NICE: sched(7). Otherwise it is SCHED_BATCH: it gets its share, and
-    never interrupts another process for it.
+    does not interrupt another process when it wakes up.
     """
     if sys.platform != "linux":
         return
@@ -36,14 +36,24 @@ def stand_back(pid: int) -> None:
         _oom_score(pid).write_text(_FIRST_TO_END)
 
 
+def hurry(pid: int) -> None:
+    """Have process `pid` wait for idle CPU time no longer: on a busy host there may be none."""
+    if sys.platform == "linux":
+        _schedule(pid, os.SCHED_BATCH, os.sched_param(0))
+
+
 def step_forward(pid: int) -> None:
     """Have process `pid`, with all its threads, be like this one again."""
     if sys.platform != "linux":
         return
     with suppress(OSError):  # it has ended, which its owner notices
         _oom_score(pid).write_text(_oom_score(os.getpid()).read_text())
-        policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
-        done: set[str] = set()
+    _schedule(pid, os.sched_getscheduler(0), os.sched_getparam(0))
+
+
+def _schedule(pid: int, policy: int, parameters: os.sched_param) -> None:
+    done: set[str] = set()
+    with suppress(OSError):
         while new := set(os.listdir(f"/proc/{pid}/task")) - done:  # theirs are like them
             for thread in new:
                 with suppress(ProcessLookupError):

@@ -33,7 +33,7 @@ from sparkdl.control.channel import (
 from sparkdl.core.failure import signal_name
 from sparkdl.core.settings import Environment, Settings
 from sparkdl.node import spare_state as states
-from sparkdl.node.priority import stand_back, step_forward
+from sparkdl.node.priority import hurry, stand_back, step_forward
 from sparkdl.node.resources import free_memory, total_memory
 from sparkdl.node.supervisor import Child, ChildSpec
 
@@ -129,9 +129,11 @@ class Children:
             self._timer = None
         for action in actions:
             self._perform(action)
-        if isinstance(self._state, states.Absent) and not math.isinf(self._state.deadline_s):
-            wait_s = max(0.0, self._state.deadline_s - time.monotonic())
-            self._timer = self._loop.call_later(wait_s, self._handle, states.DeadlinePassed())
+        wait_s = self._state.deadline_s - time.monotonic()
+        if not math.isinf(wait_s) and self._timer is None:
+            self._timer = self._loop.call_later(
+                max(0.0, wait_s), self._handle, states.DeadlinePassed()
+            )
 
     def _perform(self, action: states.Action) -> None:
         match action:
@@ -139,6 +141,9 @@ class Children:
                 problem = self._problem or lack_of_memory(self._child_nbytes) or self._start_spare()
                 if problem:
                     self._handle(states.SpareFailed(problem))
+            case states.HurrySpare():
+                assert self._spare is not None
+                hurry(self._spare[0].pid)
             case states.UseSpare():
                 assert self._spare is not None
                 step_forward(self._spare[0].pid)

@@ -20,6 +20,8 @@ from sparkdl.core.state_machine import stay, transition
 
 AFTER_S = 10.0
 """A `map_fun` that has run for so long trains, though neither feeds nor reports say so."""
+HURRY_S = 20.0
+"""How long the spare's import may wait for idle CPU time; on a busy host there may be none."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +33,23 @@ class Absent:
 
 @dataclass(frozen=True)
 class Importing:
-    """The spare has been started."""
+    """The spare has been started; from the deadline on it waits for idle CPU time no longer."""
+
+    deadline_s: float = math.inf
 
 
 @dataclass(frozen=True)
 class Waiting:
     """The spare has imported everything, and waits to be used."""
 
+    deadline_s: float = math.inf
+
 
 @dataclass(frozen=True)
 class Off:
     """There is no spare, and none is made any more."""
+
+    deadline_s: float = math.inf
 
 
 State = Absent | Importing | Waiting | Off
@@ -107,6 +115,11 @@ class StartSpare:
 
 
 @dataclass(frozen=True)
+class HurrySpare:
+    """Have the spare wait for idle CPU time no longer."""
+
+
+@dataclass(frozen=True)
 class UseSpare:
     """Make the spare the node's child."""
 
@@ -123,7 +136,7 @@ class Tell:
     reason: str
 
 
-Action = StartSpare | UseSpare | DropSpare | Tell
+Action = StartSpare | HurrySpare | UseSpare | DropSpare | Tell
 S = TypeVar("S", bound=State)
 Step = tuple[S, list[Action]]
 
@@ -147,7 +160,11 @@ def _entered(state: Absent, event: MapFunEntered, now_s: float) -> Step[Absent]:
 
 
 def _start(state: Absent, event: StepTaken | DeadlinePassed, now_s: float) -> Step[Importing]:
-    return Importing(), [StartSpare()]
+    return Importing(now_s + HURRY_S), [StartSpare()]
+
+
+def _hurry(state: Importing, event: DeadlinePassed, now_s: float) -> Step[Importing]:
+    return Importing(), [HurrySpare()]
 
 
 def _no_child(state: Absent, event: ChildEnded | ChildWanted, now_s: float) -> Step[Absent]:
@@ -185,6 +202,7 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] =
     (Importing, ChildEnded): stay,
     (Importing, ChildWanted): _use,
     (Importing, SpareImported): _imported,
+    (Importing, DeadlinePassed): _hurry,
     (Importing, SpareFailed): _failed,
     (Importing, NodeEnded): _drop,
     (Waiting, StepTaken): stay,

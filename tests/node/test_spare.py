@@ -24,6 +24,7 @@ from sparkdl.node import resources, spare_state
 from sparkdl.node.spare import Children, lack_of_memory
 from sparkdl.node.spare_state import (
     AFTER_S,
+    HURRY_S,
     TRANSITIONS,
     Absent,
     Action,
@@ -32,6 +33,7 @@ from sparkdl.node.spare_state import (
     DeadlinePassed,
     DropSpare,
     Event,
+    HurrySpare,
     Importing,
     MapFunEntered,
     NodeEnded,
@@ -57,12 +59,13 @@ ABSENT, SOON, IMPORTING, WAITING, OFF = Absent(), Absent(20.0), Importing(), Wai
 FAILED = SpareFailed("it crashed")
 STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (ABSENT, MapFunEntered(), Absent(10.0 + AFTER_S), []),
-    (SOON, StepTaken(), IMPORTING, [StartSpare()]),
-    (SOON, DeadlinePassed(), IMPORTING, [StartSpare()]),
+    (SOON, StepTaken(), Importing(10.0 + HURRY_S), [StartSpare()]),
+    (SOON, DeadlinePassed(), Importing(10.0 + HURRY_S), [StartSpare()]),
     (SOON, ChildEnded(), ABSENT, []),
     (ABSENT, ChildWanted(), ABSENT, []),
     (SOON, NodeEnded(), OFF, []),
     (IMPORTING, SpareImported(), WAITING, []),
+    (Importing(10.0), DeadlinePassed(), IMPORTING, [HurrySpare()]),
     (IMPORTING, ChildWanted(), ABSENT, [UseSpare()]),
     (IMPORTING, FAILED, OFF, [DropSpare(), Tell("it crashed")]),
     (IMPORTING, NodeEnded(), OFF, [DropSpare()]),
@@ -109,7 +112,7 @@ class Watcher:
         events += [MapFunEntered()] * (not self.is_in_map_fun)
         if self.has_spare:
             events += [FAILED] + [SpareImported()] * (not self.has_imported)
-        if isinstance(state, Absent) and not math.isinf(state.deadline_s):
+        if not math.isinf(state.deadline_s):
             events.append(DeadlinePassed())
         return events
 
@@ -133,6 +136,9 @@ class Watcher:
                 assert not self.has_spare, "one at a time"
                 assert not self.has_ended
                 self.has_spare, self.has_imported = True, False
+            case HurrySpare():
+                assert self.has_spare
+                assert not self.has_imported
             case UseSpare() | DropSpare():
                 assert self.has_spare
                 self.has_spare = False
@@ -240,6 +246,22 @@ def test_program_that_neither_reads_nor_reports_gets_its_spare_in_time(
         await until(lambda: spare_of(children))
 
     monkeypatch.setattr(spare_state, "AFTER_S", 0.1)
+    assert play(story) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="standing back is Linux's")
+def test_spare_that_finds_no_idle_time_imports_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(children: Children, child: Child) -> None:
+        children.note(Reported(1), child)
+        spare = spare_of(children)
+        assert spare is not None
+        os.kill(spare.pid, signal.SIGSTOP)  # as if there were none
+        await until(lambda: os.sched_getscheduler(spare.pid) == os.SCHED_BATCH)
+        os.kill(spare.pid, signal.SIGCONT)
+
+    monkeypatch.setattr(spare_state, "HURRY_S", 0.1)
     assert play(story) == []
 
 
