@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
 
 import psutil
@@ -37,6 +38,9 @@ class Framework:
     distributions: ClassVar[tuple[str, ...]] = ()
     """Importable modules of which the executors need at least one; checked in the preflight."""
 
+    import_environment: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Variables that are read while libraries are imported; the user's own go first."""
+
     shares_port: ClassVar[bool] = False
     """Whether the framework's server binds with `SO_REUSEADDR`. The node's reservation, which is
     bound and does not listen, is then kept beside it (Linux allows that, socket(7)), so that no
@@ -53,7 +57,10 @@ class Framework:
         """
 
     def environment(self, world: World, member: Member, spec: ClusterSpec) -> dict[str, str]:
-        """Return the environment variables that tell the framework its place in the world."""
+        """Return the environment variables that tell the framework its place in the world.
+
+        They are set after the import, for nodes import before they know the world.
+        """
         return {}
 
     def before_map_fun(self, world: World, member: Member) -> None:
