@@ -4,7 +4,8 @@ Runs in: anywhere
 
 A row is known by its epoch, its partition and its number in the partition: of a DataFrame or RDD
 the partitions are Spark's; of Parquet files there is one, number 0, in which the rows of all files
-are numbered through in the order of their listing.
+are numbered through in the order of their listing. So it is with a DataFrame whose files the nodes
+read.
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ class CallShape(msgspec.Struct, frozen=True):
     Attributes:
         partitions: how many there are; 0 while that is not known.
         rows: by partition, of those of which it is known.
+        numbering: of the rows of a DataFrame that nodes read from its files: differs where other
+            rows have the same numbers. Empty for any other data.
     """
 
     partitions: int = 0
     rows: dict[int, int] = {}
+    numbering: str = ""
 
 
 UNKNOWN = CallShape()
@@ -100,11 +104,27 @@ class DataFile(msgspec.Struct, frozen=True, array_like=True):
         path: within the storage.
         row_nbytes: about how many bytes a row of the wanted columns has in memory.
         values: of the partition columns, as the folders spell them; None is null.
+        nbytes: how long it was when it was listed.
+        modified_ms: when it had been modified last, since 1970; below zero if that does not matter.
     """
 
     path: str
     row_nbytes: int
     values: tuple[str | None, ...] = ()
+    nbytes: int = 0
+    modified_ms: int = -1
+
+
+class Pick(msgspec.Struct, frozen=True, array_like=True):
+    """Where in a file a column comes from.
+
+    Attributes:
+        path: the file's name for it; for a field of a struct its name behind that of the struct.
+        refuses_nulls: a null in it is an error.
+    """
+
+    path: tuple[str, ...]
+    refuses_nulls: bool = False
 
 
 class FileRange(msgspec.Struct, frozen=True, array_like=True):
@@ -138,6 +158,7 @@ class Share(msgspec.Struct, frozen=True):
         schema: of every batch, as `pyarrow.Schema.serialize` writes it.
         partitions: those of its columns whose values are in `DataFile.values`, in that order.
         ranges: `file` is an index into `files`.
+        picks: for each column of the schema; none if all have their names in the files.
     """
 
     storage: Storage
@@ -145,6 +166,7 @@ class Share(msgspec.Struct, frozen=True):
     partitions: tuple[str, ...]
     files: tuple[DataFile, ...]
     ranges: tuple[FileRange, ...]
+    picks: tuple[Pick, ...] = ()
 
     @property
     def num_rows(self) -> int:

@@ -16,15 +16,16 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from sparkdl.control.rows import DataFile, FileRange, Share
+from sparkdl.control.rows import DataFile, FileRange, Pick, Share
 from sparkdl.core.errors import ReadError
 from sparkdl.core.row_ranges import Range, merge_ranges, overlap
 from sparkdl.feed.parquet.source import convert, has_text
 from sparkdl.feed.store.segment import halve, join_small
-from sparkdl.storage import READ_NBYTES, open_file, open_storage
+from sparkdl.storage import READ_NBYTES, is_unchanged, open_file, open_storage
 
 Batches = Generator[pa.RecordBatch, None, None]
 
@@ -69,7 +70,8 @@ def read_share(
 
     Raises:
         ConfigError: if the storage cannot be opened here.
-        ReadError: if a file cannot be read, or has changed since the plan was made.
+        ReadError: if a file cannot be read, or has changed since the plan was made; for a null in
+            a column that refuses them.
     """
     reader = _Reader(open_storage(share.storage), share, batch_nbytes)
     largest = max([batch_nbytes, *(file.row_nbytes for file in share.files)])
@@ -110,8 +112,14 @@ class _Reader:
         self._system = system
         self._schema = pa.ipc.read_schema(pa.py_buffer(share.schema))
         self._partitions = share.partitions
-        self._own = [name for name in self._schema.names if name not in share.partitions]
-        self._has_text = any(has_text(self._schema.field(name).type) for name in self._own)
+        self._picks = share.picks or tuple(Pick((name,)) for name in self._schema.names)
+        own = [
+            (field, pick.path)
+            for field, pick in zip(self._schema, self._picks, strict=True)
+            if field.name not in share.partitions
+        ]
+        self._own = list(dict.fromkeys(".".join(path) for _, path in own))
+        self._has_text = any(has_text(field.type) for field, _ in own)
         self._batch_nbytes = batch_nbytes
         self._lock = threading.Lock()
         self._footers: dict[str, pq.FileMetaData] = {}  # of the files read last
@@ -123,7 +131,7 @@ class _Reader:
             ReadError: see `read_share`.
         """
         try:
-            with self._open(piece.file.path) as file:
+            with self._open(piece.file) as file:
                 wanted = _wanted_rows(piece, file.metadata)
                 for batch in _select(self._decode(piece, file), wanted):
                     yield from halve(self._complete(batch, piece.file), self._batch_nbytes)
@@ -134,7 +142,13 @@ class _Reader:
                 "been replaced since the feed began, or is it not on all nodes?"
             ) from error
 
-    def _open(self, path: str) -> pq.ParquetFile:
+    def _open(self, wanted: DataFile) -> pq.ParquetFile:
+        path, modified_ms = wanted.path, wanted.modified_ms
+        if modified_ms >= 0 and not is_unchanged(self._system, path, wanted.nbytes, modified_ms):
+            raise ReadError(
+                f"{path} has changed since Spark has listed it for the DataFrame. Make the "
+                "DataFrame again (spark.read.parquet), or give reader='spark'"
+            )
         with self._lock:
             footer = self._footers.get(path)
         file = open_file(self._system, path, footer)
@@ -160,10 +174,25 @@ class _Reader:
         columns = [
             pa.repeat(pa.scalar(values[field.name]).cast(field.type), batch.num_rows)
             if field.name in values
-            else convert(batch.column(field.name), field.type)
-            for field in self._schema
+            else convert(_picked(batch, pick, field.name), field.type)
+            for field, pick in zip(self._schema, self._picks, strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def _picked(batch: pa.RecordBatch, pick: Pick, name: str) -> pa.Array:
+    """Return a column of a file's batch, or a field of it: null where the struct is."""
+    column = batch.column(pick.path[0])
+    if len(pick.path) > 1:
+        column = pc.struct_field(column, list(pick.path[1:]))
+    if pick.refuses_nulls and column.null_count:
+        raise ReadError(refused_null(name))
+    return column
+
+
+def refused_null(name: str) -> str:
+    """Return what is said of a null in a column that refuses them."""
+    return f"column {name!r} holds a null, for which the DataFrame raises an error"
 
 
 def _wanted_rows(piece: _Piece, footer: pq.FileMetaData) -> list[Range]:
