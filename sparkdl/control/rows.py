@@ -127,8 +127,28 @@ class Pick(msgspec.Struct, frozen=True, array_like=True):
     refuses_nulls: bool = False
 
 
+class Condition(msgspec.Struct, frozen=True, array_like=True):
+    """What rows have to fulfil; like SQL's, it is true, false or unknown of a row.
+
+    Attributes:
+        what: `and`, `or`, `not` of `parts`; `true`, `null`, `eq`, `lt`, `le`, `gt`, `ge`, `in` of a
+            column.
+        path: the column, see `Pick`.
+        kind: its type, see `conditions.KINDS`; empty if only nulls matter.
+        values: what it is compared with; dates in days, timestamps in microseconds since 1970.
+    """
+
+    what: str
+    parts: tuple[Condition, ...] = ()
+    path: tuple[str, ...] = ()
+    kind: str = ""
+    values: tuple[bool | int | str, ...] = ()
+
+
 class FileRange(msgspec.Struct, frozen=True, array_like=True):
     """Rows [`start`, `stop`) of row group `row_group` of file number `file` of a `Share`.
+
+    Of a share with a condition only rows that fulfil it count.
 
     Attributes:
         first: the number of row `start` among the rows of all files of the data set.
@@ -159,6 +179,7 @@ class Share(msgspec.Struct, frozen=True):
         partitions: those of its columns whose values are in `DataFile.values`, in that order.
         ranges: `file` is an index into `files`.
         picks: for each column of the schema; none if all have their names in the files.
+        condition: other rows of the files do not count.
     """
 
     storage: Storage
@@ -167,6 +188,7 @@ class Share(msgspec.Struct, frozen=True):
     files: tuple[DataFile, ...]
     ranges: tuple[FileRange, ...]
     picks: tuple[Pick, ...] = ()
+    condition: Condition | None = None
 
     @property
     def num_rows(self) -> int:

@@ -414,8 +414,8 @@ class Feeds:
             if is_asked:
                 raise ConfigError(
                     f"reader='nodes', but nodes cannot read these data themselves: {error}. Leave "
-                    "it at 'auto', or give a DataFrame of spark.read.parquet(…), of which columns "
-                    "are selected at most"
+                    "it at 'auto', or give a DataFrame of spark.read.parquet(…), filtered and "
+                    "selected at most"
                 ) from None
             _log.info("Feed %r: the rows cross Spark, because %s", name, error)
             return None

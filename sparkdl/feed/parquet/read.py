@@ -20,9 +20,10 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from sparkdl.control.rows import DataFile, FileRange, Pick, Share
+from sparkdl.control.rows import Condition, DataFile, FileRange, Pick, Share
 from sparkdl.core.errors import ReadError
-from sparkdl.core.row_ranges import Range, merge_ranges, overlap
+from sparkdl.core.row_ranges import Range, count_rows, merge_ranges, overlap
+from sparkdl.feed.parquet.conditions import fulfil, paths_of, type_of
 from sparkdl.feed.parquet.source import convert, has_text
 from sparkdl.feed.store.segment import halve, join_small
 from sparkdl.storage import READ_NBYTES, is_unchanged, open_file, open_storage
@@ -44,7 +45,10 @@ _SMALL = 4
 
 @dataclass(frozen=True)
 class _Piece:
-    """Ranges of one file that are read in one go, their row groups ascending."""
+    """Ranges of one file that are read in one go, their row groups ascending.
+
+    Of one row group only, if rows count that fulfil a condition.
+    """
 
     file: DataFile
     ranges: tuple[FileRange, ...]
@@ -82,9 +86,10 @@ def read_share(
 def _pieces(share: Share) -> Iterator[_Piece]:
     ranges: list[FileRange] = []
     nbytes = 0
+    joined_nbytes = 0 if share.condition else _JOINED_NBYTES
     for part in share.ranges:
         more = share.files[part.file].row_nbytes * part.num_rows
-        if ranges and not _is_read_with(part, ranges[-1], nbytes + more):
+        if ranges and not _is_read_with(part, ranges[-1], nbytes + more, joined_nbytes):
             yield _Piece(share.files[ranges[0].file], tuple(ranges))
             ranges, nbytes = [], 0
         ranges.append(part)
@@ -93,7 +98,7 @@ def _pieces(share: Share) -> Iterator[_Piece]:
         yield _Piece(share.files[ranges[0].file], tuple(ranges))
 
 
-def _is_read_with(part: FileRange, last: FileRange, nbytes: int) -> bool:
+def _is_read_with(part: FileRange, last: FileRange, nbytes: int, most_nbytes: int) -> bool:
     """Whether a range is read in one go with those up to `last`, which are `nbytes` with it.
 
     What is left of a row group of which rows are done may be many ranges; it is decoded once.
@@ -102,7 +107,7 @@ def _is_read_with(part: FileRange, last: FileRange, nbytes: int) -> bool:
         return False
     if part.row_group == last.row_group:
         return part.start >= last.stop
-    return part.row_group > last.row_group and nbytes <= _JOINED_NBYTES
+    return part.row_group > last.row_group and nbytes <= most_nbytes
 
 
 class _Reader:
@@ -118,7 +123,9 @@ class _Reader:
             for field, pick in zip(self._schema, self._picks, strict=True)
             if field.name not in share.partitions
         ]
-        self._own = list(dict.fromkeys(".".join(path) for _, path in own))
+        self._condition = share.condition
+        asked = paths_of(share.condition) if share.condition else ()
+        self._own = list(dict.fromkeys(".".join(path) for path in (*(p for _, p in own), *asked)))
         self._has_text = any(has_text(field.type) for field, _ in own)
         self._batch_nbytes = batch_nbytes
         self._lock = threading.Lock()
@@ -132,8 +139,7 @@ class _Reader:
         """
         try:
             with self._open(piece.file) as file:
-                wanted = _wanted_rows(piece, file.metadata)
-                for batch in _select(self._decode(piece, file), wanted):
+                for batch in self._wanted(piece, file):
                     yield from halve(self._complete(batch, piece.file), self._batch_nbytes)
         except (OSError, pa.ArrowException, KeyError) as error:
             groups = sorted(part.row_group for part in piece.ranges)
@@ -141,6 +147,22 @@ class _Reader:
                 f"{piece.file.path}, row groups {groups[0]} to {groups[-1]}: {error}. Has the file "
                 "been replaced since the feed began, or is it not on all nodes?"
             ) from error
+
+    def _wanted(self, piece: _Piece, file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+        batches = self._decode(piece, file)
+        if self._condition is None:
+            yield from _select(batches, _wanted_rows(piece, file.metadata))
+            return
+        wanted = merge_ranges((part.start, part.stop) for part in piece.ranges)
+        rows = 0
+        for batch in _select(kept_rows(self._condition, batches), wanted):
+            rows += batch.num_rows
+            yield batch
+        if rows < count_rows(wanted):
+            raise ReadError(
+                f"{piece.file.path} has fewer rows in row group {piece.ranges[0].row_group} that "
+                "the DataFrame keeps than were counted: it has been replaced since the feed began"
+            )
 
     def _open(self, wanted: DataFile) -> pq.ParquetFile:
         path, modified_ms = wanted.path, wanted.modified_ms
@@ -180,11 +202,25 @@ class _Reader:
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
 
-def _picked(batch: pa.RecordBatch, pick: Pick, name: str) -> pa.Array:
+def kept_rows(condition: Condition, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield of each batch of a file the rows that fulfil a condition."""
+    for batch in batches:
+
+        def column(about: Condition, batch: pa.RecordBatch = batch) -> pa.Array:
+            found = _column(batch, about.path)
+            return convert(found, type_of(about.kind)) if about.kind else found
+
+        yield batch.filter(fulfil(condition, column))
+
+
+def _column(batch: pa.RecordBatch, path: Sequence[str]) -> pa.Array:
     """Return a column of a file's batch, or a field of it: null where the struct is."""
-    column = batch.column(pick.path[0])
-    if len(pick.path) > 1:
-        column = pc.struct_field(column, list(pick.path[1:]))
+    column = batch.column(path[0])
+    return column if len(path) == 1 else pc.struct_field(column, list(path[1:]))
+
+
+def _picked(batch: pa.RecordBatch, pick: Pick, name: str) -> pa.Array:
+    column = _column(batch, pick.path)
     if pick.refuses_nulls and column.null_count:
         raise ReadError(refused_null(name))
     return column

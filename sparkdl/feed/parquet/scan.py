@@ -19,8 +19,10 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from sparkdl.control.messages import MAX_MESSAGE_NBYTES
-from sparkdl.control.rows import DataFile, Pick
+from sparkdl.control.rows import Condition, DataFile, Pick
 from sparkdl.core.errors import ConfigError
+from sparkdl.feed.parquet.conditions import paths_of, type_of
+from sparkdl.feed.parquet.read import kept_rows
 from sparkdl.feed.parquet.source import (
     INT96_UNIT,
     ParquetSource,
@@ -28,13 +30,19 @@ from sparkdl.feed.parquet.source import (
     row_nbytes,
     spark_type,
 )
-from sparkdl.storage import is_unchanged, locate, open_storage
+from sparkdl.storage import is_unchanged, locate, open_file, open_storage
 
 _VERSION = b"org.apache.spark.version"
 _CORRECTED = "CORRECTED"
+_COUNTED_ROWS = 1 << 17
+MAX_COUNTED_NBYTES = 256 * 1024 * 1024
+"""What columns of conditions may take in all files, compressed: the driver alone counts rows."""
 _WIDTHS = (pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64())
 """Each of them holds the values of those before it."""
 _FLOATS = (pa.float32(), pa.float64())
+_ANY = pa.null()
+"""Of a column that a condition is about, of which it wants to know no more than whether it is null.
+"""
 _PLAIN = (*_WIDTHS, *_FLOATS, pa.date32())
 
 
@@ -75,6 +83,7 @@ class Scan:
     """What Spark would read.
 
     Attributes:
+        condition: files hold other rows too, which do not count.
         rebases: what Spark does to dates and timestamps of files that do not say by which calendar
             they were written: `(for all but INT96, for INT96)`, in the words of
             `spark.sql.parquet.datetimeRebaseModeInRead`.
@@ -82,6 +91,7 @@ class Scan:
 
     files: tuple[ScannedFile, ...]
     columns: tuple[ScannedColumn, ...]
+    condition: Condition | None = None
     rebases: tuple[str, str] = (_CORRECTED, _CORRECTED)
 
 
@@ -91,6 +101,7 @@ class _Found:
 
     row_groups: tuple[int, ...]
     row_nbytes: int
+    nbytes_to_count: int
 
 
 def source_of(scan: Scan) -> ParquetSource:
@@ -102,7 +113,7 @@ def source_of(scan: Scan) -> ParquetSource:
             all, or of a type that the two read differently; a cast is not one that both do alike.
             If the storage is not supported, a footer cannot be read, or there are no rows.
     """
-    _check_columns(scan.columns)
+    _check_columns(scan.columns, scan.condition)
     located = [locate(file.path) for file in scan.files]
     storages = {storage.uri: storage for storage, _ in located}
     if len(storages) != 1:
@@ -114,6 +125,11 @@ def source_of(scan: Scan) -> ParquetSource:
         raise ConfigError("it reads a file twice")
     paths = sorted(listed)
     found = read_footers(paths, partial(_read_footer, system, listed, scan))
+    row_groups = [footer.row_groups for footer in found]
+    if scan.condition is not None:
+        if sum(footer.nbytes_to_count for footer in found) > MAX_COUNTED_NBYTES:
+            raise ConfigError("it takes long to count the rows that pass its filter")
+        row_groups = read_footers(paths, partial(_count, system, scan.condition))
     files = tuple(
         DataFile(path, footer.row_nbytes, file.values, file.nbytes, file.modified_ms)
         for path, footer, file in zip(paths, found, map(listed.get, paths), strict=True)
@@ -124,30 +140,35 @@ def source_of(scan: Scan) -> ParquetSource:
         pa.schema([(column.name, column.kind) for column in scan.columns]),
         tuple(column.name for column in scan.columns if column.pick is None),
         files,
-        tuple(footer.row_groups for footer in found),
+        tuple(row_groups),
         tuple(column.pick or Pick(()) for column in scan.columns),
-        _numbering(found),
+        _numbering(row_groups, scan.condition),
+        scan.condition,
     )
     if not source.num_rows:
-        raise ConfigError("its files have no rows")
+        raise ConfigError("its files have no rows that are wanted")
     # One node's share, at most; some room is left for what rows that are done cut it into.
     if len(msgspec.json.encode(source.shares(1)[0])) > MAX_MESSAGE_NBYTES // 2:
         raise ConfigError("its files and row groups are too many to tell a node of them")
     return source
 
 
-def _numbering(found: Sequence[_Found]) -> str:
+def _numbering(row_groups: Sequence[tuple[int, ...]], condition: Condition | None) -> str:
     """Return what differs where rows have other numbers, however the files are called."""
-    groups = msgspec.json.encode([footer.row_groups for footer in found])
-    return hashlib.sha256(groups).hexdigest()[:16]
+    said = msgspec.json.encode([condition, row_groups])
+    return hashlib.sha256(said).hexdigest()[:16]
 
 
-def _check_columns(columns: Sequence[ScannedColumn]) -> None:
+def _check_columns(columns: Sequence[ScannedColumn], condition: Condition | None) -> None:
     names = [column.name for column in columns]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(f"it has several columns {twice[0]!r}")
     if all(column.pick is None for column in columns):
         raise ConfigError("none of its columns is in the files")
+    picked = {column.pick.path for column in columns if column.pick is not None}
+    for asked in _asked(condition) if condition else ():
+        if asked.pick is not None and asked.stored == _ANY and asked.pick.path not in picked:
+            raise ConfigError(f"its filter is about {asked.name!r}, which is not selected")
     for column in columns:
         is_cast = not column.kind.equals(column.stored)
         if is_cast and (column.pick is None or not is_same_cast(column.stored, column.kind)):
@@ -169,12 +190,49 @@ def _read_footer(
             metadata, schema = parquet.metadata, parquet.schema_arrow
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    for column in scan.columns:
-        if column.pick is not None and (problem := _problem(column, schema, metadata, scan)):
+    asked = _asked(scan.condition) if scan.condition else ()
+    for column in (*scan.columns, *asked):
+        if column.pick is None or column.stored == _ANY:
+            continue
+        if problem := _problem(column, schema, metadata, scan):
             raise ConfigError(f"its column {column.name!r} {problem} in {path}")
     names = {".".join(column.pick.path) for column in scan.columns if column.pick is not None}
-    groups = (metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
-    return _Found(tuple(groups), row_nbytes(metadata, names))
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    asked = _names(scan.condition) if scan.condition else ()
+    to_count = (
+        leaf.total_compressed_size
+        for group in groups
+        for leaf in map(group.column, range(group.num_columns))
+        if leaf.path_in_schema.startswith(asked)
+    )
+    rows = tuple(group.num_rows for group in groups)
+    return _Found(rows, row_nbytes(metadata, names), sum(to_count) if asked else 0)
+
+
+def _names(condition: Condition) -> tuple[str, ...]:
+    return tuple(sorted({".".join(path) for path in paths_of(condition)}))
+
+
+def _count(system: pafs.FileSystem, condition: Condition, path: str) -> tuple[int, ...]:
+    """Return how many rows of each row group fulfil a condition; reads the columns it is about."""
+    try:
+        with open_file(system, path) as file:
+            counts = []
+            for group in range(file.num_row_groups):
+                batches = file.iter_batches(_COUNTED_ROWS, [group], list(_names(condition)))
+                counts.append(sum(kept.num_rows for kept in kept_rows(condition, batches)))
+            return tuple(counts)
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+
+
+def _asked(condition: Condition) -> Iterator[ScannedColumn]:
+    """Yield the columns that a condition is about."""
+    if condition.path:
+        kind = type_of(condition.kind) if condition.kind else _ANY
+        yield ScannedColumn(".".join(condition.path), Pick(condition.path), kind, kind)
+    for part in condition.parts:
+        yield from _asked(part)
 
 
 def _problem(

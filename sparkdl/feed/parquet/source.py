@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from sparkdl.control.rows import DataFile, FileRange, Pick, Share, Storage
+from sparkdl.control.rows import Condition, DataFile, FileRange, Pick, Share, Storage
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.row_ranges import Range, uncovered
 from sparkdl.storage import find_files, locate, open_storage
@@ -49,7 +49,7 @@ class ParquetSource:
         schema: of every batch that is read.
         partitions: the columns whose values are in the names of folders.
         row_groups: for each file, how many rows each of its row groups has.
-        picks: see `Share`.
+        picks, condition: see `Share`. Rows that do not fulfil it are not counted.
         numbering: see `CallShape`.
     """
 
@@ -60,6 +60,7 @@ class ParquetSource:
     row_groups: tuple[tuple[int, ...], ...]
     picks: tuple[Pick, ...] = ()
     numbering: str = ""
+    condition: Condition | None = None
 
     @property
     def num_rows(self) -> int:
@@ -76,7 +77,14 @@ class ParquetSource:
         """Return what each node reads, see `plan`."""
         schema = self.schema.serialize().to_pybytes()
         return [
-            Share(self.storage, schema, self.partitions, *own_files(self.files, ranges), self.picks)
+            Share(
+                self.storage,
+                schema,
+                self.partitions,
+                *own_files(self.files, ranges),
+                self.picks,
+                self.condition,
+            )
             for ranges in plan(self.row_groups, num_nodes, seed, epoch, done)
         ]
 

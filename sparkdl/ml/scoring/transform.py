@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, functions
 from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.driver.executors.parquet_scan import find_scan, has_local_files
+from sparkdl.driver.executors.plan import find_scan, has_local_files
 from sparkdl.driver.executors.scored import Keep, arrow_schema, by_place, check_names, kept_columns
 from sparkdl.ml.scoring.task import FileColumns, Score, ScoreBatches, ScoreFiles, ScoreStructs
 

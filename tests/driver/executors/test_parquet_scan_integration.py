@@ -53,7 +53,7 @@ def by_spark(frame: DataFrame) -> pa.Table:
 
     rows = by_place(frame).mapInArrow(written, "ipc binary").collect()
     parts = [pa.ipc.open_stream(bytes(row.ipc)).read_all() for row in rows]
-    return pa.concat_tables(parts).rename_columns(frame.columns)
+    return pa.concat_tables(parts).rename_columns(frame.columns) if parts else pa.table({})
 
 
 def by_nodes(frame: DataFrame, nodes: int = 3) -> pa.Table:
@@ -80,7 +80,12 @@ def rows_of(table: pa.Table) -> list[str]:
 
 def assert_same(frame: DataFrame) -> pa.Table:
     """Assert that nodes read what Spark gives: names, types, values; return it."""
-    ours, theirs = by_nodes(frame), by_spark(frame)
+    theirs = by_spark(frame)
+    if not theirs.num_rows:
+        with pytest.raises(ConfigError, match=r"no rows that are wanted|no files"):
+            by_nodes(frame)
+        return theirs
+    ours = by_nodes(frame)
     assert ours.schema.names == theirs.schema.names
     assert ours.schema.types == theirs.schema.types
     for name, mine, other in zip(ours.schema.names, ours.columns, theirs.columns, strict=True):
@@ -142,9 +147,23 @@ NESTED: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
 COLUMNS = {**SCALARS, **NESTED}
 SELECTED = [
     *("`text` as `bytes`", "`local`", "part.a as a", "part.b.`c.d`", "part.b as `b.b`", "parts"),
-    *("cast(double as float) as narrow", "cast(float as double) as double", "cast(bool as int)"),
+    *("cast(double as float) as narrow", "cast(float as double) as wide", "cast(bool as int)"),
     *("cast(int64 as float) as f", "cast(int64 as double) as g", "cast(int8 as bigint)"),
     *("cast(doubles as array<float>) as floats", "cast(pair as array<double>)", "fixed"),
+]
+
+CONDITIONS = [
+    *("int32 > 0", "5 >= int8", "not (int64 < 3 or bool)", "bool", "not bool and int16 != 7"),
+    *("text >= 'b'", "not (text = 'a')", "text in ('', 'a', 'b', '0')", "text < 'é' or bool"),
+    *("not (int8 in (0, 1, -1))", "day < date'2000-01-01'", "day <=> date'2000-01-01' or bool"),
+    *("instant > timestamp'2000-01-01 00:00:00'", "local <= timestamp_ntz'2000-01-01 00:00:00'"),
+    *("millis = timestamp_ntz'2000-01-01 00:00:00' or int64 is null", "part.a between -3 and 3"),
+    *(
+        "coalesce(bool, false)",
+        "not coalesce(bool, true)",
+        "doubles is not null",
+    ),
+    *("int32 > 0 and (int32 < 5 or not bool) and text is not null",),
 ]
 
 
@@ -178,6 +197,7 @@ def tables(draw: st.DrawFn) -> pa.Table:
         }
     ),
     is_selected=st.booleans(),
+    condition=st.none() | st.sampled_from(CONDITIONS),
 )
 def test_whatever_is_in_the_files_nodes_read_what_spark_gives(
     spark_local: SparkSession,
@@ -185,12 +205,15 @@ def test_whatever_is_in_the_files_nodes_read_what_spark_gives(
     table: pa.Table,
     options: dict[str, Any],
     is_selected: bool,
+    condition: str | None,
 ) -> None:
     folder = tmp_path_factory.mktemp("any")
     pq.write_table(table, folder / "a.parquet", **options)
     pq.write_table(table.slice(0, 1), folder / "b.parquet")
     frame = spark_local.read.parquet(str(folder))
-    assert_same(frame.selectExpr(*SELECTED) if is_selected else frame)
+    if condition is not None:
+        frame = frame.where(condition)
+    assert_same(frame.selectExpr(*SELECTED, "double", "doubles") if is_selected else frame)
 
 
 # what Spark writes
@@ -253,7 +276,6 @@ def test_scans_that_nodes_read(spark_local: SparkSession, folder: Path, change: 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda df: df.where("id < 9"), "filtered"),
         (lambda df: df.orderBy("id"), "Sort"),
         (lambda df: df.limit(10), "Limit"),
         (lambda df: df.sample(0.5), "Sample"),
@@ -279,6 +301,59 @@ def test_what_is_no_scan_is_left_to_spark(
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
         scanned_files(change(spark_local.read.parquet(str(folder))), is_local=True)
+
+
+@pytest.mark.parametrize(
+    ("condition", "rows"),
+    [
+        ("part = 1", 30),
+        ("part = 1 and id % 2 is not null and id < 40", 10),
+        ("(part = 0 or part is null) and not (id <= 3)", 26),
+        ("id < 3 or id > 57", 5),
+        ("s.a = 33", 1),
+    ],
+)
+def test_filters_that_nodes_evaluate(
+    spark_local: SparkSession, folder: Path, condition: str, rows: int
+) -> None:
+    frame = spark_local.read.parquet(str(folder))
+    frame = frame.where(condition.replace("id % 2", "id"))
+    assert assert_same(frame.select(f.col("id").alias("z"), "s", "part")).num_rows == rows
+    assert assert_same(frame.select("s.b").where("b > ''")).num_rows == rows
+
+
+@pytest.mark.parametrize(
+    ("condition", "reason"),
+    [
+        ("id % 2 = 0", "is computed"),
+        ("id < x[0]", "compares"),
+        ("x[0] > 1", "compares"),
+        ("cast(id as double) > 0.5", "compares"),
+        ("part = 1 or id = 3", "of files and of folders"),
+        ("s.b like 'a%'", "its filter is"),
+        ("rand() < 0.5", "compares"),
+        ("id in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)", "its filter is"),
+        ("size(x) = 2", "is computed"),
+        ("x is not null", "its filter is about 'x', which is not selected"),
+        ("id = (select max(id) from range(9))", "compares"),
+    ],
+)
+def test_filters_that_are_left_to_spark(
+    spark_local: SparkSession, folder: Path, condition: str, reason: str
+) -> None:
+    frame = spark_local.read.parquet(str(folder)).where(condition).select("id", "s")
+    with pytest.raises(ConfigError, match=reason):
+        scanned_files(frame, is_local=True)
+
+
+def test_floats_are_compared_by_spark(spark_local: SparkSession, tmp_path: Path) -> None:
+    """To it a NaN is the largest number, and statistics of row groups leave it out."""
+    table = pa.table({"x": [1.0, float("nan")], "y": pa.array([1, 2], pa.float32())})
+    pq.write_table(table, tmp_path / "a.parquet")
+    frame = spark_local.read.parquet(str(tmp_path))
+    for condition in ("x > 0", "y = 1", "not (y < 1)", "y in (1, 2)"):
+        with pytest.raises(ConfigError, match="compares"):
+            scanned_files(frame.where(condition), is_local=True)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec import structs
 
-from sparkdl.control.rows import Pick, Share
+from sparkdl.control.rows import Condition, Pick, Share
 from sparkdl.core.errors import ConfigError, ReadError
+from sparkdl.feed.parquet import scan as scan_module
 from sparkdl.feed.parquet.read import read_share
 from sparkdl.feed.parquet.scan import (
     Scan,
@@ -238,7 +240,7 @@ def test_dates_of_the_julian_calendar_are_left_to_spark(
 ) -> None:
     table = pa.table({"t": pa.nulls(3, kind)}).replace_schema_metadata(tags)
     pq.write_table(table, tmp_path / "a.parquet")
-    scan = Scan((listed(tmp_path / "a.parquet"),), (column("t", "t", kind),), modes)
+    scan = Scan((listed(tmp_path / "a.parquet"),), (column("t", "t", kind),), rebases=modes)
     if is_read:
         assert read(source_of(scan)).num_rows == 3
     else:
@@ -250,10 +252,64 @@ def test_int96_has_a_mode_of_its_own(tmp_path: Path) -> None:
     table = pa.table({"t": pa.nulls(3, pa.timestamp("us", "UTC"))})
     pq.write_table(table, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
     column_t = column("t", "t", BERLIN)
-    scan = Scan((listed(tmp_path / "a.parquet"),), (column_t,), ("EXCEPTION", "CORRECTED"))
+    scan = Scan((listed(tmp_path / "a.parquet"),), (column_t,), rebases=("EXCEPTION", "CORRECTED"))
     assert read(source_of(scan)).schema.types == [BERLIN]
     with pytest.raises(ConfigError, match="Julian"):
         source_of(replace(scan, rebases=("CORRECTED", "EXCEPTION")))
+
+
+EVEN = Condition("in", (), ("a",), "int64", (0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20))
+HAS_B = Condition("not", (Condition("null", (), ("s", "b"), ""),))
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 5])
+def test_rows_that_pass_a_filter_are_shared_out_evenly_and_numbered(
+    tmp_path: Path, nodes: int
+) -> None:
+    files = (write(tmp_path / "a.parquet", 10), write(tmp_path / "b.parquet", 15, 10))
+    condition = Condition("and", (EVEN, HAS_B))
+    source = source_of(Scan(files, (A, column("b", "s/b", pa.float32())), condition))
+    wanted = [i for i in range(25) if i % 2 == 0 and i <= 20]
+    assert source.num_rows == len(wanted) == 11
+    assert max(map(len, source.row_groups)) == 4
+    assert read(source, nodes)["a"].to_pylist() == wanted
+    sizes = [share.num_rows for share in source.shares(nodes)]
+    assert max(sizes) - min(sizes) <= 1
+    (left,) = source.shares(1, done=((0, 2), (3, 4), (6, 10)))
+    rows = pa.Table.from_batches(read_share(left)).column("a").to_pylist()
+    assert rows == [wanted[number] for number in (2, 4, 5, 10)]
+
+
+def test_filter_of_another_kind_numbers_rows_otherwise(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.parquet")
+    halves = [
+        source_of(Scan((file,), (A,), Condition("not", (each,)) if is_not else each))
+        for each, is_not in ((EVEN, False), (EVEN, True))
+    ]
+    assert halves[0].row_groups == halves[1].row_groups
+    assert halves[0].numbering != halves[1].numbering
+
+
+def test_filters_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scan = Scan((write(tmp_path / "a.parquet"),), (A,), EVEN)
+    with pytest.raises(ConfigError, match=r"about 's.b', which is not selected"):
+        source_of(replace(scan, condition=HAS_B))
+    with pytest.raises(ConfigError, match="'a' is int64, which Spark reads as int32"):
+        source_of(replace(scan, condition=structs.replace(EVEN, kind="int32")))
+    with pytest.raises(ConfigError, match="no rows that are wanted"):
+        source_of(replace(scan, condition=structs.replace(EVEN, values=(-1,))))
+    monkeypatch.setattr(scan_module, "MAX_COUNTED_NBYTES", 10)
+    with pytest.raises(ConfigError, match="it takes long to count"):
+        source_of(scan)
+
+
+def test_fewer_rows_than_were_counted_are_an_error(tmp_path: Path) -> None:
+    source = source_of(Scan((write(tmp_path / "a.parquet"),), (A,), EVEN))
+    (share,) = source.shares(1)
+    files = tuple(structs.replace(file, modified_ms=-1) for file in share.files)
+    write(tmp_path / "a.parquet", start=15)
+    with pytest.raises(ReadError, match=r"fewer rows in row group . .* than were counted"):
+        list(read_share(structs.replace(share, files=files)))
 
 
 def test_null_that_the_dataframe_refuses_is_an_error(tmp_path: Path) -> None:
