@@ -39,6 +39,8 @@ BORROWED: dict[tuple[str, str], str] = {}  # the exceptions: who imports what, a
 
 PYSPARK = {  # who may import pyspark
     "driver/executors/spark.py": "performs what the driver decides on Spark",
+    "driver/executors/parquet_scan.py": "reads a DataFrame's plan, types and files",
+    "driver/executors/plan.py": "reads a DataFrame's plan",
     "driver/executors/scored.py": "names and types the columns of results",
     "driver/executors/stream_query.py": "feeds the micro-batches of a query",
     "driver/slots/preflight.py": "compares the slots there are with those needed",

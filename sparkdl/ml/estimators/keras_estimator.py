@@ -169,6 +169,7 @@ class KerasEstimator(
             validation_col=self.getValidationIndicatorCol(),
             return_timeout_s=self.getShutdownTimeout(),
             cache=self.getCache(),
+            reader=self.getFeedReader(),
             options=launch_options(self._values()),
         )
         train_it = self._fit_in_jobs if self.getMode() == "jobs" else self._fit_on_nodes
