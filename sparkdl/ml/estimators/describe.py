@@ -23,7 +23,7 @@ import msgspec
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.ml.estimators.keras_model import Made, compiled, costs_nothing, inputs_of
 from sparkdl.ml.estimators.source import TORCH, ModelSource, Signature, Tensor
-from sparkdl.ml.scoring.predictor import load
+from sparkdl.ml.scoring.held import load
 
 _log = logging.getLogger(__name__)
 _SAVED_DEADLINE_S = 600.0

@@ -27,12 +27,13 @@ from sparkdl.feed.parquet.source import convert
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import ModelSource
 from sparkdl.ml.scoring.columns import InputColumn, OutputColumn, tensor_values, valid_rows
-from sparkdl.ml.scoring.predictor import predictor
+from sparkdl.ml.scoring.held import predictor
 from sparkdl.storage import locate, open_file, open_storage
 
 _DECODED_NBYTES = 4 * 1024 * 1024
 """About what is decoded at once: little enough to stay in the processor's cache until scored."""
 _AHEAD = 2
+"""Batches that are made while the model has one."""
 _END_S = 5.0
 _ANSWER_ROWS = 10_000
 _ANSWER_NBYTES = 1024 * 1024
@@ -240,7 +241,7 @@ def ahead(source: Generator[T, None, None]) -> Iterator[T]:
     ends with this iterator.
     """
     found: SimpleQueue[tuple[list[T], BaseException | None]] = SimpleQueue()
-    room = threading.Semaphore(_AHEAD)
+    room = threading.Semaphore(_AHEAD - 1)
     is_over = threading.Event()
 
     def work() -> None:

@@ -15,7 +15,7 @@ import pytest
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.describe import signature_of
 from sparkdl.ml.estimators.source import Signature, Tensor, source_of, source_of_content
-from sparkdl.ml.scoring.predictor import load, predictor
+from sparkdl.ml.scoring.held import load, predictor
 from tests.ml.conftest import Saved
 from tests.ml.models import linear
 

@@ -13,7 +13,7 @@ import pytest
 from sparkdl.core.errors import FeedTypeError, InferenceError
 from sparkdl.ml.estimators.source import source_of
 from sparkdl.ml.scoring.columns import InputColumn, OutputColumn
-from sparkdl.ml.scoring.predictor import load
+from sparkdl.ml.scoring.held import load
 from sparkdl.ml.scoring.task import Rows, Score, ScoreBatches, ScoreStructs, ahead, batches
 from tests.ml.conftest import Saved
 from tests.ml.models import linear
@@ -145,8 +145,7 @@ def test_a_thread_is_two_ahead_and_ends_with_who_reads() -> None:
         assert is_made.acquire(timeout=30)
     assert next(reader) == 1
     reader.close()
-    assert made[-1] == -1
-    assert len(made) < 10
+    assert made in ([0, 1, 2, -1], [0, 1, 2, 3, -1])
 
 
 def test_what_a_thread_meets_is_raised_where_it_is_read() -> None:

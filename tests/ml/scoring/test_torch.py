@@ -21,7 +21,7 @@ from sparkdl.ml.estimators.source import (
     torch_source,
 )
 from sparkdl.ml.scoring.columns import InputColumn, OutputColumn
-from sparkdl.ml.scoring.predictor import load, predictor
+from sparkdl.ml.scoring.held import load, predictor
 from sparkdl.ml.scoring.task import Score, ScoreStructs
 from sparkdl.ml.scoring.torch import module_content
 from tests.ml.torch_models import KINDS, named, two_in_two_out
