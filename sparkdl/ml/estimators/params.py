@@ -178,6 +178,14 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
      "Parquet files: 'python' past the JVM, 'spark', or 'auto': 'python' where files are local"),
     ("model_config", None, _text, "The model as JSON (model.to_json()), where export_dir is "
      "weights"),
+    # for PyTorch
+    ("model_path", None, _text, "The saved model: a file of torch.export (.pt2) or TorchScript"),
+    ("input_cols", [], TypeConverters.toListString, "Columns for the model's inputs, in the order "
+     "of the parameters of forward"),
+    ("output_cols", [], TypeConverters.toListString, "Columns for the model's outputs, in their "
+     "order"),
+    ("input_shapes", {}, _dict, "DataFrame column to the shape of its rows, for arrays that are "
+     "stored flat: [3, 224, 224]"),
     # for Keras
     ("num_workers", 1, _whole(1), "Nodes that train"),
     ("features_col", "features", _text, "Column of the features: array, vector or number"),
