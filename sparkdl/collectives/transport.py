@@ -66,10 +66,10 @@ class Transport:
         if self._announcer is not None:
             self._announcer.close()
 
-    def announce(self, mine: bytes) -> list[bytes]:
-        """Return what the members have called this with, by rank; all give as many bytes."""
+    def announce(self, mine: bytes, is_data: bool = False) -> list[bytes]:
+        """Return what the members have called this with, by rank; see `Announcer.exchange`."""
         assert self._announcer is not None, "nobody has a transport that is not connected"
-        return self._announcer.exchange(mine)
+        return self._announcer.exchange(mine, is_data)
 
     def reduce_(self, flat: torch.Tensor, op: Op, factor: float, divisor: int) -> torch.Tensor:
         """Reduce a contiguous tensor in place, and scale it; an average is a sum here."""
@@ -91,7 +91,7 @@ class Transport:
         """Return `[size, numel]`: a flat tensor of all members."""
         import torch
 
-        parts = self.announce(bytes_of(flat).numpy().tobytes())
+        parts = self.announce(bytes_of(flat).numpy().tobytes(), is_data=True)
         return torch.frombuffer(bytearray().join(parts), dtype=flat.dtype).view(self.size, -1)
 
     def _of(self, tensor: torch.Tensor) -> Any:
