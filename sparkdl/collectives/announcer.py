@@ -24,6 +24,8 @@ from sparkdl.core.deadline import Deadline
 if TYPE_CHECKING:
     from torch.distributed import Store
 
+_HEAD = struct.Struct("<QIB")
+"""Before the messages of a round: which exchange, how many bytes, and whether of an operation."""
 _HELLO = struct.Struct("<i32s")
 _HELLO_S = 1.0
 """For the rest of a hello that has begun to come."""
@@ -69,6 +71,7 @@ class Announcer:
         self._rounds = rounds(rank, size)
         self._to: dict[int, socket.socket] = {}
         self._from: dict[int, socket.socket] = {}
+        self._count = 0
         self._is_closed = False
         try:
             self._connect(store, host, key)
@@ -126,25 +129,30 @@ class Announcer:
         link.sendall(_HELLO.pack(self._rank, _seal(self._rank, bytes.fromhex(nonce), key)))
         return link
 
-    def exchange(self, mine: bytes) -> list[bytes]:
+    def exchange(self, mine: bytes, is_data: bool = False) -> list[bytes]:
         """Return what the members have called this with, by rank; all give as many bytes.
 
         After an error the connections are closed, and other members need not wait.
 
+        Args:
+            is_data: whether it belongs to what the members have agreed on; the same on all.
+
         Raises:
             TimeoutError: if not all have called this in time.
-            OSError: if a member has gone.
+            OSError: if a member has gone, or has not done all that this one has.
         """
         if self._is_closed:
             raise OSError("the connections were closed, or an exchange was interrupted")
         deadline, known, nbytes = Deadline.after(self._timeout_s), mine, len(mine)
+        self._count += 1
         peer = self._rank
         try:
             for target, source, messages in self._rounds:
+                head = _HEAD.pack(self._count, messages * nbytes, is_data)
                 peer = target
-                self._to[target].sendall(known[: messages * nbytes])
+                self._to[target].sendall(head + known[: messages * nbytes])
                 peer = source
-                known += _read(self._from[source], messages * nbytes, deadline)
+                known += _read(self._from[source], head, messages * nbytes, deadline)
         except BaseException as error:  # an interrupt as well: half an exchange has no next one
             self.close()
             if isinstance(error, ConnectionError):  # in the words of gloo
@@ -179,19 +187,24 @@ def _seal(rank: int, nonce: bytes, key: bytes) -> bytes:
 def _greeted_by(link: socket.socket, nonce: bytes, key: bytes) -> int | None:
     """Return the rank of the member that has connected; `None` for a stranger."""
     try:
-        hello = _read(link, _HELLO.size, Deadline.after(_HELLO_S))
+        hello = _read(link, b"", _HELLO.size, Deadline.after(_HELLO_S))
     except OSError:
         return None
     rank, seal = _HELLO.unpack(hello)
     return rank if hmac.compare_digest(seal, _seal(rank, nonce, key)) else None
 
 
-def _read(link: socket.socket, nbytes: int, deadline: Deadline) -> bytes:
-    data = b""
-    while len(data) < nbytes:
+def _read(link: socket.socket, head: bytes, nbytes: int, deadline: Deadline) -> bytes:
+    """Return so many bytes, which come behind this head."""
+    data, wanted = b"", len(head) + nbytes
+    while len(data) < wanted:
         link.settimeout(max(_LAST_S, deadline.remaining_s))
-        part = link.recv(nbytes - len(data))
+        part = link.recv(wanted - len(data))
         if not part:
             raise ConnectionResetError("closed")
         data += part
-    return data
+        if not data.startswith(head[: len(data)]):
+            raise OSError(
+                "a member has not finished what all had agreed on, and does something else"
+            )
+    return data[len(head) :]

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
+_SMALL_NBYTES = 32 << 10
+"""Of all members: half as much is under way at most, and fits the buffers of any socket."""
+
 
 class Transport:
     """The connections: gloo's for tensors on CPUs, NCCL's for those on GPUs.
@@ -63,18 +66,33 @@ class Transport:
         if self._announcer is not None:
             self._announcer.close()
 
-    def announce(self, mine: bytes) -> list[bytes]:
-        """Return what the members have called this with, by rank; all give as many bytes."""
+    def announce(self, mine: bytes, is_data: bool = False) -> list[bytes]:
+        """Return what the members have called this with, by rank; see `Announcer.exchange`."""
         assert self._announcer is not None, "nobody has a transport that is not connected"
-        return self._announcer.exchange(mine)
+        return self._announcer.exchange(mine, is_data)
 
     def reduce_(self, flat: torch.Tensor, op: Op, factor: float, divisor: int) -> torch.Tensor:
         """Reduce a contiguous tensor in place, and scale it; an average is a sum here."""
         wider = _wider().get(flat.dtype)
         wide = flat if wider is None else flat.to(wider)
-        self._wait(self._of(flat).allreduce([wide], _reduce_options(op, self._timeout_s)))
+        if self._is_small(wide):
+            wide.copy_(reduced(self._exchanged(wide), op))
+        else:
+            self._wait(self._of(flat).allreduce([wide], _reduce_options(op, self._timeout_s)))
         scale_(wide, factor, divisor)
         return flat if wide is flat else flat.copy_(wide)
+
+    def _is_small(self, tensor: torch.Tensor) -> bool:
+        """Whether what all members have of it travels as announcements do, sooner than by gloo."""
+        nbytes = tensor.numel() * tensor.element_size() * self.size
+        return not tensor.is_cuda and 0 < nbytes <= _SMALL_NBYTES
+
+    def _exchanged(self, flat: torch.Tensor) -> torch.Tensor:
+        """Return `[size, numel]`: a flat tensor of all members."""
+        import torch
+
+        parts = self.announce(bytes_of(flat).numpy().tobytes(), is_data=True)
+        return torch.frombuffer(bytearray().join(parts), dtype=flat.dtype).view(self.size, -1)
 
     def _of(self, tensor: torch.Tensor) -> Any:
         """Return the backend for a tensor's device; NCCL's is made when it is first needed."""
@@ -85,7 +103,10 @@ class Transport:
         return self._nccl
 
     def gather_even(self, mine: torch.Tensor, out: torch.Tensor) -> None:
-        """Gather as many bytes from each member into one flat tensor."""
+        """Gather as much from each member, of one dtype, into one flat tensor."""
+        if self._is_small(mine):
+            out.copy_(self._exchanged(mine).view(-1))
+            return
         self._wait(self._of(mine)._allgather_base(out, mine))
 
     def gather(self, mine: torch.Tensor, out: torch.Tensor, nbytes: list[int]) -> None:
@@ -113,6 +134,9 @@ class Transport:
         """Fill bytes with those of member `root`."""
         from torch.distributed import BroadcastOptions
 
+        if self._is_small(data):
+            data.copy_(self._exchanged(data)[root])
+            return
         options = BroadcastOptions()
         options.rootRank = root
         options.timeout = self._timeout

@@ -92,6 +92,18 @@ def test_all_learn_at_once_that_a_member_has_gone() -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("others", [(b"12345678", True), (b"123456789", False)])
+def test_members_that_are_out_of_step_take_nothing_for_something_else(
+    others: tuple[bytes, bool],
+) -> None:
+    with members(3) as all_members:
+        calls = [partial(each.exchange, b"12345678") for each in all_members[:2]]
+        errors = at_once([*calls, partial(all_members[2].exchange, *others)])
+    assert all(isinstance(error, OSError) for error in errors), errors
+    assert any("has not finished what all had agreed on" in str(error) for error in errors)
+
+
+@pytest.mark.torch
 def test_waiting_for_a_member_ends_in_time() -> None:
     with members(3, timeout_s=0.5) as all_members:
         errors = at_once([partial(each.exchange, b"x") for each in all_members[:2]])
