@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -375,7 +375,11 @@ def _input_mode(mode: str | InputMode) -> InputMode:
 
 
 def _modules(names: Sequence[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
+    if isinstance(names, str):
+        return (names,)
+    if not isinstance(names, Iterable):
+        raise ConfigError(f"preload={names!r}: give names of modules, like ['transformers']")
+    return tuple(names)
 
 
 def _print_line(line: LogLine) -> None:

@@ -47,6 +47,7 @@ _ON_YARN = (
 )
 
 _END_S = 5.0
+"""How long a process may take to end that was sent SIGKILL; one in the kernel's hands may not."""
 
 OnMessage = Callable[[Local, int], None]
 OnExit = Callable[[int], None]
@@ -186,9 +187,11 @@ class Children:
         child.close()
 
     def _on_spare_message(self, message: Local, fd: int) -> None:
+        if self._spare is None:
+            return  # it is being dropped
         if isinstance(message, Imported):
             self._handle(states.SpareImported())
-        elif isinstance(message, Raised) and self._spare is not None:
+        elif isinstance(message, Raised):
             self._handle(states.SpareFailed(message.failure.message))
 
     def _spare_ended(self, status: int) -> None:

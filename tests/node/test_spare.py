@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import select
 import signal
 import sys
 from collections.abc import Awaitable, Callable
@@ -313,6 +314,17 @@ def test_what_is_free_beyond_an_eighth_of_all_is_room(monkeypatch: pytest.Monkey
     tight(monkeypatch, free=150 * MIB)
     assert lack_of_memory(50 * MIB) == ""
     assert "it would take 51 MB" in lack_of_memory(51 * MIB)
+
+
+def test_last_words_of_a_spare_that_is_dropped_reach_nobody() -> None:
+    async def story(children: Children, child: Child) -> None:
+        children.note(Reported(1), child)
+        spare = spare_of(children)
+        assert spare is not None
+        assert select.select([spare.sock], [], [], SOON_S)[0], "that it has imported"
+        children.end()
+
+    assert play(story) == []
 
 
 def test_no_spare_where_there_are_no_restarts() -> None:

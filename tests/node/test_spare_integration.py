@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError
 from sparkdl.driver.controller import View
 from sparkdl.driver.handle import Cluster
 from sparkdl.node.context import NodeContext
@@ -119,11 +118,6 @@ def test_no_spare_is_made_where_it_is_turned_off() -> None:
         assert cluster.reported(timeout_s=SOON_S)[0] == 1, "the agent heard of it first"
         assert processes()["worker:0"].spare is None
         cluster.abort()
-
-
-def test_spare_of_no_restarts_is_refused() -> None:
-    with pytest.raises(ConfigError, match="spare=True needs max_restarts=1 or more"):
-        launch(print, nodes=1, spare=True)
 
 
 @pytest.mark.parametrize(
