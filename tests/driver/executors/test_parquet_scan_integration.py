@@ -282,7 +282,7 @@ def test_scans_that_nodes_read(spark_local: SparkSession, folder: Path, change: 
         (lambda df: df.join(df.select("id"), "id"), "Join"),
         (lambda df: df.union(df), "Union"),
         (lambda df: df.repartition(3), "Repartition"),
-        (lambda df: df.distinct(), "Aggregate"),
+        (lambda df: df.distinct(), "Deduplicate"),
         (lambda df: df.select(f.explode("x")), "Generate"),
         (lambda df: df.withColumn("id", f.col("id") + 1), "'id' is computed"),
         (lambda df: df.select(f.col("x")[0].alias("e")), "'e' is computed"),

@@ -21,7 +21,7 @@ from sparkdl.node.context import NodeContext
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FEEDS = ("auto", "nodes", "spark", "filtered", "changed")
+FEEDS = ("auto", "nodes", "spark", "filtered", "sorted", "changed")
 """One after the other, to the same nodes."""
 
 
@@ -80,9 +80,13 @@ def test_rows_are_the_same_whoever_reads_the_files(
         cluster.end_feeds("nodes")
         assert cluster.feed(frame, 2, "spark", reader="spark").rows_fed == 240
         cluster.end_feeds("spark")
-        cluster.feed(frame.orderBy("x"), name="filtered")
-        assert "the rows cross Spark, because its rows come through Sort" in told("filtered")
+        filtered = cluster.feed(frame.where("x between 10 and 100"), 2, "filtered")
+        assert "3 Parquet files themselves, 91 rows" in told("filtered")
+        assert (sorted(filtered.rows.values()), filtered.rows_used) == ([90, 92], 182)
         cluster.end_feeds("filtered")
+        cluster.feed(frame.orderBy("x"), name="sorted")
+        assert "the rows cross Spark, because its rows come through Sort" in told("sorted")
+        cluster.end_feeds("sorted")
         os.utime(folder / "0.parquet", (1e9, 1e9))
         assert cluster.feed(frame, name="changed").rows_fed == 120
         assert "0.parquet has changed since Spark has listed it" in told("changed")
@@ -91,7 +95,10 @@ def test_rows_are_the_same_whoever_reads_the_files(
     fed = {name: Counter(row for node in results for row in node[name]) for name in FEEDS}
     assert len(fed["auto"]) == 120
     assert fed["auto"] == fed["spark"]
-    assert fed["nodes"] == fed["filtered"] == fed["changed"] == Counter([*fed["spark"]])
+    assert fed["nodes"] == fed["sorted"] == fed["changed"] == Counter([*fed["spark"]])
+    assert set(fed["filtered"].values()) == {2}
+    assert len(fed["filtered"]) == 91
+    assert fed["filtered"] <= fed["spark"]
 
 
 def test_file_that_is_replaced_while_it_is_fed_ends_the_feed(
