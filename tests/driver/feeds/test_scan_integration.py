@@ -15,6 +15,7 @@ from pyspark.sql import functions as f
 
 import sparkdl
 from sparkdl.core.errors import ConfigError, FeedTypeError, ReadError
+from sparkdl.driver.executors.parquet_scan import scanned_files
 from sparkdl.ml.estimators.training import Training
 from sparkdl.node.context import NodeContext
 
@@ -42,10 +43,10 @@ def rows_of(args: Any, ctx: NodeContext) -> dict[str, list[str]]:
     """Read all feeds to their ends."""
     found = {}
     for name in FEEDS:
-        data, rows = ctx.get_data_feed(qname_in=name), []
+        data = ctx.get_data_feed(qname_in=name)
+        found[name] = rows = list[str]()
         while not data.should_stop():
             rows += map(repr, data.next_batch(16))
-        found[name] = rows
     return found
 
 
@@ -104,8 +105,6 @@ def test_rows_are_the_same_whoever_reads_the_files(
 def test_file_that_is_replaced_while_it_is_fed_ends_the_feed(
     spark_cluster: SparkSession, folder: Path
 ) -> None:
-    from sparkdl.driver.executors.parquet_scan import scanned_files
-
     frame = spark_cluster.read.parquet(str(folder))
     source = scanned_files(frame, is_local=True)
     os.utime(folder / "2.parquet", (1e9, 1e9))
@@ -118,8 +117,17 @@ def test_file_that_is_replaced_while_it_is_fed_ends_the_feed(
 def test_fit_names_the_column_that_holds_a_null(spark_cluster: SparkSession, folder: Path) -> None:
     frame = spark_cluster.read.parquet(str(folder))
     training = Training(
-        *(read_all, None, 2, 1, ("x", "y"), None, 60.0, False),
-        **{"refuses_nulls": True, "reader": "nodes", "options": {"framework": "plain"}},
+        map_fun=read_all,
+        args=None,
+        nodes=2,
+        epochs=1,
+        columns=("x", "y"),
+        validation_col=None,
+        return_timeout_s=60.0,
+        cache=False,
+        refuses_nulls=True,
+        reader="nodes",
+        options={"framework": "plain"},
     )
     with pytest.raises(FeedTypeError, match=r"column 'y' holds a null.*dropna"):
         training.run(frame)
