@@ -166,7 +166,7 @@ def _check_columns(columns: Sequence[ScannedColumn], condition: Condition | None
     if all(column.pick is None for column in columns):
         raise ConfigError("none of its columns is in the files")
     picked = {column.pick.path for column in columns if column.pick is not None}
-    for asked in _asked(condition) if condition else ():
+    for asked in _asked(condition):
         if asked.pick is not None and asked.stored == _ANY and asked.pick.path not in picked:
             raise ConfigError(f"its filter is about {asked.name!r}, which is not selected")
     for column in columns:
@@ -190,23 +190,22 @@ def _read_footer(
             metadata, schema = parquet.metadata, parquet.schema_arrow
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    asked = _asked(scan.condition) if scan.condition else ()
-    for column in (*scan.columns, *asked):
+    for column in (*scan.columns, *_asked(scan.condition)):
         if column.pick is None or column.stored == _ANY:
             continue
         if problem := _problem(column, schema, metadata, scan):
             raise ConfigError(f"its column {column.name!r} {problem} in {path}")
     names = {".".join(column.pick.path) for column in scan.columns if column.pick is not None}
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    asked = _names(scan.condition) if scan.condition else ()
+    names_to_count = _names(scan.condition) if scan.condition else ()
     to_count = (
         leaf.total_compressed_size
         for group in groups
         for leaf in map(group.column, range(group.num_columns))
-        if leaf.path_in_schema.startswith(asked)
+        if leaf.path_in_schema.startswith(names_to_count)
     )
     rows = tuple(group.num_rows for group in groups)
-    return _Found(rows, row_nbytes(metadata, names), sum(to_count) if asked else 0)
+    return _Found(rows, row_nbytes(metadata, names), sum(to_count))
 
 
 def _names(condition: Condition) -> tuple[str, ...]:
@@ -226,8 +225,10 @@ def _count(system: pafs.FileSystem, condition: Condition, path: str) -> tuple[in
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
-def _asked(condition: Condition) -> Iterator[ScannedColumn]:
+def _asked(condition: Condition | None) -> Iterator[ScannedColumn]:
     """Yield the columns that a condition is about."""
+    if condition is None:
+        return
     if condition.path:
         kind = type_of(condition.kind) if condition.kind else _ANY
         yield ScannedColumn(".".join(condition.path), Pick(condition.path), kind, kind)

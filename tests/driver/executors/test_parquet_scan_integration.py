@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -282,7 +283,7 @@ def test_scans_that_nodes_read(spark_local: SparkSession, folder: Path, change: 
         (lambda df: df.join(df.select("id"), "id"), "Join"),
         (lambda df: df.union(df), "Union"),
         (lambda df: df.repartition(3), "Repartition"),
-        (lambda df: df.distinct(), "Aggregate"),
+        (lambda df: df.distinct(), "Deduplicate"),
         (lambda df: df.select(f.explode("x")), "Generate"),
         (lambda df: df.withColumn("id", f.col("id") + 1), "'id' is computed"),
         (lambda df: df.select(f.col("x")[0].alias("e")), "'e' is computed"),
@@ -320,6 +321,30 @@ def test_filters_that_nodes_evaluate(
     frame = frame.where(condition.replace("id % 2", "id"))
     assert assert_same(frame.select(f.col("id").alias("z"), "s", "part")).num_rows == rows
     assert assert_same(frame.select("s.b").where("b > ''")).num_rows == rows
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_filters_by_values_on_both_sides(
+    spark_local: SparkSession, tmp_path: Path, condition: str
+) -> None:
+    moments = [datetime(1999, 12, 31, 23, 59), datetime(2000, 1, 1), datetime(2000, 1, 1, 5), None]
+    values: dict[str, list[Any]] = {
+        "bool": [True, False, None],
+        **{f"int{bits}": [None, -1, 0, 2, 3, 5, 7, 9] for bits in (8, 16, 32, 64)},
+        "text": [None, "", "a", "b", "bé", "é", "ﬀ", "🙂"],
+        "day": [date(1999, 12, 31), date(2000, 1, 1), None],
+        **dict.fromkeys(("instant", "local", "millis"), moments),
+        "doubles": [None, [], [1.0]],
+        "part": [None, {"a": None}, {"a": -3}, {"a": 4}, {"a": 3}],
+    }
+    random = Random(condition)
+    columns = {
+        name: pa.array([random.choice(of) for _ in range(60)], COLUMNS[name][0])
+        for name, of in values.items()
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=9)
+    frame = spark_local.read.parquet(str(tmp_path)).where(condition)
+    assert 0 < assert_same(frame).num_rows < 60
 
 
 @pytest.mark.parametrize(

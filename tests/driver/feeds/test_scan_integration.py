@@ -15,13 +15,14 @@ from pyspark.sql import functions as f
 
 import sparkdl
 from sparkdl.core.errors import ConfigError, FeedTypeError, ReadError
+from sparkdl.driver.executors.parquet_scan import scanned_files
 from sparkdl.ml.estimators.training import Training
 from sparkdl.node.context import NodeContext
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FEEDS = ("auto", "nodes", "spark", "filtered", "changed")
+FEEDS = ("auto", "nodes", "spark", "filtered", "sorted", "changed")
 """One after the other, to the same nodes."""
 
 
@@ -42,10 +43,10 @@ def rows_of(args: Any, ctx: NodeContext) -> dict[str, list[str]]:
     """Read all feeds to their ends."""
     found = {}
     for name in FEEDS:
-        data, rows = ctx.get_data_feed(qname_in=name), []
+        data = ctx.get_data_feed(qname_in=name)
+        found[name] = rows = list[str]()
         while not data.should_stop():
             rows += map(repr, data.next_batch(16))
-        found[name] = rows
     return found
 
 
@@ -80,9 +81,13 @@ def test_rows_are_the_same_whoever_reads_the_files(
         cluster.end_feeds("nodes")
         assert cluster.feed(frame, 2, "spark", reader="spark").rows_fed == 240
         cluster.end_feeds("spark")
-        cluster.feed(frame.orderBy("x"), name="filtered")
-        assert "the rows cross Spark, because its rows come through Sort" in told("filtered")
+        filtered = cluster.feed(frame.where("x between 10 and 100"), 2, "filtered")
+        assert "3 Parquet files themselves, 91 rows" in told("filtered")
+        assert (sorted(filtered.rows.values()), filtered.rows_used) == ([90, 92], 182)
         cluster.end_feeds("filtered")
+        cluster.feed(frame.orderBy("x"), name="sorted")
+        assert "the rows cross Spark, because its rows come through Sort" in told("sorted")
+        cluster.end_feeds("sorted")
         os.utime(folder / "0.parquet", (1e9, 1e9))
         assert cluster.feed(frame, name="changed").rows_fed == 120
         assert "0.parquet has changed since Spark has listed it" in told("changed")
@@ -91,14 +96,15 @@ def test_rows_are_the_same_whoever_reads_the_files(
     fed = {name: Counter(row for node in results for row in node[name]) for name in FEEDS}
     assert len(fed["auto"]) == 120
     assert fed["auto"] == fed["spark"]
-    assert fed["nodes"] == fed["filtered"] == fed["changed"] == Counter([*fed["spark"]])
+    assert fed["nodes"] == fed["sorted"] == fed["changed"] == Counter([*fed["spark"]])
+    assert set(fed["filtered"].values()) == {2}
+    assert len(fed["filtered"]) == 91
+    assert fed["filtered"] <= fed["spark"]
 
 
 def test_file_that_is_replaced_while_it_is_fed_ends_the_feed(
     spark_cluster: SparkSession, folder: Path
 ) -> None:
-    from sparkdl.driver.executors.parquet_scan import scanned_files
-
     frame = spark_cluster.read.parquet(str(folder))
     source = scanned_files(frame, is_local=True)
     os.utime(folder / "2.parquet", (1e9, 1e9))
@@ -111,8 +117,17 @@ def test_file_that_is_replaced_while_it_is_fed_ends_the_feed(
 def test_fit_names_the_column_that_holds_a_null(spark_cluster: SparkSession, folder: Path) -> None:
     frame = spark_cluster.read.parquet(str(folder))
     training = Training(
-        *(read_all, None, 2, 1, ("x", "y"), None, 60.0, False),
-        **{"refuses_nulls": True, "reader": "nodes", "options": {"framework": "plain"}},
+        map_fun=read_all,
+        args=None,
+        nodes=2,
+        epochs=1,
+        columns=("x", "y"),
+        validation_col=None,
+        return_timeout_s=60.0,
+        cache=False,
+        refuses_nulls=True,
+        reader="nodes",
+        options={"framework": "plain"},
     )
     with pytest.raises(FeedTypeError, match=r"column 'y' holds a null.*dropna"):
         training.run(frame)

@@ -22,7 +22,7 @@ from sparkdl.control.messages import (
     Granted,
     PassOn,
 )
-from sparkdl.control.rows import EpochRows, merge_epochs
+from sparkdl.control.rows import CallShape, EpochRows, FeedCoverage, merge_epochs
 from sparkdl.core.errors import (
     FeedClosedError,
     FeedTimeoutError,
@@ -376,6 +376,18 @@ def test_stream_is_one_iteration_that_ends_with_an_epoch_of_no_rows() -> None:
         sent(EpochEnd("input", 2, {0: 0, 1: 0})),
     )
     assert told == Answer(9, None)
+
+
+def test_rows_that_a_checkpoint_knows_by_sparks_numbers_cross_spark_and_a_warning_says_so() -> None:
+    play = Play()
+    coverage = FeedCoverage(0, {0: {0: {1: ((0, 5),)}}}, {0: CallShape(4)})
+    play.state.feed.history.restore(coverage)
+    files = FeedRequest("files", shape=CallShape(1, {0: 9}, "n"), frame="frame")
+    warning, *_, job = play.after(Requested(FeedAsked(7, files)))
+    assert isinstance(warning, Warn)
+    assert "the rows cross Spark all the same" in warning.text
+    assert isinstance(job, StartJob)
+    assert job.data == "frame"
 
 
 def test_rows_that_cannot_be_fed_again_are_told_where_somebody_waits_or_kept() -> None:
