@@ -14,7 +14,7 @@ import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from queue import SimpleQueue
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -138,13 +138,19 @@ class Score:
     batch_size: int
     handle_invalid: str
 
-    def batches(self, pieces: Iterable[Rows]) -> Iterator[Batch]:
-        """Yield what the model is to be given; a thread makes it while the caller has the last.
+    def batches(self, pieces: Iterable[Rows], is_remote: bool = False) -> Iterator[Batch]:
+        """Yield what the model is to be given.
+
+        A thread makes the next ones meanwhile, where somebody waits: for a GPU, or for files that
+        are not local. Where both compute on the core that the task has, it would only cost: the
+        values would be in another core's cache.
 
         Raises:
             FeedTypeError: if a value cannot feed the model, nulls included with `error`.
         """
-        return ahead(self._batch(rows) for rows in batches(pieces, self.batch_size))
+        found = (self._batch(rows) for rows in batches(pieces, self.batch_size))
+        is_ahead = is_remote or predictor(self.source).is_waited_for
+        return ahead(found) if is_ahead else found
 
     def _batch(self, rows: Rows) -> Batch:
         given = rows.columns[: len(self.inputs)]
@@ -186,14 +192,17 @@ class Score:
             columns = [column.take(places) for column in columns]
         return columns
 
-    def structs(self, pieces: Iterable[Rows]) -> Iterator[pa.Array]:
+    def structs(self, pieces: Iterable[Rows], is_remote: bool = False) -> Iterator[pa.Array]:
         """Yield the outputs as a struct for each row, null where it could not be scored.
+
+        Args:
+            is_remote: `pieces` wait for files on another machine.
 
         Raises:
             FeedTypeError, InferenceError: see `batches` and `columns`.
         """
         held = [pa.nulls(0, self.struct_type)]
-        for batch in self.batches(pieces):
+        for batch in self.batches(pieces, is_remote):
             mask = None if batch.valid is None else pa.array(~batch.valid)
             fields = list(self.struct_type)
             held.append(pa.StructArray.from_arrays(self.columns(batch), fields=fields, mask=mask))
@@ -350,9 +359,12 @@ class ScoreFiles:
 
     def structs(self, given: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[pa.Array]:
         """Answer one partition."""
-        yield from self.score.structs(self._read(given))
+        first = next(given, None)
+        if first is not None:
+            is_remote = not first[0][0].as_py().startswith("file:")
+            yield from self.score.structs(self._read(chain([first], given)), is_remote)
 
-    def _read(self, given: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[Rows]:
+    def _read(self, given: Iterable[tuple[pa.Array, pa.Array]]) -> Iterator[Rows]:
         opened = ""
         with ExitStack() as stack:
             for paths, numbers in given:

@@ -111,7 +111,7 @@ def load_torch(source: ModelSource) -> Predictor:
             tensors = {name: _tensor(x, dtypes[name], device) for name, x in inputs.items()}
             return _by_name(call(tensors))
 
-    return Predictor(signature, run, _numpy)
+    return Predictor(signature, run, _numpy, is_waited_for=device.type != "cpu")
 
 
 def _module(source: ModelSource, device: Any) -> tuple[Any, Signature]:
