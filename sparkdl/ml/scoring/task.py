@@ -243,7 +243,7 @@ def _checked(values: Any, name: str, rows: int) -> Any:
     return values
 
 
-def ahead(source: Generator[T, None, None]) -> Iterator[T]:
+def ahead(source: Generator[T, None, None]) -> Generator[T, None, None]:
     """Yield what `source` gives; a thread gets the next ones while the caller has the last.
 
     Files are read and decoded while the model computes. The thread is at most `_AHEAD` ahead, and

@@ -164,7 +164,7 @@ def test_a_type_that_an_output_has_not_is_refused_with_its_shape() -> None:
 def test_what_cannot_be_used_says_why(tmp_path: Path) -> None:
     import torch
 
-    class Many(torch.nn.Module):
+    class Many(torch.nn.Module):  # type: ignore[misc]
         def forward(self, *tensors: Any) -> Any:
             return tensors
 

@@ -47,7 +47,7 @@ def test_module_scores_and_is_saved_and_loaded_in_a_pipeline(
     stage.setOutputTypes({"scores": "vector", "next": "bigint"}).setHandleInvalid("skip")
     PipelineModel([stage]).save(str(tmp_path / "pipeline"))
     loaded = PipelineModel.load(str(tmp_path / "pipeline"))
-    holes = frame.withColumn("x", f.when(f.col("id") != 9, array_to_vector("x")))
+    holes = frame.withColumn("x", f.when(f.col("id") != 9, array_to_vector(f.col("x"))))
     for each in (stage, loaded):
         scored = each.transform(holes)
         assert scored.dtypes[3:] == [("scores", "vector"), ("next", "bigint")]
