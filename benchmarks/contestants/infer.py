@@ -129,6 +129,7 @@ def on_spark(args: argparse.Namespace) -> Iterator[Action]:
         "tfos": by_tfos,
     }
     with feed_session(slots=1, partitions=args.files) as spark:
+        spark.conf.set("spark.sql.files.maxPartitionBytes", "8g")  # one partition for each file
         yield ways[args.mode](spark.read.parquet(args.path), args)
 
 

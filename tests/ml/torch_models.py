@@ -19,7 +19,7 @@ def two_in_two_out() -> torch.nn.Module:
     """
     import torch
 
-    class TwoInTwoOut(torch.nn.Module):
+    class TwoInTwoOut(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.dense = torch.nn.Linear(3, 2)
@@ -43,7 +43,7 @@ def named() -> torch.nn.Module:
     """Make a module: `x` [rows, n]; a dict of `twice` [rows, n] and `sum` [rows]."""
     import torch
 
-    class Named(torch.nn.Module):
+    class Named(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.factor = torch.nn.Parameter(torch.tensor(2.0))

@@ -73,7 +73,7 @@ def load_function(source: ModelSource) -> Predictor:
             f"columns: return a dict of {', '.join(names)}"
         )
 
-    return Predictor(Signature((), ()), run, lambda values: values)
+    return Predictor(Signature((), ()), run, lambda values: values, is_waited_for=True)
 
 
 def take_own_share() -> None:

@@ -22,6 +22,8 @@ class Predictor:
 
     Attributes:
         signature: its inputs and outputs.
+        is_waited_for: whoever calls it may wait for something other than this process's core: a
+            GPU, or whatever a user's function asks.
     """
 
     def __init__(
@@ -29,8 +31,10 @@ class Predictor:
         signature: Signature,
         run: Callable[[Mapping[str, Array]], Mapping[str, Any]],
         to_values: Callable[[Any], Any],
+        is_waited_for: bool = False,
     ) -> None:
         self.signature = signature
+        self.is_waited_for = is_waited_for
         self._run = run
         self._to_values = to_values
 

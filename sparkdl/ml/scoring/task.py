@@ -14,7 +14,7 @@ import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from queue import SimpleQueue
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -32,8 +32,10 @@ from sparkdl.storage import locate, open_file, open_storage
 
 _DECODED_NBYTES = 4 * 1024 * 1024
 """About what is decoded at once: little enough to stay in the processor's cache until scored."""
+_CHUNK_ROWS = 1024
+"""Rows that are converted at once, at least: a few batches, if these are small."""
 _AHEAD = 2
-"""Batches that are made while the model has one."""
+"""Chunks that are made while the model has one."""
 _END_S = 5.0
 _ANSWER_ROWS = 10_000
 _ANSWER_NBYTES = 1024 * 1024
@@ -69,22 +71,27 @@ class Rows:
         parts[_MAX_ORIGINS:] = ["…"] if len(parts) > _MAX_ORIGINS else []
         return ", ".join([*parts, *([f"partition {context.partitionId()}"] if context else [])])
 
+    def cut(self, start: int, stop: int) -> Rows:
+        """Return the rows from `start` to before `stop`."""
+        origins = []
+        first = 0
+        for file, numbers in self.origins:
+            part = numbers[max(start - first, 0) : max(stop - first, 0)]
+            origins += [(file, part)] if len(part) else []
+            first += len(numbers)
+        columns = tuple(column.slice(start, stop - start) for column in self.columns)
+        return Rows(columns, tuple(origins))
 
-def batches(pieces: Iterable[Rows], size: int) -> Iterator[Rows]:
-    """Cut and join rows so that each batch has `size` of them; the last one has what is left.
 
-    Args:
-        pieces: each of one origin.
-    """
+def chunks(pieces: Iterable[Rows], size: int) -> Iterator[Rows]:
+    """Cut and join rows so that each chunk has `size` of them; the last one has what is left."""
     held: list[Rows] = []
     count = 0
     for piece in pieces:
-        ((file, numbers),) = piece.origins
         start = 0
         while start < len(piece):
             stop = min(len(piece), start + size - count)
-            columns = tuple(column.slice(start, stop - start) for column in piece.columns)
-            held.append(Rows(columns, ((file, numbers[start:stop]),)))
+            held.append(piece.cut(start, stop))
             count += stop - start
             start = stop
             if count == size:
@@ -107,11 +114,11 @@ def _joined(parts: Sequence[Rows]) -> Rows:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """What the model is given at once.
+class Chunk:
+    """Rows of one or more batches, converted at once.
 
     Attributes:
-        values: the inputs, by name, of the rows that can be scored.
+        values: the model's inputs, by name, of the rows that can be scored.
         valid: bool [rows], which these are; None for all.
     """
 
@@ -138,15 +145,22 @@ class Score:
     batch_size: int
     handle_invalid: str
 
-    def batches(self, pieces: Iterable[Rows]) -> Iterator[Batch]:
-        """Yield what the model is to be given; a thread makes it while the caller has the last.
+    def chunks(self, pieces: Iterable[Rows], is_remote: bool = False) -> Iterator[Chunk]:
+        """Yield what the model is to be given.
+
+        A thread makes the next ones meanwhile, where somebody waits: for a GPU, or for files that
+        are not local. Where both compute on the core that the task has, it would only cost: the
+        values would be in another core's cache.
 
         Raises:
             FeedTypeError: if a value cannot feed the model, nulls included with `error`.
         """
-        return ahead(self._batch(rows) for rows in batches(pieces, self.batch_size))
+        size = self.batch_size * max(1, _CHUNK_ROWS // self.batch_size)
+        found = (self._chunk(rows) for rows in chunks(pieces, size))
+        is_ahead = is_remote or predictor(self.source).is_waited_for
+        return ahead(found) if is_ahead else found
 
-    def _batch(self, rows: Rows) -> Batch:
+    def _chunk(self, rows: Rows) -> Chunk:
         given = rows.columns[: len(self.inputs)]
         try:
             valid = self._valid(given)
@@ -159,44 +173,66 @@ class Score:
             }
         except FeedTypeError as error:
             raise FeedTypeError(f"{self.model}, {rows}: {error}") from error
-        return Batch(rows, values, valid)
+        return Chunk(rows, values, valid)
 
-    def columns(self, batch: Batch) -> list[pa.Array]:
+    def columns(self, chunk: Chunk) -> list[pa.Array]:
         """Return the outputs' columns, null where a row could not be scored.
 
         Raises:
             InferenceError: if the model fails, or its outputs are not one for each row, or do not
                 fit their types.
         """
-        if not batch.values:
-            return [pa.nulls(len(batch.rows), output.type) for output in self.outputs]
-        count = len(batch.rows) if batch.valid is None else int(batch.valid.sum())
-        predict = predictor(self.source)
+        if not chunk.values:
+            return [pa.nulls(len(chunk.rows), output.type) for output in self.outputs]
+        places = np.arange(len(chunk.rows)) if chunk.valid is None else np.flatnonzero(chunk.valid)
+        parts = [
+            self._predicted(chunk, places[start : start + self.batch_size], start)
+            for start in range(0, len(places), self.batch_size)
+        ]
         try:
-            found = predict(batch.values, [output.tensor for output in self.outputs])
             columns = [
-                output.column(_checked(found[output.tensor], output.tensor, count))
-                for output in self.outputs
+                _column(output, [part[output.tensor] for part in parts]) for output in self.outputs
             ]
-        except Exception as error:
-            kind = "" if isinstance(error, SparkdlError) else f"{type(error).__name__}: "
-            raise InferenceError(f"{self.model} failed on {batch.rows}: {kind}{error}") from error
-        if batch.valid is not None:
-            places = pa.array(np.cumsum(batch.valid) - 1, mask=~batch.valid)
-            columns = [column.take(places) for column in columns]
+        except InferenceError as error:
+            raise InferenceError(f"{self.model} failed on {chunk.rows}: {error}") from error
+        if chunk.valid is not None:
+            taken = pa.array(np.cumsum(chunk.valid) - 1, mask=~chunk.valid)
+            columns = [column.take(taken) for column in columns]
         return columns
 
-    def structs(self, pieces: Iterable[Rows]) -> Iterator[pa.Array]:
+    def _predicted(self, chunk: Chunk, places: Array, start: int) -> dict[str, Any]:
+        """Return the outputs for one batch.
+
+        Args:
+            places: of its rows in the chunk.
+            start: of its rows in the chunk's values.
+        """
+        batch = slice(start, start + len(places))
+        given = {name: array[batch] for name, array in chunk.values.items()}
+        try:
+            found = predictor(self.source)(given, [output.tensor for output in self.outputs])
+            for name, values in found.items():
+                _check(values, name, len(places))
+        except Exception as error:
+            rows = chunk.rows.cut(places[0], places[-1] + 1)
+            kind = "" if isinstance(error, SparkdlError) else f"{type(error).__name__}: "
+            raise InferenceError(f"{self.model} failed on {rows}: {kind}{error}") from error
+        return found
+
+    def structs(self, pieces: Iterable[Rows], is_remote: bool = False) -> Iterator[pa.Array]:
         """Yield the outputs as a struct for each row, null where it could not be scored.
 
+        Args:
+            is_remote: `pieces` wait for files on another machine.
+
         Raises:
-            FeedTypeError, InferenceError: see `batches` and `columns`.
+            FeedTypeError, InferenceError: see `chunks` and `columns`.
         """
         held = [pa.nulls(0, self.struct_type)]
-        for batch in self.batches(pieces):
-            mask = None if batch.valid is None else pa.array(~batch.valid)
+        for chunk in self.chunks(pieces, is_remote):
+            mask = None if chunk.valid is None else pa.array(~chunk.valid)
             fields = list(self.struct_type)
-            held.append(pa.StructArray.from_arrays(self.columns(batch), fields=fields, mask=mask))
+            held.append(pa.StructArray.from_arrays(self.columns(chunk), fields=fields, mask=mask))
             if sum(map(len, held)) >= _ANSWER_ROWS or held[-1].nbytes >= _ANSWER_NBYTES:
                 yield pa.concat_arrays(held)
                 held = []
@@ -224,17 +260,25 @@ class Score:
         return found
 
 
-def _checked(values: Any, name: str, rows: int) -> Any:
+def _check(values: Any, name: str, rows: int) -> None:
     shape = list(values.shape) if hasattr(values, "shape") else [len(values)]
     if shape[:1] != [rows]:
         raise InferenceError(
             f"the model's output {name!r} has shape {shape} for {rows} rows; it must have one "
             "value for each row"
         )
-    return values
 
 
-def ahead(source: Generator[T, None, None]) -> Iterator[T]:
+def _column(output: OutputColumn, parts: Sequence[Any]) -> pa.Array:
+    """Return an output of several batches as one column."""
+    if len({getattr(part, "shape", (0,))[1:] for part in parts}) == 1 and all(
+        isinstance(part, np.ndarray) and part.dtype == parts[0].dtype for part in parts
+    ):
+        return output.column(parts[0] if len(parts) == 1 else np.concatenate(parts))
+    return pa.concat_arrays([output.column(part) for part in parts])
+
+
+def ahead(source: Generator[T, None, None]) -> Generator[T, None, None]:
     """Yield what `source` gives; a thread gets the next ones while the caller has the last.
 
     Files are read and decoded while the model computes. The thread is at most `_AHEAD` ahead, and
@@ -311,12 +355,12 @@ class ScoreBatches:
                 fields[:] = [batch.schema.field(place) for place in self.kept]
                 yield tuple(batch.column(place) for place in (*self.places, *self.kept))
 
-        for batch in self.score.batches(_numbered(columns())):
-            kept = batch.rows.columns[len(self.places) :]
+        for chunk in self.score.chunks(_numbered(columns())):
+            kept = chunk.rows.columns[len(self.places) :]
             schema = pa.schema([*fields, *self.score.struct_type])
-            scored = pa.RecordBatch.from_arrays([*kept, *self.score.columns(batch)], schema=schema)
-            if batch.valid is not None and self.score.handle_invalid == "skip":
-                scored = scored.filter(pa.array(batch.valid))
+            scored = pa.RecordBatch.from_arrays([*kept, *self.score.columns(chunk)], schema=schema)
+            if chunk.valid is not None and self.score.handle_invalid == "skip":
+                scored = scored.filter(pa.array(chunk.valid))
             yield scored
 
 
@@ -350,9 +394,12 @@ class ScoreFiles:
 
     def structs(self, given: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[pa.Array]:
         """Answer one partition."""
-        yield from self.score.structs(self._read(given))
+        first = next(given, None)
+        if first is not None:
+            is_remote = not first[0][0].as_py().startswith("file:")
+            yield from self.score.structs(self._read(chain([first], given)), is_remote)
 
-    def _read(self, given: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[Rows]:
+    def _read(self, given: Iterable[tuple[pa.Array, pa.Array]]) -> Iterator[Rows]:
         opened = ""
         with ExitStack() as stack:
             for paths, numbers in given:

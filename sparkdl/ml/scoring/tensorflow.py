@@ -36,7 +36,11 @@ def load_tensorflow(source: ModelSource) -> Predictor:
     """
     with without_startup_noise():
         prepare_worker()
-        return _loaded(source)
+        found = _loaded(source)
+    import tensorflow as tf
+
+    found.is_waited_for = bool(tf.config.list_logical_devices("GPU"))
+    return found
 
 
 def _loaded(source: ModelSource) -> Predictor:

@@ -70,7 +70,8 @@ def module_signature(module: Any) -> Signature:
     Raises:
         ConfigError: if they have no names.
     """
-    required, optional = [], []
+    required: list[Tensor] = []
+    optional: list[Tensor] = []
     for each in inspect.signature(module.forward).parameters.values():
         if each.kind in (each.VAR_POSITIONAL, each.POSITIONAL_ONLY):
             raise ConfigError(
@@ -111,7 +112,7 @@ def load_torch(source: ModelSource) -> Predictor:
             tensors = {name: _tensor(x, dtypes[name], device) for name, x in inputs.items()}
             return _by_name(call(tensors))
 
-    return Predictor(signature, run, _numpy)
+    return Predictor(signature, run, _numpy, is_waited_for=device.type != "cpu")
 
 
 def _module(source: ModelSource, device: Any) -> tuple[Any, Signature]:
@@ -121,7 +122,8 @@ def _module(source: ModelSource, device: Any) -> tuple[Any, Signature]:
         module = module_of(source.content, device)
         return module, module_signature(module)
     module = torch.jit.load(_file(source.path), device)
-    required, optional = [], []
+    required: list[Tensor] = []
+    optional: list[Tensor] = []
     for argument in module.forward.schema.arguments[1:]:
         has_default = argument.has_default_value()
         if str(argument.type) in _TENSORS:

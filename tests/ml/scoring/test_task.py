@@ -14,7 +14,7 @@ from sparkdl.core.errors import FeedTypeError, InferenceError
 from sparkdl.ml.estimators.source import source_of
 from sparkdl.ml.scoring.columns import InputColumn, OutputColumn
 from sparkdl.ml.scoring.held import load
-from sparkdl.ml.scoring.task import Rows, Score, ScoreBatches, ScoreStructs, ahead, batches
+from sparkdl.ml.scoring.task import Rows, Score, ScoreBatches, ScoreStructs, ahead, chunks
 from tests.ml.conftest import Saved
 from tests.ml.models import linear
 
@@ -66,7 +66,7 @@ def test_batches_are_full_wherever_sparks_end() -> None:
         Rows((pa.array(np.arange(start, stop)),), ((file, np.arange(start, stop)),))
         for file, start, stop in (("a", 0, 5), ("a", 5, 6), ("b", 6, 20), ("b", 20, 20))
     ]
-    found = list(batches(iter(pieces), 8))
+    found = list(chunks(iter(pieces), 8))
     assert [batch.columns[0].to_pylist() for batch in found] == [
         list(range(8)),
         list(range(8, 16)),
