@@ -10,7 +10,7 @@
 #   make setup TORCH= JAX=                without PyTorch, without JAX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep test-examples test-hosts coverage soak fuzz check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-allreduce bench-frameworks bench-tls bench-scale bench-hosts peers clean
+.PHONY: help setup demo test test-deep test-examples test-hosts coverage soak fuzz check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-allreduce bench-frameworks bench-tls bench-scale bench-hosts bench-job peers clean
 
 VENV := .venv
 PEERS := .venv-peers
@@ -101,8 +101,8 @@ $(PEERS)/.installed: benchmarks/requirements-peers.txt
 	@$(PEERS)/bin/python -m pip install -q -r $<
 	@touch $@
 
-bench-launch bench-feed bench-overlap bench-inference bench-recovery: PYSPARK_PYTHON = $(peers_bin)/python
-bench-launch bench-feed bench-overlap bench-inference bench-recovery: PYSPARK_DRIVER_PYTHON = $(peers_bin)/python
+bench-launch bench-feed bench-overlap bench-inference bench-recovery bench-job: PYSPARK_PYTHON = $(peers_bin)/python
+bench-launch bench-feed bench-overlap bench-inference bench-recovery bench-job: PYSPARK_DRIVER_PYTHON = $(peers_bin)/python
 bench-launch: peers  ## measure the time to launch a cluster, sparkdl against its peers
 	@$(with_java) PYTHONPATH="$(CURDIR)" $(peers_bin)/python benchmarks/launch.py $(ARGS)
 
@@ -121,8 +121,11 @@ bench-inference: peers  ## measure rows/s of TFModel.transform, against its peer
 bench-recovery: peers  ## measure the time from a kill until the training goes on, against its peers
 	@$(with_java) PYTHONPATH="$(CURDIR)" $(peers_bin)/python benchmarks/recovery.py $(ARGS)
 
-bench-hosts: setup  ## measure the time from the loss of a host until the training goes on (as root)
+bench-hosts: setup peers  ## measure the time from the loss of a host until the training goes on (as root)
 	@$(with_java) PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/hosts.py $(ARGS)
+
+bench-job: setup peers  ## measure whole jobs, from the start of the program to scored test rows, against its peers
+	@$(with_java) PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/job.py $(ARGS)
 
 bench-allreduce: setup  ## measure all-reduce, sparkdl's against the bare collectives below it
 	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/allreduce.py $(ARGS)

@@ -59,9 +59,10 @@ DRAIN = Contestant("drain", "feed_drain.py")
 OURS = Contestant("sparkdl", "feed_sparkdl.py")
 BARE = Contestant("bare loop", "feed_bare.py")
 PARQUET = Contestant("sparkdl, Parquet", "feed_sparkdl.py", ("--source", "parquet"))
+NODES_READ = Contestant("sparkdl, nodes read", "feed_sparkdl.py", ("--source", "nodes"))
 SCAN = Contestant("scan", "feed_scan.py")
 MEMORY = Contestant("sparkdl, memory", "feed_sparkdl.py", ("--memory",))
-CONTESTANTS = (TFOS, DRAIN, OURS, BARE, PARQUET, SCAN, MEMORY)
+CONTESTANTS = (TFOS, DRAIN, OURS, BARE, PARQUET, NODES_READ, SCAN, MEMORY)
 COLUMNS = (
     Column("TensorFlowOnSpark 2.2.5", TFOS.name, FIRST),
     Column("drain: limit of a first epoch", DRAIN.name, FIRST),
@@ -70,6 +71,9 @@ COLUMNS = (
     Column("bare loop: limit of later epochs", BARE.name, LATER),
     Column("sparkdl, later epochs", OURS.name, LATER, BARE.name),
     Column("scan: limit of Parquet", SCAN.name, LATER),
+    Column("sparkdl, nodes read, first epoch of the first feed", NODES_READ.name, COLD, SCAN.name),
+    Column("sparkdl, nodes read, first epoch", NODES_READ.name, FIRST, SCAN.name),
+    Column("sparkdl, nodes read, later epochs", NODES_READ.name, LATER, BARE.name),
     Column("sparkdl from Parquet, first epoch", PARQUET.name, FIRST, SCAN.name),
     Column("sparkdl from Parquet, later epochs", PARQUET.name, LATER, BARE.name),
 )

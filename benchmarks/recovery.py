@@ -39,6 +39,12 @@ CONTESTANTS = (
     Contestant(IMPORT_TENSORFLOW, "recovery_floor.py", ("--of", "import"), IMPORT_TENSORFLOW),
     Contestant("sparkdl, tensorflow: child", "recovery_sparkdl.py", (), IMPORT_TENSORFLOW),
     Contestant(
+        "sparkdl, tensorflow, no spare: child",
+        "recovery_sparkdl.py",
+        ("--no-spare",),
+        IMPORT_TENSORFLOW,
+    ),
+    Contestant(
         IMPORT_TORCH, "recovery_floor.py", ("--of", "import", "--framework", "torch"), IMPORT_TORCH
     ),
     Contestant(
@@ -82,10 +88,12 @@ class Run:
     left_behind: list[str] = field(default_factory=list)
 
 
-def run(contestant: Contestant, number: int, python: str, kills: int, deadline_s: float) -> Run:
+def run(
+    contestant: Contestant, number: int, python: str, kills: int, after_s: float, deadline_s: float
+) -> Run:
     """Run one contestant once."""
     kills = contestant.warm_up + min(kills, contestant.max_kills)
-    arguments = [*contestant.arguments, "--kills", str(kills)]
+    arguments = [*contestant.arguments, "--kills", str(kills), "--after-s", str(after_s)]
     outcome = runner.run(python, contestant.program, arguments, deadline_s)
     recoveries = [
         Recovery(
@@ -181,6 +189,12 @@ def main() -> None:
         default=5,
         help="kills in each session, after one to warm up",
     )
+    parser.add_argument(
+        "--after-s",
+        type=float,
+        default=12.0,
+        help="seconds that all nodes have trained before each kill",
+    )
     parsed = parser.parse_args()
     wanted = [one for one in CONTESTANTS if parsed.only.lower() in one.name.lower()]
     floors = {one.floor for one in wanted}
@@ -188,7 +202,10 @@ def main() -> None:
     runs = []
     for number in range(parsed.repeats):
         for contestant in contestants:
-            done = run(contestant, number, parsed.python, parsed.kills, parsed.deadline_s)
+            done = run(
+                *(contestant, number, parsed.python),
+                *(parsed.kills, parsed.after_s, parsed.deadline_s),
+            )
             runs.append(done)
             times = ", ".join(f"{one.back_s or -1:.2f} s" for one in done.recoveries)
             print(f"round {number}: {contestant.name}: {times or 'failed'}", file=sys.stderr)

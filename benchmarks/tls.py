@@ -2,7 +2,8 @@
 
 Two clusters of two local nodes are up at the same time, one with TLS and one without, and are fed
 in turn. Rows go through sockets: feeders would hand over descriptors on one machine, which no
-network and so no TLS has a part in, so that is turned off here. `README.md` says how to read it.
+network and so no TLS has a part in, so that is turned off here. With `--hosts` both are fed by
+Spark on three hosts made of Linux namespaces (root is needed). `README.md` says how to read it.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +30,10 @@ from sparkdl.control.descriptors import FdSender
 
 NODES = 2
 WIDTH = 784
+PARTITIONS = 4
+SCHEMA = pa.schema([("x", pa.list_(pa.float32()))])
 NAMES = {False: "without TLS", True: "with TLS"}
+DEADLINE_S = 900.0
 
 
 def train(rounds: int, ctx: Any) -> int:
@@ -44,6 +52,35 @@ def partitions(megabytes: int, number: int) -> list[pa.Table]:
     return [pa.table({"x": column})] * number
 
 
+def rows_of(megabytes: int, _: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield a partition's rows, for `DataFrame.mapInArrow`: nothing is read from files."""
+    (table,) = partitions(megabytes, 1)
+    yield from table.cast(SCHEMA).to_batches(max_chunksize=1024)
+
+
+def on_hosts(arguments: Sequence[str], json_at: Path) -> None:
+    """Run this program on the first of three hosts, with Spark's workers on the others."""
+    from tests.hosts.bed import SHARED, hosts, why_not
+
+    if reason := why_not():
+        raise SystemExit(f"no hosts can be made here: {reason}")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-tls-", ignore_cleanup_errors=True) as scratch,
+        hosts(Path(scratch), "h0", "h1", "h2") as bed,
+    ):
+        master = bed.start_spark("h0", {"h1": 4, "h2": 4})
+        shared = ("--master", master, "--json", str(SHARED / "tls.json"))
+        mine = (sys.executable, __file__, *arguments, *shared)
+        driver = bed["h0"].run(*mine)
+        driver.process.wait(DEADLINE_S)
+        print(driver.output.read_text())
+        if driver.process.returncode:
+            raise SystemExit(driver.process.returncode)
+        json_at.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(bed.folder / "shared" / "tls.json", json_at)
+
+
 def main() -> None:
     """Feed in turn, print medians and their ratio, and write every value."""
     parser = argparse.ArgumentParser(
@@ -52,18 +89,32 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9, help="feeds of each that count")
     parser.add_argument("--megabytes", type=int, default=512, help="of the rows of one feed")
     parser.add_argument("--json", type=Path, default=ROOT / "out" / "tls.json")
+    parser.add_argument("--hosts", action="store_true", help="feed by Spark on three hosts")
+    parser.add_argument("--master", help=argparse.SUPPRESS)
     parsed = parser.parse_args()
-    data = partitions(parsed.megabytes, 4)
-    nbytes = sum(table.nbytes for table in data)
-    FdSender.connect = classmethod(lambda *_: None)  # type: ignore[assignment, method-assign]
+    if parsed.hosts and not parsed.master:
+        on_hosts(sys.argv[1:], parsed.json)
+        return
+    data: Any
+    if parsed.master:
+        from pyspark.sql import SparkSession
+
+        spark = SparkSession.builder.master(parsed.master).appName("bench-tls").getOrCreate()
+        make = partial(rows_of, parsed.megabytes // PARTITIONS)
+        data = spark.range(PARTITIONS, numPartitions=PARTITIONS).mapInArrow(make, "x array<float>")
+        nbytes = parsed.megabytes * 1_000_000
+    else:
+        spark, data = None, partitions(parsed.megabytes, PARTITIONS)
+        nbytes = sum(table.nbytes for table in data)
+        FdSender.connect = classmethod(lambda *_: None)  # type: ignore[assignment, method-assign]
     seconds: dict[bool, list[float]] = {False: [], True: []}
     with ExitStack() as stack:
         clusters = {
             has_tls: stack.enter_context(
                 sparkdl.launch(
-                    *(None, train, parsed.repeats + 1, NODES),
+                    *(spark, train, parsed.repeats + 1, NODES),
                     framework="plain",
-                    executor="local",
+                    executor="spark" if spark else "local",
                     show_progress=False,
                     feed_memory=2 * nbytes,
                     tls=has_tls,

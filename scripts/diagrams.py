@@ -1,4 +1,4 @@
-"""Draws the three state machines into docs/design.md: `python -m scripts.diagrams`.
+"""Draws the state machines into docs/design.md: `python -m scripts.diagrams`.
 
 What leads where comes from the tables of transitions, and from the types of the handlers in them:
 one that returns `Step[Running | Failing]` leads to these two. mypy holds the handlers to that.
@@ -15,6 +15,7 @@ from sparkdl.driver.feeds import transitions as feed
 from sparkdl.driver.feeds.state import Idle
 from sparkdl.driver.lifecycle import transitions as cluster
 from sparkdl.driver.lifecycle.state import Gathering
+from sparkdl.node import spare_state as spare
 from sparkdl.node import state as node
 
 DESIGN = Path(__file__).parent.parent / "docs" / "design.md"
@@ -36,6 +37,7 @@ MACHINES = {
     "cluster": Machine(Gathering, cluster.TRANSITIONS),
     "feed": Machine(Idle, feed.TRANSITIONS, feed.LOOKS),
     "node": Machine(node.Ready, node.TRANSITIONS),
+    "spare": Machine(spare.Absent, spare.TRANSITIONS),
 }
 
 

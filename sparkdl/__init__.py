@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sparkdl.ml.estimators.estimator import TFEstimator
     from sparkdl.ml.estimators.keras_estimator import KerasEstimator
     from sparkdl.ml.scoring.model import KerasModel, TFModel
+    from sparkdl.ml.scoring.torch_model import TorchModel
     from sparkdl.node.context import NodeContext
     from sparkdl.tfos import TFCluster, TFNode, TFParallel
     from sparkdl.torch_distributor import TorchDistributor
@@ -45,6 +46,7 @@ _HOMES = {
     "TFParallel": "sparkdl.tfos",
     "TlsFiles": "sparkdl.control.tls",
     "TorchDistributor": "sparkdl.torch_distributor",
+    "TorchModel": "sparkdl.ml.scoring.torch_model",
     "data": "sparkdl",
     "errors": "sparkdl.core",
     "keras": "sparkdl",
@@ -68,6 +70,7 @@ __all__ = [
     "TFParallel",
     "TlsFiles",
     "TorchDistributor",
+    "TorchModel",
     "__version__",
     "data",
     "errors",

@@ -110,6 +110,21 @@ def open_file(
     )
 
 
+def is_unchanged(system: pafs.FileSystem, path: str, nbytes: int, modified_ms: int) -> bool:
+    """Return whether a file has this length, and this time of its last change, since 1970.
+
+    Of storages other than local ones the time counts in whole seconds, as they know it.
+
+    Raises:
+        OSError: if that cannot be found out.
+    """
+    info = system.get_file_info(path)
+    if info.type != pafs.FileType.File or info.size != nbytes or info.mtime_ns is None:
+        return False
+    unit_ms = 1 if isinstance(system, pafs.LocalFileSystem) else 1000
+    return bool(info.mtime_ns // 1_000_000 // unit_ms == modified_ms // unit_ms)
+
+
 def find_files(system: pafs.FileSystem, path: str) -> Iterator[tuple[str, dict[str, str | None]]]:
     """Yield the files that `path` means, as Spark reads them, with their partition values.
 

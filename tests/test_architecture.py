@@ -39,6 +39,8 @@ BORROWED: dict[tuple[str, str], str] = {}  # the exceptions: who imports what, a
 
 PYSPARK = {  # who may import pyspark
     "driver/executors/spark.py": "performs what the driver decides on Spark",
+    "driver/executors/parquet_scan.py": "reads a DataFrame's plan, types and files",
+    "driver/executors/plan.py": "reads a DataFrame's plan",
     "driver/executors/scored.py": "names and types the columns of results",
     "driver/executors/stream_query.py": "feeds the micro-batches of a query",
     "driver/slots/preflight.py": "compares the slots there are with those needed",
@@ -69,7 +71,8 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
     "feed/adapters/jax.py": "batches become arrays on devices, and what Keras on JAX takes",
     "feed/values/ndarrays.py": "batches become tensors",
     "collectives/*": "reduces a framework's tensors",
-    "ml/scoring/predict.py": "loads a saved model",
+    "ml/scoring/tensorflow.py": "loads a saved model",
+    "ml/scoring/torch.py": "loads a saved model, and takes a module",
     "ml/daemon.py": "imports TensorFlow for Spark's workers",
     "ml/estimators/keras_train.py": "trains a Keras model",
     "ml/estimators/keras_model.py": "makes and compiles a Keras model",
@@ -117,6 +120,10 @@ FORBIDDEN_BUT = {
         "ml/estimators/describe.py",
         "cloudpickle.loads",
     ): "the user's function, from its own driver",
+    (
+        "ml/scoring/function.py",
+        "cloudpickle.loads",
+    ): "the user's function, from the Spark task's payload",
     ("collectives/group.py", "cloudpickle.loads"): "sealed with the group's secret",
     ("horovod/spark/task.py", "cloudpickle.loads"): "what the user's function returned, in Horovod",
     ("horovod/common/elastic.py", "cloudpickle.loads"): "the user's state, from its checkpoint",

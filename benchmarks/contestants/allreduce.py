@@ -1,6 +1,8 @@
 """Sums float32 arrays of several sizes over the nodes of a local cluster, in one of several ways.
 
 Every way runs in children of sparkdl, one thread each, so that what differs is the collective.
+After each iteration bare gloo has one in the same processes: whatever else the machine does, it
+does to both.
 """
 
 from __future__ import annotations
@@ -27,7 +29,12 @@ def gloo(ctx: Any, elements: int) -> tuple[Callable[[], Any], Callable[[Any], fl
 
     if not dist.is_initialized():
         torch.set_num_threads(1)
-        dist.init_process_group("gloo")
+        store = dist.TCPStore("localhost", 0, None, True, wait_for_workers=False)  # of rank 0
+        port = ctx.all_gather(store.port)[0]
+        if ctx.rank:
+            store = dist.TCPStore("localhost", port, None, False, wait_for_workers=False)
+        place = {"rank": ctx.rank, "world_size": ctx.num_workers}
+        dist.init_process_group("gloo", store=store, **place)
     tensor = torch.ones(elements)
     return lambda: dist.all_reduce(tensor), lambda _: 0.0
 
@@ -53,7 +60,7 @@ def ring(ctx: Any, elements: int) -> tuple[Callable[[], Any], Callable[[Any], fl
             communication_hint="ring",
         )
 
-    return lambda: reduce(values).numpy(), lambda sums: float(sums[0])
+    return lambda: reduce(values), lambda sums: float(sums[0])  # no copy, as `.numpy()` is
 
 
 def group(ctx: Any, elements: int) -> tuple[Callable[[], Any], Callable[[Any], float]]:
@@ -94,7 +101,7 @@ def hvd_tensorflow(ctx: Any, elements: int) -> tuple[Callable[[], Any], Callable
     def reduce(values: Any) -> Any:
         return hvd.allreduce(values, op=hvd.Sum)
 
-    return lambda: reduce(values).numpy(), lambda sums: float(sums[0])
+    return lambda: reduce(values), lambda sums: float(sums[0])  # no copy, as `.numpy()` is
 
 
 WAYS = {
@@ -114,7 +121,9 @@ def measure(args: argparse.Namespace, ctx: Any) -> list[dict[str, float]]:
         tf.config.threading.set_intra_op_parallelism_threads(1)
     found = []
     for nbytes in args.sizes:
-        reduce, first = WAYS[args.way][1](ctx, max(1, nbytes // 4))
+        elements = max(1, nbytes // 4)
+        reduce, first = WAYS[args.way][1](ctx, elements)
+        bare, _ = gloo(ctx, elements)
         start = time.perf_counter()
         value = first(reduce())
         if value not in (0.0, ctx.num_workers):
@@ -122,13 +131,14 @@ def measure(args: argparse.Namespace, ctx: Any) -> list[dict[str, float]]:
         reduce()
         once_s = max(ctx.all_gather((time.perf_counter() - start) / 2))
         iterations = int(min(MAX_ITERATIONS, max(MIN_ITERATIONS, SECONDS / once_s)))
-        times = []
+        times: dict[str, list[float]] = {"seconds": [], "bare_seconds": []}
         for _ in range(iterations):
-            start = time.perf_counter()
-            reduce()
-            times.append(time.perf_counter() - start)
+            for name, work in (("seconds", reduce), ("bare_seconds", bare)):
+                start = time.perf_counter()
+                work()
+                times[name].append(time.perf_counter() - start)
         ctx.barrier()
-        found.append({"nbytes": nbytes, "seconds": statistics.median(times)})
+        found.append({"nbytes": nbytes} | {k: statistics.median(v) for k, v in times.items()})
     return found
 
 
@@ -152,8 +162,7 @@ def main() -> None:
         timeout_s=300,
     )
     for of_size in zip(*results, strict=True):
-        seconds = max(one["seconds"] for one in of_size)
-        write(lines, {"event": "size", "nbytes": of_size[0]["nbytes"], "seconds": seconds})
+        write(lines, {"event": "size"} | {k: max(one[k] for one in of_size) for k in of_size[0]})
 
 
 if __name__ == "__main__":

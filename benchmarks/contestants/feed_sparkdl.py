@@ -1,4 +1,7 @@
-"""sparkdl: `cluster.feed` from a DataFrame or from the files, `ctx.batches` in two nodes."""
+"""sparkdl: `cluster.feed` of a DataFrame or of files, `ctx.batches` in two nodes.
+
+`nodes` is the DataFrame of the files, which the nodes read themselves.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,14 @@ import argparse
 import tempfile
 import time
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from feeding import BATCH_ROWS, Touch, cpu_s, drain, feed_session, options, write_epochs
 from harness import NODES, claim_stdout, mark, wait_for_marks, write
 from processes import MemoryWatch
 
+READERS = {"dataframe": "spark", "nodes": "nodes", "parquet": "auto"}
 _DEADLINE_S = 60.0
 
 
@@ -39,7 +44,7 @@ def moment() -> dict[str, float]:
 def main() -> None:
     """Feed, and write a line for each epoch."""
     parser = options(__doc__)
-    parser.add_argument("--source", choices=["dataframe", "parquet"], default="dataframe")
+    parser.add_argument("--source", choices=["dataframe", "nodes", "parquet"], default="dataframe")
     parser.add_argument(
         "--memory",
         action="store_true",
@@ -62,16 +67,17 @@ def main() -> None:
         ) as cluster:
             wait_for_marks(folder, _DEADLINE_S)
             source = f"{parsed.path}/*.parquet" if parsed.source == "parquet" else data
+            feed = partial(cluster.feed, source, reader=READERS[parsed.source])
             if parsed.memory:
                 with MemoryWatch() as watch:
-                    cluster.feed(source, epochs=parsed.epochs)
+                    feed(epochs=parsed.epochs)
                 seen = {key: list(value.values()) for key, value in asdict(watch.memory).items()}
                 write(lines, {"event": "memory", "budget": budget} | seen)
             else:
                 starts = [moment()]
-                cluster.feed(source, name="cold")
+                feed(name="cold")
                 starts.append(moment())
-                cluster.feed(source, epochs=parsed.epochs)
+                feed(epochs=parsed.epochs)
                 results = cluster.results(_DEADLINE_S)
                 colds, warms = [r[:1] for r in results], [r[1:] for r in results]
                 write_epochs(lines, parsed, starts[0], colds, "cold")

@@ -8,47 +8,81 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 from harness import NODES, wait_for_marks
-from recovering import Said, arrive, outcome, prepare, step
+from recovering import Said, arrive, prepare, step
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+T = TypeVar("T")
 LAUNCHED_S = 150.0
-ROWS = 1 << 20
-BATCH = 32
+ROWS = 10_000
+BATCH = 8
+CHECKPOINT_STEPS = 10
+TFOS_ROWS = 1 << 16
+FEED_TIMEOUT_S = 60
+"""Of TensorFlowOnSpark; it waits ten minutes by default."""
 
 
-def train(folder: str, generation: int, batches: Any = None) -> None:
+def train(folder: str, generation: int, batches: Iterable[T]) -> Iterator[T]:
     """Be the user's function on a node: step after step, each with an all-reduce of gloo."""
     import torch
     from torch import distributed
 
     distributed.init_process_group("gloo")
     here, total = arrive(folder, generation), torch.zeros(1 << 16)
-    for number, _ in enumerate(batches or range(100_000)):
+    for number, batch in enumerate(batches):
         distributed.all_reduce(total)
         step(here, number)
+        yield batch
 
 
 def map_fun(folder: str, ctx: Any) -> None:
     """Train on a node of sparkdl, without a feed."""
-    train(folder, ctx.generation)
+    for _ in train(folder, ctx.generation, range(100_000)):
+        pass
 
 
-def map_fun_fed(folder: str, ctx: Any) -> None:
-    """Train on a node of sparkdl, on batches of the feed."""
-    train(folder, ctx.generation, ctx.batches(BATCH, even=True, tail="pad"))
+def map_fun_fed(folder: str, ctx: Any) -> list[int]:
+    """Train on a node of sparkdl, on the feed; return the rows in this node's part of the model."""
+    seen: list[int] = []
+    last = ctx.last_checkpoint
+    if last is not None and ctx.rank == 0:
+        for part in sorted(last.folder.glob("part-*.npy")):
+            seen += np.load(part).tolist()
+    steps = 0 if last is None else last.step
+    batches = ctx.batches(BATCH, even=True, tail="pad")
+    for used, batch in enumerate(train(folder, ctx.generation, batches), 1):
+        seen += batch["id"][batch["sample_weight"] > 0].tolist()
+        if used % CHECKPOINT_STEPS == 0:
+            with ctx.checkpoint(steps + used, batches=used) as saved:
+                np.save(saved / f"part-{ctx.rank}.npy", np.array(seen, np.int64))
+    return seen
 
 
 def train_first(folder: str) -> None:
     """Train in a process of TorchDistributor; an attempt that follows is the next generation."""
     has_begun = len(list(Path(folder, "0", "stepped").iterdir())) >= NODES
-    train(folder, int(has_begun))
+    for _ in train(folder, int(has_begun), range(100_000)):
+        pass
+
+
+def map_fun_tfos(args: argparse.Namespace, ctx: Any) -> None:
+    """Train on a node of TensorFlowOnSpark, on the feed."""
+    here, number = arrive(args.folder, 0), 0
+    feed = ctx.get_data_feed()
+    while not feed.should_stop():
+        feed.next_batch(BATCH)
+        step(here, number)
+        number += 1
 
 
 def tell(event: str, **values: Any) -> None:
@@ -72,10 +106,12 @@ def run_sparkdl(spark: SparkSession, folder: str, is_fed: bool, deadline_s: floa
         max_restarts=1,
         min_nodes=1,
         elastic_timeout=5.0,
+        checkpoint_dir=str(Path(folder, "checkpoints")) if is_fed else None,
         show_progress=False,
     )
     try:
-        feeding = cluster.feed_async(spark.range(ROWS).coalesce(NODES)) if is_fed else None
+        rows = spark.range(ROWS, numPartitions=4 * NODES)
+        feeding = cluster.feed_async(rows) if is_fed else None
         wait_for_marks(str(Path(folder, "0", "stepped")), LAUNCHED_S)
         tell("training", hosts=[member.host for member in cluster.world.members])
         cluster._controller.wait_for(
@@ -84,11 +120,21 @@ def run_sparkdl(spark: SparkSession, folder: str, is_fed: bool, deadline_s: floa
         tell("known")
         (at_s,) = wait_for_marks(str(Path(folder, "1", "stepped")), deadline_s, 1)
         tell("stepped", stepped_s=at_s)
-        tell("said", text=cluster.status())
+        if feeding is None:
+            tell("said", text=cluster.status())
+        else:
+            feeding.result(deadline_s)
+            lost, doubled = lost_and_doubled(cluster.results(deadline_s))
+            tell("said", text=f"{lost} rows lost, {doubled} seen twice")
     finally:
         cluster.abort()
-    if feeding is not None:
-        outcome(lambda: feeding.result(deadline_s))
+
+
+def lost_and_doubled(parts: Iterable[Iterable[int]]) -> tuple[int, int]:
+    """Return how many rows the model of all nodes has too few and too many."""
+    seen = Counter(row for part in parts for row in part)
+    wanted = Counter(range(ROWS))
+    return (wanted - seen).total(), (seen - wanted).total()
 
 
 def run_torch(spark: SparkSession, folder: str, deadline_s: float) -> None:
@@ -106,10 +152,35 @@ def run_torch(spark: SparkSession, folder: str, deadline_s: float) -> None:
     spark.sparkContext.cancelAllJobs()
 
 
+def run_tfos(spark: SparkSession, folder: str, deadline_s: float) -> None:
+    """Tell when and how `train` ends, if it does; nothing trains again by itself."""
+    from tensorflowonspark import TFCluster
+
+    cluster = TFCluster.run(
+        spark.sparkContext,
+        map_fun_tfos,
+        argparse.Namespace(folder=folder),
+        num_executors=NODES,
+        num_ps=0,
+        input_mode=TFCluster.InputMode.SPARK,
+        master_node="chief",
+    )
+    rows = spark.sparkContext.parallelize(range(TFOS_ROWS), 4 * NODES)
+    run = Said(lambda: cluster.train(rows, feed_timeout=FEED_TIMEOUT_S))
+    wait_for_marks(str(Path(folder, "0", "stepped")), LAUNCHED_S)
+    tell("training", hosts=[])
+    run.wait(deadline_s)
+    if run.at_s is not None:
+        tell("known")
+    tell("said", text=run.text)
+    tell("done")
+    os._exit(0)  # its `shutdown` would wait for the lost node, and then exit so as well
+
+
 def main() -> None:
     """Train until a host is lost, and tell what becomes of it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["sparkdl", "fed", "torch"])
+    parser.add_argument("what", choices=["sparkdl", "fed", "torch", "tfos"])
     parser.add_argument("master")
     parser.add_argument("folder")
     parser.add_argument("--deadline-s", type=float, default=120.0)
@@ -120,6 +191,8 @@ def main() -> None:
     prepare(parsed.folder)
     if parsed.what == "torch":
         run_torch(spark, parsed.folder, parsed.deadline_s)
+    elif parsed.what == "tfos":
+        run_tfos(spark, parsed.folder, parsed.deadline_s)
     else:
         run_sparkdl(spark, parsed.folder, parsed.what == "fed", parsed.deadline_s)
     tell("done")

@@ -129,7 +129,7 @@ def main() -> None:
             if parsed.mode != "memory":
                 wait_for_marks(folder, _DEADLINE_S, nodes=1)
                 start = {"at": time.time(), "cpu_s": cpu_s()}
-                cluster.feed(data, epochs=parsed.epochs)
+                cluster.feed(data, epochs=parsed.epochs, reader="spark")
             (end,) = cluster.results()
             start = end["start"] or start
             each = parsed.rows if parsed.mode == "feed" else -(-parsed.rows // BATCH_ROWS)

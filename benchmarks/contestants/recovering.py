@@ -24,6 +24,7 @@ def options_of_kills(description: str | None) -> argparse.ArgumentParser:
     """Return the parser with the options that every contestant of `recovery.py` has."""
     parser = options(description)
     parser.add_argument("--kills", type=int, default=1, help="kills, each in a cluster of its own")
+    parser.add_argument("--after-s", type=float, default=0.0, help="of training before each kill")
     return parser
 
 
@@ -51,9 +52,10 @@ def prepare(folder: str, generations: int = 2) -> None:
             Path(folder, str(generation), name).mkdir(parents=True)
 
 
-def victim(folder: str) -> int:
-    """Return the process id of one of the user's functions, once all have taken a step."""
+def victim(folder: str, after_s: float = 0.0) -> int:
+    """Return the process id of one of the user's functions, `after_s` after all took a step."""
     wait_for_marks(str(Path(folder, "0", "stepped")), 120)
+    time.sleep(after_s)
     return min(int(path.name) for path in Path(folder, "0", "pids").iterdir())
 
 

@@ -22,7 +22,7 @@ from recovering import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROWS = 1 << 14
+ROWS = 1 << 16
 BATCH = 32
 
 
@@ -56,7 +56,7 @@ def recover(spark: SparkSession, parsed: argparse.Namespace) -> dict[str, Any]:
         )
         rows = spark.sparkContext.parallelize(range(ROWS), 2)
         train = Said(lambda: cluster.train(rows, feed_timeout=parsed.feed_timeout_s))
-        at_s = kill(victim(folder))
+        at_s = kill(victim(folder, parsed.after_s))
         train.wait(parsed.deadline_s)
         known_s = train.at_s - at_s if train.at_s else None
         shutdown = outcome(lambda: cluster.shutdown(timeout=60))  # in the main thread: SIGALRM

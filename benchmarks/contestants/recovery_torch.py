@@ -33,7 +33,7 @@ def recover(spark: SparkSession, parsed: argparse.Namespace) -> dict[str, Any]:
         prepare(folder)
         distributor = TorchDistributor(num_processes=NODES, local_mode=False, use_gpu=False)
         run = Said(lambda: distributor.run(train, folder))
-        at_s = kill(victim(folder))
+        at_s = kill(victim(folder, parsed.after_s))
         give_up_s = time.time() + parsed.deadline_s
         stepped = Path(folder, "1", "stepped")
         while run.at_s is None and time.time() < give_up_s and len(_marks(stepped)) < NODES:

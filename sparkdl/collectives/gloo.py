@@ -91,7 +91,7 @@ class GlooGroup(Group):
         self._store, self._prefix, self._host = store, prefix, host
         self._memory = BufferPool()
         own = PrefixStore(prefix, store)
-        self.tensors = TensorGroup(rank, len(self.ranks), own, host, timeout_s)
+        self.tensors = TensorGroup(rank, len(self.ranks), own, host, key, timeout_s)
 
     def all_reduce(
         self, arrays: Sequence[Array], op: Op = Op.AVERAGE, name: str | None = None
@@ -192,7 +192,7 @@ def _reducible(array: Array) -> torch.Tensor:
     """
     import torch
 
-    if array.dtype.name == _BFLOAT16:
+    if array.dtype.kind == "V" and array.dtype.name == _BFLOAT16:  # a name takes long to make
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     tensor = _tensor(array)
     if tensor.dtype not in dtypes() or tensor.numel() != array.size:
@@ -228,16 +228,16 @@ class BufferPool:
         self._kept: list[np.ndarray[Any, Any]] = []
 
     def empty(self, size: int, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-        """Return an aligned array `[size]`: memory that is free, or fresh."""
+        """Return an array `[size]`; a large one is aligned, in memory that is free, or fresh."""
         nbytes = size * dtype.itemsize
+        if nbytes < _SMALL_NBYTES:
+            return np.empty(size, dtype)
         raw = self._free(nbytes + ALIGN_NBYTES)
-        start = -raw.ctypes.data % ALIGN_NBYTES
+        start = -raw.__array_interface__["data"][0] % ALIGN_NBYTES  # `.ctypes` is slower
         whole: np.ndarray[Any, Any] = raw[start : start + nbytes].view(dtype)
         return whole
 
     def _free(self, nbytes: int) -> np.ndarray[Any, Any]:
-        if nbytes < _SMALL_NBYTES:
-            return np.empty(nbytes, np.uint8)
         is_unused = [count <= _UNUSED for count in _references(self._kept)]
         for raw, unused in zip(self._kept, is_unused, strict=True):
             if unused and raw.nbytes == nbytes:

@@ -9,6 +9,7 @@ mismatch is an error that says what each of them called, and those that have joi
 from __future__ import annotations
 
 import hashlib
+import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -102,6 +103,9 @@ def last_to_join(calls: Sequence[Announcement]) -> int:
     return max(range(len(calls)), key=lambda rank: (-calls[rank].extra, calls[rank].since_ns, rank))
 
 
+_WORDS = struct.Struct(f"<{len(Announcement._fields)}q")
+
+
 class TensorGroup:
     """Members of one process set, of which each call blocks; see `Group` for what they share.
 
@@ -109,14 +113,17 @@ class TensorGroup:
         rank: of this member, within the group.
         size: of the group.
         store: reaches the members, and no other group.
-        host: this member's own address; any by default.
+        host: this member's own address.
+        key: a secret of the members.
         timeout_s: of each operation.
     """
 
-    def __init__(self, rank: int, size: int, store: Store, host: str, timeout_s: float) -> None:
+    def __init__(
+        self, rank: int, size: int, store: Store, host: str, key: bytes, timeout_s: float
+    ) -> None:
         self.rank = rank
         self.size = size
-        self._wire = Transport(rank, size, store, host, timeout_s)
+        self._wire = Transport(rank, size, store, host, key, timeout_s)
         self._steps: list[WeakMethod[Callable[[], None]]] = []
 
     def all_reduce_(
@@ -275,13 +282,13 @@ class TensorGroup:
             MismatchError: on all members but those that have joined, if it cannot be done; it
                 says what each called.
         """
-        import torch
-
-        mine = torch.tensor(call.announcement(), dtype=torch.int64)
-        everyone = torch.empty(self.size * len(mine), dtype=torch.int64)
+        announcement = call.announcement()
+        mine = _WORDS.pack(*announcement)
         with self._wire.named_errors(call.kind.name.lower()):
-            self._wire.gather_even(mine, everyone)
-        calls = [Announcement(*row) for row in everyone.view(self.size, -1).tolist()]
+            everyone = self._wire.announce(mine)
+        if everyone.count(mine) == self.size:
+            return [announcement] * self.size
+        calls = [Announcement(*_WORDS.unpack(each)) for each in everyone]
         if (why := objection(calls)) is not None:
             self._refuse(call, why)
         return calls

@@ -11,8 +11,10 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.collectives.announcer import Announcer
 from sparkdl.collectives.group import Op
 from sparkdl.core.errors import CollectiveError
 
@@ -28,30 +30,48 @@ class Transport:
         rank: of this member, within the group.
         store: reaches the members, and no other group.
         host: this machine's own address.
+        key: a secret of the members.
         timeout_s: of each operation.
     """
 
-    def __init__(self, rank: int, size: int, store: Store, host: str, timeout_s: float) -> None:
+    def __init__(
+        self, rank: int, size: int, store: Store, host: str, key: bytes, timeout_s: float
+    ) -> None:
         self.rank = rank
         self.size = size
         self._store = store
         self._timeout_s = timeout_s
+        self._timeout = timedelta(seconds=timeout_s)
         self._broken: str | None = None
         self._nccl: Any = None
+        self._announcer: Announcer | None = None
         with self.named_errors("connect"):
             self._gloo = _gloo_backend(store, rank, size, host, timeout_s)
+            self._announcer = Announcer(rank, size, store, host, key, timeout_s)
 
     def close(self) -> None:
         """Let the connections go."""
         self._broken = "it was closed"
+        self._hang_up()
         for backend in (self._gloo, self._nccl):
             if backend is not None:
                 backend.shutdown()
         self._gloo = self._nccl = None
 
+    def _hang_up(self) -> None:
+        """Have members that wait for this one's announcement wait no longer."""
+        if self._announcer is not None:
+            self._announcer.close()
+
+    def announce(self, mine: bytes) -> list[bytes]:
+        """Return what the members have called this with, by rank; all give as many bytes."""
+        assert self._announcer is not None, "nobody has a transport that is not connected"
+        return self._announcer.exchange(mine)
+
     def reduce_(self, flat: torch.Tensor, op: Op, factor: float, divisor: int) -> torch.Tensor:
         """Reduce a contiguous tensor in place, and scale it; an average is a sum here."""
-        wide = flat.to(_wider().get(flat.dtype, flat.dtype))  # itself, if gloo knows the dtype
+        wider = _wider().get(flat.dtype)
+        wide = flat if wider is None else flat.to(wider)
         self._wait(self._of(flat).allreduce([wide], _reduce_options(op, self._timeout_s)))
         scale_(wide, factor, divisor)
         return flat if wide is flat else flat.copy_(wide)
@@ -95,7 +115,7 @@ class Transport:
 
         options = BroadcastOptions()
         options.rootRank = root
-        options.timeout = timedelta(seconds=self._timeout_s)
+        options.timeout = self._timeout
         self._wait(self._of(data).broadcast([data], options))
 
     def exchange(
@@ -107,7 +127,7 @@ class Transport:
         self._wait(self._of(tensor).alltoall_base(bytes_of(out), bytes_of(tensor), *nbytes))
 
     def _wait(self, work: Any) -> None:
-        work.wait(timedelta(seconds=self._timeout_s))
+        work.wait(self._timeout)
 
     @contextmanager
     def named_errors(self, doing: str) -> Iterator[None]:
@@ -119,10 +139,11 @@ class Transport:
             raise CollectiveError(f"this group can't {doing} any more: {self._broken}")
         try:
             yield
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             if isinstance(error, CollectiveError):
                 raise
             self._broken = f"{doing} failed: {str(error).splitlines()[0]}"
+            self._hang_up()
             raise CollectiveError(
                 f"rank {self.rank} of {self.size}: {self._broken}. A node was lost, or not all "
                 f"called this within {self._timeout_s:g} s"
@@ -138,17 +159,21 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a contiguous tensor, without copying them."""
     import torch
 
+    if not tensor.numel():  # its strides may be anything, and then PyTorch makes no view
+        return torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return tensor.view(-1).view(torch.uint8)
 
 
-def dtypes() -> list[torch.dtype]:
+@cache
+def dtypes() -> tuple[torch.dtype, ...]:
     """Return the dtypes that can be reduced."""
     import torch
 
     whole = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool]
-    return [torch.float32, torch.float64, torch.float16, torch.bfloat16, *whole]
+    return (torch.float32, torch.float64, torch.float16, torch.bfloat16, *whole)
 
 
+@cache
 def _wider() -> dict[torch.dtype, torch.dtype]:
     """Return what is reduced in the place of dtypes that gloo does not know."""
     import torch
@@ -180,6 +205,7 @@ def reduced(parts: torch.Tensor, op: Op) -> torch.Tensor:
     return torch.amin(parts, 0) if op is Op.MIN else torch.amax(parts, 0)
 
 
+@cache
 def _reduce_options(op: Op, timeout_s: float) -> Any:
     """Return PyTorch's options of an all-reduce; an average is a sum to it."""
     from torch.distributed import AllreduceOptions, ReduceOp

@@ -3,7 +3,7 @@
 Runs in: agent, child
 
     agent                                        child
-      │  Start(world, …) ──────────────────────────▶│  imports done or not, sent once
+      │  Start(world, …) + descriptor ─────────────▶│  imports done or not, sent once, with the port
       │  Segment(feed, number, …) + descriptor ────▶│  one received batch, for the child to map
       │  FeedStart, EndMark, Reopened, Reclaim ────▶│
       │  Granted, EpochEnd, FeedHold, FeedCovered ─▶│  the coordinator's, passed on
@@ -53,7 +53,7 @@ class LocalMessage(msgspec.Struct, frozen=True, tag=True):
 
 
 class Start(LocalMessage, frozen=True):
-    """The world is complete."""
+    """The world is complete; the bound socket of this node's port comes with it."""
 
     world: World
     node_id: int
@@ -304,7 +304,7 @@ def frame(message: Local) -> bytes:
 
 def carries_fd(message: Local) -> bool:
     """Whether a descriptor comes with the message."""
-    return isinstance(message, (Segment, Results))
+    return isinstance(message, (Start, Segment, Results))
 
 
 class Unframer:
@@ -382,7 +382,7 @@ class ChildPipe:
     ) -> None:
         self._loop = loop
         self._sock = sock
-        self._on_message = on_message
+        self.on_message = on_message
         self._unframer = Unframer()
         self._outbox: deque[tuple[bytes, int]] = deque()
         self._is_open = True
@@ -431,7 +431,7 @@ class ChildPipe:
                 return
             try:
                 for message, fd in messages:
-                    self._on_message(message, fd)
+                    self.on_message(message, fd)
             except ProtocolError as error:  # what follows cannot be understood either
                 self._give_up(str(error))
 
@@ -442,7 +442,7 @@ class ChildPipe:
             self._sock.shutdown(socket.SHUT_RDWR)
         name = ProtocolError.__name__
         failure = Failure("", "exception", f"{name}: {problem}", time.time(), exception_type=name)
-        self._on_message(Raised(failure), -1)
+        self.on_message(Raised(failure), -1)
 
     def _flush(self) -> None:
         while self._outbox:

@@ -4,7 +4,8 @@ Runs in: anywhere
 
 A row is known by its epoch, its partition and its number in the partition: of a DataFrame or RDD
 the partitions are Spark's; of Parquet files there is one, number 0, in which the rows of all files
-are numbered through in the order of their listing.
+are numbered through in the order of their listing. So it is with a DataFrame whose files the nodes
+read.
 """
 
 from __future__ import annotations
@@ -28,10 +29,13 @@ class CallShape(msgspec.Struct, frozen=True):
     Attributes:
         partitions: how many there are; 0 while that is not known.
         rows: by partition, of those of which it is known.
+        numbering: of the rows of a DataFrame that nodes read from its files: differs where other
+            rows have the same numbers. Empty for any other data.
     """
 
     partitions: int = 0
     rows: dict[int, int] = {}
+    numbering: str = ""
 
 
 UNKNOWN = CallShape()
@@ -100,15 +104,51 @@ class DataFile(msgspec.Struct, frozen=True, array_like=True):
         path: within the storage.
         row_nbytes: about how many bytes a row of the wanted columns has in memory.
         values: of the partition columns, as the folders spell them; None is null.
+        nbytes: how long it was when it was listed.
+        modified_ms: when it had been modified last, since 1970; below zero if that does not matter.
     """
 
     path: str
     row_nbytes: int
     values: tuple[str | None, ...] = ()
+    nbytes: int = 0
+    modified_ms: int = -1
+
+
+class Pick(msgspec.Struct, frozen=True, array_like=True):
+    """Where in a file a column comes from.
+
+    Attributes:
+        path: the file's name for it; for a field of a struct its name behind that of the struct.
+        refuses_nulls: a null in it is an error.
+    """
+
+    path: tuple[str, ...]
+    refuses_nulls: bool = False
+
+
+class Condition(msgspec.Struct, frozen=True, array_like=True):
+    """What rows have to fulfil; like SQL's, it is true, false or unknown of a row.
+
+    Attributes:
+        what: `and`, `or`, `not` of `parts`; `true`, `null`, `eq`, `lt`, `le`, `gt`, `ge`, `in` of a
+            column.
+        path: the column, see `Pick`.
+        kind: its type, see `conditions.KINDS`; empty if only nulls matter.
+        values: what it is compared with; dates in days, timestamps in microseconds since 1970.
+    """
+
+    what: str
+    parts: tuple[Condition, ...] = ()
+    path: tuple[str, ...] = ()
+    kind: str = ""
+    values: tuple[bool | int | str, ...] = ()
 
 
 class FileRange(msgspec.Struct, frozen=True, array_like=True):
     """Rows [`start`, `stop`) of row group `row_group` of file number `file` of a `Share`.
+
+    Of a share with a condition only rows that fulfil it count.
 
     Attributes:
         first: the number of row `start` among the rows of all files of the data set.
@@ -138,6 +178,8 @@ class Share(msgspec.Struct, frozen=True):
         schema: of every batch, as `pyarrow.Schema.serialize` writes it.
         partitions: those of its columns whose values are in `DataFile.values`, in that order.
         ranges: `file` is an index into `files`.
+        picks: for each column of the schema; none if all have their names in the files.
+        condition: other rows of the files do not count.
     """
 
     storage: Storage
@@ -145,6 +187,8 @@ class Share(msgspec.Struct, frozen=True):
     partitions: tuple[str, ...]
     files: tuple[DataFile, ...]
     ranges: tuple[FileRange, ...]
+    picks: tuple[Pick, ...] = ()
+    condition: Condition | None = None
 
     @property
     def num_rows(self) -> int:

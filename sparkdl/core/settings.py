@@ -38,6 +38,8 @@ class Settings:
         log_tail_lines: of a failed child that travel with its failure.
         max_port_retries: new rounds on new ports before a lost port counts as a failure.
         max_restarts: after failures within `restart_window_s`, before one is final.
+        spare: whether each node keeps a child that has imported its libraries for the next restart;
+            `None` where there are restarts, and the memory that is left can be seen.
         min_nodes: with how many to continue if lost ones do not come back; `None` for all.
         elastic_timeout_s: how long a restart waits for lost nodes.
         restart_backoff_s: before the second restart in a row; doubled before each further one.
@@ -57,6 +59,7 @@ class Settings:
     log_tail_lines: int = 40
     max_port_retries: int = 3
     max_restarts: int = 0
+    spare: bool | None = None
     min_nodes: int | None = None
     elastic_timeout_s: float = 60.0
     restart_backoff_s: float = 1.0
@@ -100,6 +103,8 @@ class Settings:
     def _check_recovery(self) -> None:
         if self.max_restarts < 0:
             raise ConfigError(f"max_restarts={self.max_restarts} must be 0 or more")
+        if self.spare and not self.max_restarts:
+            raise ConfigError("spare=True needs max_restarts=1 or more")
         if self.min_nodes is not None and self.min_nodes < 1:
             raise ConfigError(f"min_nodes={self.min_nodes} must be 1 or more, or None for all")
         if self.keep_checkpoints < 1:
@@ -120,6 +125,7 @@ class Environment:
         board_port: `TENSORBOARD_PORT`, on an executor: a fixed port for TensorBoard.
         hadoop_home: `HADOOP_PREFIX` or `HADOOP_HOME`, on an executor: Hadoop's folder.
         is_pod: whether this is an executor in a pod of Kubernetes (`SPARK_EXECUTOR_POD_IP`).
+        is_yarn: whether this is an executor in a container of YARN (`CONTAINER_ID`).
     """
 
     driver_host: str | None = None
@@ -129,6 +135,7 @@ class Environment:
     board_port: int = 0
     hadoop_home: str | None = None
     is_pod: bool = False
+    is_yarn: bool = False
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Environment:
@@ -149,6 +156,7 @@ class Environment:
             board_port=_ports("TENSORBOARD_PORT", env.get("TENSORBOARD_PORT") or "0")[0],
             hadoop_home=env.get("HADOOP_PREFIX") or env.get("HADOOP_HOME") or None,
             is_pod=bool(env.get("SPARK_EXECUTOR_POD_IP")),
+            is_yarn=bool(env.get("CONTAINER_ID")),
         )
 
 

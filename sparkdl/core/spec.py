@@ -147,6 +147,7 @@ class ClusterSpec:
             in the node's working directory, `None` for no TensorBoard.
         driver_nodes: how many nodes, the first ones, run on the driver's machine.
         checkpoint_dir: URL of the folder of the checkpoints; `None` for none.
+        preload: modules that children import after the framework, before there is a world.
     """
 
     cluster_id: str
@@ -162,9 +163,16 @@ class ClusterSpec:
     tensorboard: str | None = None
     driver_nodes: int = 0
     checkpoint_dir: str | None = None
+    preload: tuple[str, ...] = ()
     settings: Settings = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
+        for name in self.preload:
+            if not (isinstance(name, str) and all(map(str.isidentifier, name.split(".")))):
+                raise ConfigError(
+                    f"preload={list(self.preload)}: {name!r} is no name of a module; give names as "
+                    "in an import, like ['transformers', 'scipy.stats']"
+                )
         least = self.settings.min_nodes
         if least is not None and least > len(self.nodes):
             raise ConfigError(

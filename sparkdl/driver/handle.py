@@ -138,12 +138,14 @@ class Cluster:
         name: str = DEFAULT_FEED,
         timeout_s: float | None = None,
         to: str | None = None,
+        reader: str = "auto",
     ) -> FeedReport:
         """Stream `data` into the training `epochs` times; blocks until the nodes have read it.
 
         The data crosses Spark once if the nodes can hold it, in `feed_memory` and `feed_disk`;
-        later epochs are read from there. It also returns when a node has called `terminate()` or
-        none wants more rows. Afterwards the cluster can be fed again.
+        later epochs are read from there. A DataFrame that is a mere scan of Parquet files does not
+        cross Spark: the nodes read its files, see `reader`. It also returns when a node has called
+        `terminate()` or none wants more rows. Afterwards the cluster can be fed again.
 
         Args:
             data: a DataFrame or an RDD; with `executor="local"` a `pyarrow.Table` or rows. Or
@@ -152,6 +154,10 @@ class Cluster:
             name: which feed; `ctx.batches(…, feed=name)` reads it.
             timeout_s: seconds without any row received or read before it is an error.
             to: feed the nodes of this role, `evaluator` for example; by default those that train.
+            reader: who reads the Parquet files that a DataFrame is a scan of. With `auto` the nodes
+                do, if they are local files and it is sure that the rows are those that Spark would
+                give; a log says which way was taken, and why. `nodes` also reads from other
+                storages, and is an error where that is not sure; with `spark` Spark reads.
 
         Raises:
             ConfigError: if the cluster was not launched to be fed, or `data` cannot be.
@@ -161,7 +167,8 @@ class Cluster:
             FeedClosedError: if the cluster has ended.
             KeyboardInterrupt: by Ctrl-C, which ends the cluster; in `wait`, `shutdown` as well.
         """
-        return self._feeds.feed(name, FeedRequest(data, epochs, timeout_s, to), self._show_progress)
+        request = FeedRequest(data, epochs, timeout_s, to, reader=reader)
+        return self._feeds.feed(name, request, self._show_progress)
 
     def train_stream(
         self,
@@ -221,6 +228,7 @@ class Cluster:
         name: str = DEFAULT_FEED,
         timeout_s: float | None = None,
         to: str | None = None,
+        reader: str = "auto",
     ) -> Future[FeedReport]:
         """Do what `feed` does in a thread of its own, beside other feeds.
 
@@ -234,7 +242,8 @@ class Cluster:
         show = bool(self._show_progress)  # by default none: it would cross the bar of another feed
 
         def feed() -> FeedReport:
-            return self._feeds.feed(name, FeedRequest(data, epochs, timeout_s, to), show)
+            request = FeedRequest(data, epochs, timeout_s, to, reader=reader)
+            return self._feeds.feed(name, request, show)
 
         return begin(feed, f"sparkdl-feed-{name}", self._executor.thread)
 

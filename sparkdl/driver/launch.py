@@ -9,7 +9,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -77,6 +77,8 @@ def launch(  # noqa: PLR0913 (one option, one name)
     feed_memory: int | None = None,
     feed_disk: int | None = None,
     max_restarts: int = 0,
+    spare: bool | None = None,
+    preload: Sequence[str] = (),
     min_nodes: int | None = None,
     elastic_timeout: float = 60.0,
     host_timeout: float = 8.0,
@@ -131,6 +133,11 @@ def launch(  # noqa: PLR0913 (one option, one name)
             later epochs are to read them again; by default a quarter of what is free.
         max_restarts: how often all nodes begin anew after a failure, at the last checkpoint; see
             docs/failures.md.
+        spare: whether each node keeps a second process, with everything imported, that takes over
+            at the next restart; it takes the memory of an import twice. By default with
+            `max_restarts`, where there is memory left. See docs/failures.md.
+        preload: names of modules that nodes import besides the framework, while they wait for one
+            another; `["transformers"]`.
         min_nodes: with how many to continue if lost ones do not come back; by default all.
         elastic_timeout: seconds that a restart waits for lost nodes.
         host_timeout: seconds without an answer of its kernel after which a host counts as lost; a
@@ -171,12 +178,14 @@ def launch(  # noqa: PLR0913 (one option, one name)
         tensorboard=(tensorboard if isinstance(tensorboard, str) else "") if tensorboard else None,
         driver_nodes=num_ps if driver_ps_nodes else 0,
         checkpoint_dir=checkpoint_dir,
+        preload=_modules(preload),
         settings=Settings(
             reservation_timeout_s=reservation_timeout,
             feed_timeout_s=feed_timeout,
             feed_memory_nbytes=feed_memory,
             feed_disk_nbytes=feed_disk,
             max_restarts=max_restarts,
+            spare=spare,
             min_nodes=min_nodes,
             elastic_timeout_s=elastic_timeout,
             host_timeout_s=host_timeout,
@@ -363,6 +372,10 @@ def _input_mode(mode: str | InputMode) -> InputMode:
             raise ConfigError(f"input_mode={mode!r}: choose 'spark' or 'own'")
         return _INPUT_MODES[mode.lower()]
     return InputMode(mode)
+
+
+def _modules(names: Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
 def _print_line(line: LogLine) -> None:

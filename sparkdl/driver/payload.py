@@ -31,15 +31,15 @@ def pickle_user_code(map_fun: Callable[..., Any], args: Any) -> bytes:
     try:
         return bytes(cloudpickle.dumps((map_fun, args)))
     except Exception as error:
-        culprits = list(_culprits(map_fun, args))
-        what = "; ".join(culprits) or "something that map_fun refers to"
+        found = list(culprits(map_fun, args))
+        what = "; ".join(found) or "something that map_fun refers to"
         raise ConfigError(
             f"map_fun and its arguments go to the executors by pickle, which refuses {what} "
             f"({type(error).__name__}: {error}). Create it inside map_fun instead"
         ) from error
 
 
-def _culprits(map_fun: Callable[..., Any], args: Any) -> Iterator[str]:
+def culprits(map_fun: Callable[..., Any], args: Any = None) -> Iterator[str]:
     """Name what cannot be pickled: variables that `map_fun` uses, and entries of `args`."""
     for name, value in _captured(map_fun):
         if not _can_pickle(value):

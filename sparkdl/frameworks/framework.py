@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias
 
 import psutil
@@ -22,7 +23,9 @@ from sparkdl.core.world import Member, World
 if TYPE_CHECKING:
     from sparkdl.feed.reader.batches import EpochBatches
 
-_BROKEN_GLOO = re.compile(r"gloo/transport/.*(closed|reset) by peer", re.IGNORECASE)
+_BROKEN = re.compile(
+    r"(gloo/transport/|sparkdl\.collectives: ).*(closed|reset) by peer", re.IGNORECASE
+)
 
 OpenFeed: TypeAlias = "Callable[..., EpochBatches]"
 """`NodeContext.batches`."""
@@ -34,6 +37,9 @@ class Framework:
     name: ClassVar[str] = "plain"
     distributions: ClassVar[tuple[str, ...]] = ()
     """Importable modules of which the executors need at least one; checked in the preflight."""
+
+    import_environment: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """Variables that are read while libraries are imported; the user's own go first."""
 
     shares_port: ClassVar[bool] = False
     """Whether the framework's server binds with `SO_REUSEADDR`. The node's reservation, which is
@@ -51,7 +57,10 @@ class Framework:
         """
 
     def environment(self, world: World, member: Member, spec: ClusterSpec) -> dict[str, str]:
-        """Return the environment variables that tell the framework its place in the world."""
+        """Return the environment variables that tell the framework its place in the world.
+
+        They are set after the import, for nodes import before they know the world.
+        """
         return {}
 
     def before_map_fun(self, world: World, member: Member) -> None:
@@ -84,12 +93,12 @@ class Framework:
         return False
 
     def is_peer_lost(self, error: BaseException) -> bool:
-        """Whether `error` says that a connection to another node has broken; here gloo's errors.
+        """Whether `error` says that a connection to another node has broken, gloo's or ours.
 
         A process that is killed lets go of its connections before it has ended, so the others' are
         errors of a node that is well.
         """
-        return _BROKEN_GLOO.search(str(error)) is not None
+        return _BROKEN.search(str(error)) is not None
 
     def is_peer_lost_in(self, log: str) -> bool:
         """Whether the log of a process that ended itself says that it did so for another node."""

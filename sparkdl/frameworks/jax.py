@@ -15,6 +15,7 @@ import os
 from collections.abc import Mapping
 from importlib import import_module
 from inspect import signature
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from sparkdl.core.errors import FrameworkMissingError
@@ -47,6 +48,7 @@ class Jax(Framework):
     name: ClassVar[str] = "jax"
     distributions: ClassVar[tuple[str, ...]] = ("jax",)
     shares_port: ClassVar[bool] = True
+    import_environment: ClassVar[Mapping[str, str]] = MappingProxyType({"KERAS_BACKEND": "jax"})
 
     def import_modules(self) -> None:
         """Import JAX.
@@ -62,14 +64,12 @@ class Jax(Framework):
             )
 
     def environment(self, world: World, member: Member, spec: ClusterSpec) -> dict[str, str]:
-        """Return Keras's backend, and this node's share of the host's cores; the user's go first.
+        """Return this node's share of the host's cores, unless the user has set it.
 
         XLA takes `PJRT_NPROC` for the number of cores.
         """
-        found = {"KERAS_BACKEND": "jax"}
-        if cores := shared_cores(world, member):
-            found["PJRT_NPROC"] = str(cores)
-        return {name: value for name, value in found.items() if name not in os.environ}
+        cores = shared_cores(world, member)
+        return {"PJRT_NPROC": str(cores)} if cores and "PJRT_NPROC" not in os.environ else {}
 
     def before_map_fun(self, world: World, member: Member) -> None:
         """Connect the nodes that train, so that `jax.devices()` are those of all of them.

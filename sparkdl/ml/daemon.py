@@ -15,7 +15,7 @@ import logging
 import os
 
 from sparkdl.core.garbage import uncollected
-from sparkdl.ml.scoring.predict import without_startup_noise
+from sparkdl.ml.scoring.tensorflow import without_startup_noise
 
 _log = logging.getLogger(__name__)
 

@@ -9,14 +9,13 @@ decides in `node/state.py`; this file performs.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
 import platform
-import resource
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -25,8 +24,6 @@ import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import msgspec
 
 from sparkdl.control import channel, messages
 from sparkdl.control.lease import beat_s
@@ -38,10 +35,18 @@ from sparkdl.core.throttle import Throttle
 from sparkdl.core.world import FIRST_TIME
 from sparkdl.frameworks.framework import framework_named
 from sparkdl.node import state as states
-from sparkdl.node.activity import Activity, ChildLog, log_period_s
+from sparkdl.node.activity import Activity, log_period_s
 from sparkdl.node.gpus import share_gpus
-from sparkdl.node.resources import feed_disk, feed_memory, own_host, reserve_port, work_root
-from sparkdl.node.spec import AgentSpec, StatusLine, read_spec, write_private
+from sparkdl.node.resources import (
+    allow_descriptors,
+    feed_disk,
+    feed_memory,
+    own_host,
+    reserve_port,
+    work_root,
+)
+from sparkdl.node.spare import Children
+from sparkdl.node.spec import AgentSpec, StatusLine, print_status, read_spec, write_private
 from sparkdl.node.supervisor import Child, ChildSpec, watch_pid
 from sparkdl.node.tensorboard import TensorBoard
 
@@ -78,6 +83,8 @@ class Agent:
         self._rank = -1
         self._resume = FIRST_TIME
         self._child: Child | None = None
+        self._children = self._new_children()
+        self._port = socket.socket()
         self._raised_s = 0.0
         self._pipe: channel.ChildPipe | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -97,12 +104,9 @@ class Agent:
 
         self._connect = CoordinatorClient.connect
         settings = self._spec.settings
-        store = StoreLimits(
-            feed_memory(settings.feed_memory_nbytes),
-            feed_disk(settings.feed_disk_nbytes, work_dir),
-            work_dir,
-            keeps=settings.max_restarts > 0,
-        )
+        memory = feed_memory(settings.feed_memory_nbytes)
+        disk = feed_disk(settings.feed_disk_nbytes, work_dir)
+        store = StoreLimits(memory, disk, work_dir, keeps=settings.max_restarts > 0)
         self._feeds = NodeFeeds(
             store,
             settings.feed_timeout_s,
@@ -154,9 +158,8 @@ class Agent:
                 case states.StartChild(world, resume):
                     self._rank = world.member(self._node.node_id).rank
                     self._resume = resume
-                    self._send_to_child(
-                        channel.Start(world, self._node.node_id, self._spec, resume)
-                    )
+                    message = channel.Start(world, self._node.node_id, self._spec, resume)
+                    self._send_to_child(message, self._childs_port())
                     self._begin_board()
                 case states.Terminate():
                     self._signal_child(signal.SIGTERM)
@@ -179,29 +182,37 @@ class Agent:
                     self._end_reason = reason
                     self._ended.set()
 
-    def _spawn(self, generation: int, is_again: bool) -> None:
-        port = self._child.close(keeps_port=is_again) if self._child else None
-        port = port or reserve_port(self._host, self._environment)
-        self._raised_s = 0.0
-        if self._child:
-            self._child.log.close()
-        log = ChildLog()
-        self._activity.begin(generation, log)
-        log.watch(self._loop, self._on_child_print)
-        if self._gpus.note:
-            log.add(f"sparkdl: {self._gpus.note}")
-        framework = self._spec.framework
+    def _new_children(self) -> Children:
         own = {"PYTHONUNBUFFERED": "1", "SPARKDL_NODE": self._node.name}
         environment = {**own, **self._gpus.environment}
-        child = Child.spawn(ChildSpec(framework, self._payload, log, port, environment))
-        self._child = child
-        self._pipe = channel.ChildPipe(self._loop, child.sock, self._on_child_message)
+        spec = ChildSpec(self._spec.framework, self._payload, environment, self._spec.preload)
+        return Children(self._loop, spec, self._spec.settings, self._environment, self._add_to_log)
+
+    def _spawn(self, generation: int, is_again: bool) -> None:
+        if self._child:
+            self._child.close()
+        if not is_again or self._port.fileno() < 0:
+            self._port.close()
+            self._port = reserve_port(self._host, self._environment)
+        self._raised_s = 0.0
+        self._child, self._pipe = self._children.take(self._on_child_message, self._on_child_exit)
+        self._activity.begin(generation, self._child.log)
+        self._child.log.watch(self._loop, self._on_child_print)
+        if self._gpus.note:
+            self._add_to_log(self._gpus.note)
         if generation or is_again:
             self._feeds.reopen(generation)
-        self._report(messages.Offer(generation, child.port))
-        if not framework_named(framework).shares_port:
-            child.let_go_of_port()  # or the framework's server could not bind it
-        child.watch(self._loop, self._on_child_exit)
+        self._report(messages.Offer(generation, int(self._port.getsockname()[1])))
+
+    def _childs_port(self) -> int:
+        """Return a descriptor of the port, for the child: the only one if servers want it so."""
+        if framework_named(self._spec.framework).shares_port:
+            return os.dup(self._port.fileno())
+        return self._port.detach()
+
+    def _add_to_log(self, text: str) -> None:
+        if self._child:
+            self._child.log.add(f"sparkdl: {text}")
 
     def _signal_child(self, number: int) -> None:
         if self._child:
@@ -260,6 +271,8 @@ class Agent:
     # What happens.
 
     def _on_child_message(self, message: channel.Local, fd: int) -> None:
+        assert self._child is not None
+        self._children.note(message, self._child)
         if isinstance(message, channel.Running):
             self.handle(states.ChildEnteredMapFun())
         elif isinstance(message, channel.Returned):
@@ -267,7 +280,6 @@ class Agent:
         elif isinstance(message, channel.Raised):
             self._raised_s = time.monotonic()
             failure = replace(message.failure, log_tail=self._tail())
-            assert self._child is not None
             self._child.log.add(failure.traceback.rstrip())  # for users who read only the log
             self.handle(states.ChildReportedEnd(failure))
         elif isinstance(message, channel.Checkpointed | channel.Committed):
@@ -300,6 +312,7 @@ class Agent:
             while self._spec.log_to_driver and (lines := self._child.log.new_lines(is_last=True)):
                 self._report(messages.LogLines(lines))
             self._report(messages.LastLines(self._child.log.tail(MAX_LAST_LINES)))
+        self._children.child_ended()
         self.handle(states.ChildExited(status))
 
     def _on_driver_message(self, message: messages.ToAgent) -> None:  # noqa: C901 (one case a message)
@@ -333,6 +346,7 @@ class Agent:
         if is_patient and self._feeds.store.is_answering:  # feeders still read results
             self._loop.call_later(ANSWERING_S, self._stop, grace_s, is_patient)
         else:
+            self._children.end()
             self.handle(states.StopRequested(grace_s))
 
     def _beat(self) -> None:
@@ -369,7 +383,7 @@ class Agent:
             pid = self._agent_spec.executor_pid
             watch_pid(self._loop, pid, lambda: self._orphan("the executor is gone"))
         self._report(messages.Detached())
-        _print_status(StatusLine(is_detached=True))
+        print_status(StatusLine(is_detached=True))
 
     def _on_child_print(self) -> None:
         self._activity.printed()
@@ -438,6 +452,7 @@ class Agent:
 
     async def _clean_up(self) -> None:
         self._signal_child(signal.SIGKILL)  # first: what it does after this reaches nobody
+        self._children.end()
         self._feeds.shut_down()
         self._activity.close()
         self._prints.cancel()
@@ -449,36 +464,21 @@ class Agent:
             self._pipe.close()
         if self._child:
             self._child.close()
-            self._child.log.close()
+        await self._children.close()
+        self._port.close()
         self._gpus.close()
-
-
-def _print_status(line: StatusLine) -> None:
-    """Report to the process that started this agent; it may have stopped listening."""
-    try:
-        sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
-        sys.stdout.buffer.flush()
-    except OSError:
-        _log.debug("Nobody listens to this agent's standard output")
-
-
-def _allow_descriptors() -> None:
-    """Have as many descriptors as this process may: each segment of a feed has one."""
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def main() -> int:
     """Run one agent; return its exit status: not 0 if another one is to be started."""
     agent_spec, payload = read_spec(sys.stdin.buffer)
-    _allow_descriptors()
+    allow_descriptors()
     logging.basicConfig(
         level=logging.INFO, format=f"%(asctime)s agent {agent_spec.node_id} %(message)s"
     )
     work_dir = Path(tempfile.mkdtemp(prefix="sparkdl-", dir=work_root()))
 
-    _print_status(StatusLine(work_dir=str(work_dir)))
+    print_status(StatusLine(work_dir=str(work_dir)))
 
     async def serve() -> bool:
         agent = Agent(agent_spec, payload, work_dir)
@@ -490,7 +490,7 @@ def main() -> int:
     except Exception as error:  # noqa: BLE001 (reported to the process that started this agent)
         known = isinstance(error, SparkdlError)
         text = str(error) if known else "".join(traceback.format_exception(error))
-        _print_status(StatusLine(error=text, kind=type(error).__name__))
+        print_status(StatusLine(error=text, kind=type(error).__name__))
         return 1
     finally:
         shutil.rmtree(work_dir, ignore_errors=True)

@@ -2,9 +2,12 @@
 
 Runs in: child
 
-`python -m sparkdl.node.child CHANNEL_FD PORT_FD STACKS_FD AGENT_PID FRAMEWORK PAYLOAD`,
+`python -m sparkdl.node.child CHANNEL_FD STACKS_FD AGENT_PID FRAMEWORK PAYLOAD [MODULE …]`,
 started by an agent. PAYLOAD is a file with the pickled `(map_fun, args)`; it came inside Spark's
-own task payload.
+own task payload. Each MODULE is imported after the framework.
+
+Until it is given a world, a child knows nothing of one: neither ports nor ranks, nor user code. So
+a spare (`node/spare.py`) is a child like any other, which waits longer.
 """
 
 from __future__ import annotations
@@ -18,9 +21,10 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +33,7 @@ import cloudpickle
 from sparkdl.control.channel import Imported, Raised, Returned, Running, Start
 from sparkdl.control.values import encode_value
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ResultError, SparkdlError
+from sparkdl.core.errors import ConfigError, ResultError, SparkdlError
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.garbage import uncollected
 from sparkdl.frameworks.framework import Framework, framework_named
@@ -49,18 +53,18 @@ class ChildArguments:
     """The command line."""
 
     channel_fd: int
-    port_fd: int
     stacks_fd: int
     agent_pid: int
     framework: str
     payload: Path
+    preload: tuple[str, ...]
 
     @classmethod
     def parse(cls, argv: list[str]) -> ChildArguments:
         """Read the command line."""
-        channel_fd, port_fd, stacks_fd, agent_pid = map(int, argv[:4])
-        framework, payload = argv[4:]
-        return cls(channel_fd, port_fd, stacks_fd, agent_pid, framework, Path(payload))
+        channel_fd, stacks_fd, agent_pid = map(int, argv[:3])
+        framework, payload, *preload = argv[3:]
+        return cls(channel_fd, stacks_fd, agent_pid, framework, Path(payload), tuple(preload))
 
 
 def main(argv: list[str]) -> None:
@@ -70,27 +74,28 @@ def main(argv: list[str]) -> None:
     faulthandler.enable()
     _write_stacks_on_signal(arguments.stacks_fd)
     link = AgentLink(socket.socket(fileno=arguments.channel_fd))
-    port = socket.socket(fileno=arguments.port_fd)
-    link.send(_run(arguments, link, port))
+    link.send(_run(arguments, link))
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
     link.close()
 
 
-def _run(arguments: ChildArguments, link: AgentLink, port: socket.socket) -> Returned | Raised:
+def _run(arguments: ChildArguments, link: AgentLink) -> Returned | Raised:
     framework = framework_named(arguments.framework)
     kind: FailureKind = "setup"
     start: Start | None = None
     try:
         jars = HadoopClasspath.begin()
+        os.environ.update({**framework.import_environment, **os.environ})
         with uncollected():
             framework.import_modules()
+            _preload(arguments.preload)
         gc.freeze()  # nor does it look through what has been imported from now on
         link.send(Imported())
-        start = link.wait_start(Deadline.after(None))
         if jars:
-            jars.finish()
+            jars.finish()  # now: a spare may wait for long
+        start, port = link.wait_start(Deadline.after(None))
         map_fun, args = cloudpickle.loads(arguments.payload.read_bytes())
         ctx = _prepare(framework, start, link, port, arguments.payload.parent)
         if isinstance(args, list):
@@ -107,6 +112,22 @@ def _run(arguments: ChildArguments, link: AgentLink, port: socket.socket) -> Ret
         return _raised(framework, start, "exit", stop, code, link.steps)
     except BaseException as error:  # noqa: BLE001 (whatever user code raises goes to the driver)
         return _raised(framework, start, kind, error, None, link.steps)
+
+
+def _preload(modules: Sequence[str]) -> None:
+    """Import what `launch(preload=…)` names.
+
+    Raises:
+        ConfigError: if one of them cannot be imported.
+    """
+    for name in modules:
+        try:
+            import_module(name)
+        except Exception as error:
+            raise ConfigError(
+                f"preload names {name!r}, which cannot be imported on {socket.gethostname()}: "
+                f"{type(error).__name__}: {error}. Repair or install it there, or leave it out"
+            ) from error
 
 
 def _prepare(

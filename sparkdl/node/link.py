@@ -36,7 +36,7 @@ from sparkdl.control.channel import (
     receive,
     send,
 )
-from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS
+from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS, close_fd
 from sparkdl.control.lease import SILENT_LOOKS, look_s
 from sparkdl.control.messages import EpochEnd, FeedCovered, FeedHold, Granted
 from sparkdl.control.rows import EpochRows
@@ -67,7 +67,7 @@ class AgentLink:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._send_lock = threading.Lock()  # the frames of two threads must not mix
-        self._starts: queue.Queue[Start | None] = queue.Queue()
+        self._starts: queue.Queue[tuple[Start, int] | None] = queue.Queue()
         self._commits: queue.Queue[Commit] = queue.Queue()
         self._gathered: queue.Queue[Gathered] = queue.Queue()
         self._gathering = threading.Lock()
@@ -84,11 +84,12 @@ class AgentLink:
         self._thread = threading.Thread(target=self._receive, name="sparkdl-link", daemon=True)
         self._thread.start()
 
-    def wait_start(self, deadline: Deadline) -> Start:
-        """Wait for the world.
+    def wait_start(self, deadline: Deadline) -> tuple[Start, socket.socket]:
+        """Wait for the world; return it, and the socket that holds this node's port.
 
         Raises:
             FeedClosedError: if the agent went away or nothing came in time.
+            ConfigError: if this process may not have so many descriptors.
         """
         try:
             start = self._starts.get(timeout=deadline.wait_s)
@@ -96,7 +97,10 @@ class AgentLink:
             start = None
         if start is None:
             raise FeedClosedError("the agent of this node went away before the world began")
-        return start
+        message, fd = start
+        if fd < 0:
+            raise ConfigError(f"this node cannot have its port: {OUT_OF_DESCRIPTORS}")
+        return message, socket.socket(fileno=fd)
 
     def wait_commit(self, step: int, deadline: Deadline) -> Commit | None:
         """Wait for news of the checkpoint of `step`; `None` if there were none in time."""
@@ -198,6 +202,9 @@ class AgentLink:
         self._sock.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._sock.close()
+        while start := self._starts.get():  # the last one is None
+            close_fd(start[1])
+        self._starts.put(None)
 
     def _receive(self) -> None:
         unframer = Unframer()
@@ -259,7 +266,7 @@ class AgentLink:
                 member = message.world.member(message.node_id)
                 self._supply.expect(message.spec, member, message.resume != FIRST_TIME)
                 self._track(message)
-                self._starts.put(message)
+                self._starts.put((message, fd))
             case Commit():
                 self._commits.put(message)
             case Gathered():

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import resource
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -26,6 +29,11 @@ _MIN_FEED_NBYTES = 64 * 1024 * 1024
 _JARS_ADDED = "TFOS_CLASSPATH_UPDATED"
 """TensorFlowOnSpark's mark that Hadoop's jars are there, so that programs that know it add none."""
 _HADOOP_TIMEOUT_S = 60.0
+_CGROUP_USAGE = (
+    ("memory.current", "inactive_file"),
+    ("memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Files of a memory cgroup, version 2 and 1, and the line of memory.stat for unused page cache."""
 
 
 def own_host(peer: tuple[str, int], environment: Environment) -> str:
@@ -77,8 +85,29 @@ def feed_memory(asked_nbytes: int | None, nodes_on_host: int = 1) -> int:
     """Return the byte budget of a node's logs: what was asked for, or an eighth of the memory."""
     if asked_nbytes is not None:
         return asked_nbytes
-    total: int = min(psutil.virtual_memory().total, cgroup_limit() or 1 << 62)
-    return max(_MIN_FEED_NBYTES, total // 8 // max(1, nodes_on_host))
+    return max(_MIN_FEED_NBYTES, total_memory() // 8 // max(1, nodes_on_host))
+
+
+def total_memory() -> int:
+    """Return how many bytes there are for this process and those beside it: cgroup, or machine."""
+    return min(int(psutil.virtual_memory().total), cgroup_limit() or 1 << 62)
+
+
+def free_memory() -> int:
+    """Return how many bytes of that are free; what the kernel can drop at once counts as free."""
+    free, limit = int(psutil.virtual_memory().available), cgroup_limit()
+    if limit is None:
+        return free
+    for directory, _ in memory_cgroups():
+        for usage, inactive in _CGROUP_USAGE:
+            try:
+                used = int((directory / usage).read_text())
+                stat = (directory / "memory.stat").read_text()
+            except (OSError, ValueError):
+                continue
+            found = re.search(rf"^{inactive} (\d+)$", stat, re.MULTILINE)
+            return min(free, limit - used + int(found[1] if found else 0))
+    return free
 
 
 def feed_disk(asked_nbytes: int | None, folder: Path) -> int:
@@ -87,6 +116,13 @@ def feed_disk(asked_nbytes: int | None, folder: Path) -> int:
     What was asked for, or a quarter of what is free.
     """
     return shutil.disk_usage(folder).free // 4 if asked_nbytes is None else asked_nbytes
+
+
+def allow_descriptors() -> None:
+    """Have as many descriptors as this process may: each segment of a feed has one."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def oom_kills() -> int:

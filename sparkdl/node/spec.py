@@ -8,6 +8,7 @@ read it.
 
 from __future__ import annotations
 
+import logging
 import os
 import struct
 import subprocess
@@ -21,6 +22,8 @@ import msgspec
 from sparkdl.control.tls import Tls
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.spec import ClusterSpec
+
+_log = logging.getLogger(__name__)
 
 Owner = Literal["task", "process"]
 _TAIL_NBYTES = 4000
@@ -89,6 +92,15 @@ def start_agent(
             process.stdin.close()
         process.wait()
     return process
+
+
+def print_status(line: StatusLine) -> None:
+    """Report to the process that started this agent; it may have stopped listening."""
+    try:
+        sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
+        sys.stdout.buffer.flush()
+    except OSError:
+        _log.debug("Nobody listens to this agent's standard output")
 
 
 def tail_of(stderr: IO[bytes]) -> str:

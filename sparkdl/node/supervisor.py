@@ -48,15 +48,14 @@ class ChildSpec:
 
     Attributes:
         payload: the file that holds the pickled `(map_fun, args)`.
-        port_socket: the bound socket of the framework's port; the child gets a copy.
         environment: added to the agent's own.
+        preload: modules that it imports after the framework.
     """
 
     framework: str
     payload: Path
-    log: ChildLog
-    port_socket: socket.socket
     environment: Mapping[str, str]
+    preload: tuple[str, ...] = ()
 
 
 class Child:
@@ -66,24 +65,25 @@ class Child:
         self,
         process: subprocess.Popen[bytes],
         sock: socket.socket,
-        spec: ChildSpec,
+        log: ChildLog,
         stacks: StackFile,
     ) -> None:
         self.sock = sock
         self.stacks = stacks
-        self.log = spec.log
+        self.log = log
         self._process = process
-        self._port_socket = spec.port_socket
         self._oom_kills_before = oom_kills()
         self._has_swept = False
+        self._on_exit: Callable[[int], None] | None = None
 
     @classmethod
     def spawn(cls, spec: ChildSpec) -> Child:
         """Start the child in a process group of its own, so that all it starts ends with it."""
         ours, theirs = socket.socketpair()
-        log_fd = spec.log.open_for_child()
+        log = ChildLog()
+        log_fd = log.open_for_child()
         stacks = StackFile()
-        fds = (theirs.fileno(), spec.port_socket.fileno(), stacks.fd)
+        fds = (theirs.fileno(), stacks.fd)
         # SIGUSR1 ends a process that has no handler. The child inherits that it is blocked, and
         # unblocks it once faulthandler is there; one that comes earlier waits until then.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {_STACKS_SIGNAL})
@@ -100,32 +100,36 @@ class Child:
             )
         except BaseException:
             ours.close()
+            log.close()
             stacks.close()
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             theirs.close()  # or the pipe would not end with the child
             os.close(log_fd)
-        return cls(process, ours, spec, stacks)
+        return cls(process, ours, log, stacks)
 
     @property
     def pid(self) -> int:
         """The child's process id, which is its group's as well."""
         return self._process.pid
 
-    @property
-    def port(self) -> int:
-        """The port that is held for the framework."""
-        return int(self._port_socket.getsockname()[1])
-
-    def let_go_of_port(self) -> None:
-        """Close the agent's copy of the port's socket; the child decides when to close its own."""
-        self._port_socket.close()
+    def poll(self) -> int | None:
+        """Return `Popen.returncode`: `None` while the child runs."""
+        return self._process.poll()
 
     def watch(self, loop: asyncio.AbstractEventLoop, on_exit: Callable[[int], None]) -> None:
-        """Call `on_exit` on the loop with `Popen.returncode` as soon as the child has ended."""
-        wait = self._process.wait
-        watch_pid(loop, self.pid, lambda: on_exit(wait()), wait)
+        """Call `on_exit` on the loop with `Popen.returncode` as soon as the child has ended.
+
+        A later call replaces whom to call.
+        """
+        is_watched, self._on_exit = self._on_exit is not None, on_exit
+        if not is_watched:
+            watch_pid(loop, self.pid, self._exited, self._process.wait)
+
+    def _exited(self) -> None:
+        assert self._on_exit is not None
+        self._on_exit(self._process.wait())
 
     def signal_group(self, number: int) -> None:
         """Send a signal to the child and everything that it has started.
@@ -145,18 +149,15 @@ class Child:
         """Whether the kernel killed a process of this cgroup for memory while the child ran."""
         return status == -signal.SIGKILL and oom_kills() > self._oom_kills_before
 
-    def close(self, keeps_port: bool = False) -> socket.socket | None:
-        """Release what is left of a child that has ended.
+    def forget_oom_kills(self) -> None:
+        """Take no kill for memory until now for the child's own."""
+        self._oom_kills_before = oom_kills()
 
-        Returns:
-            The socket that holds the port, if it is to be kept and is still held.
-        """
+    def close(self) -> None:
+        """Release what is left of a child that has ended."""
         self.sock.close()
+        self.log.close()
         self.stacks.close()
-        if keeps_port and self._port_socket.fileno() >= 0:
-            return self._port_socket
-        self._port_socket.close()
-        return None
 
 
 def watch_pid(
@@ -205,10 +206,10 @@ def _wait_for_stranger(pid: int) -> None:
         psutil.Process(pid).wait()
 
 
-def _command(spec: ChildSpec, channel_fd: int, port_fd: int, stacks_fd: int) -> Sequence[str]:
-    module = "sparkdl.node.child"
-    numbers = [str(n) for n in (channel_fd, port_fd, stacks_fd, os.getpid())]
-    return [sys.executable, "-m", module, *numbers, spec.framework, str(spec.payload)]
+def _command(spec: ChildSpec, channel_fd: int, stacks_fd: int) -> Sequence[str]:
+    numbers = [str(n) for n in (channel_fd, stacks_fd, os.getpid())]
+    what = [spec.framework, str(spec.payload), *spec.preload]
+    return [sys.executable, "-m", "sparkdl.node.child", *numbers, *what]
 
 
 class StackFile:

@@ -89,6 +89,7 @@ def check_executor(spec: ClusterSpec, url: str) -> None:
             f"{sys.executable} finds no module {' or '.join(wanted)}. Install it there, or "
             "choose another framework ('plain' for none)",
         ).error()
+    _check_preload(spec, host)
     if spec.tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
         text = BOARD_MISSING.format(python=f"{sys.executable} on executor {host}")
         raise Problem("FrameworkMissingError", text).error()
@@ -102,6 +103,16 @@ def check_executor(spec: ClusterSpec, url: str) -> None:
             "SPARKDL_DRIVER_HOST to an address of the driver that executors can reach, and "
             "SPARKDL_DRIVER_PORT to a port or range that the firewall lets through",
         ).error() from None
+
+
+def _check_preload(spec: ClusterSpec, host: str) -> None:
+    missing = [name for name in spec.preload if not importlib.util.find_spec(name.split(".")[0])]
+    if missing:
+        raise Problem(
+            "ConfigError",
+            f"preload names {missing[0]!r}, and {sys.executable} on executor {host} finds no such "
+            "module. Install it there, ship it (spark.submit.pyFiles), or leave it out",
+        ).error()
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from sparkdl.ml.scoring.predict import output_names
+from sparkdl.ml.scoring.tensorflow import output_names
 
 if TYPE_CHECKING:
     import tensorflow as tf

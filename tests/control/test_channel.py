@@ -170,10 +170,10 @@ def test_messages_come_out_whole_and_in_order_wherever_the_stream_is_cut(
 
 def test_messages_come_out_byte_by_byte_as_soon_as_they_are_whole() -> None:
     unframer = Unframer()
-    for message in (START, Running(), Returned(b"x")):
+    for message, fds in ((START, [9]), (Running(), []), (Returned(b"x"), [])):
         *start, last = (bytes([byte]) for byte in frame(message))
         assert [out for byte in start for out in unframer.feed(byte, [])] == []
-        assert list(unframer.feed(last, [])) == [(message, -1)]
+        assert list(unframer.feed(last, fds)) == [(message, fds[0] if fds else -1)]
 
 
 @pytest.mark.parametrize(

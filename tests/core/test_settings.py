@@ -71,6 +71,7 @@ def test_a_feed_memory_without_a_byte_is_refused() -> None:
         ({"HADOOP_HOME": "/h"}, {"hadoop_home": "/h"}),
         ({"HADOOP_HOME": ""}, {}),
         ({"SPARK_EXECUTOR_POD_IP": "10.0.0.1"}, {"is_pod": True}),
+        ({"CONTAINER_ID": "container_1_0001_01_000002"}, {"is_yarn": True}),
     ],
 )
 def test_environment_reads_both_projects_names_and_takes_empty_for_unset(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
+from types import MappingProxyType
 from typing import NoReturn
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
@@ -17,6 +18,8 @@ _HERE = __name__
 
 class LosesPorts(Framework):
     """Takes every OSError for a lost port; tells `map_fun` its round in `ROUND`."""
+
+    import_environment = MappingProxyType({"ITS_OWN": "by default"})
 
     def environment(self, world: World, member: Member, spec: ClusterSpec) -> dict[str, str]:
         return {"ROUND": str(world.generation)}

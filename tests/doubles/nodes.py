@@ -37,22 +37,37 @@ def has_checkpoint(view: View) -> bool:
 
 @dataclass(frozen=True)
 class NodeProcesses:
-    """The two processes of one node."""
+    """The processes of one node."""
 
     agent: psutil.Process
     child: psutil.Process
+    spare: psutil.Process | None = None
 
 
 def processes(root: int | None = None) -> dict[str, NodeProcesses]:
     """Return the processes of the nodes that process `root` (this one) has started, by node."""
-    found = {}
+    found: dict[str, NodeProcesses] = {}
+    for node, (process, *spares) in _children(root).items():
+        agent = process.parent()
+        assert agent is not None
+        found[node] = NodeProcesses(agent, process, spares[0] if spares else None)
+    return found
+
+
+def _children(root: int | None) -> dict[str, list[psutil.Process]]:
+    """Return the children by node; a spare is younger than the child that it stands by for."""
+    found: dict[str, list[psutil.Process]] = {}
     for process in psutil.Process(root).children(recursive=True):
         with suppress(psutil.Error):  # ended meanwhile
-            if "sparkdl.node.child" in process.cmdline():
-                agent = process.parent()
-                assert agent is not None
-                found[process.environ()["SPARKDL_NODE"]] = NodeProcesses(agent, process)
-    return found
+            parent = process.parent()
+            if _is_child(process) and parent is not None and not _is_child(parent):
+                found.setdefault(process.environ()["SPARKDL_NODE"], []).append(process)
+    return {node: sorted(them, key=psutil.Process.create_time) for node, them in found.items()}
+
+
+def _is_child(process: psutil.Process) -> bool:
+    """Whether it is a child, or has been forked by one."""
+    return "sparkdl.node.child" in process.cmdline()
 
 
 def all_gone(them: Iterable[psutil.Process], within_s: float = SOON_S) -> bool:
@@ -96,3 +111,10 @@ class Lines:
             assert self.changed.wait_for(
                 lambda: [line.text for line in self.heard].count(text) >= count, SOON_S
             ), f"{text!r} was not heard {count} times in {self.heard}"
+
+    def wait_for_part(self, text: str) -> None:
+        """Wait until a line has `text` in it."""
+        with self.changed:
+            assert self.changed.wait_for(
+                lambda: any(text in line.text for line in self.heard), SOON_S
+            ), f"{text!r} was not heard in {self.heard}"

@@ -19,15 +19,8 @@ def test_registry_knows_jax() -> None:
     assert Jax.distributions == ("jax",)
 
 
-def test_keras_takes_jax_unless_the_user_has_said_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    world = build_world(0, {NodeSpec(0, WORKER, 0): Address("a", 7000, "")})
-    spec = ClusterSpec("c", (world.members[0].node,))
-    monkeypatch.delenv("KERAS_BACKEND", raising=False)
-    assert Jax().environment(world, world.members[0], spec) == {"KERAS_BACKEND": "jax"}
-    monkeypatch.setenv("KERAS_BACKEND", "torch")
-    assert Jax().environment(world, world.members[0], spec) == {}
+def test_keras_is_imported_for_jax() -> None:
+    assert Jax.import_environment == {"KERAS_BACKEND": "jax"}
 
 
 def test_nodes_of_one_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:

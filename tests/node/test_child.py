@@ -32,7 +32,6 @@ from sparkdl.core.failure import Failure
 from sparkdl.core.settings import Environment
 from sparkdl.core.spec import WORKER, ClusterSpec, NodeSpec
 from sparkdl.core.world import Address, build_world
-from sparkdl.node.activity import ChildLog
 from sparkdl.node.context import NodeContext
 from sparkdl.node.resources import reserve_port
 from sparkdl.node.supervisor import Child, ChildSpec
@@ -53,10 +52,12 @@ class Node:
         child.sock.settimeout(SOON_S)
 
     def begin(self) -> None:
-        """Give the child its world."""
+        """Give the child its world, and its port for itself."""
         (node,) = self._spec.nodes
-        world = build_world(5, {node: Address("127.0.0.1", self.child.port, "")})
-        send(self.child.sock, Start(world, 0, self._spec))
+        with reserve_port("127.0.0.1", Environment()) as port:
+            address = Address("127.0.0.1", port.getsockname()[1], "")
+            world = build_world(5, {node: address})
+            send(self.child.sock, Start(world, 0, self._spec), port.fileno())
 
     def messages(self) -> list[Local]:
         """Wait for the end of the pipe; return everything that the child said."""
@@ -97,15 +98,14 @@ def start(tmp_path: Path) -> Iterator[StartNode]:
             args: Any = None,
             framework: str = "plain",
             release_port: bool = True,
+            preload: tuple[str, ...] = (),
         ) -> Node:
             payload = tmp_path / "payload"
             payload.write_bytes(
                 map_fun if isinstance(map_fun, bytes) else cloudpickle.dumps((map_fun, args))
             )
-            port = reserve_port("127.0.0.1", Environment())
-            log = ChildLog()
-            stack.callback(log.close)
-            child = Child.spawn(ChildSpec(framework, payload, log, port, {"PYTHONUNBUFFERED": "1"}))
+            environment = {"PYTHONUNBUFFERED": "1"}
+            child = Child.spawn(ChildSpec(framework, payload, environment, preload))
             stack.callback(child.close)
             stack.callback(child._process.wait, SOON_S)
             stack.callback(child.signal_group, signal.SIGKILL)
@@ -197,6 +197,31 @@ def test_missing_framework_is_told_before_there_is_a_world(start: StartNode) -> 
     assert "frobnicate 3 cannot be imported" in raised.failure.message
 
 
+@pytest.mark.parametrize("users", [None, "the user's"])
+def test_variables_for_imports_are_the_frameworks_unless_the_user_has_set_them(
+    start: StartNode, users: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if users:
+        monkeypatch.setenv("ITS_OWN", users)
+    told = start(lambda args, ctx: os.environ["ITS_OWN"], framework=LOSES_PORTS).value()
+    assert told == (users or "by default")
+
+
+def test_modules_to_preload_are_there_before_the_world(start: StartNode) -> None:
+    def loaded(args: None, ctx: NodeContext) -> list[bool]:
+        return [name in sys.modules for name in ("wsgiref.simple_server", "turtle")]
+
+    running = start(loaded, preload=("wsgiref.simple_server",))
+    assert running.value() == [True, False]
+
+
+def test_module_that_cannot_be_preloaded_is_a_failed_setup_that_names_it(start: StartNode) -> None:
+    (raised,) = start(print, preload=("wsgiref", "frobnicate.core")).messages()
+    assert isinstance(raised, Raised)
+    assert (raised.failure.kind, raised.failure.rank) == ("setup", -1)
+    assert "preload names 'frobnicate.core', which cannot be imported" in raised.failure.message
+
+
 @pytest.mark.parametrize(
     ("framework", "kind"),
     [(LOSES_PORTS, "port"), (LOSES_PORTS_EARLY, "port"), ("plain", "exception")],
@@ -230,7 +255,6 @@ def test_port_is_released_before_map_fun_unless_it_is_to_be_kept(
 
     running = start(try_port, release_port=release_port)
     running.begin()
-    running.child.let_go_of_port()
     returned = running.messages()[-1]
     assert isinstance(returned, Returned)
     assert decode_value(returned.result) == [release_port, True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -24,9 +25,11 @@ from sparkdl.control.channel import (
     Segment,
     Start,
     Unframer,
+    carries_fd,
     receive,
     send,
 )
+from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS, close_fd
 from sparkdl.control.messages import EpochEnd
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, UnfedError
@@ -52,7 +55,14 @@ class Ends:
         self._heard: list[Local] = []
 
     def send(self, message: Local) -> None:
-        send(self.agents, message)
+        fd = os.dup(self.agents.fileno()) if carries_fd(message) else -1
+        send(self.agents, message, fd)
+        close_fd(fd)
+
+    def begun(self) -> Start:
+        message, port = self.link.wait_start(Deadline.after(SOON_S))
+        port.close()
+        return message
 
     def send_segment(self, number: int, feed: str = "input", epoch: int = 0) -> None:
         fd, nbytes = write_segment(numbers(number, number + 1))
@@ -99,7 +109,7 @@ def row(item: object) -> int:
 
 def test_world_is_waited_for() -> None:
     with linked() as ends:
-        waiting = Running(lambda: ends.link.wait_start(Deadline.after(SOON_S)))
+        waiting = Running(ends.begun)
         ends.send(start())
         assert waiting.result() == start()
 
@@ -107,6 +117,13 @@ def test_world_is_waited_for() -> None:
 def test_world_that_does_not_come_in_time_is_an_error() -> None:
     with linked() as ends, pytest.raises(FeedClosedError, match="before the world began"):
         ends.link.wait_start(Deadline.after(0.01))
+
+
+def test_world_without_its_port_is_an_error_that_says_what_to_raise() -> None:
+    with linked() as ends:
+        ends.link._sort(start(), -1)  # the kernel drops descriptors that are too many
+        with pytest.raises(ConfigError, match=re.escape(OUT_OF_DESCRIPTORS)):
+            ends.begun()
 
 
 def test_what_comes_is_sorted_into_feeds_in_order() -> None:
@@ -135,7 +152,7 @@ def test_end_of_all_feeds_ends_those_that_nobody_used_yet_too() -> None:
 def test_feed_of_a_cluster_that_nobody_feeds_is_refused_at_once_by_whatever_reads_it() -> None:
     with linked() as ends:
         ends.send(start(input_mode=InputMode.TENSORFLOW))
-        ends.link.wait_start(Deadline.after(SOON_S))
+        ends.begun()
         reader = ends.link.reader("input")
         readers: list[Callable[[], Any]] = [
             lambda: list(EpochBatches(reader, 4)),
@@ -152,7 +169,7 @@ def test_feed_of_a_cluster_that_nobody_feeds_is_refused_at_once_by_whatever_read
 def test_files_that_a_node_reads_itself_need_nobody_to_feed_them() -> None:
     with linked() as ends:
         ends.send(start(input_mode=InputMode.TENSORFLOW, settings=SOON_GIVEN_UP))
-        ends.link.wait_start(Deadline.after(SOON_S))
+        ends.begun()
         own = ends.link.own_reader("parquet")
         waiting = Running(own.has_epoch)
         waiting.join(4 * SOON_GIVEN_UP.feed_timeout_s)
@@ -166,7 +183,7 @@ def test_feed_of_a_name_that_nobody_feeds_is_given_up_and_says_what_is_fed() -> 
         ends.send(start(settings=SOON_GIVEN_UP))
         ends.send(FeedStart("input", 0))
         ends.send_segment(0, feed="test")
-        ends.link.wait_start(Deadline.after(SOON_S))
+        ends.begun()
         misspelt = ends.link.reader("inputs")
         message = (
             r"nobody has fed 'inputs' within feed_timeout=0.05 s; being fed is 'input', 'test'"
@@ -178,7 +195,7 @@ def test_feed_of_a_name_that_nobody_feeds_is_given_up_and_says_what_is_fed() -> 
 def test_cluster_that_is_never_fed_is_given_up() -> None:
     with linked() as ends:
         ends.send(start(settings=SOON_GIVEN_UP))
-        ends.link.wait_start(Deadline.after(SOON_S))
+        ends.begun()
         feed = DataFeed(ends.link.reader("input"), ends.link.send)
         with pytest.raises(UnfedError, match=r"nothing is being fed: call cluster\.feed"):
             feed.next_batch(1)
@@ -193,7 +210,7 @@ def test_feed_that_may_still_come_is_waited_for(why: str) -> None:
             world = build_world(0, {node: Address("h", 1, "") for node in nodes})
             first = Start(world, 0, ClusterSpec("c", nodes, settings=SOON_GIVEN_UP))
         ends.send(first)
-        ends.link.wait_start(Deadline.after(SOON_S))
+        ends.begun()
         reader = ends.link.reader("input")
         if why == "begun":
             ends.send(FeedStart("input", 0))
@@ -261,7 +278,7 @@ def test_closed_link_fails_every_wait() -> None:
         with pytest.raises(FeedClosedError, match="agent of this node is gone"):
             ends.link.send(Consumed("input", 0, 0))
         with pytest.raises(FeedClosedError, match="before the world began"):
-            ends.link.wait_start(Deadline.after(SOON_S))
+            ends.begun()
 
 
 _CHILD = """

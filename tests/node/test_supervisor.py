@@ -6,7 +6,6 @@ import asyncio
 import errno
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,10 +16,7 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from sparkdl.core.settings import Environment
 from sparkdl.node import resources, supervisor
-from sparkdl.node.activity import ChildLog
-from sparkdl.node.resources import reserve_port
 from sparkdl.node.supervisor import Child, ChildSpec, watch_pid
 from tests.doubles.nodes import SOON_S, all_gone
 
@@ -44,10 +40,7 @@ def spawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spawn]:
                 ]
 
             monkeypatch.setattr(supervisor, "_command", command)
-            log = ChildLog()
-            stack.callback(log.close)
-            port = reserve_port("127.0.0.1", Environment())
-            child = Child.spawn(ChildSpec("plain", tmp_path / "payload", log, port, {"MARK": "1"}))
+            child = Child.spawn(ChildSpec("plain", tmp_path / "payload", {"MARK": "1"}))
             stack.callback(child.close)
             stack.callback(child.signal_group, signal.SIGKILL)
             return child
@@ -123,16 +116,6 @@ def test_everything_printed_is_in_the_log_in_order(spawn: Spawn) -> None:
     assert end_of(child) == 0
     kinds = ("out", "err", "raw", "shell")
     assert child.log.tail(100) == tuple(f"{kind} {i}" for i in range(3) for kind in kinds)
-
-
-def test_port_is_the_childs_alone_once_the_agent_has_let_go(spawn: Spawn) -> None:
-    child = spawn("tells_port.py")
-    port = child.port
-    child.let_go_of_port()
-    assert line(child) == str(port)
-    end_of(child)
-    with socket.socket() as another:
-        another.bind(("127.0.0.1", port))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sparkdl.ml.estimators.source import source_of
-from sparkdl.ml.scoring.predict import load
+from sparkdl.ml.scoring.held import load
 from sparkdl.tfos import compat
 
 pytestmark = pytest.mark.tensorflow

@@ -15,6 +15,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import SparkdlError
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver.slots.placement import Standing
+from sparkdl.feed.parquet.source import ParquetSource
 from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 
 
@@ -85,6 +86,16 @@ class Executor(Protocol):
         Raises:
             ConfigError: if `data` is of a kind that this executor cannot feed.
             SparkdlError: if feeding failed.
+        """
+
+    def scanned_files(self, data: Any, is_local: bool) -> ParquetSource:
+        """Return the files whose rows `data` holds, if it is a mere scan of Parquet files.
+
+        Args:
+            is_local: only local files count.
+
+        Raises:
+            ConfigError: if it is not, or nodes might read other rows than Spark; it says why.
         """
 
     def infer(self, data: Any, spec: FeedSpec, schema: Any, keep: bool | Sequence[str]) -> Any:

@@ -26,6 +26,7 @@ from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver.executors.executor import Launch
 from sparkdl.driver.slots.placement import Standing
 from sparkdl.feed.infer.task import decode_results, exchange
+from sparkdl.feed.parquet.source import ParquetSource
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.messages import FedPartition, FeederError, FeedSpec
 from sparkdl.feed.values.row_codec import RowEncoder
@@ -189,6 +190,10 @@ class LocalExecutor:
             pool.shutdown(wait=False, cancel_futures=True)
             with self._lock:
                 self._feeds.remove(feed)
+
+    def scanned_files(self, data: Any, is_local: bool) -> ParquetSource:
+        """Refuse: there are no DataFrames here."""
+        raise ConfigError(f"a {type(data).__name__} is no DataFrame of Spark")
 
     def infer(
         self, data: Any, spec: FeedSpec, schema: Any, keep: bool | Sequence[str]

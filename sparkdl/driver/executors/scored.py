@@ -245,15 +245,18 @@ def by_place(frame: DataFrame) -> DataFrame:
     return frame.toDF(*(f"c{place}" for place in range(len(frame.columns))))
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
+def arrow_schema(schema: StructType, zone: str = "UTC") -> pa.Schema:
     """Return Arrow's schema for columns of results.
+
+    Args:
+        zone: of timestamps; Spark 4.0 and 4.1 take UTC.
 
     Raises:
         ConfigError: if they have types that Arrow has not.
     """
     try:
         try:
-            found = to_arrow_schema(schema, timezone="UTC")
+            found = to_arrow_schema(schema, timezone=zone)
         except TypeError:  # Spark 4.0 and 4.1 take UTC without being told
             found = to_arrow_schema(schema)
     except Exception as error:  # noqa: BLE001 (pyspark raises several, by version)

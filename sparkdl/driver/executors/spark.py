@@ -25,6 +25,7 @@ from sparkdl.core.listing import listed
 from sparkdl.core.spec import ClusterSpec, InputMode, NodeSpec, Placement
 from sparkdl.driver.executors.executor import Launch
 from sparkdl.driver.executors.local import LocalExecutor
+from sparkdl.driver.executors.parquet_scan import scanned_files
 from sparkdl.driver.executors.scored import (
     Keep,
     encoded,
@@ -53,6 +54,7 @@ from sparkdl.driver.slots.preflight import (
 )
 from sparkdl.driver.slots.queue import Turn
 from sparkdl.feed.infer.task import InferRdd, decode_results
+from sparkdl.feed.parquet.source import ParquetSource
 from sparkdl.feed.transfer.feeder import (
     FED_SCHEMA,
     FeedDataFrame,
@@ -306,6 +308,10 @@ class SparkExecutor:
         with self._jobs_of(what, *tags):
             rows = data.mapInArrow(FeedDataFrame(spec), FED_SCHEMA).collect()
         return [fed_partition(row.partition, row.rows, row.refused, row.num_rows) for row in rows]
+
+    def scanned_files(self, data: Any, is_local: bool) -> ParquetSource:
+        """Ask Spark's plan, and the footers of the files; starts no job."""
+        return scanned_files(data, is_local)
 
     def infer(self, data: Any, spec: FeedSpec, schema: Any, keep: Keep) -> Any:
         """Return a DataFrame for a DataFrame; for an RDD an RDD, or a DataFrame of `schema`."""

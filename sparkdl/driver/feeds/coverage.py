@@ -38,6 +38,10 @@ from sparkdl.feed.transfer.messages import WHAT_TO_DO, other_data
 M = TypeVar("M", bound=Callable[..., Any])
 
 
+READERS = ("auto", "spark", "nodes")
+"""Who reads the Parquet files that a DataFrame is a scan of."""
+
+
 @dataclass(frozen=True)
 class FeedRequest:
     """What the user has asked to feed.
@@ -46,6 +50,8 @@ class FeedRequest:
         to: the role whose nodes are fed, `None` for those that train.
         is_micro_batch: of a stream, which brings it once.
         shape: what is known of the data before they have been read.
+        reader: one of `READERS`; `auto` means the nodes where they are sure to read the same rows.
+        frame: the DataFrame whose files `data` are, if Spark may read it instead.
     """
 
     data: Any
@@ -54,6 +60,8 @@ class FeedRequest:
     to: str | None = None
     is_micro_batch: bool = False
     shape: CallShape = UNKNOWN
+    reader: str = "auto"
+    frame: Any = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +161,13 @@ def agreed(feed: str, before: CallShape, now: CallShape) -> CallShape:
     Raises:
         ConfigError: if they cannot be the same data.
     """
+    if before.numbering != now.numbering:
+        way = "spark" if now.numbering else "nodes"
+        raise ConfigError(
+            f"feed {feed!r}: when the checkpoint was made, Parquet files were read in another way, "
+            f"or they were other files. If it is the same DataFrame, feed it with reader={way!r}. "
+            f"{WHAT_TO_DO}"
+        )
     if 0 < before.partitions != now.partitions > 0:
         raise other_data(feed, before.partitions, now.partitions)
     if any(before.rows.get(part, rows) != rows for part, rows in now.rows.items()):
@@ -160,7 +175,8 @@ def agreed(feed: str, before: CallShape, now: CallShape) -> CallShape:
             f"feed {feed!r}: the checkpoint was made with {sum(before.rows.values())} rows of "
             f"files, and there are {sum(now.rows.values())} now. {WHAT_TO_DO}"
         )
-    return CallShape(now.partitions or before.partitions, {**before.rows, **now.rows})
+    rows = {**before.rows, **now.rows}
+    return CallShape(now.partitions or before.partitions, rows, now.numbering)
 
 
 def _locked(method: M) -> M:
@@ -211,13 +227,18 @@ class CallHistory:
             number, self._next_micro_batch = self._next_micro_batch, self._next_micro_batch - 1
         else:
             number, self._next_number = self._next_number, self._next_number + 1
+        rows = self._restored.rows.get(number, {})
+        before = self._restored.shapes.get(number, UNKNOWN)
+        if request.frame is not None and any(rows.values()) and not before.numbering:
+            # Rows of the DataFrame are covered by the numbers that they have in Spark's partitions.
+            request = replace(request, data=request.frame, shape=UNKNOWN)
         call = Call(number, request, uuid.uuid4().hex, request.shape)
         if 0 <= number < self._restored.calls:
             call.whole = request.epochs
         elif number >= 0 and number in self._restored.rows:
-            before = self._restored.shapes.get(number, UNKNOWN)
-            call.shape = agreed(self._feed, before, request.shape)
-            call.cover(self._restored.rows[number])
+            if any(rows.values()) or before.numbering == request.shape.numbering:
+                call.shape = agreed(self._feed, before, request.shape)
+            call.cover(rows)
         self._calls[number] = call
         return call
 
@@ -342,7 +363,7 @@ class CallHistory:
         for number, call in list(self._calls.items()):
             is_over = call.fed_in == self._generation or call.is_broken or not call.left()
             if is_over and (call.request.is_micro_batch or not self._keeps or not call.left()):
-                call.request = replace(call.request, data=None)
+                call.request = replace(call.request, data=None, frame=None)
             is_done = not call.left() and number <= self._first
             if is_done or (is_over and not self._keeps):
                 del self._calls[number]

@@ -21,15 +21,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from sparkdl.control.rows import UNKNOWN, CallShape
+from sparkdl.control.rows import CallShape
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, SparkdlError
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.spec import ClusterSpec, InputMode
+from sparkdl.core.spelling import did_you_mean
 from sparkdl.core.world import World
 from sparkdl.driver.controller import Controller, View
 from sparkdl.driver.executors.executor import Executor
-from sparkdl.driver.feeds.coverage import FeedRequest
+from sparkdl.driver.feeds.coverage import READERS, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.feeds.runner import EVERY, FeedRunner, JobThread
 from sparkdl.driver.feeds.state import FeedAsked, StreamAsked, StreamEndAsked
@@ -289,10 +290,11 @@ class Feeds:
             raise ConfigError(
                 f"a {kind} can be read once, and epochs={request.epochs}; give a list"
             )
+        if request.reader not in READERS:
+            near = did_you_mean(request.reader, READERS)
+            raise ConfigError(f"reader={request.reader!r} must be one of {READERS}{near}")
         self._check_no_stream(name)
-        data = listed(request.data, self._spec)
-        shape = CallShape(1, {0: data.num_rows}) if isinstance(data, ParquetSource) else UNKNOWN
-        return self._call(name, replace(request, data=data, shape=shape), show)
+        return self._call(name, self._with_files(name, request), show)
 
     def open_stream(self, name: str, timeout_s: float | None, to: str | None) -> StreamFeed:
         """Return what feeds a stream, see `Cluster.open_stream`."""
@@ -379,6 +381,49 @@ class Feeds:
 
         runner = self._open_runner()
         return run_aside(call, f"sparkdl-feed-{name}", self._executor.thread)
+
+    def _with_files(self, name: str, request: FeedRequest) -> FeedRequest:
+        """Return the request with the Parquet files that its data are, if the nodes read them.
+
+        Raises:
+            ConfigError: if files cannot be read, see `list_files`, or not by `reader`.
+        """
+        files, frame = listed(request.data, self._spec), None
+        if isinstance(files, ParquetSource):
+            if request.reader == "spark":
+                raise ConfigError(
+                    "reader='spark' is for DataFrames: give spark.read.parquet(…), or leave it out"
+                )
+        else:
+            found = self._scanned(name, request)
+            if found is None:
+                return request
+            files, frame = found, request.data if request.reader == "auto" else None
+        shape = CallShape(1, {0: files.num_rows}, files.numbering)
+        return replace(request, data=files, shape=shape, frame=frame)
+
+    def _scanned(self, name: str, request: FeedRequest) -> ParquetSource | None:
+        """Return the files that a DataFrame is a scan of; `None` if Spark is to read it."""
+        is_asked = request.reader == "nodes"
+        if request.reader == "spark" or not (is_asked or hasattr(request.data, "mapInArrow")):
+            return None
+        job = partial(self._executor.scanned_files, request.data, is_local=not is_asked)
+        try:
+            found = run_aside(job, f"sparkdl-scan-{name}", self._executor.thread)
+        except ConfigError as error:
+            if is_asked:
+                raise ConfigError(
+                    f"reader='nodes', but nodes cannot read these data themselves: {error}. Leave "
+                    "it at 'auto', or give a DataFrame of spark.read.parquet(…), filtered and "
+                    "selected at most"
+                ) from None
+            _log.info("Feed %r: the rows cross Spark, because %s", name, error)
+            return None
+        _log.info(
+            "Feed %r: the nodes read the DataFrame's %d Parquet files themselves, %d rows",
+            *(name, len(found.files), found.num_rows),
+        )
+        return found
 
     def _show_rows(self, name: str, bar: FeedBar, is_last: bool = False) -> None:
         first = self._world().members[0].node.node_id

@@ -46,7 +46,7 @@ from sparkdl.core.errors import (
 from sparkdl.core.listing import listed
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import Member, World
-from sparkdl.driver.feeds.coverage import Call, EpochLeft
+from sparkdl.driver.feeds.coverage import Call, EpochLeft, FeedRequest
 from sparkdl.driver.feeds.report import Fed, covered_report, report
 from sparkdl.driver.feeds.state import (
     Action,
@@ -174,8 +174,9 @@ def _serve(feed: Feed, world: World) -> tuple[Feed, list[Action]]:
     try:
         if isinstance(first, FeedAsked):
             if first.call is None:
-                entered = replace(first, call=feed.history.add(first.request))
-                return replace(feed, requests=(entered, *others)), []
+                call = feed.history.add(first.request)
+                warning = _warn_of_reader(feed.name, first.request, call)
+                return replace(feed, requests=(replace(first, call=call), *others)), warning
             return served, [Answer(first.ticket, covered_report(first.call))]
         members = fed_members(world, first.to)
         if isinstance(first, StreamAsked):
@@ -916,6 +917,17 @@ def _check_size(message: ReadShare) -> None:
             f"and {MAX_MESSAGE_NBYTES} are allowed. Write fewer and larger files (row groups of "
             "some 100 MB), feed a part of the files at a time, or use more nodes"
         )
+
+
+def _warn_of_reader(name: str, request: FeedRequest, call: Call) -> list[Action]:
+    if call.request.data is request.data:
+        return []
+    return [
+        Warn(
+            f"Feed {name!r}: the rows cross Spark all the same, because the checkpoint says which "
+            "of them have been used by their numbers in Spark's partitions"
+        )
+    ]
 
 
 def _warn_of_lost(name: str, calls: list[Call]) -> list[Action]:

@@ -9,7 +9,7 @@ its fraction; only float64 may become float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date, datetime, timezone
 from typing import Any
 
@@ -123,7 +123,7 @@ def _column(values: Any, codec: Codec | None, field: pa.Field, is_row: bool) -> 
         if found is None:
             values = decode(values, codec)
     if found is None:
-        found = _build(values, field, is_row)
+        found = build(values, field, is_row)
     if found.null_count and not field.nullable:
         raise _misfit(
             f"a result is None in column {field.name!r}, which schema= declares as NOT NULL"
@@ -168,7 +168,18 @@ def _list(array: pa.Array, element: Codec, to: pa.DataType) -> pa.Array | None:
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), values, type=to)
 
 
-def _build(values: list[Any], field: pa.Field, is_row: bool) -> pa.Array:
+def build(
+    values: Sequence[Any], field: pa.Field, is_row: bool = False, whose: str = "map_fun"
+) -> pa.Array:
+    """Return values of Python as an array of the field's type.
+
+    Args:
+        is_row: each value is the only column of a row of results.
+        whose: the function that they are results of, for errors.
+
+    Raises:
+        InferenceError: if a value does not fit; it names the column and the value's type.
+    """
     try:
         return pa.array([_plain(value, field.type) for value in values], field.type)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
@@ -179,11 +190,12 @@ def _build(values: list[Any], field: pa.Field, is_row: bool) -> pa.Array:
     raise _misfit(
         f"column {field.name!r} is declared as {field.type}, and a result {where}is a "
         f"{_type_name(value)}, {text}: {error}. Declare another type, or convert the results in "
-        "map_fun"
+        f"{whose}",
+        whose,
     )
 
 
-def _culprit(values: list[Any], to: pa.DataType) -> tuple[Any, str]:
+def _culprit(values: Sequence[Any], to: pa.DataType) -> tuple[Any, str]:
     for value in values:
         try:
             pa.array([_plain(value, to)], to)
@@ -275,5 +287,5 @@ def _word(codec: Codec) -> str:
     return "mix of types" if codec.name == "union" else codec.name
 
 
-def _misfit(text: str) -> InferenceError:
-    return InferenceError(f"the results of map_fun do not fit: {text}")
+def _misfit(text: str, whose: str = "map_fun") -> InferenceError:
+    return InferenceError(f"the results of {whose} do not fit: {text}")

@@ -16,15 +16,17 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from sparkdl.control.rows import DataFile, FileRange, Share
+from sparkdl.control.rows import Condition, DataFile, FileRange, Pick, Share
 from sparkdl.core.errors import ReadError
-from sparkdl.core.row_ranges import Range, merge_ranges, overlap
+from sparkdl.core.row_ranges import Range, count_rows, merge_ranges, overlap
+from sparkdl.feed.parquet.conditions import fulfil, paths_of, type_of
 from sparkdl.feed.parquet.source import convert, has_text
 from sparkdl.feed.store.segment import halve, join_small
-from sparkdl.storage import READ_NBYTES, open_file, open_storage
+from sparkdl.storage import READ_NBYTES, is_unchanged, open_file, open_storage
 
 Batches = Generator[pa.RecordBatch, None, None]
 
@@ -43,7 +45,10 @@ _SMALL = 4
 
 @dataclass(frozen=True)
 class _Piece:
-    """Ranges of one file that are read in one go, their row groups ascending."""
+    """Ranges of one file that are read in one go, their row groups ascending.
+
+    Of one row group only, if rows count that fulfil a condition.
+    """
 
     file: DataFile
     ranges: tuple[FileRange, ...]
@@ -69,7 +74,8 @@ def read_share(
 
     Raises:
         ConfigError: if the storage cannot be opened here.
-        ReadError: if a file cannot be read, or has changed since the plan was made.
+        ReadError: if a file cannot be read, or has changed since the plan was made; for a null in
+            a column that refuses them.
     """
     reader = _Reader(open_storage(share.storage), share, batch_nbytes)
     largest = max([batch_nbytes, *(file.row_nbytes for file in share.files)])
@@ -80,9 +86,10 @@ def read_share(
 def _pieces(share: Share) -> Iterator[_Piece]:
     ranges: list[FileRange] = []
     nbytes = 0
+    joined_nbytes = 0 if share.condition else _JOINED_NBYTES
     for part in share.ranges:
         more = share.files[part.file].row_nbytes * part.num_rows
-        if ranges and not _is_read_with(part, ranges[-1], nbytes + more):
+        if ranges and not _is_read_with(part, ranges[-1], nbytes + more, joined_nbytes):
             yield _Piece(share.files[ranges[0].file], tuple(ranges))
             ranges, nbytes = [], 0
         ranges.append(part)
@@ -91,7 +98,7 @@ def _pieces(share: Share) -> Iterator[_Piece]:
         yield _Piece(share.files[ranges[0].file], tuple(ranges))
 
 
-def _is_read_with(part: FileRange, last: FileRange, nbytes: int) -> bool:
+def _is_read_with(part: FileRange, last: FileRange, nbytes: int, most_nbytes: int) -> bool:
     """Whether a range is read in one go with those up to `last`, which are `nbytes` with it.
 
     What is left of a row group of which rows are done may be many ranges; it is decoded once.
@@ -100,7 +107,7 @@ def _is_read_with(part: FileRange, last: FileRange, nbytes: int) -> bool:
         return False
     if part.row_group == last.row_group:
         return part.start >= last.stop
-    return part.row_group > last.row_group and nbytes <= _JOINED_NBYTES
+    return part.row_group > last.row_group and nbytes <= most_nbytes
 
 
 class _Reader:
@@ -110,8 +117,16 @@ class _Reader:
         self._system = system
         self._schema = pa.ipc.read_schema(pa.py_buffer(share.schema))
         self._partitions = share.partitions
-        self._own = [name for name in self._schema.names if name not in share.partitions]
-        self._has_text = any(has_text(self._schema.field(name).type) for name in self._own)
+        self._picks = share.picks or tuple(Pick((name,)) for name in self._schema.names)
+        own = [
+            (field, pick.path)
+            for field, pick in zip(self._schema, self._picks, strict=True)
+            if field.name not in share.partitions
+        ]
+        self._condition = share.condition
+        asked = paths_of(share.condition) if share.condition else ()
+        self._own = list(dict.fromkeys(".".join(path) for path in (*(p for _, p in own), *asked)))
+        self._has_text = any(has_text(field.type) for field, _ in own)
         self._batch_nbytes = batch_nbytes
         self._lock = threading.Lock()
         self._footers: dict[str, pq.FileMetaData] = {}  # of the files read last
@@ -123,9 +138,8 @@ class _Reader:
             ReadError: see `read_share`.
         """
         try:
-            with self._open(piece.file.path) as file:
-                wanted = _wanted_rows(piece, file.metadata)
-                for batch in _select(self._decode(piece, file), wanted):
+            with self._open(piece.file) as file:
+                for batch in self._wanted(piece, file):
                     yield from halve(self._complete(batch, piece.file), self._batch_nbytes)
         except (OSError, pa.ArrowException, KeyError) as error:
             groups = sorted(part.row_group for part in piece.ranges)
@@ -134,7 +148,29 @@ class _Reader:
                 "been replaced since the feed began, or is it not on all nodes?"
             ) from error
 
-    def _open(self, path: str) -> pq.ParquetFile:
+    def _wanted(self, piece: _Piece, file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+        batches = self._decode(piece, file)
+        if self._condition is None:
+            yield from _select(batches, _wanted_rows(piece, file.metadata))
+            return
+        wanted = merge_ranges((part.start, part.stop) for part in piece.ranges)
+        rows = 0
+        for batch in _select(kept_rows(self._condition, batches), wanted):
+            rows += batch.num_rows
+            yield batch
+        if rows < count_rows(wanted):
+            raise ReadError(
+                f"{piece.file.path} has fewer rows in row group {piece.ranges[0].row_group} that "
+                "the DataFrame keeps than were counted: it has been replaced since the feed began"
+            )
+
+    def _open(self, wanted: DataFile) -> pq.ParquetFile:
+        path, modified_ms = wanted.path, wanted.modified_ms
+        if modified_ms >= 0 and not is_unchanged(self._system, path, wanted.nbytes, modified_ms):
+            raise ReadError(
+                f"{path} has changed since Spark has listed it for the DataFrame. Make the "
+                "DataFrame again (spark.read.parquet), or give reader='spark'"
+            )
         with self._lock:
             footer = self._footers.get(path)
         file = open_file(self._system, path, footer)
@@ -160,10 +196,39 @@ class _Reader:
         columns = [
             pa.repeat(pa.scalar(values[field.name]).cast(field.type), batch.num_rows)
             if field.name in values
-            else convert(batch.column(field.name), field.type)
-            for field in self._schema
+            else convert(_picked(batch, pick, field.name), field.type)
+            for field, pick in zip(self._schema, self._picks, strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def kept_rows(condition: Condition, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield of each batch of a file the rows that fulfil a condition."""
+    for batch in batches:
+
+        def column(about: Condition, batch: pa.RecordBatch = batch) -> pa.Array:
+            found = _column(batch, about.path)
+            return convert(found, type_of(about.kind)) if about.kind else found
+
+        yield batch.filter(fulfil(condition, column))
+
+
+def _column(batch: pa.RecordBatch, path: Sequence[str]) -> pa.Array:
+    """Return a column of a file's batch, or a field of it: null where the struct is."""
+    column = batch.column(path[0])
+    return column if len(path) == 1 else pc.struct_field(column, list(path[1:]))
+
+
+def _picked(batch: pa.RecordBatch, pick: Pick, name: str) -> pa.Array:
+    column = _column(batch, pick.path)
+    if pick.refuses_nulls and column.null_count:
+        raise ReadError(refused_null(name))
+    return column
+
+
+def refused_null(name: str) -> str:
+    """Return what is said of a null in a column that refuses them."""
+    return f"column {name!r} holds a null, for which the DataFrame raises an error"
 
 
 def _wanted_rows(piece: _Piece, footer: pq.FileMetaData) -> list[Range]:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from sparkdl.control.rows import DataFile, FileRange, Share, Storage
+from sparkdl.control.rows import Condition, DataFile, FileRange, Pick, Share, Storage
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.row_ranges import Range, uncovered
 from sparkdl.storage import find_files, locate, open_storage
@@ -35,6 +35,8 @@ _WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE
 _NAME_THEM = "Name the columns that all files have, once each"
 
 Values = Mapping[str, str | None]
+T = TypeVar("T")
+F = TypeVar("F")
 INT96_UNIT = "s"
 """Schemas are read with INT96 in seconds: no other timestamp of a Parquet file has this unit."""
 
@@ -47,6 +49,8 @@ class ParquetSource:
         schema: of every batch that is read.
         partitions: the columns whose values are in the names of folders.
         row_groups: for each file, how many rows each of its row groups has.
+        picks, condition: see `Share`. Rows that do not fulfil it are not counted.
+        numbering: see `CallShape`.
     """
 
     storage: Storage
@@ -54,6 +58,9 @@ class ParquetSource:
     partitions: tuple[str, ...]
     files: tuple[DataFile, ...]
     row_groups: tuple[tuple[int, ...], ...]
+    picks: tuple[Pick, ...] = ()
+    numbering: str = ""
+    condition: Condition | None = None
 
     @property
     def num_rows(self) -> int:
@@ -70,7 +77,14 @@ class ParquetSource:
         """Return what each node reads, see `plan`."""
         schema = self.schema.serialize().to_pybytes()
         return [
-            Share(self.storage, schema, self.partitions, *own_files(self.files, ranges))
+            Share(
+                self.storage,
+                schema,
+                self.partitions,
+                *own_files(self.files, ranges),
+                self.picks,
+                self.condition,
+            )
             for ranges in plan(self.row_groups, num_nodes, seed, epoch, done)
         ]
 
@@ -118,7 +132,7 @@ def list_files(
     found = _find(system, asked, [path for _, path in located])
     partitions = partition_fields(found)
     own = None if columns is None else [n for n in columns if n not in partitions.names]
-    footers = _footers(system, list(found), own)
+    footers = read_footers(list(found), lambda path: _read_footer(system, path, own))
     schema = _whole(_agreed_schema(list(found), footers, own), partitions, columns)
     kept = tuple(name for name in partitions.names if name in schema.names)
     files = tuple(
@@ -186,15 +200,11 @@ def _is_date(value: str) -> bool:
         return False
 
 
-def _footers(
-    system: pafs.FileSystem, paths: Sequence[str], columns: Sequence[str] | None
-) -> list[_Footer]:
-    def footer(path: str) -> _Footer:
-        return _read_footer(system, path, columns)
-
-    pool = ThreadPoolExecutor(min(_FOOTER_THREADS, len(paths)), "sparkdl-parquet-footer")
+def read_footers(files: Sequence[T], read: Callable[[T], F]) -> list[F]:
+    """Return what `read` returns for each file, several at a time; raise what it raises first."""
+    pool = ThreadPoolExecutor(min(_FOOTER_THREADS, len(files)), "sparkdl-parquet-footer")
     try:
-        return list(pool.map(footer, paths))
+        return list(pool.map(read, files))
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -207,15 +217,19 @@ def _read_footer(system: pafs.FileSystem, path: str, columns: Sequence[str] | No
             schema = spark_schema(file.schema_arrow)
             wanted = set(schema.names if columns is None else columns)
             rows = (file.metadata.row_group(i).num_rows for i in range(file.num_row_groups))
-            return _Footer(schema, tuple(rows), _row_nbytes(file.metadata, wanted))
+            return _Footer(schema, tuple(rows), row_nbytes(file.metadata, wanted))
     except pa.ArrowInvalid as error:
         raise ConfigError(f"{path} is not a Parquet file, or is damaged: {error}") from error
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
 
 
-def _row_nbytes(footer: pq.FileMetaData, names: set[str]) -> int:
-    """Estimate what a row takes in memory: encodings make numbers small in the file."""
+def row_nbytes(footer: pq.FileMetaData, names: set[str]) -> int:
+    """Estimate what a row takes in memory: encodings make numbers small in the file.
+
+    Args:
+        names: which columns; a field of a struct as `column.field`.
+    """
     total = 0
     leaves = [i for i in range(footer.num_columns) if _is_in(footer.schema.column(i).path, names)]
     for group in map(footer.row_group, range(footer.num_row_groups)):
@@ -388,7 +402,9 @@ def spark_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def convert(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return `column` as `kind`, its `spark_type`; without a copy where only names differ.
+    """Return `column` as `kind`, its `spark_type` or wider; without a copy where only names differ.
+
+    Integers become the nearest floats.
 
     Raises:
         pyarrow.ArrowInvalid: if a value does not fit.
@@ -396,7 +412,16 @@ def convert(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """
     if column.type.equals(kind):
         return column
-    return pc.cast(column, options=pc.CastOptions(kind, allow_time_truncate=True))
+    is_rounded = pa.types.is_integer(_element(column.type)) and pa.types.is_floating(_element(kind))
+    return pc.cast(
+        column,
+        options=pc.CastOptions(kind, allow_time_truncate=True, allow_float_truncate=is_rounded),
+    )
+
+
+def _element(kind: pa.DataType) -> pa.DataType:
+    is_list = pa.types.is_nested(kind) and hasattr(kind, "value_type")
+    return _element(kind.value_type) if is_list else kind
 
 
 def has_text(kind: pa.DataType) -> bool:

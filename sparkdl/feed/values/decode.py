@@ -28,6 +28,7 @@ from sparkdl.feed.values.ndarrays import (
     load_ragged,
     matrices,
     split,
+    to_array,
     vectors,
 )
 
@@ -48,8 +49,7 @@ def decode(array: pa.Array, codec: Codec) -> list[Any]:
 def plain_values(array: pa.Array) -> list[Any]:
     """Return the values of a primitive array as Python objects, None where null."""
     kind = array.type
-    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    if is_number and not array.null_count:
+    if _is_number(kind) and not array.null_count:
         values: list[Any] = array.to_numpy(zero_copy_only=False).tolist()  # quicker than to_pylist
         return values
     if pa.types.is_timestamp(kind) and kind.tz is None:
@@ -189,6 +189,12 @@ def frame_rows(batch: pa.RecordBatch) -> list[Any]:
     return make_rows(names, [_values(column) for column in batch.columns], batch.num_rows)
 
 
+def _is_number(kind: pa.DataType) -> bool:
+    """Return whether `kind` is of integers, floats or booleans."""
+    types = pa.types
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind))
+
+
 def is_list(kind: pa.DataType) -> bool:
     """Return whether `kind` is one of Arrow's list types."""
     types = pa.types
@@ -222,11 +228,21 @@ def _values(column: pa.Array) -> list[Any]:
     if pa.types.is_map(kind):
         return _maps(column)
     if is_list(kind):
-        return split(_values(column.flatten()), lengths(column))
+        return _lists(column.flatten(), lengths(column))
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         instants = plain_values(column.cast(pa.timestamp("us", "UTC")).cast(pa.int64()))
         return [None if us is None else _local(us) for us in instants]
     return plain_values(column)
+
+
+def _lists(flat: pa.Array, counts: Array) -> list[Any]:
+    """Return lists of `counts` values each."""
+    is_even = len(counts) > 0 and counts[0] > 0 and (counts == counts[0]).all()
+    if is_even and _is_number(flat.type) and not flat.null_count:
+        # The lists are made with the numbers in them: a third less work than to cut one list.
+        table: list[Any] = to_array(flat).reshape(len(counts), -1).tolist()
+        return table
+    return split(_values(flat), counts)
 
 
 def _maps(column: pa.Array) -> list[Any]:

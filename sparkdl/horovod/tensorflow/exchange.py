@@ -116,7 +116,7 @@ def in_turn(work: Function, tensors: Sequence[Any], like: Sequence[tuple[Any, An
 
     if tf.executing_eagerly():
         with tensorflow_errors():
-            results = work(*[tensor.numpy() for tensor in tensors])
+            results = work(*[np.asarray(tensor) for tensor in tensors])  # views: `.numpy()` copies
         return [tf.convert_to_tensor(result) for result in results]
     with tf.device("CPU:0"), tf.control_dependencies([turn().read_value()]):
         results = tf.numpy_function(work, list(tensors), [dtype for dtype, _ in like])

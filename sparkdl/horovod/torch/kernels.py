@@ -86,20 +86,21 @@ def reduce(
     """
     given, tensors = tensors, [tensor.detach() for tensor in tensors]
     check_reducible(tensors)
+    own = tensors_of(group)
     results: dict[int, torch.Tensor] = {}
     for kind in dict.fromkeys((tensor.dtype, tensor.device) for tensor in tensors):
         numbers = [i for i, t in enumerate(tensors) if (t.dtype, t.device) == kind]
         alike = [tensors[i] for i in numbers]
         row = flat(alike, in_place)
-        what = f"{how.name} {[list(tensor.shape) for tensor in alike]}"
-        own = tensors_of(group)
         if own is None:
             scale_(row, how.prescale * how.postscale)
         else:
+            what = f"{how.name} {[list(tensor.shape) for tensor in alike]}"
             own.all_reduce_(row, how.op, what, how.prescale, how.postscale)
         if in_place:
             spread(row, alike)
-        results |= zip(numbers, _unflat(row, alike), strict=True)
+        else:
+            results |= zip(numbers, _unflat(row, alike), strict=True)
     return list(given) if in_place else [results[i] for i in range(len(tensors))]
 
 
@@ -228,13 +229,15 @@ def flat(tensors: Sequence[torch.Tensor], in_place: bool) -> torch.Tensor:
 
 def spread(row: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
     """Write all numbers in a row, as `flat` has made it, into the tensors that they are from."""
+    if len(tensors) == 1 and row.data_ptr() == tensors[0].data_ptr():
+        return
     for tensor, part in zip(tensors, _unflat(row, tensors), strict=True):
         if part.data_ptr() != tensor.data_ptr():
             tensor.copy_(part)
 
 
 def _unflat(row: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    parts = row.split([tensor.numel() for tensor in like])
+    parts = row.split([tensor.numel() for tensor in like]) if len(like) > 1 else [row]
     return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
 
 

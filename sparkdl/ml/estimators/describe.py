@@ -22,8 +22,8 @@ import msgspec
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.ml.estimators.keras_model import Made, compiled, costs_nothing, inputs_of
-from sparkdl.ml.estimators.source import ModelSource, Signature, Tensor
-from sparkdl.ml.scoring.predict import load
+from sparkdl.ml.estimators.source import TORCH, ModelSource, Signature, Tensor
+from sparkdl.ml.scoring.held import load
 
 _log = logging.getLogger(__name__)
 _SAVED_DEADLINE_S = 600.0
@@ -43,7 +43,7 @@ def signature_of(source: ModelSource) -> Signature:
 
 
 def _ask(source: ModelSource) -> Signature:
-    if "tensorflow" not in sys.modules:
+    if _framework(source) not in sys.modules:
         return _ask_process(source)
     try:
         return load(source).signature
@@ -54,6 +54,10 @@ def _ask(source: ModelSource) -> Signature:
 
 
 _known = lru_cache(maxsize=64)(_ask)
+
+
+def _framework(source: ModelSource) -> str:
+    return "torch" if source.format in TORCH else "tensorflow"
 
 
 def _unloadable(source: ModelSource, reason: str) -> ConfigError:
@@ -71,9 +75,11 @@ def _ask_process(source: ModelSource) -> Signature:
         ) from None
     answer = done.stdout.decode(errors="replace").strip()
     if done.returncode == _MISSING:
+        name = _framework(source)
         raise FrameworkMissingError(
-            f"TensorFlow cannot be imported by the driver, which asks it for the model's outputs: "
-            f"{answer}. Install it: pip install tensorflow (or tensorflow-cpu)"
+            f"{name} cannot be imported by the driver, which asks it for the model's outputs: "
+            f"{answer}. Install it: pip install {name}"
+            + (" (or tensorflow-cpu)" if name == "tensorflow" else "")
         )
     if done.returncode == _REFUSED:
         raise ConfigError(answer)

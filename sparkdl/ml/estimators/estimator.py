@@ -77,6 +77,7 @@ class TFEstimator(
             validation_col=args.validation_indicator_col,
             return_timeout_s=float(self._return_timeout_s(args)),
             cache=_value(args, "cache"),
+            reader=_value(args, "feed_reader"),
             options={
                 "num_ps": _value(args, "num_ps"),
                 "driver_ps_nodes": _value(args, "driver_ps_nodes"),

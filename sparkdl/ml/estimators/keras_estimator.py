@@ -50,7 +50,8 @@ from sparkdl.ml.estimators.training import (
 from sparkdl.ml.jobs.fit import check_mode, fit_keras
 from sparkdl.ml.jobs.loop import Plan
 from sparkdl.ml.scoring.columns import NUMBERS, TEXTS, input_columns, leaf_type
-from sparkdl.ml.scoring.model import SCORE_ROWS, KerasModel
+from sparkdl.ml.scoring.model import KerasModel
+from sparkdl.ml.scoring.predict import SCORE_ROWS
 
 _BATCH_ROWS = 32
 _MODEL = "model.keras"
@@ -169,6 +170,7 @@ class KerasEstimator(
             validation_col=self.getValidationIndicatorCol(),
             return_timeout_s=self.getShutdownTimeout(),
             cache=self.getCache(),
+            reader=self.getFeedReader(),
             options=launch_options(self._values()),
         )
         train_it = self._fit_in_jobs if self.getMode() == "jobs" else self._fit_on_nodes

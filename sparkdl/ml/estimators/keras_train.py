@@ -29,7 +29,7 @@ from sparkdl.ml.estimators.keras_model import (
     inputs_of,
 )
 from sparkdl.ml.estimators.source import Tensor, local_path
-from sparkdl.ml.scoring.predict import keras_predictor
+from sparkdl.ml.scoring.tensorflow import keras_predictor
 
 if TYPE_CHECKING:
     from sparkdl.node.context import NodeContext

@@ -15,6 +15,7 @@ from pyspark.ml.param import Param, Params, TypeConverters
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import InputMode
 from sparkdl.core.spelling import did_you_mean
+from sparkdl.driver.feeds.coverage import READERS as FEED_READERS
 from sparkdl.ml.estimators.keras_model import as_config
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.scoring.transform import READERS
@@ -139,6 +140,8 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("tag_set", None, _text, "Tags of the SavedModel, separated by commas"),
     # what it lacked, for training
     ("feed_timeout", 600.0, _seconds, "Seconds without any row received or read"),
+    ("feed_reader", "auto", _one_of(*FEED_READERS), "Who reads the Parquet files that the "
+     "DataFrame is a scan of: the 'nodes', past the JVM, 'spark', or 'auto', see Cluster.feed"),
     ("reservation_timeout", 600.0, _seconds, "Seconds until all nodes must be there"),
     ("shutdown_timeout", 259200.0, _seconds, "Seconds that train_fn may take to return after the "
      "last row"),
@@ -175,6 +178,14 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
      "Parquet files: 'python' past the JVM, 'spark', or 'auto': 'python' where files are local"),
     ("model_config", None, _text, "The model as JSON (model.to_json()), where export_dir is "
      "weights"),
+    # for PyTorch
+    ("model_path", None, _text, "The saved model: a file of torch.export (.pt2) or TorchScript"),
+    ("input_cols", [], TypeConverters.toListString, "Columns for the model's inputs, in the order "
+     "of the parameters of forward"),
+    ("output_cols", [], TypeConverters.toListString, "Columns for the model's outputs, in their "
+     "order"),
+    ("input_shapes", {}, _dict, "DataFrame column to the shape of its rows, for arrays that are "
+     "stored flat: [3, 224, 224]"),
     # for Keras
     ("num_workers", 1, _whole(1), "Nodes that train"),
     ("features_col", "features", _text, "Column of the features: array, vector or number"),
@@ -207,8 +218,13 @@ TABLE = {row[0]: Row(*row, _accessor(row[0])) for row in _ROWS}
 
 
 TRAINING = (
-    *("feed_timeout", "reservation_timeout", "shutdown_timeout", "validation_indicator_col"),
-    *("weight_col", "early_stopping_patience", "early_stopping_monitor"),
+    *("feed_timeout", "feed_reader", "reservation_timeout", "shutdown_timeout"),
+    *(
+        "validation_indicator_col",
+        "weight_col",
+        "early_stopping_patience",
+        "early_stopping_monitor",
+    ),
     *("early_stopping_min_delta", "seed", "cache", "num_gpus", "log_dir", "log_to_driver"),
     *("placement", "max_restarts", "checkpoint_dir", "tls"),
 )

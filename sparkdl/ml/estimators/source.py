@@ -16,7 +16,13 @@ from urllib.parse import urlsplit
 
 from sparkdl.core.errors import ConfigError
 
-Format = Literal["saved_model", "keras", "weights"]
+Format = Literal["saved_model", "keras", "weights", "torchscript", "pt2", "module", "function"]
+TORCH = ("torchscript", "pt2", "module")
+"""The formats that PyTorch loads."""
+NUMBER = "number"
+"""The dtype of an input that takes whatever numbers come."""
+ANY = "any"
+"""The dtype of an input that takes whatever comes."""
 _KERAS = (".keras", ".h5", ".hdf5")
 _WEIGHTS = ".weights.h5"
 _UNCHOSEN = re.compile(r"(output|input|inputs|input_layer|keras_tensor|args|.+_input)(_\d+)?")
@@ -28,7 +34,7 @@ class Tensor:
     """An input or output of a model.
 
     Attributes:
-        dtype: numpy's name, or `string` for text and bytes.
+        dtype: numpy's name, or `string` for text and bytes; `NUMBER` or `ANY` where it is open.
         shape: the first axis is the rows, None; further ones are None where they vary. None if not
             even their number is known.
     """
@@ -57,10 +63,17 @@ def only_one(asked: Sequence[str], tensors: Sequence[Tensor]) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Signature:
-    """What a model takes and what it gives."""
+    """What a model takes and what it gives.
+
+    Attributes:
+        inputs: those that it needs.
+        outputs: empty if only a run would tell.
+        optional: inputs that may be left out.
+    """
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
+    optional: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,7 +86,7 @@ class ModelSource:
         signature_def_key: of a SavedModel; None for its only one, or `serving_default`.
         tag_set: of a SavedModel; empty for any.
         config: the model as JSON, for weights.
-        content: a `.keras` file.
+        content: a `.keras` file; a pickled module, or function that makes what is run.
     """
 
     path: str
@@ -110,9 +123,19 @@ def source_of(
     return ModelSource(path, "saved_model", fingerprint(path), signature_def_key, tags)
 
 
-def source_of_content(content: bytes) -> ModelSource:
-    """Return the source for a `.keras` file that is in memory."""
-    return ModelSource("", "keras", hashlib.sha256(content).hexdigest(), content=content)
+def source_of_content(content: bytes, kind: Format = "keras") -> ModelSource:
+    """Return the source for a `.keras` file that is in memory, or for what was pickled."""
+    return ModelSource("", kind, hashlib.sha256(content).hexdigest(), content=content)
+
+
+def torch_source(path: str) -> ModelSource:
+    """Return the source for a model of PyTorch at `path`, a local path or a URL.
+
+    Raises:
+        ConfigError: if there is nothing at a local path.
+    """
+    path = local_path(path)
+    return ModelSource(path, "pt2" if path.endswith(".pt2") else "torchscript", fingerprint(path))
 
 
 def local_path(path: str) -> str:
@@ -132,8 +155,9 @@ def fingerprint(path: str) -> str:
     root = Path(path)
     if not root.exists():
         raise ConfigError(
-            f"there is no saved model at {path} on this machine. export_dir (or model_dir) must "
-            "be a SavedModel's folder, a .keras file or weights that driver and executors can read"
+            f"there is no saved model at {path} on this machine. It must be a file or folder that "
+            "driver and executors can read: a SavedModel's folder, a .keras file or weights for "
+            "TFModel (export_dir), a file of TorchScript or torch.export for TorchModel"
         )
     files = [root] if root.is_file() else sorted(p for p in root.rglob("*") if p.is_file())
     digest = hashlib.sha256()

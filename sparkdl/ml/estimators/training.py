@@ -23,7 +23,13 @@ from pyspark.sql import Column, DataFrame, functions
 from pyspark.sql.types import BooleanType, StructField
 
 from sparkdl.control.values import decode_value, encode_value
-from sparkdl.core.errors import ConfigError, FeedTypeError, ResultError, ShutdownTimeoutError
+from sparkdl.core.errors import (
+    ConfigError,
+    FeedTypeError,
+    ReadError,
+    ResultError,
+    ShutdownTimeoutError,
+)
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.core.spelling import did_you_mean
@@ -31,6 +37,7 @@ from sparkdl.driver.executors.spark import default_fs
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
+from sparkdl.feed.parquet.read import refused_null
 from sparkdl.storage import locate, open_storage
 
 VALIDATION = "validation"
@@ -51,6 +58,7 @@ class Training:
         refuses_nulls: a null ends the feeding, where numpy would have NaN for it.
         return_timeout_s: how long `map_fun` may take to return after the last row.
         cache: whether Spark persists the rows meanwhile.
+        reader: who reads the Parquet files of the rows, see `Cluster.feed`.
         options: of `sparkdl.launch`.
     """
 
@@ -64,6 +72,7 @@ class Training:
     cache: bool
     check: Callable[[DataFrame, str], None] | None = None
     refuses_nulls: bool = False
+    reader: str = "auto"
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self, dataset: DataFrame) -> TrainingSummary:
@@ -131,6 +140,11 @@ class Training:
                 if (advice := null_advice(name)) in str(error):
                     raise FeedTypeError(advice) from error
             raise
+        except ReadError as error:
+            for name in self.columns:
+                if refused_null(name) in str(error):
+                    raise FeedTypeError(null_advice(name)) from error
+            raise
 
     def _check(self, rows: DataFrame, feed: str) -> None:
         if self.check is not None:
@@ -146,10 +160,12 @@ class Training:
     ) -> FeedReport:
         validating: Future[FeedReport] | None = None
         if validation is not None:
-            validating = cluster.feed_async(validation, self.epochs, name=VALIDATION)
+            validating = cluster.feed_async(
+                validation, self.epochs, name=VALIDATION, reader=self.reader
+            )
             # By a callback, so that its readers see its end also while this thread waits below.
             validating.add_done_callback(lambda _: cluster.end_feeds(VALIDATION))
-        report = cluster.feed(training, self.epochs)
+        report = cluster.feed(training, self.epochs, reader=self.reader)
         cluster.end_feeds(DEFAULT_FEED)
         try:
             cluster.wait(self.return_timeout_s)

@@ -18,7 +18,7 @@ from sparkdl.ml.estimators.keras_train import KerasTask, callbacks_of, make_mode
 from sparkdl.ml.estimators.source import Signature
 from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.task import Master, Sum, unpack
-from sparkdl.ml.scoring.predict import output_names, prepare_worker, without_startup_noise
+from sparkdl.ml.scoring.tensorflow import output_names, prepare_worker, without_startup_noise
 
 if TYPE_CHECKING:
     from pyspark import Broadcast

@@ -5,7 +5,7 @@ Runs in: driver, feeder
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
@@ -20,7 +20,7 @@ from sparkdl.driver.executors.scored import BY_DTYPE, arrow_schema
 from sparkdl.feed.values.columns import convert
 from sparkdl.feed.values.decode import is_list
 from sparkdl.feed.values.ndarrays import Array, is_vector, lengths
-from sparkdl.ml.estimators.source import Signature, Tensor, only_one
+from sparkdl.ml.estimators.source import ANY, NUMBER, Signature, Tensor, only_one
 
 TEXT = "string"
 TEXTS = t.StringType | t.BinaryType
@@ -84,10 +84,15 @@ def leaf_type(kind: t.DataType) -> t.DataType:
 
 def _check(column: str, kind: t.DataType, tensor: Tensor) -> None:
     kind = leaf_type(kind)
-    if not isinstance(kind, TEXTS if tensor.dtype == TEXT else NUMBERS):
+    if tensor.dtype == ANY:
+        takes = not isinstance(kind, t.StructType | t.MapType | t.NullType)
+    else:
+        takes = isinstance(kind, TEXTS if tensor.dtype == TEXT else NUMBERS)
+    if not takes:
         raise ConfigError(
             f"column {column!r} is of type {kind.simpleString()}, which cannot feed the model's "
             f"input {tensor}"
+            + (". Give its parts as columns of their own" if tensor.dtype == ANY else "")
         )
 
 
@@ -113,7 +118,9 @@ def tensor_values(column: pa.Array, wanted: InputColumn) -> Array:
     """
     where = f"column {wanted.name!r}"
     values = convert(column, None, where)
-    return _shaped(_cast(values, wanted.tensor, where), wanted.tensor, where)
+    if wanted.tensor.dtype != ANY:
+        values = _cast(values, wanted.tensor, where)
+    return _shaped(values, wanted.tensor, where)
 
 
 def _cast(values: Array, tensor: Tensor, where: str) -> Array:
@@ -124,7 +131,7 @@ def _cast(values: Array, tensor: Tensor, where: str) -> Array:
             f"{where} holds arrays of different lengths, or values of another kind, and cannot "
             f"feed the model's input {tensor}. Make all rows the same length"
         )
-    dtype = np.dtype(tensor.dtype)
+    dtype = values.dtype if tensor.dtype == NUMBER else np.dtype(tensor.dtype)
     if values.dtype == dtype:
         return values
     if dtype.kind in _WHOLE:
@@ -193,14 +200,89 @@ class OutputColumn:
             values = _scores(values, self.complement)
         if self.how == "class":
             values = values.argmax(axis=1)
+        self.check(values)
         try:
             return _array(values, self.type)
         except pa.ArrowException as error:
             raise InferenceError(
                 f"the model's output {self.tensor!r} does not fit column {self.name!r} of type "
-                f"{self.type}: {error}. Declare another type: setOutputTypes({{{self.name!r}: …}}),"
-                " for example 'binary' for bytes that are no text"
+                f"{self.type}: {error}. {self._remedy}"
             ) from None
+
+    @property
+    def _remedy(self) -> str:
+        return (
+            f"Declare another type: setOutputTypes({{{self.name!r}: …}}), for example 'binary' for "
+            "bytes that are no text"
+        )
+
+    def check(self, values: Array) -> None:
+        """Check that an array of numbers can be a column of the declared type at all.
+
+        Raises:
+            InferenceError: if it has other axes, or its elements are of another kind.
+        """
+        depth, leaf = 0, self.type
+        while is_list(leaf):
+            depth, leaf = depth + 1, leaf.value_type
+        if is_vector(leaf):
+            depth, leaf = depth + 1, pa.float64()
+        kind = values.dtype.kind
+        is_number = pa.types.is_integer(leaf) or pa.types.is_floating(leaf)
+        is_alike = (
+            kind not in "biuf"
+            or (kind == "b" and pa.types.is_boolean(leaf))
+            or (kind != "b" and (is_number or pa.types.is_decimal(leaf)))
+        )
+        is_single = not depth and prod(values.shape[1:]) == 1
+        if not is_alike or (values.ndim - 1 != depth and not is_single):
+            raise InferenceError(
+                f"the model's output {self.tensor!r} is {values.dtype} "
+                f"{['rows', *values.shape[1:]]}, and column {self.name!r} is declared as "
+                f"{self.type}. {self._remedy}"
+            )
+
+
+def declared_outputs(
+    mapping: Mapping[str, str], types: Mapping[str, str]
+) -> tuple[t.StructType, tuple[OutputColumn, ...]]:
+    """Return the columns for outputs of which only their types' declarations are known.
+
+    Args:
+        mapping: output to column.
+        types: column to `vector` or to a type of Spark.
+
+    Raises:
+        ConfigError: if an output has no type, or a type is none.
+    """
+    if missing := [column for column in mapping.values() if column not in types]:
+        raise ConfigError(
+            f"the model does not tell the types of its outputs: declare {', '.join(missing)}, for "
+            f"example setOutputTypes({{{missing[0]!r}: 'array<float>'}})"
+        )
+    if unknown := [name for name in types if name not in mapping.values()]:
+        raise _unknown_types(unknown, mapping.values())
+    fields = [t.StructField(column, _declared(types[column])) for column in mapping.values()]
+    schema = t.StructType(fields)
+    columns = zip(mapping.items(), arrow_schema(schema), strict=True)
+    return schema, tuple(OutputColumn(c, name, field.type) for (name, c), field in columns)
+
+
+def _unknown_types(unknown: Sequence[str], columns: Iterable[str]) -> ConfigError:
+    return ConfigError(
+        f"output_types names {', '.join(map(repr, unknown))}, and the columns of the outputs "
+        f"are {', '.join(columns)}"
+    )
+
+
+def _declared(text: str) -> t.DataType:
+    if text == VECTOR:
+        return VectorUDT()
+    try:
+        return t.DataType.fromDDL(text)
+    except Exception as error:  # noqa: BLE001 (Spark's parser raises several, Connect others)
+        reason = next(iter(str(error).strip().splitlines()), "")
+        raise ConfigError(f"output_types: {text!r} is no type of Spark: {reason}") from None
 
 
 def mapped_outputs(
@@ -227,10 +309,7 @@ def mapped_outputs(
             f"{', '.join(map(str, signature.outputs))}; write setOutputMapping({{output: column}})"
         )
     if unknown := [name for name in types if name not in chosen.values()]:
-        raise ConfigError(
-            f"output_types names {', '.join(map(repr, unknown))}, and the columns of the outputs "
-            f"are {', '.join(chosen.values())}"
-        )
+        raise _unknown_types(unknown, chosen.values())
     fields = [
         t.StructField(column, _type(by_name[name], types.get(column)))
         for name, column in chosen.items()
@@ -276,11 +355,7 @@ def _type(tensor: Tensor, declared: str | None) -> t.DataType:
         own = t.ArrayType(own)
     if declared is None:
         return own
-    try:
-        kind = t.DataType.fromDDL(declared)
-    except Exception as error:  # noqa: BLE001 (Spark's parser raises several, Connect others)
-        reason = next(iter(str(error).strip().splitlines()), "")
-        raise ConfigError(f"output_types: {declared!r} is no type of Spark: {reason}") from None
+    kind = _declared(declared)
     if not _fits(kind, own, dims):
         raise ConfigError(
             f"output_types: the model's output {tensor} cannot be a column of type {declared}; by "

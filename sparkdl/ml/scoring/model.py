@@ -32,11 +32,10 @@ from sparkdl.ml.scoring.columns import (
     input_columns,
     mapped_outputs,
 )
+from sparkdl.ml.scoring.predict import SCORE_ROWS
 from sparkdl.ml.scoring.task import Score
 from sparkdl.ml.scoring.transform import scored
 
-SCORE_ROWS = 1024
-"""Rows that a `KerasModel` is given at once, if nothing else is set."""
 _FILES = "model"
 
 
@@ -76,7 +75,8 @@ class _ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_siz
     ) -> DataFrame:
         schema, columns = outputs
         inputs = input_columns(args.input_mapping, signature, dataset.schema)
-        score = Score(source, inputs, columns, args.batch_size, self.getHandleInvalid())
+        model = f"{self.uid} ({source.path})" if source.path else self.uid
+        score = Score(source, model, inputs, columns, args.batch_size, self.getHandleInvalid())
         return scored(dataset, score, schema, self.getKeep(), self.getParquetReader())
 
     def _extra(self) -> dict[str, Any]:

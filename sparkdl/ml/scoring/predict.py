@@ -1,252 +1,143 @@
-"""Loads a saved model with TensorFlow, and keeps it for the next partition.
+"""Any function of columns, applied to a DataFrame: lazily, with its model loaded once per worker.
 
-Runs in: feeder, child. Also in the process that describes a model to the driver.
+Runs in: driver
 """
 
 from __future__ import annotations
 
-import gc
-import os
-import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
+import cloudpickle
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.garbage import uncollected
+from sparkdl.driver.executors.scored import Keep, arrow_schema, result_schema
+from sparkdl.driver.payload import culprits
 from sparkdl.feed.values.ndarrays import Array
-from sparkdl.ml.estimators.keras_model import from_content
-from sparkdl.ml.estimators.source import ModelSource, Signature, Tensor
+from sparkdl.ml.estimators.params import TABLE
+from sparkdl.ml.estimators.source import ANY, Signature, Tensor, source_of_content
+from sparkdl.ml.scoring.columns import input_columns
+from sparkdl.ml.scoring.function import ResultColumn
+from sparkdl.ml.scoring.task import Score
+from sparkdl.ml.scoring.transform import scored
 
-_DEFAULT_KEY = "serving_default"
-_FILTER_END_S = 5.0
-_NOISE = (
-    "^WARNING: All log messages before absl::InitializeLog|port.cc:[0-9]+] oneDNN custom operations"
-)
-
-
-class Predictor:
-    """A loaded model.
-
-    Attributes:
-        signature: its inputs and outputs.
-    """
-
-    def __init__(self, signature: Signature, run: Callable[[dict[str, Any]], dict[str, Any]]):
-        self.signature = signature
-        self._run = run
-
-    def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Return all outputs for some rows.
-
-        Args:
-            inputs: by name, of the dtype and shape of the signature; text as objects.
-        """
-        import tensorflow as tf
-
-        tensors = {name: tf.convert_to_tensor(values) for name, values in inputs.items()}
-        return {name: _numpy(tensor) for name, tensor in self._run(tensors).items()}
+Columns = dict[str, Array]
+SCORE_ROWS = 1024
+"""Rows that a function is given at once, if nothing else is said."""
 
 
-_held: dict[ModelSource, Predictor] = {}
-"""The one model of this process: Spark gives its Python workers no other place to keep one."""
+def predict(  # noqa: PLR0913 (what a model has as parameters)
+    frame: DataFrame,
+    make: Callable[[], Callable[[Columns], Any]],
+    input_cols: Sequence[str],
+    schema: str | StructType,
+    *,
+    batch_size: int = SCORE_ROWS,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    keep: Keep = True,
+    handle_invalid: str = "error",
+    parquet_reader: str = "auto",
+) -> DataFrame:
+    """Return the DataFrame with columns of results; lazy, no job runs.
 
+    `make()` is called once in each Python worker of Spark, which keeps what it returns for all
+    further partitions: load the model there. The function that it returns gets columns and returns
+    columns:
 
-def predictor(source: ModelSource) -> Predictor:
-    """Return the model, loaded if it is not the one that this process holds; another is let go."""
-    if source not in _held:
-        if _held:
-            _held.clear()
-            gc.unfreeze()
-            gc.collect()
-        with uncollected(), without_startup_noise():
-            prepare_worker()
-            _held[replace(source, content=None)] = load(source)
-        # Spark's workers collect garbage after each task: half a second for TensorFlow's objects,
-        # unless these are frozen. To look for garbage among them first takes as long, and finds
-        # next to nothing.
-        gc.freeze()
-    return _held[source]
+        def make():
+            encoder = SentenceTransformer("all-MiniLM-L6-v2")
+            return lambda columns: encoder.encode(list(columns["text"]))
 
+        predict(df, make, ["text"], "embedding array<float>", batch_size=64)
 
-def load(source: ModelSource) -> Predictor:
-    """Load a model.
+    Before `make` runs, the worker is told its share of the machine: as many threads as the task has
+    cores (`OMP_NUM_THREADS`, `TF_NUM_INTRAOP_THREADS`), the GPUs that Spark assigned
+    (`CUDA_VISIBLE_DEVICES`), and no more of a GPU's memory than TensorFlow needs
+    (`TF_FORCE_GPU_ALLOW_GROWTH`); what is set on the executors stays.
 
-    Raises:
-        ConfigError: if it is of no kind that can be used; it says what to change.
-    """
-    if source.format == "saved_model":
-        return _saved_model(source)
-    import keras
-
-    if keras.backend.backend() != "tensorflow":
-        raise ConfigError(
-            f"Keras is set to the backend {keras.backend.backend()!r}; models are run with "
-            "TensorFlow: unset KERAS_BACKEND on the executors"
-        )
-    if source.format == "weights":
-        model = keras.models.model_from_json(source.config)
-        model.load_weights(source.path)
-    elif source.content is not None:
-        model = from_content(source.content)
-    else:
-        model = keras.saving.load_model(source.path, compile=False)
-    return keras_predictor(model)
-
-
-def keras_predictor(model: Any) -> Predictor:
-    """Return a predictor for a Keras model that has been built.
+    Args:
+        make: it and what it refers to travel by cloudpickle.
+        input_cols: the columns that the function gets, as arrays by name: numbers of the column's
+            own dtype [rows], arrays of equal length [rows, …], ML vectors float64 [rows, size],
+            text and bytes as objects [rows], arrays of different lengths as objects [rows] that
+            are arrays, see `sparkdl.feed.values.columns.convert`. They are read-only.
+        schema: the columns of results, for example `"label int, score float"`. The function
+            returns a dict (or DataFrame of pandas) with a value for each of them: an array
+            [rows, …] or a list; where one is declared, its values alone will do.
+        batch_size: rows that the function gets at once, at most.
+        input_shapes: column to the shape of its rows, for arrays that are stored flat:
+            `{"image": [3, 224, 224]}`.
+        keep: which of the DataFrame's columns stay: all, none, or those named.
+        handle_invalid: what becomes of a row with a null in an input column: `error`; `skip` leaves
+            it out; `keep` gives it null results.
+        parquet_reader: who reads the input columns of a DataFrame over Parquet files, see
+            `TFModel.setParquetReader`.
 
     Raises:
-        ConfigError: if the model's inputs are unknown.
+        ConfigError: if a column is missing or cannot be an array, two would have one name, `schema`
+            cannot be read, or `make` cannot be pickled. What goes wrong later is an
+            `InferenceError` or `FeedTypeError` in Spark's, which names the rows and the partition.
     """
-    import tensorflow as tf
-
-    flat = getattr(model, "inputs", None)
-    if not flat:
-        raise ConfigError(
-            f"the model {model.name!r} is a {type(model).__name__} without known inputs. "
-            "Save it with model.export(folder), which makes a SavedModel with a signature"
-        )
-    names = [tensor.name for tensor in flat]
-    struct = flat[0] if len(flat) == 1 else model.input
-    specs = [tf.TensorSpec((None, *t.shape[1:]), t.dtype) for t in flat]
-
-    @tf.function(input_signature=specs, autograph=False)  # type: ignore[untyped-decorator]
-    def run(*tensors: Any) -> Any:
-        by_name = dict(zip(names, tensors, strict=True))
-        return model(tf.nest.map_structure(lambda t: by_name[t.name], struct), training=False)
-
-    concrete = run.get_concrete_function()
-    traced = concrete.structured_outputs
-    found = list(traced.values()) if isinstance(traced, dict) else tf.nest.flatten(traced)
-    outputs = list(traced) if isinstance(traced, dict) else output_names(model, len(found))
-
-    def outputs_of(tensors: dict[str, Any]) -> dict[str, Any]:
-        given = concrete(*(tensors[name] for name in names))
-        values = given.values() if isinstance(given, dict) else tf.nest.flatten(given)
-        return dict(zip(outputs, values, strict=True))
-
-    return Predictor(
-        Signature(
-            tuple(_tensor(name, spec) for name, spec in zip(names, specs, strict=True)),
-            tuple(_tensor(name, spec) for name, spec in zip(outputs, found, strict=True)),
-        ),
-        outputs_of,
+    for name, value in (
+        ("batch_size", batch_size),
+        ("handle_invalid", handle_invalid),
+        ("parquet_reader", parquet_reader),
+    ):
+        _checked(name, value)
+    signature = Signature(_inputs(frame, input_cols, input_shapes or {}), ())
+    results = result_schema(schema)
+    columns = tuple(
+        ResultColumn(field.name, field.name, field.type) for field in arrow_schema(results)
     )
-
-
-def _saved_model(source: ModelSource) -> Predictor:
-    import tensorflow as tf
-
-    model = tf.saved_model.load(source.path, tags=list(source.tag_set) or None)
-    keys = list(model.signatures)
-    only = keys[0] if len(keys) == 1 else _DEFAULT_KEY
-    key = source.signature_def_key or only
-    if key not in keys:
-        raise ConfigError(
-            f"the SavedModel {source.path} has no signature {key!r}; it has "
-            f"{', '.join(map(repr, keys)) or 'none'}: setSignatureDefKey(…)"
-        )
-    function = model.signatures[key]
-    inputs = function.structured_input_signature[1]
-    outputs = function.structured_outputs
-
-    def run(tensors: dict[str, Any]) -> dict[str, Any]:
-        assert model is not None  # its variables live as long as the model
-        return dict(function(**tensors))
-
-    return Predictor(
-        Signature(
-            tuple(_tensor(name, spec) for name, spec in sorted(inputs.items())),
-            tuple(_tensor(name, spec) for name, spec in sorted(outputs.items())),
-        ),
-        run,
+    score = Score(
+        source_of_content(_pickled(make, results.names), "function"),
+        f"the function of {_name(make)}",
+        input_columns({name: name for name in input_cols}, signature, frame.schema),
+        columns,
+        batch_size,
+        handle_invalid,
     )
+    return scored(frame, score, results, keep, parquet_reader)
 
 
-def output_names(model: Any, count: int) -> list[str]:
-    """Return the names of the layers that a Keras model's outputs come from; numbers if unclear."""
-    names = [tensor._keras_history.operation.name for tensor in model.outputs]
-    if len(names) != count or len(set(names)) != count:
-        return [f"output_{place}" for place in range(count)]
-    return names
-
-
-def _tensor(name: str, spec: Any) -> Tensor:
-    import tensorflow as tf
-
-    dtype = tf.as_dtype(spec.dtype)
-    name_of = "float32" if dtype == tf.bfloat16 else dtype.name
-    shape = spec.shape
-    is_known = not isinstance(shape, tf.TensorShape) or shape.rank is not None
-    return Tensor(name, name_of, tuple(shape) if is_known else None)
-
-
-def _numpy(tensor: Any) -> Array:
-    import tensorflow as tf
-
-    values: Array = (tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor).numpy()
-    return np.asarray(values)
-
-
-@contextmanager
-def without_startup_noise() -> Iterator[None]:
-    """Keep off standard error what TensorFlow prints at each start, in each of Spark's workers.
-
-    `TF_CPP_MIN_LOG_LEVEL` is set to 2 if it is not set, and the lines that do not heed it are
-    filtered; set it to 0 to see all. The filter is a process, for a thread of this one would not
-    pass on what is printed just before a crash.
-    """
-    level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    grep = shutil.which("grep")
-    if grep is None or level == "0":
-        yield
-        return
-    sys.stderr.flush()
-    stderr = os.dup(2)
+def _checked(name: str, value: Any) -> None:
     try:
-        command = [grep, "--line-buffered", "-vE", _NOISE]
-        lines = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stderr)
-        assert lines.stdin is not None
-        with lines.stdin as pipe:
-            os.dup2(pipe.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(stderr, 2)
-            with suppress(subprocess.TimeoutExpired):  # a process that was started has the pipe
-                lines.wait(_FILTER_END_S)
-    finally:
-        os.close(stderr)
+        TABLE[name].converted(value)
+    except TypeError as error:
+        raise ConfigError(f"{name}={value!r}: {error}") from None
 
 
-def prepare_worker() -> None:
-    """In a Spark task: as many threads as it has cores, its own GPUs, no more memory than needed.
+def _inputs(
+    frame: DataFrame, names: Sequence[str], shapes: Mapping[str, Sequence[int]]
+) -> tuple[Tensor, ...]:
+    if isinstance(names, str) or not names:
+        raise ConfigError(f"input_cols={names!r} must be a list of one or more columns")
+    if unknown := [name for name in (*names, *shapes) if name not in frame.columns]:
+        raise ConfigError(
+            f"input_cols and input_shapes name {', '.join(map(repr, unknown))}, and the "
+            f"DataFrame's columns are {', '.join(frame.columns)}"
+        )
+    return tuple(
+        Tensor(name, ANY, (None, *shapes[name]) if name in shapes else None) for name in names
+    )
 
-    TensorFlow takes all cores and all memory of all GPUs otherwise, in each of Spark's workers.
-    """
-    from pyspark import TaskContext
 
-    context = TaskContext.get()
-    if context is None:
-        return
-    import tensorflow as tf
+def _pickled(make: Any, names: Sequence[str]) -> bytes:
+    if not callable(make):
+        raise ConfigError(
+            f"predict takes a function that makes the one to call, not {type(make).__name__}"
+        )
+    try:
+        return bytes(cloudpickle.dumps((make, tuple(names))))
+    except Exception as error:
+        what = "; ".join(culprits(make)) or "something that it refers to"
+        raise ConfigError(
+            f"{_name(make)} goes to the executors by pickle, which refuses {what} "
+            f"({type(error).__name__}: {error}). Create it inside the function instead"
+        ) from error
 
-    from sparkdl.node.resources import assigned_gpus
 
-    gpus = tf.config.list_physical_devices("GPU")
-    mine = [gpu for place, gpu in enumerate(gpus) if str(place) in (assigned_gpus() or ())]
-    with suppress(RuntimeError):  # a user's function has run TensorFlow in this worker before
-        tf.config.threading.set_intra_op_parallelism_threads(context.cpus())
-        tf.config.threading.set_inter_op_parallelism_threads(1)
-        if mine:
-            tf.config.set_visible_devices(mine, "GPU")
-        for gpu in mine or gpus:
-            tf.config.experimental.set_memory_growth(gpu, True)
+def _name(make: Any) -> str:
+    return f"{make.__qualname__}()" if hasattr(make, "__qualname__") else repr(make)

@@ -10,83 +10,202 @@ columns into rows and into columns again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
+from queue import SimpleQueue
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.core.errors import FeedTypeError, InferenceError, ReadError
+from sparkdl.core.errors import FeedTypeError, InferenceError, ReadError, SparkdlError
 from sparkdl.feed.parquet.source import convert
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import ModelSource
 from sparkdl.ml.scoring.columns import InputColumn, OutputColumn, tensor_values, valid_rows
-from sparkdl.ml.scoring.predict import Predictor, predictor
+from sparkdl.ml.scoring.held import predictor
 from sparkdl.storage import locate, open_file, open_storage
 
 _DECODED_NBYTES = 4 * 1024 * 1024
 """About what is decoded at once: little enough to stay in the processor's cache until scored."""
+_AHEAD = 2
+"""Batches that are made while the model has one."""
+_END_S = 5.0
+_ANSWER_ROWS = 10_000
+_ANSWER_NBYTES = 1024 * 1024
+"""Answers are joined to as many rows as Spark's own batches have, if they are small."""
+_MAX_ORIGINS = 3
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows, and where they are from.
+
+    Attributes:
+        columns: one array for each input, further ones as they are wanted.
+        origins: for errors: file, and int64 [rows] the numbers in it; without files, those in the
+            partition.
+    """
+
+    columns: tuple[pa.Array, ...]
+    origins: tuple[tuple[str, Array], ...]
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def __str__(self) -> str:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        parts = [
+            f"rows {numbers[0]} to {numbers[-1]}" + (f" of {file}" if file else "")
+            for file, numbers in self.origins
+        ]
+        parts[_MAX_ORIGINS:] = ["…"] if len(parts) > _MAX_ORIGINS else []
+        return ", ".join([*parts, *([f"partition {context.partitionId()}"] if context else [])])
+
+
+def batches(pieces: Iterable[Rows], size: int) -> Iterator[Rows]:
+    """Cut and join rows so that each batch has `size` of them; the last one has what is left.
+
+    Args:
+        pieces: each of one origin.
+    """
+    held: list[Rows] = []
+    count = 0
+    for piece in pieces:
+        ((file, numbers),) = piece.origins
+        start = 0
+        while start < len(piece):
+            stop = min(len(piece), start + size - count)
+            columns = tuple(column.slice(start, stop - start) for column in piece.columns)
+            held.append(Rows(columns, ((file, numbers[start:stop]),)))
+            count += stop - start
+            start = stop
+            if count == size:
+                yield _joined(held)
+                held, count = [], 0
+    if held:
+        yield _joined(held)
+
+
+def _joined(parts: Sequence[Rows]) -> Rows:
+    if len(parts) == 1:
+        return parts[0]
+    columns = zip(*(part.columns for part in parts), strict=True)
+    found: list[tuple[str, Array]] = []
+    for file, numbers in (origin for part in parts for origin in part.origins):
+        if found and found[-1][0] == file:
+            numbers = np.concatenate([found.pop()[1], numbers])
+        found.append((file, numbers))
+    return Rows(tuple(map(pa.concat_arrays, columns)), tuple(found))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the model is given at once.
+
+    Attributes:
+        values: the inputs, by name, of the rows that can be scored.
+        valid: bool [rows], which these are; None for all.
+    """
+
+    rows: Rows
+    values: dict[str, Array]
+    valid: Array | None
 
 
 @dataclass(frozen=True)
 class Score:
-    """What to do with the columns of a batch. Goes to Spark inside the task.
+    """What to do with the rows of a partition. Goes to Spark inside the task.
 
     Attributes:
+        model: what errors call it.
         inputs: in the order in which their columns come.
         batch_size: rows that the model is given at once.
         handle_invalid: what becomes of rows with nulls: `error`, `skip` or `keep`.
     """
 
     source: ModelSource
+    model: str
     inputs: tuple[InputColumn, ...]
     outputs: tuple[OutputColumn, ...]
     batch_size: int
     handle_invalid: str
 
-    def columns(self, given: Sequence[pa.Array]) -> tuple[list[pa.Array], Array | None]:
-        """Return the outputs' columns, null where a row could not be scored, and which could.
-
-        Args:
-            given: the inputs' columns.
-
-        Returns:
-            The columns, and bool [rows], None if every row was scored.
+    def batches(self, pieces: Iterable[Rows]) -> Iterator[Batch]:
+        """Yield what the model is to be given; a thread makes it while the caller has the last.
 
         Raises:
             FeedTypeError: if a value cannot feed the model, nulls included with `error`.
-            InferenceError: if the outputs are not one for each row, or do not fit their types.
         """
-        valid = self._valid(given)
-        if valid is not None:
-            given = [column.filter(pa.array(valid)) for column in given]
-        rows = len(given[0])
-        if not rows:
-            count = 0 if valid is None else len(valid)
-            return [pa.nulls(count, column.type) for column in self.outputs], valid
-        values = {
-            wanted.tensor.name: tensor_values(column, wanted)
-            for wanted, column in zip(self.inputs, given, strict=True)
-        }
-        found = _predict(predictor(self.source), values, rows, self.batch_size)
-        columns = [output.column(self._checked(found, output, rows)) for output in self.outputs]
-        if valid is not None:
-            places = pa.array(np.cumsum(valid) - 1, mask=~valid)
-            columns = [column.take(places) for column in columns]
-        return columns, valid
+        return ahead(self._batch(rows) for rows in batches(pieces, self.batch_size))
 
-    def struct(self, given: Sequence[pa.Array]) -> pa.Array:
-        """Return the outputs as a struct for each row, null where it could not be scored."""
-        found, valid = self.columns(given)
-        mask = None if valid is None else pa.array(~valid)
-        return pa.StructArray.from_arrays(found, fields=list(self.struct_type), mask=mask)
+    def _batch(self, rows: Rows) -> Batch:
+        given = rows.columns[: len(self.inputs)]
+        try:
+            valid = self._valid(given)
+            if valid is not None:
+                given = tuple(column.filter(pa.array(valid)) for column in given)
+            is_empty = valid is not None and not valid.any()
+            values = {
+                wanted.tensor.name: tensor_values(column, wanted)
+                for wanted, column in zip([] if is_empty else self.inputs, given, strict=False)
+            }
+        except FeedTypeError as error:
+            raise FeedTypeError(f"{self.model}, {rows}: {error}") from error
+        return Batch(rows, values, valid)
+
+    def columns(self, batch: Batch) -> list[pa.Array]:
+        """Return the outputs' columns, null where a row could not be scored.
+
+        Raises:
+            InferenceError: if the model fails, or its outputs are not one for each row, or do not
+                fit their types.
+        """
+        if not batch.values:
+            return [pa.nulls(len(batch.rows), output.type) for output in self.outputs]
+        count = len(batch.rows) if batch.valid is None else int(batch.valid.sum())
+        predict = predictor(self.source)
+        try:
+            found = predict(batch.values, [output.tensor for output in self.outputs])
+            columns = [
+                output.column(_checked(found[output.tensor], output.tensor, count))
+                for output in self.outputs
+            ]
+        except Exception as error:
+            kind = "" if isinstance(error, SparkdlError) else f"{type(error).__name__}: "
+            raise InferenceError(f"{self.model} failed on {batch.rows}: {kind}{error}") from error
+        if batch.valid is not None:
+            places = pa.array(np.cumsum(batch.valid) - 1, mask=~batch.valid)
+            columns = [column.take(places) for column in columns]
+        return columns
+
+    def structs(self, pieces: Iterable[Rows]) -> Iterator[pa.Array]:
+        """Yield the outputs as a struct for each row, null where it could not be scored.
+
+        Raises:
+            FeedTypeError, InferenceError: see `batches` and `columns`.
+        """
+        held = [pa.nulls(0, self.struct_type)]
+        for batch in self.batches(pieces):
+            mask = None if batch.valid is None else pa.array(~batch.valid)
+            fields = list(self.struct_type)
+            held.append(pa.StructArray.from_arrays(self.columns(batch), fields=fields, mask=mask))
+            if sum(map(len, held)) >= _ANSWER_ROWS or held[-1].nbytes >= _ANSWER_NBYTES:
+                yield pa.concat_arrays(held)
+                held = []
+        if held:
+            yield pa.concat_arrays(held)
 
     @property
     def struct_type(self) -> pa.StructType:
-        """The type of `struct`."""
+        """The type of what `structs` yields."""
         return pa.struct([pa.field(output.name, output.type) for output in self.outputs])
 
     def _valid(self, given: Sequence[pa.Array]) -> Array | None:
@@ -104,14 +223,55 @@ class Score:
             found = valid if found is None else found & valid
         return found
 
-    def _checked(self, found: Mapping[str, Array], output: OutputColumn, rows: int) -> Array:
-        values = found[output.tensor]
-        if values.ndim < 1 or len(values) != rows:
-            raise InferenceError(
-                f"the model's output {output.tensor!r} has shape {list(values.shape)} for {rows} "
-                "rows; it must have one value for each row"
-            )
-        return values
+
+def _checked(values: Any, name: str, rows: int) -> Any:
+    shape = list(values.shape) if hasattr(values, "shape") else [len(values)]
+    if shape[:1] != [rows]:
+        raise InferenceError(
+            f"the model's output {name!r} has shape {shape} for {rows} rows; it must have one "
+            "value for each row"
+        )
+    return values
+
+
+def ahead(source: Generator[T, None, None]) -> Iterator[T]:
+    """Yield what `source` gives; a thread gets the next ones while the caller has the last.
+
+    Files are read and decoded while the model computes. The thread is at most `_AHEAD` ahead, and
+    ends with this iterator.
+    """
+    found: SimpleQueue[tuple[list[T], BaseException | None]] = SimpleQueue()
+    room = threading.Semaphore(_AHEAD - 1)
+    is_over = threading.Event()
+
+    def work() -> None:
+        try:
+            for each in source:
+                found.put(([each], None))
+                room.acquire()  # released by each `get`, and by the end
+                if is_over.is_set():
+                    return
+            found.put(([], None))
+        except BaseException as error:  # noqa: BLE001 (raised by the caller's thread)
+            found.put(([], error))
+        finally:
+            source.close()
+
+    thread = threading.Thread(target=work, name="sparkdl-ahead", daemon=True)
+    thread.start()
+    try:
+        while True:
+            values, error = found.get()
+            if error is not None:
+                raise error
+            if not values:
+                return
+            room.release()
+            yield values[0]
+    finally:
+        is_over.set()
+        room.release()
+        thread.join(_END_S)
 
 
 @dataclass(frozen=True)
@@ -125,13 +285,13 @@ class ScoreStructs:
 
     def structs(self, given: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         """Answer one partition. A single input comes as an array, without its tuple."""
-        for columns in given:
-            yield self.score.struct([columns] if isinstance(columns, pa.Array) else list(columns))
+        columns = ((each,) if isinstance(each, pa.Array) else each for each in given)
+        yield from self.score.structs(_numbered(columns))
 
 
 @dataclass(frozen=True)
 class ScoreBatches:
-    """For `mapInArrow`: each batch with the outputs' columns appended.
+    """For `mapInArrow`: each row with the outputs' columns appended.
 
     Attributes:
         places: of the inputs' columns.
@@ -142,29 +302,30 @@ class ScoreBatches:
     places: tuple[int, ...]
     kept: tuple[int, ...]
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, given: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Answer one partition."""
-        for batch in batches:
-            found, valid = self.score.columns([batch.column(place) for place in self.places])
-            kept = (batch.schema.field(place) for place in self.kept)
-            fields = [*kept, *self.score.struct_type]
-            columns = [*(batch.column(place) for place in self.kept), *found]
-            scored = pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
-            if valid is not None and self.score.handle_invalid == "skip":
-                scored = scored.filter(pa.array(valid))
+        fields: list[pa.Field] = []
+
+        def columns() -> Iterator[tuple[pa.Array, ...]]:
+            for batch in given:
+                fields[:] = [batch.schema.field(place) for place in self.kept]
+                yield tuple(batch.column(place) for place in (*self.places, *self.kept))
+
+        for batch in self.score.batches(_numbered(columns())):
+            kept = batch.rows.columns[len(self.places) :]
+            schema = pa.schema([*fields, *self.score.struct_type])
+            scored = pa.RecordBatch.from_arrays([*kept, *self.score.columns(batch)], schema=schema)
+            if batch.valid is not None and self.score.handle_invalid == "skip":
+                scored = scored.filter(pa.array(batch.valid))
             yield scored
 
 
-def _predict(
-    predict: Predictor, values: Mapping[str, Array], rows: int, batch_size: int
-) -> dict[str, Array]:
-    parts = [
-        predict({name: array[start : start + batch_size] for name, array in values.items()})
-        for start in range(0, rows, batch_size)
-    ]
-    if len(parts) == 1:
-        return parts[0]
-    return {name: np.concatenate([np.atleast_1d(p[name]) for p in parts]) for name in parts[0]}
+def _numbered(given: Iterable[tuple[pa.Array, ...]]) -> Iterator[Rows]:
+    start = 0
+    for columns in given:
+        stop = start + len(columns[0])
+        yield Rows(columns, (("", np.arange(start, stop)),))
+        start = stop
 
 
 @dataclass(frozen=True)
@@ -189,10 +350,12 @@ class ScoreFiles:
 
     def structs(self, given: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[pa.Array]:
         """Answer one partition."""
+        yield from self.score.structs(self._read(given))
+
+    def _read(self, given: Iterator[tuple[pa.Array, pa.Array]]) -> Iterator[Rows]:
         opened = ""
         with ExitStack() as stack:
             for paths, numbers in given:
-                found = []
                 for path, rows in _runs(paths, numbers.to_numpy()):
                     if path != opened:
                         stack.close()
@@ -200,8 +363,7 @@ class ScoreFiles:
                             FileRows(path, self.columns, self.score.batch_size)
                         )
                         opened = path
-                    found += [self.score.struct(columns) for columns in file.read(rows)]
-                yield pa.concat_arrays(found) if found else pa.nulls(0, self.score.struct_type)
+                    yield from file.read(rows)
 
 
 class FileRows:
@@ -243,8 +405,8 @@ class FileRows:
         self._batches = iter(())
         self._file.close()
 
-    def read(self, numbers: Array) -> Iterator[list[pa.Array]]:
-        """Yield the columns of some rows, in parts.
+    def read(self, numbers: Array) -> Iterator[Rows]:
+        """Yield some rows, in parts.
 
         Args:
             numbers: int64 [rows], ascending.
@@ -261,9 +423,10 @@ class FileRows:
             count = int(np.searchsorted(numbers[done:], self._stop))
             wanted = numbers[done : done + count] - self._start
             if wanted[-1] - wanted[0] + 1 == count:
-                yield [column.slice(wanted[0], count) for column in self._here]
+                columns = tuple(column.slice(wanted[0], count) for column in self._here)
             else:
-                yield [column.take(pa.array(wanted)) for column in self._here]
+                columns = tuple(column.take(pa.array(wanted)) for column in self._here)
+            yield Rows(columns, ((self._path, numbers[done : done + count]),))
             done += count
 
     def _seek(self, number: int) -> None:

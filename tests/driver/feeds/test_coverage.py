@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.control.rows import CallShape, EpochRows, FeedCoverage
+from sparkdl.control.rows import UNKNOWN, CallShape, EpochRows, FeedCoverage
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.row_ranges import merge_ranges
 from sparkdl.driver.feeds.coverage import Call, CallHistory, CoverageStore, EpochLeft, FeedRequest
@@ -159,6 +159,9 @@ def test_a_later_run_goes_on_in_the_call_where_the_checkpoint_was() -> None:
     [
         (CallShape(3), CallShape(4), "4 partitions, and 3 when .* the same data, in the same"),
         (CallShape(1, {0: 10}), CallShape(1, {0: 12}), "10 rows of files, and there are 12 now"),
+        (CallShape(1, {0: 10}), CallShape(1, {0: 10}, "n"), "another way.*reader='spark'"),
+        (CallShape(1, {0: 10}, "n"), UNKNOWN, "another way.*reader='nodes'"),
+        (CallShape(1, {0: 10}, "n"), CallShape(1, {0: 10}, "m"), "or they were other files"),
     ],
 )
 def test_other_data_than_a_checkpoint_was_made_with_are_refused(
@@ -168,6 +171,21 @@ def test_other_data_than_a_checkpoint_was_made_with_are_refused(
     history.restore(FeedCoverage(0, {0: {0: {0: ((0, 5),)}}}, {0: before}))
     with pytest.raises(ConfigError, match=text):
         history.add(FeedRequest("data", shape=now))
+
+
+def test_rows_that_spark_has_numbered_are_read_by_spark_again() -> None:
+    """But not if none of them is covered one by one, for then their numbers do not matter."""
+    request = FeedRequest("files", 3, shape=CallShape(1, {0: 10}, "n"), frame="frame")
+    history = CallHistory("input")
+    rows: dict[int, EpochRows] = {0: {1: {0: ((0, 5),)}}, 1: {1: {}}, 2: {1: {0: ((0, 5),)}}}
+    shapes = {0: CallShape(4), 1: CallShape(4), 2: CallShape(1, {0: 10}, "n")}
+    history.restore(FeedCoverage(0, rows, shapes))
+    by_spark, from_files, as_before = (history.add(request) for _ in range(3))
+    assert (by_spark.request.data, by_spark.shape) == ("frame", CallShape(4))
+    assert [each.epoch for each in by_spark.left()] == [1, 2]
+    assert from_files.request is request
+    assert (from_files.shape, from_files.whole) == (request.shape, 1)
+    assert (as_before.request.data, as_before.shape) == ("files", request.shape)
 
 
 def test_data_that_come_in_other_partitions_the_second_time_are_refused() -> None:

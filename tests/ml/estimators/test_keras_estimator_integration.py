@@ -293,7 +293,7 @@ def test_model_of_several_outputs_maps_them(spark_local: SparkSession) -> None:
     import msgspec
 
     from sparkdl.ml.estimators.keras_model import as_content
-    from sparkdl.ml.scoring.predict import keras_predictor
+    from sparkdl.ml.scoring.tensorflow import keras_predictor
     from tests.ml.models import two_in_two_out
 
     model = two_in_two_out()

@@ -20,6 +20,7 @@ from sparkdl.ml.estimators.keras_estimator import KerasEstimator
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.params import TABLE
 from sparkdl.ml.scoring.model import KerasModel, TFModel
+from sparkdl.ml.scoring.torch_model import TorchModel
 
 # TensorFlowOnSpark 2.2.5's, from the constructors of its TFEstimator and TFModel
 ESTIMATOR = {
@@ -48,7 +49,9 @@ def test_estimator_and_model_have_the_defaults_they_always_had() -> None:
         assert found == defaults
 
 
-@pytest.mark.parametrize("stage", [TFEstimator(train_fn, {}), TFModel({}), KerasModel()])
+@pytest.mark.parametrize(
+    "stage", [TFEstimator(train_fn, {}), TFModel({}), KerasModel(), TorchModel()]
+)
 def test_every_parameter_has_a_setter_that_chains_and_a_getter(stage: Any) -> None:
     for param in stage.params:
         row = TABLE[param.name]
@@ -58,7 +61,7 @@ def test_every_parameter_has_a_setter_that_chains_and_a_getter(stage: Any) -> No
         assert row.doc in stage.explainParam(param)
 
 
-@pytest.mark.parametrize("kind", [TFEstimator, TFModel, KerasEstimator, KerasModel])
+@pytest.mark.parametrize("kind", [TFEstimator, TFModel, KerasEstimator, KerasModel, TorchModel])
 def test_stages_are_found_by_a_module_that_does_not_move(kind: type[Any]) -> None:
     assert kind.__module__ == "sparkdl"
     assert getattr(sparkdl, kind.__name__) is kind

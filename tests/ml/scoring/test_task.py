@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ import pytest
 from sparkdl.core.errors import FeedTypeError, InferenceError
 from sparkdl.ml.estimators.source import source_of
 from sparkdl.ml.scoring.columns import InputColumn, OutputColumn
-from sparkdl.ml.scoring.predict import load
-from sparkdl.ml.scoring.task import Score, ScoreBatches, ScoreStructs
+from sparkdl.ml.scoring.held import load
+from sparkdl.ml.scoring.task import Rows, Score, ScoreBatches, ScoreStructs, ahead, batches
 from tests.ml.conftest import Saved
 from tests.ml.models import linear
 
@@ -32,39 +33,67 @@ def score(path: str, handle_invalid: str = "error", batch_size: int = 4) -> Scor
     signature = load(source).signature
     outputs = tuple(OutputColumn(t.name, t.name, FLOATS) for t in signature.outputs)
     return Score(
-        source, (InputColumn("c", signature.inputs[0]),), outputs, batch_size, handle_invalid
+        source,
+        "the model",
+        (InputColumn("c", signature.inputs[0]),),
+        outputs,
+        batch_size,
+        handle_invalid,
     )
+
+
+def scored(task: Score, *given: pa.Array) -> list[Any]:
+    """Return what column "c" in these batches of Spark's becomes: a dict of the outputs a row."""
+    return [row for array in ScoreStructs(task).structs(iter(given)) for row in array.to_pylist()]
 
 
 def rows(*values: Any) -> pa.Array:
     return pa.array(values, pa.list_(pa.float32()))
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 10, 100])
-def test_results_do_not_depend_on_the_batch_size(saved: Saved, batch_size: int) -> None:
-    (found,), valid = score(saved.keras, batch_size=batch_size).columns([rows(*X.tolist())])
-    assert valid is None
-    assert np.allclose(found.to_pylist(), linear(X))
+@pytest.mark.parametrize("batch_size", [1, 4, 7, 10, 100])
+@pytest.mark.parametrize("cuts", [[], [3], [1, 2, 9], [0, 5, 5]])
+def test_results_do_not_depend_on_the_batch_size_or_on_sparks_batches(
+    saved: Saved, batch_size: int, cuts: list[int]
+) -> None:
+    given = [rows(*part.tolist()) for part in np.split(X, cuts)]
+    found = scored(score(saved.keras, batch_size=batch_size), *given)
+    assert np.allclose([row["y"] for row in found], linear(X))
+
+
+def test_batches_are_full_wherever_sparks_end() -> None:
+    pieces = [
+        Rows((pa.array(np.arange(start, stop)),), ((file, np.arange(start, stop)),))
+        for file, start, stop in (("a", 0, 5), ("a", 5, 6), ("b", 6, 20), ("b", 20, 20))
+    ]
+    found = list(batches(iter(pieces), 8))
+    assert [batch.columns[0].to_pylist() for batch in found] == [
+        list(range(8)),
+        list(range(8, 16)),
+        list(range(16, 20)),
+    ]
+    assert list(map(str, found)) == [
+        "rows 0 to 5 of a, rows 6 to 7 of b",
+        *(f"rows {start} to {stop} of b" for start, stop in ((8, 15), (16, 19))),
+    ]
 
 
 def test_null_rows_are_refused_by_default(saved: Saved) -> None:
     given = rows([1, 2, 3], None, [1, None, 3])
-    with pytest.raises(FeedTypeError, match=r"column 'c' holds nulls in 2 of 3 rows.*'keep'"):
-        score(saved.keras).columns([given])
+    told = r"the model, rows 0 to 2: column 'c' holds nulls in 2 of 3 rows.*'keep'"
+    with pytest.raises(FeedTypeError, match=told):
+        scored(score(saved.keras), given)
 
 
 @pytest.mark.parametrize("given", [rows(None, [1, 2, 3], [1, None, 3], [4, 5, 6]), rows(None)])
 def test_null_rows_have_null_outputs_and_do_not_shift_the_others(
     saved: Saved, given: pa.Array
 ) -> None:
-    (found,), valid = score(saved.keras, "keep").columns([given])
     expected = [
-        None if row is None or None in row else linear([row])[0].tolist()
+        None if row is None or None in row else {"y": linear([row])[0].tolist()}
         for row in given.to_pylist()
     ]
-    assert found.to_pylist() == expected
-    assert valid is not None
-    assert valid.tolist() == [row is not None for row in expected]
+    assert scored(score(saved.keras, "keep"), given) == expected
 
 
 @pytest.mark.parametrize("policy", ["keep", "skip"])
@@ -81,18 +110,50 @@ def test_batches_keep_their_columns_and_skip_what_they_must(saved: Saved, policy
 
 
 def test_empty_batches_pass(saved: Saved) -> None:
-    def nothing() -> Iterator[pa.RecordBatch]:
-        yield pa.RecordBatch.from_pydict({"c": rows()})
-
-    (found,) = ScoreBatches(score(saved.keras), (0,), (0,))(nothing())
-    assert found.num_rows == 0
-    assert found.schema.names == ["c", "y"]
+    task = score(saved.keras)
+    assert scored(task, rows()) == scored(task) == []
+    empty = pa.RecordBatch.from_pydict({"c": rows()})
+    assert list(ScoreBatches(task, (0,), (0,))(iter([empty]))) == []
 
 
 def test_output_that_is_not_one_value_a_row_is_refused(saved: Saved) -> None:
     source = source_of(saved.functions, "transpose")
     image = load(source).signature.inputs[0]
     outputs = (OutputColumn("all", "all", pa.float32()),)
-    task = Score(source, (InputColumn("c", image),), outputs, 10, "error")
-    with pytest.raises(InferenceError, match=r"output 'all' has shape \[\] for 2 rows"):
-        task.columns([rows([1, 2, 3, 4], [5, 6, 7, 8])])
+    task = Score(source, "m.keras", (InputColumn("c", image),), outputs, 2, "error")
+    wrong = r"m.keras failed on rows 0 to 1: .*output 'all' has shape \[\] for 2 rows"
+    with pytest.raises(InferenceError, match=wrong):
+        scored(task, rows([1, 2, 3, 4], [5, 6, 7, 8], [1, 2, 3, 4]))
+
+
+def test_a_thread_is_two_ahead_and_ends_with_who_reads() -> None:
+    made = []
+    is_made = threading.Semaphore(0)
+
+    def source() -> Generator[int, None, None]:
+        try:
+            for number in range(10):
+                made.append(number)
+                is_made.release()
+                yield number
+        finally:
+            made.append(-1)
+
+    reader = ahead(source())
+    assert next(reader) == 0
+    for _ in range(3):
+        assert is_made.acquire(timeout=30)
+    assert next(reader) == 1
+    reader.close()
+    assert made in ([0, 1, 2, -1], [0, 1, 2, 3, -1])
+
+
+def test_what_a_thread_meets_is_raised_where_it_is_read() -> None:
+    def source() -> Generator[int, None, None]:
+        yield 1
+        raise FeedTypeError("no number")
+
+    reader = ahead(source())
+    assert next(reader) == 1
+    with pytest.raises(FeedTypeError, match="no number"):
+        next(reader)

@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> str:
 )
 def test_the_wanted_rows_come_in_order(path: str, numbers: list[int]) -> None:
     with FileRows(path, COLUMNS, 32) as file:
-        parts = list(file.read(np.array(numbers)))
+        parts = [part.columns for part in file.read(np.array(numbers))]
     assert [n for _, part in parts for n in part.to_pylist()] == list(numbers)
     assert [x for part, _ in parts for x in part.to_pylist()] == [[n, n + 1] for n in numbers]
     assert all(n.type == pa.int64() for _, n in parts)
@@ -43,14 +43,14 @@ def test_the_wanted_rows_come_in_order(path: str, numbers: list[int]) -> None:
 def test_a_file_is_read_on_where_it_was_and_again_from_before(path: str) -> None:
     with FileRows(path, COLUMNS, 1) as file:
         for wanted in ([5, 6], [7, 600], [8], [601, 602], [0]):
-            parts = file.read(np.array(wanted))
+            parts = [part.columns for part in file.read(np.array(wanted))]
             assert [n for _, part in parts for n in part.to_pylist()] == wanted
 
 
 def test_no_more_is_decoded_at_once_than_batches_of_the_model(path: str) -> None:
     with FileRows(path, COLUMNS, 64) as file:
         file._rows = 64
-        sizes = [len(n) for _, n in file.read(np.arange(ROWS))]
+        sizes = [len(part) for part in file.read(np.arange(ROWS))]
     assert max(sizes) == 64
     assert sum(sizes) == ROWS
 
@@ -58,12 +58,14 @@ def test_no_more_is_decoded_at_once_than_batches_of_the_model(path: str) -> None
 def test_a_column_that_an_older_file_lacks_is_null(path: str) -> None:
     columns = FileColumns(pa.schema([("new", pa.string()), ("n", pa.int64())]), False)
     with FileRows(path, columns, 32) as file:
-        ((new, n),) = file.read(np.array([3, 4]))
+        (part,) = file.read(np.array([3, 4]))
+        new, n = part.columns
     assert new.to_pylist() == [None, None]
     assert n.to_pylist() == [3, 4]
     strict = FileColumns(columns.schema, is_case_sensitive=True)
     with FileRows(path, strict, 32) as file:
-        ((_, n),) = file.read(np.array([3]))
+        (part,) = file.read(np.array([3]))
+        _, n = part.columns
     assert n.to_pylist() == [None]
 
 

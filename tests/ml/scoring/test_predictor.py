@@ -15,7 +15,7 @@ import pytest
 from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.describe import signature_of
 from sparkdl.ml.estimators.source import Signature, Tensor, source_of, source_of_content
-from sparkdl.ml.scoring.predict import load, predictor
+from sparkdl.ml.scoring.held import load, predictor
 from tests.ml.conftest import Saved
 from tests.ml.models import linear
 
@@ -131,7 +131,7 @@ def test_what_cannot_be_loaded_is_a_typed_error(saved: Saved, tmp_path: Path) ->
 def test_model_that_does_not_tell_its_inputs_says_what_to_do(tmp_path: Path) -> None:
     import keras
 
-    from sparkdl.ml.scoring.predict import keras_predictor
+    from sparkdl.ml.scoring.tensorflow import keras_predictor
 
     class Own(keras.Model):  # type: ignore[misc]
         def call(self, x: Any) -> Any:
@@ -152,7 +152,7 @@ def test_sources_of_urls_are_asked_each_time(saved: Saved) -> None:
 _NOISE = "I0000 port.cc:1] oneDNN custom operations are on\n"
 _STARTS = f"""
 import os, sys
-from sparkdl.ml.scoring.predict import without_startup_noise
+from sparkdl.ml.scoring.tensorflow import without_startup_noise
 
 with without_startup_noise():
     os.write(2, {_NOISE.encode()!r})

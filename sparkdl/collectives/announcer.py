@@ -1,0 +1,197 @@
+"""`Announcer`: members tell each other a few bytes, by TCP connections of their own.
+
+Runs in: child
+
+gloo hands each operation to a thread of its own, and back: on a busy machine that takes
+milliseconds. Here the calling thread writes and reads itself. In each of log2(size) rounds a member
+sends all that it knows to one other and hears as much from another (Bruck et al., "Efficient
+Algorithms for All-to-All Communications in Multiport Message-Passing Systems", IEEE TPDS 8 (11),
+1997): few connections a member, and nobody leaves before all have come.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import selectors
+import socket
+import struct
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from sparkdl.core.deadline import Deadline
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+_HELLO = struct.Struct("<i32s")
+_HELLO_S = 1.0
+"""For the rest of a hello that has begun to come."""
+_LAST_S = 0.001
+"""Of a wait whose deadline has passed: what is there already may be taken."""
+
+
+class Round(NamedTuple):
+    """As many messages go to member `target` as come from member `source`."""
+
+    target: int
+    source: int
+    messages: int
+
+
+def rounds(rank: int, size: int) -> list[Round]:
+    """Return what a member does in each round.
+
+    Before that of step s it knows what s members have said, itself and those behind it.
+    """
+    steps = [1 << power for power in range((size - 1).bit_length())]
+    return [Round((rank - s) % size, (rank + s) % size, min(s, size - s)) for s in steps]
+
+
+class Announcer:
+    """The connections of one member; all members make theirs at the same time.
+
+    Args:
+        rank: of this member, of `size`.
+        store: reaches the members, and no other group.
+        host: under which the other members reach this one.
+        key: a secret of the members; whoever does not know it is not let in.
+        timeout_s: of connecting, and of each exchange.
+
+    Raises:
+        OSError: if a member cannot be reached; `TimeoutError` if one does not come.
+    """
+
+    def __init__(
+        self, rank: int, size: int, store: Store, host: str, key: bytes, timeout_s: float
+    ) -> None:
+        self._rank, self._size, self._timeout_s = rank, size, timeout_s
+        self._rounds = rounds(rank, size)
+        self._to: dict[int, socket.socket] = {}
+        self._from: dict[int, socket.socket] = {}
+        self._is_closed = False
+        try:
+            self._connect(store, host, key)
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, store: Store, host: str, key: bytes) -> None:
+        deadline, nonce = Deadline.after(self._timeout_s), secrets.token_bytes(16)
+        with _listener() as listener:
+            port = listener.getsockname()[1]
+            store.set(f"announcer {self._rank}", f"{nonce.hex()} {port} {host}")
+            for each in self._rounds:
+                told = store.get(f"announcer {each.target}").decode()
+                self._to[each.target] = self._greet(told, key, deadline)
+            self._let_in(listener, nonce, key, deadline)
+
+    def _let_in(
+        self, listener: socket.socket, nonce: bytes, key: bytes, deadline: Deadline
+    ) -> None:
+        """Accept the members that send to this one; those who say nothing keep nobody waiting."""
+        missing, silent = {each.source for each in self._rounds}, set[socket.socket]()
+        listener.settimeout(_HELLO_S)
+        with selectors.DefaultSelector() as selector:
+            selector.register(listener, selectors.EVENT_READ, listener)
+            try:
+                while missing:
+                    ready = selector.select(deadline.remaining_s)
+                    if not ready and deadline.has_passed:
+                        raise TimeoutError(f"ranks {sorted(missing)} have not connected")
+                    for link in (item.data for item, _ in ready):
+                        if link is listener:
+                            came, _ = listener.accept()
+                            selector.register(came, selectors.EVENT_READ, came)
+                            silent.add(came)
+                            continue
+                        selector.unregister(link)
+                        silent.remove(link)
+                        rank = _greeted_by(link, nonce, key)
+                        if rank is not None and rank in missing:
+                            missing.remove(rank)
+                            self._from[rank] = link
+                        else:
+                            link.close()
+            finally:
+                for link in silent:
+                    link.close()
+
+    def _greet(self, told: str, key: bytes, deadline: Deadline) -> socket.socket:
+        """Connect with a member, by what it has told of itself."""
+        nonce, port, host = told.split(" ", 2)
+        link = socket.create_connection((host, int(port)), max(_LAST_S, deadline.remaining_s))
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.settimeout(self._timeout_s)
+        link.sendall(_HELLO.pack(self._rank, _seal(self._rank, bytes.fromhex(nonce), key)))
+        return link
+
+    def exchange(self, mine: bytes) -> list[bytes]:
+        """Return what the members have called this with, by rank; all give as many bytes.
+
+        After an error the connections are closed, and other members need not wait.
+
+        Raises:
+            TimeoutError: if not all have called this in time.
+            OSError: if a member has gone.
+        """
+        if self._is_closed:
+            raise OSError("the connections were closed, or an exchange was interrupted")
+        deadline, known, nbytes = Deadline.after(self._timeout_s), mine, len(mine)
+        peer = self._rank
+        try:
+            for target, source, messages in self._rounds:
+                peer = target
+                self._to[target].sendall(known[: messages * nbytes])
+                peer = source
+                known += _read(self._from[source], messages * nbytes, deadline)
+        except BaseException as error:  # an interrupt as well: half an exchange has no next one
+            self.close()
+            if isinstance(error, ConnectionError):  # in the words of gloo
+                text = f"sparkdl.collectives: the connection with rank {peer} was closed by peer"
+                raise ConnectionResetError(text) from error
+            raise
+        first = (self._size - self._rank) * nbytes  # `known` begins with this member's
+        ordered = known[first:] + known[:first]
+        return [ordered[at : at + nbytes] for at in range(0, len(ordered), nbytes)]
+
+    def close(self) -> None:
+        """Close the connections, for processes that have inherited them by a fork as well."""
+        self._is_closed = True
+        for link in (*self._to.values(), *self._from.values()):
+            with suppress(OSError):
+                link.shutdown(socket.SHUT_RDWR)
+            link.close()
+
+
+def _listener() -> socket.socket:
+    """Return a socket that listens on all addresses, at a free port."""
+    is_dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dual else socket.AF_INET
+    return socket.create_server(("", 0), family=family, dualstack_ipv6=is_dual)
+
+
+def _seal(rank: int, nonce: bytes, key: bytes) -> bytes:
+    """Return what only a member can say to the one whose nonce this is."""
+    return hmac.digest(key, nonce + struct.pack("<i", rank), "sha256")
+
+
+def _greeted_by(link: socket.socket, nonce: bytes, key: bytes) -> int | None:
+    """Return the rank of the member that has connected; `None` for a stranger."""
+    try:
+        hello = _read(link, _HELLO.size, Deadline.after(_HELLO_S))
+    except OSError:
+        return None
+    rank, seal = _HELLO.unpack(hello)
+    return rank if hmac.compare_digest(seal, _seal(rank, nonce, key)) else None
+
+
+def _read(link: socket.socket, nbytes: int, deadline: Deadline) -> bytes:
+    data = b""
+    while len(data) < nbytes:
+        link.settimeout(max(_LAST_S, deadline.remaining_s))
+        part = link.recv(nbytes - len(data))
+        if not part:
+            raise ConnectionResetError("closed")
+        data += part
+    return data

@@ -1,0 +1,203 @@
+"""A DataFrame that is a scan of Parquet files as a source that nodes read, past Spark.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from datetime import date, timedelta
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import types as spark_types
+from pyspark.sql.types import DataType, StructField, StructType
+
+from sparkdl.control.rows import Pick
+from sparkdl.core.errors import ConfigError
+from sparkdl.driver.executors.plan import (
+    PlannedScan,
+    check_shape,
+    find_scan,
+    has_local_files,
+    is_true,
+    items,
+    names_of,
+)
+from sparkdl.driver.executors.plan_filter import Wanted, wanted_rows
+from sparkdl.driver.executors.scored import arrow_schema
+from sparkdl.feed.parquet.scan import Scan, ScannedColumn, ScannedFile, source_of
+from sparkdl.feed.parquet.source import ParquetSource
+
+_log = logging.getLogger(__name__)
+_LISTING = "org.apache.spark.sql.execution.datasources.InMemoryFileIndex"
+"""Others list files anew, or leave out rows of theirs, as Delta's do."""
+_OPTIONS = {
+    *("path", "paths", "basepath", "mergeschema", "recursivefilelookup", "pathglobfilter"),
+    *("modifiedbefore", "modifiedafter", "compression", "serialization.format"),
+    *("ignorecorruptfiles", "ignoremissingfiles"),
+}
+"""Options that have an effect on which files and columns there are, but on no value."""
+_REFUSED_SETTINGS = {
+    "spark.sql.parquet.int96TimestampConversion": "timestamps of files of Impala are moved",
+    "spark.sql.execution.arrow.useLargeVarTypes": "strings have 64-bit offsets",
+}
+_REBASES = (
+    "spark.sql.parquet.datetimeRebaseModeInRead",
+    "spark.sql.parquet.int96RebaseModeInRead",
+)
+_FOLDERS = (
+    spark_types.StringType,
+    spark_types.ByteType,
+    spark_types.ShortType,
+    spark_types.IntegerType,
+    spark_types.LongType,
+    spark_types.DateType,
+)
+"""Types of partition columns whose values are the same when they come from text."""
+_STATUS = re.compile(
+    r"\w+\{path=(?P<path>.*); isDirectory=false; length=(?P<nbytes>\d+); "
+    r".*?\bmodification_time=(?P<modified_ms>\d+);",
+    re.DOTALL,
+)
+_END = "\x1e\x1d\x1e"
+
+
+def scanned_files(data: Any, is_local: bool) -> ParquetSource:
+    """Return the files that a DataFrame's rows come from, to be read by nodes as they are now.
+
+    Nodes read where the plan that Spark would execute is nothing but a scan of plain Parquet files
+    with columns chosen, renamed, taken out of structs, or cast as `is_same_cast` has it, and with
+    filters whose answer is the same. What Spark
+    gives and what they read is then the same, row by row; the files' footers are looked at, and no
+    job is started.
+
+    Args:
+        is_local: refuse files that are not local ones.
+
+    Raises:
+        ConfigError: if that is not so, or not known; it says why.
+    """
+    if not hasattr(data, "mapInArrow"):
+        raise ConfigError(f"a {type(data).__name__} is no DataFrame")
+    if not hasattr(data, "_jdf"):
+        raise ConfigError("Spark Connect does not say where its rows come from")
+    if data.isStreaming:
+        raise ConfigError("it is a stream")
+    try:
+        return source_of(_scan(data, is_local))
+    except ConfigError:
+        raise
+    except Exception as error:  # of py4j: another Spark has other plans
+        _log.debug("A plan could not be read", exc_info=True)
+        raise ConfigError(f"its plan cannot be read: {error}") from error
+
+
+def _scan(data: DataFrame, is_local: bool) -> Scan:
+    check_shape(data._jdf.queryExecution().analyzed())
+    # Made anew by the alias: a plan that the DataFrame has does not know what was cached since.
+    plan = data.alias("fed")._jdf.queryExecution().optimizedPlan()
+    found = find_scan(data, plan, range(len(data.columns)))
+    _check_for_nodes(data, found, is_local)
+    zone = str(data.sparkSession.conf.get("spark.sql.session.timeZone"))
+    columns, folders = [], []
+    for origin, shown in zip(found.origins, data.schema.fields, strict=True):
+        kind = _arrow_type(shown.dataType, zone)
+        name = str(found.attributes[origin.number].name())
+        if name in found.partitions:
+            if not origin.is_as_stored:
+                raise ConfigError(f"its column {origin.name!r} is made of folders' names")
+            columns.append(ScannedColumn(origin.name, None, kind, kind))
+            folders.append(_folder(found, name))
+            continue
+        pick = Pick((found.stored_as(origin), *origin.fields), origin.refuses_nulls)
+        inner = _spark_type(found.attributes[origin.number])
+        for part in origin.fields:
+            assert isinstance(inner, StructType)
+            inner = inner[part].dataType
+        columns.append(ScannedColumn(origin.name, pick, _arrow_type(inner, zone), kind))
+    modes = tuple(str(data.sparkSession.conf.get(name)) for name in _REBASES)
+    wanted = wanted_rows(found)
+    files = tuple(_files(data.sparkSession, found, folders, wanted))
+    return Scan(files, tuple(columns), wanted.rows, (modes[0], modes[1]))
+
+
+def _check_for_nodes(frame: DataFrame, found: PlannedScan, is_local: bool) -> None:
+    relation, settings = found.relation, frame.sparkSession.conf
+    if is_local and not has_local_files(relation):
+        raise ConfigError("its files are not local")
+    if (listing := relation.location().getClass().getName()) != _LISTING:
+        raise ConfigError(f"its files are listed by {listing}")
+    if relation.bucketSpec().isDefined():
+        raise ConfigError("its files are buckets")
+    names = [str(name) for name in items(relation.options().keys().toSeq())]
+    if others := sorted(name for name in names if name.lower() not in _OPTIONS):
+        raise ConfigError(f"it is read with the option {others[0]}")
+    for name, why in _REFUSED_SETTINGS.items():
+        if is_true(settings.get(name, "false")):
+            raise ConfigError(f"{name} is set: {why}")
+    hadoop = frame.sparkSession.sparkContext._jsc.hadoopConfiguration()
+    if hadoop.get("parquet.crypto.factory.class"):
+        raise ConfigError("its files may be encrypted")
+    if shared := {*found.partitions} & {*names_of(relation.dataSchema())}:
+        raise ConfigError(f"{min(shared)!r} is a column of files and of folders")
+
+
+def _folder(found: PlannedScan, name: str) -> tuple[int, DataType]:
+    """Return the number of a partition column among those of the folders, and its type."""
+    place = found.partitions.index(name)
+    kind = _spark_type(found.relation.partitionSchema().apply(place))
+    if not isinstance(kind, _FOLDERS):
+        raise ConfigError(f"{name!r}, which folders say, is of type {kind.simpleString()}")
+    return place, kind
+
+
+def _files(
+    session: Any, found: PlannedScan, folders: Sequence[tuple[int, DataType]], wanted: Wanted
+) -> Iterator[ScannedFile]:
+    """Yield the files as Spark listed them when the DataFrame was made."""
+    none = session._jvm.PythonUtils.toSeq([])
+    deciding = [_folder(found, name) for name in wanted.partitions]
+    for directory in items(found.relation.location().listFiles(none, none)):
+        row = directory.values()
+        if not wanted.has_file([_value(row, place, kind) for place, kind in deciding]):
+            continue
+        values = tuple(_value(row, place, kind) for place, kind in folders)
+        files = directory.files()
+        text = str(files.mkString("", _END, _END)) if files.size() else ""
+        said = [_STATUS.search(part) for part in text.split(_END)[:-1]]
+        if len(said) != files.size() or not all(said):
+            raise ConfigError("its files are listed in a way that is not known")
+        for status in filter(None, said):
+            path, nbytes, modified_ms = status.group("path", "nbytes", "modified_ms")
+            yield ScannedFile(path, int(nbytes), int(modified_ms), values)
+
+
+def _value(row: Any, place: int, kind: DataType) -> str | None:
+    """Return a folder's value as text that Arrow casts to it."""
+    if row.isNullAt(place):
+        return None
+    if isinstance(kind, spark_types.StringType):
+        return str(row.getUTF8String(place).toString())
+    if isinstance(kind, spark_types.DateType):
+        return (date(1970, 1, 1) + timedelta(days=row.getInt(place))).isoformat()
+    getters = {"tinyint": row.getByte, "smallint": row.getShort, "int": row.getInt}
+    return str(getters.get(kind.simpleString(), row.getLong)(place))
+
+
+# Java objects
+
+
+def _spark_type(attribute: Any) -> DataType:
+    try:
+        return spark_types._parse_datatype_json_string(attribute.dataType().json())
+    except Exception as error:  # noqa: BLE001 (a type of the user's, of which Python knows nothing)
+        raise ConfigError(f"the type of {attribute.name()!r} is not known: {error}") from None
+
+
+def _arrow_type(kind: DataType, zone: str) -> pa.DataType:
+    """Return the type as which Spark hands a column to Python."""
+    return arrow_schema(StructType([StructField("x", kind)]), zone).field(0).type

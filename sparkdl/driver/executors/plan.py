@@ -1,0 +1,237 @@
+"""What Spark's plan of a DataFrame says of where its columns come from.
+
+Runs in: driver
+
+A plan is followed from its columns down to the files, through what leaves rows as they are there:
+
+    Project [x AS z, cast(y as float)]    Filter (z > 3)    LogicalRelation [x, y] parquet
+
+Scoring and feeding ask; reasons why not come as `ConfigError`, to be put into a sentence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from sparkdl.core.errors import ConfigError
+
+_PARQUET = "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat"
+_TRANSPARENT = ("Project", "Filter", "SubqueryAlias")
+"""Plan nodes that leave rows in the files' order, so that each file is read once, forwards."""
+_VANISHING = (*_TRANSPARENT, "View", "ResolvedHint")
+"""What an optimized plan may be without."""
+_TOLERANT = ("ignoreCorruptFiles", "ignoreMissingFiles")
+_FIELD_IDS = "spark.sql.parquet.fieldId.read.enabled"
+_DEFAULT, _HIDDEN = "EXISTS_DEFAULT", "__metadata_col"
+"""In a column's metadata: what it is in files that lack it; that it is about rows, not of them."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a column of a DataFrame comes from.
+
+    Attributes:
+        name: in the DataFrame.
+        number: Spark's id of the attribute that it is, or is made of.
+        fields: of a struct: which of its fields it is, outermost first.
+        cast: Spark's type (a Java object) to which it is cast, if it is.
+        refuses_nulls: Spark raises an error for a null in it.
+    """
+
+    name: str
+    number: int
+    fields: tuple[str, ...] = ()
+    cast: Any = None
+    refuses_nulls: bool = False
+
+    @property
+    def is_as_stored(self) -> bool:
+        """Whether its values are those of an attribute, unchanged."""
+        return not self.fields and self.cast is None and not self.refuses_nulls
+
+
+@dataclass(frozen=True)
+class PlannedFilter:
+    """A filter of a plan.
+
+    Attributes:
+        condition: Spark's expression, a Java object.
+        lower: the projections below it, the uppermost first: Spark's expressions by their ids.
+    """
+
+    condition: Any
+    lower: tuple[Mapping[int, Any], ...]
+
+    def origin(self, expression: Any) -> Origin:
+        """Return where what a part of the condition is about comes from.
+
+        Raises:
+            ConfigError: if it is computed.
+        """
+        origin = below(Origin(str(expression.sql()), -1), expression)
+        for columns in self.lower:
+            origin = below(origin, columns[origin.number])
+        return origin
+
+
+@dataclass(frozen=True)
+class PlannedScan:
+    """The bottom of a plan.
+
+    Attributes:
+        relation: Spark's `HadoopFsRelation`, a Java object as are the attributes.
+        attributes: its columns by their ids.
+        origins: where the wanted columns come from.
+        partitions: the columns whose values are in the names of folders.
+        filters: those that the rows pass.
+    """
+
+    relation: Any
+    attributes: Mapping[int, Any]
+    origins: tuple[Origin, ...]
+    partitions: tuple[str, ...]
+    filters: tuple[PlannedFilter, ...]
+
+    def stored_as(self, origin: Origin) -> str:
+        """Return what a column, or the struct that it is in, is called in the files.
+
+        Raises:
+            ConfigError: if files do not hold it.
+        """
+        attribute = self.attributes[origin.number]
+        name, tags = str(attribute.name()), attribute.metadata()
+        is_data = name in names_of(self.relation.dataSchema()) and name not in self.partitions
+        if not is_data or tags.contains(_HIDDEN):
+            raise ConfigError(f"its column {origin.name!r} is not in the files")
+        if tags.contains(_DEFAULT):
+            raise ConfigError(f"its column {origin.name!r} has a default for files that lack it")
+        return name
+
+
+def find_scan(frame: DataFrame, plan: Any, places: Sequence[int]) -> PlannedScan:
+    """Return the scan of Parquet files that the columns at `places` come from.
+
+    Args:
+        plan: one of the DataFrame's plans, analyzed or later.
+
+    Raises:
+        ConfigError: if there is none, or settings change what Spark would read; it says why.
+    """
+    output = items(plan.output())
+    origins = [Origin(frame.columns[p], int(output[p].exprId().id())) for p in places]
+    projections: list[Mapping[int, Any]] = []
+    filters: list[tuple[Any, int]] = []
+    while (kind := kind_of(plan)) != "LogicalRelation":
+        if kind not in _TRANSPARENT:
+            raise ConfigError(f"its rows come through {kind}, not straight from files")
+        if kind == "Project":
+            columns = {int(each.exprId().id()): each for each in items(plan.projectList())}
+            origins = [below(origin, columns[origin.number]) for origin in origins]
+            projections.append(columns)
+        elif kind == "Filter":
+            filters.append((plan.condition(), len(projections)))
+        plan = plan.child()
+    relation = plan.relation()
+    _check_relation(relation)
+    _check_settings(frame)
+    attributes = {int(each.exprId().id()): each for each in items(plan.output())}
+    partitions = names_of(relation.partitionSchema())
+    passed = tuple(PlannedFilter(each, tuple(projections[depth:])) for each, depth in filters)
+    return PlannedScan(relation, attributes, tuple(origins), partitions, passed)
+
+
+def check_shape(plan: Any) -> None:
+    """Check that a plan that has not been optimized might be such a scan: that takes no time.
+
+    Raises:
+        ConfigError: if it cannot become one.
+    """
+    while (kind := kind_of(plan)) != "LogicalRelation":
+        if kind not in _VANISHING:
+            raise ConfigError(f"its rows come through {kind}, not straight from files")
+        plan = plan.child()
+
+
+def below(origin: Origin, column: Any) -> Origin:
+    """Follow a column through one projection, to what it is made of.
+
+    Raises:
+        ConfigError: if it is computed.
+    """
+    fields, cast, refuses_nulls = origin.fields, origin.cast, origin.refuses_nulls
+    while (kind := kind_of(column)) != "AttributeReference":
+        # What is outside has been seen first: a field of what is cast or checked is not followed.
+        if kind == "GetStructField":
+            fields = (str(column.child().dataType().apply(column.ordinal()).name()), *fields)
+        elif kind == "Cast" and not fields and cast is None:
+            cast = column.dataType()
+        elif kind == "Coalesce" and not fields and (checked := _checked(column)) is not None:
+            column, refuses_nulls = checked, True
+            continue
+        elif kind != "Alias":
+            raise ConfigError(f"its column {origin.name!r} is computed")
+        column = column.child()
+    return Origin(origin.name, int(column.exprId().id()), fields, cast, refuses_nulls)
+
+
+def _checked(coalesce: Any) -> Any | None:
+    """Return `x` of coalesce(x, raise_error(…)), in which only the values of `x` come through."""
+    parts = items(coalesce.children())
+    error = parts[-1]
+    while kind_of(error) == "Cast":
+        error = error.child()
+    return parts[0] if len(parts) == 2 and kind_of(error) == "RaiseError" else None
+
+
+def _check_relation(relation: Any) -> None:
+    if kind_of(relation) != "HadoopFsRelation":
+        raise ConfigError("its rows do not come from files")
+    if relation.fileFormat().getClass().getName() != _PARQUET:
+        raise ConfigError(f"its files are read by {relation.fileFormat()}, not as Parquet")
+    options = relation.options()
+    for name in _TOLERANT:
+        value = options.get(name)
+        if value.isDefined() and is_true(value.get()):
+            raise ConfigError(f"it is read with the option {name}")
+
+
+def _check_settings(frame: DataFrame) -> None:
+    settings = frame.sparkSession.conf
+    for name in _TOLERANT:
+        if is_true(settings.get(f"spark.sql.files.{name}")):
+            raise ConfigError(f"spark.sql.files.{name} is set")
+    if is_true(settings.get(_FIELD_IDS)):
+        raise ConfigError("columns are found by field ids")
+
+
+def has_local_files(relation: Any) -> bool:
+    """Return whether all files of a `HadoopFsRelation` are local."""
+    paths = items(relation.location().rootPaths())
+    return {path.toUri().getScheme() for path in paths} == {"file"}
+
+
+# Java objects
+
+
+def kind_of(java: Any) -> str:
+    """Return the name of a Java object's class, without its package."""
+    return str(java.getClass().getSimpleName())
+
+
+def items(sequence: Any) -> list[Any]:
+    """Return what is in a sequence of Scala's."""
+    return [sequence.apply(number) for number in range(sequence.size())]
+
+
+def names_of(schema: Any) -> tuple[str, ...]:
+    """Return the names of the fields of Spark's `StructType`."""
+    return tuple(str(name) for name in schema.fieldNames())
+
+
+def is_true(value: Any) -> bool:
+    """Return whether a setting of Spark's is true."""
+    return str(value).lower() == "true"

@@ -1,0 +1,100 @@
+"""A function of the user's as a model: made once in each worker, called with columns.
+
+Runs in: feeder
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.core.errors import InferenceError
+from sparkdl.feed.infer.columns import build
+from sparkdl.feed.values.ndarrays import Array
+from sparkdl.ml.estimators.source import ModelSource, Signature
+from sparkdl.ml.scoring.columns import OutputColumn
+from sparkdl.ml.scoring.predictor import Predictor
+
+
+@dataclass(frozen=True)
+class ResultColumn(OutputColumn):
+    """A column of what the function returns: an array, or values one by one."""
+
+    def column(self, values: Any) -> pa.Array:
+        """Return values as an array of the declared type.
+
+        Args:
+            values: [rows, …], or a list.
+
+        Raises:
+            InferenceError: if a value does not fit the type.
+        """
+        if not isinstance(values, list | tuple | np.ndarray):
+            values = np.asarray(values)
+        if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
+            return super().column(values)
+        return build(list(values), pa.field(self.name, self.type), whose="the function")
+
+    @property
+    def _remedy(self) -> str:
+        return "Declare another type in schema=, or convert the results"
+
+
+def load_function(source: ModelSource) -> Predictor:
+    """Call the function that makes the one that is called with columns.
+
+    Raises:
+        InferenceError: if it makes none.
+    """
+    take_own_share()
+    assert source.content is not None
+    make, names = cloudpickle.loads(source.content)
+    fn = make()
+    if not callable(fn):
+        raise InferenceError(
+            f"the function that makes the model returned a {type(fn).__name__}, not a function of "
+            "columns"
+        )
+
+    def run(columns: Mapping[str, Array]) -> dict[str, Any]:
+        found = fn(dict(columns))
+        if hasattr(found, "keys"):  # a dict, a DataFrame of pandas
+            return {str(name): found[name] for name in found.keys()}  # noqa: SIM118
+        if len(names) == 1:
+            return {names[0]: found}
+        raise InferenceError(
+            f"the function returned a {type(found).__name__}, and schema= declares several "
+            f"columns: return a dict of {', '.join(names)}"
+        )
+
+    return Predictor(Signature((), ()), run, lambda values: values)
+
+
+def take_own_share() -> None:
+    """In a Spark task: leave cores and GPUs to other workers, whichever framework comes.
+
+    Frameworks take all of them otherwise, in each of Spark's workers. What is set already stays.
+    """
+    from pyspark import TaskContext
+
+    from sparkdl.node.resources import assigned_gpus
+
+    context = TaskContext.get()
+    if context is None:
+        return
+    own = {
+        "OMP_NUM_THREADS": str(context.cpus()),
+        "TF_NUM_INTRAOP_THREADS": str(context.cpus()),
+        "TF_NUM_INTEROP_THREADS": "1",
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    }
+    if gpus := assigned_gpus():
+        own |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    for name, value in own.items():
+        os.environ.setdefault(name, value)

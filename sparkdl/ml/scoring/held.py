@@ -1,0 +1,46 @@
+"""Loads a model of any kind; each Python worker keeps one for its next partitions.
+
+Runs in: feeder, child. Also in the process that describes a model to the driver.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+
+from sparkdl.core.garbage import uncollected
+from sparkdl.ml.estimators.source import TORCH, ModelSource
+from sparkdl.ml.scoring.function import load_function
+from sparkdl.ml.scoring.predictor import Predictor
+from sparkdl.ml.scoring.tensorflow import load_tensorflow
+from sparkdl.ml.scoring.torch import load_torch
+
+_held: dict[ModelSource, Predictor] = {}
+"""The one model of this process: Spark gives its Python workers no other place to keep one."""
+
+
+def predictor(source: ModelSource) -> Predictor:
+    """Return the model, loaded if it is not the one that this process holds; another is let go."""
+    if source not in _held:
+        if _held:
+            _held.clear()
+            gc.unfreeze()
+            gc.collect()
+        with uncollected():
+            _held[replace(source, content=None)] = load(source)
+        # Spark's workers collect garbage after each task: half a second for a framework's objects,
+        # unless these are frozen. To look for garbage among them first takes as long, and finds
+        # next to nothing.
+        gc.freeze()
+    return _held[source]
+
+
+def load(source: ModelSource) -> Predictor:
+    """Load a model with what it takes.
+
+    Raises:
+        ConfigError: if it is of no kind that can be used; it says what to change.
+    """
+    if source.format == "function":
+        return load_function(source)
+    return load_torch(source) if source.format in TORCH else load_tensorflow(source)

@@ -1,0 +1,214 @@
+"""Loads a saved model with TensorFlow.
+
+Runs in: feeder, child. Also in the process that describes a model to the driver.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.feed.values.ndarrays import Array
+from sparkdl.ml.estimators.keras_model import from_content
+from sparkdl.ml.estimators.source import ModelSource, Signature, Tensor
+from sparkdl.ml.scoring.predictor import Predictor
+
+_DEFAULT_KEY = "serving_default"
+_FILTER_END_S = 5.0
+_NOISE = (
+    "^WARNING: All log messages before absl::InitializeLog|port.cc:[0-9]+] oneDNN custom operations"
+)
+
+
+def load_tensorflow(source: ModelSource) -> Predictor:
+    """Load a SavedModel, or a model of Keras.
+
+    Raises:
+        ConfigError: if it is of no kind that can be used; it says what to change.
+    """
+    with without_startup_noise():
+        prepare_worker()
+        return _loaded(source)
+
+
+def _loaded(source: ModelSource) -> Predictor:
+    if source.format == "saved_model":
+        return _saved_model(source)
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        raise ConfigError(
+            f"Keras is set to the backend {keras.backend.backend()!r}; models are run with "
+            "TensorFlow: unset KERAS_BACKEND on the executors"
+        )
+    if source.format == "weights":
+        model = keras.models.model_from_json(source.config)
+        model.load_weights(source.path)
+    elif source.content is not None:
+        model = from_content(source.content)
+    else:
+        model = keras.saving.load_model(source.path, compile=False)
+    return keras_predictor(model)
+
+
+def keras_predictor(model: Any) -> Predictor:
+    """Return a predictor for a Keras model that has been built.
+
+    Raises:
+        ConfigError: if the model's inputs are unknown.
+    """
+    import tensorflow as tf
+
+    flat = getattr(model, "inputs", None)
+    if not flat:
+        raise ConfigError(
+            f"the model {model.name!r} is a {type(model).__name__} without known inputs. "
+            "Save it with model.export(folder), which makes a SavedModel with a signature"
+        )
+    names = [tensor.name for tensor in flat]
+    struct = flat[0] if len(flat) == 1 else model.input
+    specs = [tf.TensorSpec((None, *t.shape[1:]), t.dtype) for t in flat]
+
+    @tf.function(input_signature=specs, autograph=False)  # type: ignore[untyped-decorator]
+    def run(*tensors: Any) -> Any:
+        by_name = dict(zip(names, tensors, strict=True))
+        return model(tf.nest.map_structure(lambda t: by_name[t.name], struct), training=False)
+
+    concrete = run.get_concrete_function()
+    traced = concrete.structured_outputs
+    found = list(traced.values()) if isinstance(traced, dict) else tf.nest.flatten(traced)
+    outputs = list(traced) if isinstance(traced, dict) else output_names(model, len(found))
+
+    def outputs_of(inputs: Mapping[str, Array]) -> dict[str, Any]:
+        given = concrete(*(tf.convert_to_tensor(inputs[name]) for name in names))
+        values = given.values() if isinstance(given, dict) else tf.nest.flatten(given)
+        return dict(zip(outputs, values, strict=True))
+
+    return Predictor(
+        Signature(
+            tuple(_tensor(name, spec) for name, spec in zip(names, specs, strict=True)),
+            tuple(_tensor(name, spec) for name, spec in zip(outputs, found, strict=True)),
+        ),
+        outputs_of,
+        _numpy,
+    )
+
+
+def _saved_model(source: ModelSource) -> Predictor:
+    import tensorflow as tf
+
+    model = tf.saved_model.load(source.path, tags=list(source.tag_set) or None)
+    keys = list(model.signatures)
+    only = keys[0] if len(keys) == 1 else _DEFAULT_KEY
+    key = source.signature_def_key or only
+    if key not in keys:
+        raise ConfigError(
+            f"the SavedModel {source.path} has no signature {key!r}; it has "
+            f"{', '.join(map(repr, keys)) or 'none'}: setSignatureDefKey(…)"
+        )
+    function = model.signatures[key]
+    inputs = function.structured_input_signature[1]
+    outputs = function.structured_outputs
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Any]:
+        assert model is not None  # its variables live as long as the model
+        return dict(function(**{name: tf.convert_to_tensor(x) for name, x in inputs.items()}))
+
+    return Predictor(
+        Signature(
+            tuple(_tensor(name, spec) for name, spec in sorted(inputs.items())),
+            tuple(_tensor(name, spec) for name, spec in sorted(outputs.items())),
+        ),
+        run,
+        _numpy,
+    )
+
+
+def output_names(model: Any, count: int) -> list[str]:
+    """Return the names of the layers that a Keras model's outputs come from; numbers if unclear."""
+    names = [tensor._keras_history.operation.name for tensor in model.outputs]
+    if len(names) != count or len(set(names)) != count:
+        return [f"output_{place}" for place in range(count)]
+    return names
+
+
+def _tensor(name: str, spec: Any) -> Tensor:
+    import tensorflow as tf
+
+    dtype = tf.as_dtype(spec.dtype)
+    name_of = "float32" if dtype == tf.bfloat16 else dtype.name
+    shape = spec.shape
+    is_known = not isinstance(shape, tf.TensorShape) or shape.rank is not None
+    return Tensor(name, name_of, tuple(shape) if is_known else None)
+
+
+def _numpy(tensor: Any) -> Array:
+    import tensorflow as tf
+
+    values: Array = (tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor).numpy()
+    return np.asarray(values)
+
+
+@contextmanager
+def without_startup_noise() -> Iterator[None]:
+    """Keep off standard error what TensorFlow prints at each start, in each of Spark's workers.
+
+    `TF_CPP_MIN_LOG_LEVEL` is set to 2 if it is not set, and the lines that do not heed it are
+    filtered; set it to 0 to see all. The filter is a process, for a thread of this one would not
+    pass on what is printed just before a crash.
+    """
+    level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    grep = shutil.which("grep")
+    if grep is None or level == "0":
+        yield
+        return
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    try:
+        command = [grep, "--line-buffered", "-vE", _NOISE]
+        lines = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stderr)
+        assert lines.stdin is not None
+        with lines.stdin as pipe:
+            os.dup2(pipe.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            with suppress(subprocess.TimeoutExpired):  # a process that was started has the pipe
+                lines.wait(_FILTER_END_S)
+    finally:
+        os.close(stderr)
+
+
+def prepare_worker() -> None:
+    """In a Spark task: as many threads as it has cores, its own GPUs, no more memory than needed.
+
+    TensorFlow takes all cores and all memory of all GPUs otherwise, in each of Spark's workers.
+    """
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        return
+    import tensorflow as tf
+
+    from sparkdl.node.resources import assigned_gpus
+
+    gpus = tf.config.list_physical_devices("GPU")
+    mine = [gpu for place, gpu in enumerate(gpus) if str(place) in (assigned_gpus() or ())]
+    with suppress(RuntimeError):  # a user's function has run TensorFlow in this worker before
+        tf.config.threading.set_intra_op_parallelism_threads(context.cpus())
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        if mine:
+            tf.config.set_visible_devices(mine, "GPU")
+        for gpu in mine or gpus:
+            tf.config.experimental.set_memory_growth(gpu, True)

@@ -1,0 +1,239 @@
+"""Loads a model of PyTorch: a file of TorchScript or of `torch.export`, or a pickled module.
+
+Runs in: feeder. Also in the process that describes a model to the driver.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import cloudpickle
+import numpy as np
+
+from sparkdl.core.errors import ConfigError, FrameworkMissingError, InferenceError
+from sparkdl.feed.values.ndarrays import Array
+from sparkdl.ml.estimators.source import NUMBER, ModelSource, Signature, Tensor
+from sparkdl.ml.scoring.predictor import Predictor
+from sparkdl.storage import locate, open_storage
+
+Call = Callable[[Mapping[str, Any]], Any]
+_TENSORS = ("Tensor", "Optional[Tensor]")
+
+
+def module_content(module: Any) -> bytes:
+    """Return a module as it travels: pickled, its class too where executors cannot import it.
+
+    Raises:
+        FrameworkMissingError: if there is no PyTorch.
+        ConfigError: if it is no module, or cannot be pickled.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise FrameworkMissingError(
+            f"PyTorch cannot be imported here: {error}. Install it: pip install torch"
+        ) from error
+    if not isinstance(module, torch.nn.Module):
+        raise ConfigError(
+            f"TorchModel takes a torch.nn.Module or the path of a saved model, not {module!r}"
+        )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ConfigError(
+            "a module of TorchScript does not travel by pickle. Save it, torch.jit.save(module, "
+            "path), and give the path"
+        )
+    buffer = io.BytesIO()
+    try:
+        torch.save(module, buffer, pickle_module=cloudpickle)
+    except Exception as error:
+        raise ConfigError(
+            f"the module {type(module).__name__} cannot be pickled: {error}. Save it with "
+            "torch.export.save or torch.jit.save, and give the path"
+        ) from error
+    return buffer.getvalue()
+
+
+def module_of(content: bytes, device: Any = "cpu") -> Any:
+    """Return the module of `module_content`; it runs what the pickle says."""
+    import torch
+
+    return torch.load(io.BytesIO(content), device, weights_only=False)
+
+
+def module_signature(module: Any) -> Signature:
+    """Return the parameters of a module's `forward`; only a run would tell the outputs.
+
+    Raises:
+        ConfigError: if they have no names.
+    """
+    required, optional = [], []
+    for each in inspect.signature(module.forward).parameters.values():
+        if each.kind in (each.VAR_POSITIONAL, each.POSITIONAL_ONLY):
+            raise ConfigError(
+                f"{type(module).__name__}.forward takes {each}, and columns go to parameters by "
+                "their names. Wrap it in a module whose forward names its inputs"
+            )
+        if each.kind != each.VAR_KEYWORD:
+            place = required if each.default is each.empty else optional
+            place.append(Tensor(each.name, NUMBER, None))
+    return Signature(tuple(required), (), tuple(optional))
+
+
+def load_torch(source: ModelSource) -> Predictor:
+    """Load a model of PyTorch.
+
+    In a Spark task it uses as many threads as the task has cores, and the GPU that Spark assigned,
+    or one of those there are; elsewhere the CPU.
+
+    Raises:
+        ConfigError: if it is of no kind that can be used; it says what to change.
+    """
+    import torch
+
+    device = _device()
+    if source.format == "pt2":
+        signature, call, dtypes = _exported(source, device)
+    else:
+        module, signature = _module(source, device)
+        module.eval()
+        own = next((p.dtype for p in module.parameters() if p.is_floating_point()), None)
+        dtypes = dict.fromkeys((t.name for t in (*signature.inputs, *signature.optional)), own)
+
+        def call(tensors: Mapping[str, Any]) -> Any:
+            return module(**tensors)
+
+    def run(inputs: Mapping[str, Array]) -> dict[str, Any]:
+        with torch.inference_mode():
+            tensors = {name: _tensor(x, dtypes[name], device) for name, x in inputs.items()}
+            return _by_name(call(tensors))
+
+    return Predictor(signature, run, _numpy)
+
+
+def _module(source: ModelSource, device: Any) -> tuple[Any, Signature]:
+    import torch
+
+    if source.content is not None:
+        module = module_of(source.content, device)
+        return module, module_signature(module)
+    module = torch.jit.load(_file(source.path), device)
+    required, optional = [], []
+    for argument in module.forward.schema.arguments[1:]:
+        has_default = argument.has_default_value()
+        if str(argument.type) in _TENSORS:
+            (optional if has_default else required).append(Tensor(argument.name, NUMBER, None))
+        elif not has_default:
+            raise ConfigError(
+                f"the input {argument.name!r} of {source.path} is a {argument.type}, and columns "
+                "are tensors. Give it a default, or take tensors only"
+            )
+    return module, Signature(tuple(required), (), tuple(optional))
+
+
+def _exported(source: ModelSource, device: Any) -> tuple[Signature, Call, dict[str, Any]]:
+    """Load what `torch.export.save` has saved."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    program = torch.export.load(_file(source.path))
+    if device.type != "cpu":
+        from torch.export.passes import move_to_device_pass
+
+        program = move_to_device_pass(program, device)
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    names = program.graph_signature.user_inputs
+    if odd := [name for name in names if not isinstance(values.get(name), torch.Tensor)]:
+        raise ConfigError(
+            f"{source.path} takes inputs that are no tensors: {', '.join(map(str, odd))}. Export "
+            "a module that takes tensors only"
+        )
+    inputs = tuple(_described(name, values[name]) for name in names)
+    if fixed := [t for t in inputs if t.shape and t.shape[0] is not None]:
+        raise ConfigError(
+            f"{source.path} was exported for a fixed number of rows: {fixed[0].name} "
+            f"{list(fixed[0].shape or ())}. Export it with dynamic_shapes={{"
+            f"{fixed[0].name!r}: {{0: torch.export.Dim.DYNAMIC}}, …}}"
+        )
+    given = [values.get(name) for name in program.graph_signature.user_outputs]
+    shaped = pytree.tree_unflatten(given, program.call_spec.out_spec)
+    outputs = tuple(_described(name, value) for name, value in _by_name(shaped).items())
+    module, layout = program.module(), program.call_spec.in_spec
+
+    def call(tensors: Mapping[str, Any]) -> Any:
+        args, kwargs = pytree.tree_unflatten([tensors[name] for name in names], layout)
+        return module(*args, **kwargs)
+
+    return Signature(inputs, outputs), call, {name: values[name].dtype for name in names}
+
+
+def _described(name: str, value: Any) -> Tensor:
+    dtype = str(value.dtype).removeprefix("torch.")
+    shape = tuple(size if isinstance(size, int) else None for size in value.shape)
+    return Tensor(name, "float32" if dtype == "bfloat16" else dtype, shape)
+
+
+def _file(path: str) -> Any:
+    """Return what PyTorch can load from: a path, or the content of what is elsewhere."""
+    storage, inner = locate(path)
+    if storage.uri == "file://":
+        return inner
+    with open_storage(storage).open_input_file(inner) as file:
+        return io.BytesIO(file.read())
+
+
+def _tensor(values: Array, dtype: Any, device: Any) -> Any:
+    """Return a tensor with memory of its own, which the model may change; rows are others'."""
+    import torch
+
+    found = torch.tensor(values)
+    is_float = dtype is not None and (found.is_floating_point() and dtype.is_floating_point)
+    return found.to(device, dtype if is_float else None)
+
+
+def _by_name(found: Any) -> dict[str, Any]:
+    """Return what a model gave: a dict's tensors by key, others by place."""
+    import torch
+
+    if isinstance(found, Mapping):
+        named = found
+    elif isinstance(found, tuple | list):
+        keys = getattr(found, "_fields", None) or [f"output_{i}" for i in range(len(found))]
+        named = dict(zip(keys, found, strict=True))
+    else:
+        named = {"output_0": found}
+    tensors = {str(name): each for name, each in named.items() if isinstance(each, torch.Tensor)}
+    if not tensors:
+        raise InferenceError(f"the model gave a {type(found).__name__} without tensors")
+    return tensors
+
+
+def _numpy(tensor: Any) -> Array:
+    import torch
+
+    tensor = tensor.detach()
+    values: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
+    return np.asarray(values)
+
+
+def _device() -> Any:
+    """Return where the model runs, having taken no more threads than the task has cores."""
+    import torch
+    from pyspark import TaskContext
+
+    from sparkdl.node.resources import assigned_gpus
+
+    context = TaskContext.get()
+    if context is None:
+        return torch.device("cpu")
+    torch.set_num_threads(context.cpus())
+    with suppress(RuntimeError):  # a user's function has run PyTorch in this worker before
+        torch.set_num_interop_threads(1)
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    mine = [int(gpu) for gpu in assigned_gpus() or () if gpu.isdigit() and int(gpu) < count]
+    return torch.device("cuda", mine[0] if mine else context.partitionId() % count)

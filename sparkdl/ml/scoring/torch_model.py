@@ -1,0 +1,199 @@
+"""`TorchModel`: scores a DataFrame with a model of PyTorch.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pyspark.ml.base import Model
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.ml.estimators.describe import signature_of
+from sparkdl.ml.estimators.params import SCORING, HasParams
+from sparkdl.ml.estimators.persistence import Saved, Storage
+from sparkdl.ml.estimators.source import ModelSource, Signature, source_of_content, torch_source
+from sparkdl.ml.scoring.columns import (
+    OutputColumn,
+    declared_outputs,
+    input_columns,
+    mapped_outputs,
+)
+from sparkdl.ml.scoring.predict import SCORE_ROWS
+from sparkdl.ml.scoring.task import Score
+from sparkdl.ml.scoring.torch import module_content, module_signature
+from sparkdl.ml.scoring.transform import scored
+
+_FOLDER = "model"
+_PICKLE = "module.pickle"
+
+
+class TorchModel(
+    Model,
+    HasParams,
+    Saved,
+    params=[
+        *("model_path", "input_cols", "output_cols", "input_mapping", "input_shapes"),
+        *("batch_size", *SCORING),
+    ],
+):
+    """Scores with a model of PyTorch: a file of `torch.export` or TorchScript, or a module.
+
+    `input_cols` names the columns for the parameters of `forward`, in their order; or
+    `input_mapping` those for parameters by name. `output_cols` names the columns for the outputs,
+    in their order, or `output_mapping` for the keys of a dict. A file of `torch.export` (`.pt2`)
+    tells the types of its outputs; otherwise `output_types` declares them, and if that is all, the
+    outputs are its columns, in order. No Spark job runs.
+
+    Columns of floats come as the dtype of the model's parameters, others as their own; in a `.pt2`
+    as it was exported. Each Python worker of Spark loads the model once and keeps it until it is
+    given another one.
+
+    Args:
+        model: the path of a saved model that driver and executors can read, or a
+            `torch.nn.Module`, which travels to the executors by pickle as it is now.
+
+    Raises:
+        ConfigError: if the module cannot travel.
+    """
+
+    __module__ = "sparkdl"
+    _file = ""
+
+    def __init__(self, model: Any = None) -> None:
+        super().__init__()
+        self._set_table_defaults(batch_size=SCORE_ROWS)
+        self._content = b""
+        self._signature = Signature((), ())
+        if isinstance(model, str | Path):
+            self.setModelPath(str(model))
+        elif model is not None:
+            self._content = module_content(model)
+            self._signature = module_signature(model)
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        source = self._source()
+        signature = self._signature if self._content else signature_of(source)
+        inputs = self._inputs(signature)
+        known = {tensor.name for tensor in signature.inputs}
+        chosen = tuple(t for t in signature.optional if t.name in inputs.values())
+        shapes = self._shapes(inputs)
+        taken = tuple(
+            replace(t, shape=shapes[t.name]) if t.name in shapes else t
+            for t in (*signature.inputs, *chosen)
+        )
+        if unknown := set(inputs.values()) - known - {t.name for t in chosen}:
+            raise ConfigError(
+                f"input_mapping names the inputs {', '.join(map(repr, sorted(unknown)))}, and the "
+                f"model's are {_names(signature)}"
+            )
+        score = Score(
+            source,
+            f"{self.uid} ({source.path or 'a module'})",
+            input_columns(inputs, Signature(taken, ()), dataset.schema),
+            (outputs := self._outputs(signature))[1],
+            self.getBatchSize(),
+            self.getHandleInvalid(),
+        )
+        return scored(dataset, score, outputs[0], self.getKeep(), self.getParquetReader())
+
+    def _source(self) -> ModelSource:
+        if self._content:
+            return source_of_content(self._content, "module")
+        if path := self.getModelPath():
+            return torch_source(path)
+        raise ConfigError(
+            f"{self.uid} does not know its model: TorchModel(module), or setModelPath(path) to a "
+            "file of torch.export.save or torch.jit.save"
+        )
+
+    def _inputs(self, signature: Signature) -> Mapping[str, str]:
+        """Return column to input."""
+        columns: list[str] = self.getInputCols()
+        mapping: dict[str, str] = self.getInputMapping()
+        names = [tensor.name for tensor in (*signature.inputs, *signature.optional)]
+        if bool(columns) == bool(mapping):
+            raise ConfigError(
+                f"set either input_cols or input_mapping; the model's inputs are "
+                f"{_names(signature)}: setInputCols([column, …]) in this order"
+            )
+        if not len(signature.inputs) <= len(columns or mapping) <= len(names):
+            raise ConfigError(
+                f"{columns or mapping} does not give the model its inputs: {_names(signature)}"
+            )
+        return mapping or dict(zip(columns, names, strict=False))
+
+    def _shapes(self, inputs: Mapping[str, str]) -> dict[str, tuple[int | None, ...]]:
+        """Return the shapes of inputs, by their names."""
+        shapes: dict[str, list[int]] = self.getInputShapes()
+        if unknown := shapes.keys() - inputs.keys():
+            raise ConfigError(
+                f"input_shapes names {', '.join(map(repr, sorted(unknown)))}, and the columns of "
+                f"the inputs are {', '.join(inputs)}"
+            )
+        return {inputs[column]: (None, *shape) for column, shape in shapes.items()}
+
+    def _outputs(self, signature: Signature) -> tuple[StructType, tuple[OutputColumn, ...]]:
+        columns: list[str] = self.getOutputCols()
+        mapping: dict[str, str] = self.getOutputMapping()
+        types: dict[str, str] = self.getOutputTypes()
+        if columns and mapping:
+            raise ConfigError("set either output_cols or output_mapping, not both")
+        known = [tensor.name for tensor in signature.outputs]
+        if not mapping:
+            columns = columns or ([] if known else list(types))
+            names = known or [f"output_{place}" for place in range(len(columns))]
+            if len(columns) > len(names):
+                raise ConfigError(
+                    f"output_cols={columns} names more columns than the model has outputs: "
+                    f"{', '.join(map(str, signature.outputs))}"
+                )
+            mapping = dict(zip(names, columns, strict=False))
+        if known:
+            return mapped_outputs(mapping, types, signature)
+        if not mapping:
+            raise ConfigError(
+                "the model does not tell its outputs: declare their columns, for example "
+                "setOutputTypes({'scores': 'array<float>'})"
+            )
+        return declared_outputs(mapping, types)
+
+    def _extra(self) -> dict[str, Any]:
+        signature = msgspec.json.encode(self._signature).decode()
+        file = "" if self._content else self._source().path.rpartition("/")[2]
+        return {"signature": signature, "file": file}
+
+    def _save_files(self, storage: Storage) -> None:
+        if self._content:
+            storage.write(self._content, _PICKLE)
+        else:
+            path = self._source().path
+            storage.add(path, f"{_FOLDER}/{path.rpartition('/')[2]}")
+
+    @classmethod
+    def _load_files(cls, storage: Storage, metadata: dict[str, Any]) -> TorchModel:
+        model = cls()
+        model._file = metadata["file"]
+        model._signature = msgspec.json.decode(metadata["signature"], type=Signature)
+        if not model._file:
+            content = storage.read(_PICKLE)
+            if content is None:
+                raise ConfigError(f"{storage.location('')} holds no model: it was not saved whole")
+            model._content = content
+        return model
+
+    def _after_load(self, storage: Storage) -> None:
+        if self._file:
+            self.setModelPath(storage.location(f"{_FOLDER}/{self._file}"))
+
+
+def _names(signature: Signature) -> str:
+    optional = [f"[{tensor.name}]" for tensor in signature.optional]
+    return ", ".join([*map(str, signature.inputs), *optional]) or "unknown"

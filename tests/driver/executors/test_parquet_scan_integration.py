@@ -1,0 +1,417 @@
+"""Nodes read the files of a DataFrame only where they read what Spark gives, and then just that."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from pyspark.ml.linalg import Vectors
+from pyspark.sql import functions as f
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.driver.executors.parquet_scan import scanned_files
+from sparkdl.driver.executors.scored import by_place
+from sparkdl.feed.parquet.read import read_share
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Change = Callable[["DataFrame"], "DataFrame"]
+
+
+@pytest.fixture(autouse=True)
+def session_settings(spark_local: SparkSession) -> Iterator[None]:
+    """Have a time zone that is not UTC, so that one that is forgotten shows; and few tasks."""
+    own = {"spark.sql.session.timeZone": "America/St_Johns", "spark.sql.files.minPartitionNum": "1"}
+    for name, value in own.items():
+        spark_local.conf.set(name, value)
+    yield
+    for name in own:
+        spark_local.conf.unset(name)
+
+
+def by_spark(frame: DataFrame) -> pa.Table:
+    """Return the rows as Spark hands them to Python tasks."""
+
+    def written(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, batch.schema) as out:
+                out.write_batch(batch)
+            yield pa.RecordBatch.from_pydict({"ipc": [sink.getvalue().to_pybytes()]})
+
+    rows = by_place(frame).mapInArrow(written, "ipc binary").collect()
+    parts = [pa.ipc.open_stream(bytes(row.ipc)).read_all() for row in rows]
+    return pa.concat_tables(parts).rename_columns(frame.columns) if parts else pa.table({})
+
+
+def by_nodes(frame: DataFrame, nodes: int = 3) -> pa.Table:
+    """Return the rows as nodes read them."""
+    source = scanned_files(frame, is_local=True)
+    batches = [batch for share in source.shares(nodes) for batch in read_share(share)]
+    return pa.Table.from_batches(batches, source.schema)
+
+
+def exact(value: Any) -> Any:
+    """Return a value so that equal ones are the same: every NaN one, and minus zero not zero."""
+    if isinstance(value, float):
+        return "nan" if math.isnan(value) else value.hex()
+    if isinstance(value, list):
+        return [exact(each) for each in value]
+    if isinstance(value, dict):
+        return {name: exact(each) for name, each in value.items()}
+    return value
+
+
+def rows_of(table: pa.Table) -> list[str]:
+    return sorted(repr(exact(row)) for row in table.to_pylist())
+
+
+def assert_same(frame: DataFrame) -> pa.Table:
+    """Assert that nodes read what Spark gives: names, types, values; return it."""
+    theirs = by_spark(frame)
+    if not theirs.num_rows:
+        with pytest.raises(ConfigError, match=r"no rows that are wanted|no files"):
+            by_nodes(frame)
+        return theirs
+    ours = by_nodes(frame)
+    assert ours.schema.names == theirs.schema.names
+    assert ours.schema.types == theirs.schema.types
+    for name, mine, other in zip(ours.schema.names, ours.columns, theirs.columns, strict=True):
+        assert rows_of(pa.table([mine], [name])) == rows_of(pa.table([other], [name]))
+    assert rows_of(ours) == rows_of(theirs)
+    return ours
+
+
+# whatever the values
+
+
+def times(**bounds: Any) -> st.SearchStrategy[datetime]:
+    return st.datetimes(datetime(1, 1, 1), datetime(9999, 12, 30), **bounds)
+
+
+TEXTS = st.lists(st.none() | st.text("ab", max_size=2), max_size=2)
+SMALL = st.lists(st.integers(0, 9), max_size=2)
+FLOATS = st.floats(width=32)
+DOUBLES = st.floats() | st.sampled_from([-0.0, 0.0, 1e300, -1e39, 5e-324, 3.4028235677973366e38])
+SCALARS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
+    "bool": (pa.bool_(), st.booleans()),
+    "int8": (pa.int8(), st.integers(-(2**7), 2**7 - 1)),
+    "int16": (pa.int16(), st.integers(-(2**15), 2**15 - 1)),
+    "int32": (pa.int32(), st.integers(-(2**31), 2**31 - 1)),
+    "int64": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    "float": (pa.float32(), FLOATS),
+    "double": (pa.float64(), DOUBLES),
+    "small": (pa.decimal128(7, 2), st.decimals(-99999, 99999, places=2)),
+    "large": (pa.decimal128(38, 6), st.decimals(Decimal(-10) ** 31, Decimal(10) ** 31, places=6)),
+    "text": (pa.string(), st.text(st.characters(exclude_categories=["Cs"]), max_size=5)),
+    "bytes": (pa.binary(), st.binary(max_size=5)),
+    "fixed": (pa.binary(3), st.binary(min_size=3, max_size=3)),
+    "day": (pa.date32(), st.dates(date(1, 1, 1), date(9999, 12, 30))),
+    "instant": (pa.timestamp("us", "UTC"), times(timezones=st.just(timezone.utc))),
+    "local": (pa.timestamp("us"), times()),
+    "millis": (pa.timestamp("ms"), times().map(lambda t: t.replace(microsecond=0))),
+}
+NESTED: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
+    "doubles": (pa.list_(pa.float64()), st.lists(st.none() | DOUBLES, max_size=3)),
+    "pair": (pa.list_(pa.float32(), 2), st.tuples(st.none() | FLOATS, FLOATS).map(list)),
+    "deep": (pa.list_(pa.list_(pa.string())), st.lists(st.none() | TEXTS, max_size=3)),
+    "part": (
+        pa.struct([("a", pa.int64()), ("b", pa.struct([("c.d", pa.list_(pa.int16()))]))]),
+        st.fixed_dictionaries(
+            {
+                "a": st.none() | st.integers(-9, 9),
+                "b": st.none() | st.fixed_dictionaries({"c.d": st.none() | SMALL}),
+            }
+        ),
+    ),
+    "parts": (
+        pa.list_(pa.struct([("x", pa.timestamp("us", "UTC"))])),
+        st.lists(
+            st.none() | st.fixed_dictionaries({"x": times(timezones=st.just(timezone.utc))}),
+            max_size=2,
+        ),
+    ),
+}
+COLUMNS = {**SCALARS, **NESTED}
+SELECTED = [
+    *("`text` as `bytes`", "`local`", "part.a as a", "part.b.`c.d`", "part.b as `b.b`", "parts"),
+    *("cast(double as float) as narrow", "cast(float as double) as wide", "cast(bool as int)"),
+    *("cast(int64 as float) as f", "cast(int64 as double) as g", "cast(int8 as bigint)"),
+    *("cast(doubles as array<float>) as floats", "cast(pair as array<double>)", "fixed"),
+]
+
+CONDITIONS = [
+    *("int32 > 0", "5 >= int8", "not (int64 < 3 or bool)", "bool", "not bool and int16 != 7"),
+    *("text >= 'b'", "not (text = 'a')", "text in ('', 'a', 'b', '0')", "text < 'é' or bool"),
+    *("not (int8 in (0, 1, -1))", "day < date'2000-01-01'", "day <=> date'2000-01-01' or bool"),
+    *("instant > timestamp'2000-01-01 00:00:00'", "local <= timestamp_ntz'2000-01-01 00:00:00'"),
+    *("millis = timestamp_ntz'2000-01-01 00:00:00' or int64 is null", "part.a between -3 and 3"),
+    *(
+        "coalesce(bool, false)",
+        "not coalesce(bool, true)",
+        "doubles is not null",
+    ),
+    *("int32 > 0 and (int32 < 5 or not bool) and text is not null",),
+]
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> pa.Table:
+    """Draw a table of all types with nulls anywhere."""
+    count = draw(st.integers(1, 12))
+    columns = {}
+    for name, (kind, values) in COLUMNS.items():
+        drawn = draw(st.lists(st.none() | values, min_size=count, max_size=count))
+        columns[name] = pa.array(drawn, kind)
+    return pa.table(columns)
+
+
+@settings(
+    # Each example is a job of Spark's: to shrink one takes minutes.
+    max_examples=min(100, settings().max_examples),
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(
+    table=tables(),
+    options=st.fixed_dictionaries(
+        {
+            "row_group_size": st.integers(1, 9),
+            "use_dictionary": st.booleans(),
+            "store_schema": st.booleans(),
+            "data_page_version": st.sampled_from(["1.0", "2.0"]),
+            "compression": st.sampled_from(["snappy", "zstd", "none"]),
+            "write_statistics": st.booleans(),
+        }
+    ),
+    is_selected=st.booleans(),
+    condition=st.none() | st.sampled_from(CONDITIONS),
+)
+def test_whatever_is_in_the_files_nodes_read_what_spark_gives(
+    spark_local: SparkSession,
+    tmp_path_factory: pytest.TempPathFactory,
+    table: pa.Table,
+    options: dict[str, Any],
+    is_selected: bool,
+    condition: str | None,
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    pq.write_table(table, folder / "a.parquet", **options)
+    pq.write_table(table.slice(0, 1), folder / "b.parquet")
+    frame = spark_local.read.parquet(str(folder))
+    if condition is not None:
+        frame = frame.where(condition)
+    assert_same(frame.selectExpr(*SELECTED, "double", "doubles") if is_selected else frame)
+
+
+# what Spark writes
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two files of several row groups, in folders `part=0` and `part=1`: `id`, `x`, `s.a`."""
+    found = tmp_path_factory.mktemp("a b;c=%20")
+    for part in range(2):
+        numbers = range(part * 30, part * 30 + 30)
+        inner = found / f"part={part}"
+        inner.mkdir()
+        table = pa.table(
+            {
+                "id": pa.array(numbers, pa.int64()),
+                "x": [[float(i), None] for i in numbers],
+                "s": [{"a": i, "b": str(i)} for i in numbers],
+            }
+        )
+        pq.write_table(table, inner / "rows.parquet", row_group_size=8)
+    return found
+
+
+def test_what_spark_wrote_is_read_vectors_folders_and_int96_among_it(
+    spark_local: SparkSession, tmp_path: Path
+) -> None:
+    dense = [Vectors.dense([i, 1, -0.0]) for i in range(20)]
+    rows = [(i, v if i % 3 else Vectors.sparse(3, [1], [2.0])) for i, v in enumerate(dense)]
+    frame = spark_local.createDataFrame(rows, ["id", "v"]).selectExpr(
+        *("id", "v", "timestamp_micros(id * 1000001 - 5) as instant", "id % 2 as half"),
+        *("cast(cast(id as decimal(12, 3)) / 7 as decimal(12, 3)) as price",),
+        *("concat('a b/é%', id % 3) as name", "date_add('1500-02-28', cast(id % 2 as int)) as day"),
+    )
+    frame.write.partitionBy("half", "name", "day").parquet(str(tmp_path / "data"))
+    frame = spark_local.read.parquet(str(tmp_path / "data"))
+    found = assert_same(frame)
+    assert len(set(found["name"].to_pylist())) == 3
+    assert {str(kind) for kind in found.schema.types} >= {"date32[day]", "int32", "string"}
+    assert_same(frame.select(f.col("half").alias("h"), "half", "v"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda df: df,
+        lambda df: df.select("x", f.col("id").alias("z"), "part").withColumnRenamed("x", "id"),
+        lambda df: df.alias("a").select(f.col("a.s.b").alias("x.y"), "a.id").select("`x.y`", "id"),
+        lambda df: df.select("s.*", "id").select(f.col("a").cast("double"), "id"),
+        lambda df: df.select(
+            f.coalesce("id", f.raise_error(f.lit("null")).cast("long")).alias("i")
+        ),
+    ],
+    ids=["all", "renamed", "aliased", "nested", "checked"],
+)
+def test_scans_that_nodes_read(spark_local: SparkSession, folder: Path, change: Change) -> None:
+    assert assert_same(change(spark_local.read.parquet(str(folder)))).num_rows == 60
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda df: df.orderBy("id"), "Sort"),
+        (lambda df: df.limit(10), "Limit"),
+        (lambda df: df.sample(0.5), "Sample"),
+        (lambda df: df.join(df.select("id"), "id"), "Join"),
+        (lambda df: df.union(df), "Union"),
+        (lambda df: df.repartition(3), "Repartition"),
+        (lambda df: df.distinct(), "Aggregate"),
+        (lambda df: df.select(f.explode("x")), "Generate"),
+        (lambda df: df.withColumn("id", f.col("id") + 1), "'id' is computed"),
+        (lambda df: df.select(f.col("x")[0].alias("e")), "'e' is computed"),
+        (lambda df: df.select(f.coalesce("id", f.lit(1)).alias("i")), "'i' is computed"),
+        (lambda df: df.select("id", "_metadata.file_path"), "'file_path' is not in the files"),
+        (lambda df: df.select(f.col("id").cast("string")), "cast from int64 to string"),
+        (lambda df: df.select("id", f.col("part").cast("double")), "'part' is made of folders'"),
+        (lambda df: df.select("part"), "none of its columns is in the files"),
+        (lambda df: df.select("id", "id"), "several columns 'id'"),
+        (lambda df: df.sparkSession.range(3), "Range"),
+        (lambda df: df.sparkSession.createDataFrame([(1,)], ["id"]), "LogicalRDD"),
+    ],
+)
+def test_what_is_no_scan_is_left_to_spark(
+    spark_local: SparkSession, folder: Path, change: Change, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        scanned_files(change(spark_local.read.parquet(str(folder))), is_local=True)
+
+
+@pytest.mark.parametrize(
+    ("condition", "rows"),
+    [
+        ("part = 1", 30),
+        ("part = 1 and id % 2 is not null and id < 40", 10),
+        ("(part = 0 or part is null) and not (id <= 3)", 26),
+        ("id < 3 or id > 57", 5),
+        ("s.a = 33", 1),
+    ],
+)
+def test_filters_that_nodes_evaluate(
+    spark_local: SparkSession, folder: Path, condition: str, rows: int
+) -> None:
+    frame = spark_local.read.parquet(str(folder))
+    frame = frame.where(condition.replace("id % 2", "id"))
+    assert assert_same(frame.select(f.col("id").alias("z"), "s", "part")).num_rows == rows
+    assert assert_same(frame.select("s.b").where("b > ''")).num_rows == rows
+
+
+@pytest.mark.parametrize(
+    ("condition", "reason"),
+    [
+        ("id % 2 = 0", "is computed"),
+        ("id < x[0]", "compares"),
+        ("x[0] > 1", "compares"),
+        ("cast(id as double) > 0.5", "compares"),
+        ("part = 1 or id = 3", "of files and of folders"),
+        ("s.b like 'a%'", "its filter is"),
+        ("rand() < 0.5", "compares"),
+        ("id in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)", "its filter is"),
+        ("size(x) = 2", "is computed"),
+        ("x is not null", "its filter is about 'x', which is not selected"),
+        ("id = (select max(id) from range(9))", "compares"),
+    ],
+)
+def test_filters_that_are_left_to_spark(
+    spark_local: SparkSession, folder: Path, condition: str, reason: str
+) -> None:
+    frame = spark_local.read.parquet(str(folder)).where(condition).select("id", "s")
+    with pytest.raises(ConfigError, match=reason):
+        scanned_files(frame, is_local=True)
+
+
+def test_floats_are_compared_by_spark(spark_local: SparkSession, tmp_path: Path) -> None:
+    """To it a NaN is the largest number, and statistics of row groups leave it out."""
+    table = pa.table({"x": [1.0, float("nan")], "y": pa.array([1, 2], pa.float32())})
+    pq.write_table(table, tmp_path / "a.parquet")
+    frame = spark_local.read.parquet(str(tmp_path))
+    for condition in ("x > 0", "y = 1", "not (y < 1)", "y in (1, 2)"):
+        with pytest.raises(ConfigError, match="compares"):
+            scanned_files(frame.where(condition), is_local=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("spark.sql.files.ignoreCorruptFiles", "true", "ignoreCorruptFiles is set"),
+        ("spark.sql.parquet.fieldId.read.enabled", "true", "field ids"),
+        ("spark.sql.parquet.int96TimestampConversion", "true", "Impala"),
+        ("spark.sql.execution.arrow.useLargeVarTypes", "true", "64-bit offsets"),
+    ],
+)
+def test_settings_that_change_what_spark_reads(
+    spark_local: SparkSession, folder: Path, name: str, value: str, reason: str
+) -> None:
+    frame = spark_local.read.parquet(str(folder))
+    spark_local.conf.set(name, value)
+    try:
+        with pytest.raises(ConfigError, match=reason):
+            scanned_files(frame, is_local=True)
+    finally:
+        spark_local.conf.unset(name)
+
+
+def test_options_schemas_and_caches_that_change_what_spark_reads(
+    spark_local: SparkSession, folder: Path
+) -> None:
+    def refused(frame: DataFrame, reason: str) -> None:
+        with pytest.raises(ConfigError, match=reason):
+            scanned_files(frame, is_local=True)
+
+    read, path = spark_local.read, str(folder)
+    refused(read.option("datetimeRebaseMode", "LEGACY").parquet(path), "option datetimerebasemode")
+    refused(spark_local.read.option("ignoreMissingFiles", "true").parquet(path), "ignoreMissing")
+    refused(spark_local.read.schema("id int").parquet(path), "is int64, which Spark reads as int32")
+    refused(spark_local.read.schema("ID bigint").parquet(path), "'ID' is called 'id'")
+    refused(spark_local.read.schema("new int, id bigint").parquet(path), "'new' is missing")
+    refused(spark_local.read.text(path), "not as Parquet")
+    frame = spark_local.read.parquet(path)
+    assert frame.count() == 60, "which makes a plan before the cache is there"
+    frame.cache()
+    try:
+        refused(frame, "InMemoryRelation")
+    finally:
+        frame.unpersist()
+    assert_same(frame)
+
+
+def test_files_are_those_that_the_dataframe_was_made_of(
+    spark_local: SparkSession, tmp_path: Path
+) -> None:
+    table = pa.table({"x": np.arange(10)})
+    pq.write_table(table, tmp_path / "a.parquet")
+    frame = spark_local.read.parquet(str(tmp_path))
+    pq.write_table(table, tmp_path / "b.parquet")
+    assert assert_same(frame).num_rows == 10
+    os.utime(tmp_path / "a.parquet", (1e9, 1e9))
+    with pytest.raises(ConfigError, match="has changed since Spark has listed it"):
+        scanned_files(frame, is_local=True)
+    os.unlink(tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match="has changed since Spark has listed it"):
+        scanned_files(frame, is_local=True)

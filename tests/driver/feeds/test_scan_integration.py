@@ -1,0 +1,118 @@
+"""DataFrames over Parquet files on their way to nodes on Spark, past the JVM or through it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import functions as f
+
+import sparkdl
+from sparkdl.core.errors import ConfigError, FeedTypeError, ReadError
+from sparkdl.ml.estimators.training import Training
+from sparkdl.node.context import NodeContext
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FEEDS = ("auto", "nodes", "spark", "filtered", "changed")
+"""One after the other, to the same nodes."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three files of 40 rows; one of the 120 values of `y` is null."""
+    for part in range(3):
+        numbers = range(part * 40, part * 40 + 40)
+        y = [None if i == 70 else i / 4 for i in numbers]
+        table = pa.table(
+            {"x": numbers, "y": pa.array(y, pa.float32()), "z": [[i] for i in numbers]}
+        )
+        pq.write_table(table, tmp_path / f"{part}.parquet", row_group_size=15)
+    return tmp_path
+
+
+def rows_of(args: Any, ctx: NodeContext) -> dict[str, list[str]]:
+    """Read all feeds to their ends."""
+    found = {}
+    for name in FEEDS:
+        data, rows = ctx.get_data_feed(qname_in=name), []
+        while not data.should_stop():
+            rows += map(repr, data.next_batch(16))
+        found[name] = rows
+    return found
+
+
+def read_all(args: Any, ctx: NodeContext) -> None:
+    for _ in ctx.batches(16):
+        pass
+
+
+def test_rows_are_the_same_whoever_reads_the_files(
+    spark_cluster: SparkSession, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "sparkdl")
+    frame = spark_cluster.read.parquet(str(folder)).select(f.col("y").alias("a"), "z", "x")
+    with sparkdl.launch(spark_cluster, rows_of, None, 2, framework="plain") as cluster:
+
+        def told(name: str) -> str:
+            [line] = [r.message for r in caplog.records if f"Feed {name!r}: the" in r.message]
+            return line
+
+        auto = cluster.feed(frame, 2, "auto")
+        assert "the nodes read the DataFrame's 3 Parquet files themselves, 120 rows" in told("auto")
+        assert (auto.epochs, auto.passes, auto.rows_used) == (2, 1, 240)
+        assert set(auto.rows.values()) == {120}
+        cluster.end_feeds("auto")
+        with pytest.raises(ConfigError, match=r"reader='node' must be one of.*mean 'nodes'"):
+            cluster.feed(frame, name="nodes", reader="node")
+        with pytest.raises(ConfigError, match=r"reader='nodes'.*come through Sort"):
+            cluster.feed(frame.orderBy("x"), name="nodes", reader="nodes")
+        with pytest.raises(ConfigError, match="reader='spark' is for DataFrames"):
+            cluster.feed(str(folder), name="nodes", reader="spark")
+        assert cluster.feed_async(frame, name="nodes", reader="nodes").result().passes == 1
+        cluster.end_feeds("nodes")
+        assert cluster.feed(frame, 2, "spark", reader="spark").rows_fed == 240
+        cluster.end_feeds("spark")
+        cluster.feed(frame.orderBy("x"), name="filtered")
+        assert "the rows cross Spark, because its rows come through Sort" in told("filtered")
+        cluster.end_feeds("filtered")
+        os.utime(folder / "0.parquet", (1e9, 1e9))
+        assert cluster.feed(frame, name="changed").rows_fed == 120
+        assert "0.parquet has changed since Spark has listed it" in told("changed")
+        cluster.end_feeds("changed")
+        results = cluster.results()
+    fed = {name: Counter(row for node in results for row in node[name]) for name in FEEDS}
+    assert len(fed["auto"]) == 120
+    assert fed["auto"] == fed["spark"]
+    assert fed["nodes"] == fed["filtered"] == fed["changed"] == Counter([*fed["spark"]])
+
+
+def test_file_that_is_replaced_while_it_is_fed_ends_the_feed(
+    spark_cluster: SparkSession, folder: Path
+) -> None:
+    from sparkdl.driver.executors.parquet_scan import scanned_files
+
+    frame = spark_cluster.read.parquet(str(folder))
+    source = scanned_files(frame, is_local=True)
+    os.utime(folder / "2.parquet", (1e9, 1e9))
+    with sparkdl.launch(spark_cluster, read_all, None, 2, framework="plain") as cluster:
+        with pytest.raises(ReadError, match=r"2.parquet has changed since.*give reader='spark'"):
+            cluster.feed(source)
+        cluster.feed(frame.select("x"), reader="spark")
+
+
+def test_fit_names_the_column_that_holds_a_null(spark_cluster: SparkSession, folder: Path) -> None:
+    frame = spark_cluster.read.parquet(str(folder))
+    training = Training(
+        *(read_all, None, 2, 1, ("x", "y"), None, 60.0, False),
+        **{"refuses_nulls": True, "reader": "nodes", "options": {"framework": "plain"}},
+    )
+    with pytest.raises(FeedTypeError, match=r"column 'y' holds a null.*dropna"):
+        training.run(frame)

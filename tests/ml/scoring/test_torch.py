@@ -1,0 +1,186 @@
+"""Models of PyTorch, loaded from every format, give what the plain module gives."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sparkdl.core.errors import ConfigError, FeedTypeError, InferenceError
+from sparkdl.ml.estimators.source import (
+    NUMBER,
+    ModelSource,
+    Tensor,
+    source_of_content,
+    torch_source,
+)
+from sparkdl.ml.scoring.columns import InputColumn, OutputColumn
+from sparkdl.ml.scoring.held import load, predictor
+from sparkdl.ml.scoring.task import Score, ScoreStructs
+from sparkdl.ml.scoring.torch import module_content
+from tests.ml.torch_models import KINDS, named, two_in_two_out
+
+pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:.*torch.jit")]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelSource]:
+    """`two_in_two_out` in every format."""
+    import torch
+
+    folder = tmp_path_factory.mktemp("torch")
+    module = two_in_two_out()
+    example = {"left": torch.zeros(2, 3), "right": torch.zeros(2, dtype=torch.int64)}
+    rows = {"left": {0: torch.export.Dim.DYNAMIC}, "right": {0: torch.export.Dim.DYNAMIC}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(module), folder / "scripted.pt")
+        program = torch.export.export(module, (), example, dynamic_shapes=rows)
+    torch.export.save(program, folder / "exported.pt2")
+    return {
+        "module": source_of_content(module_content(module), "module"),
+        "torchscript": torch_source(str(folder / "scripted.pt")),
+        "pt2": torch_source(f"file://{folder}/exported.pt2"),
+    }
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize("kind", KINDS)
+def test_scores_are_those_of_the_plain_module(
+    sources: dict[str, ModelSource], kind: str, data: st.DataObject
+) -> None:
+    """Whatever the batch size, Spark's batches, and rows with nulls."""
+    import torch
+
+    floats = st.lists(st.floats(-100, 100, width=32), min_size=3, max_size=3)
+    row = st.tuples(st.none() | floats, st.none() | st.integers(0, 9))
+    rows = data.draw(st.lists(row, max_size=12))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=3)))
+    signature = load(sources[kind]).signature
+    inputs = {tensor.name: tensor for tensor in signature.inputs}
+    score = Score(
+        sources[kind],
+        "the model",
+        (InputColumn("l", inputs["left"]), InputColumn("r", inputs["right"])),
+        (
+            OutputColumn("s", "output_0", pa.list_(pa.float32())),
+            OutputColumn("n", "output_1", pa.int64()),
+        ),
+        data.draw(st.integers(1, 13)),
+        "keep",
+    )
+    parts = [rows[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(rows)], strict=True)]
+    batches = [
+        (
+            pa.array([left for left, _ in part], pa.list_(pa.float64())),
+            pa.array([right for _, right in part], pa.int64()),
+        )
+        for part in parts
+    ]
+    found = [
+        row for array in ScoreStructs(score).structs(iter(batches)) for row in array.to_pylist()
+    ]
+    assert len(found) == len(rows)
+    for (left, right), outputs in zip(rows, found, strict=True):
+        if left is None or right is None:
+            assert outputs is None
+            continue
+        scores, number = two_in_two_out()(torch.tensor([left]), torch.tensor([right]))
+        assert np.allclose(outputs["s"], scores[0].detach().numpy(), rtol=1e-5, atol=1e-4)
+        assert outputs["n"] == number.item()
+
+
+def test_every_format_tells_what_it_knows(sources: dict[str, ModelSource]) -> None:
+    open_inputs = (Tensor("left", NUMBER, None), Tensor("right", NUMBER, None))
+    for kind in ("module", "torchscript"):
+        signature = load(sources[kind]).signature
+        assert (signature.inputs, signature.outputs) == (open_inputs, ())
+        assert signature.optional == (Tensor("scale", NUMBER, None),)
+    signature = load(sources["pt2"]).signature
+    assert list(map(str, signature.inputs)) == ["left (float32 [?, 3])", "right (int64 [?])"]
+    assert list(map(str, signature.outputs)) == [
+        "output_0 (float32 [?, 2])",
+        "output_1 (int64 [?])",
+    ]
+
+
+def test_outputs_of_a_dict_go_by_key_and_bfloat16_comes_as_float32() -> None:
+    import torch
+
+    found = load(source_of_content(module_content(named().to(torch.bfloat16)), "module"))
+    given = {"x": np.array([[1.0, 2.0, 3.0]])}
+    outputs = found(given, ["twice"])
+    assert outputs.keys() == {"twice"}
+    assert outputs["twice"].dtype == np.float32
+    assert outputs["twice"].tolist() == [[2.0, 4.0, 6.0]]
+    with pytest.raises(InferenceError, match="no output 'thrice', but 'twice', 'sum'"):
+        found(given, ["thrice"])
+
+
+def test_a_model_that_changes_its_input_does_not_change_the_rows() -> None:
+    import torch
+
+    module = torch.nn.Sequential(torch.nn.ReLU(inplace=True))
+    x = np.array([[-1.0, 1.0]], np.float32)
+    x.flags.writeable = False
+    found = load(source_of_content(module_content(module), "module"))({"input": x})
+    assert found["output_0"].tolist() == [[0.0, 1.0]]
+    assert x.tolist() == [[-1.0, 1.0]]
+
+
+def test_a_model_that_fails_names_itself_and_the_rows(sources: dict[str, ModelSource]) -> None:
+    source = sources["module"]
+    left, right = load(source).signature.inputs
+    score = Score(
+        source,
+        "TorchModel_1",
+        (InputColumn("l", left), InputColumn("r", right)),
+        (OutputColumn("n", "output_1", pa.int64()),),
+        2,
+        "error",
+    )
+    wide = pa.array([[1.0] * 3] * 2 + [[1.0] * 4] * 2, pa.list_(pa.float64()))
+    with pytest.raises(InferenceError, match=r"TorchModel_1 failed on rows 2 to 3: RuntimeError"):
+        list(ScoreStructs(score).structs(iter([(wide, pa.array([1, 2, 3, 4]))])))
+    ragged = pa.array([[1.0] * 3, [1.0] * 4], pa.list_(pa.float64()))
+    with pytest.raises(FeedTypeError, match=r"TorchModel_1, rows 0 to 1: column 'l' holds arrays"):
+        list(ScoreStructs(score).structs(iter([(ragged, pa.array([1, 2]))])))
+
+
+def test_a_type_that_an_output_has_not_is_refused_with_its_shape() -> None:
+    values = np.zeros((2, 3), np.float32)
+    for kind in (pa.float32(), pa.list_(pa.string()), pa.list_(pa.list_(pa.float32()))):
+        with pytest.raises(InferenceError, match=r"'s' is float32 \['rows', 3\].*setOutputTypes"):
+            OutputColumn("c", "s", kind).column(values)
+
+
+def test_what_cannot_be_used_says_why(tmp_path: Path) -> None:
+    import torch
+
+    class Many(torch.nn.Module):
+        def forward(self, *tensors: Any) -> Any:
+            return tensors
+
+    with pytest.raises(ConfigError, match=r"takes a torch.nn.Module or the path.*, not 3"):
+        module_content(3)
+    many = source_of_content(module_content(Many()), "module")
+    with pytest.raises(ConfigError, match=r"Many.forward takes \*tensors"):
+        load(many)
+    fixed = torch.export.export(torch.nn.Linear(3, 2), (torch.zeros(4, 3),))
+    torch.export.save(fixed, tmp_path / "fixed.pt2")
+    with pytest.raises(ConfigError, match=r"a fixed number of rows: input \[4, 3\]. .*Dim.DYNAMIC"):
+        load(torch_source(str(tmp_path / "fixed.pt2")))
+
+
+def test_a_worker_keeps_one_model(sources: dict[str, ModelSource]) -> None:
+    held = predictor(sources["module"])
+    assert predictor(sources["module"]) is held
+    predictor(sources["torchscript"])
+    assert predictor(sources["module"]) is not held

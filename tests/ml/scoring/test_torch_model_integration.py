@@ -1,0 +1,191 @@
+"""`TorchModel` and `predict` on Spark: lazy, typed, refused early, saved and loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from pyspark.errors import PythonException
+from pyspark.ml import PipelineModel
+from pyspark.ml.functions import array_to_vector
+from pyspark.ml.linalg import Vectors
+from pyspark.sql import functions as f
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.ml import TorchModel, predict
+from tests.ml.models import linear
+from tests.ml.torch_models import two_in_two_out
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.torch]
+
+ROWS = 50
+
+
+@pytest.fixture
+def frame(spark_local: SparkSession) -> DataFrame:
+    """Columns `id`, `a.b` (text), `x` (array of 3 doubles), in one partition, for one worker."""
+    return spark_local.range(ROWS, numPartitions=1).selectExpr(
+        "id",
+        "cast(id as string) as `a.b`",
+        "array(cast(id as double), 1d, cast(id * 2 as double)) as x",
+    )
+
+
+def expected() -> Any:
+    return linear([[i, 1, 2 * i] for i in range(ROWS)]) + np.arange(ROWS)[:, None]
+
+
+def test_module_scores_and_is_saved_and_loaded_in_a_pipeline(
+    frame: DataFrame, tmp_path: Path
+) -> None:
+    stage: Any = TorchModel(two_in_two_out()).setInputCols(["x", "id"]).setBatchSize(7)
+    stage.setOutputTypes({"scores": "vector", "next": "bigint"}).setHandleInvalid("skip")
+    PipelineModel([stage]).save(str(tmp_path / "pipeline"))
+    loaded = PipelineModel.load(str(tmp_path / "pipeline"))
+    holes = frame.withColumn("x", f.when(f.col("id") != 9, array_to_vector("x")))
+    for each in (stage, loaded):
+        scored = each.transform(holes)
+        assert scored.dtypes[3:] == [("scores", "vector"), ("next", "bigint")]
+        found = {row.id: (row.scores, row.next) for row in scored.collect()}
+        assert found.keys() == set(range(ROWS)) - {9}
+        for i, (scores, after) in found.items():
+            assert np.allclose(scores.toArray(), expected()[i])
+            assert after == i + 1
+
+
+def test_exported_program_tells_its_types(frame: DataFrame, tmp_path: Path) -> None:
+    import torch
+
+    example = (torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
+    rows = ({0: torch.export.Dim.DYNAMIC},) * 2
+    program = torch.export.export(two_in_two_out(), example, dynamic_shapes=rows)
+    torch.export.save(program, tmp_path / "model.pt2")
+    stage: Any = TorchModel(tmp_path / "model.pt2").setInputMapping({"x": "left", "id": "right"})
+    stage.save(str(tmp_path / "stage"))
+    (tmp_path / "model.pt2").unlink()
+    loaded = TorchModel.load(str(tmp_path / "stage"))
+    scored = loaded.setOutputCols(["scores"]).transform(frame)
+    assert scored.dtypes == [*frame.dtypes, ("scores", "array<float>")]
+    assert np.allclose([row.scores for row in scored.collect()], expected())
+    with pytest.raises(ConfigError, match=r"output_0 \(float32 \[\?, 2\]\) cannot be a column of"):
+        loaded.setOutputTypes({"scores": "array<string>"}).transform(frame)
+
+
+def test_what_cannot_work_is_refused_before_anything_runs(frame: DataFrame) -> None:
+    with pytest.raises(ConfigError, match=r"does not know its model: TorchModel\(module\)"):
+        TorchModel().transform(frame)
+    stage: Any = TorchModel(two_in_two_out())
+    with pytest.raises(ConfigError, match=r"set either input_cols or .*left .*, right .*\[scale\]"):
+        stage.transform(frame)
+    with pytest.raises(ConfigError, match=r"\['x'\] does not give the model its inputs"):
+        stage.setInputCols(["x"]).transform(frame)
+    with pytest.raises(ConfigError, match=r"declare their columns, for example setOutputTypes"):
+        stage.setInputCols(["x", "id"]).transform(frame)
+    with pytest.raises(ConfigError, match=r"does not tell the types .* declare n, for example"):
+        stage.setOutputCols(["s", "n"]).setOutputTypes({"s": "vector"}).transform(frame)
+    stage.setOutputTypes({"s": "vector", "n": "int"})
+    with pytest.raises(ConfigError, match=r"column 'a.b' is of type string, which cannot feed"):
+        stage.setInputCols(["a.b", "id"]).transform(frame)
+    with pytest.raises(ConfigError, match="input_shapes names 'y'"):
+        stage.setInputCols(["x", "id"]).setInputShapes({"y": [3]}).transform(frame)
+
+
+def calls() -> Any:
+    """Make a function that tells how often it was made and called in its process."""
+    import builtins
+
+    builtins.made = getattr(builtins, "made", 0) + 1  # type: ignore[attr-defined]
+    sizes: list[int] = []
+
+    def fn(columns: dict[str, Any]) -> dict[str, Any]:
+        sizes.append(len(columns["id"]))
+        shape = columns["x"].shape
+        return {
+            "made": np.full(shape[0], builtins.made),  # type: ignore[attr-defined]
+            "call": [len(sizes)] * shape[0],
+            "shape": [list(shape)] * shape[0],
+            "text": [text.upper() for text in columns["a.b"]],
+            "half": columns["x"][:, 0] / 2,
+        }
+
+    return fn
+
+
+def test_function_is_made_once_in_a_worker_and_called_with_full_batches(frame: DataFrame) -> None:
+    schema = "made int, call long, shape array<int>, text string, half float"
+    named = frame.withColumn("a.b", f.concat(f.lit("r"), "`a.b`"))
+    scored = predict(named, calls, ["id", "x", "a.b"], schema, batch_size=20, keep=["id"])
+    for _ in range(2):  # two jobs, in one worker
+        rows = scored.collect()
+    assert [row.id for row in rows] == list(range(ROWS))
+    assert {row.made for row in rows} == {1}
+    assert [row.shape for row in rows] == [[20, 3]] * 40 + [[10, 3]] * 10
+    assert len({row.call for row in rows}) == 3
+    assert [(row.text, row.half) for row in rows] == [(f"R{i}", i / 2) for i in range(ROWS)]
+
+
+def test_function_may_return_the_only_column_and_shapes_its_input(frame: DataFrame) -> None:
+    def sums() -> Any:
+        return lambda columns: columns["x"].sum(axis=(1, 2))
+
+    holes = frame.withColumn("x", f.when(f.col("id") != 3, f.col("x")))
+    found = predict(
+        holes, sums, ["x"], "double", input_shapes={"x": [3, 1]}, handle_invalid="keep", keep=False
+    ).collect()
+    assert [row.prediction for row in found] == [
+        None if i == 3 else 3.0 * i + 1 for i in range(ROWS)
+    ]
+
+
+def test_function_that_fails_is_named_with_rows_and_partition(frame: DataFrame) -> None:
+    def fails() -> Any:
+        def fn(columns: dict[str, Any]) -> Any:
+            if 30 in columns["id"]:
+                raise KeyError("thirty")
+            return ["text"] * len(columns["id"])
+
+        return fn
+
+    scored = predict(frame, fails, ["id"], "string", batch_size=16)
+    with pytest.raises(
+        PythonException, match=r"fails\(\) failed on rows 16 to 31, partition 0: Ke"
+    ):
+        scored.collect()
+    scored = predict(frame, fails, ["id"], "label float", batch_size=16)
+    with pytest.raises(PythonException, match=r"rows 0 to 15.*'label' is declared as float, and a"):
+        scored.collect()
+
+
+def test_predict_refuses_what_cannot_work_before_anything_runs(frame: DataFrame) -> None:
+    import threading
+
+    lock = threading.Lock()
+    for change, wrong in (
+        ({"input_cols": "x"}, "must be a list of one or more columns"),
+        ({"input_cols": ["y"]}, r"name 'y', and the DataFrame's columns are id, a.b, x"),
+        ({"schema": "id long"}, "two columns 'id'"),
+        ({"schema": "a flot"}, "no schema of Spark"),
+        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+        ({"handle_invalid": "drop"}, "handle_invalid='drop' cannot be"),
+        ({"make": lambda: lock}, "the variable 'lock'"),
+        ({"make": 3}, "a function that makes the one to call, not int"),
+    ):
+        arguments: dict[str, Any] = {"make": calls, "input_cols": ["x"], "schema": "y float"}
+        with pytest.raises(ConfigError, match=wrong):
+            predict(frame, **(arguments | change))
+    structs = frame.select(f.struct("id").alias("s"))
+    with pytest.raises(ConfigError, match="Give its parts as columns of their own"):
+        predict(structs, calls, ["s"], "y float")
+
+
+def test_vectors_come_as_arrays(spark_local: SparkSession) -> None:
+    def widths() -> Any:
+        return lambda columns: {"n": [row.size for row in columns["v"]]}
+
+    frame = spark_local.createDataFrame([(Vectors.sparse(4, {1: 1.0}),)], ["v"]).coalesce(1)
+    assert predict(frame, widths, ["v"], "n int").first()["n"] == 4  # type: ignore[index]
