@@ -33,16 +33,18 @@ def map_fun(args: argparse.Namespace, ctx: Any) -> None:
     args.told.mark("entered")
     feed = ctx.get_data_feed()
 
+    batch = args.batch * NODES  # the strategy cuts what it takes for a global batch into parts
+
     def batches() -> Iterator[Any]:
         while not feed.should_stop():
-            rows = feed.next_batch(args.batch)
-            if len(rows) == args.batch:
+            rows = feed.next_batch(batch)
+            if len(rows) == batch:
                 images, labels = zip(*rows, strict=True)
                 yield np.array(images, np.float32), np.array(labels, np.int64)
 
     with tf.distribute.MultiWorkerMirroredStrategy().scope():
         model = keras_model(tf.keras)
-    shapes = ((args.batch, SIDE * SIDE), (args.batch,))
+    shapes = ((batch, SIDE * SIDE), (batch,))
     data = tf.data.Dataset.from_generator(batches, (tf.float32, tf.int64), shapes)
     off = tf.data.Options()
     off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
