@@ -71,9 +71,8 @@ def scanned_files(data: Any, is_local: bool) -> ParquetSource:
 
     Nodes read where the plan that Spark would execute is nothing but a scan of plain Parquet files
     with columns chosen, renamed, taken out of structs, or cast as `is_same_cast` has it, and with
-    filters whose answer is the same. What Spark
-    gives and what they read is then the same, row by row; the files' footers are looked at, and no
-    job is started.
+    filters whose answer is the same. What Spark gives and what they read is then the same, row by
+    row. The files' footers are looked at, and the columns in filters; no job is started.
 
     Args:
         is_local: refuse files that are not local ones.
