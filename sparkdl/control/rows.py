@@ -104,15 +104,14 @@ class DataFile(msgspec.Struct, frozen=True, array_like=True):
         path: within the storage.
         row_nbytes: about how many bytes a row of the wanted columns has in memory.
         values: of the partition columns, as the folders spell them; None is null.
-        nbytes: how long it was when it was listed.
-        modified_ms: when it had been modified last, since 1970; below zero if that does not matter.
+        nbytes: how long it was when it was listed; below zero if that does not matter. When it was
+            modified does not count: hosts may have copies.
     """
 
     path: str
     row_nbytes: int
     values: tuple[str | None, ...] = ()
-    nbytes: int = 0
-    modified_ms: int = -1
+    nbytes: int = -1
 
 
 class Pick(msgspec.Struct, frozen=True, array_like=True):

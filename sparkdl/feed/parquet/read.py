@@ -26,7 +26,7 @@ from sparkdl.core.row_ranges import Range, count_rows, merge_ranges, overlap
 from sparkdl.feed.parquet.conditions import fulfil, paths_of, type_of
 from sparkdl.feed.parquet.source import convert, has_text
 from sparkdl.feed.store.segment import halve, join_small
-from sparkdl.storage import READ_NBYTES, is_unchanged, open_file, open_storage
+from sparkdl.storage import READ_NBYTES, open_file, open_storage
 
 Batches = Generator[pa.RecordBatch, None, None]
 
@@ -165,11 +165,12 @@ class _Reader:
             )
 
     def _open(self, wanted: DataFile) -> pq.ParquetFile:
-        path, modified_ms = wanted.path, wanted.modified_ms
-        if modified_ms >= 0 and not is_unchanged(self._system, path, wanted.nbytes, modified_ms):
+        path = wanted.path
+        if wanted.nbytes >= 0 and self._system.get_file_info(path).size != wanted.nbytes:
             raise ReadError(
-                f"{path} has changed since Spark has listed it for the DataFrame. Make the "
-                "DataFrame again (spark.read.parquet), or give reader='spark'"
+                f"{path} has changed since Spark has listed it for the DataFrame, or is not the "
+                "same on this host. Make the DataFrame again (spark.read.parquet), or give "
+                "reader='spark'"
             )
         with self._lock:
             footer = self._footers.get(path)

@@ -131,7 +131,7 @@ def source_of(scan: Scan) -> ParquetSource:
             raise ConfigError("it takes long to count the rows that pass its filter")
         row_groups = read_footers(paths, partial(_count, system, scan.condition))
     files = tuple(
-        DataFile(path, footer.row_nbytes, file.values, file.nbytes, file.modified_ms)
+        DataFile(path, footer.row_nbytes, file.values, file.nbytes)
         for path, footer, file in zip(paths, found, map(listed.get, paths), strict=True)
         if file is not None
     )

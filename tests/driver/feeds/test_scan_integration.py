@@ -107,10 +107,13 @@ def test_file_that_is_replaced_while_it_is_fed_ends_the_feed(
 ) -> None:
     frame = spark_cluster.read.parquet(str(folder))
     source = scanned_files(frame, is_local=True)
-    os.utime(folder / "2.parquet", (1e9, 1e9))
+    path = folder / "2.parquet"
+    content = path.read_bytes()
+    path.write_bytes(b"no longer")
     with sparkdl.launch(spark_cluster, read_all, None, 2, framework="plain") as cluster:
         with pytest.raises(ReadError, match=r"2.parquet has changed since.*give reader='spark'"):
             cluster.feed(source)
+        path.write_bytes(content)
         cluster.feed(frame.select("x"), reader="spark")
 
 
