@@ -33,7 +33,7 @@ from sparkdl.storage import locate, open_file, open_storage
 _DECODED_NBYTES = 4 * 1024 * 1024
 """About what is decoded at once: little enough to stay in the processor's cache until scored."""
 _CHUNK_ROWS = 1024
-"""Rows that are converted at once, at least: a few batches, if these are small."""
+"""Rows that are converted at once, at least: several batches, if these are small and quick."""
 _AHEAD = 2
 """Chunks that are made while the model has one."""
 _END_S = 5.0
@@ -155,10 +155,10 @@ class Score:
         Raises:
             FeedTypeError: if a value cannot feed the model, nulls included with `error`.
         """
-        size = self.batch_size * max(1, _CHUNK_ROWS // self.batch_size)
-        found = (self._chunk(rows) for rows in chunks(pieces, size))
-        is_ahead = is_remote or predictor(self.source).is_waited_for
-        return ahead(found) if is_ahead else found
+        is_waited_for = predictor(self.source).is_waited_for
+        batches = 1 if is_waited_for else max(1, _CHUNK_ROWS // self.batch_size)
+        found = (self._chunk(rows) for rows in chunks(pieces, self.batch_size * batches))
+        return ahead(found) if is_remote or is_waited_for else found
 
     def _chunk(self, rows: Rows) -> Chunk:
         given = rows.columns[: len(self.inputs)]
