@@ -10,13 +10,11 @@ columns into rows and into columns again.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -28,89 +26,16 @@ from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import ModelSource
 from sparkdl.ml.scoring.columns import InputColumn, OutputColumn, tensor_values, valid_rows
 from sparkdl.ml.scoring.held import predictor
+from sparkdl.ml.scoring.rows import Rows, ahead, chunks
 from sparkdl.storage import locate, open_file, open_storage
 
 _DECODED_NBYTES = 4 * 1024 * 1024
 """About what is decoded at once: little enough to stay in the processor's cache until scored."""
 _CHUNK_ROWS = 1024
-"""Rows that are converted at once, at least: a few batches, if these are small."""
-_AHEAD = 2
-"""Chunks that are made while the model has one."""
-_END_S = 5.0
+"""Rows that are converted at once, at least: several batches, if these are small and quick."""
 _ANSWER_ROWS = 10_000
 _ANSWER_NBYTES = 1024 * 1024
 """Answers are joined to as many rows as Spark's own batches have, if they are small."""
-_MAX_ORIGINS = 3
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Some rows, and where they are from.
-
-    Attributes:
-        columns: one array for each input, further ones as they are wanted.
-        origins: for errors: file, and int64 [rows] the numbers in it; without files, those in the
-            partition.
-    """
-
-    columns: tuple[pa.Array, ...]
-    origins: tuple[tuple[str, Array], ...]
-
-    def __len__(self) -> int:
-        return len(self.columns[0])
-
-    def __str__(self) -> str:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        parts = [
-            f"rows {numbers[0]} to {numbers[-1]}" + (f" of {file}" if file else "")
-            for file, numbers in self.origins
-        ]
-        parts[_MAX_ORIGINS:] = ["…"] if len(parts) > _MAX_ORIGINS else []
-        return ", ".join([*parts, *([f"partition {context.partitionId()}"] if context else [])])
-
-    def cut(self, start: int, stop: int) -> Rows:
-        """Return the rows from `start` to before `stop`."""
-        origins = []
-        first = 0
-        for file, numbers in self.origins:
-            part = numbers[max(start - first, 0) : max(stop - first, 0)]
-            origins += [(file, part)] if len(part) else []
-            first += len(numbers)
-        columns = tuple(column.slice(start, stop - start) for column in self.columns)
-        return Rows(columns, tuple(origins))
-
-
-def chunks(pieces: Iterable[Rows], size: int) -> Iterator[Rows]:
-    """Cut and join rows so that each chunk has `size` of them; the last one has what is left."""
-    held: list[Rows] = []
-    count = 0
-    for piece in pieces:
-        start = 0
-        while start < len(piece):
-            stop = min(len(piece), start + size - count)
-            held.append(piece.cut(start, stop))
-            count += stop - start
-            start = stop
-            if count == size:
-                yield _joined(held)
-                held, count = [], 0
-    if held:
-        yield _joined(held)
-
-
-def _joined(parts: Sequence[Rows]) -> Rows:
-    if len(parts) == 1:
-        return parts[0]
-    columns = zip(*(part.columns for part in parts), strict=True)
-    found: list[tuple[str, Array]] = []
-    for file, numbers in (origin for part in parts for origin in part.origins):
-        if found and found[-1][0] == file:
-            numbers = np.concatenate([found.pop()[1], numbers])
-        found.append((file, numbers))
-    return Rows(tuple(map(pa.concat_arrays, columns)), tuple(found))
 
 
 @dataclass(frozen=True)
@@ -155,10 +80,14 @@ class Score:
         Raises:
             FeedTypeError: if a value cannot feed the model, nulls included with `error`.
         """
-        size = self.batch_size * max(1, _CHUNK_ROWS // self.batch_size)
-        found = (self._chunk(rows) for rows in chunks(pieces, size))
-        is_ahead = is_remote or predictor(self.source).is_waited_for
-        return ahead(found) if is_ahead else found
+        pieces = iter(pieces)
+        if (first := next(pieces, None)) is None:
+            return iter(())  # without loading the model
+        pieces = chain([first], pieces)
+        is_waited_for = predictor(self.source).is_waited_for
+        batches = 1 if is_waited_for else max(1, _CHUNK_ROWS // self.batch_size)
+        found = (self._chunk(rows) for rows in chunks(pieces, self.batch_size * batches))
+        return ahead(found) if is_remote or is_waited_for else found
 
     def _chunk(self, rows: Rows) -> Chunk:
         given = rows.columns[: len(self.inputs)]
@@ -276,46 +205,6 @@ def _column(output: OutputColumn, parts: Sequence[Any]) -> pa.Array:
     ):
         return output.column(parts[0] if len(parts) == 1 else np.concatenate(parts))
     return pa.concat_arrays([output.column(part) for part in parts])
-
-
-def ahead(source: Generator[T, None, None]) -> Generator[T, None, None]:
-    """Yield what `source` gives; a thread gets the next ones while the caller has the last.
-
-    Files are read and decoded while the model computes. The thread is at most `_AHEAD` ahead, and
-    ends with this iterator.
-    """
-    found: SimpleQueue[tuple[list[T], BaseException | None]] = SimpleQueue()
-    room = threading.Semaphore(_AHEAD - 1)
-    is_over = threading.Event()
-
-    def work() -> None:
-        try:
-            for each in source:
-                found.put(([each], None))
-                room.acquire()  # released by each `get`, and by the end
-                if is_over.is_set():
-                    return
-            found.put(([], None))
-        except BaseException as error:  # noqa: BLE001 (raised by the caller's thread)
-            found.put(([], error))
-        finally:
-            source.close()
-
-    thread = threading.Thread(target=work, name="sparkdl-ahead", daemon=True)
-    thread.start()
-    try:
-        while True:
-            values, error = found.get()
-            if error is not None:
-                raise error
-            if not values:
-                return
-            room.release()
-            yield values[0]
-    finally:
-        is_over.set()
-        room.release()
-        thread.join(_END_S)
 
 
 @dataclass(frozen=True)

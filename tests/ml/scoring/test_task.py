@@ -14,7 +14,8 @@ from sparkdl.core.errors import FeedTypeError, InferenceError
 from sparkdl.ml.estimators.source import source_of
 from sparkdl.ml.scoring.columns import InputColumn, OutputColumn
 from sparkdl.ml.scoring.held import load
-from sparkdl.ml.scoring.task import Rows, Score, ScoreBatches, ScoreStructs, ahead, chunks
+from sparkdl.ml.scoring.rows import Rows, ahead, chunks
+from sparkdl.ml.scoring.task import Score, ScoreBatches, ScoreStructs
 from tests.ml.conftest import Saved
 from tests.ml.models import linear
 
