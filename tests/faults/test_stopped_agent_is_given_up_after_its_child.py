@@ -21,7 +21,7 @@ ROWS = 2 * 8 * 20
 def test_stopped_agent_is_given_up_after_its_child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use_settings(monkeypatch, lease_s=1.0)
+    use_settings(monkeypatch, lease_s=1.5)
     gone_s: list[float] = []
 
     def watch(process: psutil.Process) -> None:

@@ -101,25 +101,30 @@ def _altered(value: Any, others: Sequence[Any], rng: random.Random) -> Any:
     return rng.choice(others) if rng.random() < 0.05 else rng.choice(_ODD)
 
 
-def example_of(kind: Any) -> Any:
-    """Return a value of a type: a struct, a dataclass, a union's first, a collection of one."""
+def example_of(kind: Any, within: tuple[Any, ...] = ()) -> Any:
+    """Return a value of a type: a struct, a dataclass, a union's first, a collection of one.
+
+    Args:
+        within: the types that it is part of; a tuple of one of these is empty.
+    """
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     plain = {int: 1, float: 8.0, str: "input", bool: True, bytes: b"\1\2", Any: 1}
     if kind in plain:
         return plain[kind]
     if origin in (typing.Union, UnionType):
-        return example_of(inner[0])
+        return example_of(inner[0], within)
     if origin is typing.Annotated:
-        return example_of(inner[0])
+        return example_of(inner[0], within)
     if origin is typing.Literal:
         return inner[0]
     if origin is tuple:
-        return tuple(example_of(each) for each in inner if each is not Ellipsis)
+        wanted = [each for each in inner if each is not Ellipsis and each not in within]
+        return tuple(example_of(each, within) for each in wanted)
     if origin in (dict, list):
-        parts = [example_of(each) for each in inner]
+        parts = [example_of(each, within) for each in inner]
         return {parts[0]: parts[1]} if origin is dict else parts
     if issubclass(kind, Enum):
         return next(iter(kind))
     names = getattr(kind, "__dataclass_fields__", ()) or kind.__struct_fields__
     hints = typing.get_type_hints(kind, include_extras=True)
-    return kind(**{name: example_of(hints[name]) for name in names})
+    return kind(**{name: example_of(hints[name], (*within, kind)) for name in names})

@@ -93,11 +93,15 @@ def has_no_jobs(spark: SparkSession) -> bool:
     return not active
 
 
+def listed_jobs(spark: SparkSession) -> list[Any]:
+    """Return what Spark's UI knows of each job, Java objects."""
+    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
+    return [jobs.apply(i) for i in range(jobs.size())]
+
+
 def names_of_jobs(spark: SparkSession) -> set[tuple[str | None, str | None]]:
     """Return group and description of each job, as Spark's UI shows them."""
-    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
-    told = [jobs.apply(i) for i in range(jobs.size())]
-    names = [(job.jobGroup(), job.description()) for job in told]
+    names = [(job.jobGroup(), job.description()) for job in listed_jobs(spark)]
     return {tuple(each.get() if each.isDefined() else None for each in pair) for pair in names}  # type: ignore[misc]
 
 
@@ -357,14 +361,12 @@ def test_slots_are_counted_where_there_is_no_context_to_ask(spark_local: SparkSe
 
 
 def test_node_that_cannot_start_fails_no_task(spark_cluster: SparkSession) -> None:
-    store = spark_cluster.sparkContext._jsc.sc().statusStore()
-    before = store.jobsList(None).size()
+    before = {job.jobId() for job in listed_jobs(spark_cluster)}
     with pytest.raises((ConfigError, FrameworkMissingError), match="num_gpus=64"):
         launch(spark_cluster, map_funs.where, num_gpus=64)
-    jobs = store.jobsList(None)
-    assert jobs.size() == before + 1
-    newest = max((jobs.apply(i) for i in range(jobs.size())), key=lambda job: job.jobId())
-    assert newest.numFailedTasks() == 0
+    started = [job for job in listed_jobs(spark_cluster) if job.jobId() not in before]
+    assert [job.description().get().partition(": ")[2] for job in started].count("nodes") == 1
+    assert sum(job.numFailedTasks() for job in started) == 0
 
 
 @pytest.mark.deep  # test_restart_integration has it with a restart
