@@ -34,13 +34,7 @@ from sparkdl.driver.executors.scored import (
     result_schema,
     scored,
 )
-from sparkdl.driver.slots.placement import (
-    LOOK_S,
-    SlotWatch,
-    Standing,
-    choose_placing,
-    feeding_slots,
-)
+from sparkdl.driver.slots.placement import LOOK_S, SlotWatch, Standing, choose_placing
 from sparkdl.driver.slots.preflight import (
     check_slots_over_connect,
     counting,
@@ -55,13 +49,7 @@ from sparkdl.driver.slots.preflight import (
 from sparkdl.driver.slots.queue import Turn
 from sparkdl.feed.infer.task import InferRdd, decode_results
 from sparkdl.feed.parquet.source import ParquetSource
-from sparkdl.feed.transfer.feeder import (
-    FED_SCHEMA,
-    FeedDataFrame,
-    FeedRdd,
-    fed_partition,
-    prepare_feeder,
-)
+from sparkdl.feed.transfer.feeder import FED_SCHEMA, FeedDataFrame, FeedRdd, fed_partition
 from sparkdl.feed.transfer.messages import FedPartition, FeedSpec
 from sparkdl.node.task import NODE_SCHEMA, NodeTask
 
@@ -70,8 +58,6 @@ Explain = Callable[[BaseException], SparkdlError | None]
 
 _log = logging.getLogger(__name__)
 _JOIN_S = 5.0
-MAX_WARM_FEEDERS = 256
-"""More tasks than these would keep the driver busy while it gathers the nodes."""
 
 
 @contextmanager
@@ -132,7 +118,6 @@ class SparkExecutor:
     Args:
         profile: resources of a node's task; `None` for the session's defaults.
         count: returns what the slots mean for the nodes; `None` where that does not matter.
-        feeders: how many feeding tasks are prepared while the nodes start.
         turn: the cluster's place in the queue for slots, where there is a queue.
     """
 
@@ -144,13 +129,11 @@ class SparkExecutor:
         cluster_id: str,
         profile: ResourceProfile | None,
         count: Callable[[], Standing | None] | None,
-        feeders: int = 0,
         turn: Turn | None = None,
     ) -> None:
         self._spark = spark
         self._profile = profile
         self._count = count
-        self._feeders = feeders
         self._turn = turn
         self._group = f"sparkdl {cluster_id}"
         self._nodes_tag = f"sparkdl-nodes-{cluster_id}"
@@ -159,7 +142,6 @@ class SparkExecutor:
         self._lock = threading.Lock()
         self._wanted: queue.SimpleQueue[Sequence[NodeSpec]] = queue.SimpleQueue()
         self._keeper: threading.Thread | None = None
-        self._warmer: threading.Thread | None = None
         self._context = context_of(spark)
         self._explain: Explain = lambda error: None
         self._here = LocalExecutor()
@@ -188,9 +170,6 @@ class SparkExecutor:
         if launch.spec.driver_nodes:
             self._here.start(launch, on_broken)
         self._submit(launch, launch.spec.nodes[launch.spec.driver_nodes :], on_broken)
-        if self._feeders:
-            self._warmer = self.thread(self._warm_up, f"sparkdl-warm-{launch.spec.cluster_id}")
-            self._warmer.start()
 
         slots = SlotWatch(launch.spec.num_tasks, self._count, on_counted) if self._count else None
 
@@ -274,19 +253,6 @@ class SparkExecutor:
         with self._lock:
             self._jobs[job] = carried
         job.start()
-
-    def _warm_up(self) -> None:
-        """Have Spark start the Python workers that will feed, and these import what they need.
-
-        Spark uses workers again. Nodes import their frameworks meanwhile, for seconds: the first
-        feed of a session would wait for this after that.
-        """
-        try:
-            with self._jobs_of("feeders start", self._feed_tag):
-                tasks = self._spark.range(self._feeders, numPartitions=self._feeders)
-                tasks.mapInArrow(prepare_feeder, FED_SCHEMA).collect()
-        except Exception:  # noqa: BLE001 (the cluster ends, perhaps; whoever feeds sees what is wrong)
-            _log.debug("Feeders were not prepared", exc_info=True)
 
     def feed(self, data: Any, spec: FeedSpec) -> list[FedPartition]:
         """Run one Spark job in the calling thread, with its local properties."""
@@ -392,8 +358,6 @@ class SparkExecutor:
 
     def _close(self, deadline: Deadline) -> None:
         self._here.close(deadline)
-        if self._warmer is not None:
-            self._warmer.join(deadline.wait_s)
         if self._keeper is None:
             return
         self._wanted.put(())
@@ -444,8 +408,7 @@ def place(
     profile = node_profile(placing)
     turn = turn_of(session, spec, topology, placing)
     count = counting(session, spec, placing, topology)
-    feeders = min(feeding_slots(spec, placing, topology), MAX_WARM_FEEDERS) if topology else 0
-    executor = SparkExecutor(session, spec.cluster_id, profile, count, feeders, turn)
+    executor = SparkExecutor(session, spec.cluster_id, profile, count, turn)
     return executor, replace(spec, default_fs=default_fs(session), placement=placement)
 
 

@@ -204,14 +204,6 @@ def _leaves_slots(nodes: int, topology: Topology, cpus: int, gpus: float) -> boo
     return topology.is_dynamic or topology.slots > nodes * topology.slots_of(cpus, gpus)
 
 
-def feeding_slots(spec: ClusterSpec, placing: Placing, topology: Topology) -> int:
-    """Return how many feeding tasks run at once beside attached nodes; 0 if nodes are detached."""
-    if spec.input_mode is not InputMode.SPARK or not placing.is_attached:
-        return 0
-    taken = topology.slots_of(placing.node_cpus or topology.task_cpus, placing.node_gpus)
-    return max(0, topology.slots - spec.num_tasks * taken)
-
-
 def _node_cpus(nodes: int, topology: Topology) -> int | None:
     """Return cores that leave one node per executor and a core for feeders, if that fits."""
     if not topology.takes_profiles:

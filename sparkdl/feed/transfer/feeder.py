@@ -397,12 +397,6 @@ class FeedRdd:
         yield _feed(self.spec, RowEncoder().batches(values))
 
 
-def prepare_feeder(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Do nothing, for `DataFrame.mapInArrow`: the Python worker has imported this module by now."""
-    for _ in batches:  # a worker whose rows are left over is not used again
-        yield from ()
-
-
 def fed_partition(partition: int, rows_json: str, refused: int, num_rows: int) -> FedPartition:
     """Return the `FedPartition` that a row of `FeedDataFrame` stands for."""
     rows = {int(node_id): count for node_id, count in json.loads(rows_json).items()}

@@ -194,10 +194,6 @@ def test_attached_nodes_keep_their_slots_and_inference_answers_each_row_in_order
     tracker = spark_cluster.sparkContext.statusTracker()
     numbers = spark_cluster.sparkContext.parallelize(range(100), 5)
     with launch(spark_cluster, map_funs.double, placement="attached") as cluster:
-        group, deadline = f"sparkdl {cluster.spec.cluster_id}", Deadline.after(60)
-        while len(tracker.getActiveJobsIds()) > 1 and not deadline.has_passed:
-            threading.Event().wait(0.05)  # for the workers that feed
-        assert (group, f"{group}: feeders start") in names_of_jobs(spark_cluster)
         assert len(tracker.getActiveJobsIds()) == 1
         assert cluster.infer(numbers).collect() == [2 * n for n in range(100)]
         frame = cluster.infer(numbers.map(float), schema="double")

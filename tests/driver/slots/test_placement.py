@@ -18,7 +18,6 @@ from sparkdl.driver.slots.placement import (
     Standing,
     Topology,
     choose_placing,
-    feeding_slots,
     stand,
 )
 
@@ -97,17 +96,6 @@ def test_placing(wanted: ClusterSpec, topology: Topology | None, placing: Placin
 def test_detached_is_detached_even_where_slots_are_left_over() -> None:
     placing = choose_placing(spec(1, "detached"), Topology(YARN, (4,)))
     assert (placing.is_attached, placing.node_cpus) == (False, None)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "cores", "is_fed", "slots"),
-    [(2, (4, 4), True, 2), (2, (2, 2), True, 2), (2, (4, 4), False, 0), (4, (2, 2), True, 0)],
-)
-def test_slots_beside_attached_nodes_feed(
-    nodes: int, cores: tuple[int, ...], is_fed: bool, slots: int
-) -> None:
-    cluster, topology = spec(nodes, is_fed=is_fed), Topology(YARN, cores)
-    assert feeding_slots(cluster, choose_placing(cluster, topology), topology) == slots
 
 
 def test_attached_nodes_in_every_slot_could_not_be_fed() -> None:
