@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import traceback
 import warnings
@@ -235,10 +236,13 @@ def die_at_8(batch: Any) -> Any:
 def test_worker_that_dies_is_an_error_and_the_feed_can_be_read_again() -> None:
     with Arrivals() as it:
         feed(it, epochs=1, count=100)
-        # The last is PyTorch's while the worker's end has not been noticed.
-        said = r"exited unexpectedly|killed by signal|reset by peer"
-        with pytest.raises((RuntimeError, ConnectionError), match=said):
-            raise error_of(loader(it, collate_fn=die_at_8))
+        # The last two are PyTorch's while the worker's end has not been noticed: it asks the worker
+        # for the descriptor of a tensor.
+        said = r"exited unexpectedly|killed by signal|reset by peer|^EOFError"
+        error = error_of(loader(it, collate_fn=die_at_8))
+        assert isinstance(error, (RuntimeError, ConnectionError, EOFError))
+        assert re.search(said, str(error) or type(error).__name__)
+        del error  # its traceback holds the loader
         assert values(loader(it)) == list(range(100))
 
 
