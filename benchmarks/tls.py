@@ -99,7 +99,12 @@ def main() -> None:
     if parsed.master:
         from pyspark.sql import SparkSession
 
-        spark = SparkSession.builder.master(parsed.master).appName("bench-tls").getOrCreate()
+        spark = (
+            SparkSession.builder.master(parsed.master)
+            .appName("bench-tls")
+            .config("spark.ui.showConsoleProgress", "false")
+            .getOrCreate()
+        )
         make = partial(rows_of, parsed.megabytes // PARTITIONS)
         data = spark.range(PARTITIONS, numPartitions=PARTITIONS).mapInArrow(make, "x array<float>")
         nbytes = parsed.megabytes * 1_000_000
@@ -115,6 +120,7 @@ def main() -> None:
                     *(spark, train, parsed.repeats + 1, NODES),
                     framework="plain",
                     executor="spark" if spark else "local",
+                    placement="detached" if spark else "auto",  # or one would wait for the other
                     show_progress=False,
                     feed_memory=2 * nbytes,
                     tls=has_tls,
