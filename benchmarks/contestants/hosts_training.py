@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -95,6 +94,7 @@ def run_sparkdl(spark: SparkSession, folder: str, is_fed: bool, deadline_s: floa
     import sparkdl
     from sparkdl.core.deadline import Deadline
     from sparkdl.driver.lifecycle.state import Running
+    from tests.doubles.ledger import lost_and_doubled
 
     cluster = sparkdl.launch(
         spark,
@@ -124,17 +124,20 @@ def run_sparkdl(spark: SparkSession, folder: str, is_fed: bool, deadline_s: floa
             tell("said", text=cluster.status())
         else:
             feeding.result(deadline_s)
-            lost, doubled = lost_and_doubled(cluster.results(deadline_s))
+            lost, doubled = lost_and_doubled(cluster.results(deadline_s), ROWS)
             tell("said", text=f"{lost} rows lost, {doubled} seen twice")
     finally:
         cluster.abort()
 
 
-def lost_and_doubled(parts: Iterable[Iterable[int]]) -> tuple[int, int]:
-    """Return how many rows the model of all nodes has too few and too many."""
-    seen = Counter(row for part in parts for row in part)
-    wanted = Counter(range(ROWS))
-    return (wanted - seen).total(), (seen - wanted).total()
+def await_end(run: Said, folder: str, deadline_s: float) -> None:
+    """Tell when and how a peer's call ends, if it does."""
+    wait_for_marks(str(Path(folder, "0", "stepped")), LAUNCHED_S)
+    tell("training", hosts=[])
+    run.wait(deadline_s)
+    if run.at_s is not None:
+        tell("known")
+    tell("said", text=run.text)
 
 
 def run_torch(spark: SparkSession, folder: str, deadline_s: float) -> None:
@@ -142,13 +145,7 @@ def run_torch(spark: SparkSession, folder: str, deadline_s: float) -> None:
     from pyspark.ml.torch.distributor import TorchDistributor
 
     distributor = TorchDistributor(num_processes=NODES, local_mode=False, use_gpu=False)
-    run = Said(lambda: distributor.run(train_first, folder))
-    wait_for_marks(str(Path(folder, "0", "stepped")), LAUNCHED_S)
-    tell("training", hosts=[])
-    run.wait(deadline_s)
-    if run.at_s is not None:
-        tell("known")
-    tell("said", text=run.text)
+    await_end(Said(lambda: distributor.run(train_first, folder)), folder, deadline_s)
     spark.sparkContext.cancelAllJobs()
 
 
@@ -166,13 +163,8 @@ def run_tfos(spark: SparkSession, folder: str, deadline_s: float) -> None:
         master_node="chief",
     )
     rows = spark.sparkContext.parallelize(range(TFOS_ROWS), 4 * NODES)
-    run = Said(lambda: cluster.train(rows, feed_timeout=FEED_TIMEOUT_S))
-    wait_for_marks(str(Path(folder, "0", "stepped")), LAUNCHED_S)
-    tell("training", hosts=[])
-    run.wait(deadline_s)
-    if run.at_s is not None:
-        tell("known")
-    tell("said", text=run.text)
+    train = Said(lambda: cluster.train(rows, feed_timeout=FEED_TIMEOUT_S))
+    await_end(train, folder, deadline_s)
     tell("done")
     os._exit(0)  # its `shutdown` would wait for the lost node, and then exit so as well
 

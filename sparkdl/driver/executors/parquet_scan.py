@@ -22,13 +22,12 @@ from sparkdl.driver.executors.plan import (
     PlannedScan,
     check_shape,
     find_scan,
-    has_local_files,
-    is_true,
     items,
     names_of,
 )
 from sparkdl.driver.executors.plan_filter import Wanted, wanted_rows
 from sparkdl.driver.executors.scored import arrow_schema
+from sparkdl.driver.slots.preflight import is_true
 from sparkdl.feed.parquet.scan import Scan, ScannedColumn, ScannedFile, source_of
 from sparkdl.feed.parquet.source import ParquetSource
 
@@ -99,8 +98,8 @@ def _scan(data: DataFrame, is_local: bool) -> Scan:
     check_shape(data._jdf.queryExecution().analyzed())
     # Made anew by the alias: a plan that the DataFrame has does not know what was cached since.
     plan = data.alias("fed")._jdf.queryExecution().optimizedPlan()
-    found = find_scan(data, plan, range(len(data.columns)))
-    _check_for_nodes(data, found, is_local)
+    found = find_scan(data, plan, range(len(data.columns)), is_local)
+    _check_for_nodes(data, found)
     zone = str(data.sparkSession.conf.get("spark.sql.session.timeZone"))
     columns, folders = [], []
     for origin, shown in zip(found.origins, data.schema.fields, strict=True):
@@ -124,10 +123,8 @@ def _scan(data: DataFrame, is_local: bool) -> Scan:
     return Scan(files, tuple(columns), wanted.rows, (modes[0], modes[1]))
 
 
-def _check_for_nodes(frame: DataFrame, found: PlannedScan, is_local: bool) -> None:
+def _check_for_nodes(frame: DataFrame, found: PlannedScan) -> None:
     relation, settings = found.relation, frame.sparkSession.conf
-    if is_local and not has_local_files(relation):
-        raise ConfigError("its files are not local")
     if (listing := relation.location().getClass().getName()) != _LISTING:
         raise ConfigError(f"its files are listed by {listing}")
     if relation.bucketSpec().isDefined():

@@ -18,6 +18,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.driver.slots.preflight import is_true
 
 _PARQUET = "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat"
 _TRANSPARENT = ("Project", "Filter", "SubqueryAlias")
@@ -112,11 +113,12 @@ class PlannedScan:
         return name
 
 
-def find_scan(frame: DataFrame, plan: Any, places: Sequence[int]) -> PlannedScan:
+def find_scan(frame: DataFrame, plan: Any, places: Sequence[int], is_local: bool) -> PlannedScan:
     """Return the scan of Parquet files that the columns at `places` come from.
 
     Args:
         plan: one of the DataFrame's plans, analyzed or later.
+        is_local: refuse files that are not local ones.
 
     Raises:
         ConfigError: if there is none, or settings change what Spark would read; it says why.
@@ -138,6 +140,8 @@ def find_scan(frame: DataFrame, plan: Any, places: Sequence[int]) -> PlannedScan
     relation = plan.relation()
     _check_relation(relation)
     _check_settings(frame)
+    if is_local and not _has_local_files(relation):
+        raise ConfigError("its files are not local")
     attributes = {int(each.exprId().id()): each for each in items(plan.output())}
     partitions = names_of(relation.partitionSchema())
     passed = tuple(PlannedFilter(each, tuple(projections[depth:])) for each, depth in filters)
@@ -208,7 +212,7 @@ def _check_settings(frame: DataFrame) -> None:
         raise ConfigError("columns are found by field ids")
 
 
-def has_local_files(relation: Any) -> bool:
+def _has_local_files(relation: Any) -> bool:
     """Return whether all files of a `HadoopFsRelation` are local."""
     paths = items(relation.location().rootPaths())
     return {path.toUri().getScheme() for path in paths} == {"file"}
@@ -230,8 +234,3 @@ def items(sequence: Any) -> list[Any]:
 def names_of(schema: Any) -> tuple[str, ...]:
     """Return the names of the fields of Spark's `StructType`."""
     return tuple(str(name) for name in schema.fieldNames())
-
-
-def is_true(value: Any) -> bool:
-    """Return whether a setting of Spark's is true."""
-    return str(value).lower() == "true"

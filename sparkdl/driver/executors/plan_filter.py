@@ -17,7 +17,7 @@ import pyarrow as pa
 from sparkdl.control.rows import Condition
 from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.plan import Origin, PlannedFilter, PlannedScan, items, kind_of
-from sparkdl.feed.parquet.conditions import fulfil, paths_of, type_of
+from sparkdl.feed.parquet.conditions import fulfil, parts_of, type_of
 
 _KINDS = {
     "boolean": "bool",
@@ -56,7 +56,7 @@ class Wanted:
     @property
     def partitions(self) -> tuple[str, ...]:
         """The partition columns that decide."""
-        return tuple(sorted({path[0] for each in self.folders for path in paths_of(each)}))
+        return tuple(sorted({about.path[0] for each in self.folders for about in parts_of(each)}))
 
     def has_file(self, values: Sequence[str | None]) -> bool:
         """Return whether there are wanted rows in a file with these values of `partitions`."""

@@ -280,7 +280,7 @@ def costly_settings(conf: Mapping[str, str], version: str) -> list[Advice]:
     """
     found = []
     unix = "spark.python.unix.domain.socket.enabled"
-    if _release(version) >= _UNIX_SOCKETS_SINCE and not _is_true(conf.get(unix)):
+    if _release(version) >= _UNIX_SOCKETS_SINCE and not is_true(conf.get(unix)):
         why = (
             "rows go from the JVM to Python by TCP; by a Unix socket feeding was 30 to 50 % faster"
         )
@@ -290,16 +290,16 @@ def costly_settings(conf: Mapping[str, str], version: str) -> list[Advice]:
         why = f"batches of {rows} rows cost more in passing them on than in their rows"
         found.append(Advice(f"{_ARROW}.maxRecordsPerBatch=10000", why))
     nbytes = _nbytes(conf.get(f"{_ARROW}.maxBytesPerBatch", "64m"))
-    is_large = _is_true(conf.get(f"{_ARROW}.useLargeVarTypes"))
+    is_large = is_true(conf.get(f"{_ARROW}.useLargeVarTypes"))
     if not is_large and (nbytes <= 0 or nbytes >= _MAX_VAR_NBYTES):
         why = "batches are not bounded, and one with 2 GiB of strings or binary in a column fails"
         found.append(Advice(f"{_ARROW}.maxBytesPerBatch=64m", why, logging.WARNING))
-    if _is_true(conf.get("spark.speculation")):
+    if is_true(conf.get("spark.speculation")):
         why = (
             "a feeding task that waits for the trainer looks slow, and its partition is read twice"
         )
         found.append(Advice("spark.speculation=false", why, logging.WARNING))
-    if _is_true(conf.get("spark.dynamicAllocation.enabled")):
+    if is_true(conf.get("spark.dynamicAllocation.enabled")):
         why = "executors that idle between two feeds are removed and have to be started again"
         found.append(Advice("spark.dynamicAllocation.minExecutors to those you need", why))
     if conf.get("spark.python.worker.reuse", "true").lower() == "false":
@@ -340,10 +340,11 @@ def encrypting_setting(spark: SparkSession) -> str:
         "spark.ssl.enabled",
         "spark.authenticate.enableSaslEncryption",
     )
-    return next((name for name in names if _is_true(spark.conf.get(name, None))), "")
+    return next((name for name in names if is_true(spark.conf.get(name, None))), "")
 
 
-def _is_true(value: str | None) -> bool:
+def is_true(value: str | None) -> bool:
+    """Return whether a setting of Spark's is true."""
     return value is not None and value.lower() == "true"
 
 

@@ -36,12 +36,14 @@ def type_of(kind: str) -> pa.DataType:
     return pa.timestamp("us", "UTC") if kind == KINDS[-1] else pa.type_for_alias(kind)
 
 
-def paths_of(condition: Condition) -> Iterator[tuple[str, ...]]:
-    """Yield the columns that a condition is about."""
+def parts_of(condition: Condition | None) -> Iterator[Condition]:
+    """Yield those of its parts, or itself, that are about a column."""
+    if condition is None:
+        return
     if condition.path:
-        yield condition.path
+        yield condition
     for part in condition.parts:
-        yield from paths_of(part)
+        yield from parts_of(part)
 
 
 def fulfil(condition: Condition, column: Callable[[Condition], pa.Array]) -> pa.Array:

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from sparkdl.control.rows import Condition, DataFile, FileRange, Pick, Share
 from sparkdl.core.errors import ReadError
 from sparkdl.core.row_ranges import Range, count_rows, merge_ranges, overlap
-from sparkdl.feed.parquet.conditions import fulfil, paths_of, type_of
+from sparkdl.feed.parquet.conditions import fulfil, parts_of, type_of
 from sparkdl.feed.parquet.source import convert, has_text
 from sparkdl.feed.store.segment import halve, join_small
 from sparkdl.storage import READ_NBYTES, open_file, open_storage
@@ -124,7 +124,7 @@ class _Reader:
             if field.name not in share.partitions
         ]
         self._condition = share.condition
-        asked = paths_of(share.condition) if share.condition else ()
+        asked = (about.path for about in parts_of(share.condition))
         self._own = list(dict.fromkeys(".".join(path) for path in (*(p for _, p in own), *asked)))
         self._has_text = any(has_text(field.type) for field, _ in own)
         self._batch_nbytes = batch_nbytes

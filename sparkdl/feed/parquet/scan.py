@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from sparkdl.control.messages import MAX_MESSAGE_NBYTES
 from sparkdl.control.rows import Condition, DataFile, Pick
 from sparkdl.core.errors import ConfigError
-from sparkdl.feed.parquet.conditions import paths_of, type_of
+from sparkdl.feed.parquet.conditions import parts_of, type_of
 from sparkdl.feed.parquet.read import kept_rows
 from sparkdl.feed.parquet.source import (
     INT96_UNIT,
@@ -197,7 +197,7 @@ def _read_footer(
             raise ConfigError(f"its column {column.name!r} {problem} in {path}")
     names = {".".join(column.pick.path) for column in scan.columns if column.pick is not None}
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    names_to_count = _names(scan.condition) if scan.condition else ()
+    names_to_count = _names(scan.condition)
     to_count = (
         leaf.total_compressed_size
         for group in groups
@@ -208,8 +208,8 @@ def _read_footer(
     return _Found(rows, row_nbytes(metadata, names), sum(to_count))
 
 
-def _names(condition: Condition) -> tuple[str, ...]:
-    return tuple(sorted({".".join(path) for path in paths_of(condition)}))
+def _names(condition: Condition | None) -> tuple[str, ...]:
+    return tuple(sorted({".".join(about.path) for about in parts_of(condition)}))
 
 
 def _count(system: pafs.FileSystem, condition: Condition, path: str) -> tuple[int, ...]:
@@ -227,13 +227,9 @@ def _count(system: pafs.FileSystem, condition: Condition, path: str) -> tuple[in
 
 def _asked(condition: Condition | None) -> Iterator[ScannedColumn]:
     """Yield the columns that a condition is about."""
-    if condition is None:
-        return
-    if condition.path:
-        kind = type_of(condition.kind) if condition.kind else _ANY
-        yield ScannedColumn(".".join(condition.path), Pick(condition.path), kind, kind)
-    for part in condition.parts:
-        yield from _asked(part)
+    for about in parts_of(condition):
+        kind = type_of(about.kind) if about.kind else _ANY
+        yield ScannedColumn(".".join(about.path), Pick(about.path), kind, kind)
 
 
 def _problem(

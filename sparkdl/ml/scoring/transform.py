@@ -15,8 +15,9 @@ from pyspark.sql import DataFrame, functions
 from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.driver.executors.plan import find_scan, has_local_files
+from sparkdl.driver.executors.plan import find_scan
 from sparkdl.driver.executors.scored import Keep, arrow_schema, by_place, check_names, kept_columns
+from sparkdl.driver.slots.preflight import is_true
 from sparkdl.ml.scoring.task import FileColumns, Score, ScoreBatches, ScoreFiles, ScoreStructs
 
 READERS = ("auto", "python", "spark")
@@ -103,9 +104,7 @@ def file_columns(frame: DataFrame, places: Sequence[int], reader: str) -> FileCo
 def _found(frame: DataFrame, places: Sequence[int], is_local: bool) -> FileColumns:
     if not hasattr(frame, "_jdf"):
         raise ConfigError("Spark Connect does not say where its rows come from")
-    scan = find_scan(frame, frame._jdf.queryExecution().withCachedData(), places)
-    if is_local and not has_local_files(scan.relation):
-        raise ConfigError("its files are not local")
+    scan = find_scan(frame, frame._jdf.queryExecution().withCachedData(), places, is_local)
     for origin in scan.origins:
         if not origin.is_as_stored:
             raise ConfigError(f"its column {origin.name!r} is computed")
@@ -113,7 +112,7 @@ def _found(frame: DataFrame, places: Sequence[int], is_local: bool) -> FileColum
     types = arrow_schema(StructType([frame.schema.fields[place] for place in places])).types
     return FileColumns(
         pa.schema(list(zip(names, types, strict=True))),
-        str(frame.sparkSession.conf.get("spark.sql.caseSensitive")).lower() == "true",
+        is_true(frame.sparkSession.conf.get("spark.sql.caseSensitive")),
     )
 
 
