@@ -56,6 +56,10 @@ class Framework:
             FrameworkMissingError: if the framework is missing or unusable.
         """
 
+    def gpus(self) -> list[str]:
+        """Return the GPUs that the imported framework can compute on, in its own words."""
+        return []
+
     def environment(self, world: World, member: Member, spec: ClusterSpec) -> dict[str, str]:
         """Return the environment variables that tell the framework its place in the world.
 
@@ -135,6 +139,10 @@ _FRAMEWORKS = {
     "tensorflow": "sparkdl.frameworks.tensorflow:TensorFlow",
     "torch": "sparkdl.frameworks.torch:Torch",
 }
+
+
+TRAINING = tuple(name for name in _FRAMEWORKS if name != Framework.name)
+"""The names of those that compute something."""
 
 
 def framework_named(name: str) -> Framework:

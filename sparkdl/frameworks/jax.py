@@ -63,6 +63,12 @@ class Jax(Framework):
                 "node: install 0.8 or newer"
             )
 
+    def gpus(self) -> list[str]:
+        """Return their names; JAX takes their memory then, unless told not to."""
+        import jax
+
+        return [gpu.device_kind for gpu in jax.local_devices() if gpu.platform == "gpu"]
+
     def environment(self, world: World, member: Member, spec: ClusterSpec) -> dict[str, str]:
         """Return this node's share of the host's cores, unless the user has set it.
 

@@ -40,6 +40,14 @@ class TensorFlow(Framework):
         """
         imported("tensorflow", "TensorFlow", "tensorflow (or tensorflow-cpu)")
 
+    def gpus(self) -> list[str]:
+        """Return their names, without taking their memory."""
+        import tensorflow as tf
+
+        found = tf.config.list_physical_devices("GPU")
+        details = [tf.config.experimental.get_device_details(gpu) for gpu in found]
+        return [str(each.get("device_name", "GPU")) for each in details]
+
     def environment(self, world: World, member: Member, spec: ClusterSpec) -> dict[str, str]:
         """Return `TF_CONFIG`; nothing for a node that is alone.
 

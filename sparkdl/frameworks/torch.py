@@ -39,6 +39,12 @@ class Torch(Framework):
         """
         imported("torch", "PyTorch", "torch")
 
+    def gpus(self) -> list[str]:
+        """Return their names."""
+        import torch
+
+        return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
     def environment(self, world: World, member: Member, spec: ClusterSpec) -> dict[str, str]:
         """Return torchrun's variables; nothing for a node that does not train.
 

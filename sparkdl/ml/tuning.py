@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, ResultError
+from sparkdl.core.jobs import named_jobs
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
@@ -134,7 +135,8 @@ def search_estimator(  # noqa: PLR0913 (one option, one name)
     def run(params: dict[str, Any], report: Callable[[int, float], bool]) -> float:
         values = {_param(estimator, name): value for name, value in params.items()}
         model = estimator.fit(train, values)
-        return float(evaluator.evaluate(model.transform(validation)))
+        with named_jobs(validation.sparkSession, "sparkdl", "search, evaluation"):
+            return float(evaluator.evaluate(model.transform(validation)))
 
     if isinstance(space, Mapping):
         for name in space:

@@ -53,6 +53,7 @@ def noting(notes: Path) -> list[Any]:
     return [Noting()]
 
 
+@pytest.mark.deep  # jobs/test_fit.py has it without Spark, the next one a fit that learns
 def test_fit_in_jobs_trains_as_one_process_and_scores(
     spark_local: SparkSession, tmp_path: Path
 ) -> None:

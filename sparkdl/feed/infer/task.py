@@ -359,7 +359,7 @@ class _Call:
             # The kernel tells nothing of a link that is cut while nothing is sent.
             if owed_s < _LOOK_S or is_listening(self._target):
                 silent_since_s = None
-            elif now_s - (silent_since_s := silent_since_s or now_s) >= self._spec.verdict_s / 2:
+            elif now_s - (silent_since_s := silent_since_s or now_s) >= self._spec.host_timeout_s:
                 limit_s = now_s - silent_since_s
                 break
         if not self._is_over:

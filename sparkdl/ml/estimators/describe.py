@@ -21,6 +21,7 @@ import cloudpickle
 import msgspec
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.paths import python_path
 from sparkdl.ml.estimators.keras_model import Made, compiled, costs_nothing, inputs_of
 from sparkdl.ml.estimators.source import TORCH, ModelSource, Signature, Tensor
 from sparkdl.ml.scoring.held import load
@@ -153,7 +154,7 @@ def _run_process(kind: str, given: bytes, timeout_s: float) -> subprocess.Comple
         capture_output=True,
         env=os.environ
         | {
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "PYTHONPATH": python_path(),
             "CUDA_VISIBLE_DEVICES": "",
             "TF_CPP_MIN_LOG_LEVEL": "3",
         },

@@ -18,6 +18,7 @@ from sparkdl.core.spelling import did_you_mean
 from sparkdl.driver.feeds.coverage import READERS as FEED_READERS
 from sparkdl.ml.estimators.keras_model import as_config
 from sparkdl.ml.estimators.namespace import Namespace
+from sparkdl.ml.scoring.share import MODEL_PER
 from sparkdl.ml.scoring.transform import READERS
 
 INVALID = ("error", "skip", "keep")
@@ -176,6 +177,9 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
      "'skip' leaves it out, 'keep' gives it null outputs"),
     ("parquet_reader", "auto", _one_of(*READERS), "Who reads the input columns of a DataFrame over "
      "Parquet files: 'python' past the JVM, 'spark', or 'auto': 'python' where files are local"),
+    ("model_per", "auto", _one_of(*MODEL_PER), "Who has a copy of the model: each task 'slot'; "
+     "each 'executor', there each of its GPUs, for all of its slots; 'auto': each GPU where an "
+     "executor has more slots than GPUs, else each slot"),
     ("model_config", None, _text, "The model as JSON (model.to_json()), where export_dir is "
      "weights"),
     # for PyTorch
@@ -229,7 +233,9 @@ TRAINING = (
     *("placement", "max_restarts", "checkpoint_dir", "tls"),
 )
 """What training needs beside TensorFlowOnSpark's parameters."""
-SCORING = ("output_mapping", "output_types", "keep", "handle_invalid", "parquet_reader")
+SCORING = (
+    *("output_mapping", "output_types", "keep", "handle_invalid", "parquet_reader", "model_per"),
+)
 """What `transform` takes, of all models."""
 COLUMNS = ("features_col", "prediction_col", "probability_col", "raw_prediction_col")
 """Spark ML's usual columns."""

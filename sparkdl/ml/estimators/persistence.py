@@ -27,6 +27,7 @@ from pyspark.ml.util import (
 from pyspark.sql import SparkSession
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.jobs import named_jobs
 from sparkdl.ml.estimators.source import local_path
 
 
@@ -97,7 +98,8 @@ class StageWriter(MLWriter):
         except TypeError as error:
             raise ConfigError(f"a parameter of {stage.uid} cannot be saved: {error}") from None
         storage = Storage(spark, path)
-        DefaultParamsWriter.saveMetadata(stage, path, spark, stage._extra(), params)
+        with named_jobs(spark, "sparkdl", f"save {stage.uid}"):
+            DefaultParamsWriter.saveMetadata(stage, path, spark, stage._extra(), params)
         stage._save_files(storage)
 
 
@@ -114,7 +116,8 @@ class StageReader(MLReader[Any]):
         Raises:
             ConfigError: if another kind of stage is there.
         """
-        metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
+        with named_jobs(self.sparkSession, "sparkdl", f"load {self._kind.__name__}"):
+            metadata = DefaultParamsReader.loadMetadata(path, self.sparkSession)
         found, wanted = metadata["class"], self._kind.__name__
         if found.rpartition(".")[2] != wanted:  # modules have moved; a stage's name does not
             raise ConfigError(f"{path} holds a {found}, not a {wanted}")

@@ -30,6 +30,7 @@ from sparkdl.core.errors import (
     ResultError,
     ShutdownTimeoutError,
 )
+from sparkdl.core.jobs import named_jobs
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.core.spelling import did_you_mean
@@ -123,9 +124,10 @@ class Training:
             if marker is not None:
                 mark = functions.coalesce(functions.col(_MARK), functions.lit(False))
                 training, validation = rows.where(~mark).drop(_MARK), rows.where(mark).drop(_MARK)
-            self._check(training, DEFAULT_FEED)
-            if validation is not None:
-                self._check(validation, VALIDATION)
+            with named_jobs(dataset.sparkSession, "sparkdl", "fit, first rows"):
+                self._check(training, DEFAULT_FEED)
+                if validation is not None:
+                    self._check(validation, VALIDATION)
             yield self._fed(training), None if validation is None else self._fed(validation)
         finally:
             if self.cache:

@@ -18,6 +18,7 @@ from sparkdl.ml.estimators.keras_train import KerasTask, callbacks_of, make_mode
 from sparkdl.ml.estimators.source import Signature
 from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.task import Master, Sum, unpack
+from sparkdl.ml.scoring.share import task_share
 from sparkdl.ml.scoring.tensorflow import output_names, prepare_worker, without_startup_noise
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def _share_threads(backend: str) -> None:
     """In a Spark task: as many threads as it has cores; frameworks take all cores otherwise."""
     if backend == "tensorflow":
         with without_startup_noise():
-            prepare_worker()
+            prepare_worker(task_share())
     elif backend == "torch":
         from sparkdl.ml.jobs.torch import share_threads
 

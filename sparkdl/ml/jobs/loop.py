@@ -135,15 +135,17 @@ class Loop:
         rounds = range(0, steps, plan.sync_every)
         for start in rounds:
             taken = tuple(range(start, min(start + plan.sync_every, steps)))
+            what = f"training, epoch {epoch}, steps {taken[0]}-{taken[-1]} of {steps}"
             with self._jobs.sent(self._master.state()) as state:
-                found = self._jobs.run(kept, self._work(kept, state, epoch, taken, steps))
+                work = self._work(kept, state, epoch, taken, steps)
+                found = self._jobs.run(kept, work, what)
             assert found.vector is not None
             self._master.apply(replace(found, vector=found.vector / found.weight))
             sums = [total([*sums, Sum(0, metrics=found.metrics)])]
         logs = self._master.metrics(sums[0].metrics)
         if held is not None:
             with self._jobs.sent(self._master.state()) as state:
-                found = self._jobs.run(held, self._work(held, state))
+                found = self._jobs.run(held, self._work(held, state), f"validation, epoch {epoch}")
             measured = self._master.metrics(found.metrics)
             logs |= {f"val_{name}": value for name, value in measured.items()}
         for name, value in logs.items():

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -76,15 +76,13 @@ class Jobs:
         self._retries = retries
         self._kept: list[KeptRows] = []
         self._tag = f"sparkdl-jobs-{self.name}"
-        self._named = ExitStack()
 
     def __enter__(self) -> Jobs:
         self.context.addJobTag(self._tag)
-        self._named.enter_context(named_jobs(self.context, f"sparkdl {self.name}", "training"))
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._named, suppress(Exception):  # Spark is gone, perhaps
+        with suppress(Exception), self._named("remove the rows"):  # Spark is gone, perhaps
             self.context.cancelJobsWithTag(self._tag)  # one that was interrupted may still run
             self.context.removeJobTag(self._tag)
             for each in self._kept:
@@ -109,7 +107,8 @@ class Jobs:
         kept: RDD[Any] = again.mapPartitions(lambda rows: rows).persist(
             StorageLevel.MEMORY_AND_DISK
         )
-        records = self._tried(lambda: sorted(kept.collect(), key=lambda record: record.part))
+        records = self._tried(f"keep {role} rows", kept.collect)
+        records.sort(key=lambda record: record.part)
         samples = [bytes(record.sample) for record in records if record.rows]
         if not samples:
             raise ConfigError(f"the DataFrame has no {role} rows")
@@ -134,13 +133,16 @@ class Jobs:
             with suppress(Exception):  # Spark is gone, perhaps
                 broadcast.destroy()
 
-    def run(self, kept: KeptRows, work: Work) -> Sum:
+    def run(self, kept: KeptRows, work: Work, what: str) -> Sum:
         """Run one iteration; return the sum over all partitions.
+
+        Args:
+            what: the job's name in Spark's UI.
 
         Raises:
             JobFailedError: if a task failed more often than Spark repeats it.
         """
-        return self._tried(lambda: self._run(kept, work))
+        return self._tried(what, lambda: self._run(kept, work))
 
     def _run(self, kept: KeptRows, work: Work) -> Sum:
         found = kept.kept.mapPartitionsWithIndex(work)
@@ -170,10 +172,14 @@ class Jobs:
             )
         return total([replace(whole, missing=()), *there])
 
-    def _tried(self, run: Callable[[], T]) -> T:
+    def _named(self, what: str) -> AbstractContextManager[None]:
+        return named_jobs(self.context, f"sparkdl {self.name}", what)
+
+    def _tried(self, what: str, run: Callable[[], T]) -> T:
         while True:
             try:
-                return run()
+                with self._named(what):
+                    return run()
             except (Py4JJavaError, PySparkException) as error:
                 if "SparkContext was shut down" in str(error) or not self._retries:
                     raise _explained(error) from None

@@ -20,6 +20,7 @@ from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import ModelSource, Signature
 from sparkdl.ml.scoring.columns import OutputColumn
 from sparkdl.ml.scoring.predictor import Predictor
+from sparkdl.ml.scoring.share import Share
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,17 @@ class ResultColumn(OutputColumn):
         return "Declare another type in schema=, or convert the results"
 
 
-def load_function(source: ModelSource) -> Predictor:
+def load_function(source: ModelSource, share: Share | None) -> Predictor:
     """Call the function that makes the one that is called with columns.
+
+    Args:
+        share: what it may use; None for all.
 
     Raises:
         InferenceError: if it makes none.
     """
-    take_own_share()
+    if share is not None:
+        take_share(share)
     assert source.content is not None
     make, names = cloudpickle.loads(source.content)
     fn = make()
@@ -76,25 +81,18 @@ def load_function(source: ModelSource) -> Predictor:
     return Predictor(Signature((), ()), run, lambda values: values, is_waited_for=True)
 
 
-def take_own_share() -> None:
-    """In a Spark task: leave cores and GPUs to other workers, whichever framework comes.
+def take_share(share: Share) -> None:
+    """Leave cores and GPUs to other workers, whichever framework comes.
 
     Frameworks take all of them otherwise, in each of Spark's workers. What is set already stays.
     """
-    from pyspark import TaskContext
-
-    from sparkdl.node.resources import assigned_gpus
-
-    context = TaskContext.get()
-    if context is None:
-        return
     own = {
-        "OMP_NUM_THREADS": str(context.cpus()),
-        "TF_NUM_INTRAOP_THREADS": str(context.cpus()),
+        "OMP_NUM_THREADS": str(share.cores),
+        "TF_NUM_INTRAOP_THREADS": str(share.cores),
         "TF_NUM_INTEROP_THREADS": "1",
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
     }
-    if gpus := assigned_gpus():
-        own |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    if share.gpus:
+        own |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(share.gpus)}
     for name, value in own.items():
         os.environ.setdefault(name, value)

@@ -12,6 +12,7 @@ from sparkdl.core.garbage import uncollected
 from sparkdl.ml.estimators.source import TORCH, ModelSource
 from sparkdl.ml.scoring.function import load_function
 from sparkdl.ml.scoring.predictor import Predictor
+from sparkdl.ml.scoring.share import Share, task_share
 from sparkdl.ml.scoring.tensorflow import load_tensorflow
 from sparkdl.ml.scoring.torch import load_torch
 
@@ -27,7 +28,7 @@ def predictor(source: ModelSource) -> Predictor:
             gc.unfreeze()
             gc.collect()
         with uncollected():
-            _held[replace(source, content=None)] = load(source)
+            _held[replace(source, content=None)] = load(source, task_share())
         # Spark's workers collect garbage after each task: half a second for a framework's objects,
         # unless these are frozen. To look for garbage among them first takes as long, and finds
         # next to nothing.
@@ -35,12 +36,17 @@ def predictor(source: ModelSource) -> Predictor:
     return _held[source]
 
 
-def load(source: ModelSource) -> Predictor:
+def load(source: ModelSource, share: Share | None = None) -> Predictor:
     """Load a model with what it takes.
+
+    Args:
+        share: what it may use; None for all.
 
     Raises:
         ConfigError: if it is of no kind that can be used; it says what to change.
     """
     if source.format == "function":
-        return load_function(source)
-    return load_torch(source) if source.format in TORCH else load_tensorflow(source)
+        return load_function(source, share)
+    if source.format in TORCH:
+        return load_torch(source, share)
+    return load_tensorflow(source, share)

@@ -77,7 +77,9 @@ class _ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_siz
         inputs = input_columns(args.input_mapping, signature, dataset.schema)
         model = f"{self.uid} ({source.path})" if source.path else self.uid
         score = Score(source, model, inputs, columns, args.batch_size, self.getHandleInvalid())
-        return scored(dataset, score, schema, self.getKeep(), self.getParquetReader())
+        return scored(
+            dataset, score, schema, self.getKeep(), self.getParquetReader(), self.getModelPer()
+        )
 
     def _extra(self) -> dict[str, Any]:
         return {} if self._summary is None else {"summary": self._summary.saved()}
@@ -100,7 +102,8 @@ class TFModel(
     for each output that is wanted; without it all outputs are there under their own names. A
     process of its own loads the model to find out its inputs and outputs; no Spark job runs.
 
-    Each Python worker of Spark loads the model once and keeps it until it is given another one.
+    Each Python worker of Spark loads the model once and keeps it until it is given another one;
+    where GPUs are fewer than task slots, one process for each GPU does, see `setModelPer`.
 
     Args:
         tf_args: arguments that stand for parameters of the same name that are not set.

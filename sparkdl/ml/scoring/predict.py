@@ -39,12 +39,13 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
     keep: Keep = True,
     handle_invalid: str = "error",
     parquet_reader: str = "auto",
+    model_per: str = "auto",
 ) -> DataFrame:
     """Return the DataFrame with columns of results; lazy, no job runs.
 
-    `make()` is called once in each Python worker of Spark, which keeps what it returns for all
-    further partitions: load the model there. The function that it returns gets columns and returns
-    columns:
+    `make()` is called once in each Python worker of Spark (see `model_per`), which keeps what it
+    returns for all further partitions: load the model there. The function that it returns gets
+    columns and returns columns:
 
         def make():
             encoder = SentenceTransformer("all-MiniLM-L6-v2")
@@ -74,6 +75,10 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
             it out; `keep` gives it null results.
         parquet_reader: who reads the input columns of a DataFrame over Parquet files, see
             `TFModel.setParquetReader`.
+        model_per: who calls `make`, and has what it returns: each task `slot`, which is a Python
+            worker; or one process for each `executor`, there for each of its GPUs, which gets the
+            rows of all slots; `auto`: for each GPU where an executor has more slots than GPUs, else
+            each slot.
 
     Raises:
         ConfigError: if a column is missing or cannot be an array, two would have one name, `schema`
@@ -84,6 +89,7 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
         ("batch_size", batch_size),
         ("handle_invalid", handle_invalid),
         ("parquet_reader", parquet_reader),
+        ("model_per", model_per),
     ):
         _checked(name, value)
     signature = Signature(_inputs(frame, input_cols, input_shapes or {}), ())
@@ -99,7 +105,7 @@ def predict(  # noqa: PLR0913 (what a model has as parameters)
         batch_size,
         handle_invalid,
     )
-    return scored(frame, score, results, keep, parquet_reader)
+    return scored(frame, score, results, keep, parquet_reader, model_per)
 
 
 def _checked(name: str, value: Any) -> None:

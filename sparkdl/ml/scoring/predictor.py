@@ -58,3 +58,18 @@ class Predictor:
                 f"{', '.join(map(repr, found))}"
             )
         return {name: self._to_values(found[name]) for name in names}
+
+
+def check_rows(found: Mapping[str, Any], rows: int) -> None:
+    """Check that outputs have one value for each row.
+
+    Raises:
+        InferenceError: if they have not.
+    """
+    for name, values in found.items():
+        shape = list(values.shape) if hasattr(values, "shape") else [len(values)]
+        if shape[:1] != [rows]:
+            raise InferenceError(
+                f"the model's output {name!r} has shape {shape} for {rows} rows; it must have one "
+                "value for each row"
+            )

@@ -1,6 +1,8 @@
-"""The Spark tasks that score: Arrow batches through a model that their Python worker keeps.
+"""The Spark tasks that score: Arrow batches through a model.
 
 Runs in: feeder
+
+The Python worker keeps the model, or a scorer does, which serves several workers of the executor.
 
 `ScoreFiles` reads the model's columns from Parquet files itself. Spark gives each row's file and
 its number in it, so that it still decides which rows there are, where they are scored, and what
@@ -10,27 +12,32 @@ columns into rows and into columns again.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
-from itertools import chain, pairwise
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
-from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.core.errors import FeedTypeError, InferenceError, ReadError, SparkdlError
-from sparkdl.feed.parquet.source import convert
+from sparkdl.core.errors import (
+    FeedTypeError,
+    InferenceError,
+    ScorerLostError,
+    in_words,
+)
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import ModelSource
+from sparkdl.ml.scoring.client import RowsFailedError, ScorerClient
 from sparkdl.ml.scoring.columns import InputColumn, OutputColumn, tensor_values, valid_rows
+from sparkdl.ml.scoring.files import FileColumns, FileRows, runs
 from sparkdl.ml.scoring.held import predictor
+from sparkdl.ml.scoring.predictor import check_rows
 from sparkdl.ml.scoring.rows import Rows, ahead, chunks
-from sparkdl.storage import locate, open_file, open_storage
+from sparkdl.ml.scoring.share import Sharing
 
-_DECODED_NBYTES = 4 * 1024 * 1024
-"""About what is decoded at once: little enough to stay in the processor's cache until scored."""
 _CHUNK_ROWS = 1024
 """Rows that are converted at once, at least: several batches, if these are small and quick."""
 _ANSWER_ROWS = 10_000
@@ -44,12 +51,28 @@ class Chunk:
 
     Attributes:
         values: the model's inputs, by name, of the rows that can be scored.
-        valid: bool [rows], which these are; None for all.
+        given: the columns that these come from.
+        valid: bool [rows], which rows these are; None for all.
     """
 
     rows: Rows
     values: dict[str, Array]
+    given: dict[str, pa.Array]
     valid: Array | None
+
+    def widened(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
+        """Return outputs of the rows that could be scored with nulls for the others."""
+        if self.valid is None:
+            return list(columns)
+        taken = pa.array(np.cumsum(self.valid) - 1, mask=~self.valid)
+        return [column.take(taken) for column in columns]
+
+    def scored_rows(self, start: int, stop: int) -> Rows:
+        """Return which rows the values from `start` to before `stop` are of, for errors."""
+        if self.valid is not None:
+            places = np.flatnonzero(self.valid)
+            start, stop = int(places[start]), int(places[stop - 1]) + 1
+        return self.rows.cut(start, stop)
 
 
 @dataclass(frozen=True)
@@ -61,6 +84,7 @@ class Score:
         inputs: in the order in which their columns come.
         batch_size: rows that the model is given at once.
         handle_invalid: what becomes of rows with nulls: `error`, `skip` or `keep`.
+        sharing: whether the model is the Python worker's own.
     """
 
     source: ModelSource
@@ -69,9 +93,84 @@ class Score:
     outputs: tuple[OutputColumn, ...]
     batch_size: int
     handle_invalid: str
+    sharing: Sharing = field(default_factory=Sharing)
 
-    def chunks(self, pieces: Iterable[Rows], is_remote: bool = False) -> Iterator[Chunk]:
-        """Yield what the model is to be given.
+    def answered(
+        self, pieces: Iterable[Rows], is_remote: bool = False
+    ) -> Iterator[tuple[Chunk, list[pa.Array]]]:
+        """Yield chunks with the outputs' columns, null where a row could not be scored.
+
+        Args:
+            is_remote: `pieces` wait for files on another machine.
+
+        Raises:
+            FeedTypeError: if a value cannot feed the model, nulls included with `error`.
+            InferenceError: if the model fails, or its outputs are not one for each row, or do not
+                fit their types.
+        """
+        pieces = iter(pieces)
+        if (first := next(pieces, None)) is None:
+            return  # without loading the model
+        pieces = chain([first], pieces)
+        device = self.sharing.own_device()
+        if device is None:
+            for chunk in self.chunks(pieces, is_remote):
+                yield chunk, self.columns(chunk)
+        else:
+            yield from self._answered_by_scorer(pieces, device)
+
+    def _answered_by_scorer(
+        self, pieces: Iterator[Rows], device: str
+    ) -> Iterator[tuple[Chunk, list[pa.Array]]]:
+        """Yield the same; while one chunk is scored, the next is on its way, or waits there."""
+        is_slow = self.source.format == "function"
+        batches = 1 if is_slow else max(1, _CHUNK_ROWS // self.batch_size)
+        parts = chunks(pieces, self.batch_size * batches)
+        sent: deque[tuple[int, Chunk]] = deque()
+        count = 0
+
+        def received() -> tuple[Chunk, list[pa.Array]]:
+            chunk = sent[0][1]
+            columns = chunk.widened(scorer.receive()) if chunk.values else self._nulls(chunk)
+            sent.popleft()
+            return chunk, columns
+
+        with (
+            closing(self._connected(device)) as scorer,
+            closing(ahead(self._chunk(rows) for rows in parts)) as found,
+        ):
+            try:
+                for chunk in found:
+                    while scorer.is_full or (sent and not sent[0][1].values):
+                        yield received()
+                    if chunk.values:
+                        sent.append((count, chunk))
+                        count += 1
+                        scorer.send(chunk.values, chunk.given)
+                    else:
+                        sent.append((-1, chunk))
+                scorer.end()
+                while sent:
+                    yield received()
+            except RowsFailedError as error:
+                chunk = dict(sent)[error.number]
+                rows = chunk.scored_rows(error.start, error.stop)
+                raise InferenceError(f"{self.model} failed on {rows}: {error}") from None
+            except ScorerLostError as error:
+                where = f" on {sent[0][1].rows}" if sent else ""
+                raise ScorerLostError(f"{self.model} failed{where}: {error}") from None
+            except InferenceError as error:
+                raise InferenceError(f"{self.model}: {error}") from None
+
+    def _connected(self, device: str) -> ScorerClient:
+        cores = self.sharing.cores
+        try:
+            return ScorerClient.connect(self.source, device, cores, self.batch_size, self.outputs)
+        except InferenceError as error:
+            raise InferenceError(f"{self.model}: {error}") from error
+
+    def chunks(self, pieces: Iterator[Rows], is_remote: bool = False) -> Iterator[Chunk]:
+        """Yield what the worker's own model is to be given.
 
         A thread makes the next ones meanwhile, where somebody waits: for a GPU, or for files that
         are not local. Where both compute on the core that the task has, it would only cost: the
@@ -80,10 +179,6 @@ class Score:
         Raises:
             FeedTypeError: if a value cannot feed the model, nulls included with `error`.
         """
-        pieces = iter(pieces)
-        if (first := next(pieces, None)) is None:
-            return iter(())  # without loading the model
-        pieces = chain([first], pieces)
         is_waited_for = predictor(self.source).is_waited_for
         batches = 1 if is_waited_for else max(1, _CHUNK_ROWS // self.batch_size)
         found = (self._chunk(rows) for rows in chunks(pieces, self.batch_size * batches))
@@ -96,13 +191,11 @@ class Score:
             if valid is not None:
                 given = tuple(column.filter(pa.array(valid)) for column in given)
             is_empty = valid is not None and not valid.any()
-            values = {
-                wanted.tensor.name: tensor_values(column, wanted)
-                for wanted, column in zip([] if is_empty else self.inputs, given, strict=False)
-            }
+            pairs = list(zip([] if is_empty else self.inputs, given, strict=False))
+            values = {wanted.tensor.name: tensor_values(c, wanted) for wanted, c in pairs}
         except FeedTypeError as error:
             raise FeedTypeError(f"{self.model}, {rows}: {error}") from error
-        return Chunk(rows, values, valid)
+        return Chunk(rows, values, {wanted.tensor.name: c for wanted, c in pairs}, valid)
 
     def columns(self, chunk: Chunk) -> list[pa.Array]:
         """Return the outputs' columns, null where a row could not be scored.
@@ -112,11 +205,11 @@ class Score:
                 fit their types.
         """
         if not chunk.values:
-            return [pa.nulls(len(chunk.rows), output.type) for output in self.outputs]
-        places = np.arange(len(chunk.rows)) if chunk.valid is None else np.flatnonzero(chunk.valid)
+            return self._nulls(chunk)
+        count = len(chunk.rows) if chunk.valid is None else int(chunk.valid.sum())
         parts = [
-            self._predicted(chunk, places[start : start + self.batch_size], start)
-            for start in range(0, len(places), self.batch_size)
+            self._predicted(chunk, start, min(start + self.batch_size, count))
+            for start in range(0, count, self.batch_size)
         ]
         try:
             columns = [
@@ -124,28 +217,20 @@ class Score:
             ]
         except InferenceError as error:
             raise InferenceError(f"{self.model} failed on {chunk.rows}: {error}") from error
-        if chunk.valid is not None:
-            taken = pa.array(np.cumsum(chunk.valid) - 1, mask=~chunk.valid)
-            columns = [column.take(taken) for column in columns]
-        return columns
+        return chunk.widened(columns)
 
-    def _predicted(self, chunk: Chunk, places: Array, start: int) -> dict[str, Any]:
-        """Return the outputs for one batch.
+    def _nulls(self, chunk: Chunk) -> list[pa.Array]:
+        return [pa.nulls(len(chunk.rows), output.type) for output in self.outputs]
 
-        Args:
-            places: of its rows in the chunk.
-            start: of its rows in the chunk's values.
-        """
-        batch = slice(start, start + len(places))
-        given = {name: array[batch] for name, array in chunk.values.items()}
+    def _predicted(self, chunk: Chunk, start: int, stop: int) -> dict[str, Any]:
+        """Return the outputs for one batch: from `start` to before `stop` of the chunk's values."""
+        given = {name: array[start:stop] for name, array in chunk.values.items()}
         try:
             found = predictor(self.source)(given, [output.tensor for output in self.outputs])
-            for name, values in found.items():
-                _check(values, name, len(places))
+            check_rows(found, stop - start)
         except Exception as error:
-            rows = chunk.rows.cut(places[0], places[-1] + 1)
-            kind = "" if isinstance(error, SparkdlError) else f"{type(error).__name__}: "
-            raise InferenceError(f"{self.model} failed on {rows}: {kind}{error}") from error
+            rows = chunk.scored_rows(start, stop)
+            raise InferenceError(f"{self.model} failed on {rows}: {in_words(error)}") from error
         return found
 
     def structs(self, pieces: Iterable[Rows], is_remote: bool = False) -> Iterator[pa.Array]:
@@ -155,13 +240,13 @@ class Score:
             is_remote: `pieces` wait for files on another machine.
 
         Raises:
-            FeedTypeError, InferenceError: see `chunks` and `columns`.
+            FeedTypeError, InferenceError: see `answered`.
         """
         held = [pa.nulls(0, self.struct_type)]
-        for chunk in self.chunks(pieces, is_remote):
+        fields = list(self.struct_type)
+        for chunk, columns in self.answered(pieces, is_remote):
             mask = None if chunk.valid is None else pa.array(~chunk.valid)
-            fields = list(self.struct_type)
-            held.append(pa.StructArray.from_arrays(self.columns(chunk), fields=fields, mask=mask))
+            held.append(pa.StructArray.from_arrays(columns, fields=fields, mask=mask))
             if sum(map(len, held)) >= _ANSWER_ROWS or held[-1].nbytes >= _ANSWER_NBYTES:
                 yield pa.concat_arrays(held)
                 held = []
@@ -187,15 +272,6 @@ class Score:
                 )
             found = valid if found is None else found & valid
         return found
-
-
-def _check(values: Any, name: str, rows: int) -> None:
-    shape = list(values.shape) if hasattr(values, "shape") else [len(values)]
-    if shape[:1] != [rows]:
-        raise InferenceError(
-            f"the model's output {name!r} has shape {shape} for {rows} rows; it must have one "
-            "value for each row"
-        )
 
 
 def _column(output: OutputColumn, parts: Sequence[Any]) -> pa.Array:
@@ -244,10 +320,10 @@ class ScoreBatches:
                 fields[:] = [batch.schema.field(place) for place in self.kept]
                 yield tuple(batch.column(place) for place in (*self.places, *self.kept))
 
-        for chunk in self.score.chunks(_numbered(columns())):
+        for chunk, found in self.score.answered(_numbered(columns())):
             kept = chunk.rows.columns[len(self.places) :]
             schema = pa.schema([*fields, *self.score.struct_type])
-            scored = pa.RecordBatch.from_arrays([*kept, *self.score.columns(chunk)], schema=schema)
+            scored = pa.RecordBatch.from_arrays([*kept, *found], schema=schema)
             if chunk.valid is not None and self.score.handle_invalid == "skip":
                 scored = scored.filter(pa.array(chunk.valid))
             yield scored
@@ -259,19 +335,6 @@ def _numbered(given: Iterable[tuple[pa.Array, ...]]) -> Iterator[Rows]:
         stop = start + len(columns[0])
         yield Rows(columns, (("", np.arange(start, stop)),))
         start = stop
-
-
-@dataclass(frozen=True)
-class FileColumns:
-    """Columns as they are in the files.
-
-    Attributes:
-        schema: the files' names for them, and Spark's types.
-        is_case_sensitive: whether names in files must be spelt as in `schema`.
-    """
-
-    schema: pa.Schema
-    is_case_sensitive: bool
 
 
 @dataclass(frozen=True)
@@ -292,7 +355,7 @@ class ScoreFiles:
         opened = ""
         with ExitStack() as stack:
             for paths, numbers in given:
-                for path, rows in _runs(paths, numbers.to_numpy()):
+                for path, rows in runs(paths, numbers.to_numpy()):
                     if path != opened:
                         stack.close()
                         file = stack.enter_context(
@@ -300,125 +363,3 @@ class ScoreFiles:
                         )
                         opened = path
                     yield from file.read(rows)
-
-
-class FileRows:
-    """Rows of a Parquet file by their numbers; each row group is decoded as far as it is wanted.
-
-    Args:
-        path: a URI, encoded, as `_metadata.file_path` has it.
-        batch_size: rows that are decoded at once, at least; a multiple of it.
-
-    Raises:
-        ReadError: if the file cannot be read.
-    """
-
-    def __init__(self, path: str, columns: FileColumns, batch_size: int) -> None:
-        self._path = unquote(path)
-        storage, inner = locate(self._path)
-        system = open_storage(storage)
-        try:
-            self._file = open_file(system, inner)
-        except (OSError, pa.ArrowException) as error:
-            raise self._unreadable(error) from error
-        footer = self._file.metadata
-        self._ends = np.cumsum([footer.row_group(i).num_rows for i in range(footer.num_row_groups)])
-        self._fields = [
-            (self._name(field.name, columns.is_case_sensitive), field.type)
-            for field in columns.schema
-        ]
-        self._names = [name for name, _ in self._fields if name is not None]
-        self._rows = batch_size * max(1, self._affordable_rows() // batch_size)
-        self._group = -1
-        self._batches: Iterator[pa.RecordBatch] = iter(())
-        self._here: list[pa.Array] = []
-        self._start = self._stop = 0  # the numbers of the rows that are decoded
-
-    def __enter__(self) -> FileRows:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._batches = iter(())
-        self._file.close()
-
-    def read(self, numbers: Array) -> Iterator[Rows]:
-        """Yield some rows, in parts.
-
-        Args:
-            numbers: int64 [rows], ascending.
-
-        Raises:
-            ReadError: if the file cannot be read, or has no such rows any more.
-        """
-        done = 0
-        while done < len(numbers):
-            try:
-                self._seek(int(numbers[done]))
-            except (OSError, pa.ArrowException, KeyError) as error:
-                raise self._unreadable(error) from error
-            count = int(np.searchsorted(numbers[done:], self._stop))
-            wanted = numbers[done : done + count] - self._start
-            if wanted[-1] - wanted[0] + 1 == count:
-                columns = tuple(column.slice(wanted[0], count) for column in self._here)
-            else:
-                columns = tuple(column.take(pa.array(wanted)) for column in self._here)
-            yield Rows(columns, ((self._path, numbers[done : done + count]),))
-            done += count
-
-    def _seek(self, number: int) -> None:
-        """Decode the rows among which is `number`."""
-        if self._start <= number < self._stop:
-            return
-        group = int(np.searchsorted(self._ends, number, side="right"))
-        if group == len(self._ends):
-            raise KeyError(f"it has no row {number}")
-        if group != self._group or number < self._start:
-            self._batches = self._file.iter_batches(
-                self._rows, [group], self._names, use_threads=False
-            )
-            self._group = group
-            self._stop = int(self._ends[group - 1]) if group else 0
-        while number >= self._stop:
-            batch = next(self._batches)
-            self._start, self._stop = self._stop, self._stop + batch.num_rows
-        self._here = [
-            pa.nulls(batch.num_rows, kind) if name is None else convert(batch.column(name), kind)
-            for name, kind in self._fields
-        ]
-
-    def _name(self, wanted: str, is_case_sensitive: bool) -> str | None:
-        """Return what the file calls a column; None if it lacks it, as older files may."""
-        names = self._file.schema_arrow.names
-        if is_case_sensitive:
-            found = [name for name in names if name == wanted]
-        else:
-            found = [name for name in names if name.lower() == wanted.lower()]
-        if len(found) > 1:
-            raise ReadError(f"{self._path} has several columns {wanted!r}: {', '.join(found)}")
-        return str(found[0]) if found else None
-
-    def _affordable_rows(self) -> int:
-        footer = self._file.metadata
-        nbytes: int = 0
-        for group in map(footer.row_group, range(footer.num_row_groups)):
-            for leaf in map(group.column, range(group.num_columns)):
-                if leaf.path_in_schema.split(".")[0] in self._names:
-                    nbytes += leaf.total_uncompressed_size
-        return _DECODED_NBYTES * int(footer.num_rows) // max(nbytes, 1)
-
-    def _unreadable(self, error: Exception) -> ReadError:
-        return ReadError(
-            f"{self._path}: {error}. Has the file been replaced since the DataFrame was made, or "
-            "can Spark's Python workers not read it? setParquetReader('spark') has Spark read it"
-        )
-
-
-def _runs(paths: pa.Array, numbers: Array) -> Iterator[tuple[str, Array]]:
-    """Yield the rows of one file each, their numbers ascending."""
-    if not len(numbers):
-        return
-    codes = paths.dictionary_encode()
-    files = codes.indices.to_numpy()
-    cuts = np.flatnonzero((np.diff(files) != 0) | (np.diff(numbers) <= 0)) + 1
-    for start, stop in pairwise([0, *cuts, len(numbers)]):
-        yield codes.dictionary[int(files[start])].as_py(), numbers[start:stop]

@@ -20,6 +20,7 @@ from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.keras_model import from_content
 from sparkdl.ml.estimators.source import ModelSource, Signature, Tensor
 from sparkdl.ml.scoring.predictor import Predictor
+from sparkdl.ml.scoring.share import Share
 
 _DEFAULT_KEY = "serving_default"
 _FILTER_END_S = 5.0
@@ -28,14 +29,17 @@ _NOISE = (
 )
 
 
-def load_tensorflow(source: ModelSource) -> Predictor:
+def load_tensorflow(source: ModelSource, share: Share | None) -> Predictor:
     """Load a SavedModel, or a model of Keras.
+
+    Args:
+        share: what it may use; None for all.
 
     Raises:
         ConfigError: if it is of no kind that can be used; it says what to change.
     """
     with without_startup_noise():
-        prepare_worker()
+        prepare_worker(share)
         found = _loaded(source)
     import tensorflow as tf
 
@@ -193,24 +197,19 @@ def without_startup_noise() -> Iterator[None]:
         os.close(stderr)
 
 
-def prepare_worker() -> None:
-    """In a Spark task: as many threads as it has cores, its own GPUs, no more memory than needed.
+def prepare_worker(share: Share | None) -> None:
+    """Take as many threads as a share has cores, its own GPUs, no more memory than needed.
 
     TensorFlow takes all cores and all memory of all GPUs otherwise, in each of Spark's workers.
     """
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    if context is None:
+    if share is None:
         return
     import tensorflow as tf
 
-    from sparkdl.node.resources import assigned_gpus
-
     gpus = tf.config.list_physical_devices("GPU")
-    mine = [gpu for place, gpu in enumerate(gpus) if str(place) in (assigned_gpus() or ())]
+    mine = [gpu for place, gpu in enumerate(gpus) if str(place) in (share.gpus or ())]
     with suppress(RuntimeError):  # a user's function has run TensorFlow in this worker before
-        tf.config.threading.set_intra_op_parallelism_threads(context.cpus())
+        tf.config.threading.set_intra_op_parallelism_threads(share.cores)
         tf.config.threading.set_inter_op_parallelism_threads(1)
         if mine:
             tf.config.set_visible_devices(mine, "GPU")

@@ -18,6 +18,7 @@ from sparkdl.core.errors import ConfigError, FrameworkMissingError, InferenceErr
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.source import NUMBER, ModelSource, Signature, Tensor
 from sparkdl.ml.scoring.predictor import Predictor
+from sparkdl.ml.scoring.share import Share
 from sparkdl.storage import locate, open_storage
 
 Call = Callable[[Mapping[str, Any]], Any]
@@ -84,18 +85,19 @@ def module_signature(module: Any) -> Signature:
     return Signature(tuple(required), (), tuple(optional))
 
 
-def load_torch(source: ModelSource) -> Predictor:
+def load_torch(source: ModelSource, share: Share | None) -> Predictor:
     """Load a model of PyTorch.
 
-    In a Spark task it uses as many threads as the task has cores, and the GPU that Spark assigned,
-    or one of those there are; elsewhere the CPU.
+    Args:
+        share: what it may use: so many threads, and the GPU that Spark assigned, or one of those
+            there are; None for the CPU.
 
     Raises:
         ConfigError: if it is of no kind that can be used; it says what to change.
     """
     import torch
 
-    device = _device()
+    device = _device(share)
     if source.format == "pt2":
         signature, call, dtypes = _exported(source, device)
     else:
@@ -221,21 +223,17 @@ def _numpy(tensor: Any) -> Array:
     return np.asarray(values)
 
 
-def _device() -> Any:
-    """Return where the model runs, having taken no more threads than the task has cores."""
+def _device(share: Share | None) -> Any:
+    """Return where the model runs, having taken no more threads than its share has cores."""
     import torch
-    from pyspark import TaskContext
 
-    from sparkdl.node.resources import assigned_gpus
-
-    context = TaskContext.get()
-    if context is None:
+    if share is None:
         return torch.device("cpu")
-    torch.set_num_threads(context.cpus())
+    torch.set_num_threads(share.cores)
     with suppress(RuntimeError):  # a user's function has run PyTorch in this worker before
         torch.set_num_interop_threads(1)
     if not torch.cuda.is_available():
         return torch.device("cpu")
     count = torch.cuda.device_count()
-    mine = [int(gpu) for gpu in assigned_gpus() or () if gpu.isdigit() and int(gpu) < count]
-    return torch.device("cuda", mine[0] if mine else context.partitionId() % count)
+    mine = [int(gpu) for gpu in share.gpus or () if gpu.isdigit() and int(gpu) < count]
+    return torch.device("cuda", mine[0] if mine else share.number % count)

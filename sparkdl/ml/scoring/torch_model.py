@@ -54,7 +54,8 @@ class TorchModel(
 
     Columns of floats come as the dtype of the model's parameters, others as their own; in a `.pt2`
     as it was exported. Each Python worker of Spark loads the model once and keeps it until it is
-    given another one.
+    given another one; where GPUs are fewer than task slots, one process for each GPU does, see
+    `setModelPer`.
 
     Args:
         model: the path of a saved model that driver and executors can read, or a
@@ -102,7 +103,9 @@ class TorchModel(
             self.getBatchSize(),
             self.getHandleInvalid(),
         )
-        return scored(dataset, score, outputs[0], self.getKeep(), self.getParquetReader())
+        return scored(
+            dataset, score, outputs[0], self.getKeep(), self.getParquetReader(), self.getModelPer()
+        )
 
     def _source(self) -> ModelSource:
         if self._content:

@@ -9,6 +9,7 @@ themselves; `file_columns` finds out whether they do.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, functions
@@ -18,7 +19,9 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.plan import find_scan
 from sparkdl.driver.executors.scored import Keep, arrow_schema, by_place, check_names, kept_columns
 from sparkdl.driver.slots.preflight import is_true
-from sparkdl.ml.scoring.task import FileColumns, Score, ScoreBatches, ScoreFiles, ScoreStructs
+from sparkdl.ml.scoring.files import FileColumns
+from sparkdl.ml.scoring.share import sharing_of
+from sparkdl.ml.scoring.task import Score, ScoreBatches, ScoreFiles, ScoreStructs
 
 READERS = ("auto", "python", "spark")
 """Who reads the input columns of a DataFrame over Parquet files."""
@@ -27,7 +30,12 @@ _STRUCT = "outputs"
 
 
 def scored(
-    frame: DataFrame, score: Score, results: StructType, keep: Keep, parquet_reader: str
+    frame: DataFrame,
+    score: Score,
+    results: StructType,
+    keep: Keep,
+    parquet_reader: str,
+    model_per: str,
 ) -> DataFrame:
     """Return `frame` with the outputs' columns; starts no job.
 
@@ -38,11 +46,13 @@ def scored(
         results: the columns that are added.
         keep: which columns of the DataFrame stay.
         parquet_reader: see `file_columns`.
+        model_per: one of `MODEL_PER`.
 
     Raises:
         ConfigError: if a column is missing, or two would have one name, or the rows are not
             where `parquet_reader` has them.
     """
+    score = replace(score, sharing=sharing_of(frame.sparkSession, model_per))
     kept = kept_columns(frame.columns, keep)
     names = [frame.columns[place] for place in kept]
     check_names(names, results.names)

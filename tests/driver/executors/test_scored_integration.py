@@ -17,7 +17,7 @@ from pyspark.sql.types import ArrayType, FloatType, LongType, StructField, Struc
 
 import sparkdl
 from sparkdl.core.errors import ConfigError
-from tests.doubles.sessions import LOCAL, SparkSessions
+from tests.doubles.sessions import LOCAL, SparkSessions, jobs_of
 from tests.driver.executors import map_funs
 
 if TYPE_CHECKING:
@@ -104,6 +104,9 @@ def test_result_types_are_found_out(spark_local: SparkSession, scorer: Scorer) -
     assert [tuple(r) for r in scored.collect()] == [(i, i / 2, f"n{i}") for i in range(50)]
     alone = cluster.infer_rows(frame).collect()
     assert alone == [{"half": i / 2, "name": f"n{i}"} for i in range(50)]
+    group = f"sparkdl {cluster.spec.cluster_id}"
+    told = {job.description for job in jobs_of(spark_local) if job.group == group}
+    assert {f"{group}: scoring, first rows", f"{group}: scoring"} <= told
     empty = frame.where("id < 0")
     with pytest.raises(ConfigError, match="no rows to tell the results' types"):
         cluster.infer(empty)

@@ -106,7 +106,7 @@ def test_another_node_answers_the_rest_for_one_whose_host_says_no_word_any_more(
             feed.batch_results([-row for row in feed.next_batch(7)])
 
         answering, serving = Running(answer_some), serve(living)
-        asked = replace(order([link.target, living.target]), verdict_s=0.4)
+        asked = replace(order([link.target, living.target]), host_timeout_s=0.2)
         answers = exchange(asked, "0.a", link.target, RowEncoder(max_rows=10).batches(ROWS))
         assert [row for data in answers for row in decode_results(data)] == [-row for row in ROWS]
         answering.result()

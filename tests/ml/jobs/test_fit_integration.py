@@ -12,6 +12,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.ml.jobs import loop as jobs_checkpoint
 from sparkdl.ml.jobs.fit import fit_in_jobs
 from sparkdl.ml.jobs.rows import num_steps
+from tests.doubles.sessions import jobs_of
 from tests.ml.train_fns import adam, loss_fn, loss_that_kills, model_fn, momentum
 
 if TYPE_CHECKING:
@@ -27,16 +28,14 @@ Y = np.sin(X @ np.arange(4, dtype=np.float32)) + X[:, 0]
 
 
 @pytest.fixture
-def data(spark_cluster_one_slot: SparkSession) -> DataFrame:
+def data(spark_cluster: SparkSession) -> DataFrame:
     ends = np.cumsum((0, *SIZES))
     parts = [
         [([float(v) for v in X[row]], float(Y[row])) for row in range(ends[n], ends[n + 1])]
         for n in range(len(SIZES))
     ]
-    rows = spark_cluster_one_slot.sparkContext.parallelize(parts, len(parts)).flatMap(
-        lambda part: part
-    )
-    return spark_cluster_one_slot.createDataFrame(rows, "x array<float>, y float")
+    rows = spark_cluster.sparkContext.parallelize(parts, len(parts)).flatMap(lambda part: part)
+    return spark_cluster.createDataFrame(rows, "x array<float>, y float")
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +74,7 @@ def same(model: Any, expected: list[Any]) -> bool:
     return all(np.allclose(a, b, atol=2e-5) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.deep  # a training that goes on at its checkpoint equals one process as well
 def test_it_equals_one_process_also_when_a_worker_and_an_executor_are_killed(
     data: DataFrame, tmp_path: Path
 ) -> None:
@@ -99,7 +99,14 @@ def test_gradients_that_travel_in_slices_give_the_same(data: DataFrame) -> None:
 def test_local_steps_of_one_partition_are_those_of_one_process(data: DataFrame) -> None:
     one = data.coalesce(1)
     options: Any = {"batch_size": BATCH, "shuffle": False, "epochs": 2, "num_partitions": 1}
+    before = len(jobs_of(data.sparkSession))
     found = fit_in_jobs(one, model_fn, loss_fn, adam, sync_every=7, **options)
+    jobs = jobs_of(data.sparkSession)
+    told = {job.description.partition(": ")[2] for job in jobs[: len(jobs) - before]}
+    steps = num_steps([sum(SIZES)], BATCH)
+    assert f"training, epoch 1, steps 0-6 of {steps}" in told
+    assert {"keep training rows", "remove the rows"} < told
+    assert "" not in told, "each job says what it is"
     assert same(found.model, alone(adam, 2, (sum(SIZES),)))
     options = {"batch_size": 4, "epochs": 2, "sync_every": 4}
     averaged = fit_in_jobs(data, model_fn, loss_fn, adam, **options).history["loss"]

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.core.errors import ReadError
-from sparkdl.ml.scoring.task import FileColumns, FileRows, _runs
+from sparkdl.ml.scoring.files import FileColumns, FileRows, runs
 
 ROWS, GROUP = 1000, 170
 COLUMNS = FileColumns(pa.schema([("x", pa.list_(pa.float32())), ("n", pa.int64())]), False)
@@ -84,6 +84,6 @@ def test_a_file_that_is_not_there_is_an_error(path: str) -> None:
 
 def test_rows_are_taken_file_by_file_and_ascending() -> None:
     paths = pa.array(["a", "a", "a", "b", "b", "a"])
-    runs = [(path, list(rows)) for path, rows in _runs(paths, np.array([1, 5, 3, 4, 6, 7]))]
-    assert runs == [("a", [1, 5]), ("a", [3]), ("b", [4, 6]), ("a", [7])]
-    assert list(_runs(pa.array([], pa.string()), np.array([], np.int64))) == []
+    found = [(path, list(rows)) for path, rows in runs(paths, np.array([1, 5, 3, 4, 6, 7]))]
+    assert found == [("a", [1, 5]), ("a", [3]), ("b", [4, 6]), ("a", [7])]
+    assert list(runs(pa.array([], pa.string()), np.array([], np.int64))) == []

@@ -1,0 +1,405 @@
+"""The process that runs one model for several task slots of an executor: a scorer.
+
+Runs in: feeder
+
+`python -m sparkdl.ml.scoring.scorer` is started by the first task that needs it. The main thread
+loads the model and calls it; a thread for each task reads its pieces meanwhile. A scorer ends when
+the executor has ended, when it has had no task for some time, when another one wants its memory and
+it has no task, and when its model fails again and again; nothing of it is left behind.
+"""
+
+from __future__ import annotations
+
+import errno
+import faulthandler
+import gc
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import psutil
+import pyarrow as pa
+
+from sparkdl.control.descriptors import close_fd, peer_of
+from sparkdl.core.errors import ProtocolError, in_words
+from sparkdl.core.garbage import uncollected
+from sparkdl.feed.values.ndarrays import Array
+from sparkdl.ml.scoring import protocol
+from sparkdl.ml.scoring.batching import Batcher, Part, Piece
+from sparkdl.ml.scoring.columns import OutputColumn
+from sparkdl.ml.scoring.held import load
+from sparkdl.ml.scoring.predictor import Predictor, check_rows
+from sparkdl.ml.scoring.share import Share
+
+_IDLE_S = 300.0
+"""For which a scorer without tasks keeps its model for the next."""
+_TICK_S = 1.0
+_END_S = 5.0
+_MAX_FAILED = 2
+"""Tasks that fail one after another, with none answered between: then another scorer tries."""
+_MAX_LOG_NBYTES = 1 << 20
+_STDOUT, _STDERR = 1, 2
+
+
+@dataclass(frozen=True)
+class Group:
+    """What pieces have in common that can share a batch.
+
+    Attributes:
+        layout: name, dtype, and shape of a row, of each input.
+    """
+
+    outputs: tuple[OutputColumn, ...]
+    batch_size: int
+    layout: tuple[tuple[str, str, tuple[int, ...]], ...]
+
+
+@dataclass
+class _Task:
+    """A task that is connected; all its fields belong to the scorer's lock."""
+
+    sock: socket.socket
+    outputs: tuple[OutputColumn, ...]
+    batch_size: int
+    number: int = 0
+    values: dict[int, dict[str, Array]] = field(default_factory=dict)
+    """Of pieces that are not answered, by number."""
+    answers: dict[int, list[list[pa.Array]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    parts: tuple[Part, ...]
+    values: tuple[dict[str, Array], ...]
+    """Of each part."""
+    group: Group
+
+    def shares(self) -> Iterator[_Batch]:
+        """Yield the shares of its tasks, or the pieces' if there is one task; none of one piece."""
+        tasks = {part.piece.task for part in self.parts}
+        places: dict[int, list[int]] = {}
+        for place, part in enumerate(self.parts):
+            places.setdefault(place if len(tasks) == 1 else part.piece.task, []).append(place)
+        for mine in places.values() if len(self.parts) > 1 else ():
+            parts = tuple(self.parts[place] for place in mine)
+            yield _Batch(parts, tuple(self.values[place] for place in mine), self.group)
+
+
+class Scorer:
+    """One model, and the tasks that want it.
+
+    Args:
+        listener: bound and listening.
+    """
+
+    def __init__(self, start: protocol.Start, listener: socket.socket) -> None:
+        self._start = start
+        self._listener = listener
+        self._changed = threading.Condition()
+        self._batcher = Batcher()
+        self._tasks: dict[int, _Task] = {}
+        self._count = 0
+        self._failed: set[int] = set()
+        self._is_closed = False
+        """It takes no more tasks, and ends with the last one."""
+        self._has_ended = threading.Event()
+
+    def run(self) -> None:
+        """Score until nobody wants it any more."""
+        for target in (self._accept, self._watch):
+            threading.Thread(target=target, name=f"sparkdl{target.__name__}", daemon=True).start()
+        try:
+            self._make_room()
+            try:
+                share = Share(self._start.cores, ("0",) if self._start.is_on_gpu else None)
+                with uncollected():
+                    model = load(self._start.source, share)
+                gc.freeze()  # or the end would take seconds: it looks for garbage several times
+            except (Exception, SystemExit) as error:  # noqa: BLE001 (each task raises it)
+                self._fail_all(f"it cannot be loaded: {in_words(error)}")
+                return
+            while (batch := self._next()) is not None:
+                self._score(model, batch)
+        finally:
+            self._close()
+            self._has_ended.set()
+
+    # tasks
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError as error:
+                with self._changed:
+                    if self._is_closed or error.errno not in (errno.EMFILE, errno.ENFILE):
+                        return
+                    self._changed.wait(_TICK_S)
+                continue
+            threading.Thread(
+                target=self._serve, args=(sock,), name="sparkdl-task", daemon=True
+            ).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        number = 0
+        try:
+            if peer_of(sock).uid != os.geteuid():
+                return
+            while True:
+                message, fd = protocol.receive(sock)
+                if message is None:
+                    return
+                if isinstance(message, protocol.Rows):
+                    self._add(number, protocol.read_inputs(fd))
+                    continue
+                close_fd(fd)
+                if isinstance(message, protocol.Join) and not number:
+                    number = self._join(sock, message)
+                elif isinstance(message, protocol.End):
+                    with self._changed:
+                        self._batcher.end(number)
+                        self._changed.notify_all()
+                elif isinstance(message, protocol.Leave):
+                    self._leave()
+                    return
+        except (OSError, ProtocolError, pa.ArrowException) as error:
+            if not isinstance(error, ConnectionError):
+                sys.stderr.write(f"a task is hung up on: {in_words(error)}\n")
+        finally:
+            with self._changed:
+                self._forget(number)
+                sock.close()
+
+    def _join(self, sock: socket.socket, message: protocol.Join) -> int:
+        outputs = protocol.columns_of(message)
+        with self._changed:
+            if self._is_closed:
+                raise ConnectionAbortedError  # it starts another scorer
+            self._count += 1
+            self._tasks[self._count] = _Task(sock, outputs, message.batch_size)
+            self._batcher.join(self._count)
+            protocol.send(sock, protocol.Welcome(), _STDERR)
+            return self._count
+
+    def _add(self, number: int, values: dict[str, Array]) -> None:
+        layout = tuple((name, x.dtype.str, x.shape[1:]) for name, x in values.items())
+        rows = len(next(iter(values.values()), ()))
+        with self._changed:
+            if (task := self._tasks.get(number)) is None:
+                raise ProtocolError("rows of a task that is not there")
+            group = Group(task.outputs, task.batch_size, layout)
+            piece = Piece(number, task.number, rows, task.batch_size, group)
+            self._batcher.add(piece, time.monotonic())
+            task.values[task.number] = values
+            task.answers[task.number] = []
+            task.number += 1
+            self._changed.notify_all()
+
+    def _leave(self) -> None:
+        """End for the sake of another scorer, unless there are tasks.
+
+        It waits for the end of the connection that it has asked by, which is this process's.
+        """
+        with self._changed:
+            if self._tasks:
+                return
+            self._close()
+        threading.Event().wait(_END_S)
+
+    def _forget(self, number: int) -> None:
+        self._tasks.pop(number, None)
+        self._batcher.leave(number)
+        self._changed.notify_all()
+
+    def _say(self, number: int, message: protocol.Message, fd: int = -1) -> None:
+        """Tell a task something, if it is still there."""
+        with self._changed:
+            if (task := self._tasks.get(number)) is not None:
+                try:
+                    protocol.send(task.sock, message, fd)
+                except OSError:
+                    with suppress(OSError):  # its thread notices
+                        task.sock.shutdown(socket.SHUT_RDWR)
+
+    # the model
+
+    def _next(self) -> _Batch | None:
+        """Wait for a batch; None if there will be none."""
+        with self._changed:
+            idle_s = time.monotonic() + _IDLE_S
+            while True:
+                now_s = time.monotonic()
+                if parts := self._batcher.take(now_s):
+                    return self._batch(parts)
+                if not self._tasks and (self._is_closed or now_s >= idle_s):
+                    return None
+                if self._tasks:
+                    idle_s = now_s + _IDLE_S
+                wait_s = self._batcher.wait_s(now_s)
+                self._changed.wait(idle_s - now_s if wait_s is None else wait_s)
+
+    def _batch(self, parts: tuple[Part, ...]) -> _Batch:
+        group = parts[0].piece.group
+        assert isinstance(group, Group)
+        values = [
+            {
+                name: array[part.start : part.stop]
+                for name, array in self._tasks[part.piece.task].values[part.piece.number].items()
+            }
+            for part in parts
+        ]
+        return _Batch(parts, tuple(values), group)
+
+    def _score(self, model: Predictor, batch: _Batch) -> None:
+        """Answer a batch; if the model fails, each share of it, so that the guilty one fails."""
+        try:
+            columns = _columns(model, batch)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (the task raises it)
+            if len(batch.parts) == 1:
+                self._fail(batch.parts[0], in_words(error))
+            for share in batch.shares():
+                self._score(model, share)
+            return
+        self._failed.clear()
+        start = 0
+        for part in batch.parts:
+            self._answer(part, [column.slice(start, part.rows) for column in columns])
+            start += part.rows
+
+    def _answer(self, part: Part, columns: list[pa.Array]) -> None:
+        number, piece = part.piece.task, part.piece
+        with self._changed:
+            if (task := self._tasks.get(number)) is None:
+                return
+            task.answers[piece.number].append(columns)
+            if part.stop < piece.rows:
+                return
+            found = task.answers.pop(piece.number)
+            del task.values[piece.number]
+        joined = [pa.concat_arrays(each) for each in zip(*found, strict=True)]
+        fd = protocol.write_answer(joined)
+        try:
+            with self._changed:
+                self._batcher.answer(piece)
+                self._say(number, protocol.Answer(), fd)
+        finally:
+            os.close(fd)
+
+    def _fail(self, part: Part, text: str) -> None:
+        number = part.piece.task
+        with self._changed:
+            self._say(number, protocol.Failed(text, part.piece.number, part.start, part.stop))
+            self._forget(number)
+            self._failed.add(number)
+            if len(self._failed) >= _MAX_FAILED:  # the model's state may be broken, or the GPU's
+                self._close()
+
+    def _fail_all(self, text: str) -> None:
+        with self._changed:
+            self._close()
+            for number in list(self._tasks):
+                self._say(number, protocol.Failed(text))
+
+    # the end
+
+    def _close(self) -> None:
+        with self._changed:
+            if not self._is_closed:
+                self._is_closed = True
+                with suppress(OSError):
+                    self._listener.shutdown(socket.SHUT_RDWR)
+                self._listener.close()  # from here on the name is free
+            self._changed.notify_all()
+
+    def _make_room(self) -> None:
+        """Have scorers of other models end that have no task, and wait until they have."""
+        for name in protocol.siblings(self._start.name):
+            with protocol.new_socket() as sock, suppress(OSError, ProtocolError):
+                sock.settimeout(_END_S)
+                sock.connect(f"\0{name}")
+                if peer_of(sock).uid == os.geteuid():
+                    protocol.send(sock, protocol.Leave())
+                    protocol.receive(sock)
+
+    def _watch(self) -> None:
+        """End with the executor, and pass on what is printed."""
+        owners = []
+        for pid in self._start.owners:
+            with suppress(psutil.NoSuchProcess):
+                owners.append(psutil.Process(pid))
+        has_owners = len(owners) == len(self._start.owners)
+        passed = 0
+        while not self._has_ended.is_set():
+            if has_owners:
+                has_owners = not psutil.wait_procs(owners, _TICK_S)[0]
+            if not has_owners:
+                self._close()
+                with self._changed:
+                    is_free = self._changed.wait_for(lambda: not self._tasks, _TICK_S)
+                if is_free and not self._has_ended.wait(_END_S):
+                    os.kill(os.getpid(), signal.SIGKILL)  # the model's call does not return
+            passed = _pass_on(passed)
+        _pass_on(passed)
+
+
+def _columns(model: Predictor, batch: _Batch) -> Sequence[pa.Array]:
+    rows = sum(part.rows for part in batch.parts)
+    given = {
+        name: batch.values[0][name]
+        if len(batch.values) == 1
+        else np.concatenate([values[name] for values in batch.values])
+        for name in batch.values[0]
+    }
+    outputs = batch.group.outputs
+    found = model(given, [output.tensor for output in outputs])
+    check_rows(found, rows)
+    return [output.column(found[output.tensor]) for output in outputs]
+
+
+def _pass_on(start: int) -> int:
+    """Copy what has come to standard error to the executor's log; return up to where.
+
+    It is a file, which tasks read after a crash.
+    """
+    with suppress(OSError):
+        while data := os.pread(_STDERR, _MAX_LOG_NBYTES, start):
+            start += len(data)
+            os.write(_STDOUT, data)
+        if start > _MAX_LOG_NBYTES:
+            os.ftruncate(_STDERR, 0)
+            return 0
+    return start
+
+
+def main() -> None:
+    """Be the scorer of a model, unless there is one; its `Start` is the standard input.
+
+    The argument is the descriptor of a pipe, which gets a byte once tasks can connect.
+    """
+    start = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=protocol.Start)
+    faulthandler.enable(all_threads=False)
+    listener = protocol.new_socket()
+    is_first = True
+    try:
+        listener.bind(f"\0{start.name}")
+        listener.listen()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        is_first = False
+    with os.fdopen(int(sys.argv[1]), "wb") as ready:
+        ready.write(b"1")
+    if is_first:
+        Scorer(start, listener).run()
+
+
+if __name__ == "__main__":
+    main()

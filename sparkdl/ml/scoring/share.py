@@ -1,0 +1,143 @@
+"""What of its executor a model may use, and whether several task slots use one model.
+
+Runs in: driver, feeder
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.core.settings import visible_gpus
+
+MODEL_PER = ("auto", "slot", "executor")
+"""What has a copy of the model: each task slot, or each executor, there each of its GPUs."""
+
+_DEVICES = Path("/dev")
+_NUMBERED = "nvidia[0-9]*"
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a model may use.
+
+    Attributes:
+        gpus: addresses that Spark assigned; None if it assigns none.
+        number: of the partition: spreads tasks over GPUs that nobody assigned.
+    """
+
+    cores: int
+    gpus: tuple[str, ...] | None = None
+    number: int = 0
+
+
+def task_share() -> Share | None:
+    """Return what this Spark task may use; None outside of tasks."""
+    from pyspark import TaskContext
+
+    from sparkdl.node.resources import assigned_gpus
+
+    context = TaskContext.get()
+    if context is None:
+        return None
+    return Share(context.cpus(), assigned_gpus(), context.partitionId())
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Who shares a model. Goes to Spark inside the task.
+
+    Attributes:
+        model_per: one of `MODEL_PER`.
+        cores: of an executor; None for all of its host.
+        slots: of an executor; None for one for each core of its host.
+        gpus_per_task: what Spark assigns to a task, `spark.task.resource.gpu.amount`; 0 for none.
+    """
+
+    model_per: str = "slot"
+    cores: int | None = None
+    slots: int | None = None
+    gpus_per_task: float = 0.0
+
+    def device(self, share: Share | None, seen: Sequence[str]) -> str | None:
+        """Return on which device this task's rows meet those of others.
+
+        Args:
+            share: of the task; None outside of tasks.
+            seen: the executor's GPUs, as CUDA_VISIBLE_DEVICES names them.
+
+        Returns:
+            An entry for CUDA_VISIBLE_DEVICES, empty for the CPU; None for a model of the task's
+            own slot. With `auto` that is so unless slots outnumber the GPUs: on CPUs, processes
+            side by side are faster.
+        """
+        if self.model_per == "slot" or share is None:
+            return None
+        if share.gpus:
+            is_crowded = 0 < self.gpus_per_task < 1
+            found = _entry(share.gpus[0], visible_gpus())
+        elif seen:
+            is_crowded = len(seen) < (self.slots or os.cpu_count() or 1)
+            found = seen[share.number % len(seen)]
+        else:
+            is_crowded, found = False, ""
+        return found if is_crowded or self.model_per == "executor" else None
+
+    def own_device(self) -> str | None:
+        """Return `device` for the task that runs here.
+
+        Raises:
+            ConfigError: if the model is to be shared where that is not possible.
+        """
+        device = self.device(task_share(), seen_gpus())
+        if device is None or sys.platform == "linux":
+            return device
+        if self.model_per == "auto":
+            return None
+        raise ConfigError(
+            f"model_per='executor' needs Linux on the executors, and this is {sys.platform}: "
+            "setModelPer('slot')"
+        )
+
+
+def sharing_of(spark: Any, model_per: str) -> Sharing:
+    """Return who shares a model, with what the driver knows of its executors."""
+
+    def setting(name: str) -> str:
+        return str(spark.conf.get(name, "") or "")
+
+    master = setting("spark.master")
+    cpus = int(setting("spark.task.cpus") or 1)
+    cores: int | None = None
+    if master.startswith("local[") or master == "local":
+        text = master.removeprefix("local").strip("[]").partition(",")[0]
+        cores = int(text) if text.isdigit() else None if text else 1
+    elif setting("spark.executor.cores").isdigit():
+        cores = int(setting("spark.executor.cores"))
+    elif master.startswith("local-cluster["):
+        cores = int(master.split(",")[1])
+    elif master.startswith(("yarn", "k8s:")):
+        cores = 1
+    slots = None if cores is None else max(1, cores // cpus)
+    gpus = float(setting("spark.task.resource.gpu.amount") or 0)
+    return Sharing(model_per, cores, slots, gpus)
+
+
+def seen_gpus() -> tuple[str, ...]:
+    """Return the GPUs that programs started here would see, as CUDA_VISIBLE_DEVICES names them."""
+    visible = visible_gpus()
+    if visible is not None:
+        return visible
+    return tuple(str(number) for number, _ in enumerate(_DEVICES.glob(_NUMBERED)))
+
+
+def _entry(address: str, visible: Sequence[str] | None) -> str:
+    """Return the entry for an address of Spark's, a number among those visible or a UUID."""
+    if visible and address.isdigit() and int(address) < len(visible):
+        return visible[int(address)]
+    return address

@@ -1,0 +1,330 @@
+"""A scorer and its tasks, without Spark: its owner is a process of the test's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import psutil
+import pyarrow as pa
+import pytest
+
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import InferenceError, ScorerLostError
+from sparkdl.ml.estimators.source import ANY, ModelSource, Tensor, source_of, source_of_content
+from sparkdl.ml.scoring.client import RowsFailedError, ScorerClient, _start
+from sparkdl.ml.scoring.columns import InputColumn, OutputColumn
+from sparkdl.ml.scoring.function import ResultColumn
+from sparkdl.ml.scoring.held import load
+from sparkdl.ml.scoring.protocol import Start
+from sparkdl.ml.scoring.share import Share, Sharing
+from sparkdl.ml.scoring.task import Score, ScoreStructs
+from sparkdl.ml.scoring.torch import module_content
+from tests.ml import torch_models
+from tests.ml.conftest import Saved
+
+SIZE = 8
+END_S = 30.0
+
+Connect = Callable[..., ScorerClient]
+
+
+@pytest.fixture
+def owner() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that ends when its standard input does."""
+    with subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+    ) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()  # upon which its scorers end, or the leak police complains
+
+
+@pytest.fixture
+def connect(owner: subprocess.Popen[bytes]) -> Iterator[Connect]:
+    with ExitStack() as stack:
+
+        def joined(source: ModelSource, *outputs: OutputColumn) -> ScorerClient:
+            found = ScorerClient.connect(source, "", 1, SIZE, outputs, owner.pid)
+            return stack.enter_context(closing(found))
+
+        yield joined
+
+
+def function(make: Any) -> ModelSource:
+    return source_of_content(cloudpickle.dumps((make, ("y",))), "function")
+
+
+def double() -> Any:
+    """Make a function that refuses 13, and tells the size of its batches and its process."""
+
+    def fn(columns: dict[str, Any]) -> dict[str, Any]:
+        x = columns["x"]
+        if 13 in x:
+            raise ValueError("thirteen")
+        return {"y": 2 * x, "size": np.full(len(x), len(x)), "pid": [os.getpid()] * len(x)}
+
+    return fn
+
+
+Y = ResultColumn("y", "y", pa.int64())
+ALL = (Y, ResultColumn("size", "size", pa.int64()), ResultColumn("pid", "pid", pa.int64()))
+
+
+def send(client: ScorerClient, *values: int) -> None:
+    client.send({"x": np.array(values)}, {})
+
+
+def answer(client: ScorerClient) -> list[list[Any]]:
+    return [column.to_pylist() for column in client.receive()]
+
+
+def wait_for_end(pid: int) -> None:
+    try:
+        psutil.Process(pid).wait(END_S)
+    except psutil.NoSuchProcess:
+        return
+
+
+def test_two_tasks_share_a_process_and_a_batch(connect: Connect, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+
+    def waits() -> Any:
+        end_s = time.monotonic() + END_S
+        while not flag.exists() and time.monotonic() < end_s:
+            threading.Event().wait(0.02)
+        return double()
+
+    first, second = connect(function(waits), *ALL), connect(function(waits), *ALL)
+    assert first.pid == second.pid != os.getpid()
+    for _ in range(2):  # as many as they may have unanswered, so nobody waits for more
+        send(first, 1, 2, 3)
+        send(second, 4, 5, 6)
+    assert first.is_full
+    wait_for_segments(first.pid, 4)
+    flag.touch()
+    found = {x: [answer(client) for _ in range(2)] for x, client in ((1, first), (4, second))}
+    for x, answers in found.items():
+        assert [y for y, _, _ in answers] == [[2 * x, 2 * x + 2, 2 * x + 4]] * 2
+        assert {pid for _, _, pids in answers for pid in pids} == {first.pid}
+    sizes = chain.from_iterable(sizes for answers in found.values() for _, sizes, _ in answers)
+    assert sorted(sizes) == [4] * 4 + [SIZE] * SIZE
+
+
+def wait_for_segments(pid: int, count: int) -> None:
+    """Wait until a scorer has so many pieces."""
+    end_s = time.monotonic() + END_S
+    while Path(f"/proc/{pid}/maps").read_text().count("memfd:sparkdl-segment") < count:
+        assert time.monotonic() < end_s
+        threading.Event().wait(0.02)
+
+
+def test_only_the_task_with_the_wrong_rows_fails(connect: Connect) -> None:
+    good, bad = connect(function(double), Y), connect(function(double), Y)
+    send(good, 1, 2)
+    send(bad, 11, 12, 13, 14, 15, 16)  # a full batch, of both
+    assert answer(good) == [[2, 4]]
+    with pytest.raises(RowsFailedError, match="ValueError: thirteen") as caught:
+        bad.receive()
+    assert (caught.value.number, caught.value.start, caught.value.stop) == (0, 0, 6)
+    send(good, *range(SIZE))
+    assert answer(good) == [[2 * x for x in range(SIZE)]]
+    again = connect(function(double), Y)
+    assert again.pid == good.pid
+    send(again, 3, 4)
+    again.end()
+    good.end()
+    assert answer(again) == [[6, 8]]
+
+
+@pytest.mark.deep
+def test_model_that_fails_for_one_task_after_another_is_loaded_anew(connect: Connect) -> None:
+    pids: list[int] = []
+    for _ in range(3):
+        client = connect(function(double), Y)
+        pids.append(client.pid)
+        send(client, *[13] * SIZE)
+        with pytest.raises(RowsFailedError):
+            client.receive()
+    assert pids[0] == pids[1] != pids[2]
+    wait_for_end(pids[0])
+
+
+def test_lost_scorer_is_an_error_with_its_last_words_and_another_takes_its_place(
+    connect: Connect,
+) -> None:
+    def dies() -> Any:
+        def fn(columns: dict[str, Any]) -> Any:
+            if columns["x"][0] == 0:
+                sys.stderr.write("farewell\n")
+                sys.stderr.flush()
+                os.kill(os.getpid(), signal.SIGSEGV)
+            return columns["x"]
+
+        return fn
+
+    first, second = connect(function(dies), Y), connect(function(dies), Y)
+    send(first, *range(SIZE))
+    for client in (first, second):
+        with pytest.raises(ScorerLostError, match=rf"process {first.pid} .*\n  \| farewell\n"):
+            client.receive()
+    with pytest.raises(ScorerLostError):
+        send(second, 1)
+        second.receive()
+    wait_for_end(first.pid)
+    third = connect(function(dies), Y)
+    assert third.pid != first.pid
+    send(third, *range(1, SIZE + 1))
+    assert answer(third) == [list(range(1, SIZE + 1))]
+
+
+def test_model_that_cannot_be_loaded_says_why(connect: Connect) -> None:
+    def fails() -> Any:
+        raise OSError("no such weights")
+
+    client = connect(function(fails), Y)
+    with pytest.raises(InferenceError, match="cannot be loaded: OSError: no such weights"):
+        client.receive()
+
+
+def test_scorer_that_cannot_start_says_why(owner: subprocess.Popen[bytes]) -> None:
+    start = Start("n" * 200, function(double), (owner.pid,), 1, False)
+    with pytest.raises(InferenceError, match=r"started, status 1: (.*\n)*OSError: .*too long"):
+        _start(start, "", Deadline.after(END_S))
+
+
+@pytest.mark.deep
+def test_scorer_without_tasks_ends_for_another_model_and_one_with_tasks_does_not(
+    connect: Connect,
+) -> None:
+    def triple() -> Any:
+        return lambda columns: 3 * columns["x"]
+
+    first = connect(function(double), Y)
+    send(first, *range(SIZE))
+    answer(first)
+    second = connect(function(triple), Y)
+    send(second, *range(SIZE))
+    assert answer(second) == [[3 * x for x in range(SIZE)]]
+    send(first, *range(SIZE))
+    assert answer(first) == [[2 * x for x in range(SIZE)]]
+    first.close()
+    second.close()
+    third = connect(function(lambda: lambda columns: 5 * columns["x"]), Y)
+    wait_for_end(first.pid)
+    wait_for_end(second.pid)
+    send(third, *range(SIZE))
+    assert answer(third) == [[5 * x for x in range(SIZE)]]
+
+
+def test_scorer_ends_with_its_executor(connect: Connect, owner: subprocess.Popen[bytes]) -> None:
+    client = connect(function(double), Y)
+    client.close()
+    owner.kill()
+    owner.wait()
+    wait_for_end(client.pid)
+    assert not psutil.pid_exists(client.pid)
+
+
+def test_text_and_arrays_of_any_length_arrive_as_they_are(connect: Connect) -> None:
+    def told() -> Any:
+        return lambda columns: {
+            "y": [
+                f"{text} {array.dtype} {array.tolist()}"
+                for text, array in zip(columns["text"], columns["ragged"], strict=True)
+            ]
+        }
+
+    client = connect(function(told), ResultColumn("y", "y", pa.string()))
+    given = {"text": pa.array(["a", "ß"]), "ragged": pa.array([[1.5], [2.0, 3.0]])}
+    values = {"text": np.array(["a", "ß"], object), "ragged": np.empty(2, object)}
+    client.send(values, given)
+    client.end()
+    assert answer(client) == [["a float64 [1.5]", "ß float64 [2.0, 3.0]"]]
+
+
+def test_nulls_and_errors_are_those_of_a_model_of_ones_own(
+    owner: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparkdl.ml.scoring.share.task_share", lambda: Share(1))
+    monkeypatch.setattr("sparkdl.ml.scoring.client.executor_jvm_pid", lambda: owner.pid)
+    own = Score(
+        function(lambda: lambda columns: double()(columns)["y"]),
+        "the model",
+        (InputColumn("x", Tensor("x", ANY, None)),),
+        (Y,),
+        SIZE,
+        "keep",
+    )
+    shared = replace(own, sharing=Sharing("executor"))
+    null: list[int | None] = [None] * SIZE
+    given: list[list[int | None]] = [
+        [1, None, 3],
+        [],
+        null,
+        [4, None, 6, 7, 8, 9, 10, 11, 12],
+        null,
+        [14],
+    ]
+    columns = [pa.array(values, pa.int64()) for values in given]
+
+    def found(score: Score, *extra: pa.Array) -> list[Any]:
+        answers = ScoreStructs(score).structs(iter([*columns, *extra]))
+        return [row for array in answers for row in array.to_pylist()]
+
+    expected = [x and {"y": 2 * x} for values in given for x in values]
+    assert found(shared) == found(own) == expected
+    assert list(ScoreStructs(shared).structs(iter([]))) == [pa.array([], shared.struct_type)]
+    text = r"^the model failed on rows 28 to 31: ValueError: thirteen$"
+    for score in (own, shared):
+        with pytest.raises(InferenceError, match=text):
+            found(score, pa.array([0, None, 13]))
+
+
+FLOATS = pa.list_(pa.field("element", pa.float32()))
+X = np.arange(60, dtype=np.float32).reshape(20, 3)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("module", marks=pytest.mark.torch),
+        pytest.param("saved_model", marks=[pytest.mark.tensorflow, pytest.mark.deep]),
+        pytest.param("keras", marks=[pytest.mark.tensorflow, pytest.mark.deep]),
+    ],
+)
+def test_answers_are_those_of_a_model_of_ones_own(
+    kind: str, connect: Connect, request: pytest.FixtureRequest
+) -> None:
+    given: dict[str, Any] = {"left": X, "right": np.arange(20)}
+    if kind == "module":
+        content = module_content(torch_models.two_in_two_out())
+        source, names = source_of_content(content, "module"), ["output_0"]
+    else:
+        saved: Saved = request.getfixturevalue("saved")
+        source = source_of(saved.exported if kind == "saved_model" else saved.keras)
+        signature = load(source).signature
+        given = {signature.inputs[0].name: X}
+        names = [signature.outputs[0].name]
+    outputs = [OutputColumn(name, name, FLOATS) for name in names]
+    clients = [connect(source, *outputs) for _ in range(2)]
+    halves = [{name: x[part] for name, x in given.items()} for part in (np.s_[:9], np.s_[9:])]
+    for client, half in zip(clients, halves, strict=True):
+        client.send(half, {})
+        client.end()
+    own = load(source)(given, names)
+    expected = [output.column(own[output.tensor]) for output in outputs]
+    found = [pa.concat_arrays(both) for both in zip(*(c.receive() for c in clients), strict=True)]
+    assert found == expected

@@ -1,0 +1,78 @@
+"""Whose rows meet on which device, and what the driver knows of an executor."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sparkdl.ml.scoring.share import Share, Sharing, sharing_of
+
+TASK = Share(1, None, 5)
+ASSIGNED = Share(1, ("1",), 5)
+
+
+@pytest.mark.parametrize(
+    ("sharing", "share", "seen", "device"),
+    [
+        (Sharing("slot"), ASSIGNED, ("0",), None),
+        (Sharing("executor"), None, ("0",), None),  # no task: the driver's own process
+        (Sharing("executor"), TASK, (), ""),
+        (Sharing("executor"), TASK, ("0", "1", "7"), "7"),
+        (Sharing("executor"), ASSIGNED, ("0", "1"), "1"),
+        (Sharing("auto"), TASK, (), None),
+        (Sharing("auto", slots=4), TASK, ("0", "1"), "1"),
+        (Sharing("auto", slots=2), TASK, ("0", "1"), None),
+        (
+            Sharing("auto"),
+            TASK,
+            tuple(map(str, range(1 << 12))),
+            None,
+        ),  # more than any host has cores
+        (Sharing("auto", gpus_per_task=0.25), ASSIGNED, (), "1"),
+        (Sharing("auto", gpus_per_task=1.0, slots=4), ASSIGNED, ("0", "1"), None),
+    ],
+)
+def test_slots_share_a_model_where_they_are_to_or_outnumber_the_gpus(
+    sharing: Sharing,
+    share: Share | None,
+    seen: tuple[str, ...],
+    device: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert sharing.device(share, seen) == device
+
+
+def test_address_of_spark_is_a_number_among_the_gpus_that_the_executor_may_see(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
+    assert Sharing("executor").device(ASSIGNED, ()) == "GPU-b"
+    assert Sharing("executor").device(Share(1, ("GPU-c",)), ()) == "GPU-c"
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"spark.master": "local[4]"}, (4, 4)),
+        ({"spark.master": "local[4,2]", "spark.task.cpus": "2"}, (4, 2)),
+        ({"spark.master": "local"}, (1, 1)),
+        ({"spark.master": "local[*]"}, (None, None)),
+        ({"spark.master": "local-cluster[2,3,1024]"}, (3, 3)),
+        ({"spark.master": "yarn", "spark.executor.cores": "8"}, (8, 8)),
+        ({"spark.master": "k8s://https://host"}, (1, 1)),
+        ({"spark.master": "spark://host:7077"}, (None, None)),
+        ({}, (None, None)),
+    ],
+)
+def test_driver_tells_cores_and_slots_of_an_executor_where_it_can(
+    settings: dict[str, str], expected: tuple[int | None, int | None]
+) -> None:
+    def get(name: str, default: str) -> Any:
+        return {"spark.task.resource.gpu.amount": "0.5", **settings}.get(name, default)
+
+    found = sharing_of(SimpleNamespace(conf=SimpleNamespace(get=get)), "auto")
+    assert (found.cores, found.slots) == expected
+    assert found.gpus_per_task == 0.5

@@ -1,0 +1,85 @@
+"""One model for the task slots of an executor, on Spark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from pyspark.sql import functions as f
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.ml import predict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+ROWS = 100
+PARTITIONS = 4
+SIZE = 64
+
+
+def test_slots_share_one_process_and_its_batches_and_spark_repeats_what_it_loses(
+    spark_cluster: SparkSession, tmp_path: Path
+) -> None:
+    """Two executors of two slots; the function's first call waits for the rows of both slots."""
+    is_lost, is_proved = tmp_path / "lost", tmp_path / "proved"
+
+    def make() -> Any:
+        import os
+        import signal
+        import threading
+        import time
+        from pathlib import Path
+
+        calls: list[int] = []
+
+        def fn(columns: dict[str, Any]) -> dict[str, Any]:
+            end_s = time.monotonic() + 30
+            while not calls and not is_proved.exists() and time.monotonic() < end_s:
+                if Path("/proc/self/maps").read_text().count("memfd:sparkdl-segment") >= 4:
+                    break
+                threading.Event().wait(0.02)
+            calls.append(0)
+            if 3 in columns["id"] and is_proved.exists() and not is_lost.exists():
+                is_lost.write_text(str(os.getpid()))
+                os.kill(os.getpid(), signal.SIGKILL)
+            rows, slots = len(columns["id"]), len(set(columns["partition"].tolist()))
+            both = {"pid": [os.getpid()] * rows, "slots": [slots] * rows}
+            return {"twice": 2 * columns["id"], **both}
+
+        return fn
+
+    frame = spark_cluster.range(PARTITIONS * ROWS, numPartitions=PARTITIONS)
+    frame = frame.withColumn("partition", f.spark_partition_id())
+
+    def rows(model_per: str) -> list[Any]:
+        schema = "twice long, pid long, slots int"
+        names = ["id", "partition"]
+        scored = predict(
+            frame, make, names, schema, batch_size=SIZE, keep=names, model_per=model_per
+        )
+        return scored.collect()
+
+    found = rows("executor")
+    assert [row.id for row in found] == list(range(PARTITIONS * ROWS))
+    assert [row.twice for row in found] == [2 * row.id for row in found]
+    assert len({row.pid for row in found}) == 2
+    assert {row.slots for row in found} == {1, 2}
+    assert [sum(row.pid == pid for row in found) for pid in {row.pid for row in found}] == [
+        2 * ROWS,
+        2 * ROWS,
+    ]
+    is_proved.touch()
+    again = rows("executor")
+    lost = int(is_lost.read_text())
+    assert lost in {row.pid for row in found}
+    assert np.array_equal([row.twice for row in again], [row.twice for row in found])
+    assert lost not in {row.pid for row in again if row.partition == 0}
+
+
+def test_word_that_is_none_is_refused(spark_cluster: SparkSession) -> None:
+    with pytest.raises(ConfigError, match="model_per='gpu' cannot be: choose one of 'auto', 'slot"):
+        predict(spark_cluster.range(1), lambda: len, ["id"], "y long", model_per="gpu")
