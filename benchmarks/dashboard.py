@@ -1,0 +1,76 @@
+"""What do the dashboard and a record cost? The driver's part, and the process that keeps the past.
+
+Takes samples of a simulated cluster by the real code, as fast as it goes, and prints what share of
+a core that is at one sample a second. `README.md` says how to read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+
+from sparkdl.control.messages import FeedCount, NodeActive, NodeLoad
+from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.core.world import Address, build_world
+from sparkdl.dashboard.events import Launched, event_of, line_of
+from sparkdl.dashboard.history import History
+from sparkdl.driver.controller import View
+from sparkdl.driver.dashboard import sampled
+from sparkdl.driver.lifecycle.roster import Roster
+from sparkdl.driver.lifecycle.state import Running
+
+
+def view_of(spec: ClusterSpec, step: int) -> View:
+    """Return what a controller would know after so many steps."""
+    world = build_world(
+        0, {node: Address(f"h{node.node_id}", 1, "grpc://x") for node in spec.nodes}
+    )
+    view = View(Running(Roster(spec), world, frozenset(range(len(spec.nodes)))))
+    for node in spec.nodes:
+        rows = 100 * step + node.node_id
+        view.feeds[node.node_id, "input"] = FeedCount("input", rows + 50, rows, steps=step)
+        view.activity[node.node_id] = NodeActive(0, step, {"loss": 1 / (step + 1), "auc": 0.5})
+        view.load[node.node_id] = NodeLoad(1.5, 10**9, 10**7, 10**9)
+        view.pids[node.node_id] = 4000 + node.node_id
+    return view
+
+
+def measure(nodes: int, hours: float, samples: int) -> None:
+    """Print a line for a cluster of so many nodes."""
+    spec = ClusterSpec("c", plan_nodes(nodes))
+    views = [view_of(spec, step) for step in range(10)]
+    start_s = time.process_time()
+    lines = [line_of(sampled(spec, float(n), views[n % 10])) for n in range(samples)]
+    taking = (time.process_time() - start_s) / samples
+    seconds = int(hours * 3600)
+    history = History("c", 0.0)
+    history.add(Launched("c", 0.0, "plain", tuple(node.name for node in spec.nodes)))
+    start_s, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for second in range(seconds):
+        event = event_of(lines[second % samples])
+        history.add(event.__class__(**{**{f: getattr(event, f) for f in event.__struct_fields__},
+                                       "time_s": float(second)}))  # fmt: skip
+    keeping = (time.process_time() - start_s) / seconds
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    print(
+        f"{nodes:>6} nodes: driver {taking:.2%} of a core, {len(lines[-1]):,} bytes a second; "
+        f"dashboard {keeping:.2%} of a core and {grown:.0f} MiB after {hours:g} h, "
+        f"{len(history.series.columns['time_s']):,} points a curve",
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Measure clusters of several sizes."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", default="2,64,1000")
+    parser.add_argument("--hours", type=float, default=24.0, help="simulated")
+    parser.add_argument("--samples", type=int, default=200)
+    given = parser.parse_args()
+    for nodes in map(int, given.nodes.split(",")):
+        measure(nodes, given.hours * min(1.0, 64 / nodes), given.samples)
+
+
+if __name__ == "__main__":
+    main()

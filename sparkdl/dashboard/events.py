@@ -1,0 +1,177 @@
+"""What the driver tells the dashboard, and what a recorded run holds: one JSON object a line.
+
+Runs in: driver, dashboard
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Something that has happened in a cluster.
+
+    Attributes:
+        cluster: its id.
+        time_s: Unix time in seconds, by the driver's clock.
+    """
+
+    cluster: str
+    time_s: float
+
+
+class Launched(Event, frozen=True):
+    """A cluster is being launched.
+
+    Attributes:
+        nodes: their names, by node id.
+        input_mode: `spark` or `own`.
+        feed_memory_nbytes: of rows that a node holds at most; 0 where that is not known.
+    """
+
+    framework: str
+    nodes: tuple[str, ...]
+    input_mode: str = ""
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where a node of a generation runs."""
+
+    node_id: int
+    rank: int
+    host: str
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Why a generation has ended.
+
+    Attributes:
+        node: its name, empty where it is not a node's.
+        headline: a line.
+        text: all of it: traceback, hint, last log lines.
+    """
+
+    node: str
+    headline: str
+    text: str = ""
+
+
+class Changed(Event, frozen=True):
+    """The cluster's state is another one.
+
+    Attributes:
+        state: `gathering`, `running`, `failing`, `finished`, `failed`, `stopping`, `stopped`.
+        generation: -1 before the first.
+        places: of a generation that begins.
+        problems: what has failed, the cause first.
+        reason: why there is another generation.
+    """
+
+    state: str
+    generation: int = -1
+    places: tuple[Place, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    reason: str = ""
+
+
+class Checkpoint(Event, frozen=True):
+    """A checkpoint is complete."""
+
+    url: str
+    step: int
+
+
+class FeedColumns(msgspec.Struct, frozen=True):
+    """How far a feed is: lists by node id.
+
+    Attributes:
+        received: rows that have come.
+        used: rows that user code was given.
+        steps: batches that it was given.
+        epochs: that are over.
+    """
+
+    received: list[int]
+    used: list[int]
+    steps: list[int]
+    epochs: list[int]
+
+
+class Sampled(Event, frozen=True):
+    """How far the nodes are, told once a second or more seldom: lists by node id.
+
+    Attributes:
+        states: what each node does, in a word or two.
+        steps: that user code has reported, -1 for none.
+        metrics: that it has reported with them, by name; None where a node has none.
+        load: what they take of their machines, by name as in `NodeLoad`.
+        feeds: by name.
+    """
+
+    states: list[str]
+    pids: list[int]
+    steps: list[int]
+    metrics: dict[str, list[float | None]] = {}
+    feeds: dict[str, FeedColumns] = {}
+    load: dict[str, list[float]] = {}
+
+
+class Printed(Event, frozen=True):
+    """The last lines that a node has printed: the answer to `AskLog`."""
+
+    node_id: int
+    lines: tuple[str, ...]
+
+
+class Stacks(Event, frozen=True):
+    """What the nodes' threads do, by node name: the answer to `AskStacks`."""
+
+    stacks: dict[str, str]
+
+
+class AskLog(msgspec.Struct, frozen=True, tag=True):
+    """Somebody looks at a node's log."""
+
+    cluster: str
+    node_id: int
+    lines: int
+
+
+class AskStacks(msgspec.Struct, frozen=True, tag=True):
+    """Somebody wants to know what the threads do."""
+
+    cluster: str
+
+
+SUFFIX = ".sparkdl.jsonl"
+"""Of the files of recorded runs."""
+AnyEvent = Launched | Changed | Checkpoint | Sampled | Printed | Stacks
+Ask = AskLog | AskStacks
+_events = msgspec.json.Decoder(AnyEvent)
+_asks = msgspec.json.Decoder(Ask)
+_encoder = msgspec.json.Encoder()
+
+
+def line_of(message: AnyEvent | Ask) -> bytes:
+    """Return the line that stands for a message."""
+    return _encoder.encode(message) + b"\n"
+
+
+def event_of(line: bytes) -> AnyEvent:
+    """Return the event of a line.
+
+    Raises:
+        msgspec.DecodeError: if it is none.
+    """
+    event: AnyEvent = _events.decode(line)
+    return event
+
+
+def ask_of(line: bytes) -> Ask:
+    """Return what the dashboard asks in a line.
+
+    Raises:
+        msgspec.DecodeError: if it is nothing of the kind.
+    """
+    asked: Ask = _asks.decode(line)
+    return asked

@@ -1,0 +1,333 @@
+"""What is kept of a cluster's events, for as long as it trains. Pure; its size is bounded.
+
+Runs in: dashboard
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from sparkdl.dashboard.events import (
+    AnyEvent,
+    Changed,
+    Checkpoint,
+    Event,
+    Launched,
+    Place,
+    Printed,
+    Problem,
+    Sampled,
+    Stacks,
+)
+
+MAX_POINTS = 1000
+"""Of a curve. Beyond twice that every other one is left out, of a long run as of a short one."""
+_MAX_SPANS = 20_000
+_MAX_EVENTS = 1000
+_MAX_CLUSTERS = 20
+_RECENT_S = 60.0
+_MAX_RECENT = 61
+_SLOW = 0.7
+"""A node is slow that takes fewer steps in a second than this share of the median."""
+_MOST = 0.5
+ENDED = ("finished", "failed", "stopping", "stopped")
+
+
+class Series:
+    """Curves over the time of a run: named columns of the same length, `time_s` among them."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, list[float]] = {"time_s": []}
+        self.version = 0
+        """Another one where points that were there are not any more."""
+        self._every = 1
+        self._skipped = 0
+
+    def add(self, time_s: float, values: Mapping[str, float]) -> None:
+        """Append a point; a column that it does not have gets no value (NaN)."""
+        self._skipped += 1
+        if self._skipped < self._every:
+            return
+        self._skipped = 0
+        times = self.columns["time_s"]
+        for name in values.keys() - self.columns.keys():
+            self.columns[name] = [float("nan")] * len(times)
+        times.append(time_s)
+        for name, column in self.columns.items():
+            if name != "time_s":
+                column.append(values.get(name, float("nan")))
+        if len(times) >= 2 * MAX_POINTS:
+            self.columns = {name: column[::2] for name, column in self.columns.items()}
+            self._every *= 2
+            self.version += 1
+
+
+@dataclass
+class Span:
+    """What a node did from when to when."""
+
+    node_id: int
+    phase: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True)
+class NodeRow:
+    """A node as the table has it.
+
+    Attributes:
+        rate: steps, or else batches, in a second of the last minute.
+        waiting_rows: that have come and were not used yet.
+        is_slow: it takes fewer steps than most.
+        load: what it takes of its machine; see `NodeLoad`.
+    """
+
+    node_id: int
+    name: str
+    rank: int = -1
+    host: str = ""
+    pid: int = 0
+    state: str = "starting"
+    step: int = -1
+    received: int = 0
+    used: int = 0
+    epochs: int = 0
+    rate: float = float("nan")
+    is_slow: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    load: Mapping[str, float] = field(default_factory=dict)
+    problem: str = ""
+
+    @property
+    def waiting_rows(self) -> int:
+        """Rows that are there and were not used yet."""
+        return max(0, self.received - self.used)
+
+
+class History:
+    """One cluster's past and present.
+
+    Attributes:
+        problems: of all generations: when, which generation, what.
+        begun: of each generation: when, its number, why there is another one.
+    """
+
+    def __init__(self, cluster: str, time_s: float) -> None:
+        self.cluster = cluster
+        self.launched = Launched(cluster, time_s, "", ())
+        self.state = "gathering"
+        self.generation = -1
+        self.now_s = time_s
+        self.ended_s: float | None = None
+        self.places: dict[int, Place] = {}
+        self.failed: dict[int, Problem] = {}
+        self.problems: deque[tuple[float, int, Problem]] = deque(maxlen=_MAX_EVENTS)
+        self.begun: deque[tuple[float, int, str]] = deque(maxlen=_MAX_EVENTS)
+        self.checkpoints: deque[Checkpoint] = deque(maxlen=_MAX_EVENTS)
+        self.sample: Sampled | None = None
+        self.series = Series()
+        self.spans: deque[Span] = deque(maxlen=_MAX_SPANS)
+        self.logs: dict[int, Printed] = {}
+        self.stacks: Stacks | None = None
+        self._open: dict[int, Span] = {}
+        self._recent: deque[Sampled] = deque(maxlen=_MAX_RECENT)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the launch, until the end."""
+        return (self.ended_s or self.now_s) - self.launched.time_s
+
+    def add(self, event: AnyEvent) -> None:
+        """Take in what has happened."""
+        self.now_s = max(self.now_s, event.time_s)
+        match event:
+            case Launched():
+                self.launched = event
+                for node_id in range(len(event.nodes)):
+                    self._note_phase(node_id, "starting", event.time_s)
+            case Changed():
+                self._change(event)
+            case Sampled():
+                self._sample(event)
+            case Checkpoint():
+                self.checkpoints.append(event)
+            case Printed():
+                self.logs[event.node_id] = event
+            case Stacks():
+                self.stacks = event
+
+    def rows(self) -> list[NodeRow]:
+        """Return the nodes in the order of their ranks."""
+        first = self._recent[0] if self._recent else self.sample
+        rows = [self._row(node_id, first) for node_id in range(len(self.launched.nodes))]
+        rates = [row.rate for row in rows if row.rate > 0]
+        limit = _SLOW * statistics.median(rates) if rates else 0.0
+        rows = [replace(row, is_slow=row.rate < limit) for row in rows]
+        return sorted(rows, key=lambda row: (row.rank < 0, row.rank, row.node_id))
+
+    def bottleneck(self) -> str:
+        """Return who waits for whom, in words; empty where nothing is fed."""
+        recent = list(self._recent)
+        waits = looks = held = 0
+        for sample in recent:
+            for received, used in _fed(sample):
+                looks += 1
+                waits += received <= used
+                held += max(0, received - used)
+        if not looks or self.state in ENDED:
+            return ""
+        share, rows = waits / looks, held / looks
+        if share >= _MOST:
+            return (
+                f"Training waits for the feed: {share:.0%} of the last looks found a node without "
+                "rows. More or larger partitions at once, or fewer nodes, would help."
+            )
+        return (
+            f"The feed waits for training: nodes have {rows:,.0f} rows each that they have not "
+            f"used yet; {share:.0%} of the last looks found one without rows."
+        )
+
+    def spans_until_now(self) -> Iterator[Span]:
+        """Yield what nodes have done and do."""
+        yield from self.spans
+        for span in self._open.values():
+            end_s = self.now_s if self.ended_s is None else max(span.start_s, self.ended_s)
+            yield Span(span.node_id, span.phase, span.start_s, end_s)
+
+    def _change(self, event: Changed) -> None:
+        last = self.begun[-1][1] if self.begun else -1
+        if event.state == "running" and event.generation != last:
+            self.begun.append((event.time_s, event.generation, event.reason))
+            self.failed.clear()
+            self._recent.clear()
+        self.state, self.generation = event.state, event.generation
+        if event.places:
+            self.places = {place.node_id: place for place in event.places}
+        known = {problem for _, _, problem in self.problems}
+        names = {name: node_id for node_id, name in enumerate(self.launched.nodes)}
+        for problem in event.problems:
+            if problem not in known:
+                self.problems.append((event.time_s, event.generation, problem))
+            if problem.node in names:
+                self.failed[names[problem.node]] = problem
+                self._note_phase(names[problem.node], "failed", event.time_s)
+        if event.state in ENDED and self.ended_s is None:
+            self.ended_s = event.time_s
+
+    def _sample(self, event: Sampled) -> None:
+        before, self.sample = self.sample, event
+        for node_id, state in enumerate(event.states):
+            self._note_phase(node_id, state, event.time_s)
+        is_later = bool(self._recent)
+        self._recent.append(event)
+        while event.time_s - self._recent[0].time_s > _RECENT_S:
+            self._recent.popleft()
+        values: dict[str, float] = {}
+        if before is not None and is_later and event.time_s > before.time_s:
+            span_s = event.time_s - before.time_s
+            for name, index in (("rows in", 0), ("rows used", 1)) if event.feeds else ():
+                more = sum(fed[index] for fed in _fed(event))
+                more -= sum(fed[index] for fed in _fed(before))
+                values[name] = max(0.0, more / span_s)
+        self.series.add(event.time_s, {**values, **_values(event)})
+
+    def _row(self, at: int, first: Sampled | None) -> NodeRow:
+        """Return a node's row; its rate is that since the first sample."""
+        place, problem, sample = self.places.get(at), self.failed.get(at), self.sample
+        row = NodeRow(
+            at,
+            self.launched.nodes[at],
+            *((place.rank, place.host) if place else (-1, "")),
+            state="failed" if problem else "starting",
+            problem=problem.headline if problem else "",
+        )
+        if sample is None or first is None:
+            return row
+        feeds = sample.feeds.values()
+        return replace(
+            row,
+            pid=sample.pids[at],
+            state=sample.states[at],
+            step=sample.steps[at],
+            received=sum(feed.received[at] for feed in feeds),
+            used=sum(feed.used[at] for feed in feeds),
+            epochs=max((feed.epochs[at] for feed in feeds), default=0),
+            rate=_rate(first, sample, at),
+            metrics={
+                name: value
+                for name, column in sample.metrics.items()
+                if (value := column[at]) is not None
+            },
+            load={name: column[at] for name, column in sample.load.items()},
+        )
+
+    def _note_phase(self, node_id: int, phase: str, time_s: float) -> None:
+        span = self._open.get(node_id)
+        if span is not None and span.phase == phase:
+            return
+        if span is not None:
+            span.end_s = time_s
+            self.spans.append(span)
+        self._open[node_id] = Span(node_id, phase, time_s, time_s)
+
+
+class Clusters:
+    """The clusters of a program, the newest last; the oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self.histories: dict[str, History] = {}
+
+    def add(self, event: Event) -> None:
+        """Take in an event of any of them."""
+        history = self.histories.get(event.cluster)
+        if history is None:
+            history = self.histories[event.cluster] = History(event.cluster, event.time_s)
+            while len(self.histories) > _MAX_CLUSTERS:
+                del self.histories[next(iter(self.histories))]
+        history.add(event)  # type: ignore[arg-type]
+
+    def get(self, cluster: str | None = None) -> History | None:
+        """Return a cluster's history; the newest one's if it is not named or not known."""
+        newest = next(reversed(self.histories.values()), None)
+        return self.histories.get(cluster or "", newest)
+
+
+def _rate(first: Sampled, last: Sampled, at: int) -> float:
+    """Return how many steps a node has taken in a second between two samples."""
+    span_s = last.time_s - first.time_s
+    return max(0.0, (_steps(last, at) - _steps(first, at)) / span_s) if span_s > 0 else math.nan
+
+
+def _fed(sample: Sampled) -> Iterator[tuple[int, int]]:
+    """Yield the rows received and used, of each node in `map_fun` and each feed."""
+    for feed in sample.feeds.values():
+        for state, *rows in zip(sample.states, feed.received, feed.used, strict=True):
+            if state == "in map_fun":
+                yield rows[0], rows[1]
+
+
+def _values(sample: Sampled) -> dict[str, float]:
+    """Return the points of the curves that a sample has by itself."""
+    values: dict[str, float] = {}
+    if steps := [step for step in sample.steps if step >= 0]:
+        values["step"] = float(max(steps))
+    if fed := list(_fed(sample)):
+        values["without rows"] = sum(used >= received for received, used in fed) / len(fed)
+    for name in ("cores", "memory_nbytes", "gpu"):
+        if name in sample.load:
+            values[name] = math.fsum(sample.load[name])
+    for name, column in sample.metrics.items():
+        if found := [value for value in column if value is not None]:
+            values[f"metric {name}"] = statistics.fmean(found)
+    return values
+
+
+def _steps(sample: Sampled, at: int) -> int:
+    """Return how many steps a node has taken: those it has reported, or else its batches."""
+    reported = sample.steps[at]
+    return reported if reported >= 0 else sum(f.steps[at] for f in sample.feeds.values())

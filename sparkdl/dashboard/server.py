@@ -1,0 +1,242 @@
+"""The process that serves the pages: `python -m sparkdl.dashboard.server`, and recorded runs.
+
+Runs in: dashboard
+
+Whoever knows the token sees them, as in Jupyter: it comes in the URL once, and stays as a cookie.
+What nodes say is never taken for HTML.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from bokeh.application import Application
+from bokeh.application.handlers.function import FunctionHandler
+from bokeh.resources import Resources
+from bokeh.server.auth_provider import AuthProvider
+from bokeh.server.server import BaseServer
+from bokeh.server.tornado import BokehTornado
+from tornado.httpserver import HTTPServer
+from tornado.httputil import HTTPHeaders
+from tornado.ioloop import IOLoop
+from tornado.web import OutputTransform, RequestHandler
+from tornado.websocket import WebSocketHandler
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.core.world import host_port
+from sparkdl.dashboard.events import SUFFIX, Ask, event_of, line_of
+from sparkdl.dashboard.history import Clusters
+from sparkdl.dashboard.pages import PAGES, Source
+
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
+        "img-src 'self' data: blob:; connect-src 'self' ws: wss:; object-src 'none'; "
+        "base-uri 'none'; form-action 'self'; frame-ancestors 'self' http://localhost:* "
+        "http://127.0.0.1:* https:"
+    ),
+    "Referrer-Policy": "no-referrer",  # the token is in the URL
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+}
+_LOGIN = """<!doctype html><html lang="en"><meta charset="utf-8"><title>sparkdl</title>
+<meta name="viewport" content="width=device-width"><style>body{{font:16px system-ui;margin:3em auto;
+max-width:32em;color-scheme:light dark}}</style><h1>sparkdl</h1><p>{problem}</p><p>Open the address
+that the launch has printed, or give the token in it:</p><form method="post" action="login">
+<label>Token <input name="token" type="password" autofocus></label> <button>Open</button></form>
+</html>"""
+
+
+class _Token(AuthProvider):
+    """Lets in who knows the token."""
+
+    get_user_async = login_url = login_handler = logout_url = logout_handler = None
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self._cookie = f"sparkdl-{hashlib.sha256(token.encode()).hexdigest()[:12]}"
+        super().__init__()
+
+    def is_right(self, token: str | None) -> bool:
+        return token is not None and hmac.compare_digest(token.encode(), self._token.encode())
+
+    def let_in(self, handler: RequestHandler) -> None:
+        handler.set_cookie(self._cookie, self._token, httponly=True, samesite="Lax", expires_days=7)
+
+    def _user(self, handler: Any) -> str | None:
+        if isinstance(handler, WebSocketHandler):
+            return "page"  # Bokeh checks the signature that only a page has
+        if self.is_right(handler.get_query_argument("token", None)):
+            self.let_in(handler)
+            return "token"
+        return "cookie" if self.is_right(handler.get_cookie(self._cookie)) else None
+
+    @property
+    def get_user(self) -> Callable[[Any], str | None]:
+        return self._user
+
+    @property
+    def get_login_url(self) -> Callable[[Any], str]:
+        return lambda handler: "login"
+
+
+class _Login(RequestHandler):
+    """Asks for the token."""
+
+    def initialize(self, token: _Token) -> None:
+        self._token = token
+
+    def get(self) -> None:
+        self.finish(_LOGIN.format(problem=""))
+
+    def post(self) -> None:
+        if self._token.is_right(self.get_body_argument("token", "").strip()):
+            self._token.let_in(self)
+            self.redirect("overview")
+            return
+        self.set_status(403)
+        self.finish(_LOGIN.format(problem=escape("That is not the token.")))
+
+
+class _Root(RequestHandler):
+    """Leads to the first page, wherever a proxy has put it."""
+
+    def get(self) -> None:
+        query = f"?{self.request.query}" if self.request.query else ""
+        here = self.request.path.rstrip("/").rpartition("/")[2]
+        is_folder = self.request.path.endswith("/")
+        self.redirect(f"{'' if is_folder or not here else here + '/'}overview{query}")
+
+
+class _Headers(OutputTransform):
+    """Adds the headers to each answer."""
+
+    def __init__(self, request: Any) -> None:
+        self._is_static = "/static/" in request.path
+
+    def transform_first_chunk(
+        self, status_code: int, headers: HTTPHeaders, chunk: bytes, finishing: bool
+    ) -> tuple[int, HTTPHeaders, bytes]:
+        for name, value in _HEADERS.items():
+            if not (self._is_static and name == "Cache-Control"):
+                headers[name] = value
+        return status_code, headers, chunk
+
+
+class _Tornado(BokehTornado):
+    """Has pages find scripts beside them, whatever path a proxy has put in front of both."""
+
+    def resources(self, absolute_url: str | bool | None = None) -> Resources:
+        return Resources(mode="server", root_url="", path_versioner=None)
+
+
+def serve(loop: IOLoop, listener: socket.socket, prefix: str, token: str, source: Source) -> None:
+    """Serve the pages on a listening socket, once the loop runs."""
+    auth = _Token(token)
+    applications = {
+        f"/{page.path}": Application(FunctionHandler(partial(page.build, source=source)))
+        for page in PAGES
+    }
+    tornado = _Tornado(
+        applications,
+        prefix=prefix,
+        auth_provider=auth,
+        sign_sessions=True,
+        secret_key=secrets.token_bytes(32),
+        extra_websocket_origins=["*"],  # a page's signed token is needed, wherever it is
+        extra_patterns=[(r"/?", _Root), (r"/login", _Login, {"token": auth})],
+        use_index=False,
+        include_headers=[],
+        include_cookies=[],
+        session_token_expiration=3600,
+    )
+    tornado.add_transform(_Headers)
+    http = HTTPServer(tornado, xheaders=False, max_body_size=1 << 20)
+    listener.setblocking(False)
+    http.add_sockets([listener])
+    BaseServer(loop, tornado, http).start()
+
+
+def read_records(path: Path) -> Clusters:
+    """Return what was recorded in a file, or in the files of a folder.
+
+    Raises:
+        ConfigError: if there is no record.
+    """
+    files = sorted(path.glob(f"*{SUFFIX}"), key=os.path.getmtime) if path.is_dir() else [path]
+    clusters = Clusters()
+    for file in files:
+        try:
+            lines = file.read_bytes().splitlines(keepends=True)
+        except OSError as error:
+            raise ConfigError(f"{file}: {error.strerror}") from error
+        for number, line in enumerate(lines, 1):
+            try:
+                clusters.add(event_of(line))
+            except msgspec.DecodeError as error:
+                if number == len(lines):
+                    break  # what was being written when the program ended
+                raise ConfigError(f"{file}:{number} is no event of sparkdl's: {error}") from error
+    if not clusters.histories:
+        raise ConfigError(
+            f"{path}: no record is there. A launch writes one with record={str(path)!r}"
+        )
+    return clusters
+
+
+def show_records(path: Path, host: str, port: int) -> None:
+    """Serve recorded runs until interrupted.
+
+    Raises:
+        ConfigError: if there is no record, or nothing can listen there.
+    """
+    source = Source(read_records(path), None)
+    try:
+        listener = socket.create_server((host, port))
+    except OSError as error:
+        raise ConfigError(f"nothing can listen at {host}:{port}: {error.strerror}") from error
+    token, loop = secrets.token_urlsafe(24), IOLoop.current()
+    serve(loop, listener, "", token, source)
+    sys.stdout.write(f"http://{host_port(host, listener.getsockname()[1])}/?token={token}\n")
+    sys.stdout.flush()
+    loop.start()
+
+
+def main() -> None:
+    """Serve what the driver tells on standard input, until it ends."""
+    logging.basicConfig(level=logging.ERROR)  # the rest is of no use to who trains
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    clusters, loop, lock = Clusters(), IOLoop.current(), threading.Lock()
+    lines = iter(sys.stdin.buffer.readline, b"")
+    token = next(lines).decode().strip()
+
+    def ask(question: Ask) -> None:
+        with lock:
+            sys.stdout.buffer.write(line_of(question))
+            sys.stdout.buffer.flush()
+
+    def read() -> None:
+        for line in lines:
+            loop.add_callback(clusters.add, event_of(line))
+        loop.add_callback(loop.stop)
+
+    serve(loop, listener, sys.argv[2], token, Source(clusters, ask))
+    threading.Thread(target=read, name="sparkdl-events", daemon=True).start()
+    loop.start()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The dashboard of a training: who may see it, what becomes of it, and that none waits for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+import sparkdl
+from sparkdl.core.errors import ConfigError
+from sparkdl.dashboard.events import Changed, Sampled, event_of
+from sparkdl.driver.dashboard import end_dashboard
+from tests.doubles.nodes import launch
+
+pytest.importorskip("bokeh")
+
+
+@pytest.fixture
+def no_dashboard_stays() -> Iterator[None]:
+    yield
+    end_dashboard()
+
+
+def train(args: Any, ctx: sparkdl.NodeContext) -> int:
+    for step in range(args):
+        ctx.report(step, loss=1.0 / (step + 1))
+        threading.Event().wait(0.1)
+    return ctx.rank
+
+
+def get(url: str, headers: dict[str, str] | None = None) -> tuple[int, dict[str, str], str]:
+    parts = urlsplit(url)
+    connection = HTTPConnection(str(parts.hostname), parts.port, timeout=30)
+    try:
+        connection.request("GET", f"{parts.path}?{parts.query}", headers=headers or {})
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read().decode()
+    finally:
+        connection.close()
+
+
+def page_of(url: str, page: str = "overview") -> str:
+    return url.replace("/?", f"/{page}?")
+
+
+def process() -> psutil.Process:
+    found = [p for p in psutil.Process().children() if "sparkdl.dashboard.server" in p.cmdline()]
+    assert len(found) == 1
+    return found[0]
+
+
+@pytest.mark.usefixtures("no_dashboard_stays")
+def test_pages_open_for_who_has_the_token_and_show_all_clusters_of_the_program() -> None:
+    with launch(train, 1, nodes=1, dashboard=True) as first:
+        first.results()
+    with launch(train, 1, nodes=1, dashboard=True) as second:
+        url = second.dashboard_url
+        assert url is not None
+        assert url == first.dashboard_url
+        status, headers, text = get(page_of(url))
+        assert (status, "sparkdl" in text) == (200, True)
+        assert "unsafe-eval" not in headers["Content-Security-Policy"]
+        assert headers["Referrer-Policy"] == "no-referrer"
+        cookie = headers["Set-Cookie"]
+        assert "HttpOnly" in cookie
+        bare = page_of(url).partition("?")[0]
+        assert get(bare, {"Cookie": cookie.partition(";")[0]})[0] == 200
+        for wrong in (bare, f"{bare}?token=wrong", f"{bare}?token="):
+            status, headers, text = get(wrong)
+            assert (status, headers["Location"][:5], "bokeh" in text) == (302, "login", False)
+        second.results()
+
+
+@pytest.mark.usefixtures("no_dashboard_stays")
+@pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGSTOP])
+def test_training_does_not_notice_what_becomes_of_the_dashboard(what: signal.Signals) -> None:
+    with launch(train, 20, nodes=2, dashboard=True) as cluster:
+        process().send_signal(what)
+        assert cluster.results(60) == [0, 1]
+
+
+def test_process_ends_with_the_program() -> None:
+    program = (
+        "import psutil, sparkdl\n"
+        "def train(args, ctx): pass\n"
+        "with sparkdl.launch(None, train, executor='local', framework='plain', input_mode='own',"
+        " dashboard=True) as cluster:\n"
+        "    cluster.results()\n"
+        "print(*(p.pid for p in psutil.Process().children() if 'sparkdl.dashboard.server' in"
+        " p.cmdline()))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=True
+    )
+    assert run.stdout.strip().isdigit()
+    assert not psutil.pid_exists(int(run.stdout))
+
+
+def test_record_holds_what_happened_and_is_refused_where_it_cannot_be_written(
+    tmp_path: Path,
+) -> None:
+    with launch(train, 12, nodes=2, record=str(tmp_path / "runs")) as cluster:
+        assert cluster.dashboard_url is None
+        cluster.results()
+    (file,) = (tmp_path / "runs").iterdir()
+    events = [event_of(line) for line in file.read_bytes().splitlines()]
+    assert [type(event).__name__ for event in events[:2]] == ["Launched", "Changed"]
+    samples = [event for event in events if isinstance(event, Sampled)]
+    assert samples[-1].steps == [11, 11]
+    assert any(sum(sample.load.get("memory_nbytes", [])) > 1e6 for sample in samples)
+    states = [event.state for event in events if isinstance(event, Changed)]
+    assert states == ["gathering", "running", "finished", "stopping", "stopped"]
+    wrong = tmp_path / "file"
+    wrong.write_text("")
+    with pytest.raises(ConfigError, match="record="):
+        launch(train, 1, nodes=1, record=str(wrong))
+
+
+def test_recorded_run_is_shown_again_by_the_command(tmp_path: Path) -> None:
+    with launch(train, 1, nodes=1, record=str(tmp_path)) as cluster:
+        cluster.results()
+    command = [sys.executable, "-m", "sparkdl", "dashboard", "--port", "0", str(tmp_path)]
+    shown = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert shown.stdout
+        url = shown.stdout.readline().strip()
+        assert get(page_of(url))[0] == 200
+    finally:
+        shown.send_signal(signal.SIGINT)
+        assert shown.wait(20) == 130
+        shown.stdout.close()  # type: ignore[union-attr]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    run = subprocess.run([*command[:-1], str(empty)], capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    assert "no record is there" in run.stderr
+
+
+def test_a_port_that_is_taken_is_an_error_only_for_who_asks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("SPARKDL_DASHBOARD", "1")
+        monkeypatch.setenv("SPARKDL_DASHBOARD_PORT", str(taken.getsockname()[1]))
+        with pytest.raises(ConfigError, match="SPARKDL_DASHBOARD_PORT"):
+            launch(train, 1, nodes=1, dashboard=True)
+        with launch(train, 1, nodes=1) as cluster:
+            assert cluster.dashboard_url is None
+            cluster.results()
+    assert "There is no dashboard" in caplog.text
+    assert os.environ["SPARKDL_DASHBOARD"] == "1"

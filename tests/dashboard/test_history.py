@@ -1,0 +1,142 @@
+"""What is kept of a cluster: curves, rows of nodes, who waits for whom; and that it stays small."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from sparkdl.dashboard.events import (
+    Changed,
+    Checkpoint,
+    FeedColumns,
+    Launched,
+    Place,
+    Problem,
+    Sampled,
+)
+from sparkdl.dashboard.history import MAX_POINTS, Clusters, History, Series
+
+NAMES = ("worker:0", "worker:1", "worker:2")
+
+
+def history(nodes: tuple[str, ...] = NAMES) -> History:
+    made = History("c", 0.0)
+    made.add(Launched("c", 0.0, "plain", nodes, "spark"))
+    return made
+
+
+def places(*node_ids: int) -> tuple[Place, ...]:
+    return tuple(Place(node_id, rank, f"host-{node_id}") for rank, node_id in enumerate(node_ids))
+
+
+def sample(
+    time_s: float, received: list[int], used: list[int], steps: list[int] | None = None
+) -> Sampled:
+    size = len(received)
+    feed = FeedColumns(received, used, [0] * size, [0] * size)
+    return Sampled(
+        *("c", time_s, ["in map_fun"] * size, [1] * size),
+        steps or [-1] * size,
+        {"loss": [float(node_id) for node_id in range(size)]},
+        {"input": feed},
+    )
+
+
+def test_rates_are_of_all_nodes_and_metrics_their_mean() -> None:
+    made = history()
+    made.add(Changed("c", 0.5, "running", 0, places(0, 1, 2)))
+    made.add(sample(1.0, [0, 0, 0], [0, 0, 0]))
+    made.add(sample(3.0, [100, 100, 200], [10, 20, 30]))
+    columns = made.series.columns
+    assert columns["rows in"][-1] == 200.0
+    assert columns["rows used"][-1] == 30.0
+    assert columns["metric loss"] == [1.0, 1.0]
+
+
+def test_counts_that_begin_anew_are_no_negative_rate() -> None:
+    made = history()
+    made.add(sample(1.0, [50] * 3, [50] * 3))
+    made.add(Changed("c", 1.5, "running", 1, places(0, 1, 2), reason="worker:1 was killed"))
+    made.add(sample(2.0, [9] * 3, [0] * 3))
+    made.add(sample(3.0, [0] * 3, [0] * 3))
+    assert all(math.isnan(rate) or rate >= 0 for rate in made.series.columns["rows in"])
+
+
+@pytest.mark.parametrize(
+    ("received", "used", "words"),
+    [
+        ([10, 10, 10], [10, 10, 10], "Training waits for the feed: 100%"),
+        ([90, 90, 90], [10, 10, 10], "The feed waits for training: nodes have 80 rows"),
+    ],
+)
+def test_who_waits_is_named(received: list[int], used: list[int], words: str) -> None:
+    made = history()
+    made.add(sample(1.0, received, used))
+    assert made.bottleneck().startswith(words)
+    made.add(Changed("c", 2.0, "finished", 0))
+    assert made.bottleneck() == ""
+
+
+def test_nodes_are_in_the_order_of_ranks_and_the_slow_one_is_named() -> None:
+    made = history()
+    made.add(Changed("c", 0.5, "running", 0, places(2, 0, 1)))
+    made.add(sample(1.0, [0] * 3, [0] * 3, [0, 0, 0]))
+    made.add(sample(11.0, [0] * 3, [0] * 3, [100, 100, 20]))
+    rows = made.rows()
+    assert [row.name for row in rows] == ["worker:2", "worker:0", "worker:1"]
+    assert [row.is_slow for row in rows] == [True, False, False]
+    assert rows[0].rate == 2.0
+    assert rows[0].metrics == {"loss": 2.0}
+
+
+def test_failure_is_kept_and_its_node_failed_until_the_next_generation() -> None:
+    made = history()
+    made.add(Changed("c", 1.0, "running", 0, places(0, 1, 2)))
+    made.add(sample(1.5, [0] * 3, [0] * 3))
+    failing = Changed("c", 2.0, "failing", 0, (), (Problem("worker:1", "worker:1 was killed"),))
+    made.add(failing)
+    assert [row.problem for row in made.rows()] == ["", "worker:1 was killed", ""]
+    made.add(Changed("c", 2.5, "gathering", 1, (), failing.problems))
+    made.add(Changed("c", 3.0, "running", 1, places(0, 1, 2), reason="worker:1 was killed"))
+    assert not any(row.problem for row in made.rows())
+    assert len(made.problems) == 1, "it is one failure, however often it is told of"
+    assert [(number, reason) for _, number, reason in made.begun] == [
+        (0, ""),
+        (1, "worker:1 was killed"),
+    ]
+    phases = [(span.phase, span.end_s) for span in made.spans_until_now() if span.node_id == 1]
+    assert phases == [("starting", 1.5), ("in map_fun", 2.0), ("failed", 3.0)]
+
+
+def test_a_day_of_64_nodes_is_kept_in_bounded_room() -> None:
+    made = history(tuple(f"worker:{number}" for number in range(64)))
+    for second in range(24 * 360):  # each tenth second of a day
+        made.add(sample(10.0 * second, [second] * 64, [second] * 64))
+        made.add(Checkpoint("c", 10.0 * second, "/c/1", second))
+    points = len(made.series.columns["time_s"])
+    assert MAX_POINTS <= points <= 2 * MAX_POINTS
+    assert made.series.columns["time_s"][0] < 10.0
+    assert made.series.columns["time_s"][-1] > 23.9 * 3600
+    assert {len(column) for column in made.series.columns.values()} == {points}
+    assert len(made.checkpoints) <= 1000
+
+
+def test_a_column_that_comes_late_has_no_values_before() -> None:
+    series = Series()
+    series.add(1.0, {"a": 1.0})
+    series.add(2.0, {"b": 2.0})
+    assert math.isnan(series.columns["b"][0])
+    assert math.isnan(series.columns["a"][1])
+
+
+def test_newest_cluster_is_shown_unless_another_is_named_and_few_are_kept() -> None:
+    clusters = Clusters()
+    assert clusters.get() is None
+    for number in range(50):
+        clusters.add(Launched(f"c{number}", float(number), "plain", NAMES))
+    assert len(clusters.histories) == 20
+    newest, named, gone = clusters.get(), clusters.get("c40"), clusters.get("c1")
+    assert (newest and newest.cluster) == "c49"
+    assert (named and named.cluster) == "c40"
+    assert gone is newest

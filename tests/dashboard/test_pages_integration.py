@@ -1,0 +1,104 @@
+"""The pages in a real browser: each shows what has happened in a real training."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sparkdl
+from sparkdl.driver.dashboard import end_dashboard
+from tests.doubles.nodes import launch, processes
+
+pytest.importorskip("bokeh")
+playwright = pytest.importorskip("playwright.sync_api")
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+EVIL = "<img src=x onerror=\"document.title='stolen'\"> <b>bold</b>"
+PAGES = ("overview", "nodes", "feed", "timeline", "logs")
+WAIT_MS = 20_000
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield found
+        found.close()
+    end_dashboard()
+
+
+def train(args: Any, ctx: sparkdl.NodeContext) -> None:
+    print(EVIL, flush=True)
+    for step, batch in enumerate(ctx.batches(10)):
+        ctx.report(step, **{f"loss {EVIL}": 1.0 / (step + 1)})
+        assert len(batch)
+    while not Path(args).exists():
+        threading.Event().wait(0.1)
+
+
+def look_at(page: Any, name: str) -> None:
+    page.click(f"nav a[href^={name}]")
+    page.wait_for_selector("[role=status]", timeout=WAIT_MS)
+
+
+def check_on_a_phone_in_the_dark(browser: Any, url: str) -> None:
+    context = browser.new_context(
+        viewport={"width": 390, "height": 800}, color_scheme="dark", is_mobile=True
+    )
+    page = context.new_page()
+    page.goto(url)
+    for name in PAGES:
+        look_at(page, name)
+        width = page.evaluate("document.documentElement.scrollWidth")
+        assert width <= 390, f"{name} is {width} px wide"
+    back = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    assert back != "rgb(255, 255, 255)"
+
+
+@pytest.mark.timeout(120)
+def test_pages_show_a_training_whose_node_is_killed(browser: Any, tmp_path: Path) -> None:
+    done, problems = tmp_path / "done", []
+    with launch(train, str(done), 2, dashboard=True, max_restarts=1, spare=False) as cluster:
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda said: problems.extend([said.text] * (said.type == "error")))
+        page.goto(cluster.dashboard_url)
+        cluster.feed([(float(n),) for n in range(800)])
+        for name in PAGES:
+            look_at(page, name)
+            status = page.inner_text("[role=status]")
+            assert re.match(rf"running · cluster {cluster.spec.cluster_id} · 2 nodes", status)
+            assert page.title() == f"{name.capitalize()} · sparkdl"
+        page.wait_for_selector(f"pre:has-text({EVIL!r})", timeout=WAIT_MS)
+        assert page.title() == "Logs · sparkdl", "what a node prints is text"
+        look_at(page, "feed")
+        page.wait_for_selector("td:text-is('800')", timeout=WAIT_MS)
+        look_at(page, "nodes")
+        page.wait_for_selector(".slick-cell:has-text('worker:1')", timeout=WAIT_MS)
+        with suppress(ProcessLookupError):
+            os.kill(processes()["worker:1"].child.pid, signal.SIGKILL)
+        look_at(page, "overview")
+        page.wait_for_selector("summary.bad:has-text('worker:1')", timeout=WAIT_MS)
+        assert "killed" in page.inner_text("summary.bad")
+        page.wait_for_selector("[role=status]:has-text('1 restart ')", timeout=WAIT_MS)
+        check_on_a_phone_in_the_dark(browser, str(cluster.dashboard_url))
+        done.touch()
+    page.wait_for_selector("[role=status]:has-text('stopped')", timeout=WAIT_MS)
+    assert page.title() == "Overview · sparkdl"
+    assert not problems
