@@ -1,0 +1,100 @@
+"""What `sparkdl doctor` does between its command line and its report: it starts Spark, if it can.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sparkdl.core.errors import ConfigError
+from sparkdl.core.jobs import raised_in_task
+from sparkdl.diagnosis.doctor import Asked, examine
+from sparkdl.diagnosis.report import Check, Report
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_START_S = 120.0
+"""A master that does not answer is asked for ever on YARN, and for a minute elsewhere."""
+_STOP_S = 30.0
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+}
+_START_ADVICE = (
+    "Look at the master's own page, at its address and port, and at its log; "
+    "spark.driver.host has to be an address of this machine that the cluster reaches"
+)
+
+
+def diagnose(options: argparse.Namespace) -> Report:
+    """Start Spark if a master is named, examine it, stop it.
+
+    Raises:
+        ConfigError: if an option cannot be.
+    """
+    asked = Asked(
+        nodes=options.nodes,
+        framework=options.framework,
+        num_gpus=options.num_gpus,
+        paths=tuple(options.path),
+        tls=options.tls,
+        is_quick=options.quick,
+        limit_s=options.limit,
+    )
+    settings = dict(_setting(text) for text in options.conf)
+    if options.master and options.remote:
+        raise ConfigError("--master and --remote exclude each other")
+    if not (options.master or options.remote):
+        if settings:
+            raise ConfigError("--conf is Spark's, and there is no --master")
+        return examine(None, asked)
+    found: list[SparkSession] = []
+    where = options.master or options.remote
+    problem = _within(_START_S, lambda: found.append(_start(options, settings)))
+    if not found:
+        finding = f"no session at {where}: {problem}"
+        return examine(None, asked, Check("Spark", "problem", finding, _START_ADVICE))
+    try:
+        return examine(found[0], asked)
+    finally:
+        _within(_STOP_S, found[0].stop)
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ConfigError(f"--conf {text!r}: give KEY=VALUE")
+    return name, value
+
+
+def _start(options: argparse.Namespace, settings: dict[str, str]) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName("sparkdl doctor")
+    builder = builder.remote(options.remote) if options.remote else builder.master(options.master)
+    for name, value in {**({} if options.remote else _SETTINGS), **settings}.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def _within(limit_s: float, does: Callable[[], object]) -> str:
+    """Do it in a thread; return why it has not been done in time, or at all."""
+    problem = [f"nothing for {limit_s:g} s"]
+
+    def run() -> None:
+        try:
+            does()
+            problem[0] = ""
+        except Exception as error:  # noqa: BLE001 (py4j's, Spark's, anybody's)
+            problem[0] = raised_in_task(error)
+
+    thread = threading.Thread(target=run, name="sparkdl-doctor-spark", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    return problem[0]

@@ -1,0 +1,223 @@
+"""Where the tasks on the executors report: they come to the driver as agents of a cluster would.
+
+Runs in: driver
+
+It keeps what each has said, so that an executor which never ends its task hides no other one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import secrets
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from sparkdl.control.server import cannot_listen
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.world import host_port
+from sparkdl.diagnosis.facts import Facts
+
+_HELLO_S = 15.0
+_MAX_NBYTES = 1 << 20
+_PEERS = 8
+_BACKLOG = 1024
+
+
+@dataclass
+class Visitor:
+    """An executor, as the first of its tasks to come has it.
+
+    Attributes:
+        hello: what it has said of itself.
+        port: where the others are to reach it; 0 if nowhere.
+        facts: what it has found out; `None` if it has not said so yet.
+    """
+
+    hello: Facts
+    port: int
+    facts: Facts | None = None
+    has_left: bool = False
+
+
+@dataclass
+class Desk:
+    """Listens, in a thread of its own, from `open` to `close`.
+
+    Args:
+        expected: how many tasks there will be.
+        wait_s: how long the first of them wait for the last.
+    """
+
+    expected: int
+    wait_s: float
+    token: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
+    address: tuple[str, int] = ("", 0)
+    tasks: int = 0
+    """That have come, several for each executor."""
+    visitors: dict[str, Visitor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="sparkdl-doctor", daemon=True)
+        self._all_there = asyncio.Event()
+        self._all_told = asyncio.Event()
+        self._is_told = threading.Event()
+        self._server: asyncio.Server | None = None
+        self._visits: set[asyncio.Task[None]] = set()
+        self._order: list[str] = []
+
+    @property
+    def url(self) -> str:
+        """The address, for people; empty if it could not listen."""
+        return host_port(*self.address) if self.address[0] else ""
+
+    def open(self, host: str, ports: tuple[int, ...]) -> None:
+        """Listen where the coordinator of a cluster would.
+
+        Raises:
+            ConfigError: if that cannot be, with the coordinator's own words.
+        """
+        problem = ""
+        for port in ports:
+            try:
+                sock = _bound(host, port)
+            except OSError as error:
+                problem = str(error)
+                continue
+            self.address = (host, sock.getsockname()[1])
+            self._thread.start()
+            asyncio.run_coroutine_threadsafe(self._open(sock), self._loop).result(_HELLO_S)
+            return
+        self._loop.close()
+        raise cannot_listen(host, ports, problem)
+
+    def begin(self) -> None:
+        """Have those that are there look around, and wait for no more."""
+        if not self._thread.is_alive():
+            self._is_told.set()
+            return
+        with suppress(RuntimeError):  # it has just been closed
+            self._loop.call_soon_threadsafe(self._go)
+
+    def wait(self, deadline: Deadline) -> bool:
+        """Wait until all executors that have come have told their facts; return whether so."""
+        return self._is_told.wait(deadline.wait_s)
+
+    def close(self) -> None:
+        """Hang up on everybody."""
+        if self._thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(_HELLO_S)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_HELLO_S)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    async def _open(self, sock: socket.socket) -> None:
+        self._server = await asyncio.start_server(
+            self._visit, sock=sock, limit=_MAX_NBYTES, backlog=_BACKLOG
+        )
+        self._loop.call_later(self.wait_s, self._go)
+
+    async def _close(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for visit in self._visits:
+            visit.cancel()
+        await asyncio.gather(*self._visits, return_exceptions=True)
+
+    def _go(self) -> None:
+        self._order = [name for name, visitor in self.visitors.items() if visitor.port]
+        self._all_there.set()
+        self._look_who_has_told()
+
+    async def _visit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._visits.add(task)
+        visitor: Visitor | None = None
+        try:
+            visitor = await self._meet(reader, writer)
+            if visitor is not None:
+                visitor.facts = msgspec.convert(await _hear(reader), Facts)
+                self._look_who_has_told()
+                await self._all_told.wait()
+                _say(writer, {})
+            await writer.drain()
+        except (OSError, TypeError, ValueError, asyncio.TimeoutError, msgspec.MsgspecError):
+            pass  # a stranger, or an executor that is gone: it counts as one that says nothing
+        finally:
+            self._visits.discard(task)
+            writer.close()
+            if visitor is not None and visitor.facts is None:
+                visitor.has_left = True
+                self._look_who_has_told()
+
+    async def _meet(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> Visitor | None:
+        """Let a task in; return its executor, if it is the task that looks around there."""
+        hello = await asyncio.wait_for(_hear(reader), _HELLO_S)
+        if not hmac.compare_digest(str(hello.pop("token", "")), self.token):
+            return None
+        port = int(hello.pop("port", 0))
+        facts = msgspec.convert(hello, Facts)
+        while "clock" in await asyncio.wait_for(_hear(reader), _HELLO_S):
+            _say(writer, {"clock": time.time()})
+        self.tasks += 1
+        is_first = facts.executor not in self.visitors and not self._all_there.is_set()
+        if is_first:
+            self.visitors[facts.executor] = Visitor(facts, port)
+        if self.tasks >= self.expected:
+            self._go()
+        await self._all_there.wait()
+        _say(writer, {"is_first": is_first, "peers": self._peers_of(facts.executor)})
+        return self.visitors[facts.executor] if is_first else None
+
+    def _peers_of(self, name: str) -> list[list[Any]]:
+        """Return where the next executors in the order listen, none where this one does not."""
+        if name not in self._order:
+            return []
+        place = self._order.index(name)
+        others = self._order[place + 1 :] + self._order[:place]
+        them = [self.visitors[other] for other in others[:_PEERS]]
+        return [[visitor.hello.address, visitor.port] for visitor in them]
+
+    def _look_who_has_told(self) -> None:
+        is_done = all(v.facts is not None or v.has_left for v in self.visitors.values())
+        if self._all_there.is_set() and is_done:
+            self._all_told.set()
+            self._is_told.set()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    sock = socket.socket(family, kind)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+async def _hear(reader: asyncio.StreamReader) -> dict[str, Any]:
+    found: Any = json.loads(await reader.readline() or b"null")
+    if not isinstance(found, dict):
+        raise ConnectionError("whoever is there says nothing that is known here")
+    return found
+
+
+def _say(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    writer.write(json.dumps(message).encode() + b"\n")

@@ -1,0 +1,339 @@
+"""`sparkdl.doctor`: looks at a cluster as a launch would, and says what is wrong before a night.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sparkdl.control.tls import Tls, TlsFiles, choose_tls
+from sparkdl.core.errors import ConfigError, SparkdlError, in_words
+from sparkdl.core.paths import absolute_url
+from sparkdl.core.settings import Environment
+from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.diagnosis import judges, machine_judges, probe
+from sparkdl.diagnosis.facts import Facts
+from sparkdl.diagnosis.report import Check, Report
+from sparkdl.driver.slots.placement import Topology, choose_placing
+from sparkdl.frameworks.framework import TRAINING, framework_named
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    from sparkdl.diagnosis.executors import Survey
+
+_log = logging.getLogger(__name__)
+
+WAIT_S = 30.0
+"""How long the first executors wait for the last."""
+LIMIT_S = 120.0
+_MOST_TASKS = 1024
+_NO_SPARK = Check(
+    "Spark",
+    "skipped",
+    "there is no session: this machine alone is looked at",
+    "sparkdl doctor --master …, or sparkdl.doctor(spark) in a program or notebook",
+)
+_FATAL = {
+    *("Spark job", "slots", "executors", "driver address", "way to the driver", "addresses"),
+    *("ways between executors", "executor's Python", "TLS", "version of sparkdl"),
+}
+"""Where one of these is a problem, a launch would only fail, and perhaps take its time."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the training will want.
+
+    Attributes:
+        nodes: `None` for one on each executor.
+        framework: `None` for each that is installed.
+    """
+
+    nodes: int | None = None
+    framework: str | None = None
+    num_gpus: int | None = None
+    paths: tuple[str, ...] = ()
+    tls: bool | tuple[str, str, str] | TlsFiles | None = None
+    is_quick: bool = False
+    limit_s: float = LIMIT_S
+    wait_s: float = WAIT_S
+
+    def __post_init__(self) -> None:
+        self.spec(1 if self.nodes is None else self.nodes)
+        if self.framework is not None:
+            framework_named(self.framework)
+        for name in ("limit_s", "wait_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must be above zero seconds")
+
+    def spec(self, nodes: int) -> ClusterSpec:
+        """Return what `launch` would make of it."""
+        framework = self.framework or "plain"
+        return ClusterSpec("doctor", plan_nodes(nodes), framework, num_gpus=self.num_gpus)
+
+    def looks(self, urls: Iterable[str], tls: Tls | None) -> dict[str, list[str]]:
+        """Return what `diagnosis/look.py` is to look at, by name."""
+        files = tls.files._replace(name=tls.trust.name) if tls and tls.files else ()
+        wanted = [] if self.framework in (None, "plain") else [str(self.framework)]
+        frameworks = wanted or (TRAINING if self.framework is None else ())
+        kind = "wanted" if wanted else "if there"
+        return {
+            "machine": ["machine", *files],
+            **{f"framework {name}": ["framework", name, kind] for name in frameworks},
+            **{f"storage {url}": ["storage", url] for url in urls},
+        }
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The frameworks that have to be there."""
+        return () if self.framework in (None, "plain") else (str(self.framework),)
+
+
+def doctor(  # noqa: PLR0913 (one option, one name)
+    spark: SparkSession | SparkContext | None = None,
+    nodes: int | None = None,
+    *,
+    framework: str | None = None,
+    num_gpus: int | None = None,
+    paths: Sequence[str] = (),
+    tls: bool | tuple[str, str, str] | TlsFiles | None = None,
+    quick: bool = False,
+    limit_s: float = LIMIT_S,
+    wait_s: float = WAIT_S,
+) -> Report:
+    """Look at driver and executors as a launch would; see docs/doctor.md for what is checked.
+
+    Nothing of it takes for ever: an executor that does not answer is a finding.
+
+    Args:
+        spark: the session (or context); `None` for the active one. Without any, this machine alone
+            is looked at.
+        nodes: how many the training will have; by default one on each executor.
+        framework: what it uses, `plain` for none; by default each that is installed is imported.
+        num_gpus: GPUs for each node, as for `launch`.
+        paths: paths or URLs that nodes read or write; Hadoop's default file system is looked at
+            anyway.
+        tls: as for `launch`.
+        quick: whether to leave out the launch that measures feed and all-reduce.
+        limit_s: seconds for whatever may hang: an import, a storage.
+        wait_s: seconds that the first executors wait for the last.
+
+    Returns:
+        The report, which a notebook shows as a table.
+
+    Raises:
+        ConfigError: if an argument cannot be.
+    """
+    paths = (paths,) if isinstance(paths, str) else tuple(paths)
+    asked = Asked(nodes, framework, num_gpus, paths, tls, quick, limit_s, wait_s)
+    return examine(_session(spark), asked)
+
+
+def examine(spark: SparkSession | None, asked: Asked, why_not: Check = _NO_SPARK) -> Report:
+    """Make all checks.
+
+    Args:
+        why_not: what to say where there is no session.
+    """
+    began_s = time.monotonic()
+    checks = list(_here(asked, why_not) if spark is None else _there(spark, asked))
+    return Report(tuple(checks), time.monotonic() - began_s)
+
+
+def _session(spark: SparkSession | SparkContext | None) -> SparkSession | None:
+    from sparkdl.driver.executors.spark import session_of
+
+    try:
+        return session_of(spark)
+    except ConfigError:
+        return None
+
+
+def _guarded(name: str, judge: Callable[..., Any], *arguments: Any) -> Iterator[Check]:
+    """Yield the checks of a judge; if it fails itself, that is one, and hides no other."""
+    try:
+        found = judge(*arguments)
+        yield from [found] if isinstance(found, Check) else found
+    except SparkdlError as error:
+        yield Check.of_error(name, error)
+    except Exception as error:  # noqa: BLE001 (whatever it is, the other checks are wanted)
+        _log.debug("The check of %s failed", name, exc_info=True)
+        yield Check(name, "warning", f"could not be checked: {in_words(error)}")
+
+
+def _here(asked: Asked, why_not: Check) -> Iterator[Check]:
+    """Check this machine, where there is no Spark: as for `executor="local"`."""
+    yield why_not
+    urls = [absolute_url(path, "file://", os.getcwd()) for path in asked.paths]
+    tls: list[Tls | None] = []
+    yield from _guarded("TLS", _judge_tls, asked, "", tls)
+    looks = asked.looks(urls, tls[0] if tls else None)
+    driver = _driver(looks, asked.limit_s)
+    yield from _guarded("versions", judges.judge_versions, driver, [])
+    yield from _judge_facts([driver], _Paths(urls), asked, None)
+
+
+def _driver(looks: Mapping[str, list[str]], limit_s: float) -> Facts:
+    found = {**probe.basics(), **probe.look_around(dict(looks), limit_s)}
+    return msgspec.convert(found, Facts)
+
+
+def _there(spark: SparkSession, asked: Asked) -> Iterator[Check]:
+    """Check a session's cluster."""
+    found: list[Check] = []
+    sizes: list[_Size] = []
+    for check in _looked_at(spark, asked, sizes):
+        found.append(check)
+        yield check
+    is_lost = any(each.verdict == "problem" and each.name in _FATAL for each in found)
+    if asked.is_quick or is_lost or not sizes:
+        why = "not wanted" if asked.is_quick else "a launch would fail, see the problems above"
+        yield Check("feed and all-reduce", "skipped", why)
+        return
+    from sparkdl.diagnosis.measure import measure
+
+    yield from measure(spark, sizes[0].nodes, tls=asked.tls)
+
+
+def _looked_at(spark: SparkSession, asked: Asked, sizes: list[_Size]) -> Iterator[Check]:
+    """Make all checks that need no launch; put what is known of the slots into `sizes`."""
+    from sparkdl.driver.executors.spark import default_fs
+    from sparkdl.driver.slots.preflight import costly_settings_of, encrypting_setting
+
+    root = default_fs(spark)
+    wanted = [absolute_url(path, root, os.getcwd()) for path in asked.paths]
+    paths = _Paths(wanted, "" if root == "file://" else f"{root}/")
+    looks = {f"storage {url}": ["storage", url] for url in paths.all}
+    driver = _driver(looks, asked.limit_s)
+    yield from _guarded("Spark", lambda: _judge_spark(spark, driver))
+    yield from _guarded("slots", _judge_slots, spark, asked, sizes)
+    size = sizes[0] if sizes else _Size(None, asked.nodes or 1, asked.nodes or 1)
+    tls: list[Tls | None] = []
+    yield from _guarded("TLS", lambda: _judge_tls(asked, encrypting_setting(spark), tls))
+    looks = asked.looks(paths.all, tls[0] if tls else None)
+    yield from _guarded("executors", _survey, spark, asked, size, looks, driver, paths)
+    yield from _guarded(
+        "settings", lambda: judges.judge_settings(costly_settings_of(spark), size.topology)
+    )
+
+
+@dataclass(frozen=True)
+class _Paths:
+    """URLs that are asked for, and Hadoop's default file system, unless that is local."""
+
+    wanted: Sequence[str]
+    default_fs: str = ""
+
+    @property
+    def all(self) -> list[str]:
+        return list(dict.fromkeys([*filter(None, [self.default_fs]), *self.wanted]))
+
+
+@dataclass(frozen=True)
+class _Size:
+    """How many tasks and nodes there are to be; `topology` is `None` where it is unknown."""
+
+    topology: Topology | None
+    nodes: int
+    slots: int
+
+
+def _judge_spark(spark: SparkSession, driver: Facts) -> Check:
+    master = spark.conf.get("spark.master", None) or "a Spark Connect server"
+    return judges.judge_spark(driver, spark.version, str(master))
+
+
+def _judge_slots(spark: SparkSession, asked: Asked, sizes: list[_Size]) -> Iterator[Check]:
+    """Place the nodes as a launch would; put what is known of the slots into `sizes`."""
+    from sparkdl.driver.slots import preflight
+
+    topology = preflight.read_topology(spark, asked.nodes or 1, is_fed=True)
+    if topology is None:
+        slots = preflight.slots_over_connect(spark)
+        size = _Size(None, asked.nodes or 1, slots or asked.nodes or 1)
+    else:
+        size = _Size(topology, asked.nodes or max(1, len(topology.cores)), topology.slots)
+        if topology.is_dynamic:  # so that Spark asks for executors
+            size = replace(size, slots=max(size.slots, size.nodes))
+    sizes.append(replace(size, slots=max(1, min(_MOST_TASKS, size.slots))))
+    if topology is None:
+        preflight.check_slots_over_connect(spark, size.nodes)
+    placing = choose_placing(asked.spec(size.nodes), topology)
+    keeps = "keep their slots" if placing.is_attached else "give their slots back once they run"
+    yield Check("slots", "ok", f"{placing.why}; nodes {keeps}")
+
+
+def _judge_tls(asked: Asked, setting: str, chosen: list[Tls | None]) -> Iterator[Check]:
+    """Choose as a launch would; put the choice into `chosen`."""
+    tls = choose_tls(asked.tls, setting)
+    chosen.append(tls)
+    why = f"as {setting} is" if setting and asked.tls is None else "as asked for"
+    text = f"on, {why}" if tls else "off: connections of sparkdl carry a token, in plain text"
+    yield Check("TLS", "ok", text)
+
+
+def _survey(
+    spark: SparkSession,
+    asked: Asked,
+    size: _Size,
+    looks: Mapping[str, list[str]],
+    driver: Facts,
+    paths: _Paths,
+) -> Iterator[Check]:
+    """Ask the executors; yield what follows from what they say."""
+    from sparkdl.diagnosis.desk import Desk
+    from sparkdl.diagnosis.executors import survey
+    from sparkdl.driver.slots.preflight import explain_job_failure
+
+    desk = Desk(size.slots, asked.wait_s)
+    try:
+        environment = Environment.read()
+        host = environment.driver_host or str(spark.conf.get("spark.driver.host")).strip("[]")
+        desk.open(host, environment.driver_ports)
+    except SparkdlError as error:
+        yield Check.of_error("driver address", error)
+    else:
+        yield Check("driver address", "ok", f"listens at {desk.url}")
+    told: Survey = survey(spark, desk, looks, asked.limit_s)
+    if told.error is not None:
+        yield from _guarded("Spark job", _raise, explain_job_failure(told.error))
+    waited_s = asked.wait_s + asked.limit_s
+    came = told.expected if told.error else told.tasks  # or the error says why they have not
+    yield from _guarded(
+        "executors",
+        *(judges.judge_executors, told.facts, told.silent, came, told.expected, waited_s),
+    )
+    known = [*told.facts, *told.silent]
+    yield from _guarded("versions", judges.judge_versions, driver, known)
+    yield from _guarded("addresses", judges.judge_addresses, told.facts, told.url)
+    yield from _guarded("clocks", judges.judge_clocks, told.facts)
+    yield from _judge_facts(told.facts, paths, asked, size.topology)
+    bad = [url for url, error in driver.storage.items() if error]
+    at_driver = msgspec.structs.replace(driver, host="the driver")
+    yield from _guarded("paths", machine_judges.judge_storage, [at_driver], bad, paths.default_fs)
+
+
+def _raise(error: Exception) -> Iterator[Check]:
+    raise error
+
+
+def _judge_facts(
+    facts: Sequence[Facts], paths: _Paths, asked: Asked, topology: Topology | None
+) -> Iterator[Check]:
+    if asked.framework != "plain":
+        yield from _guarded("frameworks", judges.judge_imports, facts, asked.wanted)
+    yield from _guarded("GPUs", machine_judges.judge_gpus, facts, asked.num_gpus, topology)
+    needs_shm = asked.framework in (None, "torch")
+    yield from _guarded("executor's Python", machine_judges.judge_machines, facts, needs_shm)
+    yield from _guarded("paths", machine_judges.judge_storage, facts, paths.all, paths.default_fs)
+    yield from _guarded("TLS", machine_judges.judge_tls, facts)

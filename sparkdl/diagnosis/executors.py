@@ -1,0 +1,158 @@
+"""One Spark job that asks every executor, and ends whatever they do.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from pyspark import InheritableThread, cloudpickle
+
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.jobs import cancel_jobs, named_jobs, tagged_jobs
+from sparkdl.diagnosis import probe
+from sparkdl.diagnosis.desk import Desk
+from sparkdl.diagnosis.facts import Facts
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_GRACE_S = 15.0
+"""From when all have told what they know until the job must have ended."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the executors have told.
+
+    Attributes:
+        facts: of those that have.
+        silent: those that came and have not, with what they said when they came.
+        tasks: how many came of the `expected`.
+        url: of the driver, where they came to.
+        error: of the Spark job, if it failed.
+    """
+
+    facts: tuple[Facts, ...]
+    silent: tuple[Facts, ...]
+    tasks: int
+    expected: int
+    url: str
+    error: Exception | None = None
+
+
+def survey(
+    spark: SparkSession,
+    desk: Desk,
+    looks: Mapping[str, list[str]],
+    limit_s: float,
+) -> Survey:
+    """Ask all executors, by as many tasks as run at once; ends within some limits of time.
+
+    Args:
+        desk: open; if it could not be opened, the job alone brings what there is.
+        looks: what `diagnosis/look.py` is to look at.
+        limit_s: for each of that.
+    """
+    host, port = desk.address
+    order = {
+        "host": host,
+        "port": port,
+        "token": desk.token,
+        "wait_s": desk.wait_s,
+        "limit_s": limit_s,
+        "looks": dict(looks),
+    }
+    job = _Job(spark, order, desk)
+    began_s, deadline = time.monotonic(), Deadline.after(desk.wait_s + limit_s + _GRACE_S)
+    job.start()
+    try:
+        desk.wait(deadline)
+        # Those that the desk does not know of need as long as the others, unless Spark has no slot.
+        more_s = time.monotonic() - began_s + _GRACE_S
+        job.join(min(more_s, deadline.remaining_s) if desk.visitors else deadline.remaining_s)
+    finally:
+        is_over = job.cancel()
+        desk.close()
+    known = {each.executor: each for each in job.rows}
+    for name, visitor in desk.visitors.items():
+        if visitor.facts is not None:
+            known[name] = visitor.facts
+    silent = [v.hello for name, v in desk.visitors.items() if name not in known]
+    return Survey(
+        tuple(known.values()),
+        tuple(silent),
+        max(desk.tasks, job.tasks),
+        desk.expected,
+        desk.url,
+        job.error if is_over else None,
+    )
+
+
+class _Job:
+    """The job, in a thread."""
+
+    def __init__(self, spark: SparkSession, order: dict[str, Any], desk: Desk) -> None:
+        self.rows: list[Facts] = []
+        self.tasks = 0
+        self.error: Exception | None = None
+        self._spark = spark
+        self._order = order
+        self._desk = desk
+        self._tag = f"sparkdl-doctor-{secrets.token_hex(4)}"
+        self._thread: threading.Thread = InheritableThread(
+            target=self._run, name=self._tag, daemon=True, session=spark
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        self._thread.join(timeout_s)
+
+    def cancel(self) -> bool:
+        """Have it ended if it has not by itself; return whether it had."""
+        if not self._thread.is_alive():
+            return True
+        with suppress(Exception):  # Spark is gone, perhaps
+            cancel_jobs(self._spark, self._tag)
+        self._thread.join(_GRACE_S)
+        return False
+
+    def _run(self) -> None:
+        tasks = self._desk.expected
+        try:
+            with (
+                tagged_jobs(self._spark, self._tag),
+                named_jobs(self._spark, "sparkdl doctor", "looking at the executors"),
+                by_value(probe),
+            ):
+                frame = self._spark.range(tasks, numPartitions=tasks)
+                rows = frame.mapInArrow(partial(probe.answer, self._order), "facts string")
+                found = [json.loads(row.facts) for row in rows.collect()]
+            self.tasks = len(found)
+            self.rows = [msgspec.convert(each, Facts) for each in found if each]
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is what the report says)
+            self.error = error
+        finally:
+            self._desk.begin()
+
+
+@contextmanager
+def by_value(module: Any) -> Iterator[None]:
+    """Have a module travel with what is pickled, so that executors need not have it."""
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]

@@ -1,0 +1,157 @@
+"""A process that looks at one thing of an executor, and may hang at it.
+
+Runs in: feeder
+
+`python -m sparkdl.diagnosis.look LIMIT_S TOPIC …` prints one line of JSON. The kernel ends it after
+LIMIT_S seconds, wherever it is, and whoever has started it.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pyarrow.fs import FileType
+
+from sparkdl.control.tls import Tls, TlsFiles, Trust
+from sparkdl.core.errors import ConfigError, FrameworkMissingError, in_words
+from sparkdl.core.settings import visible_gpus
+from sparkdl.diagnosis.facts import Gpu, Imported, Machine
+from sparkdl.frameworks.framework import framework_named
+from sparkdl.node.gpus import allowed_gpus, has_driver, list_gpus, open_nvml, state_of
+from sparkdl.node.resources import (
+    HadoopClasspath,
+    feed_disk,
+    feed_memory,
+    free_memory,
+    total_memory,
+    work_root,
+)
+from sparkdl.node.task import missing_framework
+from sparkdl.storage import find_files, locate, open_storage
+
+_SHM = Path("/dev/shm")
+
+
+def main(argv: list[str]) -> None:
+    """Look at what the command line names."""
+    limit_s, topic, *arguments = argv
+    signal.alarm(max(1, round(float(limit_s))))  # not caught: it ends C code as well
+    with os.fdopen(os.dup(1), "wb") as answer:
+        os.dup2(2, 1)  # where libraries may print to
+        answer.write(msgspec.json.encode(_TOPICS[topic](*arguments)))
+
+
+def look_at_machine(*tls_files: str) -> Machine:
+    """Return what a node would find here; imports what a node needs, but no framework.
+
+    Args:
+        tls_files: the paths of `TlsFiles`, and the name; none if no files are used.
+    """
+    try:
+        import sparkdl.node.agent  # noqa: F401 (a package that is missing shows here)
+    except ImportError as error:
+        return Machine(error=in_words(error))
+    folder = work_root()
+    version, gpus, gpu_error = _gpus()
+    return Machine(
+        memory_nbytes=total_memory(),
+        free_nbytes=free_memory(),
+        feed_nbytes=feed_memory(None),
+        folder=str(folder),
+        folder_error=_write_error(folder),
+        disk_free_nbytes=shutil.disk_usage(folder).free,
+        feed_disk_nbytes=feed_disk(None, folder),
+        shm_nbytes=shutil.disk_usage(_SHM).total if _SHM.is_dir() else None,
+        descriptors=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        has_driver=has_driver(),
+        driver_version=version,
+        gpus=gpus,
+        gpu_error=gpu_error,
+        tls_error=_tls_error(tls_files),
+    )
+
+
+def look_at_framework(name: str, is_wanted: str) -> Imported | dict[str, Any]:
+    """Import a framework as a node does, and ask it for GPUs; nothing if it is absent unasked."""
+    problem = missing_framework(name)
+    if problem is not None:
+        return Imported(problem.text, is_missing=True) if is_wanted == "wanted" else {}
+    framework = framework_named(name)
+    os.environ.update({**framework.import_environment, **os.environ})
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # others may compute there
+    began_s = time.monotonic()
+    try:
+        framework.import_modules()
+        seconds = time.monotonic() - began_s
+        return Imported(seconds=seconds, gpus=tuple(framework.gpus()))
+    except Exception as error:  # noqa: BLE001 (a broken installation raises anything)
+        return Imported(in_words(error))
+
+
+def look_at_storage(url: str) -> dict[str, str]:
+    """Find a path or URL as a node does; return why it cannot."""
+    if (jars := HadoopClasspath.begin()) is not None:
+        jars.finish()
+    try:
+        storage, path = locate(url)
+        system = open_storage(storage)
+        is_there = system.get_file_info(path).type != FileType.NotFound
+        if not is_there and next(iter(find_files(system, path)), None) is None:
+            return {"error": "there is no such file or folder, and nothing that fits a pattern"}
+    except (ConfigError, OSError, ValueError) as error:
+        return {"error": in_words(error)}
+    return {"error": ""}
+
+
+def _gpus() -> tuple[str, tuple[Gpu, ...], str]:
+    """Return the driver's version, the GPUs that a node may use, and why they are unknown."""
+    if not has_driver():
+        return "", (), ""
+    try:
+        with open_nvml() as nvml:
+            found = allowed_gpus(list_gpus(nvml), visible_gpus())
+            gpus = tuple(Gpu(gpu.name, gpu.uuid, state_of(gpu)) for gpu in found)
+            return str(nvml.nvmlSystemGetDriverVersion()), gpus, ""
+    except FrameworkMissingError as error:
+        return "", (), str(error)
+
+
+def _write_error(folder: Path) -> str:
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder) as file:
+            file.write(b"sparkdl")
+            file.flush()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _tls_error(files: Iterable[str]) -> str:
+    if not files:
+        return ""
+    try:
+        own = TlsFiles(*files)
+        Tls(Trust(Path(own.ca).read_bytes(), own.name), files=own).on_this_host()
+    except (ConfigError, OSError) as error:
+        return in_words(error)
+    return ""
+
+
+_TOPICS: dict[str, Callable[..., Any]] = {
+    "machine": look_at_machine,
+    "framework": look_at_framework,
+    "storage": look_at_storage,
+}
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,256 @@
+"""What facts mean: made-up drivers and executors, and the checks that follow."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import pytest
+from msgspec.structs import replace
+
+from sparkdl.diagnosis import judges, machine_judges
+from sparkdl.diagnosis.facts import Cut, Facts, Gpu, Imported, Machine
+from sparkdl.diagnosis.report import Check
+from sparkdl.driver.slots.placement import Topology
+from sparkdl.driver.slots.preflight import Advice
+
+GIB = 1 << 30
+VERSIONS = {"Python": "3.11.7", "sparkdl": "0.1.0", "pyspark": "4.0.1", "numpy": "2.1.0"}
+MACHINE = Machine(
+    memory_nbytes=64 * GIB,
+    free_nbytes=32 * GIB,
+    feed_nbytes=8 * GIB,
+    folder="/disk",
+    disk_free_nbytes=100 * GIB,
+    feed_disk_nbytes=25 * GIB,
+    shm_nbytes=8 * GIB,
+    descriptors=100_000,
+)
+DRIVER = Facts("driver", "head", versions=VERSIONS)
+A = Facts("a 1", "a", address="10.0.0.1", versions=VERSIONS, clock_s=0.001, machine=MACHINE)
+B = replace(A, executor="b 1", host="b", address="10.0.0.2")
+GPU = Gpu("H200", "GPU-1")
+
+
+def found(checks: Iterable[Check], verdict: str) -> list[str]:
+    """Return the findings of a verdict, and their advice."""
+    return [f"{c.name}: {c.finding}. {c.advice}" for c in checks if c.verdict == verdict]
+
+
+def with_version(facts: Facts, name: str, version: str) -> Facts:
+    versions = {**facts.versions, name: version}
+    return replace(facts, versions={k: v for k, v in versions.items() if v})
+
+
+# Versions.
+
+
+def test_versions_that_agree_are_one_line() -> None:
+    (check,) = judges.judge_versions(DRIVER, [A, B])
+    assert check.verdict == "ok"
+    assert check.finding.startswith("driver and 2 executors: Python 3.11.7, sparkdl 0.1.0")
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "verdict"),
+    [
+        ("Python", "3.12.1", "problem"),
+        ("Python", "3.11.2", "warning"),
+        ("sparkdl", "0.0.9", "problem"),
+        ("sparkdl", "", "problem"),
+        ("numpy", "1.26.4", "problem"),
+        ("numpy", "2.2.0", "warning"),
+    ],
+)
+def test_version_of_one_executor_is_named(name: str, version: str, verdict: str) -> None:
+    checks = list(judges.judge_versions(DRIVER, [A, with_version(B, name, version)]))
+    (said,) = found(checks, verdict)
+    assert f"version of {name}: {VERSIONS[name]} on the driver" in said
+    assert f"{version or 'none'} on b (10.0.0.2)" in said
+
+
+def test_frameworks_are_compared_among_executors_alone() -> None:
+    with_torch = [with_version(A, "torch", "2.5.0"), with_version(B, "torch", "2.5.0")]
+    assert {c.verdict for c in judges.judge_versions(DRIVER, with_torch)} == {"ok"}
+    differing = [with_torch[0], with_version(B, "torch", "2.6.0")]
+    (said,) = found(judges.judge_versions(DRIVER, differing), "problem")
+    assert "2.5.0 on a (10.0.0.1); 2.6.0 on b (10.0.0.2)" in said
+
+
+def test_spark_of_another_release_than_pyspark_is_a_problem() -> None:
+    assert judges.judge_spark(DRIVER, "4.0.2", "yarn").verdict == "ok"
+    check = judges.judge_spark(DRIVER, "4.1.0", "yarn")
+    assert check.verdict == "problem"
+    assert "Install pyspark 4.1.0" in check.advice
+
+
+# Who answers, and from where.
+
+
+def test_executor_that_begins_and_tells_nothing_is_named() -> None:
+    checks = list(judges.judge_executors([A], [B], 4, 4, 60.0))
+    (said,) = found(checks, "problem")
+    assert "b (10.0.0.2) began a task and did not tell more within 60 s" in said
+
+
+def test_slots_that_do_not_answer_are_counted() -> None:
+    (said,) = found(judges.judge_executors([A], [], 3, 4, 60.0), "warning")
+    assert "3 of 4 task slots have answered" in said
+    (said,) = found(judges.judge_executors([], [], 0, 4, 60.0), "problem")
+    assert "0 of 4 task slots" in said
+
+
+def test_executors_that_do_not_reach_the_driver_are_told_in_the_words_of_a_launch() -> None:
+    cut = [replace(each, unreachable="timed out") for each in (A, B)]
+    (said,) = found(judges.judge_addresses(cut, "head:5000"), "problem")
+    assert "cannot reach the driver at head:5000: timed out" in said
+    assert "SPARKDL_DRIVER_HOST" in said
+    assert "a (10.0.0.1), b (10.0.0.2)" in said
+
+
+def test_loopback_is_an_address_for_one_host_alone() -> None:
+    looping = [replace(each, address="127.0.1.1") for each in (A, B)]
+    assert "loopback" in found(judges.judge_addresses(looping, "head:1"), "problem")[0]
+    assert not found(judges.judge_addresses([looping[0]] * 2, "head:1"), "problem")
+
+
+def test_way_between_two_executors_that_is_cut_is_named() -> None:
+    one = replace(A, peers=1, cut=(Cut("10.0.0.2", "timed out"),))
+    (said,) = found(judges.judge_addresses([one, replace(B, peers=1)], "head:1"), "problem")
+    assert "a (10.0.0.1) to 10.0.0.2: timed out" in said
+    checks = list(judges.judge_addresses([replace(A, peers=1), replace(B, peers=1)], "head:1"))
+    assert "2 connections tried" in found(checks, "ok")[-1]
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "bound_s", "verdict"),
+    [
+        (1.0, 0.01, "ok"),
+        (5.0, 4.0, "ok"),  # which messages that took so long may explain
+        (-5.0, 0.01, "warning"),
+        (400.0, 0.01, "problem"),
+    ],
+)
+def test_clocks_are_judged_by_what_messages_cannot_explain(
+    ahead_s: float, bound_s: float, verdict: str
+) -> None:
+    (check,) = judges.judge_clocks([A, replace(B, clock_s=ahead_s, clock_bound_s=bound_s)])
+    assert check.verdict == verdict
+    if verdict != "ok":
+        assert "b (10.0.0.2)" in check.finding
+
+
+# Frameworks.
+
+
+def test_missing_framework_is_a_problem_where_it_was_asked_for() -> None:
+    text = "framework='torch' is not installed on executor a: no module torch. Install it there"
+    missing = replace(A, imports={"torch": Imported(text, is_missing=True)})
+    there = replace(B, imports={"torch": Imported(seconds=2.0)})
+    checks = list(judges.judge_imports([missing, there], ["torch"]))
+    assert "framework='torch' is not installed on executor a" in found(checks, "problem")[0]
+    assert "on 1 of 2 executors, in 2.0 s" in found(checks, "ok")[0]
+
+
+def test_framework_that_some_lack_is_a_warning_where_none_was_asked_for() -> None:
+    there = replace(B, imports={"torch": Imported(seconds=2.0)})
+    (said,) = found(judges.judge_imports([A, there], []), "warning")
+    assert "missing on a (10.0.0.1), and others have it" in said
+
+
+# Machines.
+
+
+def test_good_machines_are_a_line_each() -> None:
+    checks = list(machine_judges.judge_machines([A, B], needs_shm=True))
+    assert [(c.name, c.verdict) for c in checks] == [
+        ("memory", "ok"),
+        ("disk", "ok"),
+        ("shared memory", "ok"),
+        ("descriptors", "ok"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "words"),
+    [
+        ({"free_nbytes": GIB}, "warning", "1.0 GiB of 64.0 GiB are free, and the feeds of 1 node"),
+        ({"disk_free_nbytes": 1 << 20}, "warning", "1.0 MiB are free in /disk"),
+        ({"folder_error": "read-only"}, "problem", "no file can be written in /disk: read-only"),
+        ({"shm_nbytes": 64 << 20}, "warning", "/dev/shm has 64.0 MiB: feeds do not use it"),
+        ({"descriptors": 1024}, "warning", "a process may have 1024 file descriptors"),
+        ({"error": "No module named 'msgspec'"}, "problem", "no node can start: No module named"),
+    ],
+)
+def test_poor_machine_is_named(change: dict[str, object], verdict: str, words: str) -> None:
+    poor = replace(B, machine=replace(MACHINE, **change))
+    checks = list(machine_judges.judge_machines([A, poor], needs_shm=True))
+    (said,) = found(checks, verdict)
+    assert "b (10.0.0.2): " in said
+    assert words in said
+
+
+def test_many_poor_machines_are_not_a_line_each() -> None:
+    poor = replace(MACHINE, descriptors=1024)
+    many = [replace(A, executor=f"{i} 1", host=f"h{i}", machine=poor) for i in range(100)]
+    said = found(machine_judges.judge_machines(many, needs_shm=False), "warning")
+    assert len(said) == 6
+    assert "likewise 95 more executors" in said[-1]
+
+
+def test_small_shared_memory_matters_to_pytorch_alone() -> None:
+    small = replace(A, machine=replace(MACHINE, shm_nbytes=64 << 20))
+    assert not found(machine_judges.judge_machines([small], needs_shm=False), "warning")
+
+
+def test_gpus_that_are_asked_for_and_not_there_are_a_problem() -> None:
+    assert not found(machine_judges.judge_gpus([A], None, None), "problem")
+    (said,) = found(machine_judges.judge_gpus([A], 1, None), "problem")
+    assert "num_gpus=1, and no executor sees an NVIDIA driver" in said
+    assigned = Topology("yarn", (4,), executor_gpus=2)
+    (said,) = found(machine_judges.judge_gpus([A], None, assigned), "problem")
+    assert "2 GPUs for each executor" in said
+
+
+def test_gpus_that_a_framework_does_not_see_are_a_problem() -> None:
+    machine = replace(MACHINE, has_driver=True, driver_version="550.1", gpus=(GPU, GPU))
+    blind = replace(A, machine=machine, imports={"torch": Imported(gpus=())})
+    checks = list(machine_judges.judge_gpus([blind], None, None))
+    assert "2 H200, 2 free, driver 550.1" in found(checks, "ok")[0]
+    assert "torch sees 0 of 2 GPUs" in found(checks, "problem")[0]
+    assert not found(machine_judges.judge_gpus([blind], 0, None), "problem")
+
+
+def test_busy_gpus_are_named() -> None:
+    busy = replace(GPU, state="processes [7] compute on it")
+    machine = replace(MACHINE, has_driver=True, gpus=(busy,))
+    (said,) = found(machine_judges.judge_gpus([replace(A, machine=machine)], 1, None), "problem")
+    assert "GPU-1: processes [7] compute on it" in said
+
+
+def test_path_that_one_executor_lacks_is_named() -> None:
+    good, bad = (replace(each, storage={"file:///data": e}) for each, e in ((A, ""), (B, "gone")))
+    checks = list(machine_judges.judge_storage([good, bad], ["file:///data"]))
+    assert found(checks, "problem")[0].startswith("path /data: b (10.0.0.2): gone. Mount it")
+    assert "found from 1 of 2 executors" in found(checks, "ok")[0]
+    unasked = machine_judges.judge_storage([good, bad], ["file:///data"], "file:///data")
+    assert "b (10.0.0.2): gone" in found(unasked, "warning")[0]
+
+
+def test_certificate_that_a_host_cannot_use_is_a_problem() -> None:
+    bad = replace(B, machine=replace(MACHINE, tls_error="tls: key cannot be read. The paths"))
+    (said,) = found(machine_judges.judge_tls([A, bad]), "problem")
+    assert "b (10.0.0.2): tls: key cannot be read" in said
+
+
+def test_settings_are_those_that_a_launch_logs() -> None:
+    advice = [
+        Advice("spark.speculation=false", "twice", logging.WARNING),
+        Advice("spark.dynamicAllocation.minExecutors to those you need", "removed"),
+    ]
+    checks = list(judges.judge_settings(advice, Topology("yarn", (4,))))
+    assert [(c.name, c.verdict) for c in checks] == [
+        ("dynamic allocation", "warning"),
+        ("settings", "warning"),
+    ]
+    assert [c.verdict for c in judges.judge_settings([], Topology("yarn", (4,)))] == ["ok", "ok"]
