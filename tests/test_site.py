@@ -1,0 +1,47 @@
+"""The documentation as a site: it builds without a warning, and names all that is public."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+import sparkdl
+from scripts.site import REFERENCE, ROOT
+from sparkdl.core import errors
+from sparkdl.core.errors import SparkdlError
+
+pytest.importorskip("mkdocs")
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    names = {
+        member.rpartition(".")[2] for _, _, members in REFERENCE.values() for member in members
+    }
+    inside = {"SparkdlError", "InputMode", "__version__"}
+    assert set(sparkdl.__all__) - inside <= names
+
+
+def test_it_is_built_without_a_warning() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "scripts.site"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    page = (ROOT / "build" / "site" / "reference" / "sparkdl.html").read_text(encoding="utf-8")
+    assert "reservation_timeout" in page
+
+
+def test_every_error_is_in_the_catalogue() -> None:
+    text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    told = {
+        name for line in re.findall(r"^### (.+)$", text, re.MULTILINE) for name in line.split(", ")
+    }
+    raised = {name for name, each in vars(errors).items() if isinstance(each, type)}
+    raised = {name for name in raised if issubclass(getattr(errors, name), SparkdlError)}
+    assert told == raised - {"SparkdlError"}
