@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from sparkdl.core.errors import SparkdlError
     from sparkdl.core.failure import Failure
     from sparkdl.core.spec import InputMode
+    from sparkdl.diagnosis.doctor import doctor
     from sparkdl.driver.handle import Cluster
     from sparkdl.driver.launch import launch, run
+    from sparkdl.driver.warm import stop_warm
     from sparkdl.feed.parquet.paths import parquet
     from sparkdl.ml.estimators.estimator import TFEstimator
     from sparkdl.ml.estimators.keras_estimator import KerasEstimator
@@ -48,11 +50,13 @@ _HOMES = {
     "TorchDistributor": "sparkdl.torch_distributor",
     "TorchModel": "sparkdl.ml.scoring.torch_model",
     "data": "sparkdl",
+    "doctor": "sparkdl.diagnosis.doctor",
     "errors": "sparkdl.core",
     "keras": "sparkdl",
     "launch": "sparkdl.driver.launch",
     "parquet": "sparkdl.feed.parquet.paths",
     "run": "sparkdl.driver.launch",
+    "stop_warm": "sparkdl.driver.warm",
 }
 
 __all__ = [
@@ -73,11 +77,13 @@ __all__ = [
     "TorchModel",
     "__version__",
     "data",
+    "doctor",
     "errors",
     "keras",
     "launch",
     "parquet",
     "run",
+    "stop_warm",
 ]
 
 

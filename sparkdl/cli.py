@@ -1,4 +1,4 @@
-"""The command line: `sparkdl demo`, `sparkdl run`, `sparkdl version`.
+"""The command line: `sparkdl demo`, `doctor`, `run`, `dashboard`, `version`.
 
 Runs in: driver
 """
@@ -9,7 +9,11 @@ import argparse
 import os
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
+from pathlib import Path
+from typing import TextIO
 
 from sparkdl.core.errors import NodeFailedError, SparkdlError
 from sparkdl.version import __version__
@@ -34,7 +38,13 @@ def main(argv: list[str] | None = None) -> int:
         help="train and score a small model on a Spark cluster of this machine",
         add_help=False,
     )
+    _add_doctor(
+        commands.add_parser(
+            "doctor", help="look at a cluster before a training: what would fail, what is slow"
+        )
+    )
     _add_run(commands.add_parser("run", help="run a program in several processes of this machine"))
+    _add_dashboard(commands.add_parser("dashboard", help="show what was recorded of a cluster"))
     commands.add_parser("version", help="print the versions of sparkdl and of what it drives")
     options, rest = parser.parse_known_args(argv)
     if options.command == "demo":
@@ -42,7 +52,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    return _run(options) if options.command == "run" else _version()
+    commands_of = {"doctor": _doctor, "run": _run, "dashboard": _dashboard, "version": _version}
+    return commands_of[options.command](options)
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +79,82 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("program", nargs=argparse.REMAINDER, metavar="python train.py …")
 
 
+def _add_dashboard(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Shows in a browser what launch(record=FOLDER) has written."
+    parser.add_argument("path", metavar="FOLDER", help="the folder, or one of the files in it")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at (%(default)s)")
+    parser.add_argument("--port", type=int, default=8780, help="0 for any (%(default)s)")
+
+
+def _dashboard(options: argparse.Namespace) -> int:
+    try:
+        from sparkdl.dashboard.server import show_records
+    except ModuleNotFoundError as error:
+        print(
+            f"sparkdl dashboard: {error.name} is not installed: "
+            "pip install 'sparkdl-cluster[dashboard]'",
+            file=sys.stderr,
+        )
+        return 1
+    try:
+        show_records(Path(options.path), options.host, options.port)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except SparkdlError as error:
+        print(f"sparkdl dashboard: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Looks at driver and executors as a launch would, and says what is wrong and what to "
+        "change. See docs/doctor.md. The status is 0 if a launch would work, 1 if there are "
+        "problems, 2 if the command line is wrong."
+    )
+    add = parser.add_argument
+    add("--master", help="Spark's master URL; without it this machine alone is looked at")
+    add("--remote", help="URL of a Spark Connect server instead, like sc://host")
+    add("--conf", action="append", default=[], metavar="KEY=VALUE", help="a setting of Spark's")
+    add("--nodes", type=int, help="how many the training will have; by default one an executor")
+    add("--framework", help="tensorflow, torch, jax or plain; by default all that are installed")
+    add("--num-gpus", type=int, help="GPUs for each node")
+    add("--path", action="append", default=[], metavar="URL",
+        help="a path or URL that nodes read or write; may be repeated")  # fmt: skip
+    add("--tls", action="store_true", default=None, help="encrypt, as launch(tls=True)")
+    add("--quick", action="store_true", help="without the launch that measures feed and all-reduce")
+    add("--limit", type=float, default=120.0, metavar="SECONDS",
+        help="for whatever may hang: an import, a storage (default 120)")  # fmt: skip
+    add("--json", action="store_true", help="print JSON, and nothing else")
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from sparkdl.diagnosis.command import diagnose
+
+    try:
+        with _stdout_kept() as stdout:
+            report = diagnose(options)
+            print(report.to_json() if options.json else report, file=stdout, flush=True)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except SparkdlError as error:
+        print(f"sparkdl doctor: {error}", file=sys.stderr)
+        return 2
+    return 0 if report.ok else 1
+
+
+@contextmanager
+def _stdout_kept() -> Iterator[TextIO]:
+    """Have what others print go to the error stream, the JVM's output as well."""
+    sys.stdout.flush()
+    with os.fdopen(os.dup(1), "w") as stdout:
+        os.dup2(2, 1)
+        try:
+            yield stdout
+        finally:
+            os.dup2(stdout.fileno(), 1)
+
+
 def _run(options: argparse.Namespace) -> int:
     from sparkdl.horovod.runner import run_command
 
@@ -89,7 +176,7 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _version() -> int:
+def _version(_options: argparse.Namespace) -> int:
     print(f"sparkdl {__version__}, Python {platform.python_version()}")
     for name in _BESIDE:
         try:

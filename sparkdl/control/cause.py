@@ -3,12 +3,16 @@
 Runs in: feeder, driver. The driver answers.
 
 An HTTP `GET` with the token. The nodes of a cluster that has failed or finished end after a few
-seconds, and a Spark task may come later.
+seconds, and a Spark task may come later. A feeder that asks because a node's host does not answer
+it says so in the path: the link between the two may be cut, and the driver reach both.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
@@ -17,9 +21,38 @@ from sparkdl.control.auth import bearer
 from sparkdl.control.tls import Trust
 
 CAUSE_PATH = "/cause"
+CUT_PATH = "/cut/"
 FINISHED = HTTPStatus.GONE
 """The status of the answer once every `map_fun` has returned."""
 _WAIT_S = 5.0
+_CUT = re.compile(r"/cut/([0-9]{1,9})/([0-9]{1,9})/([0-9A-Za-z.:_-]{1,253})")
+
+
+@dataclass(frozen=True)
+class CutLink:
+    """A node whose host does not answer a feeder.
+
+    Attributes:
+        generation: of the world that is fed.
+        host: the feeder's, as nodes on it are known.
+    """
+
+    generation: int
+    node_id: int
+    host: str
+
+    @property
+    def path(self) -> str:
+        """What a feeder asks for, to say so."""
+        return f"{CUT_PATH}{self.generation}/{self.node_id}/{self.host}"
+
+
+def parse_cut_link(path: str, num_nodes: int) -> CutLink | None:
+    """Return what a path says; `None` if it is none of these, or names no node of the cluster."""
+    found = _CUT.fullmatch(path)
+    if found is None or int(found[2]) >= num_nodes:
+        return None
+    return CutLink(int(found[1]), int(found[2]), found[3])
 
 
 def fetch_cause(coordinator: str, token: str, trust: Trust | None = None) -> str | None:
@@ -32,6 +65,35 @@ def fetch_cause(coordinator: str, token: str, trust: Trust | None = None) -> str
     Raises:
         OSError: if the coordinator does not answer: the cluster was shut down, as a rule.
     """
+    return _ask(coordinator, token, trust, lambda own_host: CAUSE_PATH)
+
+
+def report_cut(
+    coordinator: str,
+    token: str,
+    trust: Trust | None,
+    generation: int,
+    node_id: int,
+    host: str | None = None,
+) -> str | None:
+    """Say that a node's host does not answer; return what `fetch_cause` does.
+
+    Args:
+        host: this one, as nodes on it are known; its address on the way to the driver by default.
+
+    Raises:
+        OSError: if the coordinator does not answer.
+    """
+
+    def path(own_host: str) -> str:
+        return CutLink(generation, node_id, host or own_host).path
+
+    return _ask(coordinator, token, trust, path)
+
+
+def _ask(
+    coordinator: str, token: str, trust: Trust | None, path: Callable[[str], str]
+) -> str | None:
     url = urlsplit(coordinator)
     assert url.hostname
     assert url.port
@@ -39,7 +101,10 @@ def fetch_cause(coordinator: str, token: str, trust: Trust | None = None) -> str
         with closing(HTTPConnection(url.hostname, url.port, timeout=_WAIT_S)) as connection:
             if trust is not None:
                 connection.sock = trust.connect(url.hostname, url.port, _WAIT_S)
-            connection.request("GET", CAUSE_PATH, headers={"Authorization": bearer(token)})
+            else:
+                connection.connect()
+            what = path(str(connection.sock.getsockname()[0]))
+            connection.request("GET", what, headers={"Authorization": bearer(token)})
             answer = connection.getresponse()
             cause = answer.read().decode()
     except HTTPException as error:

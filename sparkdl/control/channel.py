@@ -53,12 +53,29 @@ class LocalMessage(msgspec.Struct, frozen=True, tag=True):
 
 
 class Start(LocalMessage, frozen=True):
-    """The world is complete; the bound socket of this node's port comes with it."""
+    """The world is complete; the bound socket of this node's port comes with it.
+
+    Attributes:
+        payload: the file with the pickled `(map_fun, args)`.
+        environment: variables that belong to this node.
+    """
 
     world: World
     node_id: int
     spec: ClusterSpec
     resume: Resume = Resume()
+    payload: str = ""
+    environment: dict[str, str] = {}
+
+
+class CheckImports(LocalMessage, frozen=True):
+    """Say whether the files that have been imported are still the same."""
+
+
+class ImportsChecked(LocalMessage, frozen=True):
+    """A file that has been imported and has changed since; empty if none has."""
+
+    changed: str = ""
 
 
 class Segment(LocalMessage, frozen=True):
@@ -262,6 +279,8 @@ class Raised(LocalMessage, frozen=True):
 
 Local = (
     Start
+    | CheckImports
+    | ImportsChecked
     | Segment
     | FeedStart
     | Granted

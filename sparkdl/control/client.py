@@ -46,16 +46,18 @@ class CoordinatorClient:
         lease_s: float,
         host_timeout_s: float = Settings.host_timeout_s,
         trust: Trust | None = None,
+        num_nodes: int = 1,
     ) -> CoordinatorClient:
         """Connect with the token.
 
         Args:
             trust: what the coordinator has to show, if its URL is `wss://`.
+            num_nodes: of the cluster; with thousands each pings more seldom.
 
         Raises:
             LaunchError: if the coordinator cannot be reached or refuses.
         """
-        keep = agent_keep_alive(lease_s)
+        keep = agent_keep_alive(lease_s, num_nodes)
         try:
             connection = await connect(
                 url,

@@ -27,6 +27,7 @@ from array import array
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from sparkdl.control.auth import bearer, is_authorized
 from sparkdl.core.deadline import Deadline
@@ -165,7 +166,7 @@ class FdReceiver:
                     self._changed.wait_for(lambda: self._is_closed, _EXHAUSTED_PAUSE_S)
                 continue
             self._is_short = False
-            if _user_of(sock) not in self._users:
+            if peer_of(sock).uid not in self._users:
                 sock.close()
                 continue
             with self._changed:
@@ -230,11 +231,21 @@ class FdReceiver:
             close_fd(fd)
 
 
-def _user_of(sock: socket.socket) -> int:
-    """Return the user id of the process at the other end (unix(7), SO_PEERCRED)."""
+class Peer(NamedTuple):
+    """The process at the other end of a Unix socket, and its user."""
+
+    pid: int
+    uid: int
+
+
+def peer_of(sock: socket.socket) -> Peer:
+    """Return who is at the other end: the listener's process, where `sock` has connected to it.
+
+    Source: unix(7), SO_PEERCRED.
+    """
     found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _pid, uid, _gid = _CREDENTIALS.unpack(found)
-    return int(uid)
+    pid, uid, _gid = _CREDENTIALS.unpack(found)
+    return Peer(pid, uid)
 
 
 class FdSender:

@@ -32,12 +32,9 @@ LOOKS = 8
 """At a connection, within its timeout."""
 _ASK_SHARE = 0.25
 _UNKNOWN = -1
-_UNACKED = 24
-_LAST_DATA_RECV = 52
-_BYTES_ACKED = 120
-_DATA_SEGS_IN = 152
-_INFO_NBYTES = 156
-"""Offsets in `struct tcp_info` of Linux 4.6 and newer (include/uapi/linux/tcp.h)."""
+_INFO = struct.Struct("=24xI24x2I60xQ24xI")
+"""`tcpi_unacked`, `tcpi_last_data_recv`, `tcpi_last_ack_recv` (both in ms), `tcpi_bytes_acked` and
+`tcpi_data_segs_in` of `struct tcp_info` in Linux 4.6 and newer (include/uapi/linux/tcp.h)."""
 _ROUNDING_S = 0.02
 """Times in it are rounded to the kernel's clock ticks."""
 
@@ -66,7 +63,8 @@ class HostWatch:
         self._sock = sock
         self._timeout_s = timeout_s
         self._bytes_acked = self._data_segs_in = _UNKNOWN
-        self._heard_s = self._looked_s = time.monotonic()
+        self._heard_s = self._looked_s = self._acked_s = time.monotonic()
+        self._rests_until_s = 0.0
         self._has_asked = False
         with suppress(OSError):  # it is closed, and who reads from it will notice
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -82,11 +80,16 @@ class HostWatch:
         Why ask: the kernel sends no probes while data come in, and data may come in though nothing
         gets out.
         """
-        silent_s = self._silent_s(time.monotonic())
+        now_s = time.monotonic()
+        if now_s < self._rests_until_s:
+            return "there"
+        silent_s = self._silent_s(now_s)
         self.is_silent = silent_s >= self._timeout_s
         if self.is_silent:
             return "silent"
-        is_quiet = silent_s >= _ASK_SHARE * self._timeout_s
+        quiet_in_s = _ASK_SHARE * self._timeout_s - silent_s
+        self._rests_until_s = now_s + quiet_in_s  # nothing is to be done about it before
+        is_quiet = quiet_in_s <= 0
         should_ask, self._has_asked = is_quiet and not self._has_asked, is_quiet
         return "ask" if should_ask else "there"
 
@@ -95,29 +98,26 @@ class HostWatch:
         info = self._info()
         if info is None:
             return 0.0
-        (unacked,) = struct.unpack_from("=I", info, _UNACKED)
-        data_ms, ack_ms = struct.unpack_from("=2I", info, _LAST_DATA_RECV)
+        unacked, data_ms, ack_ms, bytes_acked, data_segs_in = info
         self.quiet_s = data_ms / 1000
-        (bytes_acked,) = struct.unpack_from("=Q", info, _BYTES_ACKED)
-        (data_segs_in,) = struct.unpack_from("=I", info, _DATA_SEGS_IN)
         acked_s = now_s - ack_ms / 1000
         # An answer to a probe is an acknowledgement alone. Each segment with data acknowledges as
         # well, if only what had been sent long before: also one that the other end sends again and
         # again because no acknowledgement gets out of here.
-        is_alone = data_segs_in == self._data_segs_in and acked_s > self._looked_s + _ROUNDING_S
+        is_alone = data_segs_in == self._data_segs_in and acked_s > self._acked_s + _ROUNDING_S
         if bytes_acked != self._bytes_acked or (not unacked and is_alone):
             self._heard_s = max(self._heard_s, acked_s)
         if now_s - self._looked_s > self._timeout_s / 2:  # this process itself stood still
             self._heard_s = max(self._heard_s, now_s - self._timeout_s / 2)
         self._bytes_acked, self._data_segs_in = bytes_acked, data_segs_in
-        self._looked_s = now_s
+        self._looked_s, self._acked_s = now_s, acked_s
         return now_s - self._heard_s
 
-    def _info(self) -> bytes | None:
+    def _info(self) -> tuple[int, int, int, int, int] | None:
         if not CAN_TELL:
             return None
         try:
-            info: bytes = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_NBYTES)
+            info: bytes = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
         except OSError:  # it is closed
             return None
-        return info if len(info) == _INFO_NBYTES else None
+        return _INFO.unpack(info) if len(info) == _INFO.size else None

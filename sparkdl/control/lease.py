@@ -23,6 +23,8 @@ from dataclasses import dataclass
 
 _MOMENT_S = 1.0
 CLOSE_S = 2.0
+_PINGS_PER_S = 500
+"""What the driver answers all agents together at most: of thousands each pings more seldom."""
 
 
 @dataclass(frozen=True)
@@ -45,25 +47,26 @@ class KeepAlive:
         return self.ping_interval + self.ping_timeout + self.close_timeout
 
 
-def agent_keep_alive(lease_s: float) -> KeepAlive:
+def agent_keep_alive(lease_s: float, num_nodes: int = 1) -> KeepAlive:
     """Return when an agent gives up its driver."""
     moment_s = min(_MOMENT_S, lease_s / 4)
-    return KeepAlive(lease_s / 4, 2 * lease_s + moment_s, min(CLOSE_S, lease_s / 4))
+    ping_s = max(lease_s / 4, num_nodes / _PINGS_PER_S)
+    return KeepAlive(ping_s, 2 * lease_s + moment_s, min(CLOSE_S, lease_s / 4))
 
 
-def driver_keep_alive(lease_s: float) -> KeepAlive:
+def driver_keep_alive(lease_s: float, num_nodes: int = 1) -> KeepAlive:
     """Return when the driver gives up an agent: always after the agent has given up the driver."""
-    agent = agent_keep_alive(lease_s)
-    return KeepAlive(lease_s / 4, agent.longest_s + lease_s / 4, agent.close_timeout)
+    agent = agent_keep_alive(lease_s, num_nodes)
+    return KeepAlive(agent.ping_interval, agent.longest_s + lease_s / 4, agent.close_timeout)
 
 
-def driver_patience_s(lease_s: float) -> float:
+def driver_patience_s(lease_s: float, num_nodes: int = 1) -> float:
     """Return after how much silence of an agent, which pings all the time, it is given up.
 
     The driver need not ping where its kernel says when data has come: with thousands of agents
     that is most of what it would do. The silence may have begun a ping before anybody noticed.
     """
-    agent = agent_keep_alive(lease_s)
+    agent = agent_keep_alive(lease_s, num_nodes)
     return agent.longest_s + agent.ping_interval + lease_s / 4
 
 
@@ -77,6 +80,6 @@ SILENT_LOOKS = 8
 were stopped and run again, the child may look before its agent has had its turn."""
 
 
-def look_s(lease_s: float) -> float:
+def look_s(lease_s: float, num_nodes: int = 1) -> float:
     """Return how long each look of a child lasts."""
-    return agent_keep_alive(lease_s).longest_s / SILENT_LOOKS
+    return agent_keep_alive(lease_s, num_nodes).longest_s / SILENT_LOOKS

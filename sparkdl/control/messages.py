@@ -189,10 +189,34 @@ class NodeActive(Message, frozen=True):
     log_nbytes: int = 0
 
 
+class NodeLoad(Message, frozen=True):
+    """What a child and its processes take of their machine; sent only if somebody looks.
+
+    Args:
+        cores: that were busy for it since the last time.
+        memory_nbytes: resident.
+        feed_nbytes: of rows that wait at the node in memory, of `feed_limit_nbytes` at most.
+        gpu: share of the time in which its GPUs were busy, their mean.
+        gpu_nbytes: in use on them, by others as well.
+    """
+
+    cores: float
+    memory_nbytes: int
+    feed_nbytes: int = 0
+    feed_limit_nbytes: int = 0
+    gpu: float = 0.0
+    gpu_nbytes: int = 0
+
+
 class LogLines(Message, frozen=True):
-    """Lines the child has printed."""
+    """Lines the child has printed.
+
+    Attributes:
+        noise: places of those that nobody wants to see, as in `node/noise.py`.
+    """
 
     lines: tuple[str, ...]
+    noise: tuple[int, ...] = ()
 
 
 class LastLines(Message, frozen=True):
@@ -436,14 +460,20 @@ class Stop(Message, frozen=True):
 
     Attributes:
         is_patient: once nobody reads results of inference from this node any more.
+        keep_s: how long the agent stays for another launch, without a node.
     """
 
     grace_s: float
     is_patient: bool = False
+    keep_s: float = 0.0
 
 
 class Detach(Message, frozen=True):
     """Let go of the Spark task, and live as long as the executor."""
+
+
+class Kept(Message, frozen=True):
+    """The node has ended; its agent waits for another launch as long as it is connected here."""
 
 
 FromAgent = (
@@ -455,6 +485,7 @@ FromAgent = (
     | ChildFailed
     | FeedProgress
     | NodeActive
+    | NodeLoad
     | LastLines
     | Refused
     | LogLines
@@ -464,6 +495,7 @@ FromAgent = (
     | CheckpointPart
     | CheckpointDone
     | Gather
+    | Kept
 )
 ToFeeds = (
     FeedBegin | ReadShare | PassOn | FeedCut | FeedCovered | FeedHold | Granted | EpochEnd | FeedEnd

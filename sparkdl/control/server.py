@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import http
 import logging
+import resource
 import time
 from collections import deque
 from collections.abc import Coroutine
@@ -27,7 +28,7 @@ from websockets.http11 import Request, Response
 from websockets.protocol import State
 
 from sparkdl.control.auth import is_authorized
-from sparkdl.control.cause import CAUSE_PATH, FINISHED
+from sparkdl.control.cause import CAUSE_PATH, CUT_PATH, FINISHED, CutLink, parse_cut_link
 from sparkdl.control.descriptors import EXHAUSTED, MAX_STRANGERS, OUT_OF_DESCRIPTORS
 from sparkdl.control.host_watch import CAN_TELL, LOOKS, HostWatch
 from sparkdl.control.lease import driver_keep_alive, driver_patience_s
@@ -35,7 +36,9 @@ from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
     FromAgent,
     Hello,
+    Kept,
     Refused,
+    Stop,
     ToAgent,
     decode_from_agent,
     encode_for_agents,
@@ -51,7 +54,11 @@ HELLO_TIMEOUT_S = 10.0
 _TOKEN_S = 1.0
 """What an agent gets for its token, which it sends at once, where there are too many strangers."""
 _WARN_PERIOD_S = 60.0
+_OTHER_DESCRIPTORS = 256
+"""What a driver needs beside a connection to each node."""
 POLICY_VIOLATION = 1008
+_ALIVE_S = 2.0
+"""Within it an agent answers a ping if a feeder that does not reach it is to be believed."""
 _BACKLOG = 4096
 """Agents that connect at once wait here; one that finds it full tries again a second later."""
 
@@ -77,6 +84,12 @@ class Listener(Protocol):
     def cause(self) -> str | None:
         """Return why the cluster has failed; empty if it has not; None if it has finished."""
 
+    def agent_of(self, node_id: int) -> str | None:
+        """Return the agent of a node, if it has one."""
+
+    def cut(self, link: CutLink) -> None:
+        """A feeder says that it does not reach a node, whose agent answers the driver."""
+
 
 @dataclass(frozen=True)
 class ServerAddress:
@@ -91,6 +104,15 @@ class ServerAddress:
         """The WebSocket URL."""
         scheme = "wss" if self.is_encrypted else "ws"
         return f"{scheme}://{host_port(self.host, self.port)}"
+
+
+def cannot_listen(host: str, ports: tuple[int, ...], problem: str) -> ConfigError:
+    """Return the error of a driver that finds no place to listen at."""
+    return ConfigError(
+        f"the coordinator cannot listen on {host}, ports {ports[0]}-{ports[-1]}: {problem}. "
+        "Set SPARKDL_DRIVER_HOST to an address of this machine that the executors reach, and "
+        "SPARKDL_DRIVER_PORT to a free port or range"
+    )
 
 
 class CoordinatorServer:
@@ -110,19 +132,24 @@ class CoordinatorServer:
         self._tls = tls
         self._listener = listener
         self._lease_s = lease_s
-        self._patience_s = driver_patience_s(lease_s)
+        self._patience_s = driver_patience_s(lease_s, num_nodes)
         self._host_timeout_s = host_timeout_s
         self._hello_timeout_s = hello_timeout_s
+        self._num_nodes = num_nodes
         self._accepted: WeakSet[ServerConnection] = WeakSet()
         self._accepting: WeakSet[asyncio.Task[Any]] = WeakSet()
         """Those of asyncio that shake hands, by TLS, for a connection."""
         # The agents of a launch come all at once, and it takes a while until all tokens are read.
         self._max_strangers = max(MAX_STRANGERS, num_nodes)
+        self._cuts: set[CutLink] = set()
+        """Those whose agents are being asked whether they are alive."""
         self._strangers: deque[ReferenceType[ServerConnection]] = deque()
         """The last ones that were accepted, the oldest first; agents by now, perhaps."""
         self._quiet_until_s = 0.0
         self._connections: dict[str, ServerConnection] = {}
-        self._watches: dict[str, HostWatch] = {}
+        self._kept: set[ServerConnection] = set()
+        """Of agents that wait for another launch; nothing else is heard of them but their end."""
+        self._watches: dict[ServerConnection, HostWatch] = {}
         self._server: WebSocketServer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._encoded: tuple[ToAgent | None, str | bytes] = None, ""
@@ -131,9 +158,11 @@ class CoordinatorServer:
         """Listen on `host` at the first of `ports` that is free; 0 is any.
 
         Raises:
-            ConfigError: if no port is free or the host is not this machine's.
+            ConfigError: if no port is free, the host is not this machine's, or this process may not
+                have a connection to each node.
         """
-        keep = driver_keep_alive(self._lease_s)
+        _allow_descriptors(self._num_nodes + _OTHER_DESCRIPTORS)
+        keep = driver_keep_alive(self._lease_s, self._num_nodes)
         encryption: dict[str, Any] = {}
         if self._tls is not None:
             handshake_s = min(HANDSHAKE_S, self._hello_timeout_s)
@@ -164,11 +193,7 @@ class CoordinatorServer:
             asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
             bound_port = next(iter(self._server.sockets)).getsockname()[1]
             return ServerAddress(host, bound_port, self._tls is not None)
-        raise ConfigError(
-            f"the coordinator cannot listen on {host}, ports {ports[0]}-{ports[-1]}: {problem}. "
-            "Set SPARKDL_DRIVER_HOST to an address of this machine that the executors reach, and "
-            "SPARKDL_DRIVER_PORT to a free port or range"
-        )
+        raise cannot_listen(host, ports, problem)
 
     def send(self, agent_id: str, message: ToAgent) -> None:
         """Send a message; `left` reports an agent that has gone, not this."""
@@ -178,8 +203,21 @@ class CoordinatorServer:
                 self._encoded = message, encode_for_agents(message)
             broadcast((connection,), self._encoded[1])
 
+    @property
+    def keeps(self) -> bool:
+        """Whether agents that wait for another launch are connected."""
+        return bool(self._kept)
+
     async def stop(self) -> None:
-        """Close all connections and the port."""
+        """Close all connections but those of agents that are kept, and the port.
+
+        If there are such, it is to be called again when they have ended.
+        """
+        if self._kept and self._server is not None:
+            self._server.close(close_connections=False)
+            for connection in self._connections.values():
+                self._spawn(connection.close())
+            return
         if self._server is not None:
             self._server.close()
             for task in self._accepting:
@@ -190,6 +228,10 @@ class CoordinatorServer:
             await self._server.wait_closed()
         for task in self._tasks:
             task.cancel()
+
+    def dismiss(self) -> None:
+        """Have all agents that are kept end."""
+        broadcast(self._kept, encode_for_agents(Stop(0.0)))
 
     def _accept(self, *args: Any, **options: Any) -> ServerConnection:
         connection = ServerConnection(*args, **options)
@@ -210,11 +252,16 @@ class CoordinatorServer:
             self._quiet_until_s = time.monotonic() + _WARN_PERIOD_S
 
     def _on_request(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Refuse a request without the token; answer one for the cause of a failure."""
+        """Refuse a request without the token; answer that of a feeder."""
         headers = request.headers.get_all("Authorization")
         if len(headers) != 1 or not is_authorized(headers[0], self._token):
             return connection.respond(http.HTTPStatus.UNAUTHORIZED, "wrong or missing token\n")
-        if request.path == CAUSE_PATH:
+        if request.path.startswith(CUT_PATH):
+            link = parse_cut_link(request.path, self._num_nodes)
+            if link is None:
+                return connection.respond(http.HTTPStatus.BAD_REQUEST, "no link to a node\n")
+            self._check(link)
+        if request.path == CAUSE_PATH or request.path.startswith(CUT_PATH):
             cause = self._listener.cause()
             if cause is None:
                 return connection.respond(FINISHED, "map_fun has returned on every node\n")
@@ -222,38 +269,58 @@ class CoordinatorServer:
         return None
 
     async def _serve_agent(self, connection: ServerConnection) -> None:
-        try:
-            first = await asyncio.wait_for(connection.recv(), self._hello_timeout_s)
-            hello = decode_from_agent(first)
-            if isinstance(hello, Refused):
-                self._listener.refused(hello)
-                return
-            if not isinstance(hello, Hello) or hello.agent_id in self._connections:
-                raise ProtocolError("the first message was not a new agent's Hello")
-        except (ProtocolError, asyncio.TimeoutError) as error:
-            _log.warning("Refused a connection from %s: %s", connection.remote_address, error)
-            await connection.close(POLICY_VIOLATION, "a Hello was expected")
-            return
-        except ConnectionClosed:
+        hello = await self._hello(connection)
+        if hello is None:
             return
         self._connections[hello.agent_id] = connection
         watch = HostWatch(connection.transport.get_extra_info("socket"), self._host_timeout_s)
-        self._watches[hello.agent_id] = watch
+        self._watches[connection] = watch
         self._listener.joined(hello)
         reason = "its connection closed"
         try:
             async for data in connection:
-                self._listener.said(hello.agent_id, decode_from_agent(data))
+                message = decode_from_agent(data)
+                if isinstance(message, Kept):
+                    self._keep(hello.agent_id, connection)
+                elif connection not in self._kept:
+                    self._listener.said(hello.agent_id, message)
         except ConnectionClosed as closed:
             reason = f"its connection broke: {closed}"
         except ProtocolError as error:
             reason = str(error)
             await connection.close(POLICY_VIOLATION, "not a message")
         finally:
-            del self._connections[hello.agent_id], self._watches[hello.agent_id]
-            self._listener.left(hello.agent_id, self._silence(hello, watch) or reason)
+            del self._watches[connection]
+            if connection in self._kept:
+                self._kept.discard(connection)
+            else:
+                del self._connections[hello.agent_id]
+                self._listener.left(hello.agent_id, self._silence(hello, watch) or reason)
             if watch.is_silent:
                 self._listener.silent(hello)
+
+    async def _hello(self, connection: ServerConnection) -> Hello | None:
+        """Return the first message; none if it is no agent's, and all is done."""
+        try:
+            first = await asyncio.wait_for(connection.recv(), self._hello_timeout_s)
+            hello = decode_from_agent(first)
+            if isinstance(hello, Refused):
+                self._listener.refused(hello)
+                return None
+            if not isinstance(hello, Hello) or hello.agent_id in self._connections:
+                raise ProtocolError("the first message was not a new agent's Hello")
+            return hello
+        except (ProtocolError, asyncio.TimeoutError) as error:
+            _log.warning("Refused a connection from %s: %s", connection.remote_address, error)
+            await connection.close(POLICY_VIOLATION, "a Hello was expected")
+        except ConnectionClosed:
+            pass
+        return None
+
+    def _keep(self, agent_id: str, connection: ServerConnection) -> None:
+        self._kept.add(connection)
+        if self._connections.pop(agent_id, None) is not None:
+            self._listener.left(agent_id, "it waits for another launch")
 
     def _silence(self, hello: Hello, watch: HostWatch) -> str:
         if watch.is_silent:
@@ -266,12 +333,32 @@ class CoordinatorServer:
         """End the connections to hosts, and to agents, that have been silent for too long."""
         while True:
             await asyncio.sleep(self._host_timeout_s / LOOKS)
-            for agent_id, watch in self._watches.items():
-                connection, verdict = self._connections[agent_id], watch.look()
+            for connection, watch in self._watches.items():
+                verdict = watch.look()
                 if verdict == "silent" or watch.quiet_s > self._patience_s:
                     connection.transport.abort()
                 elif verdict == "ask":
                     self._spawn(self._ask(connection))
+
+    def _check(self, link: CutLink) -> None:
+        connection = self._connections.get(self._listener.agent_of(link.node_id) or "")
+        if connection is not None and link not in self._cuts:
+            self._cuts.add(link)
+            self._spawn(self._pass_on_cut(link, connection))
+
+    async def _pass_on_cut(self, link: CutLink, connection: ServerConnection) -> None:
+        """Believe a feeder if the agent answers the driver; the feeder will say it again.
+
+        An agent that stands still may seem cut off: its kernel accepts connections for it until
+        nobody has taken 4,096 of them, and answers no more then. Of those the lease decides.
+        """
+        try:
+            await asyncio.wait_for(_pinged(connection), _ALIVE_S)
+        except (ConnectionClosed, asyncio.TimeoutError):
+            return
+        finally:
+            self._cuts.discard(link)
+        self._listener.cut(link)
 
     async def _ask(self, connection: ServerConnection) -> None:
         with suppress(ConnectionClosed):
@@ -283,8 +370,25 @@ class CoordinatorServer:
         task.add_done_callback(self._tasks.discard)
 
 
+async def _pinged(connection: ServerConnection) -> None:
+    await (await connection.ping())
+
+
 def _hang_up(stranger: ReferenceType[ServerConnection]) -> None:
     """End the connection, unless it has shown the token by now, or has ended."""
     connection = stranger()
     if connection is not None and connection.state is State.CONNECTING:
         connection.transport.abort()
+
+
+def _allow_descriptors(needed: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(
+            f"the driver needs about {needed} descriptors, one for the connection to each node, "
+            f"and its hard limit is {hard}. Raise it where the driver is started (ulimit -Hn, or "
+            "LimitNOFILE of the service), or ask for fewer nodes"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -104,6 +104,13 @@ class InferenceError(SparkdlError):
     """A node answered an inference partition with too few or too many results."""
 
 
+class ScorerLostError(InferenceError):
+    """The process that runs a model for the task slots of an executor ended with rows unanswered.
+
+    Example: the kernel has killed it, because the executor's memory was used up.
+    """
+
+
 class CollectiveError(SparkdlError, RuntimeError):
     """The nodes could not reduce or exchange values together.
 
@@ -170,13 +177,22 @@ class NodeFailedError(SparkdlError, RuntimeError):
 
 
 class NodeLostError(NodeFailedError):
-    """The root cause is a node that vanished (executor, agent or connection), not user code."""
+    """The root cause is a node that vanished (executor, agent or connection), not user code.
+
+    Or one that feeders on another host do not reach, though the driver does.
+    """
+
+
+def in_words(error: BaseException) -> str:
+    """Return the text of an error, with its type unless that is one of ours, which needs none."""
+    return str(error) if isinstance(error, SparkdlError) else f"{type(error).__name__}: {error}"
 
 
 def node_error(failures: Sequence[Failure], note: str = "") -> NodeFailedError:
     """Return the exception that fits the root cause among `failures`."""
     cause = min(failures, key=lambda failure: failure.order)
-    return (NodeLostError if cause.kind == "lost" else NodeFailedError)(failures, note)
+    is_lost = cause.kind in ("lost", "unreachable")
+    return (NodeLostError if is_lost else NodeFailedError)(failures, note)
 
 
 def _describe(failures: tuple[Failure, ...], note: str) -> str:

@@ -10,7 +10,9 @@ import signal
 from dataclasses import dataclass
 from typing import Literal
 
-FailureKind = Literal["exception", "exit", "signal", "oom", "lost", "port", "setup", "hang"]
+FailureKind = Literal[
+    "exception", "exit", "signal", "oom", "lost", "unreachable", "port", "setup", "hang"
+]
 
 _HINTS: dict[str, str] = {
     "oom": (
@@ -20,6 +22,10 @@ _HINTS: dict[str, str] = {
     "lost": (
         "Look for a lost executor in the Spark UI, and for spark.dynamicAllocation or "
         "spark.executor.memoryOverhead as its reason."
+    ),
+    "unreachable": (
+        "Look at the network between these hosts (routes, firewalls). If they reach each other at "
+        "other addresses, set SPARKDL_NODE_HOST on their executors to these."
     ),
     "hang": (
         "It was ended because of hang_timeout; above is what it was doing, innermost call first. "
@@ -48,8 +54,9 @@ class Failure:
         rank: the node's rank in its world, -1 before there was a world.
         kind: what ended the child. `exception`: user code raised. `exit`: it ended with
             `exit_code` and no exception. `signal`: killed by `signal_number`. `oom`: killed by
-            the kernel for memory. `lost`: the agent vanished. `port`: another process took
-            the framework's port. `setup`: the node could not prepare (an import failed).
+            the kernel for memory. `lost`: the agent vanished. `unreachable`: feeders on another
+            host do not reach it, and the driver does. `port`: another process took the
+            framework's port. `setup`: the node could not prepare (an import failed).
             `hang`: it was alive and made no progress; `traceback` has its stacks.
         time_s: Unix time in seconds, by the driver's clock once the driver has it.
         step: of the checkpoint that the round began with, and batches read from feeds since.
@@ -109,6 +116,8 @@ class Failure:
             return f"was killed for lack of memory. {self.message}".rstrip()
         if self.kind == "lost":
             return f"was lost: {self.message}"
+        if self.kind == "unreachable":
+            return self.message
         if self.kind == "hang":
             return f"hung: it {self.message}"
         return f"failed: {self.message}"

@@ -5,11 +5,13 @@ Runs in: driver
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 _DESCRIPTION, _GROUP = "spark.job.description", "spark.jobGroup.id"
+_TAG = "sparkdl"
+"""Of all jobs that sparkdl starts."""
 
 
 def context_of(spark: Any) -> Any:
@@ -26,39 +28,83 @@ def context_of(spark: Any) -> Any:
 def named_jobs(spark: Any, group: str, what: str) -> Iterator[None]:
     """Have the jobs that this thread starts say what they are: `group: what`.
 
-    A description and a group that the user has set stay. Spark Connect describes jobs itself, by
-    their plan: there they have a tag of this name.
+    A description that the user has set stands before that, in the UI `their words (group: what)`.
+    A group of the user's stays, since `cancelJobGroup` has to find the jobs. They have the tags
+    `group` and `sparkdl` in any case. Spark Connect describes jobs itself, by their plan, and has
+    no groups: there the name is another tag.
 
     Args:
         spark: the session or context whose jobs they are.
     """
     name, context = f"{group}: {what}", context_of(spark)
-    if context is None:
-        tag = name.replace(",", "")  # which a tag may not hold
-        spark.addTag(tag)
-        try:
-            yield
-        finally:
-            with suppress(Exception):  # Spark is gone, perhaps
-                spark.removeTag(tag)
-        return
-    unset = {_DESCRIPTION: name, _GROUP: group}
-    unset = {key: value for key, value in unset.items() if not context.getLocalProperty(key)}
-    for key, value in unset.items():
-        context.setLocalProperty(key, value)
+    with ExitStack() as after:
+        if context is None:
+            for tag in (_TAG, group, name.replace(",", "")):  # which a tag may not hold
+                _tagged(after, tag, spark.getTags, spark.addTag, spark.removeTag)
+        else:
+            for tag in (_TAG, group):
+                _tagged(after, tag, context.getJobTags, context.addJobTag, context.removeJobTag)
+            theirs = context.getLocalProperty(_DESCRIPTION)
+            _local(after, context, _DESCRIPTION, f"{theirs} ({name})" if theirs else name)
+            _local(after, context, _GROUP, context.getLocalProperty(_GROUP) or group)
+        yield
+
+
+def is_ours(context: Any, job: int) -> bool:
+    """Whether `named_jobs` has named a job of this context."""
+    tags = context._jsc.sc().statusStore().job(job).jobTags()
+    return bool(tags.contains(_TAG))
+
+
+def _tagged(after: ExitStack, tag: str, tags: Any, add: Any, remove: Any) -> None:
+    if tag not in tags():  # else it is removed by whoever has added it
+        add(tag)
+        after.callback(_unless_gone, remove, tag)
+
+
+def _local(after: ExitStack, context: Any, key: str, value: str) -> None:
+    before = context.getLocalProperty(key)
+    context.setLocalProperty(key, value)
+    after.callback(_unless_gone, context.setLocalProperty, key, before)
+
+
+def _unless_gone(undo: Callable[..., object], *arguments: object) -> None:
+    with suppress(Exception):  # Spark is gone, perhaps
+        undo(*arguments)
+
+
+@contextmanager
+def tagged_jobs(spark: Any, *tags: str) -> Iterator[None]:
+    """Have `cancel_jobs` find the jobs that this thread starts, in whatever session."""
+    context = context_of(spark)
+    add = spark.addTag if context is None else context.addJobTag
+    remove = spark.removeTag if context is None else context.removeJobTag
+    for tag in tags:
+        add(tag)
     try:
         yield
     finally:
-        with suppress(Exception):  # Spark is gone, perhaps
-            for key in unset:
-                context.setLocalProperty(key, None)
+        for tag in tags:
+            remove(tag)
+
+
+def cancel_jobs(spark: Any, tag: str) -> None:
+    """Cancel the jobs that have this tag."""
+    # A session's tags are those of one thread, but over Spark Connect, where there are no jobs.
+    context = context_of(spark)
+    if context is None:
+        spark.interruptTag(tag)
+    else:
+        context.cancelJobsWithTag(tag)
 
 
 def raised_in_task(error: Exception) -> str:
-    """Return the line of a failed job's error that says what was raised in Python, or the first.
+    """Return the line of a failed job's error that says what was raised in Python, or in the JVM.
 
     Spark sends no exception from a task, only text: the traceback, and the JVM's around it.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    raised = [line for line in lines if "Error: " in line and not line.startswith(("at ", "py4j"))]
-    return (raised or lines or [type(error).__name__])[0]
+    said = [line for line in lines if not line.startswith(("at ", "py4j"))]
+    in_python = [line for line in said if "Error: " in line]
+    in_jvm = [line.removeprefix(": ") for line in said if "Exception: " in line]
+    return (in_python or in_jvm or lines or [type(error).__name__])[0]

@@ -1,11 +1,13 @@
-"""Where a path without a scheme is: as Hadoop's users expect it.
+"""Where a path without a scheme is, as Hadoop's users expect it; and where modules are.
 
-Runs in: driver, child
+Runs in: anywhere
 """
 
 from __future__ import annotations
 
 import getpass
+import os
+import sys
 from urllib.parse import urlsplit
 
 
@@ -25,3 +27,8 @@ def absolute_url(path: str, default_fs: str, working_dir: str) -> str:
     if default_fs.startswith("file:"):
         return f"{default_fs}{working_dir}/{path}"
     return f"{default_fs}/user/{getpass.getuser()}/{path}"
+
+
+def python_path() -> str:
+    """Return the `PYTHONPATH` with which a process finds the modules that this one does."""
+    return os.pathsep.join(filter(None, sys.path))

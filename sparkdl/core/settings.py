@@ -40,6 +40,7 @@ class Settings:
         max_restarts: after failures within `restart_window_s`, before one is final.
         spare: whether each node keeps a child that has imported its libraries for the next restart;
             `None` where there are restarts, and the memory that is left can be seen.
+        keep_warm_s: how long agents stay for the next launch after this one has ended well.
         min_nodes: with how many to continue if lost ones do not come back; `None` for all.
         elastic_timeout_s: how long a restart waits for lost nodes.
         restart_backoff_s: before the second restart in a row; doubled before each further one.
@@ -60,6 +61,7 @@ class Settings:
     max_port_retries: int = 3
     max_restarts: int = 0
     spare: bool | None = None
+    keep_warm_s: float = 0.0
     min_nodes: int | None = None
     elastic_timeout_s: float = 60.0
     restart_backoff_s: float = 1.0
@@ -103,8 +105,12 @@ class Settings:
     def _check_recovery(self) -> None:
         if self.max_restarts < 0:
             raise ConfigError(f"max_restarts={self.max_restarts} must be 0 or more")
-        if self.spare and not self.max_restarts:
-            raise ConfigError("spare=True needs max_restarts=1 or more")
+        if self.spare and not (self.max_restarts or self.keep_warm_s):
+            raise ConfigError("spare=True needs max_restarts=1 or more, or keep_warm_s")
+        if not 0 <= self.keep_warm_s < math.inf:
+            raise ConfigError(
+                f"keep_warm_s={self.keep_warm_s} must be zero seconds or more, and finite"
+            )
         if self.min_nodes is not None and self.min_nodes < 1:
             raise ConfigError(f"min_nodes={self.min_nodes} must be 1 or more, or None for all")
         if self.keep_checkpoints < 1:
@@ -123,6 +129,11 @@ class Environment:
             reach it.
         node_port: `TENSORFLOW_PORT`, on an executor: a fixed port for the framework.
         board_port: `TENSORBOARD_PORT`, on an executor: a fixed port for TensorBoard.
+        dashboard: `SPARKDL_DASHBOARD`: `0` for no dashboard unless a launch asks for it.
+        dashboard_host: `SPARKDL_DASHBOARD_HOST`: the address that it listens at; the driver's.
+        dashboard_ports: `SPARKDL_DASHBOARD_PORT`: one port, or `low-high`, of which the first that
+            is free is taken, or any.
+        dashboard_prefix: `SPARKDL_DASHBOARD_PREFIX`: the path that a reverse proxy has it under.
         hadoop_home: `HADOOP_PREFIX` or `HADOOP_HOME`, on an executor: Hadoop's folder.
         is_pod: whether this is an executor in a pod of Kubernetes (`SPARK_EXECUTOR_POD_IP`).
         is_yarn: whether this is an executor in a container of YARN (`CONTAINER_ID`).
@@ -133,6 +144,10 @@ class Environment:
     node_host: str | None = None
     node_port: int | None = None
     board_port: int = 0
+    dashboard: bool = True
+    dashboard_host: str | None = None
+    dashboard_ports: tuple[int, ...] = tuple(range(8780, 8800))
+    dashboard_prefix: str = ""
     hadoop_home: str | None = None
     is_pod: bool = False
     is_yarn: bool = False
@@ -154,6 +169,12 @@ class Environment:
             node_host=env.get("SPARKDL_NODE_HOST") or None,
             node_port=_ports("TENSORFLOW_PORT", node_port)[0] if node_port else None,
             board_port=_ports("TENSORBOARD_PORT", env.get("TENSORBOARD_PORT") or "0")[0],
+            dashboard=env.get("SPARKDL_DASHBOARD", "1") != "0",
+            dashboard_host=env.get("SPARKDL_DASHBOARD_HOST") or None,
+            dashboard_ports=_ports(
+                "SPARKDL_DASHBOARD_PORT", env.get("SPARKDL_DASHBOARD_PORT") or "8780-8799"
+            ),
+            dashboard_prefix=_prefix(env.get("SPARKDL_DASHBOARD_PREFIX") or ""),
             hadoop_home=env.get("HADOOP_PREFIX") or env.get("HADOOP_HOME") or None,
             is_pod=bool(env.get("SPARK_EXECUTOR_POD_IP")),
             is_yarn=bool(env.get("CONTAINER_ID")),
@@ -175,6 +196,11 @@ def visible_gpus(environ: Mapping[str, str] | None = None) -> tuple[str, ...] | 
 def is_submitted(environ: Mapping[str, str] | None = None) -> bool:
     """Whether spark-submit has started this program, which then writes into a pipe to it."""
     return "PYSPARK_GATEWAY_PORT" in (os.environ if environ is None else environ)
+
+
+def _prefix(text: str) -> str:
+    parts = text.strip("/")
+    return f"/{parts}" if parts else ""
 
 
 def _ports(name: str, text: str) -> tuple[int, ...]:

@@ -141,12 +141,14 @@ class ClusterSpec:
         release_port: close the reserved port just before `map_fun` starts; otherwise user
             code calls `ctx.release_port()`.
         log_to_driver: stream the children's output to the driver's stdout.
+        keeps_log: stream it to files of the driver's.
         default_fs: Hadoop's default file system, for `ctx.absolute_path`.
         working_dir: the driver's working directory, likewise.
         tensorboard: log directory of a TensorBoard beside the first node; empty for one of its own
             in the node's working directory, `None` for no TensorBoard.
         driver_nodes: how many nodes, the first ones, run on the driver's machine.
         checkpoint_dir: URL of the folder of the checkpoints; `None` for none.
+        is_watched: somebody looks at what nodes take of their machines.
         preload: modules that children import after the framework, before there is a world.
     """
 
@@ -158,12 +160,14 @@ class ClusterSpec:
     num_gpus: int | dict[str, int] | None = None
     release_port: bool = True
     log_to_driver: bool = False
+    keeps_log: bool = False
     default_fs: str = "file://"
     working_dir: str = "."
     tensorboard: str | None = None
     driver_nodes: int = 0
     checkpoint_dir: str | None = None
     preload: tuple[str, ...] = ()
+    is_watched: bool = False
     settings: Settings = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
@@ -196,6 +200,11 @@ class ClusterSpec:
         if isinstance(self.num_gpus, dict):
             return self.num_gpus.get(node.role.name, None if node.role.wants_gpu else 0)
         return self.num_gpus if node.role.wants_gpu else 0
+
+    @property
+    def streams_log(self) -> bool:
+        """Whether agents send what their children print, as it comes."""
+        return self.log_to_driver or self.keeps_log
 
     @property
     def num_tasks(self) -> int:

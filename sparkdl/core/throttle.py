@@ -9,13 +9,22 @@ import asyncio
 import math
 from collections.abc import Callable
 
-REPORTS_PER_S = 1000
+REPORTS_PER_S = 300
 """What the driver gets from all nodes together at most, beside what it waits for."""
+
+
+LOOK_SHARE = 0.02
+"""Of the driver's loop, for each kind of look at all nodes: one takes longer the more there are."""
 
 
 def period_s(shortest_s: float, nodes: int) -> float:
     """Return how often each of so many nodes may report: the more there are, the more seldom."""
     return max(shortest_s, nodes / REPORTS_PER_S)
+
+
+def rest_s(took_s: float) -> float:
+    """Return how long to wait after a look that took so long on a core."""
+    return took_s * (1 - LOOK_SHARE) / LOOK_SHARE
 
 
 class Throttle:

@@ -9,15 +9,16 @@ loop in one thread; the handle asks from other threads through `submit`, `broadc
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
-import resource
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from sparkdl.control.cause import CutLink
 from sparkdl.control.messages import (
     BoardStarted,
     CheckpointDone,
@@ -39,6 +40,7 @@ from sparkdl.control.messages import (
     LogLines,
     LogTail,
     NodeActive,
+    NodeLoad,
     Offer,
     Refused,
     Stacks,
@@ -47,8 +49,10 @@ from sparkdl.control.messages import (
 from sparkdl.control.server import CoordinatorServer, ServerAddress
 from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError, IllegalTransitionError
+from sparkdl.core.errors import IllegalTransitionError
+from sparkdl.core.garbage import uncollected
 from sparkdl.core.spec import ClusterSpec, NodeSpec
+from sparkdl.core.throttle import Throttle
 from sparkdl.core.world import CheckpointRef, World
 from sparkdl.driver.collect import (
     Checkpoints,
@@ -63,15 +67,20 @@ from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.roster import Roster
 from sparkdl.driver.lifecycle.state import failure_of, generation_of, is_empty
 from sparkdl.driver.lifecycle.transitions import begin, step
+from sparkdl.driver.logs import NodeLogs
 from sparkdl.driver.threads import Changed
+from sparkdl.driver.warm import Keeper
 from sparkdl.node.task import Problem
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _THREAD_END_S = 10.0
-_OTHER_DESCRIPTORS = 256
-"""What a driver needs beside a connection to each node."""
+_PROGRESS_S = 0.05
+"""Who waits for progress looks again this often at most: to wake a thread costs more than a report.
+"""
+_MANY = 1000
+"""Nodes: more than a hundred thousand objects that live as long as the cluster."""
 
 
 @dataclass
@@ -87,28 +96,23 @@ class View:
     """Of the nodes' children, by node id."""
     activity: dict[int, NodeActive] = field(default_factory=dict)
     """What the nodes have done beside their feeds, by node id."""
+    load: dict[int, NodeLoad] = field(default_factory=dict)
+    """What the nodes take of their machines, by node id; empty unless somebody looks."""
     have_feeds_ended: bool = False
     """It was announced to the nodes that no more rows will come."""
-
-
-@dataclass(frozen=True)
-class LogLine:
-    """A line that a child printed."""
-
-    node: str
-    text: str
 
 
 class Controller:
     """One cluster's coordinator. `start`, use, `close`.
 
     Args:
-        on_log: called on the controller's thread with lines of the children's output.
+        logs: is given the children's output, on the controller's thread.
         relaunch: called there to bring new agents for nodes; must not block.
         checkpoint: what the first world resumes from.
         release: called there once no agent will come or go any more; must not block.
         forget_task: called there with each node whose task has ended in order; must not block.
-        leave_host: called there with each host that does not answer; must not block.
+        leave_host: called there with each host that does not answer, and with those that are
+            given up though they do (then the second argument is true); must not block.
         tls: what the cluster's servers show; `None` without TLS.
     """
 
@@ -116,12 +120,12 @@ class Controller:
         self,
         spec: ClusterSpec,
         token: str,
-        on_log: Callable[[LogLine], None] | None = None,
+        logs: NodeLogs | None = None,
         relaunch: Callable[[Sequence[NodeSpec]], None] | None = None,
         checkpoint: CheckpointRef | None = None,
         release: Callable[[], None] = lambda: None,
         forget_task: Callable[[NodeSpec], None] = lambda node: None,
-        leave_host: Callable[[str], None] = lambda host: None,
+        leave_host: Callable[[str, bool], None] = lambda host, is_there: None,
         tls: Tls | None = None,
     ) -> None:
         self.spec = spec
@@ -137,7 +141,7 @@ class Controller:
         self._last_lines: dict[int, tuple[str, ...]] = {}
         """Of children that have ended, by node id."""
         self.address: ServerAddress | None = None
-        self._on_log = on_log
+        self._logs = logs or NodeLogs()
         self._relaunch = relaunch
         self._release = release
         self._forget_task = forget_task
@@ -154,8 +158,10 @@ class Controller:
         self._timer: asyncio.TimerHandle | None = None
         self._requests = PendingRequests(self._server.send, self.changed)
         self._observer: Callable[[], None] = lambda: None
+        self._follower: Callable[[states.State], None] = lambda state: None
+        self._progress = Throttle(self._loop, self._notify, _PROGRESS_S)
         self._thread = threading.Thread(
-            target=self._loop.run_forever, name=f"sparkdl-controller-{spec.cluster_id}", daemon=True
+            target=self._run, name=f"sparkdl-controller-{spec.cluster_id}", daemon=True
         )
 
     # From other threads.
@@ -167,7 +173,6 @@ class Controller:
             ConfigError: if `host` and `ports` offer no place to listen at, or this process may
                 not have a connection to each node.
         """
-        _allow_descriptors(len(self.spec.nodes) + _OTHER_DESCRIPTORS)
         self._thread.start()
         try:
             self.address = self._call(self._server.start(host, ports))
@@ -191,6 +196,23 @@ class Controller:
         """Wait until `is_true` of the view; return whether it is."""
         return self.changed.wait_for(lambda: is_true(self.view), deadline)
 
+    def gather(self, deadline: Deadline) -> bool:
+        """Wait until the world begins, or it is known that none will; return whether that is known.
+
+        With thousands of nodes Python's collector would take a third of the driver's time, looking
+        for garbage among connections that stay. So it rests meanwhile, and leaves them alone then.
+        """
+
+        def is_decided(view: View) -> bool:
+            return not isinstance(view.state, states.Gathering)
+
+        if len(self.spec.nodes) < _MANY:
+            return self.wait_for(is_decided, deadline)
+        with uncollected():
+            found = self.wait_for(is_decided, deadline)
+            gc.freeze()
+        return found
+
     def look(self, at: Callable[[View], T]) -> T:
         """Return what `at` finds in the view."""
         with self.changed:
@@ -213,6 +235,10 @@ class Controller:
         """Have `observer` called on the loop after each change of the view; it must be quick."""
         self._observer = observer
 
+    def follow(self, follower: Callable[[states.State], None]) -> None:
+        """Have `follower` called on the loop with each state; it must be quick, and not fail."""
+        self._follower = follower
+
     def soon(self, function: Callable[..., None], *arguments: Any) -> bool:
         """Have `function` called on the loop; false once the controller is closed."""
         try:
@@ -233,7 +259,10 @@ class Controller:
         if node_id in answers:
             return tuple(answers[node_id])
         with self.changed:
-            return self._last_lines.get(node_id, ())[-lines:] if lines > 0 else ()
+            kept = self._last_lines.get(node_id)
+        if kept is None:  # it is lost, and what it has not sent as well
+            return self._logs.tail(self._name(node_id), lines)
+        return kept[max(0, len(kept) - lines) :]
 
     def fetch_stacks(self, deadline: Deadline) -> dict[str, str]:
         """Return by node name what its child is doing, or why that is not known."""
@@ -248,16 +277,24 @@ class Controller:
         """Return the Unix time in seconds; it does not jump while the cluster lives."""
         return self._born_s + time.monotonic()
 
-    def close(self) -> None:
-        """Close all connections and end the thread."""
+    def close(self, is_there: Callable[[], bool] = lambda: True) -> None:
+        """Close all connections and end the thread; if agents are kept, when these have ended.
+
+        Args:
+            is_there: whether their place still exists; they are ended when it does not.
+        """
+        if len(self.spec.nodes) >= _MANY:
+            gc.unfreeze()
         if not self._thread.is_alive():
             self._loop.close()
             return
         self._call(self._server.stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._logs.close()
+        if self._server.keeps:
+            self.soon(Keeper(self._loop, self._thread, self._server, is_there).look)
+            return
+        self.soon(self._loop.stop)
         self._thread.join(_THREAD_END_S)
-        if not self._thread.is_alive():
-            self._loop.close()
 
     def _ask(self, node_ids: Iterable[int], question: Question, deadline: Deadline) -> Any:
         """Ask the agents of some nodes; return by node id what came in time."""
@@ -300,7 +337,7 @@ class Controller:
                 self._note_gathering(agent_id, message)
             case ChildFailed():
                 self._handle(states.ChildBroke(agent_id, self._dated(message)))
-            case FeedProgress() | NodeActive():
+            case FeedProgress() | NodeActive() | NodeLoad():
                 self._note_progress(agent_id, message)
             case CheckpointPart() | CheckpointDone():
                 self._note_checkpoint(agent_id, message)
@@ -310,8 +347,8 @@ class Controller:
                 self._note_tensorboard(message)
             case LastLines(lines):
                 self._keep_log(agent_id, lines)
-            case LogLines(lines):
-                self._hand_on_log(agent_id, lines)
+            case LogLines():
+                self._hand_on_log(agent_id, message)
             case LogTail(number, answer) | Stacks(number, answer):
                 self._requests.answer(number, answer)
 
@@ -321,7 +358,7 @@ class Controller:
 
     def silent(self, hello: Hello) -> None:
         """An agent's host does not answer; the agent has `left`."""
-        self._leave_host(hello.host)
+        self._leave_host(hello.host, False)
 
     def cause(self) -> str | None:
         """Return what a feeder that no node answers has to know; see `control/cause.py`."""
@@ -330,7 +367,24 @@ class Controller:
         failure = failure_of(self.view.state)
         return str(failure) if failure else ""
 
+    def agent_of(self, node_id: int) -> str | None:
+        """Return the agent of a node, if it has one."""
+        roster = self._roster()
+        agent = roster.agents.get(node_id) if roster else None
+        return agent.agent_id if agent else None
+
+    def cut(self, link: CutLink) -> None:
+        """A feeder does not reach a node, and the driver reaches both."""
+        self._handle(states.LinkCut(link.generation, link.node_id, link.host, self.wall_s()))
+
     # On the loop.
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_forever()
+            self._loop.run_until_complete(self._server.stop())
+        finally:
+            self._loop.close()
 
     def _dated(self, message: ChildFailed) -> ChildFailed:
         """Date a failure by the driver's clock, whatever its node's says."""
@@ -353,6 +407,7 @@ class Controller:
                 self.view.feeds.clear()  # a node that another agent takes begins at zero
             self.view.state = state
             self.changed.notify_all()
+        self._follower(state)
         for action in actions:
             self._perform(action)
         self._arm_timer(state.deadline_s)
@@ -373,6 +428,8 @@ class Controller:
                 self._release()
             case states.ForgetTask(node):
                 self._forget_task(node)
+            case states.LeaveHost(host):
+                self._leave_host(host, True)
 
     def _arm_timer(self, deadline_s: float) -> None:
         if self._timer:
@@ -410,14 +467,17 @@ class Controller:
             with self.changed:
                 self.view.pids[node_id] = pid
 
-    def _note_progress(self, agent_id: str, message: FeedProgress | NodeActive) -> None:
+    def _note_progress(self, agent_id: str, message: FeedProgress | NodeActive | NodeLoad) -> None:
         node_id = self._node_of(agent_id)
         if node_id is None:
             return
         with self.changed:
+            if isinstance(message, NodeLoad):
+                self.view.load[node_id] = message
+                return
             if isinstance(message, NodeActive):
                 self.view.activity[node_id] = message
-                self.changed.notify_all()
+                self._progress.request()
                 return
             for now in message.counts:
                 if beyond := gone_beyond(self._name(node_id), now, self.view.feeds):
@@ -425,8 +485,12 @@ class Controller:
                 if self.view.feeds.get((node_id, now.feed)) != now:
                     self.view.feeds[node_id, now.feed] = now
                     self.view.progress += 1
-            self.changed.notify_all()
+        self._progress.request()
         self._observer()
+
+    def _notify(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
 
     def _note_tensorboard(self, message: BoardStarted) -> None:
         with self.changed:
@@ -466,14 +530,12 @@ class Controller:
             with self.changed:
                 self._last_lines[node_id] = lines
 
-    def _hand_on_log(self, agent_id: str, lines: tuple[str, ...]) -> None:
+    def _hand_on_log(self, agent_id: str, printed: LogLines) -> None:
         node_id = self._node_of(agent_id)
-        if self._on_log and node_id is not None:
-            try:
-                for line in lines:
-                    self._on_log(LogLine(self._name(node_id), line))
-            except Exception:  # noqa: BLE001 (user code; it must not end the controller)
-                _log.exception("on_log failed; the nodes are not harmed")
+        if node_id is not None:
+            with self.changed:
+                self._last_lines.pop(node_id, None)  # those of the round before
+            self._logs.take(self._name(node_id), printed)
 
     def _send_request(self, request: PendingRequest) -> None:
         roster = self._roster()
@@ -483,16 +545,3 @@ class Controller:
     def _name(self, node_id: int) -> str:
         nodes = self.spec.nodes
         return nodes[node_id].name if 0 <= node_id < len(nodes) else f"node {node_id}"
-
-
-def _allow_descriptors(needed: int) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or needed <= soft:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        raise ConfigError(
-            f"the driver needs about {needed} descriptors, one for the connection to each node, "
-            f"and its hard limit is {hard}. Raise it where the driver is started (ulimit -Hn, or "
-            "LimitNOFILE of the service), or ask for fewer nodes"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -119,8 +119,8 @@ class Ending:
             self.first,
             self._executor.cancel_feeds,
             partial(self._stop, grace_s),
-            self.controller.close if self.controller else lambda: None,
-            self._close,
+            self._close,  # first, so that a task that comes late hears that it is over
+            self._close_controller,
         )
         try:
             for step in steps:
@@ -133,6 +133,10 @@ class Ending:
                 self._is_over = True
                 self._changed.notify_all()
             self._asks.put(None)
+
+    def _close_controller(self) -> None:
+        if self.controller:
+            self.controller.close(self._executor.is_there)
 
     def _close(self) -> None:
         self._executor.close(Deadline.after(STOP_MARGIN_S))

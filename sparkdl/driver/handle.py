@@ -26,7 +26,7 @@ from sparkdl.driver.feeds.coverage import FeedRequest
 from sparkdl.driver.feeds.feeds import Feeds, StreamFeed, StreamOptions, trigger_options
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.lifecycle.state import before_stop, failure_of, has_ended, is_empty, status_of
-from sparkdl.driver.show import LiveTable, as_html
+from sparkdl.driver.show import LiveTable, as_html, show_page
 from sparkdl.driver.threads import begin
 from sparkdl.feed.transfer.messages import FeedSpec
 
@@ -43,6 +43,10 @@ class Cluster:
 
     All methods may be called from any thread. Leaving the `with` block shuts the cluster down:
     in order after the block's end, at once after an exception.
+
+    Attributes:
+        dashboard_url: of the pages that show what the cluster does; `None` without them. It lets in
+            who knows it.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Cluster:
         ending: Ending,
     ) -> None:
         self.spec = spec
+        self.dashboard_url: str | None = None
         self.ending = ending
         self._world = world
         self._controller = controller
@@ -90,6 +95,24 @@ class Cluster:
 
     def _ipython_display_(self) -> None:
         self._table.show()
+
+    def show(self, height: int = 640) -> None:
+        """Show the dashboard in the cell that runs; outside of a notebook, print its address.
+
+        The browser has to reach the driver's address; see docs/dashboard.md.
+
+        Args:
+            height: in pixels.
+
+        Raises:
+            ConfigError: if the cluster has no dashboard.
+        """
+        if self.dashboard_url is None:
+            raise ConfigError(
+                "this cluster has no dashboard: pip install 'sparkdl-cluster[dashboard]' and "
+                "launch it with dashboard=True"
+            )
+        show_page(self.dashboard_url, height)
 
     @property
     def world(self) -> World:
@@ -353,7 +376,9 @@ class Cluster:
         return last.step, dict(last.metrics)
 
     def logs(self, rank: int, lines: int = 100) -> list[str]:
-        """Return the last lines that a node's child has printed.
+        """Return the last lines that a node's child has printed; also after it, and the cluster.
+
+        Of a node that was lost with its agent none are known, unless `launch(log_dir=…)` keeps all.
 
         Args:
             rank: the node's rank in `world`.

@@ -23,6 +23,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.failure import Failure
 from sparkdl.core.listing import MOST, listed
 from sparkdl.core.spec import InputMode
+from sparkdl.core.throttle import rest_s
 from sparkdl.driver.controller import Controller, View
 from sparkdl.driver.feeds.report import waits_in_vain
 from sparkdl.driver.lifecycle.state import NodesBlamed, Running
@@ -326,7 +327,7 @@ class HangWatch:
         self._controller.soon(self._turn)
 
     def _turn(self) -> None:
-        view = self._controller.view
+        view, begun_s = self._controller.view, time.thread_time()
         nodes = _progress(view)
         self._watch, hang = self._look(view, nodes)
         if hang:  # in a thread, for the answers come on the loop
@@ -338,7 +339,8 @@ class HangWatch:
             self._stragglers, slow = compare(self._stragglers, generation, nodes, time.monotonic())
             if slow:
                 _log.warning("Cluster %s: %s", self._controller.spec.cluster_id, slow)
-        self._controller.later(self._period_s, self._turn)
+        wait_s = max(self._period_s, rest_s(time.thread_time() - begun_s))
+        self._controller.later(min(wait_s, self._timeout_s / 8), self._turn)
 
     def _look(self, view: View, nodes: Sequence[Progress]) -> tuple[Watch, Hang | None]:
         if not isinstance(view.state, Running):

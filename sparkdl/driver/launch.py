@@ -21,7 +21,8 @@ from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.settings import Environment, HangAction, Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, Placement, plan_nodes
-from sparkdl.driver.controller import Controller, LogLine
+from sparkdl.driver.controller import Controller
+from sparkdl.driver.dashboard import Recorder, dashboard_of_program
 from sparkdl.driver.ending import Ending, is_interrupt
 from sparkdl.driver.executors.executor import Executor, Launch
 from sparkdl.driver.feeds.runner import failure_behind
@@ -29,8 +30,11 @@ from sparkdl.driver.handle import Cluster
 from sparkdl.driver.health import HangWatch
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.state import failure_of, has_ended
+from sparkdl.driver.log_files import LogFiles, check_folder
+from sparkdl.driver.logs import LogLine, NodeLogs
 from sparkdl.driver.payload import pickle_user_code
-from sparkdl.driver.show import print_beside
+from sparkdl.driver.show import in_notebook, print_beside
+from sparkdl.driver.warm import chosen_keep_s, warm_key
 from sparkdl.frameworks.framework import framework_named
 
 if TYPE_CHECKING:
@@ -71,6 +75,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
     release_port: bool = True,
     tensorboard: bool | str = False,
     log_to_driver: bool = False,
+    log_dir: str | None = None,
     show_progress: bool | None = None,
     reservation_timeout: float = 600.0,
     feed_timeout: float = 600.0,
@@ -78,6 +83,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
     feed_disk: int | None = None,
     max_restarts: int = 0,
     spare: bool | None = None,
+    keep_warm_s: float | None = None,
     preload: Sequence[str] = (),
     min_nodes: int | None = None,
     elastic_timeout: float = 60.0,
@@ -88,6 +94,8 @@ def launch(  # noqa: PLR0913 (one option, one name)
     hang_action: HangAction = "report",
     on_log: Callable[[LogLine], None] | None = None,
     tls: bool | tuple[str, str, str] | TlsFiles | None = None,
+    dashboard: bool | None = None,
+    record: str | None = None,
 ) -> Cluster:
     """Start a cluster of `nodes` framework processes, each running `map_fun(args, ctx)`.
 
@@ -120,7 +128,13 @@ def launch(  # noqa: PLR0913 (one option, one name)
         tensorboard: whether TensorBoard runs beside the first node, see `Cluster.tensorboard_url`;
             the directory or URL that it shows, by default `tensorboard_<node id>` where `map_fun`
             runs. With it the launch returns when it answers, and `map_fun` runs meanwhile.
-        log_to_driver: print the nodes' output here, each line behind `[worker:1]`.
+        log_to_driver: print the nodes' output here, each line behind `[worker:1]`, without what
+            TensorFlow prints at every start. That comes as well where the nodes' environment has
+            `TF_CPP_MIN_LOG_LEVEL=0`; `Cluster.logs` has it in any case.
+        log_dir: folder on the driver's machine in which all that the nodes print is kept, in
+            `sparkdl-<cluster>/worker-0.log` and so on: the last 640 MiB of each node, in files of
+            64 MiB. A full or slow disk costs lines, which the files tell of, and harms no node. See
+            docs/failures.md.
         show_progress: progress bars; by default where the error stream is a terminal.
         reservation_timeout: seconds until all nodes must be there, from when it is the cluster's
             turn: clusters of one program wait for one another's slots, in the order of their
@@ -136,6 +150,12 @@ def launch(  # noqa: PLR0913 (one option, one name)
         spare: whether each node keeps a second process, with everything imported, that takes over
             at the next restart; it takes the memory of an import twice. By default with
             `max_restarts`, where there is memory left. See docs/failures.md.
+        keep_warm_s: seconds that the nodes' processes stay on their executors for the next launch
+            of this program, after this one has ended well: without task slots, GPUs or ports, each
+            with a process that has everything imported. A launch of another framework or
+            environment starts new ones; `sparkdl.stop_warm()` ends them. By default 120 in a
+            notebook, 60 for a `fit` within a search, and else 0; the environment variable
+            SPARKDL_KEEP_WARM_S replaces these. Linux only. See docs/failures.md.
         preload: names of modules that nodes import besides the framework, while they wait for one
             another; `["transformers"]`.
         min_nodes: with how many to continue if lost ones do not come back; by default all.
@@ -148,10 +168,15 @@ def launch(  # noqa: PLR0913 (one option, one name)
         hang_timeout: seconds without a step, a row or an exit until the stacks of all nodes are
             logged; `None` for no watch.
         hang_action: what follows then: `report` nothing more, `restart` or `fail`.
-        on_log: called with each line the nodes print, instead of printing it.
+        on_log: called with each of these lines, instead of printing it.
         tls: whether the connections of sparkdl are encrypted, with a certificate that is made for
             this cluster, or with your own: `sparkdl.TlsFiles(cert, key, ca)`, paths at driver and
             executors. By default where Spark encrypts its own. See docs/security.md.
+        dashboard: whether pages in a browser show what the cluster does, see
+            `Cluster.dashboard_url`; by default where the extra `dashboard` is installed. See
+            docs/dashboard.md.
+        record: folder in which a file of what happens is written: `sparkdl dashboard FOLDER` shows
+            it again.
 
     Raises:
         ConfigError: if it cannot work as asked; nothing was started.
@@ -174,6 +199,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
         num_gpus=dict(num_gpus) if isinstance(num_gpus, Mapping) else num_gpus,
         release_port=release_port,
         log_to_driver=log_to_driver or on_log is not None,
+        keeps_log=log_dir is not None,
         working_dir=os.getcwd(),
         tensorboard=(tensorboard if isinstance(tensorboard, str) else "") if tensorboard else None,
         driver_nodes=num_ps if driver_ps_nodes else 0,
@@ -186,6 +212,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
             feed_disk_nbytes=feed_disk,
             max_restarts=max_restarts,
             spare=spare,
+            keep_warm_s=chosen_keep_s(keep_warm_s, in_notebook, os.environ),
             min_nodes=min_nodes,
             elastic_timeout_s=elastic_timeout,
             host_timeout_s=host_timeout,
@@ -195,13 +222,33 @@ def launch(  # noqa: PLR0913 (one option, one name)
         ),
     )
     payload = pickle_user_code(map_fun, args)
+    files = _log_files(log_dir, spec.cluster_id)
     where, spec = _executor(executor, spark, spec)
     # Nobody else has to reach the driver of a local cluster.
     environment = Environment() if executor == "local" else Environment.read()
     chosen_tls = choose_tls(tls, where.encrypting_setting())
-    return _start(
-        spec, where, environment, payload, on_log or _print_line, show_progress, chosen_tls
+    host = environment.driver_host or where.driver_host()
+    if record is not None:
+        record = check_folder("record", record)
+    pages = dashboard_of_program(dashboard, host)
+    is_watched = pages is not None or record is not None
+    spec = replace(spec, is_watched=is_watched)
+
+    def watch(controller: Controller) -> None:
+        if is_watched:
+            Recorder(controller, record, pages).start()
+
+    logs = NodeLogs(on_log or (_print_line if log_to_driver else None), files)
+    cluster = _start(
+        *(spec, where, environment, payload, logs, show_progress, chosen_tls),
+        watch,
     )
+    if pages is not None:
+        cluster.dashboard_url = pages.url
+        _log.info("Cluster %s: its dashboard is at %s", spec.cluster_id, pages.url)
+        if show_progress or (show_progress is None and (sys.stderr.isatty() or in_notebook())):
+            print_beside(f"Dashboard: {pages.url}")
+    return cluster
 
 
 def run(
@@ -239,9 +286,10 @@ def _start(
     where: Executor,
     environment: Environment,
     payload: bytes,
-    on_log: Callable[[LogLine], None],
+    logs: NodeLogs,
     show_progress: bool | None,
     tls: Tls | None = None,
+    watch: Callable[[Controller], None] = lambda controller: None,
 ) -> Cluster:
     token, ending = new_token(), Ending(spec.cluster_id, where)
 
@@ -252,7 +300,7 @@ def _start(
         controller = Controller(
             newest,
             token,
-            on_log,
+            logs,
             where.relaunch,
             checkpoint,
             ending.release,
@@ -263,6 +311,7 @@ def _start(
         if resumed:
             controller.checkpoints.coverage.restore(resumed.manifest.feeds)
         ending.controller = controller
+        watch(controller)
         host = environment.driver_host or where.driver_host()
         address = controller.start(host, environment.driver_ports)
         if spec.settings.hang_timeout_s is not None:
@@ -272,6 +321,7 @@ def _start(
             Launch(
                 *(address.url, token, newest, payload, explain, controller.is_lost),
                 tls.to_send() if tls else None,
+                warm_key(),
             ),
             lambda problem: controller.submit(states.LaunchBroke(problem)),
             lambda standing: controller.submit(states.SlotsCounted(standing)),
@@ -317,9 +367,7 @@ def _at_newest_checkpoint(spec: ClusterSpec) -> tuple[ClusterSpec, Found | None]
 
 def _gather(controller: Controller, spec: ClusterSpec) -> Any:
     timeout_s = spec.settings.reservation_timeout_s + _JOIN_MARGIN_S
-    if not controller.wait_for(
-        lambda view: not isinstance(view.state, states.Gathering), Deadline.after(timeout_s)
-    ):
+    if not controller.gather(Deadline.after(timeout_s)):
         raise LaunchError(f"the controller did not decide within {timeout_s:g} s")
     state = controller.look(lambda view: view.state)
     problem = failure_of(state)
@@ -380,6 +428,14 @@ def _modules(names: Sequence[str]) -> tuple[str, ...]:
     if not isinstance(names, Iterable):
         raise ConfigError(f"preload={names!r}: give names of modules, like ['transformers']")
     return tuple(names)
+
+
+def _log_files(log_dir: str | None, cluster_id: str) -> LogFiles | None:
+    if log_dir is None:
+        return None
+    files = LogFiles(os.path.join(check_folder("log_dir", log_dir), f"sparkdl-{cluster_id}"))
+    _log.info("What the nodes of cluster %s print is kept in %s", cluster_id, files.folder)
+    return files
 
 
 def _print_line(line: LogLine) -> None:

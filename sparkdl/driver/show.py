@@ -54,6 +54,16 @@ def in_notebook() -> bool:
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
 
 
+def show_page(url: str, height: int) -> None:
+    """Show a page in the cell that runs; outside of a notebook, print where it is."""
+    if not in_notebook():
+        print_beside(url)
+        return
+    from IPython.display import IFrame, display
+
+    display(IFrame(url, width="100%", height=height))
+
+
 class LiveTable:
     """Shows what `render` returns, wherever it is asked to, and keeps it up to date.
 

@@ -3,7 +3,7 @@
 Runs in: agent
 
 `python -m sparkdl.node.agent`, with an `AgentSpec` and the user's code on standard input. It
-decides in `node/state.py`; this file performs.
+decides in `node/state.py`; this file performs. What comes after a node is in `node/parking.py`.
 """
 
 from __future__ import annotations
@@ -13,40 +13,33 @@ import logging
 import math
 import os
 import platform
-import shutil
 import signal
 import socket
-import sys
-import tempfile
 import time
-import traceback
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdl.control import channel, messages
 from sparkdl.control.lease import beat_s
-from sparkdl.core.errors import ProtocolError, SparkdlError
+from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure, FailureKind
-from sparkdl.core.settings import Environment
+from sparkdl.core.settings import Environment, visible_gpus
 from sparkdl.core.spec import InputMode
-from sparkdl.core.throttle import Throttle
+from sparkdl.core.throttle import Throttle, period_s
 from sparkdl.core.world import FIRST_TIME
 from sparkdl.frameworks.framework import framework_named
 from sparkdl.node import state as states
 from sparkdl.node.activity import Activity, log_period_s
 from sparkdl.node.gpus import share_gpus
-from sparkdl.node.resources import (
-    allow_descriptors,
-    feed_disk,
-    feed_memory,
-    own_host,
-    reserve_port,
-    work_root,
-)
-from sparkdl.node.spare import Children
-from sparkdl.node.spec import AgentSpec, StatusLine, print_status, read_spec, write_private
+from sparkdl.node.load import LoadWatch
+from sparkdl.node.noise import noise_in, without_noise
+from sparkdl.node.parking import Leftover, live
+from sparkdl.node.resources import feed_disk, feed_memory, own_host, reserve_port
+from sparkdl.node.spare import Children, Spare
+from sparkdl.node.spec import AgentSpec, StatusLine, print_status, write_private
 from sparkdl.node.supervisor import Child, ChildSpec, watch_pid
 from sparkdl.node.tensorboard import TensorBoard
 
@@ -64,9 +57,18 @@ MAX_LAST_LINES = 1000
 
 
 class Agent:
-    """One node. `run` returns when the node has ended."""
+    """One node. `run` returns when the node has ended.
 
-    def __init__(self, agent_spec: AgentSpec, payload: bytes, work_dir: Path) -> None:
+    Args:
+        kept: a child that an earlier node has left, to be the first of this one.
+
+    Attributes:
+        leftover: what this node leaves for another one, if it is to.
+    """
+
+    def __init__(
+        self, agent_spec: AgentSpec, payload: bytes, work_dir: Path, kept: Spare | None = None
+    ) -> None:
         self._agent_spec = agent_spec
         self._spec = agent_spec.spec
         self._node = agent_spec.spec.nodes[agent_spec.node_id]
@@ -80,20 +82,26 @@ class Agent:
         self._ended = asyncio.Event()
         self._end_reason = ""
         self.was_cut_off = False
+        self.leftover: Leftover | None = None
+        self._keep_s = 0.0
         self._rank = -1
         self._resume = FIRST_TIME
         self._child: Child | None = None
-        self._children = self._new_children()
+        self._children = self._new_children(kept)
         self._port = socket.socket()
         self._raised_s = 0.0
         self._pipe: channel.ChildPipe | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._beating: asyncio.TimerHandle | None = None
+        self._unwatch: Callable[[], None] = lambda: None
         self._unsent: list[messages.FromAgent] = []
         self._client: CoordinatorClient | None = None
         self._board: TensorBoard | None = None
-        log_s = log_period_s(self._spec.settings.hang_timeout_s)
-        self._activity = Activity(self._loop, self._report, log_s, len(self._spec.nodes))
-        self._prints = Throttle(self._loop, self._stream_log, LOG_PERIOD_S)
+        settings, nodes = self._spec.settings, len(self._spec.nodes)
+        log_s = log_period_s(settings.hang_timeout_s)
+        self._activity = Activity(self._loop, self._report, log_s, nodes)
+        self._prints = Throttle(self._loop, self._stream_log, period_s(LOG_PERIOD_S, nodes))
+        self._load: LoadWatch | None = None
         self._old_board: asyncio.Task[None] | None = None
         self._state, actions = states.begin()
         self._perform(actions)  # before the heavy imports: the child's own are what takes long
@@ -103,7 +111,6 @@ class Agent:
         from sparkdl.feed.store.store import StoreLimits
 
         self._connect = CoordinatorClient.connect
-        settings = self._spec.settings
         memory = feed_memory(settings.feed_memory_nbytes)
         disk = feed_disk(settings.feed_disk_nbytes, work_dir)
         store = StoreLimits(memory, disk, work_dir, keeps=settings.max_restarts > 0)
@@ -112,8 +119,20 @@ class Agent:
             settings.feed_timeout_s,
             self._send_to_child,
             self._report,
-            len(self._spec.nodes),
+            nodes,
         )
+        if self._spec.is_watched:
+            self._watch_load()
+
+    def _watch_load(self) -> None:
+        gpus = visible_gpus(self._gpus.environment) or ()
+        budget = self._feeds.store.budget
+        self._load = LoadWatch(
+            *(self._loop, self._report, len(self._spec.nodes), gpus),
+            lambda: (budget.used_nbytes, budget.limit_nbytes),
+        )
+        if self._child is not None:
+            self._load.begin(self._child.pid)
 
     async def run(self) -> str:
         """Serve until the end; return its reason."""
@@ -158,7 +177,9 @@ class Agent:
                 case states.StartChild(world, resume):
                     self._rank = world.member(self._node.node_id).rank
                     self._resume = resume
-                    message = channel.Start(world, self._node.node_id, self._spec, resume)
+                    node = (world, self._node.node_id, self._spec, resume)
+                    own = {"SPARKDL_NODE": self._node.name}
+                    message = channel.Start(*node, str(self._payload), own)
                     self._send_to_child(message, self._childs_port())
                     self._begin_board()
                 case states.Terminate():
@@ -182,11 +203,11 @@ class Agent:
                     self._end_reason = reason
                     self._ended.set()
 
-    def _new_children(self) -> Children:
-        own = {"PYTHONUNBUFFERED": "1", "SPARKDL_NODE": self._node.name}
-        environment = {**own, **self._gpus.environment}
-        spec = ChildSpec(self._spec.framework, self._payload, environment, self._spec.preload)
-        return Children(self._loop, spec, self._spec.settings, self._environment, self._add_to_log)
+    def _new_children(self, kept: Spare | None) -> Children:
+        environment = {"PYTHONUNBUFFERED": "1", **self._gpus.environment}
+        spec = ChildSpec(self._spec.framework, environment, self._spec.preload, self._node.name)
+        settings, say = self._spec.settings, self._add_to_log
+        return Children(self._loop, spec, settings, self._environment, say, kept)
 
     def _spawn(self, generation: int, is_again: bool) -> None:
         if self._child:
@@ -197,6 +218,8 @@ class Agent:
         self._raised_s = 0.0
         self._child, self._pipe = self._children.take(self._on_child_message, self._on_child_exit)
         self._activity.begin(generation, self._child.log)
+        if self._load is not None:
+            self._load.begin(self._child.pid)
         self._child.log.watch(self._loop, self._on_child_print)
         if self._gpus.note:
             self._add_to_log(self._gpus.note)
@@ -240,14 +263,14 @@ class Agent:
             host=self._host,
             generation=generation,
             step=self._step(failure),
-            log_tail=failure.log_tail if failure.traceback else self._tail(),
+            log_tail=failure.log_tail if failure.traceback else self._tail(self._child),
         )
         age_s = time.monotonic() - self._raised_s if self._raised_s else 0.0
         self._report(messages.ChildFailed(generation, complete, age_s))
 
-    def _tail(self) -> tuple[str, ...]:
-        assert self._child is not None
-        return self._child.log.tail(self._spec.settings.log_tail_lines)
+    def _tail(self, child: Child) -> tuple[str, ...]:
+        last = self._spec.settings.log_tail_lines
+        return without_noise(child.log.tail(MAX_LAST_LINES), last)
 
     def _step(self, failure: Failure) -> int:
         at = self._resume.checkpoint
@@ -279,7 +302,7 @@ class Agent:
             self.handle(states.ChildReportedEnd(message))
         elif isinstance(message, channel.Raised):
             self._raised_s = time.monotonic()
-            failure = replace(message.failure, log_tail=self._tail())
+            failure = replace(message.failure, log_tail=self._tail(self._child))
             self._child.log.add(failure.traceback.rstrip())  # for users who read only the log
             self.handle(states.ChildReportedEnd(failure))
         elif isinstance(message, channel.Checkpointed | channel.Committed):
@@ -309,8 +332,8 @@ class Agent:
         if self._pipe:
             self._pipe.close()  # reads the child's last words first
         if self._child:
-            while self._spec.log_to_driver and (lines := self._child.log.new_lines(is_last=True)):
-                self._report(messages.LogLines(lines))
+            while self._spec.streams_log and (lines := self._child.log.new_lines(is_last=True)):
+                self._report(messages.LogLines(lines, noise_in(lines)))
             self._report(messages.LastLines(self._child.log.tail(MAX_LAST_LINES)))
         self._children.child_ended()
         self.handle(states.ChildExited(status))
@@ -324,8 +347,8 @@ class Agent:
             case messages.StopChild(generation, reason):
                 grace_s = self._spec.settings.grace_s
                 self.handle(states.ChildStopRequested(generation, grace_s, reason))
-            case messages.Stop(grace_s, is_patient):
-                self._stop(grace_s, is_patient)
+            case messages.Stop(grace_s, is_patient, keep_s):
+                self._stop(grace_s, is_patient, keep_s)
             case messages.CheckpointCommit(generation, step, manifest, missing, problem):
                 if self._begun == generation:
                     self._send_to_child(channel.Commit(step, manifest, missing, problem))
@@ -342,16 +365,20 @@ class Agent:
             case _:
                 self._feeds.on_driver_message(message)
 
-    def _stop(self, grace_s: float, is_patient: bool) -> None:
+    def _stop(self, grace_s: float, is_patient: bool, keep_s: float) -> None:
+        if self._ended.is_set():
+            return
         if is_patient and self._feeds.store.is_answering:  # feeders still read results
-            self._loop.call_later(ANSWERING_S, self._stop, grace_s, is_patient)
-        else:
+            self._loop.call_later(ANSWERING_S, self._stop, grace_s, is_patient, keep_s)
+            return
+        self._keep_s = keep_s
+        if not keep_s:
             self._children.end()
-            self.handle(states.StopRequested(grace_s))
+        self.handle(states.StopRequested(grace_s))
 
     def _beat(self) -> None:
         self._send_to_child(channel.Beat())
-        self._loop.call_later(beat_s(self._spec.settings.lease_s), self._beat)
+        self._beating = self._loop.call_later(beat_s(self._spec.settings.lease_s), self._beat)
 
     def _report_stacks(self, request: int) -> None:
         def report(text: str) -> None:
@@ -364,6 +391,7 @@ class Agent:
 
     def _orphan(self, reason: str) -> None:
         _log.info("%s ends: %s", self._node.name, reason)
+        self._keep_s = 0.0
         self.handle(states.Orphaned(reason))
 
     def _watch_owner(self) -> None:
@@ -381,19 +409,19 @@ class Agent:
             return  # it is detached already, or ends because its task has ended
         if self._agent_spec.executor_pid is not None:
             pid = self._agent_spec.executor_pid
-            watch_pid(self._loop, pid, lambda: self._orphan("the executor is gone"))
+            self._unwatch = watch_pid(self._loop, pid, lambda: self._orphan("the executor is gone"))
         self._report(messages.Detached())
         print_status(StatusLine(is_detached=True))
 
     def _on_child_print(self) -> None:
         self._activity.printed()
-        if self._spec.log_to_driver:
+        if self._spec.streams_log:
             self._prints.request()
 
     def _stream_log(self) -> None:
         """Send new lines; after a burst the others follow."""
         if self._child and (lines := self._child.log.new_lines()):
-            self._report(messages.LogLines(lines))
+            self._report(messages.LogLines(lines, noise_in(lines)))
             self._prints.request()
 
     # The coordinator.
@@ -411,6 +439,7 @@ class Agent:
             settings.lease_s,
             settings.host_timeout_s,
             tls.trust if tls else None,
+            len(self._spec.nodes),
         )
         hello = messages.Hello(
             node_id=agent_spec.node_id,
@@ -452,13 +481,24 @@ class Agent:
 
     async def _clean_up(self) -> None:
         self._signal_child(signal.SIGKILL)  # first: what it does after this reaches nobody
-        self._children.end()
+        if not self._keep_s:
+            self._children.end()
         self._feeds.shut_down()
         self._activity.close()
+        if self._load is not None:
+            self._load.close()
         self._prints.cancel()
+        self._loop.remove_reader(0)
+        self._unwatch()
+        for timer in (self._timer, self._beating):
+            if timer:
+                timer.cancel()
         if self._board:
             await self._board.close()
-        if self._client:
+        spare = self._children.hand_over() if self._keep_s and self._client else None
+        if spare is not None and self._client:
+            self.leftover = Leftover(spare, self._client, self._keep_s)
+        elif self._client:
             await self._client.close()
         if self._pipe:
             self._pipe.close()
@@ -471,29 +511,7 @@ class Agent:
 
 def main() -> int:
     """Run one agent; return its exit status: not 0 if another one is to be started."""
-    agent_spec, payload = read_spec(sys.stdin.buffer)
-    allow_descriptors()
-    logging.basicConfig(
-        level=logging.INFO, format=f"%(asctime)s agent {agent_spec.node_id} %(message)s"
-    )
-    work_dir = Path(tempfile.mkdtemp(prefix="sparkdl-", dir=work_root()))
-
-    print_status(StatusLine(work_dir=str(work_dir)))
-
-    async def serve() -> bool:
-        agent = Agent(agent_spec, payload, work_dir)
-        await agent.run()
-        return agent.was_cut_off and agent_spec.spec.settings.max_restarts > 0
-
-    try:
-        return int(asyncio.run(serve()))
-    except Exception as error:  # noqa: BLE001 (reported to the process that started this agent)
-        known = isinstance(error, SparkdlError)
-        text = str(error) if known else "".join(traceback.format_exception(error))
-        print_status(StatusLine(error=text, kind=type(error).__name__))
-        return 1
-    finally:
-        shutil.rmtree(work_dir, ignore_errors=True)
+    return live(Agent)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 Runs in: child
 
-`python -m sparkdl.node.child CHANNEL_FD STACKS_FD AGENT_PID FRAMEWORK PAYLOAD [MODULE …]`,
-started by an agent. PAYLOAD is a file with the pickled `(map_fun, args)`; it came inside Spark's
-own task payload. Each MODULE is imported after the framework.
+`python -m sparkdl.node.child CHANNEL_FD STACKS_FD AGENT_PID FRAMEWORK [MODULE …]`, started by an
+agent. Each MODULE is imported after the framework. With the world comes the name of a file with the
+pickled `(map_fun, args)`, which came inside Spark's own task payload.
 
 Until it is given a world, a child knows nothing of one: neither ports nor ranks, nor user code. So
 a spare (`node/spare.py`) is a child like any other, which waits longer.
@@ -56,15 +56,14 @@ class ChildArguments:
     stacks_fd: int
     agent_pid: int
     framework: str
-    payload: Path
     preload: tuple[str, ...]
 
     @classmethod
     def parse(cls, argv: list[str]) -> ChildArguments:
         """Read the command line."""
         channel_fd, stacks_fd, agent_pid = map(int, argv[:3])
-        framework, payload, *preload = argv[3:]
-        return cls(channel_fd, stacks_fd, agent_pid, framework, Path(payload), tuple(preload))
+        framework, *preload = argv[3:]
+        return cls(channel_fd, stacks_fd, agent_pid, framework, tuple(preload))
 
 
 def main(argv: list[str]) -> None:
@@ -96,8 +95,10 @@ def _run(arguments: ChildArguments, link: AgentLink) -> Returned | Raised:
         if jars:
             jars.finish()  # now: a spare may wait for long
         start, port = link.wait_start(Deadline.after(None))
-        map_fun, args = cloudpickle.loads(arguments.payload.read_bytes())
-        ctx = _prepare(framework, start, link, port, arguments.payload.parent)
+        os.environ.update(start.environment)
+        payload = Path(start.payload)
+        map_fun, args = cloudpickle.loads(payload.read_bytes())
+        ctx = _prepare(framework, start, link, port, payload.parent)
         if isinstance(args, list):
             sys.argv = args
         kind = "exception"

@@ -18,7 +18,6 @@ import errno
 import os
 import random
 import socket
-import struct
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sparkdl.control.descriptors import peer_of
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.settings import Environment, visible_gpus
@@ -123,7 +123,6 @@ CLAIM_WAIT_S = 5.0
 _POLL_S = 0.2
 _ADVICE = "Ask for fewer (num_gpus=0 for none)"
 _NAME = "\0sparkdl-gpu-{}"
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred, unix(7)
 
 
 @dataclass(frozen=True)
@@ -233,13 +232,11 @@ def claimant_of(uuid: str) -> int | None:
         asking.setblocking(False)
         try:
             asking.connect(_NAME.format(uuid))
-            size = _CREDENTIALS.size
-            credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+            return peer_of(asking).pid
         except ConnectionRefusedError:
             return None
         except OSError:
             return 0
-    return int(_CREDENTIALS.unpack(credentials)[0])
 
 
 def _assigned_share(wanted: int | None, assigned: tuple[str, ...], who: str) -> GpuShare:

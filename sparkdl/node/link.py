@@ -16,13 +16,17 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import psutil
+
 from sparkdl.control.channel import (
+    CheckImports,
     Commit,
     Consumed,
     EndMark,
     FeedStart,
     Gathered,
     Given,
+    ImportsChecked,
     Local,
     ReadFailed,
     ReadParquet,
@@ -56,6 +60,7 @@ from sparkdl.feed.parquet.paths import ParquetPaths
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.reader import FeedReader
 from sparkdl.feed.reader.supply import Supply
+from sparkdl.node.warm import changed_since
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -80,6 +85,7 @@ class AgentLink:
         self._is_lost = False
         self._is_closing = False
         self._look_s: float | None = None
+        self._began_s = psutil.Process().create_time()
         self._tracks = self._is_resumed = False
         self._thread = threading.Thread(target=self._receive, name="sparkdl-link", daemon=True)
         self._thread.start()
@@ -262,11 +268,13 @@ class AgentLink:
             case EndMark(feed):
                 self._end(feed)
             case Start():
-                self._look_s = look_s(message.spec.settings.lease_s)
+                self._look_s = look_s(message.spec.settings.lease_s, len(message.spec.nodes))
                 member = message.world.member(message.node_id)
                 self._supply.expect(message.spec, member, message.resume != FIRST_TIME)
                 self._track(message)
                 self._starts.put((message, fd))
+            case CheckImports():
+                self.send(ImportsChecked(changed_since(self._began_s)))
             case Commit():
                 self._commits.put(message)
             case Gathered():

@@ -17,6 +17,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import psutil
 
@@ -53,11 +54,29 @@ OnMessage = Callable[[Local, int], None]
 OnExit = Callable[[int], None]
 
 
+@dataclass(frozen=True)
+class Spare:
+    """A child that has imported its libraries, or is about to, and has not been used."""
+
+    child: Child
+    pipe: ChildPipe
+    spec: ChildSpec
+    has_imported: bool = False
+
+    def use(self, loop: asyncio.AbstractEventLoop, on_message: OnMessage, on_exit: OnExit) -> None:
+        """Have it wait no longer for what others leave, and tell `on_exit` and `on_message`."""
+        step_forward(self.child.pid)
+        self.child.forget_oom_kills()
+        self.child.watch(loop, on_exit)
+        self.pipe.on_message = on_message
+
+
 class Children:
     """Starts a node's children, and keeps a spare. Runs on the loop; its owner calls `close`.
 
     Args:
         say: takes a line for the node's log.
+        kept: of an earlier launch; the first child, if it fits.
     """
 
     def __init__(
@@ -67,31 +86,44 @@ class Children:
         settings: Settings,
         environment: Environment,
         say: Callable[[str], None],
+        kept: Spare | None = None,
     ) -> None:
         self._loop = loop
         self._spec = spec
         self._say = say
-        self._spare: tuple[Child, ChildPipe] | None = None
+        self._kept = kept
+        self._spare: Spare | None = None
         self._no_spare = asyncio.Event()
         self._no_spare.set()
         self._timer: asyncio.TimerHandle | None = None
         self._child_nbytes = 0
-        is_wanted = settings.max_restarts > 0 and settings.spare is not False
+        is_useful = settings.max_restarts > 0 or settings.keep_warm_s > 0
+        is_wanted = is_useful and settings.spare is not False
         self._problem = _ON_YARN if environment.is_yarn and settings.spare is None else ""
         self._state = states.begin(is_wanted)
 
     def take(self, on_message: OnMessage, on_exit: OnExit) -> tuple[Child, ChildPipe]:
         """Return a child, which is the caller's from here on: the spare, or a new one."""
-        if self._spare is not None and (status := self._spare[0].poll()) is not None:
+        if self._spare is not None and (status := self._spare.child.poll()) is not None:
             self._spare_ended(status)
-        spare = self._spare
+        spare = self._spare or self._kept_that_fits()
         self._handle(states.ChildWanted())
         if spare is None:
-            return self._start(on_message, on_exit)
-        child, pipe = spare
-        child.watch(self._loop, on_exit)
-        pipe.on_message = on_message
-        return spare
+            spare = self._start(on_message, on_exit)
+        else:
+            spare.use(self._loop, on_message, on_exit)
+            self._child_nbytes = _resident_nbytes(spare.child.pid)
+        return spare.child, spare.pipe
+
+    def hand_over(self) -> Spare | None:
+        """Return the spare, or a new one, which is the caller's; none where there is no room."""
+        if self._spare is None and not lack_of_memory(self._child_nbytes):
+            self._start_spare()
+        spare, self._spare = self._spare, None
+        self._no_spare.set()
+        has_imported = isinstance(self._state, states.Waiting)
+        self.end()
+        return None if spare is None else replace(spare, has_imported=has_imported)
 
     def note(self, message: Local, child: Child) -> None:
         """Learn from what the node's child says how far it is."""
@@ -144,11 +176,8 @@ class Children:
                     self._handle(states.SpareFailed(problem))
             case states.HurrySpare():
                 assert self._spare is not None
-                hurry(self._spare[0].pid)
+                hurry(self._spare.child.pid)
             case states.UseSpare():
-                assert self._spare is not None
-                step_forward(self._spare[0].pid)
-                self._spare[0].forget_oom_kills()
                 self._spare = None
                 self._no_spare.set()
             case states.DropSpare():
@@ -157,10 +186,20 @@ class Children:
                 _log.warning("No spare child: %s", reason)
                 self._say(f"no process with imported libraries is kept for a restart: {reason}")
 
-    def _start(self, on_message: OnMessage, on_exit: OnExit) -> tuple[Child, ChildPipe]:
+    def _kept_that_fits(self) -> Spare | None:
+        kept, self._kept = self._kept, None
+        if kept is None or (kept.spec == self._spec and kept.child.poll() is None):
+            return kept
+        _log.info("The child that was kept is of no use: other GPUs, or it has ended")
+        self._spare = kept
+        self._no_spare.clear()
+        self._drop()
+        return None
+
+    def _start(self, on_message: OnMessage, on_exit: OnExit) -> Spare:
         child = Child.spawn(self._spec)
         child.watch(self._loop, on_exit)
-        return child, ChildPipe(self._loop, child.sock, on_message)
+        return Spare(child, ChildPipe(self._loop, child.sock, on_message), self._spec)
 
     def _start_spare(self) -> str:
         """Return why there is none, in words; empty if there is."""
@@ -169,15 +208,14 @@ class Children:
         except OSError as error:  # too many processes or descriptors
             return str(error)
         self._no_spare.clear()
-        self._spare[0].log.watch(self._loop)
-        stand_back(self._spare[0].pid)
+        self._spare.child.log.watch(self._loop)
+        stand_back(self._spare.child.pid)
         return ""
 
     def _drop(self) -> None:
         if self._spare is None:  # there was no room
             return
-        child, pipe = self._spare
-        self._spare = None
+        child, pipe, self._spare = self._spare.child, self._spare.pipe, None
         if child.poll() is None:
             child.watch(self._loop, lambda status: self._no_spare.set())
         else:
@@ -198,7 +236,7 @@ class Children:
         if self._spare is None:
             return
         how = f"ended with code {status}" if status >= 0 else f"was ended by {signal_name(-status)}"
-        last = " ".join(self._spare[0].log.tail(1))
+        last = " ".join(self._spare.child.log.tail(1))
         self._handle(states.SpareFailed(f"it {how} {last}".rstrip()))
 
 

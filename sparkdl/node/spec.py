@@ -22,6 +22,7 @@ import msgspec
 from sparkdl.control.tls import Tls
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.spec import ClusterSpec
+from sparkdl.node.warm import Fit, WarmAgent, take
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
         executor_pid: whose end it is instead once the agent has been detached from its task;
             `None` if it could not be found, so that the driver alone ends the agent then.
         gpus: addresses that Spark assigned; `None` where Spark assigns none.
+        warm_key: by which the driver's next launch finds this agent, if it is kept.
     """
 
     url: str
@@ -52,6 +54,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
     executor_pid: int | None = None
     gpus: tuple[str, ...] | None = None
     tls: Tls | None = None
+    warm_key: str = ""
 
 
 class StatusLine(msgspec.Struct, frozen=True):
@@ -62,24 +65,40 @@ class StatusLine(msgspec.Struct, frozen=True):
         is_detached: it continues without its task.
         error: why it ended, in words; empty if it has not.
         kind: the name of the class of the error.
+        is_kept: its node has ended, and it waits for another launch; the last line.
+        status: its node has ended, not in order unless 0; the last line.
     """
 
     is_detached: bool = False
     error: str = ""
     kind: str = ""
     work_dir: str = ""
+    is_kept: bool = False
+    status: int | None = None
+
+
+AgentProcess = subprocess.Popen[bytes] | WarmAgent
 
 
 def start_agent(
     agent_spec: AgentSpec, payload: bytes, python_path: list[str], stderr: int
-) -> subprocess.Popen[bytes]:
-    """Start an agent with this interpreter; its standard input stays open in `stdin`."""
-    process = subprocess.Popen(
+) -> AgentProcess:
+    """Start an agent with this interpreter, or take one that was kept and would be the same.
+
+    Its standard input stays open in `stdin`.
+    """
+    path = os.pathsep.join(path for path in python_path if path)
+    environment = {**os.environ, "PYTHONPATH": path}
+    process: AgentProcess | None = None
+    if agent_spec.executor_pid is not None:
+        fit = Fit.of(environment, agent_spec.spec.framework, agent_spec.spec.preload)
+        process = take(agent_spec.warm_key, agent_spec.executor_pid, fit, stderr)
+    process = process or subprocess.Popen(
         [sys.executable, "-m", "sparkdl.node.agent"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in python_path if path)},
+        env=environment,
         start_new_session=True,
     )
     assert process.stdin is not None
@@ -97,8 +116,9 @@ def start_agent(
 def print_status(line: StatusLine) -> None:
     """Report to the process that started this agent; it may have stopped listening."""
     try:
-        sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
-        sys.stdout.buffer.flush()
+        # Unbuffered: what nobody has read must not be read by who starts the next node.
+        with open(1, "wb", buffering=0, closefd=False) as stream:
+            stream.write(msgspec.json.encode(line) + b"\n")
     except OSError:
         _log.debug("Nobody listens to this agent's standard output")
 

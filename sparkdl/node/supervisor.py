@@ -15,8 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import psutil
 
@@ -47,15 +46,15 @@ class ChildSpec:
     """What a child is started with.
 
     Attributes:
-        payload: the file that holds the pickled `(map_fun, args)`.
         environment: added to the agent's own.
         preload: modules that it imports after the framework.
+        node: whose child it is to be, by all that is known; what it becomes, it learns later.
     """
 
     framework: str
-    payload: Path
     environment: Mapping[str, str]
     preload: tuple[str, ...] = ()
+    node: str = field(default="", compare=False)
 
 
 class Child:
@@ -93,7 +92,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 stdout=log_fd,
                 stderr=log_fd,
-                env={**os.environ, **spec.environment},
+                env={**os.environ, **spec.environment, "SPARKDL_NODE": spec.node},
                 pass_fds=fds,
                 # killpg reaches all that the child starts; Ctrl-C at a local driver does not.
                 start_new_session=True,
@@ -165,8 +164,10 @@ def watch_pid(
     pid: int,
     on_exit: Callable[[], None],
     wait: Callable[[], object] | None = None,
-) -> None:
+) -> Callable[[], None]:
     """Call `on_exit` once on the loop when process `pid` ends: pidfd_open(2), or a thread.
+
+    Returns what ends the watch; a thread cannot be ended.
 
     Not asyncio's child watcher: the executor's JVM, which is watched as well, is no child.
 
@@ -176,21 +177,24 @@ def watch_pid(
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
-        loop.call_soon(on_exit)
-        return
+        return loop.call_soon(on_exit).cancel
     except (AttributeError, OSError):
         waits = wait or (lambda: _wait_for_stranger(pid))
         threading.Thread(
             target=_wait_in_thread, args=(loop, waits, on_exit), name="sparkdl-wait", daemon=True
         ).start()
-        return
+        return lambda: None
+
+    def end() -> None:
+        if loop.remove_reader(fd):
+            os.close(fd)
 
     def ready() -> None:
-        loop.remove_reader(fd)
-        os.close(fd)
+        end()
         on_exit()
 
     loop.add_reader(fd, ready)
+    return end
 
 
 def _wait_in_thread(
@@ -208,8 +212,7 @@ def _wait_for_stranger(pid: int) -> None:
 
 def _command(spec: ChildSpec, channel_fd: int, stacks_fd: int) -> Sequence[str]:
     numbers = [str(n) for n in (channel_fd, stacks_fd, os.getpid())]
-    what = [spec.framework, str(spec.payload), *spec.preload]
-    return [sys.executable, "-m", "sparkdl.node.child", *numbers, *what]
+    return [sys.executable, "-m", "sparkdl.node.child", *numbers, spec.framework, *spec.preload]
 
 
 class StackFile:

@@ -17,6 +17,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -34,7 +35,7 @@ from sparkdl.core.errors import (
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.frameworks.framework import framework_named
 from sparkdl.node.resources import assigned_gpus, executor_jvm_pid
-from sparkdl.node.spec import AgentSpec, StatusLine, start_agent, tail_of
+from sparkdl.node.spec import AgentProcess, AgentSpec, StatusLine, start_agent, tail_of
 from sparkdl.node.tensorboard import BOARD_MISSING
 
 if TYPE_CHECKING:
@@ -81,14 +82,8 @@ def check_executor(spec: ClusterSpec, url: str) -> None:
         LaunchError: with a `Problem`.
     """
     host = socket.gethostname()
-    wanted = framework_named(spec.framework).distributions
-    if wanted and not any(importlib.util.find_spec(name) for name in wanted):
-        raise Problem(
-            "FrameworkMissingError",
-            f"framework={spec.framework!r} is not installed on executor {host}: "
-            f"{sys.executable} finds no module {' or '.join(wanted)}. Install it there, or "
-            "choose another framework ('plain' for none)",
-        ).error()
+    if problem := missing_framework(spec.framework):
+        raise problem.error()
     _check_preload(spec, host)
     if spec.tensorboard is not None and importlib.util.find_spec("tensorboard") is None:
         text = BOARD_MISSING.format(python=f"{sys.executable} on executor {host}")
@@ -97,12 +92,29 @@ def check_executor(spec: ClusterSpec, url: str) -> None:
     try:
         socket.create_connection((target.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
     except OSError as error:
-        raise Problem(
-            "ConfigError",
-            f"executor {host} cannot reach the driver at {url}: {error}. Set "
-            "SPARKDL_DRIVER_HOST to an address of the driver that executors can reach, and "
-            "SPARKDL_DRIVER_PORT to a port or range that the firewall lets through",
-        ).error() from None
+        raise Problem("ConfigError", cannot_reach_driver(host, url, str(error))).error() from None
+
+
+def missing_framework(name: str) -> Problem | None:
+    """Return what is wrong if none of a framework's modules can be found here."""
+    wanted = framework_named(name).distributions
+    if not wanted or any(importlib.util.find_spec(module) for module in wanted):
+        return None
+    return Problem(
+        "FrameworkMissingError",
+        f"framework={name!r} is not installed on executor {socket.gethostname()}: "
+        f"{sys.executable} finds no module {' or '.join(wanted)}. Install it there, or "
+        "choose another framework ('plain' for none)",
+    )
+
+
+def cannot_reach_driver(host: str, url: str, problem: str) -> str:
+    """Return the words for an executor that has no way to the driver."""
+    return (
+        f"executor {host} cannot reach the driver at {url}: {problem}. Set "
+        "SPARKDL_DRIVER_HOST to an address of the driver that executors can reach, and "
+        "SPARKDL_DRIVER_PORT to a port or range that the firewall lets through"
+    )
 
 
 def _check_preload(spec: ClusterSpec, host: str) -> None:
@@ -123,6 +135,7 @@ class NodeTask:
         payload: the pickled `(map_fun, args)`.
         node_ids: by partition.
         tls: what the cluster's servers show; `None` without TLS.
+        warm_key: by which agents are found that an earlier launch of the driver has kept.
     """
 
     url: str
@@ -131,12 +144,15 @@ class NodeTask:
     payload: bytes = field(repr=False)
     node_ids: tuple[int, ...]
     tls: Tls | None = None
+    warm_key: str = field(default="", repr=False)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run one node; `batches` only carries the partition."""
         import pyarrow as pa
         from pyspark import TaskContext
 
+        for _ in batches:  # all are to be read, or Spark gives this worker and its imports up
+            pass
         context = TaskContext.get()
         assert context is not None
         node_id = self.node_ids[context.partitionId()]
@@ -178,6 +194,7 @@ class NodeTask:
             executor_pid=_jvm_pid(self.spec),
             gpus=assigned_gpus(),
             tls=self.tls,
+            warm_key=self.warm_key,
         )
         # Spark may not repeat a task often, and would end the other nodes' tasks with this one.
         for tries_left in reversed(range(self.spec.settings.max_restarts + 1)):
@@ -199,14 +216,18 @@ class NodeTask:
         with tempfile.TemporaryFile() as stderr:
             process = start_agent(agent_spec, self.payload, sys.path, stderr.fileno())
             assert process.stdout is not None
-            problem, work_dir = None, ""
+            problem, work_dir, ended = None, "", None
             for printed in process.stdout:
                 line = msgspec.json.decode(printed, type=StatusLine)
                 problem = Problem(line.kind, line.error) if line.error else problem
                 work_dir = line.work_dir or work_dir
-                if line.is_detached:
+                ended = line.status
+                if line.is_detached or line.is_kept:
+                    _leave(process)
                     return ""
             status = process.wait()
+            if ended is not None:  # of one that another task has started, the kernel tells no more
+                status = ended
             if work_dir:
                 shutil.rmtree(work_dir, ignore_errors=True)
             if problem and status:
@@ -215,6 +236,14 @@ class NodeTask:
             if not status:
                 return ""
             return f"the agent of {name} ended with status {status}: {tail_of(stderr)}"
+
+
+def _leave(process: AgentProcess) -> None:
+    """Let an agent live on without its task. This worker, which Spark keeps, stays its parent."""
+    for stream in (process.stdin, process.stdout):
+        assert stream is not None
+        stream.close()
+    threading.Thread(target=process.wait, name="sparkdl-agent-end", daemon=True).start()
 
 
 def _jvm_pid(spec: ClusterSpec) -> int | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.jobs import named_jobs
 from sparkdl.core.spec import DEFAULT_FEED, InputMode
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
@@ -326,7 +327,11 @@ class DStreamFeed:
 
     def feed(self, rdd: Any) -> None:
         """Feed one RDD, unless nobody wants it; an error is kept for `shutdown(ssc)`."""
-        if self.has_ended.is_set() or rdd.isEmpty():
+        if self.has_ended.is_set():
+            return
+        with named_jobs(rdd.context, "sparkdl", "stream, first rows"):
+            is_empty = rdd.isEmpty()
+        if is_empty:
             return
         try:
             self.stream.feed(rdd)

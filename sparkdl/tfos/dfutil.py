@@ -21,6 +21,7 @@ from pyspark.sql import types as spark
 from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError, ReadError
+from sparkdl.core.jobs import named_jobs
 from sparkdl.core.paths import absolute_url
 from sparkdl.data.columns import EXAMPLE, arrow_schema, columns_of
 from sparkdl.data.encode import encode
@@ -71,7 +72,8 @@ def saveAsTFRecords(df: DataFrame, output_dir: str) -> None:
             'df.write.format("tfrecord").mode("overwrite")'
         )
     session.dataSource.register(TFRecordDataSource)
-    df.write.format(TFRecordDataSource.name()).mode("append").save(folder)
+    with named_jobs(session, "sparkdl", "write TFRecords"):
+        df.write.format(TFRecordDataSource.name()).mode("append").save(folder)
 
 
 def loadTFRecords(

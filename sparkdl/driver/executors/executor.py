@@ -33,6 +33,8 @@ class Launch:
     """Whether the agent of a node, by its process id, was connected and is not any more."""
     tls: Tls | None = None
     """What the cluster's servers show; `None` without TLS."""
+    warm_key: str = field(default="", repr=False)
+    """By which agents are found that an earlier launch has kept."""
 
 
 class Executor(Protocol):
@@ -77,8 +79,12 @@ class Executor(Protocol):
     def forget_task(self, node: NodeSpec) -> None:
         """Note that the task of this node has ended in order: it will not start the node again."""
 
-    def leave_host(self, host: str) -> None:
-        """Have no more tasks started on a host that does not answer; returns soon."""
+    def leave_host(self, host: str, is_there: bool) -> None:
+        """Have no more tasks started on a host that is given up; returns soon.
+
+        Args:
+            is_there: it is cut off from other hosts alone, so Spark could start more on it.
+        """
 
     def feed(self, data: Any, spec: FeedSpec) -> list[FedPartition]:
         """Feed every partition of `data`; blocks until each is delivered or refused.
@@ -109,6 +115,9 @@ class Executor(Protocol):
 
     def cancel_feeds(self, feed: str | None = None) -> None:
         """End running `feed` calls soon: those of one feed, or all."""
+
+    def is_there(self) -> bool:
+        """Whether the place still exists: agents are not kept for longer than a Spark session."""
 
     def hide_progress(self) -> None:
         """Keep progress bars of the place itself off the terminal for half a second."""

@@ -6,6 +6,7 @@ Runs in: driver
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -32,7 +33,7 @@ from sparkdl.feed.transfer.messages import FedPartition, FeederError, FeedSpec
 from sparkdl.feed.values.row_codec import RowEncoder
 from sparkdl.node.gpus import split_gpus
 from sparkdl.node.resources import assigned_gpus
-from sparkdl.node.spec import AgentSpec, StatusLine, start_agent, tail_of
+from sparkdl.node.spec import AgentProcess, AgentSpec, StatusLine, start_agent, tail_of
 from sparkdl.node.task import Problem
 
 _log = logging.getLogger(__name__)
@@ -53,7 +54,9 @@ class LocalExecutor:
     takes_streams = False
 
     def __init__(self) -> None:
-        self._agents: dict[int, subprocess.Popen[bytes]] = {}
+        self._agents: dict[int, AgentProcess] = {}
+        self._over: dict[AgentProcess, threading.Event] = {}
+        """Of each agent: set when its node has ended, also if the agent is kept."""
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -110,7 +113,7 @@ class LocalExecutor:
         def run() -> None:
             times = max((self._relaunches[node.node_id] for node in nodes), default=0)
             self._closed.wait(min(_PAUSE_S * 2**times, _MAX_PAUSE_S) if times else 0.0)
-            living: list[tuple[NodeSpec, subprocess.Popen[bytes]]] = []
+            living: list[tuple[NodeSpec, AgentProcess]] = []
             with self._lock:
                 for node in nodes:
                     agent = self._agents.get(node.node_id)
@@ -134,7 +137,7 @@ class LocalExecutor:
     def forget_task(self, node: NodeSpec) -> None:
         """Do nothing: agents here belong to no task."""
 
-    def leave_host(self, host: str) -> None:
+    def leave_host(self, host: str, is_there: bool) -> None:
         """Do nothing: there is one host."""
 
     def _start_agent(
@@ -146,7 +149,11 @@ class LocalExecutor:
     ) -> None:
         spec, node_id = launch.spec, node.node_id
         agent_spec = AgentSpec(
-            launch.url, launch.token, node_id, spec, "process", gpus=gpus, tls=launch.tls
+            *(launch.url, launch.token, node_id, spec, "process"),
+            executor_pid=os.getpid(),
+            gpus=gpus,
+            tls=launch.tls,
+            warm_key=launch.warm_key,
         )
         stderr = tempfile.TemporaryFile()  # noqa: SIM115 (the watcher closes it)
         try:
@@ -157,6 +164,7 @@ class LocalExecutor:
         if before := self._agents.get(node_id):
             _let_go(before)
         self._agents[node_id] = agent
+        self._over[agent] = threading.Event()
         watcher = threading.Thread(
             target=self._watch,
             args=(agent, stderr, node.name, on_broken),
@@ -228,6 +236,10 @@ class LocalExecutor:
                     for feeder in feeders:
                         feeder.cancel()
 
+    def is_there(self) -> bool:
+        """Return true: this process is the place."""
+        return True
+
     def hide_progress(self) -> None:
         """Do nothing: there is no other bar."""
 
@@ -238,9 +250,7 @@ class LocalExecutor:
         for agent in self._agents.values():
             _let_go(agent)
         for agent in self._agents.values():
-            try:
-                agent.wait(deadline.wait_s)
-            except subprocess.TimeoutExpired:
+            if not self._over[agent].wait(deadline.wait_s):
                 _log.warning("Agent process %d did not end in time; killing it", agent.pid)
                 agent.kill()
                 agent.wait(_KILL_WAIT_S)
@@ -249,19 +259,27 @@ class LocalExecutor:
 
     def _watch(
         self,
-        agent: subprocess.Popen[bytes],
+        agent: AgentProcess,
         stderr: IO[bytes],
         name: str,
         on_broken: Callable[[SparkdlError], object],
     ) -> None:
         assert agent.stdout is not None
-        problem, work_dir = None, ""
+        problem, work_dir, ended = None, "", None
         with agent.stdout as stdout, stderr:
             for line in stdout:
                 news = msgspec.json.decode(line, type=StatusLine)
                 problem = Problem(news.kind, news.error) if news.error else problem
                 work_dir = news.work_dir or work_dir
+                if news.is_kept:
+                    self._over[agent].set()
+                    _reap(agent)
+                    return
+                ended = news.status
             status = agent.wait()
+            if ended is not None:
+                status = ended
+            self._over[agent].set()
             if work_dir:
                 shutil.rmtree(work_dir, ignore_errors=True)
             if status:
@@ -278,10 +296,17 @@ def _answers(data: Any, spec: FeedSpec) -> Iterator[Any]:
                 yield from decode_results(results)
 
 
-def _let_go(agent: subprocess.Popen[bytes]) -> None:
+def _let_go(agent: AgentProcess) -> None:
     """Close the pipe that keeps an agent."""
     if agent.stdin and not agent.stdin.closed:
         agent.stdin.close()
+
+
+def _reap(agent: AgentProcess) -> None:
+    """Wait for the end of an agent that is kept, in a thread, if it was started here."""
+    if isinstance(agent, subprocess.Popen):
+        name = f"sparkdl-kept-{agent.pid}"
+        threading.Thread(target=agent.wait, name=name, daemon=True).start()
 
 
 def _with_gpus(

@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +20,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
-from sparkdl.core.jobs import context_of, named_jobs
+from sparkdl.core.jobs import cancel_jobs, context_of, named_jobs, tagged_jobs
 from sparkdl.core.listing import listed
 from sparkdl.core.spec import ClusterSpec, InputMode, NodeSpec, Placement
+from sparkdl.driver.executors.console import ConsoleBar
 from sparkdl.driver.executors.executor import Launch
 from sparkdl.driver.executors.local import LocalExecutor
 from sparkdl.driver.executors.parquet_scan import scanned_files
@@ -79,33 +80,45 @@ class ResultRdd(PipelinedRDD[Any, Any]):
     the task that failed.
     """
 
-    def __init__(self, prev: RDD[Any], func: Any, is_kept: bool, explain: Explain) -> None:
+    def __init__(
+        self, prev: RDD[Any], func: Any, is_kept: bool, explain: Explain, group: str
+    ) -> None:
         super().__init__(prev, func, is_kept)
         self._explain = explain
+        self._group = group
 
     @classmethod
-    def of(cls, results: RDD[Any], explain: Explain) -> ResultRdd:
-        """Return these results as such an RDD."""
-        return cls(results, _as_they_are, True, explain)
+    def of(cls, results: RDD[Any], explain: Explain, group: str) -> ResultRdd:
+        """Return these results as such an RDD.
+
+        Args:
+            group: of the jobs that compute them.
+        """
+        return cls(results, _as_they_are, True, explain, group)
 
     def mapPartitionsWithIndex(self, f: Any, preservesPartitioning: bool = False) -> RDD[Any]:  # noqa: N802, N803 (pyspark calls it so)
         """Do what Spark's does: map, filter, count and others go through it."""
-        return ResultRdd(self, f, preservesPartitioning, self._explain)
+        return ResultRdd(self, f, preservesPartitioning, self._explain, self._group)
 
     def collect(self) -> list[Any]:
         """Do what Spark's does: count, sum, reduce, foreach and others go through it."""
-        with explained(self._explain):
+        with self._scoring():
             return super().collect()
 
     def take(self, num: int) -> list[Any]:
         """Do what Spark's does; first and isEmpty go through it."""
-        with explained(self._explain):
+        with self._scoring():
             return super().take(num)
 
     def saveAsTextFile(self, path: str, compressionCodecClass: str | None = None) -> None:  # noqa: N802, N803 (likewise)
         """Do what Spark's does."""
-        with explained(self._explain):
+        with self._scoring():
             super().saveAsTextFile(path, compressionCodecClass)
+
+    @contextmanager
+    def _scoring(self) -> Iterator[None]:
+        with explained(self._explain), named_jobs(self.ctx, self._group, "scoring"):
+            yield
 
 
 def _as_they_are(_partition: int, results: Iterable[Any]) -> Iterable[Any]:
@@ -142,6 +155,7 @@ class SparkExecutor:
         self._lock = threading.Lock()
         self._wanted: queue.SimpleQueue[Sequence[NodeSpec]] = queue.SimpleQueue()
         self._keeper: threading.Thread | None = None
+        self._console: ConsoleBar | None = None
         self._context = context_of(spark)
         self._explain: Explain = lambda error: None
         self._here = LocalExecutor()
@@ -182,6 +196,10 @@ class SparkExecutor:
 
         self._keeper = self.thread(keep, f"sparkdl-keeper-{launch.spec.cluster_id}")
         self._keeper.start()
+        self._console = ConsoleBar(self._context, launch.spec.log_to_driver)
+        if self._console.is_there:
+            away = self._console.keep_away
+            self.thread(away, f"sparkdl-console-{launch.spec.cluster_id}").start()
 
     def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
         """Submit a job for those of these nodes that no job brings back: Spark repeats tasks."""
@@ -195,7 +213,7 @@ class SparkExecutor:
             for nodes in self._jobs.values():
                 nodes.discard(node)
 
-    def leave_host(self, host: str) -> None:
+    def leave_host(self, host: str, is_there: bool) -> None:
         """Ask Spark in a thread; over Spark Connect there is nobody to ask."""
         sc = self._context
         if sc is None:
@@ -203,7 +221,7 @@ class SparkExecutor:
 
         def leave() -> None:
             try:
-                leave_host(sc, host)
+                leave_host(sc, host, is_there)
             except Exception:  # noqa: BLE001 (Spark is ending, perhaps; which error varies)
                 _log.debug("Spark may start tasks on %s", host, exc_info=True)
 
@@ -230,7 +248,8 @@ class SparkExecutor:
         with self._lock:
             is_again = bool(self._jobs)
         what = f"nodes again: {listed([node.name for node in nodes])}" if is_again else "nodes"
-        task = NodeTask(launch.url, launch.token, spec, launch.payload, node_ids, launch.tls)
+        common = (launch.url, launch.token, spec, launch.payload)
+        task = NodeTask(*common, node_ids, launch.tls, launch.warm_key)
         carried = set(nodes)
 
         def run() -> None:
@@ -302,10 +321,10 @@ class SparkExecutor:
     def infer_rows(self, data: Any, spec: FeedSpec) -> Any:
         """Return an RDD of results."""
         if isinstance(data, RDD):
-            return ResultRdd.of(data.mapPartitions(InferRdd(spec)), self._explain)
+            return ResultRdd.of(data.mapPartitions(InferRdd(spec)), self._explain, self._group)
         if _is_dataframe(data):
             answers = encoded(data, spec).rdd.flatMap(_decode_row)
-            return ResultRdd.of(answers, self._explain)
+            return ResultRdd.of(answers, self._explain, self._group)
         raise ConfigError(f"inference takes a DataFrame or an RDD, not {type(data).__name__}")
 
     def thread(self, run: Callable[[], None], name: str) -> threading.Thread:
@@ -316,34 +335,25 @@ class SparkExecutor:
         """Cancel the jobs of running `feed` calls: those of one feed, or all."""
         self._cancel(self._feed_tag if feed is None else self._tag_of(feed))
 
+    def is_there(self) -> bool:
+        """Whether the session has not been stopped."""
+        if self._context is None:
+            return not getattr(self._spark, "is_stopped", False)  # of Spark Connect alone
+        return self._context._jsc is not None
+
     def hide_progress(self) -> None:
-        """Hide Spark's bar for half a second, as it does itself whenever a job ends."""
-        if self._context is not None:
-            with suppress(Exception):  # Spark is gone, perhaps, or has another bar in this version
-                bar = self._context._jsc.sc().progressBar()
-                if bar.isDefined():
-                    bar.get().finishAll()
+        """Hide Spark's bar for half a second."""
+        if self._console:
+            self._console.hide()
 
     @contextmanager
     def _jobs_of(self, what: str, *tags: str) -> Iterator[None]:
         """Name the jobs of this thread, and have `_cancel` find them, in whatever session."""
-        add = self._spark.addTag if self._context is None else self._context.addJobTag
-        remove = self._spark.removeTag if self._context is None else self._context.removeJobTag
-        for tag in tags:
-            add(tag)
-        try:
-            with named_jobs(self._spark, self._group, what):
-                yield
-        finally:
-            for tag in tags:
-                remove(tag)
+        with tagged_jobs(self._spark, *tags), named_jobs(self._spark, self._group, what):
+            yield
 
     def _cancel(self, tag: str) -> None:
-        # A session's tags are those of one thread, but over Spark Connect, where there are no jobs.
-        if self._context is None:
-            self._spark.interruptTag(tag)
-        else:
-            self._context.cancelJobsWithTag(tag)
+        cancel_jobs(self._spark, tag)
 
     def _tag_of(self, feed: str) -> str:
         return f"{self._feed_tag}-{feed.encode().hex()}"  # a tag may not hold a comma
@@ -360,6 +370,8 @@ class SparkExecutor:
         self._here.close(deadline)
         if self._keeper is None:
             return
+        if self._console:
+            self._console.close()
         self._wanted.put(())
         self._keeper.join(deadline.wait_s)
         with self._lock:
@@ -390,7 +402,7 @@ def place(
     Raises:
         ConfigError: if it cannot; the message names the setting to change.
     """
-    session = _session(spark)
+    session = session_of(spark)
     is_fed = spec.input_mode is InputMode.SPARK
     topology = read_topology(session, spec.num_tasks, is_fed)
     if topology is None:
@@ -412,7 +424,12 @@ def place(
     return executor, replace(spec, default_fs=default_fs(session), placement=placement)
 
 
-def _session(spark: SparkSession | SparkContext | None) -> SparkSession:
+def session_of(spark: SparkSession | SparkContext | None) -> SparkSession:
+    """Return the session that is meant; the active one by `None`.
+
+    Raises:
+        ConfigError: if there is none.
+    """
     if isinstance(spark, SparkContext):
         return SparkSession(spark)
     session = spark if spark is not None else SparkSession.getActiveSession()

@@ -27,6 +27,7 @@ from typing import Any
 from sparkdl.control.messages import FeedEnd
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTypeError, SparkdlError
+from sparkdl.core.throttle import rest_s
 from sparkdl.driver.controller import Controller, View
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import CoverageStore
@@ -76,9 +77,6 @@ EVERY = ""
 _BLAME_LINES = 10
 _FETCH_S = 5.0
 _CANCEL_S = 1.0
-_LOOK_SHARE = 0.05
-"""Looks take longer the more nodes there are: together they may have this share of the loop's time.
-"""
 _JOIN_S = 10.0
 _MEANWHILE_S = 0.25
 
@@ -238,8 +236,7 @@ class FeedRunner:
             if nodes != state.feed.nodes:
                 self._handle(feed, NodesSeen(nodes))
         self._announce_ends()
-        took_s = time.thread_time() - begun_s
-        self._rests_until_s = time.monotonic() + took_s * (1 - _LOOK_SHARE) / _LOOK_SHARE
+        self._rests_until_s = time.monotonic() + rest_s(time.thread_time() - begun_s)
 
     def _handle(self, name: str, event: Event) -> None:
         before = self._states.get(name) or self._new(name)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sparkdl.control.messages import Begin, Detach, NewRound, Offer, Stop
+from sparkdl.control.messages import Begin, Detach, Hello, NewRound, Offer, Stop
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import InputMode, NodeSpec
 from sparkdl.driver.lifecycle.policy import History, Restart, decide
@@ -30,6 +30,7 @@ from sparkdl.driver.lifecycle.state import (
     Failing,
     ForgetTask,
     Gathering,
+    LeaveHost,
     R,
     Relaunch,
     Report,
@@ -116,9 +117,12 @@ def has_begun(state: Gathering | Running) -> bool:
 def is_too_many(state: Gathering | Running, event: AgentJoined) -> bool:
     """Whether an agent is to go at once: it would take a slot, and is not needed.
 
-    There is no room for its node; or that has an agent, which lives on without its task.
+    There is no room for its node; or that has an agent, which lives on without its task; or its
+    host was given up.
     """
     roster, node_id = state.roster, event.hello.node_id
+    if event.hello.host in roster.left_hosts:
+        return True
     holder = roster.agents.get(node_id)
     if holder is not None:
         return holder.is_detached
@@ -130,8 +134,16 @@ def is_too_many(state: Gathering | Running, event: AgentJoined) -> bool:
 
 def refused(state: R, event: AgentJoined) -> Step[R]:
     """Stop an agent that is too many, in order, so that its task is not repeated."""
-    node = state.roster.spec.nodes[event.hello.node_id]
-    return state, [Send(event.hello.agent_id, Stop(0.0)), ForgetTask(node)]
+    host, roster = event.hello.host, state.roster
+    leaves = [LeaveHost(host)] if host in roster.left_hosts else []
+    return state, [*sent_away(roster, event.hello), *leaves]
+
+
+def sent_away(roster: Roster, hello: Hello) -> list[Action]:
+    """Return what stops an agent, and forgets its task if it is one of this cluster's."""
+    is_known = 0 <= hello.node_id < len(roster.spec.nodes)
+    task = [ForgetTask(roster.spec.nodes[hello.node_id])] if is_known else []
+    return [Send(hello.agent_id, Stop(0.0)), *task]
 
 
 def detach(roster: Roster, agent_id: str | None = None) -> list[Action]:

@@ -85,6 +85,7 @@ class Roster:
         checkpoint: the last one that is complete.
         is_detaching: agents are to give their task slots back once there is a world.
         room: for how many nodes there are slots; `None` for as many as there were at the launch.
+        left_hosts: those that were given up though the driver reaches them.
     """
 
     spec: ClusterSpec
@@ -95,6 +96,7 @@ class Roster:
     checkpoint: CheckpointRef | None = None
     is_detaching: bool = False
     room: int | None = None
+    left_hosts: frozenset[str] = frozenset()
 
     @property
     def resume(self) -> Resume:

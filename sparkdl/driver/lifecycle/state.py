@@ -55,6 +55,19 @@ class Gathering:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """A link between two hosts that carries nothing, though the driver reaches both.
+
+    Attributes:
+        node_host: of a node that a feeder does not reach.
+        host: the feeder's.
+    """
+
+    node_host: str
+    host: str
+
+
+@dataclass(frozen=True)
 class Running:
     """The world has begun.
 
@@ -62,6 +75,8 @@ class Running:
         returned: the nodes whose `map_fun` has returned.
         alone: nodes whose child is replaced by another in this world.
         left: nodes that have failed, and without which the training continues.
+        cuts: what feeders have said, and when the last of them did, Unix time in seconds.
+        deadline_s: when it is decided which of the hosts between them are given up.
     """
 
     roster: Roster
@@ -70,6 +85,7 @@ class Running:
     returned: Mapping[int, ChildReturned] = field(default_factory=dict)
     alone: frozenset[int] = frozenset()
     left: frozenset[int] = frozenset()
+    cuts: Mapping[Cut, float] = field(default_factory=dict)
     deadline_s: float = math.inf
 
 
@@ -197,6 +213,19 @@ class NodesBlamed:
 
 
 @dataclass(frozen=True)
+class LinkCut:
+    """A feeder on `host` has not reached a node of world `generation` for `host_timeout_s`.
+
+    The driver reaches both.
+    """
+
+    generation: int
+    node_id: int
+    host: str
+    wall_s: float = 0.0
+
+
+@dataclass(frozen=True)
 class CheckpointMade:
     """A checkpoint is complete, of the world of its generation."""
 
@@ -239,6 +268,7 @@ Event = (
     | ChildGaveResult
     | ChildBroke
     | NodesBlamed
+    | LinkCut
     | CheckpointMade
     | LaunchBroke
     | SlotsCounted
@@ -288,7 +318,14 @@ class ForgetTask:
     node: NodeSpec
 
 
-Action = Send | Report | Warn | Relaunch | Release | ForgetTask
+@dataclass(frozen=True)
+class LeaveHost:
+    """Have nothing more started on this host, though the driver reaches it."""
+
+    host: str
+
+
+Action = Send | Report | Warn | Relaunch | Release | ForgetTask | LeaveHost
 S = TypeVar("S", bound=State)
 R = TypeVar("R", bound=WithRoster)
 Step = tuple[S, list[Action]]
@@ -319,6 +356,11 @@ def restarted_alone_s(state: Any) -> dict[int, float]:
 def has_ended(state: Any) -> bool:
     """Whether no `map_fun` is waited for any more."""
     return isinstance(state, (Finished, Failed, Stopping, Stopped))
+
+
+def keep_s(state: Any) -> float:
+    """Return how long agents stay for another launch: where all has ended well."""
+    return state.roster.spec.settings.keep_warm_s if isinstance(state, Finished) else 0.0
 
 
 def is_empty(state: Any) -> bool:

@@ -22,6 +22,7 @@ from sparkdl.core.listing import listed
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import CheckpointRef
+from sparkdl.driver.lifecycle import cut_links
 from sparkdl.driver.lifecycle.policy import Fail, Retry, decide
 from sparkdl.driver.lifecycle.replacement import (
     continues_without,
@@ -53,6 +54,7 @@ from sparkdl.driver.lifecycle.state import (
     Finished,
     Gathering,
     LaunchBroke,
+    LinkCut,
     NodesBlamed,
     R,
     Release,
@@ -67,6 +69,7 @@ from sparkdl.driver.lifecycle.state import (
     Stopped,
     Stopping,
     Warn,
+    keep_s,
 )
 
 SETTLE_S = 0.3
@@ -253,6 +256,13 @@ def _running_blamed(state: Running, event: NodesBlamed, now_s: float) -> Step[Ru
     return _failing(state, event.failures, now_s), []
 
 
+def _running_settled(
+    state: Running, event: DeadlinePassed, now_s: float
+) -> Step[Running | Failing]:
+    after, failures, actions = cut_links.decided(state)
+    return (_failing(after, failures, now_s) if failures else after), actions
+
+
 def _running_offered(state: Running, event: AgentOffered, now_s: float) -> Step[Running | Failing]:
     after = replace(state, roster=state.roster.offering(event.agent_id, event.offer))
     return offered_alone(after, event.agent_id, event.offer, now_s) or (after, [])
@@ -415,6 +425,8 @@ def _ending_joined(state: S, event: AgentJoined, now_s: float) -> Step[S]:
 
 
 def _failing_joined(state: Failing, event: AgentJoined, now_s: float) -> Step[Failing]:
+    if event.hello.host in state.roster.left_hosts:
+        return refused(state, event)
     return replace(state, roster=state.roster.seated(Agent(event.hello))), []
 
 
@@ -431,7 +443,8 @@ def _roster_left(state: R, event: AgentLeft, now_s: float) -> Step[R]:
 def _let_go(state: R, event: DeadlinePassed, now_s: float) -> Step[R]:
     """Let the agents go; each stays until its results have been read."""
     roster, after = state.roster, replace(state, deadline_s=math.inf)
-    stops = _to_all(roster, Stop(roster.spec.settings.grace_s, is_patient=True), standbys=True)
+    stop = Stop(roster.spec.settings.grace_s, is_patient=True, keep_s=keep_s(state))
+    stops = _to_all(roster, stop, standbys=True)
     return after, stops or [Release()]
 
 
@@ -440,7 +453,8 @@ def _stop(state: Any, event: StopAsked, now_s: float) -> Step[Stopping | Stopped
     if not roster.is_anybody_there:
         return Stopped(state), []
     stopping = Stopping(roster, state, now_s + event.timeout_s)
-    return stopping, _to_all(roster, Stop(event.grace_s), standbys=True)
+    stop = Stop(event.grace_s, keep_s=keep_s(state) if event.grace_s else 0.0)
+    return stopping, _to_all(roster, stop, standbys=True)
 
 
 def _stopping_joined(state: Stopping, event: AgentJoined, now_s: float) -> Step[Stopping]:
@@ -495,7 +509,7 @@ def _lost(state: Running | Failing, event: AgentLeft) -> Failure | None:
 
 _UNDECIDED: dict[type, Callable[[Any, Any, float], Step[Any]]] = {
     **dict.fromkeys(
-        (ChildEntered, ChildGaveResult, NodesBlamed, CheckpointMade, LaunchBroke), stay
+        (ChildEntered, ChildGaveResult, NodesBlamed, LinkCut, CheckpointMade, LaunchBroke), stay
     ),
     AgentDetached: detached,
     SlotsCounted: counted,
@@ -527,6 +541,8 @@ TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] =
     (Running, ChildGaveResult): _running_returned,
     (Running, ChildBroke): _running_broke,
     (Running, NodesBlamed): _running_blamed,
+    (Running, LinkCut): cut_links.noted,
+    (Running, DeadlinePassed): _running_settled,
     (Running, CheckpointMade): _running_checkpoint,
     (Failing, AgentJoined): _failing_joined,
     (Failing, AgentLeft): _failing_left,

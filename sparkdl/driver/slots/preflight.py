@@ -42,6 +42,8 @@ may still get executors."""
 _POLL_S = 0.05
 _CONNECT_POLL_S = 1.0
 _DYNAMIC = "spark.dynamicAllocation.enabled"
+_NEEDED = ("sparkdl", "pyarrow", "numpy", "pandas", "cloudpickle", "msgspec", "psutil")
+"""What the task of a node imports."""
 _SPLITS = ("spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism")
 
 
@@ -83,21 +85,14 @@ def read_topology(spark: SparkSession, num_nodes: int, is_fed: bool) -> Topology
 def check_slots_over_connect(spark: SparkSession, num_nodes: int) -> None:
     """Check that a Spark Connect server has a slot for each node, as far as can be known.
 
-    The server shows its number of cores by how it splits a range, unless that is set otherwise.
-
     Raises:
         ConfigError: if it has fewer when those that may still register have had a moment to.
     """
-    conf, pause = spark.conf, threading.Event()
-    if any(conf.get(name, None) for name in _SPLITS) or conf.get(_DYNAMIC, "false") == "true":
-        return
-    is_local = str(conf.get("spark.master", "")).partition("[")[0] == "local"
-    deadline = Deadline.after(0.0 if is_local else EXECUTORS_WAIT_S)
+    is_local = str(spark.conf.get("spark.master", "")).partition("[")[0] == "local"
+    deadline, pause = Deadline.after(0.0 if is_local else EXECUTORS_WAIT_S), threading.Event()
     while True:
-        plan = "".join(row[0] for row in spark.sql("EXPLAIN SELECT * FROM range(1)").collect())
-        found = re.search(r"splits=(\d+)", plan)
-        slots = int(found[1]) // int(conf.get("spark.task.cpus", "1") or 1) if found else num_nodes
-        if slots >= num_nodes:
+        slots = slots_over_connect(spark)
+        if slots is None or slots >= num_nodes:
             return
         if deadline.has_passed:
             raise ConfigError(
@@ -107,6 +102,19 @@ def check_slots_over_connect(spark: SparkSession, num_nodes: int) -> None:
                 "spark.executor.cores, spark.cores.max)"
             )
         pause.wait(_CONNECT_POLL_S)
+
+
+def slots_over_connect(spark: SparkSession) -> int | None:
+    """Return how many tasks a Spark Connect server runs at once; `None` if it does not show.
+
+    It shows its number of cores by how it splits a range, unless that is set otherwise.
+    """
+    conf = spark.conf
+    if any(conf.get(name, None) for name in _SPLITS) or conf.get(_DYNAMIC, "false") == "true":
+        return None
+    plan = "".join(row[0] for row in spark.sql("EXPLAIN SELECT * FROM range(1)").collect())
+    found = re.search(r"splits=(\d+)", plan)
+    return int(found[1]) // int(conf.get("spark.task.cpus", "1") or 1) if found else None
 
 
 def turn_of(
@@ -186,10 +194,15 @@ def explain_job_failure(error: Exception) -> SparkdlError:
             f"driver and executors run different versions of Python: {detail.strip()}. Set "
             "PYSPARK_PYTHON (or spark.pyspark.python) to the same version on all machines"
         )
-    if "No module named 'sparkdl'" in text:
+    if lacking := re.search(f"No module named '({'|'.join(_NEEDED)})'", text):
         return ConfigError(
-            "the executors' Python has no sparkdl; install sparkdl-cluster there, or ship an "
+            f"the executors' Python has no {lacking[1]}; install sparkdl-cluster there, or ship an "
             "environment with spark.archives and point PYSPARK_PYTHON into it"
+        )
+    if absent := re.search(r'Cannot run program "[^\n]*', text):
+        return ConfigError(
+            f"an executor starts no Python: {absent[0]}. Set PYSPARK_PYTHON (or "
+            "spark.pyspark.python) to one that is there on all machines"
         )
     return LaunchError(f"the Spark job that carries the nodes failed: {raised_in_task(error)}")
 
@@ -225,22 +238,31 @@ def _executors(sc: SparkContext) -> list[Any]:
 
 
 _left: dict[str, set[str]] = {}
-"""By application, the executors that were on a host that did not answer."""
+"""By application, the executors that were on hosts that have been given up."""
 
 
-def leave_host(sc: SparkContext, host: str) -> None:
-    """Have Spark start no more tasks on a host that does not answer, nor count its slots.
+def leave_host(sc: SparkContext, host: str, is_there: bool) -> None:
+    """Have Spark start no more tasks on a host that is given up, nor count its slots.
 
-    Left alone, Spark notices the loss after `spark.network.timeout`, two minutes by default, and
-    until then feeds from there: those tasks neither end nor fail.
+    Left alone, Spark notices the loss of one that does not answer after `spark.network.timeout`,
+    two minutes by default, and until then feeds from there: those tasks neither end nor fail.
+
+    Args:
+        is_there: it is cut off from other hosts alone.
     """
+    left = _left.setdefault(str(sc.applicationId), set())
+    # Replaced, because the host may come back; other masters start it elsewhere. But one that is
+    # there would get the next one from a standalone master at once.
+    is_replaced = not (is_there and str(sc.master).startswith("spark://"))
+    is_replaced |= is_true(sc.getConf().get(_DYNAMIC, "false"))  # Spark allows nothing else then
     for executor in _executors(sc):
         name = executor.hostPort().rpartition(":")[0].strip("[]")
-        if host not in (name, *_addresses(name)):
+        if executor.id() in left or host not in (name, *_addresses(name)):
             continue
-        _left.setdefault(str(sc.applicationId), set()).add(executor.id())
-        # Replaced, because the host may come back; other masters start it elsewhere.
-        if sc._jsc.sc().killAndReplaceExecutor(executor.id()):
+        left.add(executor.id())
+        spark = sc._jsc.sc()
+        kill = spark.killAndReplaceExecutor if is_replaced else spark.killExecutor
+        if kill(executor.id()):
             _log.warning("Spark starts no more tasks on executor %s: %s", executor.id(), host)
 
 
@@ -308,8 +330,8 @@ def costly_settings(conf: Mapping[str, str], version: str) -> list[Advice]:
     return found
 
 
-def log_costly_settings(spark: SparkSession) -> None:
-    """Log a line for each setting that costs speed."""
+def costly_settings_of(spark: SparkSession) -> list[Advice]:
+    """Return the settings of a session that cost speed."""
     names = (
         "spark.python.unix.domain.socket.enabled",
         f"{_ARROW}.maxRecordsPerBatch",
@@ -319,13 +341,19 @@ def log_costly_settings(spark: SparkSession) -> None:
         "spark.dynamicAllocation.enabled",
         "spark.python.worker.reuse",
     )
+    values = {name: spark.conf.get(name, None) for name in names}
+    conf = {name: str(value) for name, value in values.items() if value is not None}
+    return costly_settings(conf, spark.version)
+
+
+def log_costly_settings(spark: SparkSession) -> None:
+    """Log a line for each setting that costs speed."""
     try:
-        values = {name: spark.conf.get(name, None) for name in names}
+        found = costly_settings_of(spark)
     except Exception:  # noqa: BLE001 (advice is not worth a failed launch)
         _log.debug("Spark's settings cannot be read", exc_info=True)
         return
-    conf = {name: str(value) for name, value in values.items() if value is not None}
-    for advice in costly_settings(conf, spark.version):
+    for advice in found:
         _log.log(advice.level, "Set %s: %s", advice.setting, advice.why)
 
 

@@ -34,6 +34,7 @@ from sparkdl.core.errors import FeedTimeoutError
 from sparkdl.core.row_ranges import Range, count_rows, merge_ranges, uncovered
 from sparkdl.feed.store.segment import halve, join_small
 from sparkdl.feed.transfer.groups import Groups
+from sparkdl.feed.transfer.link_watch import LATE_S, LinkWatch
 from sparkdl.feed.transfer.messages import (
     FedPartition,
     FeederError,
@@ -41,7 +42,7 @@ from sparkdl.feed.transfer.messages import (
     PlanRequest,
     PutHeader,
     Target,
-    is_listening,
+    knock,
 )
 from sparkdl.feed.transfer.put_stream import Piece, PutStream
 from sparkdl.feed.values.row_codec import RowEncoder
@@ -143,6 +144,12 @@ class Feeder:
             stream.close()
         self._raise_errors()
         return FedPartition(self._partition, self._rows(), refused, num_rows)
+
+    @property
+    def awaited(self) -> list[Target]:
+        """The nodes that owe an answer, or have failed to give it."""
+        late = [stream.target for stream in self._streams if stream.silence_s() >= LATE_S]
+        return [*late, *self._groups.asked, *self.unreachable]
 
     @property
     def unreachable(self) -> list[Target]:
@@ -405,26 +412,34 @@ def fed_partition(partition: int, rows_json: str, refused: int, num_rows: int) -
 
 def _feed(spec: FeedSpec, batches: Iterator[pa.RecordBatch]) -> FedPartition:
     feeder = Feeder(spec, _partition(), _attempt())
-    try:
-        return feeder.feed(batches)
-    except FeederError as error:
-        if unreachable := feeder.unreachable:
-            _wait_for_verdict(spec, unreachable, error)
-        raise
+    with LinkWatch(spec, lambda: feeder.awaited):
+        try:
+            return feeder.feed(batches)
+        except FeederError as error:
+            if unreachable := feeder.unreachable:
+                _wait_for_verdict(spec, unreachable, error)
+            raise
 
 
 def _wait_for_verdict(spec: FeedSpec, targets: Sequence[Target], error: FeederError) -> None:
     """Wait until nodes can be reached again, or the driver has decided what follows.
 
-    If they are lost to the driver too, this task ends meanwhile: Spark cancels its job. Were it to
-    fail at once, its four attempts would be used up before the driver knows of the loss.
+    This task ends meanwhile if the driver gives a host up: Spark cancels its job. Were it to fail
+    at once, its four attempts would be used up before. The driver hears of hosts that do not answer
+    by `LinkWatch`: while it answers itself, it will decide, or have the task wait until it can.
     """
     _log.warning("%s; waiting for the driver's decision", error)
-    deadline, never = Deadline.after(spec.verdict_s), threading.Event()
-    while not deadline.has_passed and not all(map(is_listening, targets)):
+    at_last, never = Deadline.after(spec.timeout_s), threading.Event()
+    deadline = Deadline.after(spec.verdict_s)
+    while not deadline.has_passed and not at_last.has_passed:
+        found = {knock(target) for target in targets}
+        if found == {"accepts"}:
+            return
         with suppress(OSError):  # this host itself is cut off, perhaps
             if fetch_cause(spec.coordinator, spec.token, spec.trust) != "":
                 return
+            if "silent" in found:
+                deadline = Deadline.after(spec.verdict_s)
         never.wait(min(_VERDICT_LOOK_S, deadline.remaining_s))
 
 

@@ -62,12 +62,14 @@ class Groups:
     Attributes:
         groups: all of them.
         closed: numbers of those that take no more rows.
+        asked: a node that has not answered yet, if any.
         unreachable: a node that did not answer, if any.
     """
 
     def __init__(self, spec: FeedSpec, header: PutHeader) -> None:
         self.groups = grouped(spec.targets)
         self.closed: set[int] = set()
+        self.asked: list[Target] = []
         self.unreachable: list[Target] = []
         self._spec = spec
         self._header = header
@@ -145,6 +147,7 @@ class Groups:
         return msgspec.json.decode(self._ask(targets[0], question), type=float)
 
     def _ask(self, target: Target, question: Question) -> bytes:
+        self.asked = [target]
         try:
             with self._spec.connect(target) as client:
                 return ask(client, self._spec, question)
@@ -152,6 +155,8 @@ class Groups:
             if isinstance(error, (flight.FlightUnavailableError, OSError)):
                 self.unreachable = [target]
             raise FeederError(f"{target.name}: {flight_reason(error)}") from None
+        finally:
+            self.asked = []
 
 
 def ask(client: flight.FlightClient, spec: FeedSpec, question: Question) -> bytes:

@@ -7,13 +7,13 @@ Here rather than beside the server, so that a Spark worker that feeds imports no
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from threading import TIMEOUT_MAX
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -76,6 +76,7 @@ class FeedSpec:
         partitions: how many there were when rows were fed before; 0 where that is not known.
         patience_s: how long inference waits for nodes that are between two generations.
         verdict_s: how long a feeder that cannot reach a node waits for the driver's decision.
+        host_timeout_s: after how much silence of a node's host a feeder says so; 0 for never.
         coordinator: its URL, to ask why no node answers.
         trust: what nodes and coordinator have to show; `None` where they are not encrypted.
     """
@@ -96,6 +97,7 @@ class FeedSpec:
     partitions: int = 0
     patience_s: float = 10.0
     verdict_s: float = 0.0
+    host_timeout_s: float = 0.0
     coordinator: str = ""
     trust: Trust | None = None
 
@@ -134,13 +136,22 @@ def is_listening(target: Target) -> bool:
 
     It does so for a process that stands still as well.
     """
+    return knock(target) == "accepts"
+
+
+def knock(target: Target) -> Literal["accepts", "refuses", "silent"]:
+    """Return what the host of a node says within a second to a connection for it.
+
+    One that refuses it is there, and the node is not. Where there is no route at all, this host
+    refuses it.
+    """
     url = urlsplit(target.uri)
-    with (
-        suppress(OSError),
-        socket.create_connection((url.hostname, url.port or 0), _LISTENING_S),
-    ):
-        return True
-    return False
+    try:
+        with socket.create_connection((url.hostname, url.port or 0), _LISTENING_S):
+            return "accepts"
+    except OSError as error:  # EHOSTUNREACH: nobody in the host's own network has its address
+        is_silent = isinstance(error, TimeoutError) or error.errno == errno.EHOSTUNREACH
+        return "silent" if is_silent else "refuses"
 
 
 def other_data(feed: str, before: int, now: int) -> ConfigError:

@@ -9,7 +9,8 @@ import os
 import threading
 import time
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -69,6 +70,9 @@ class PutStream:
         self.covered: tuple[tuple[int, int], ...] = ()
         self.refused: list[Piece] = []
         self.unacknowledged: deque[Piece] = deque()
+        self._heard_s = time.monotonic()
+        self._calls = 0
+        """Beside the stream itself, that the node has not answered."""
         self._is_answered = False
         self._has_covered = False
         self._has_ended = False
@@ -85,6 +89,7 @@ class PutStream:
         """Begin a stream of batches of `schema`; the first acknowledgement comes at once."""
         self._finish_stream()
         self._schema = schema
+        self._heard_s = time.monotonic()
         self._is_answered = self._has_ended = False
         try:
             writer, metadata = self._client.do_put(self._header, schema, self._spec.options())
@@ -113,6 +118,8 @@ class PutStream:
         if piece.batch.schema != self._schema:
             self.open(piece.batch.schema)
         with self._changed:
+            if not self.unacknowledged:
+                self._heard_s = time.monotonic()
             self.unacknowledged.append(piece)
         if self._writer is None:
             return
@@ -127,7 +134,9 @@ class PutStream:
     def plan(self, request: PlanRequest) -> list[int]:
         """Ask this node how to share rows out over its group."""
         try:
-            return msgspec.json.decode(ask(self._client, self._spec, request), type=list[int])
+            with self._calling():
+                answer = ask(self._client, self._spec, request)
+            return msgspec.json.decode(answer, type=list[int])
         except (pa.ArrowException, OSError) as error:
             self._fail(error)
             raise FeederError(self.error) from None
@@ -154,6 +163,11 @@ class PutStream:
                 self._fail(error)
         return self.error
 
+    def silence_s(self) -> float:
+        """Return for how long the node has owed an answer."""
+        is_owed = self.unacknowledged or self._calls or not self._is_answered
+        return time.monotonic() - self._heard_s if is_owed else 0.0
+
     def has_room(self) -> bool:
         """Whether another piece may be sent."""
         return self.may_send() and time.monotonic() >= self.full_until_s
@@ -161,6 +175,15 @@ class PutStream:
     def may_send(self) -> bool:
         """Whether another piece may be sent, but for the pause of a full node."""
         return not self.is_closed and len(self.unacknowledged) < WINDOW
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        self._heard_s = time.monotonic()
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
 
     def _send_fd(self, batch: pa.RecordBatch) -> str:
         """Send the batch to a node on this machine; return its key, empty for another machine."""
@@ -190,9 +213,10 @@ class PutStream:
         writer, reader = self._writer, self._reader
         self._writer = self._reader = None
         try:
-            writer.done_writing()
-            reader.join(self._spec.timeout_s)
-            writer.close()
+            with self._calling():
+                writer.done_writing()
+                reader.join(self._spec.timeout_s)
+                writer.close()
         except (pa.ArrowException, OSError) as error:
             self._fail(error)
 
@@ -219,6 +243,7 @@ class PutStream:
     def _on_ack(self, ack: PutAck) -> None:
         self.is_closed, self.shortage = ack.closed, ack.shortage
         self.is_late = False
+        self._heard_s = time.monotonic()
         if not self._is_answered:
             self._is_answered = True
             if not self._has_covered:

@@ -60,7 +60,7 @@ def store(arrays: Sequence[Array], dtype: str) -> pa.Array:
     shapes = {array.shape for array in arrays}
     sizes = next(iter(shapes))
     if len(shapes) == 1 and 0 not in sizes and max(sizes, default=1) <= INT32_MAX:
-        return _nest(np.stack(arrays))
+        return nest(np.stack(arrays))
     flat = np.concatenate([array.reshape(-1) for array in arrays])
     data = store_lists([array.size for array in arrays], pa.array(flat))
     shape = pa.array([array.shape for array in arrays], pa.list_(pa.int64()))
@@ -70,7 +70,7 @@ def store(arrays: Sequence[Array], dtype: str) -> pa.Array:
 def store_scalars(values: Sequence[Any], dtype: str) -> pa.Array:
     """Return numpy scalars of one dtype as an Arrow array."""
     array = np.array(values, dtype)
-    return _nest(array if _is_native(dtype) else _as_bytes(array))
+    return nest(array if _is_native(dtype) else _as_bytes(array))
 
 
 def store_lists(counts: Sequence[int], flat: pa.Array) -> pa.Array:
@@ -134,7 +134,8 @@ def split(flat: Any, counts: Array) -> list[Any]:
     return [flat[start:stop] for start, stop in pairwise(ends)]
 
 
-def _nest(stacked: Array) -> pa.Array:
+def nest(stacked: Array) -> pa.Array:
+    """Return numbers [rows, *shape] as fixed-size lists; `load` does the reverse."""
     array = pa.array(stacked.reshape(-1))
     for size in reversed(stacked.shape[1:]):
         array = pa.FixedSizeListArray.from_arrays(array, size)

@@ -25,7 +25,7 @@ from sparkdl.horovod.spark.task import Task, unpacked
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-    from sparkdl.driver.controller import LogLine
+    from sparkdl.driver.logs import LogLine
 
 _log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 600.0

@@ -1,0 +1,139 @@
+"""Which host is given up where two hosts do not reach each other and the driver reaches both. Pure.
+
+Runs in: driver
+
+Feeders say which nodes they do not reach. Others may say more within a moment, so the decision
+waits for that; then hosts are given up until no cut is left between two that stay, first the one
+that
+
+1. most others are cut off from: a host of which many say so is more likely to be the cause;
+2. can be done without: another round needs none of its nodes, as `min_nodes` allows;
+3. has fewer nodes: a host that only feeds costs no generation;
+4. does not have the first node;
+
+so each order of the reports leads to the same host, and a cut between two hosts to one. What was
+said in this generation of hosts that have been given up is evidence against others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+
+from sparkdl.core.failure import Failure
+from sparkdl.core.listing import listed
+from sparkdl.core.world import Member
+from sparkdl.driver.lifecycle.replacement import sent_away
+from sparkdl.driver.lifecycle.state import (
+    Action,
+    Cut,
+    LeaveHost,
+    LinkCut,
+    Running,
+    Step,
+    Warn,
+)
+
+_SETTLE_SHARE = 0.25
+"""Of `host_timeout_s`: how long to wait for what other feeders say. They may have begun to send
+later, and look once a second."""
+
+
+def noted(state: Running, event: LinkCut, now_s: float) -> Step[Running]:
+    """Note what a feeder says, unless it is of another generation or of a node that has gone."""
+    roster = state.roster
+    agent = roster.agents.get(event.node_id)
+    if event.generation != state.world.generation or agent is None:
+        return state, []
+    if event.host in roster.left_hosts:  # Spark has started another executor there
+        return state, [LeaveHost(event.host)]
+    cut = Cut(agent.hello.host, event.host)
+    cuts = {**state.cuts, cut: event.wall_s}
+    if cut in state.cuts or not state.world.has(event.node_id):
+        return state, []
+    deadline_s = now_s + _SETTLE_SHARE * roster.spec.settings.host_timeout_s
+    name = roster.spec.nodes[event.node_id].name
+    text = f"{name} on {cut.node_host} cannot be reached from {cut.host}: one of them is given up"
+    after = replace(state, cuts=cuts, deadline_s=min(state.deadline_s, deadline_s))
+    return after, [Warn(text)]
+
+
+def decided(state: Running) -> tuple[Running, tuple[Failure, ...], list[Action]]:
+    """Return the state without the hosts that are given up, and the failures of their nodes.
+
+    Their agents are told to stop, and stay in the roster until they have: meanwhile nobody else
+    may train for their nodes.
+    """
+    hosts = _given_up(state)
+    roster = replace(state.roster, left_hosts=state.roster.left_hosts | set(hosts))
+    failures = tuple(_failure(state, m) for m in state.world.members if m.host in hosts)
+    actions: list[Action] = []
+    for host in hosts:
+        text = f"{host} {_finding(state, host)}: nothing more is started there"
+        actions += [Warn(text), LeaveHost(host)]
+    for agent in (*roster.agents.values(), *roster.standbys):
+        if agent.hello.host in hosts:
+            actions += sent_away(roster, agent.hello)
+    return replace(state, roster=roster, deadline_s=math.inf), failures, actions
+
+
+def _given_up(state: Running) -> list[str]:
+    chosen: list[str] = []
+    while True:
+        left = state.roster.left_hosts | set(chosen)
+        between = [cut for cut in state.cuts if not {cut.node_host, cut.host} & left]
+        if not between:
+            return chosen
+        hosts = {host for cut in between for host in (cut.node_host, cut.host)}
+        chosen.append(min(hosts, key=lambda host: _cost(state, left, host)))
+
+
+def _cost(state: Running, left: AbstractSet[str], host: str) -> tuple[object, ...]:
+    members = [member for member in state.world.members if member.host == host]
+    is_first_here = state.world.members[0] in members
+    is_needed = bool(members) and not _can_do_without(state, left | {host})
+    return -len(_others(state, host)), is_needed, len(members), is_first_here, host
+
+
+def _can_do_without(state: Running, left: AbstractSet[str]) -> bool:
+    settings = state.roster.spec.settings
+    stay = [member for member in state.world.members if member.host not in left]
+    go = [member for member in state.world.members if member.host in left]
+    return (
+        settings.max_restarts > 0
+        and settings.min_nodes is not None
+        and len(stay) >= settings.min_nodes
+        and all(member.role.is_expendable for member in go)
+        and any(member.role.finishes_job for member in stay)
+    )
+
+
+def _others(state: Running, host: str) -> set[str]:
+    """Return the hosts between which and this one a link is cut."""
+    return {
+        *(cut.host for cut in state.cuts if cut.node_host == host),
+        *(cut.node_host for cut in state.cuts if cut.host == host),
+    }
+
+
+def _failure(state: Running, member: Member) -> Failure:
+    agent = state.roster.agents.get(member.node.node_id)
+    return Failure(
+        node=member.node.name,
+        kind="unreachable",
+        message=_finding(state, member.host),
+        time_s=max(state.cuts.values()),
+        node_id=member.node.node_id,
+        rank=member.rank,
+        host=member.host,
+        pid=agent.hello.pid if agent else 0,
+        generation=state.world.generation,
+    )
+
+
+def _finding(state: Running, host: str) -> str:
+    by = sorted(cut.host for cut in state.cuts if cut.node_host == host)
+    to = sorted(cut.node_host for cut in state.cuts if cut.host == host)
+    what = f"cannot be reached from {listed(by)}" if by else f"does not reach {listed(to)}"
+    return f"{what}, though the driver reaches both"

@@ -1,0 +1,183 @@
+"""Files of what nodes print: one for each node, rotated, in a folder of the driver's machine.
+
+Runs in: driver
+
+They are the driver's and not the nodes': an executor's disk goes with its container, and object
+stores cannot be appended to. What a node prints comes over its control connection as for
+`log_to_driver`, at most a megabyte at a time, and the more seldom the more nodes there are.
+
+A thread writes, since a disk may be slow or hang. What waits for it is bounded; beyond that, and
+while the disk is full, lines are counted instead of kept, and the file says how many are missing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import threading
+from collections import Counter, deque
+from collections.abc import Sequence
+from contextlib import suppress
+from logging.handlers import RotatingFileHandler
+from urllib.parse import urlsplit
+
+from sparkdl.core.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+MAX_FILE_NBYTES = 64 * 1024 * 1024
+OLD_FILES = 9
+_TAIL_NBYTES = 256 * 1024
+_MAX_WAITING_CHARS = 32 * 1024 * 1024
+_END_S = 10.0
+
+
+def check_folder(option: str, folder: str | os.PathLike[str]) -> str:
+    """Make a folder of this machine if it is not there, and return its absolute path.
+
+    Args:
+        option: of the launch that names it.
+
+    Raises:
+        ConfigError: if it is no path of this machine, or cannot be written to.
+    """
+    try:
+        path = os.fspath(folder)
+    except TypeError:
+        path = ""
+    if not path:
+        raise ConfigError(f"{option}={folder!r}: give the path of a folder")
+    found = urlsplit(path)
+    if found.scheme not in ("", "file") or found.netloc:
+        raise ConfigError(
+            f"{option}={path!r} is a URL, and lines are appended to files of the driver's machine: "
+            "give a path there, perhaps one at which that storage is mounted"
+        )
+    own = os.path.abspath(os.path.expanduser(found.path if found.scheme else path))
+    try:
+        os.makedirs(own, exist_ok=True)
+        with tempfile.TemporaryFile(dir=own, buffering=0) as probe:
+            probe.write(bytes(4096))
+    except OSError as error:
+        raise ConfigError(
+            f"{option}={path!r} cannot be written to on the driver's machine: {error.strerror}. "
+            f"Choose another folder, or leave {option} out"
+        ) from error
+    return own
+
+
+class LogFiles:
+    """The files of one cluster. The owner calls `close`.
+
+    Args:
+        folder: for `worker-0.log` and so on, and `worker-0.log.1` for what was before; it is made
+            when the first line comes.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._files: dict[str, _NodeFile] = {}
+        self._refused: Counter[str] = Counter()
+        """Lines, by node, that there was no room for since the last that waits."""
+        self._unwritten: Counter[str] = Counter()
+        """Lines that its file did not take and does not tell of yet; the thread's own."""
+        self._has_warned = False
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[str, int, Sequence[str]]] = deque()
+        self._waiting_chars = 0
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+
+    def add(self, node: str, lines: Sequence[str]) -> None:
+        """Keep these lines; returns at once."""
+        with self._changed:
+            if self._waiting_chars > _MAX_WAITING_CHARS:
+                self._refused[node] += len(lines)
+                return
+            self._waiting.append((node, self._refused.pop(node, 0), lines))
+            self._waiting_chars += sum(map(len, lines))
+            self._changed.notify()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="sparkdl-logs", daemon=True)
+                self._thread.start()
+
+    def tail(self, node: str, lines: int) -> tuple[str, ...]:
+        """Return the last lines of a node's file, of its last 256 KiB at most."""
+        try:
+            with open(self._path_of(node), "rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_NBYTES))
+                kept = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return ()
+        return tuple(kept[max(0, len(kept) - lines) :])
+
+    def close(self) -> None:
+        """Write what waits, for ten seconds at most."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(_END_S)
+            if self._thread.is_alive():
+                _log.warning("The disk of %s is slow: the last lines may be missing", self.folder)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._is_closed)
+                if not self._waiting:
+                    break
+                node, refused, lines = self._waiting.popleft()
+                self._waiting_chars -= sum(map(len, lines))
+            self._write(node, refused, lines)
+        for node, refused in (self._refused + self._unwritten).items():
+            self._write(node, refused - self._unwritten[node], ())
+
+    def _write(self, node: str, refused: int, lines: Sequence[str]) -> None:
+        missing = refused + self._unwritten.pop(node, 0)
+        note = (f"\nsparkdl: up to {missing} lines are missing here",) if missing else ()
+        try:
+            self._file_of(node).append("\n".join((*note, *lines)))
+        except OSError as error:
+            self._unwritten[node] = missing + len(lines)
+            if not self._has_warned:
+                self._has_warned = True
+                _log.warning(
+                    "What the nodes print cannot be kept in %s: %s. They are not harmed. Lines are "
+                    "kept again as soon as they can be, and the files tell how many are missing",
+                    self.folder,
+                    error,
+                )
+
+    def _file_of(self, node: str) -> _NodeFile:
+        if node not in self._files:
+            os.makedirs(self.folder, exist_ok=True)
+            self._files[node] = _NodeFile(
+                self._path_of(node),
+                maxBytes=MAX_FILE_NBYTES,
+                backupCount=OLD_FILES,
+                encoding="utf-8",
+                errors="replace",
+                delay=True,
+            )
+        return self._files[node]
+
+    def _path_of(self, node: str) -> str:
+        return os.path.join(self.folder, f"{node.replace(':', '-')}.log")
+
+
+class _NodeFile(RotatingFileHandler):
+    """Is open only while it is written to: there may be more nodes than descriptors."""
+
+    def append(self, text: str) -> None:
+        try:
+            self.emit(logging.makeLogRecord({"msg": text}))
+        except OSError:
+            with suppress(OSError):  # it flushes again
+                self.close()
+            raise
+        self.close()
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging calls it so)
+        raise

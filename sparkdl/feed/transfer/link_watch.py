@@ -1,0 +1,111 @@
+"""Tells the driver which nodes' hosts do not answer this one, while a feeder waits for them.
+
+Runs in: feeder
+
+TCP goes on for many minutes when a link is cut without a word, and the feeder's thread may stand in
+a call that long. So a thread of its own asks the host of each node that owes an answer for a
+connection. Only silence counts. The host of a node that is busy, paused or gone says something: its
+kernel accepts the connection or refuses it.
+
+    0 cut ── LATE_S first look ── host_timeout_s of silence: the driver is told, each second
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from types import TracebackType
+
+from sparkdl.control.cause import report_cut
+from sparkdl.core.settings import Environment
+from sparkdl.feed.transfer.messages import FeedSpec, Target, knock
+
+_log = logging.getLogger(__name__)
+
+LATE_S = 2.0
+"""Nodes that have owed an answer for so long are looked at."""
+_LOOK_S = 1.0
+_MIN_LOOKS = 4
+"""In a row, for this process may have stood still itself."""
+_END_S = 1.0
+
+
+@dataclass(frozen=True)
+class Silence:
+    """For how long a host has said nothing: so many looks, the first of which began at `since_s`.
+
+    Pure.
+    """
+
+    since_s: float
+    looks: int = 0
+
+    def lasts(self, now_s: float, limit_s: float) -> bool:
+        """Whether it is long enough for the driver to decide."""
+        return self.looks >= _MIN_LOOKS and now_s - self.since_s >= limit_s
+
+
+class LinkWatch:
+    """Watches a feeder's links until the `with` block ends.
+
+    Args:
+        awaited: returns the nodes that owe the feeder an answer; called in the watch's thread.
+    """
+
+    def __init__(self, spec: FeedSpec, awaited: Callable[[], Iterable[Target]]) -> None:
+        self._spec = spec
+        self._awaited = awaited
+        self._silences: dict[str, Silence] = {}
+        self._own_host = Environment.read().node_host
+        self._has_ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="sparkdl-links", daemon=True)
+
+    def __enter__(self) -> LinkWatch:
+        if self._spec.coordinator and self._spec.host_timeout_s:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._has_ended.set()
+        if self._thread.ident is not None:
+            self._thread.join(_END_S)  # it may be in a look, and ends after that
+
+    def _watch(self) -> None:
+        looked_s = time.monotonic()
+        while not self._has_ended.wait(max(0.0, looked_s + _LOOK_S - time.monotonic())):
+            looked_s = time.monotonic()
+            hosts = {target.host: target for target in self._awaited()}
+            self._silences = {h: s for h, s in self._silences.items() if h in hosts}
+            for target in hosts.values():
+                self._look(target)
+
+    def _look(self, target: Target) -> None:
+        began_s = time.monotonic()
+        if knock(target) != "silent":
+            self._silences.pop(target.host, None)
+            return
+        before = self._silences.get(target.host, Silence(began_s))
+        silence = self._silences[target.host] = replace(before, looks=before.looks + 1)
+        limit_s = self._spec.host_timeout_s
+        if not silence.lasts(time.monotonic(), limit_s) or self._has_ended.is_set():
+            return
+        if not before.lasts(began_s, limit_s):
+            _log.warning(
+                "%s at %s has not answered for %.0f s; its rows are held for the driver's decision",
+                *(target.name, target.host, time.monotonic() - silence.since_s),
+            )
+        spec = self._spec
+        with suppress(OSError):  # this host itself is cut off, perhaps
+            report_cut(
+                *(spec.coordinator, spec.token, spec.trust),
+                *(spec.generation, target.node_id, self._own_host),
+            )

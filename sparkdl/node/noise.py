@@ -1,0 +1,51 @@
+"""Lines that TensorFlow prints at every start and that tell nobody anything.
+
+Runs in: agent
+
+They stay in the node's log. They are kept out of what the driver shows, unless somebody who sets
+`TF_CPP_MIN_LOG_LEVEL=0` or a level of `VLOG` for the nodes asks for them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+
+_NOISE = re.compile(
+    "|".join(
+        (
+            # The libraries' C++ at INFO, by the form of its lines: before absl's logging is
+            # initialized, which Python never does, they have no date; those of TensorFlow have one.
+            r"^I0000 00:00:\d+\.\d+ +\d+ [\w.]+:\d+\] ",
+            r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: I (tensorflow|external)/\S+:\d+\] ",
+            r"^WARNING: All log messages before absl::InitializeLog\(\) is called",
+            r"^To enable the following instructions: .* rebuild TensorFlow",
+            r"^/job:\w+/replica:\d+/task:\d+$",  # a further line of "Example stragglers:"
+            # These are warnings and errors by their letter alone: two libraries that TensorFlow
+            # consists of register the same, https://github.com/tensorflow/tensorflow/issues/62075
+            r"\] Unable to register cu\w+ factory: Attempting to register factory for plugin",
+            r"\] computation placer already registered",
+            r"\] TF-TRT Warning: Could not find TensorRT",
+        )
+    )
+)
+_ASKS = ("TF_CPP_MAX_VLOG_LEVEL", "TF_CPP_VMODULE")
+
+
+def noise_in(lines: Sequence[str], environment: Mapping[str, str] = os.environ) -> tuple[int, ...]:
+    """Return the places of the lines that nobody wants to see.
+
+    Args:
+        environment: of the node.
+    """
+    if environment.get("TF_CPP_MIN_LOG_LEVEL") == "0" or any(it in environment for it in _ASKS):
+        return ()
+    return tuple(place for place, line in enumerate(lines) if _NOISE.search(line))
+
+
+def without_noise(lines: Sequence[str], last: int) -> tuple[str, ...]:
+    """Return so many of the other lines, the last ones."""
+    noise = {*noise_in(lines)}
+    others = [line for place, line in enumerate(lines) if place not in noise]
+    return tuple(others[max(0, len(others) - last) :])
