@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, is_hypothesis_test, settings
+from hypothesis import HealthCheck, Phase, is_hypothesis_test, settings
 
 from tests.doubles import sessions
-from tests.doubles.leaks import RUN_VARIABLE, Police
+from tests.doubles.leaks import DEADLINE_S, RUN_VARIABLE, Police
 from tests.doubles.sessions import SparkSessions
 
 if TYPE_CHECKING:
@@ -32,10 +32,17 @@ _SLOW = ("spark", "tensorflow", "torch", "jax")
 _LAST = 100
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Of every JVM of the tests: they live too shortly to win back what optimising them costs."""
+_CLASSES = _ROOT / "build" / "spark.jsa"
+"""With which they start faster: `make test` writes it, see tests/doubles/classes.py."""
 
-# Machines are slow at times: an example may take as long as its test.
+# Machines are slow at times: an example may take as long as its test. What explains a failure
+# traces each line, so that the test's time limit would end before it is told.
 settings.register_profile(
-    "quick", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    "quick",
+    max_examples=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=set(Phase) - {Phase.explain},
 )
 settings.register_profile("deep", settings.get_profile("quick"), max_examples=1000)
 
@@ -46,6 +53,11 @@ _SPARK_FIXTURES = {
     "spark_standalone": sessions.STANDALONE,
     "spark_session_on": None,  # any master, named by the test
 }
+_LARGEST = (
+    *("spark_local", "spark_local-ml", "spark_cluster", "spark_cluster_one_slot"),
+    *("spark_standalone", "spark_session_on"),
+)
+"""Groups of tests that take longest, see `_group`: no worker may come to one of them last."""
 
 
 # which tests run, and in what order
@@ -87,8 +99,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=missing[name]))
         item.add_marker(pytest.mark.xdist_group(_group(item)))
     items.sort(key=_turn)
-    if "PYTEST_XDIST_WORKER" in os.environ:  # the largest group first, while others do the rest
-        items.sort(key=lambda item: _spark_fixture(item) is None)
+    if "PYTEST_XDIST_WORKER" in os.environ:  # the largest groups first, while others do the rest
+        items.sort(key=_size)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -118,11 +130,21 @@ def _choose(config: pytest.Config, items: list[pytest.Item], *, is_deep: bool) -
 def _group(item: pytest.Item) -> str:
     """Return which tests run on the same worker of pytest-xdist, which takes a group as a whole.
 
-    They are a file's tests of one turn; or all tests of Spark, since each worker that had some of
-    these would start JVMs of its own.
+    They are a file's tests of one turn; or those that share a Spark session, since each worker that
+    had some of these would start JVMs of its own. The session that most tests want is started
+    twice: its tests would take longer than all others together.
     """
-    is_spark = _spark_fixture(item) is not None
-    return "spark" if is_spark else f"{_turn(item):03}-{item.path.name}"
+    fixture = _spark_fixture(item)
+    if fixture is None:
+        return f"{_turn(item):03}-{item.path.name}"
+    is_second = fixture == "spark_local" and _ROOT / "tests" / "ml" in item.path.parents
+    return f"{fixture}-ml" if is_second else fixture
+
+
+def _size(item: pytest.Item) -> int:
+    """Return the place of the item's group in the order from the largest to the smallest."""
+    group = _group(item)
+    return _LARGEST.index(group) if group in _LARGEST else len(_LARGEST)
 
 
 def _turn(item: pytest.Item) -> int:
@@ -160,6 +182,12 @@ def _missing() -> dict[str, str]:
 # the run: a folder and an environment of its own
 
 
+def _java_options() -> str:
+    if not _CLASSES.exists() or " " in str(_CLASSES):  # which separates options
+        return _JAVA_OPTIONS
+    return f"{_JAVA_OPTIONS} -XX:SharedArchiveFile={_CLASSES} -Xlog:cds*=off"
+
+
 @pytest.fixture(scope="session")
 def run_name(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Set this run's environment: its mark, a temporary folder, `tests` importable by children."""
@@ -169,8 +197,10 @@ def run_name(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(RUN_VARIABLE, name)
         patch.setenv("TMPDIR", folder)
-        patch.setenv("JAVA_TOOL_OPTIONS", _JAVA_OPTIONS)
+        patch.setenv("JAVA_TOOL_OPTIONS", _java_options())
         patch.setenv("CUDA_VISIBLE_DEVICES", "")  # tests marked gpu unset it
+        patch.setenv("SPARKDL_KEEP_WARM_S", "0")  # a notebook's or a search's agents would be left
+        patch.setenv("SPARKDL_DASHBOARD", "0")  # tests of it ask for it
         patch.setattr(tempfile, "tempdir", folder)
         path = os.environ.get("PYTHONPATH")
         patch.setenv("PYTHONPATH", f"{_ROOT}{os.pathsep}{path}" if path else str(_ROOT))
@@ -183,7 +213,7 @@ def run_name(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_outlives_the_run(run_name: str) -> Iterator[None]:
-    yield from _watch(Police(run_name, deadline_s=15.0))
+    yield from _watch(Police(run_name, deadline_s=3 * DEADLINE_S))
 
 
 @pytest.fixture(autouse=True)

@@ -66,18 +66,19 @@ def _module(package: Any) -> Any:
     return Line()
 
 
-def train(folder: str, ctx: NodeContext) -> dict[str, Any]:
-    """Fit on the feeds, failing in the middle of the second epoch, and of the third."""
+def train(failures: tuple[int, ...], ctx: NodeContext) -> dict[str, Any]:
+    """Fit on the feeds, failing at these steps: one in each generation but the last."""
     import lightning.pytorch as pl
     import torch
 
     torch.set_num_threads(1)
     model = _module(pl)
-    model.fail_at = (BATCHES + 2, 2 * BATCHES + 1, None)[ctx.generation]
+    model.fail_at = (*failures, None)[ctx.generation]
     data = sparkdl.lightning.FeedDataModule(
         BATCH, x="x", y="y", validation="validation", rows=NODES * BATCH * BATCHES
     )
-    when: dict[str, Any] = {"every_steps": 3} if ctx.generation else {"every_epochs": 1}
+    is_first_of_two = ctx.generation < len(failures) - 1
+    when: dict[str, Any] = {"every_epochs": 1} if is_first_of_two else {"every_steps": 3}
     checkpoint = sparkdl.lightning.Checkpoint(**when)
     print(f"goes on with {checkpoint.path.parent.name[:15] if checkpoint.path else None}")
     trainer = pl.Trainer(
@@ -116,20 +117,32 @@ def _undisturbed() -> list[Any]:
     return [p.detach().numpy() for p in net.parameters()]
 
 
-def test_trainer_is_fed_and_goes_on_after_a_failure(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("failures", "resumed", "validations"),
+    [
+        ((2 * BATCHES + 1,), ["None", "0009"], 2),
+        pytest.param(
+            (BATCHES + 2, 2 * BATCHES + 1), ["None", "0005", "0009"], 1, marks=pytest.mark.deep
+        ),
+    ],
+)
+def test_trainer_is_fed_and_goes_on_after_a_failure(
+    failures: tuple[int, ...], resumed: list[str], validations: int, tmp_path: Path
+) -> None:
     rows = [{"x": [0.3, 1.0], "y": 1.0}] * (NODES * BATCH * BATCHES)
     lines = Lines()
-    options: dict[str, Any] = {"framework": "torch", "max_restarts": 2, "on_log": lines}
-    with launch(train, "", NODES, checkpoint_dir=str(tmp_path), **options) as cluster:
+    options: dict[str, Any] = {"framework": "torch", "max_restarts": 2, "spare": False}
+    options["on_log"] = lines
+    with launch(train, failures, NODES, checkpoint_dir=str(tmp_path), **options) as cluster:
         validation = cluster.feed_async(rows[:16], epochs=EPOCHS, name="validation")
         report = cluster.feed(rows, epochs=EPOCHS, timeout_s=_SOON_S)
         validation.result(_SOON_S)
         results = cluster.results(_SOON_S)
     assert report.rows_unused == 0
     begun = [text for text in lines.of("worker:0") if text.startswith("goes on")]
-    assert [text[-4:] for text in begun] == ["None", "0005", "0009"]
+    assert [text[-4:] for text in begun] == resumed
     for found in results:
-        assert len(found["losses"]) == 1 * 16 // (NODES * BATCH)
+        assert len(found["losses"]) == validations * 16 // (NODES * BATCH)
         assert found["per_epoch"] == BATCHES
         assert found["steps"] == list(range(9, EPOCHS * BATCHES))
         assert found["epochs"] == EPOCHS
@@ -196,6 +209,7 @@ def _loop(fabric: Any, net: Any) -> list[Any]:
     return [p.detach().numpy() for p in whole]
 
 
+@pytest.mark.deep  # the trainer that goes on after a failure is the one that stays
 def test_every_strategy_trains_as_one_process_does_and_wrong_numbers_are_refused() -> None:
     lines = Lines()
     rows = [{"x": [0.3, 1.0], "y": 1.0}] * (NODES * BATCH * BATCHES)

@@ -145,7 +145,7 @@ if __name__ == "__main__":
 def test_local_mode_runs_functions_and_programs_without_spark(tmp_path: Path) -> None:
     heard: list[str] = []
     places = sparkdl.TorchDistributor(
-        2, use_gpu=False, max_restarts=1, checkpoint_dir=str(tmp_path / "kept"),
+        2, use_gpu=False, max_restarts=1, spare=False, checkpoint_dir=str(tmp_path / "kept"),
         on_log=lambda line: heard.append(line.text),
     )  # fmt: skip
     with places.start(fail_once, str(tmp_path)) as cluster:
@@ -210,10 +210,16 @@ def test_rows_of_a_dataframe_are_shared_however_it_is_partitioned(
     found = distributor._train_on_dataframe(loaded, frame, samples=3)
     assert sorted(found[:2]) == [[[[1.0, 2.0]], [7]], [[[3.0, 0.0]], [8]]]
     assert found[2] == found[0]  # pyspark's loader begins again at the first row
-    with pytest.raises(NodeFailedError, match=r"rank \d of 1 has no rows"):
-        distributor._train_on_dataframe(loaded, frame.limit(0), 1)
     with pytest.raises(ConfigError, match="needs local_mode=False"):
         sparkdl.TorchDistributor(use_gpu=False)._train_on_dataframe(loaded, frame, 1)
+
+
+@pytest.mark.deep
+def test_rank_without_rows_is_an_error(spark_cluster: SparkSession) -> None:
+    frame = spark_cluster.createDataFrame([([1.0], 7)], "features array<double>, label int")
+    distributor = sparkdl.TorchDistributor(1, local_mode=False, use_gpu=False)
+    with pytest.raises(NodeFailedError, match=r"rank \d of 1 has no rows"):
+        distributor._train_on_dataframe(loaded, frame.limit(0), 1)
 
 
 def test_machine_without_gpus_is_a_runtime_error(spark_cluster: SparkSession) -> None:

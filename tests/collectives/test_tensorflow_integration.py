@@ -78,6 +78,7 @@ def exchange_and_lose_one(folder: Path, ctx: NodeContext) -> None:
     ctx.barrier()
 
 
+@pytest.mark.deep  # test_group_integration.py has it by gloo
 def test_members_have_what_numpy_computes_and_waiting_for_one_ends_in_time(tmp_path: Path) -> None:
     """TensorFlow 2.21 itself sometimes aborts where it gives a collective up."""
     arrays = [array(rank) for rank in range(SIZE)]

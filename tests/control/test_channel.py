@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from sparkdl.control.channel import (
     Beat,
+    CheckImports,
     Checkpointed,
     Commit,
     Committed,
@@ -25,6 +26,7 @@ from sparkdl.control.channel import (
     Gathered,
     Given,
     Imported,
+    ImportsChecked,
     Local,
     Raised,
     ReadFailed,
@@ -83,6 +85,8 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     Beat: st.just(Beat()),
     Imported: st.just(Imported()),
     Running: st.just(Running()),
+    CheckImports: st.just(CheckImports()),
+    ImportsChecked: st.builds(ImportsChecked, TEXT),
     Consumed: st.builds(Consumed, TEXT, INT, INT, INT, INT, INT, INT, INT, INT),
     Release: st.builds(Release, TEXT, st.lists(INT, max_size=3).map(tuple)),
     Terminated: st.builds(Terminated, TEXT),

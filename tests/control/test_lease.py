@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import pytest
 
-from sparkdl.control.lease import agent_keep_alive, driver_keep_alive
+from sparkdl.control.lease import (
+    SILENT_LOOKS,
+    agent_keep_alive,
+    driver_keep_alive,
+    driver_patience_s,
+    look_s,
+)
 
 LEASES_S = [0.5, 2.0, 20.0, 600.0]
 
 
+@pytest.mark.parametrize("nodes", [1, 10_000])
 @pytest.mark.parametrize("lease_s", LEASES_S)
-def test_agent_has_ended_its_child_before_the_driver_gives_its_seat_away(lease_s: float) -> None:
+def test_agent_has_ended_its_child_before_the_driver_gives_its_seat_away(
+    lease_s: float, nodes: int
+) -> None:
     # The pings of either may have been answered just before the silence began, or just after.
-    agent, driver = agent_keep_alive(lease_s), driver_keep_alive(lease_s)
+    agent, driver = agent_keep_alive(lease_s, nodes), driver_keep_alive(lease_s, nodes)
     assert agent.longest_s + lease_s / 4 <= driver.ping_timeout
+    assert agent.longest_s + agent.ping_interval < driver_patience_s(lease_s, nodes)
+    assert look_s(lease_s, nodes) * SILENT_LOOKS <= agent.longest_s
+
+
+def test_thousands_of_agents_ping_more_seldom() -> None:
+    assert [agent_keep_alive(20.0, n).ping_interval for n in (1, 2500, 10_000)] == [5.0, 5.0, 20.0]
 
 
 @pytest.mark.parametrize("lease_s", LEASES_S)

@@ -39,11 +39,13 @@ from sparkdl.control.messages import (
     Gather,
     Granted,
     Hello,
+    Kept,
     LastLines,
     LogLines,
     LogTail,
     NewRound,
     NodeActive,
+    NodeLoad,
     Offer,
     PassOn,
     ReadShare,
@@ -137,12 +139,14 @@ FROM_AGENT: dict[type, st.SearchStrategy[Any]] = {
     LogTail: st.builds(LogTail, INT, LINES),
     Stacks: st.builds(Stacks, INT, TEXT),
     NodeActive: st.builds(NodeActive, INT, INT, st.dictionaries(TEXT, TIME, max_size=2), INT, INT),
+    NodeLoad: st.builds(NodeLoad, TIME, INT, INT, INT, TIME, INT),
     BoardStarted: st.builds(BoardStarted, INT, INT, TEXT, st.booleans()),
     CheckpointPart: st.builds(
         CheckpointPart, INT, INT, st.dictionaries(TEXT, EPOCH_ROWS, max_size=2)
     ),
     CheckpointDone: st.builds(CheckpointDone, INT, INT, TEXT),
     Gather: st.builds(Gather, INT, INT, st.binary(max_size=40)),
+    Kept: st.just(Kept()),
 }
 TO_AGENT: dict[type, st.SearchStrategy[Any]] = {
     Begin: st.builds(Begin, worlds(), RESUMES),

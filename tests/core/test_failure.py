@@ -21,6 +21,7 @@ def failure(kind: FailureKind, message: str = "", **fields: object) -> Failure:
         (failure("signal", "Odd", signal_number=99), "was killed by signal 99. Odd"),
         (failure("oom", signal_number=9), "was killed for lack of memory."),
         (failure("lost", "its connection closed"), "was lost: its connection closed"),
+        (failure("unreachable", "cannot be reached"), "cannot be reached"),
         (failure("port", "in use"), "failed: in use"),
         (failure("setup", "no module named tensorflow"), "failed: no module named tensorflow"),
     ],

@@ -113,4 +113,4 @@ def test_nothing_is_called_after_a_cancel(
 
 
 def test_many_nodes_report_more_seldom_so_that_the_driver_hears_as_often() -> None:
-    assert [period_s(0.1, nodes) for nodes in (1, 100, 1000, 10_000)] == [0.1, 0.1, 1.0, 10.0]
+    assert [period_s(0.1, nodes) for nodes in (1, 30, 1500, 9000)] == [0.1, 0.1, 5.0, 30.0]

@@ -366,6 +366,8 @@ class Proxy:
     def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 16):
+                if self._is_stalled.is_set():
+                    self._is_cut.wait()
                 if self._records:
                     self.passed += data
                 sink.sendall(data)

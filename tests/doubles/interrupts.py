@@ -140,7 +140,7 @@ class PlayedNodes:
     def relaunch(self, nodes: Sequence[NodeSpec]) -> None:
         """Bring nobody."""
 
-    def leave_host(self, host: str) -> None:
+    def leave_host(self, host: str, is_there: bool) -> None:
         """Do nothing: there are no hosts."""
 
     def forget_task(self, node: NodeSpec) -> None:
@@ -152,6 +152,9 @@ class PlayedNodes:
     def thread(self, run: Callable[[], None], name: str) -> threading.Thread:
         """Return a daemon thread."""
         return threading.Thread(target=run, name=name, daemon=True)
+
+    def is_there(self) -> bool:
+        return True
 
     def cancel_feeds(self, feed: str | None = None) -> None:
         """Have the nodes go: the end has come."""

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -190,6 +191,33 @@ def _start_callbacks(session: SparkSession) -> None:
     context: Any = session.sparkContext
     gateway: Any = java_gateway
     gateway.ensure_callback_server_started(context._gateway)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as Spark's UI shows it, and its REST API: both read the same store."""
+
+    number: int
+    description: str
+    group: str
+    tags: frozenset[str]
+    failed_tasks: int
+
+
+def jobs_of(spark: SparkSession) -> list[Job]:
+    """Return all jobs of the application, the latest first."""
+    context: Any = spark.sparkContext
+    found = context._jsc.sc().statusStore().jobsList(None)
+    return [
+        Job(
+            job.jobId(),
+            job.description().get() if job.description().isDefined() else "",
+            job.jobGroup().get() if job.jobGroup().isDefined() else "",
+            frozenset(job.jobTags().mkString(",").split(",")),
+            job.numFailedTasks(),
+        )
+        for job in (found.apply(i) for i in range(found.size()))
+    ]
 
 
 def is_java_there() -> bool:

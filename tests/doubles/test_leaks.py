@@ -130,12 +130,11 @@ def test_anonymous_memory_is_caught(police: Police, cleanup: ExitStack) -> None:
     assert "memfd:sparkdl-segment" in leak
 
 
-@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="Linux only")
-def test_shared_memory_is_caught(police: Police, cleanup: ExitStack) -> None:
-    path = Path(f"/dev/shm/sparkdl-test-{os.getpid()}")
+def test_shared_memory_is_caught(run_name: str, tmp_path: Path) -> None:
+    police = Police(run_name, deadline_s=0.2, shared_memory=tmp_path)
+    path = tmp_path / "sparkdl-test"
     path.touch()
-    cleanup.callback(path.unlink)
-    assert f"shared memory: {path}" in police.leaks()
+    assert police.leaks() == [f"shared memory: {path}"]
 
 
 def test_temporary_folder_is_caught(police: Police, cleanup: ExitStack) -> None:
@@ -159,7 +158,10 @@ def test_environment_variable_is_caught_and_restored(
     assert police.leaks() == []
 
 
-def test_a_test_that_leaks_fails(pytester: pytest.Pytester) -> None:
+def test_a_test_that_leaks_fails(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEAK_DEADLINE_S", "0.2")
     conftest = (ROOT / "tests" / "conftest.py").read_text()
     pytester.makeconftest(conftest)
     pytester.makepyfile(

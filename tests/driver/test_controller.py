@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from sparkdl.control.auth import bearer
+from sparkdl.control.cause import report_cut
 from sparkdl.control.client import CoordinatorClient
 from sparkdl.control.messages import (
     Begin,
@@ -54,10 +55,11 @@ from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, World, build_world
-from sparkdl.driver.controller import Controller, LogLine, View
+from sparkdl.driver.controller import Controller, View
+from sparkdl.driver.lifecycle import cut_links, transitions
 from sparkdl.driver.lifecycle import state as states
-from sparkdl.driver.lifecycle import transitions
 from sparkdl.driver.lifecycle.state import failure_of
+from sparkdl.driver.logs import LogLine, NodeLogs
 
 HOST, TOKEN = "127.0.0.1", "the-token"
 SOON_S = 20.0
@@ -145,9 +147,10 @@ def playing(
     num_nodes: int = 2,
     settings: Settings | None = None,
     on_log: Callable[[LogLine], None] | None = None,
+    leave_host: Callable[[str, bool], None] = lambda host, is_there: None,
 ) -> Iterator[Play]:
     spec = ClusterSpec("test", plan_nodes(num_nodes), settings=settings or Settings())
-    play = Play(Controller(spec, TOKEN, on_log))
+    play = Play(Controller(spec, TOKEN, NodeLogs(on_log), leave_host=leave_host))
     try:
         play.url = play.controller.start(HOST, (0,)).url
         yield play
@@ -159,6 +162,7 @@ def playing(
 @pytest.fixture(autouse=True)
 def _one_failure_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transitions, "SETTLE_S", 0.0)
+    monkeypatch.setattr(cut_links, "_SETTLE_SHARE", 0.0)
 
 
 @pytest.fixture
@@ -308,14 +312,28 @@ def test_who_comes_late_is_sent_away(play: Play) -> None:
 def test_an_event_out_of_place_is_logged_and_changes_nothing(
     play: Play, caplog: pytest.LogCaptureFixture
 ) -> None:
-    agents = play.world()
-    before = play.controller.look(lambda view: view.state)
+    play.controller.submit(states.StopAsked(0.0, 0.0))
+    before = play.until_is(states.Stopped)
     with caplog.at_level(logging.ERROR):
         play.controller.submit(states.DeadlinePassed())
-        agents[0].say(ChildReturned(0, b""))
-        play.until(lambda view: view.state is not before)
-    assert "DeadlinePassed in Running" in caplog.text
-    assert isinstance(play.controller.look(lambda view: view.state), states.Running)
+        late = play.agent(0)
+        assert late.hears() == Stop(0.0)
+    assert "DeadlinePassed in Stopped" in caplog.text
+    assert play.controller.look(lambda view: view.state) == before
+
+
+def test_host_that_a_feeder_does_not_reach_is_left_though_its_agent_answers() -> None:
+    left: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
+    with playing(leave_host=lambda *host: left.put(host)) as play:
+        agents = play.world()
+        assert report_cut(play.url, TOKEN, None, 0, 1, "host-0") == ""
+        assert left.get(timeout=SOON_S) == ("host-1", True)
+        assert agents[1].hears() == Stop(0.0)
+        failed = play.until_is(states.Failed)
+        error = failure_of(failed)
+        assert isinstance(error, NodeLostError)
+        assert "on host-1 cannot be reached from host-0, though the driver reaches" in str(error)
+        assert str(error) in str(report_cut(play.url, TOKEN, None, 0, 1, "host-0"))
 
 
 # The stop.
@@ -440,7 +458,7 @@ def test_lines_of_the_children_are_handed_on_with_the_nodes_name() -> None:
         agents[1].say(LogLines(("a", "b")))
         assert lines.get(timeout=SOON_S) == LogLine("worker:1", "a")
         assert lines.get(timeout=SOON_S) == LogLine("worker:1", "b")
-        agents[0].say(LogLines(("c",)))
+        agents[0].say(LogLines(("noise", "c"), noise=(0,)))
         assert lines.get(timeout=SOON_S) == LogLine("worker:0", "c")
 
 

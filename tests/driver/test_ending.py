@@ -19,6 +19,7 @@ from sparkdl.core.errors import LaunchError, ResultError
 from sparkdl.core.settings import Environment, Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
 from sparkdl.driver.ending import Ending, ends_if_interrupted, is_interrupt
+from sparkdl.driver.logs import NodeLogs
 from sparkdl.driver.threads import Changed, run_aside
 from tests.doubles.interrupts import Interrupts, PlayedNodes
 
@@ -47,7 +48,7 @@ def start(mode: InputMode = InputMode.TENSORFLOW) -> sparkdl.Cluster:
         "played", plan_nodes(2), "plain", mode, settings=Settings(hang_timeout_s=None)
     )
     cluster: sparkdl.Cluster = launching._start(
-        spec, PlayedNodes(), Environment(), b"", print, False
+        spec, PlayedNodes(), Environment(), b"", NodeLogs(print), False
     )
     return cluster
 

@@ -32,6 +32,7 @@ from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.lifecycle.roster import Roster
 from sparkdl.driver.lifecycle.state import Failed, Finished, Running, Stopped, Stopping
 from sparkdl.driver.show import FeedBar, as_html, node_state, print_beside
+from tests.doubles.screen import on_screen
 
 SPEC = ClusterSpec("c0ffee", plan_nodes(3, 1), framework="plain")
 WORLD = build_world(0, {node: Address("10.0.0.1", 1, "") for node in SPEC.nodes})
@@ -116,14 +117,8 @@ class Terminal:
                 return data.decode()
 
     def lines(self) -> list[str]:
-        """Return what stands on it: each carriage return begins the line anew."""
-        lines = []
-        for line in self.shown().replace("\r\n", "\n").split("\n"):
-            seen = ""
-            for part in line.split("\r"):
-                seen = part + seen[len(part) :]
-            lines.append(seen.rstrip())
-        return lines
+        """Return what stands on it."""
+        return on_screen(self.shown())
 
 
 @contextmanager

@@ -86,7 +86,7 @@ ALL = (
     Example("segmentation/single.py", "tensorflow", "over union > 0.6", "--images=1000"),
     Example("segmentation/distributed.py", "tensorflow", "over union > 0.6", "--images=1000"),
     Example("segmentation/spark.py", "tensorflow", "over union > 0.6", "--images=1000"),
-    Example("own_data/train.py", "tensorflow", "test accuracy > 0.8", small="--nodes=1 --epochs=8"),
+    Example("own_data/train.py", "tensorflow", "test accuracy > 0.8"),
     TRAINS_FROM_RECORDS,
     Example(
         "tfrecords/inference.py",
@@ -117,7 +117,6 @@ ALL = (
         "tensorflow",
         "goes on at step = 120",
         "--die-at=130",
-        small="--die-at=130",
         leaves={f"out/checkpoints/*-{step:010}*": 1 for step in (120, 300, 320)},
     ),
     Example("jobs/digits.py", "torch", "test accuracy > 0.9"),
@@ -127,13 +126,7 @@ ALL = (
     Example("pytorch/sharded.py", "torch", "FSDP2: accuracy > 0.9", "--fail-at=50"),
     Example("pytorch/parameter_server.py", "torch", "parameter server: accuracy > 0.9"),
     Example("lightning/train.py", "torch", "validation accuracy > 0.8", library="lightning"),
-    Example(
-        "horovod/torch_digits.py",
-        "torch",
-        "test accuracy > 0.8",
-        "--fp16-allreduce",
-        small="--fp16-allreduce --epochs=3",
-    ),
+    Example("horovod/torch_digits.py", "torch", "test accuracy > 0.8", "--fp16-allreduce"),
     Example(
         "horovod/keras_digits.py",
         "tensorflow",

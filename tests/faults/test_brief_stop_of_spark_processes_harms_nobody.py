@@ -6,6 +6,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 import sparkdl
 from sparkdl.core.deadline import Deadline
 from tests.doubles.ledger import Plan, lost_and_doubled, slowly, train
@@ -20,6 +22,7 @@ STOP_S = 0.5
 BACK_S = 90.0
 
 
+@pytest.mark.deep  # nodes and agents that stop are in the default run
 def test_brief_stop_of_spark_processes_harms_nobody(
     spark_standalone: SparkSession, tmp_path: Path
 ) -> None:

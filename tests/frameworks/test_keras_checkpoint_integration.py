@@ -71,7 +71,11 @@ def fed(library: str, ctx: NodeContext) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("library", "nodes"),
-    [("keras", 2), pytest.param("tf_keras", 1, marks=pytest.mark.deep)],
+    [
+        ("keras", 1),
+        pytest.param("keras", 2, marks=pytest.mark.deep),
+        pytest.param("tf_keras", 1, marks=pytest.mark.deep),
+    ],
 )
 def test_interrupted_training_on_a_feed_equals_an_undisturbed_one(
     library: str, nodes: int, tmp_path: Path
@@ -85,6 +89,7 @@ def test_interrupted_training_on_a_feed_equals_an_undisturbed_one(
         framework="tensorflow",
         checkpoint_dir=str(tmp_path),
         max_restarts=1,
+        spare=False,
     ) as cluster:
         report = cluster.feed(rows_of(nodes), epochs=EPOCHS, timeout_s=_SOON_S)
         cluster.feed(rows_of(nodes), epochs=EPOCHS, name="again", timeout_s=_SOON_S)

@@ -91,16 +91,16 @@ def test_workers_end_with_the_same_weights_and_losses(trained: Results, case: st
 def test_two_workers_train_as_one_process_with_the_global_batch(
     trained: Results, case: str
 ) -> None:
-    for result in trained:
-        found = result[case]
-        assert found["weights"] == pytest.approx(found["expected_weights"], abs=_NOISE)
+    chief, worker = (result[case] for result in trained)
+    for found in (chief, worker):
+        assert found["weights"] == pytest.approx(chief["expected_weights"], abs=_NOISE)
 
 
 def test_metrics_and_validation_are_those_of_all_rows(trained: Results) -> None:
-    for result in trained:
-        found = result["arrays"]
+    chief, worker = (result["arrays"] for result in trained)
+    for found in (chief, worker):
         assert set(found["history"]) >= {"loss", "AUC", "val_loss", "val_accuracy", "val_AUC"}
-        for name, values in found["expected_history"].items():
+        for name, values in chief["expected_history"].items():
             assert found["history"][name] == pytest.approx(values, abs=_NOISE), name
 
 
@@ -185,6 +185,7 @@ def test_stock_keras_fails_with_two_workers(programs: dict[str, Results]) -> Non
     assert all("PerReplica" in str(result["error"]) for result in programs["keras_stock"])
 
 
+@pytest.mark.deep
 @pytest.mark.skipif(not find_spec("tf_keras"), reason="tf_keras is not installed")
 def test_tf_keras_trains_on_two_workers(pair: Lab, tmp_path: Path) -> None:
     pair.begin(program, ("tf_keras_trains", tmp_path))
@@ -353,7 +354,7 @@ def beyond(library: str, ctx: NodeContext) -> dict[str, Any]:
     return {**found, "refused": refused}
 
 
-@pytest.mark.parametrize("library", ["keras", "tf_keras"])
+@pytest.mark.parametrize("library", ["keras", pytest.param("tf_keras", marks=pytest.mark.deep)])
 def test_epochs_that_are_not_fed_are_not_trained_nor_evaluated(single: Lab, library: str) -> None:
     if not find_spec(library):
         pytest.skip(f"{library} is not installed")

@@ -141,10 +141,14 @@ def train_sharded(until: int, ctx: NodeContext) -> dict[str, Any]:
 def test_sharded_training_goes_on_after_a_failure_and_on_another_number_of_nodes(
     tmp_path: Path,
 ) -> None:
-    options: dict[str, Any] = {"framework": "torch", "input_mode": "own", "max_restarts": 1}
+    options: dict[str, Any] = {"framework": "torch", "input_mode": "own", "spare": False}
     for until, nodes, resumed in ((6, 2, 4), (10, 1, 6)):
         with launch(
-            train_sharded, until, nodes, checkpoint_dir=str(tmp_path), **options
+            train_sharded,
+            *(until, nodes),
+            checkpoint_dir=str(tmp_path),
+            max_restarts=nodes - 1,
+            **options,
         ) as cluster:
             results = cluster.results(_SOON_S)
         for found in results:

@@ -28,8 +28,22 @@ def total(base: int) -> tuple[int, float]:
     return hvd.rank(), float(hvd.allreduce(torch.tensor(float(base + hvd.rank())), op=hvd.Sum))
 
 
-@pytest.mark.torch
+def place(base: int) -> tuple[int, int]:
+    from sparkdl.node.context import current
+
+    ctx = current()
+    assert ctx is not None
+    return ctx.rank, base + ctx.num_workers
+
+
 def test_run_takes_the_active_session(spark_local: SparkSession) -> None:
+    found = run(place, args=(5,), num_proc=2, verbose=0, framework="plain")
+    assert found == [(0, 7), (1, 7)]
+
+
+@pytest.mark.torch
+@pytest.mark.deep  # test_torch_integration.py has the operations on local nodes
+def test_optimizer_and_operations_work_on_spark(spark_local: SparkSession) -> None:
     assert run(total, args=(5,), num_proc=2, verbose=0) == [(0, 11.0), (1, 11.0)]
 
 

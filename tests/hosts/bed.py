@@ -183,8 +183,12 @@ class Host:
         """Have frames from this host be lost, while those to it arrive."""
         for other in self._bed.hosts.values():
             if other is not self:
-                neighbour = (other.address, "lladdr", _NOBODY, "dev", "eth0", "nud", "permanent")
-                self._ip("neigh", "replace", *neighbour)
+                self.lose_what_goes_to(other)
+
+    def lose_what_goes_to(self, other: Host) -> None:
+        """Have frames from this host to one other be lost: so there are no connections."""
+        neighbour = (other.address, "lladdr", _NOBODY, "dev", "eth0", "nud", "permanent")
+        self._ip("neigh", "replace", *neighbour)
 
     def power_off(self) -> None:
         """End all its processes at once, and no peer hears of it."""

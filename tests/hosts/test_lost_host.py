@@ -90,6 +90,21 @@ def test_paused_host_loses_no_row(bed: Bed, pause_s: float) -> None:
     assert has_begun_again == (pause_s > 60.0)
 
 
+def test_cut_between_two_hosts_costs_one_of_them_and_no_row(bed: Bed) -> None:
+    """The driver reaches both, and hears of it from the feeders."""
+    driver = trained_until_checkpoint(bed)
+    nodes = driver.wait_for("checkpoint")["nodes"]
+    stays, goes = nodes["worker:0"], nodes["worker:1"]
+    bed["h1"].lose_what_goes_to(bed["h2"])
+    driver.wait_for("noticed", ENDED_S)
+    again = driver.wait_for("again", ENDED_S)["nodes"]
+    assert {*again.values()} == {stays}, "the other one's node may have found a slot there"
+    assert_trained(driver)
+    said = driver.tail(400)
+    assert f"on {goes} cannot be reached from {stays}, though the driver reaches both" in said
+    assert "FeederError" not in said, "one of four attempts is used up"
+
+
 @pytest.mark.parametrize("lose", [Host.lose_what_comes, Host.lose_what_goes])
 def test_cut_of_one_direction_is_a_lost_host(bed: Bed, lose: Callable[[Host], None]) -> None:
     driver = trained_until_checkpoint(bed)

@@ -61,7 +61,9 @@ class Node:
                 self.agent_spec, owner="task", executor_pid=executor
             )
         with tempfile.TemporaryFile() as stderr:
-            self.agent = start_agent(self.agent_spec, self.payload, sys.path, stderr.fileno())
+            agent = start_agent(self.agent_spec, self.payload, sys.path, stderr.fileno())
+        assert isinstance(agent, subprocess.Popen)
+        self.agent = agent
         return self
 
     def wait(self, is_true: Callable[[View], bool]) -> states.State:

@@ -44,11 +44,12 @@ MapFun = Callable[[Any, NodeContext], Any]
 class Node:
     """A child, and the agent's end of its pipe."""
 
-    def __init__(self, child: Child, spec: ClusterSpec) -> None:
+    def __init__(self, child: Child, spec: ClusterSpec, payload: Path) -> None:
         self.child = child
         self.process = psutil.Process(child.pid)
         self.log = child.log
         self._spec = spec
+        self._payload = payload
         child.sock.settimeout(SOON_S)
 
     def begin(self) -> None:
@@ -57,7 +58,8 @@ class Node:
         with reserve_port("127.0.0.1", Environment()) as port:
             address = Address("127.0.0.1", port.getsockname()[1], "")
             world = build_world(5, {node: address})
-            send(self.child.sock, Start(world, 0, self._spec), port.fileno())
+            start = Start(world, 0, self._spec, payload=str(self._payload))
+            send(self.child.sock, start, port.fileno())
 
     def messages(self) -> list[Local]:
         """Wait for the end of the pipe; return everything that the child said."""
@@ -105,14 +107,14 @@ def start(tmp_path: Path) -> Iterator[StartNode]:
                 map_fun if isinstance(map_fun, bytes) else cloudpickle.dumps((map_fun, args))
             )
             environment = {"PYTHONUNBUFFERED": "1"}
-            child = Child.spawn(ChildSpec(framework, payload, environment, preload))
+            child = Child.spawn(ChildSpec(framework, environment, preload))
             stack.callback(child.close)
             stack.callback(child._process.wait, SOON_S)
             stack.callback(child.signal_group, signal.SIGKILL)
             spec = ClusterSpec(
                 "c", (NodeSpec(0, WORKER, 0),), framework=framework, release_port=release_port
             )
-            return Node(child, spec)
+            return Node(child, spec, payload)
 
         yield start_child
 

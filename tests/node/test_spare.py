@@ -9,7 +9,6 @@ import select
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -179,7 +178,7 @@ def play(
         loop = asyncio.get_running_loop()
         children = Children(
             loop,
-            ChildSpec("plain", Path("/none"), {}),
+            ChildSpec("plain", {}),
             settings,
             environment or Environment(),
             said.append,
@@ -202,7 +201,7 @@ def play(
 
 
 def spare_of(children: Children) -> Child | None:
-    return children._spare[0] if children._spare else None
+    return children._spare.child if children._spare else None
 
 
 async def until(is_true: Callable[[], Any]) -> None:

@@ -50,7 +50,9 @@ def echo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def started(spec: AgentSpec, payload: bytes, python_path: list[str]) -> subprocess.Popen[bytes]:
-    return start_agent(spec, payload, python_path, subprocess.DEVNULL)
+    process = start_agent(spec, payload, python_path, subprocess.DEVNULL)
+    assert isinstance(process, subprocess.Popen)
+    return process
 
 
 @pytest.mark.parametrize("spec", [AGENT, PLAIN])

@@ -40,7 +40,7 @@ def spawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Spawn]:
                 ]
 
             monkeypatch.setattr(supervisor, "_command", command)
-            child = Child.spawn(ChildSpec("plain", tmp_path / "payload", {"MARK": "1"}))
+            child = Child.spawn(ChildSpec("plain", {"MARK": "1"}))
             stack.callback(child.close)
             stack.callback(child.signal_group, signal.SIGKILL)
             return child

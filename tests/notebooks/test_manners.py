@@ -131,11 +131,18 @@ def test_interrupt_ends_the_training_and_the_session_goes_on(kernel: Kernel, gat
     last = cell.html("update_display_data")[-1]
     assert re.search(r"Stopped.*<td[^>]*>100 rows, 1 step</td>", last)
 
-    for code in (RUN, SHUTDOWN, FIT):
-        interrupted(kernel, gate, code)
-
+    interrupted(kernel, gate, RUN)
     assert "jobs []\nrows 10000000 True\nranks [0]\n" in kernel.run(AFTERWARDS).text
     assert not processes(kernel.pid)
+
+
+@pytest.mark.deep
+@pytest.mark.spark
+def test_interrupt_ends_a_shutdown_and_a_fit(kernel: Kernel, gate: Gate) -> None:
+    kernel.run(session(gate))
+    for code in (SHUTDOWN, FIT):
+        interrupted(kernel, gate, code)
+    assert "jobs []\n" in kernel.run(AFTERWARDS).text
 
 
 @pytest.mark.deep

@@ -65,6 +65,7 @@ def check_figures(name: str, said: str) -> None:
         assert float(found[1]) > at_least
 
 
+@pytest.mark.deep  # the demo and examples show what it does
 @pytest.mark.tensorflow
 @pytest.mark.filterwarnings("default")  # as for a user
 def test_quickstart_runs_on_the_shared_session(

@@ -14,7 +14,13 @@ from sparkdl.tfos import compat
 
 pytestmark = pytest.mark.tensorflow
 
-tf: Any = pytest.importorskip("tensorflow")
+
+@pytest.fixture(scope="module")
+def tf() -> Any:
+    """TensorFlow, which takes each process that collects the tests seconds to import."""
+    import tensorflow
+
+    return tensorflow
 
 
 def keras_3() -> Any:
@@ -39,7 +45,7 @@ def two_outputs() -> Any:
 @pytest.mark.filterwarnings("ignore")  # each Keras has its own about the other's TensorFlow
 @pytest.mark.parametrize("make", [keras_3, keras_2, two_outputs])
 def test_chief_exports_a_model_whole_and_outputs_are_called_after_their_layers(
-    make: Any, tmp_path: Path
+    tf: Any, make: Any, tmp_path: Path
 ) -> None:
     model, rows = make(), np.eye(3, dtype=np.float32)
     target = tmp_path / "deep" / "model"
@@ -64,7 +70,7 @@ def test_chief_exports_a_model_whole_and_outputs_are_called_after_their_layers(
 
 @pytest.mark.filterwarnings("ignore")
 def test_other_nodes_take_part_and_leave_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     exported: list[str] = []
 
@@ -94,7 +100,7 @@ def test_export_that_fails_leaves_what_was_there(
     assert [path.name for path in tmp_path.rglob("*")] == ["model", "older"]
 
 
-def test_datasets_are_taken_as_they_are_and_devices_are_counted() -> None:
+def test_datasets_are_taken_as_they_are_and_devices_are_counted(tf: Any) -> None:
     options = tf.data.Options()
     compat.disable_auto_shard(options)
     off = tf.data.experimental.AutoShardPolicy.OFF

@@ -12,6 +12,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.data.columns import Kind
 from sparkdl.tfos import dfutil
 from tests.data.records import example, write
+from tests.doubles.sessions import jobs_of
 
 INT64, BYTES = Kind.INT64, Kind.BYTES
 
@@ -23,6 +24,7 @@ def test_what_is_saved_is_loaded(spark_local: SparkSession, tmp_path: Path) -> N
     ).repartition(2)
     folder = str(tmp_path / "data")
     dfutil.saveAsTFRecords(frame, folder)
+    assert "sparkdl: write TFRecords" in {job.description for job in jobs_of(spark_local)}
     with pytest.raises(ConfigError, match="is there already"):
         dfutil.saveAsTFRecords(frame, folder)
 

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,11 @@ from sparkdl.core.errors import (
     NodeFailedError,
     NodeLostError,
 )
-from sparkdl.core.jobs import named_jobs
 from sparkdl.driver.feeds import transitions
 from sparkdl.driver.lifecycle.state import is_empty
 from sparkdl.driver.slots.preflight import check_slots_over_connect, encrypting_setting
 from tests.doubles.nodes import Lines
+from tests.doubles.sessions import jobs_of
 from tests.driver.executors import map_funs
 
 if TYPE_CHECKING:
@@ -93,18 +94,6 @@ def has_no_jobs(spark: SparkSession) -> bool:
     return not active
 
 
-def listed_jobs(spark: SparkSession) -> list[Any]:
-    """Return what Spark's UI knows of each job, Java objects."""
-    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
-    return [jobs.apply(i) for i in range(jobs.size())]
-
-
-def names_of_jobs(spark: SparkSession) -> set[tuple[str | None, str | None]]:
-    """Return group and description of each job, as Spark's UI shows them."""
-    names = [(job.jobGroup(), job.description()) for job in listed_jobs(spark)]
-    return {tuple(each.get() if each.isDefined() else None for each in pair) for pair in names}  # type: ignore[misc]
-
-
 def check_feeding(spark: SparkSession, nodes: int = 2) -> str:
     """Feed a DataFrame and an RDD; return the group of the jobs."""
     frame = spark.range(1000, numPartitions=5)
@@ -142,7 +131,9 @@ def test_nodes_that_need_all_slots_are_fed_by_jobs_that_say_what_they_are(
     spark_local: SparkSession,
 ) -> None:
     group = check_feeding(spark_local, nodes=spark_local.sparkContext.defaultParallelism)
-    assert {what for of, what in names_of_jobs(spark_local) if of == group} == {
+    told = [job for job in jobs_of(spark_local) if job.group == group]
+    assert {job.group in job.tags for job in told} == {True}
+    assert {job.description for job in told} == {
         f"{group}: nodes",
         f"{group}: feed 'input', epochs 0-1",
         f"{group}: feed 'input', epoch 2",
@@ -267,6 +258,29 @@ def test_nodes_know_their_roles_and_each_other(spark_local: SparkSession) -> Non
     assert results[0]["args"] == {"x": 1}
 
 
+def workers_of(spark: SparkSession) -> set[int]:
+    """Return the process ids of as many Python workers of Spark's as there are slots."""
+
+    def pids(batches: Any) -> Any:
+        import pyarrow as pa
+
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"pid": [os.getpid()]})
+
+    slots = spark.sparkContext.defaultParallelism
+    rows = spark.range(slots, numPartitions=slots).mapInArrow(pids, "pid long").collect()
+    return {row.pid for row in rows}
+
+
+def test_workers_that_carried_nodes_stay_for_later_jobs_with_what_they_have_imported(
+    spark_local: SparkSession,
+) -> None:
+    before = workers_of(spark_local)
+    with launch(spark_local, map_funs.where, input_mode="own", placement="attached") as cluster:
+        cluster.results()
+    assert all(map(psutil.pid_exists, before))
+
+
 def test_two_clusters_at_once_do_not_mix(spark_local: SparkSession) -> None:
     one_node = {"nodes": 1, "placement": "attached"}
     with (
@@ -285,14 +299,10 @@ def test_too_few_slots_name_the_setting(spark_local: SparkSession) -> None:
 
 
 def test_missing_framework_is_told_by_name(spark_local: SparkSession) -> None:
-    pytest.importorskip("tensorflow")
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        with pytest.raises(FrameworkMissingError, match="torch"):
-            launch(spark_local, map_funs.where, framework="torch")
-    else:
+    if find_spec("torch"):  # which takes seconds to import
         pytest.skip("torch is installed")
+    with pytest.raises(FrameworkMissingError, match="torch"):
+        launch(spark_local, map_funs.where, framework="torch")
 
 
 def test_killed_child_is_reported_and_the_context_lives(spark_cluster: SparkSession) -> None:
@@ -320,24 +330,20 @@ def test_killed_agent_takes_its_child_along(spark_cluster: SparkSession) -> None
     wait_until_gone(agents | children)
 
 
-def test_jobs_keep_the_users_own_names_and_leave_none_of_theirs(spark_local: SparkSession) -> None:
+def test_jobs_keep_the_users_own_words_and_group(spark_local: SparkSession) -> None:
     context: Any = spark_local.sparkContext
     context.setJobGroup("mine", "my own words")
     try:
         with launch(spark_local, map_funs.count_rows, nodes=1) as cluster:
             cluster.feed(spark_local.range(10))
             group = f"sparkdl {cluster.spec.cluster_id}"
-        told = names_of_jobs(spark_local)
-        assert ("mine", "my own words") in told
-        assert group not in {of for of, _ in told}
-        context.setLocalProperty("spark.jobGroup.id", None)
-        context.setLocalProperty("spark.job.description", None)
-        with named_jobs(spark_local, "sparkdl c", "a job"):
-            spark_local.range(3).count()
-        spark_local.range(4).count()
-        assert ("sparkdl c", "sparkdl c: a job") in names_of_jobs(spark_local)
-        assert context.getLocalProperty("spark.jobGroup.id") is None
-        assert context.getLocalProperty("spark.job.description") is None
+        told = [job for job in jobs_of(spark_local) if group in job.tags]
+        assert {job.group for job in told} == {"mine"}
+        assert {job.description for job in told} == {
+            f"my own words ({group}: nodes)",
+            f"my own words ({group}: feed 'input', epoch 0)",
+        }
+        assert context.getLocalProperty("spark.job.description") == "my own words"
     finally:
         context.setLocalProperty("spark.jobGroup.id", None)
         context.setLocalProperty("spark.job.description", None)
@@ -357,12 +363,12 @@ def test_slots_are_counted_where_there_is_no_context_to_ask(spark_local: SparkSe
 
 
 def test_node_that_cannot_start_fails_no_task(spark_cluster: SparkSession) -> None:
-    before = {job.jobId() for job in listed_jobs(spark_cluster)}
+    before = {job.number for job in jobs_of(spark_cluster)}
     with pytest.raises((ConfigError, FrameworkMissingError), match="num_gpus=64"):
         launch(spark_cluster, map_funs.where, num_gpus=64)
-    started = [job for job in listed_jobs(spark_cluster) if job.jobId() not in before]
-    assert [job.description().get().partition(": ")[2] for job in started].count("nodes") == 1
-    assert sum(job.numFailedTasks() for job in started) == 0
+    started = [job for job in jobs_of(spark_cluster) if job.number not in before]
+    assert [job.description.partition(": ")[2] for job in started].count("nodes") == 1
+    assert sum(job.failed_tasks for job in started) == 0
 
 
 @pytest.mark.deep  # test_restart_integration has it with a restart

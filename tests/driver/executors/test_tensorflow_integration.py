@@ -23,6 +23,7 @@ pytestmark = pytest.mark.tensorflow
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.deep  # test_launch.py has it with nodes of no framework
 def test_lost_port_is_answered_by_a_new_round() -> None:
     generations = sparkdl.run(
         None, map_funs.lose_the_port_once, nodes=2, executor="local", timeout_s=120
@@ -30,15 +31,16 @@ def test_lost_port_is_answered_by_a_new_round() -> None:
     assert generations == [1, 1]
 
 
+@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.deep)])
 def test_demo_reaches_its_accuracy_and_saves_a_model(
-    spark_cluster: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spark_local: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], nodes: int
 ) -> None:
     model = tmp_path / "digits.keras"
-    args = argparse.Namespace(nodes=2, epochs=6, batch_size=32, model=str(model))
-    assert demo.run(spark_cluster, args) >= 0.9
+    args = argparse.Namespace(nodes=nodes, epochs=6, batch_size=32, model=str(model))
+    assert demo.run(spark_local, args) >= 0.9
     assert model.exists()
     out = capsys.readouterr().out
-    assert "[worker:0] Epoch 6/6" in out
+    assert "Epoch 6/6" in out
     assert "demo: test accuracy 0.9" in out.splitlines()[-1]
 
 

@@ -232,6 +232,7 @@ def test_files_are_read_anew_when_a_node_loses_its_port(tmp_path: Path) -> None:
     assert Counter(x for node in results for x in node) == Counter(range(1200))
 
 
+@pytest.mark.deep  # the same feed as above, through Spark and TFCluster
 @pytest.mark.spark
 def test_tf_cluster_trains_from_files_on_spark(tmp_path: Path, spark_cluster: SparkSession) -> None:
     folder = write(tmp_path / "data")

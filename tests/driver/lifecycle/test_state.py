@@ -42,6 +42,7 @@ from sparkdl.driver.lifecycle.state import (
     ChildBroke,
     ChildEntered,
     ChildGaveResult,
+    Cut,
     DeadlinePassed,
     Event,
     Failed,
@@ -50,6 +51,7 @@ from sparkdl.driver.lifecycle.state import (
     ForgetTask,
     Gathering,
     LaunchBroke,
+    LinkCut,
     NodesBlamed,
     Release,
     Report,
@@ -139,6 +141,10 @@ def blamed(agent_id: str, generation: int = 0) -> NodesBlamed:
     return NodesBlamed(generation, (failure(agent_id),))
 
 
+def cut(feeder: str, node: str, generation: int = 0) -> LinkCut:
+    return LinkCut(generation, hello(node).node_id, f"host-{feeder}", 1.0)
+
+
 def to(message: ToAgent, *agent_ids: str) -> list[Action]:
     return [Send(agent_id, message) for agent_id in agent_ids]
 
@@ -162,6 +168,8 @@ LEAVE = Stop(SPEC.settings.grace_s, is_patient=True)
 STOP_FAILED = StopChild(0, failure("b").describe())
 STOPPING = Stopping(ALL, FINISHED, 25.0)
 STOPPED = Stopped(FINISHED)
+
+CUT_SETTLE_S = SPEC.settings.host_timeout_s / 4
 
 ENOUGH = Report("Placement: attached (4 slots for 3 nodes)")
 TOO_FEW = Warn(
@@ -212,6 +220,7 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (ALMOST, LaunchBroke(PROBLEM),
      Failed(ALMOST.roster, (), PROBLEM, deadline_s=GOES_S), to(StopChild(0), "a", "b", "c")),
     (ALMOST, blamed("b"), ALMOST, []),
+    (ALMOST, cut("a", "b"), ALMOST, []),
     (ALMOST, MADE, ALMOST, []),
     (ALMOST, STOP, Stopping(ALMOST.roster, ALMOST, 25.0), to(Stop(5.0), "a", "b", "c")),
     (START, STOP, Stopped(START), []),
@@ -239,6 +248,11 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (RUNNING, LaunchBroke(PROBLEM), RUNNING, []),
     (RUNNING, blamed("b"), FAILING, []),
     (RUNNING, blamed("b", 1), RUNNING, []),
+    (RUNNING, cut("a", "b"),
+     replace(RUNNING, cuts={Cut("host-b", "host-a"): 1.0}, deadline_s=10.0 + CUT_SETTLE_S),
+     [Warn("worker:0 on host-b cannot be reached from host-a: one of them is given up")]),
+    (RUNNING, cut("a", "b", 1), RUNNING, []),
+    (RUNNING, EXPIRED, RUNNING, []),
     (RUNNING, MADE, replace(RUNNING, roster=replace(ALL, checkpoint=MADE.ref)), []),
     (RUNNING, CheckpointMade(CheckpointRef("/c", 7, 1)), RUNNING, []),
     (RUNNING, STOP, Stopping(ALL, RUNNING, 25.0), to(Stop(5.0), "a", "b", "c")),
@@ -259,6 +273,7 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (FAILING, LaunchBroke(PROBLEM), FAILING, []),
     (FAILING, EXPIRED, FAILED, to(STOP_FAILED, "a", "b", "c")),
     (FAILING, blamed("c"), FAILING, []),
+    (FAILING, cut("a", "b"), FAILING, []),
     (FAILING, MADE, replace(FAILING, roster=replace(ALL, checkpoint=MADE.ref)), []),
     (FAILING, CheckpointMade(CheckpointRef("/c", 7, 1)), FAILING, []),
     (FAILING, STOP, Stopping(ALL, FAILING, 25.0), to(Stop(5.0), "a", "b", "c")),
@@ -270,6 +285,7 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (FINISHED, returned("a"), FINISHED, []),
     (FINISHED, broke("a", "signal"), FINISHED, []),
     (FINISHED, blamed("c"), FINISHED, []),
+    (FINISHED, cut("a", "b"), FINISHED, []),
     (FINISHED, MADE, FINISHED, []),
     (FINISHED, LaunchBroke(PROBLEM), FINISHED, []),
     (FINISHED, EXPIRED, ENDLESS, to(LEAVE, "a", "b", "c")),
@@ -289,6 +305,7 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (FAILED, returned("c"), FAILED, []),
     (FAILED, broke("c"), FAILED, []),
     (FAILED, blamed("c"), FAILED, []),
+    (FAILED, cut("a", "b"), FAILED, []),
     (FAILED, MADE, FAILED, []),
     (FAILED, LaunchBroke(PROBLEM), FAILED, []),
     (FAILED, EXPIRED, replace(FAILED, deadline_s=math.inf), to(LEAVE, "a", "b", "c")),
@@ -308,6 +325,7 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (STOPPING, returned("b"), STOPPING, []),
     (STOPPING, broke("b"), STOPPING, []),
     (STOPPING, blamed("c"), STOPPING, []),
+    (STOPPING, cut("a", "b"), STOPPING, []),
     (STOPPING, MADE, STOPPING, []),
     (STOPPING, LaunchBroke(PROBLEM), STOPPING, []),
     (STOPPING, STOP, STOPPING, []),
@@ -322,6 +340,7 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (STOPPED, returned("b"), STOPPED, []),
     (STOPPED, broke("b"), STOPPED, []),
     (STOPPED, blamed("c"), STOPPED, []),
+    (STOPPED, cut("a", "b"), STOPPED, []),
     (STOPPED, MADE, STOPPED, []),
     (STOPPED, LaunchBroke(PROBLEM), STOPPED, []),
     (STOPPED, STOP, STOPPED, []),
@@ -420,7 +439,7 @@ ONE_OF_EACH: dict[type, Any] = {
     for one in (
         *(START, RUNNING, FAILING, FINISHED, FAILED, STOPPING, STOPPED),
         *(joined("a"), left("a"), offered("a"), entered("a"), returned("a"), broke("a")),
-        *(blamed("a"), MADE),
+        *(blamed("a"), cut("a", "b"), MADE),
         *(LaunchBroke(PROBLEM), EXPIRED, STOP, AgentDetached("a"), SHORT),
     )
 }
@@ -433,7 +452,7 @@ ILLEGAL = [
 
 
 def test_only_a_deadline_that_a_state_does_not_have_is_illegal() -> None:
-    assert set(ILLEGAL) == {(state, DeadlinePassed) for state in (Running, Stopped)}
+    assert set(ILLEGAL) == {(state, DeadlinePassed) for state in (Stopped,)}
 
 
 @pytest.mark.parametrize(("state", "event"), ILLEGAL)
@@ -449,7 +468,8 @@ def test_the_first_state_waits_for_everyone_until_the_reservation_timeout() -> N
 @pytest.mark.parametrize("state", typing.get_args(State))
 def test_only_states_that_expire_have_a_deadline(state: type) -> None:
     has_deadline = not math.isinf(ONE_OF_EACH[state].deadline_s)
-    assert has_deadline == ((state, DeadlinePassed) in TRANSITIONS)
+    may_expire = (state, DeadlinePassed) in TRANSITIONS and state is not Running  # see cut links
+    assert has_deadline == may_expire
 
 
 # Stories of more than one step.
@@ -520,6 +540,30 @@ def test_an_agent_of_no_node_never_gets_a_seat(node_id: int) -> None:
     assert (dict(state.roster.agents), actions) == ({}, [])
     assert [standby.hello.agent_id for standby in state.roster.standbys] == ["x"]
     assert after(state, STOP)[1] == to(Stop(5.0), "x")
+
+
+WARM = replace(SPEC, settings=replace(SPEC.settings, keep_warm_s=60.0))
+
+
+@pytest.mark.parametrize(
+    ("state", "event", "keep_s"),
+    [
+        (FINISHED, STOP, 60.0),
+        (FINISHED, DeadlinePassed(), 60.0),
+        (FINISHED, StopAsked(0.0, 15.0), 0.0),  # abort, or Ctrl-C
+        (FAILED, STOP, 0.0),
+        (FAILED, DeadlinePassed(), 0.0),
+        (RUNNING, STOP, 0.0),
+        (FAILING, STOP, 0.0),
+        (ALMOST, STOP, 0.0),
+    ],
+)
+def test_agents_are_kept_for_another_launch_only_where_all_has_ended_well(
+    state: Any, event: Any, keep_s: float
+) -> None:
+    warm = replace(state, roster=replace(state.roster, spec=WARM))
+    stops = [action.message for action in after(warm, event)[1] if isinstance(action, Send)]
+    assert [stop.keep_s for stop in stops if isinstance(stop, Stop)] == [keep_s] * 3
 
 
 def hello_of(agent_id: str, node_id: int) -> Hello:
@@ -618,12 +662,12 @@ def test_no_cause_is_awaited_where_no_node_is_left_to_be_it() -> None:
 AGENT_IDS = [letter + twin for letter in "abc" for twin in ("", "2", "3")] + ["z"]
 OFTEN: dict[type, str] = {
     Gathering: "join join join offer offer offer offer offer leave",
-    Running: "enter return return break break break leave join offer",
+    Running: "enter return return break break break leave join offer cut expire",
     Failing: "expire expire break leave return join offer",
     Stopping: "leave leave leave leave expire join",
 }
 """What moves each state along, so that random events get far."""
-NOW_AND_THEN = "join offer enter return break leave expire launch stop"
+NOW_AND_THEN = "join offer enter return break leave cut expire launch stop"
 
 
 def draw_event(data: st.DataObject, state: State, connected: set[str]) -> Event:
@@ -646,6 +690,8 @@ def draw_event(data: st.DataObject, state: State, connected: set[str]) -> Event:
         return left(agent_id)
     now = generation_of(state)
     generation = data.draw(st.sampled_from([now, now, now, now, now + 1, max(0, now - 1)]))
+    if kind == "cut":
+        return cut(data.draw(st.sampled_from("abc")), agent_id[0], generation)
     if kind in ("enter", "return"):
         return (entered if kind == "enter" else returned)(agent_id, generation)
     if kind == "break":

@@ -55,11 +55,17 @@ def test_a_problem_found_on_an_executor_is_raised_as_what_it_is(kind: str, cls: 
          ["3.10 than that in driver: 3.11", "PYSPARK_PYTHON"]),
         ("ModuleNotFoundError: No module named 'sparkdl'", ConfigError,
          ["the executors' Python has no sparkdl", "spark.archives"]),
+        ("ModuleNotFoundError: No module named 'pyarrow'", ConfigError,
+         ["the executors' Python has no pyarrow", "spark.archives"]),
+        ('java.io.IOException: Cannot run program "/no/python": error=2, No such file', ConfigError,
+         ['starts no Python: Cannot run program "/no/python": error=2', "PYSPARK_PYTHON"]),
+        ("java.lang.OutOfMemoryException: Java heap", LaunchError,
+         ["SparkException: Job aborted due to stage failure"]),
         ("ModuleNotFoundError: No module named 'sparkdl_extra'", LaunchError,
          ["carries the nodes failed: ModuleNotFoundError: No module named 'sparkdl_extra'"]),
         ("ValueError: what", LaunchError, ["carries the nodes failed: ValueError: what"]),
     ],
-    ids=["Python", "no sparkdl", "another module", "anything"],
+    ids=["Python", "no sparkdl", "no pyarrow", "no Python", "JVM", "another module", "anything"],
 )  # fmt: skip
 def test_what_spark_says_is_turned_into_what_to_do(text: str, cls: type, words: list[str]) -> None:
     error = explain_job_failure(in_spark(text))

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.control.descriptors import FdSender
+from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedTimeoutError
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.transfer import feeder
@@ -302,6 +303,53 @@ def test_node_that_dies_between_batches_is_named() -> None:
         feed = Feeder(order([a.target, proxy.target]), 0)
         with pytest.raises(FeederError, match="worker:1: "):
             feed.feed(then(batches(100, 10), 5, proxy.cut))
+
+
+def test_node_that_says_no_word_any_more_is_awaited_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its link is cut: no connection ends, and the thread that feeds may stand in a call."""
+    monkeypatch.setattr(feeder, "LATE_S", 0.1)
+    with LocalNode(0) as a, LocalNode(1) as b, Proxy(b.target) as link:
+        feed = Feeder(order([a.target, link.target]), 0)
+        feeding = Running(lambda: feed.feed(then(batches(100, 10), 5, link.stall)))
+        deadline = Deadline.after(SOON_S)
+        while feed.awaited != [link.target]:
+            assert not deadline.has_passed
+            threading.Event().wait(0.01)
+        link.cut()
+        with pytest.raises(FeederError, match="worker:1: "):
+            feeding.result()
+        assert set(feed.awaited) == {link.target}, "until it is decided"
+
+
+@pytest.mark.parametrize("driver", ["decides nothing", "has failed", "is gone"])
+def test_decision_is_waited_for_as_long_as_the_driver_answers(
+    driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host is silent for longer than a driver that is gone itself is waited for."""
+    target = Target(0, "worker:0", "grpc://127.0.0.1:1")
+    looks = 0
+
+    def knock(target: Target) -> str:
+        nonlocal looks
+        looks += 1
+        return "silent" if looks <= 10 else "accepts"
+
+    def fetch_cause(*coordinator: object) -> str:
+        if driver == "is gone":
+            raise OSError("no route")
+        return "it broke" if driver == "has failed" and looks == 5 else ""
+
+    monkeypatch.setattr(feeder, "knock", knock)
+    monkeypatch.setattr(feeder, "fetch_cause", fetch_cause)
+    monkeypatch.setattr(feeder, "_VERDICT_LOOK_S", 0.15)
+    spec = replace(order([target]), timeout_s=SOON_S, verdict_s=1.0)
+    feeder._wait_for_verdict(spec, [target], FeederError("worker:0: no word"))
+    if driver == "is gone":
+        assert looks < 10
+    else:
+        assert looks == (11 if driver == "decides nothing" else 5)
 
 
 def test_error_in_the_partition_is_raised_and_leaves_no_connection() -> None:

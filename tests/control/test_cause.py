@@ -1,0 +1,109 @@
+"""What a feeder says of a cut link: who is believed, and that nonsense is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from http.client import HTTPConnection
+
+import pytest
+
+from sparkdl.control import server
+from sparkdl.control.auth import bearer
+from sparkdl.control.cause import CutLink, parse_cut_link, report_cut
+from tests.control.rooms import LOOPBACK, SOON_S, TOKEN, Room, play, room
+
+
+async def report(
+    here: Room, generation: int, node_id: int, token: str = TOKEN, host: str | None = None
+) -> str | None:
+    return await asyncio.to_thread(
+        report_cut, here.address.url, token, None, generation, node_id, host
+    )
+
+
+def get(here: Room, path: str, token: str = TOKEN) -> int:
+    connection = HTTPConnection(here.address.host, here.address.port, timeout=SOON_S)
+    connection.putrequest("GET", path)
+    connection.putheader("Authorization", bearer(token))
+    connection.endheaders()
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+@pytest.mark.parametrize("host", [None, "10.1.2.3", "fd77::11", "h1.example"])
+def test_feeder_is_believed_and_told_the_cause_if_the_nodes_agent_answers(host: str | None) -> None:
+    async def scene() -> None:
+        async with room(num_nodes=3) as here:
+            here.heard.failure, here.heard.agents = "it broke", {2: "c"}
+            async with here.agent("c", 2):
+                assert await report(here, 1, 2, host=host) == "it broke"
+                assert await here.heard.next() == ("cut", CutLink(1, 2, host or LOOPBACK))
+
+    play(scene())
+
+
+def test_feeder_is_not_believed_while_the_agent_stands_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "_ALIVE_S", 0.05)
+
+    async def scene() -> None:
+        async with room(num_nodes=1) as here:
+            here.heard.agents = {0: "a"}
+            async with here.raw_agent("a"):  # which answers no ping
+                assert await report(here, 0, 0) == ""
+                while here.server._cuts:
+                    await asyncio.sleep(0.01)
+                assert here.heard.queue.empty()
+                async with here.agent("b"):
+                    here.heard.agents = {0: "b"}
+                    await report(here, 0, 0)
+                    assert (await here.heard.next())[0] == "cut", "as soon as it answers"
+
+    play(scene())
+
+
+def test_nodes_without_an_agent_are_the_drivers_own_matter() -> None:
+    async def scene() -> None:
+        async with room(num_nodes=2) as here:
+            assert await report(here, 0, 1) == ""
+            assert here.heard.queue.empty()
+            assert not here.server._cuts
+
+    play(scene())
+
+
+NONSENSE = [
+    "/cut/", "/cut/0", "/cut/0/0", "/cut/0/0/", "/cut/0/2/h", "/cut/-1/0/h", "/cut/0/-1/h",
+    "/cut/x/0/h", "/cut/0/x/h", "/cut/1e3/0/h", "/cut/0/0/h/", "/cut/0/0/h?x=1", "/cut//0/0/h",
+    "/cut/0/0/h%0aWARN", "/cut/0/0/" + "h" * 254, "/cut/" + "1" * 10 + "/0/h", "/cut/\u0660/0/h",
+    "/cut/0/999999999/h", "/cut/0/0/h\n",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", NONSENSE)
+def test_nonsense_is_no_link(path: str) -> None:
+    assert parse_cut_link(path, 2) is None
+
+
+def test_nonsense_and_strangers_are_refused_and_nobody_is_told() -> None:
+    async def scene() -> None:
+        async with room(num_nodes=2) as here:
+            here.heard.agents = {0: "a"}
+            async with here.agent("a"):
+                for path in NONSENSE:
+                    if path.isascii() and path.isprintable():
+                        assert await asyncio.to_thread(get, here, path) == 400, path
+                good = CutLink(0, 0, "h").path
+                assert await asyncio.to_thread(get, here, good, "wrong") == 401
+                with pytest.raises(OSError, match="401"):
+                    await report(here, 0, 0, token="wrong")
+                assert here.heard.queue.empty()
+
+    play(scene())
+
+
+def test_what_a_feeder_sends_is_what_is_read() -> None:
+    link = CutLink(7, 3, "fd77::11")
+    assert parse_cut_link(link.path, 4) == link

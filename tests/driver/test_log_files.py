@@ -1,0 +1,200 @@
+"""`launch(log_dir=…)`: all lines of all nodes in files that are rotated; no disk harms anybody."""
+
+from __future__ import annotations
+
+import logging
+import re
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sparkdl
+from sparkdl.core.errors import ConfigError, NodeFailedError, NodeLostError
+from sparkdl.driver import log_files
+from sparkdl.driver.log_files import LogFiles, check_folder
+from sparkdl.node.context import NodeContext
+from tests.doubles.gates import Gate
+from tests.doubles.nodes import SOON_S, Lines, launch, processes
+
+
+def test_each_node_has_a_file_of_all_its_lines_and_nothing_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def speak(args: None, ctx: NodeContext) -> None:
+        for i in range(5000):
+            print(f"{ctx.rank} {i}")
+        print("WARNING: All log messages before absl::InitializeLog() is called are written")
+        print("é unfinished", end="")
+
+    folder = tmp_path / "a" / "logs"
+    for _ in range(2):
+        with launch(speak, log_dir=str(folder)) as cluster:
+            cluster.wait(SOON_S)
+        for rank in (0, 1):
+            file = folder / f"sparkdl-{cluster.spec.cluster_id}" / f"worker-{rank}.log"
+            numbers = [f"{rank} {i}" for i in range(5000)]
+            first, *rest = file.read_text("utf-8").splitlines()[5000:]
+            assert file.read_text("utf-8").splitlines()[:5000] == numbers
+            assert first.startswith("WARNING: All log")
+            assert rest == ["é unfinished"]
+    assert len(list(folder.iterdir())) == 2, "clusters do not share files"
+    assert capsys.readouterr().out == ""
+
+
+def test_files_tell_of_a_failure_and_the_log_answers_after_it(tmp_path: Path) -> None:
+    def fail(args: None, ctx: NodeContext) -> None:
+        print("about to")
+        raise ValueError("of the user's")
+
+    with (
+        pytest.raises(NodeFailedError),
+        launch(fail, nodes=1, log_dir=str(tmp_path)) as cluster,
+    ):
+        cluster.wait(SOON_S)
+    (file,) = tmp_path.glob("*/worker-0.log")
+    kept = file.read_text().splitlines()
+    assert (kept[0], kept[-1]) == ("about to", "ValueError: of the user's")
+    assert cluster.logs(0) == kept
+
+
+def test_log_of_a_node_that_is_lost_is_what_its_file_has(tmp_path: Path) -> None:
+    def speak(args: Gate, ctx: NodeContext) -> None:
+        print("last words")
+        args.wait()
+
+    gate = Gate.at(tmp_path / "gate")
+    with (
+        pytest.raises(NodeLostError),
+        launch(speak, gate, nodes=1, log_dir=str(tmp_path), on_log=(lines := Lines())) as cluster,
+    ):
+        lines.wait_for("last words")
+        processes()["worker:0"].agent.kill()
+        cluster.wait(SOON_S)
+    assert cluster.logs(0) == ["last words"]
+    assert cluster.logs(0, lines=0) == []
+
+
+@pytest.mark.parametrize(
+    ("log_dir", "why"),
+    [
+        ("", "give the path of a folder"),
+        (3, "give the path of a folder"),
+        ("hdfs://host/logs", "is a URL"),
+        ("dbfs:/logs", "is a URL"),
+        ("/proc/logs", "cannot be written to on the driver's machine: "),
+        ("/dev/null/logs", "cannot be written to on the driver's machine: Not a directory"),
+    ],
+)
+def test_a_folder_that_cannot_be_is_refused_before_anything_starts(log_dir: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        sparkdl.launch(None, print, log_dir=log_dir, framework="plain", executor="local")
+
+
+def test_a_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for path in ("logs", "~/logs", f"file://{tmp_path}/logs", tmp_path / "logs"):
+        assert check_folder("log_dir", path) == str(tmp_path / "logs")
+    assert list((tmp_path / "logs").iterdir()) == []
+
+
+def test_files_are_rotated_and_the_oldest_lines_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_files, "MAX_FILE_NBYTES", 1000)
+    monkeypatch.setattr(log_files, "OLD_FILES", 3)
+    files = LogFiles(str(tmp_path))
+    for i in range(100):
+        files.add("ps:1", [f"{i:03}" + "x" * 96])
+    files.close()
+    names = ["ps-1.log.3", "ps-1.log.2", "ps-1.log.1", "ps-1.log"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    lines = [line for name in names for line in (tmp_path / name).read_text().splitlines()]
+    numbers = [int(line[:3]) for line in lines]
+    assert numbers == list(range(numbers[0], 100))
+    assert all((tmp_path / name).stat().st_size < 1000 for name in names)
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """Have no file of this process grow, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_warns_once_and_lines_are_kept_again_when_there_is_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = LogFiles(str(tmp_path))
+    failed = threading.Semaphore(0)
+    append = log_files._NodeFile.append
+
+    def told(self: Any, text: str) -> None:
+        try:
+            append(self, text)
+        finally:
+            failed.release()
+
+    monkeypatch.setattr(log_files._NodeFile, "append", told)
+    with no_room():
+        for lines in (["a", "b"], ["c"]):
+            files.add("worker:0", lines)
+            assert failed.acquire(timeout=SOON_S)
+    files.add("worker:0", ["d"])
+    files.close()
+    kept = (tmp_path / "worker-0.log").read_text().splitlines()
+    assert kept == ["", "sparkdl: up to 3 lines are missing here", "d"]
+    (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+    assert f"cannot be kept in {tmp_path}: [Errno 27] File too large" in warning.getMessage()
+
+
+def test_a_full_disk_harms_no_node(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    gate = Gate.at(tmp_path / "gate")
+
+    def speak(args: Gate, ctx: NodeContext) -> str:
+        args.wait()
+        print("x" * 100)
+        return "well"
+
+    with launch(speak, gate, nodes=1, log_dir=str(tmp_path / "full")) as cluster, no_room():
+        gate.open()
+        assert cluster.results(SOON_S) == ["well"]
+        cluster.shutdown()
+        assert cluster.logs(0) == ["x" * 100]
+    assert "They are not harmed" in caplog.text
+
+
+def test_a_slow_disk_keeps_nobody_waiting_and_the_file_tells_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_ready = threading.Event()
+    append = log_files._NodeFile.append
+
+    def slow(self: Any, text: str) -> None:
+        assert is_ready.wait(SOON_S)
+        append(self, text)
+
+    monkeypatch.setattr(log_files._NodeFile, "append", slow)
+    monkeypatch.setattr(log_files, "_MAX_WAITING_CHARS", 10)
+    files = LogFiles(str(tmp_path))
+    for i in range(100):
+        files.add("worker:0", [f"line {i}"])
+    is_ready.set()
+    files.close()
+    told = 0
+    for line in filter(None, (tmp_path / "worker-0.log").read_text().splitlines()):
+        if missing := re.fullmatch(r"sparkdl: up to (\d+) lines are missing here", line):
+            told += int(missing[1])
+        else:
+            assert line == f"line {told}"
+            told += 1
+    assert told == 100
