@@ -3,14 +3,14 @@
 #   make soak MINUTES=10 SEED=1           how long; which random schedule
 #   make fuzz INPUTS=10000000 SEED=1      how many; which random inputs
 #   make coverage ARGS=tests/feed         what the tests of one folder cover
-#   make test JOBS=0                      in one process, for a debugger; 2 side by side by default
+#   make test JOBS=0                      in one process, for a debugger; cores + 1 side by side by default, 5 at most
 #   make setup PYTHON=python3.12          instead of the first suitable one on the PATH
 #   make setup TENSORFLOW=tensorflow      the build for GPUs instead of tensorflow-cpu
 #   make setup TORCH_INDEX=               the build of PyTorch that PyPI has, instead of the one for CPUs
 #   make setup TORCH= JAX=                without PyTorch, without JAX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep test-examples test-hosts coverage soak fuzz check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-allreduce bench-frameworks bench-tls bench-scale bench-hosts bench-job peers clean
+.PHONY: help setup demo test test-deep test-examples test-hosts coverage docs soak fuzz check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-allreduce bench-frameworks bench-tls bench-scale bench-hosts bench-job bench-dashboard bench-search screenshots browser peers clean
 
 VENV := .venv
 PEERS := .venv-peers
@@ -23,7 +23,8 @@ ARGS ?=
 MINUTES ?= 1
 INPUTS ?= 1000000
 SEED ?=
-JOBS ?= 2
+# One more than there are cores: few tests keep one busy all the time.
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ $$n -lt 4 ] || n=4; echo $$((n + 1)))
 TF_CPP_MIN_LOG_LEVEL ?= 2
 
 bin = $(CURDIR)/$(VENV)/bin
@@ -38,6 +39,8 @@ export PYSPARK_PYTHON = $(bin)/python
 export PYSPARK_DRIVER_PYTHON = $(bin)/python
 # The Spark that pip installed is the one that is meant, without a cluster's configuration.
 unexport SPARK_HOME SPARK_CONF_DIR HADOOP_CONF_DIR YARN_CONF_DIR PYTHONPATH
+# Each of the thousand processes that tests start would compile sparkdl anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:  ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -62,6 +65,14 @@ $(VENV)/.installed: setup.py constraints.txt Makefile
 demo: setup  ## train a small model on a small cluster, here
 	@$(with_java) $(bin)/sparkdl demo $(ARGS)
 
+test test-deep: browser
+test test-deep test-examples test-hosts coverage: build/spark.jsa
+build/spark.jsa: $(VENV)/.installed tests/doubles/classes.py tests/doubles/sessions.py
+	@$(with_java) $(bin)/python -m tests.doubles.classes $@ >/dev/null 2>&1 || true  # tests do without
+
+browser: setup
+	@sh scripts/chromium.sh >/dev/null
+
 test: setup  ## run the tests that this machine can run, except for the deep ones
 	@$(with_java) $(pytest) $(ARGS)
 
@@ -81,6 +92,12 @@ coverage: setup  ## run the tests, and print what they cover of each package, in
 
 soak: setup  ## have random faults happen to trainings for MINUTES (1), by SEED; nothing may be lost
 	@PYTHONPATH="$(CURDIR)" MINUTES="$(MINUTES)" SEED="$(SEED)" $(bin)/python tests/faults/soak.py
+
+screenshots: browser  ## take the pictures of the dashboard in docs/dashboard
+	@PYTHONPATH="$(CURDIR)" $(bin)/python scripts/screenshots.py
+
+docs: setup  ## build the documentation as a site, into build/site
+	@$(bin)/python -m scripts.site
 
 fuzz: setup  ## give all that reads from outside INPUTS (1,000,000) random inputs, by SEED
 	@seed="$(SEED)"; seed="$${seed:-$$(date +%s)}"; echo "SEED=$$seed"; \
@@ -127,11 +144,17 @@ bench-hosts: setup peers  ## measure the time from the loss of a host until the 
 bench-job: setup peers  ## measure whole jobs, from the start of the program to scored test rows, against its peers
 	@$(with_java) PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/job.py $(ARGS)
 
+bench-search: setup  ## measure a search of Spark ML, with agents that are kept and without
+	@$(with_java) PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/search.py $(ARGS)
+
 bench-allreduce: setup  ## measure all-reduce, sparkdl's against the bare collectives below it
 	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/allreduce.py $(ARGS)
 
 bench-frameworks: setup  ## measure the same training by every way, with 1, 2 and 4 nodes
 	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/frameworks.py $(ARGS)
+
+bench-dashboard: setup  ## measure what the dashboard and a record cost the driver
+	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/dashboard.py $(ARGS)
 
 bench-tls: setup  ## measure MB/s of a feed through sockets, with TLS and without
 	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/tls.py $(ARGS)

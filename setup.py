@@ -11,6 +11,7 @@ _VERSION = re.search(r'__version__ = "(.+)"', (_ROOT / "sparkdl/version.py").rea
 assert _VERSION, "sparkdl/version.py holds no __version__"
 
 _CONNECT = ["pyspark[connect]>=4.0"]
+_DASHBOARD = ["bokeh>=3.8"]
 _DEMO = ["scikit-learn>=1.4"]
 _TLS = ["cryptography>=42"]
 _TUNING = ["optuna>=4"]
@@ -25,7 +26,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     packages=find_packages(include=["sparkdl", "sparkdl.*"]),
-    package_data={"sparkdl": ["py.typed"]},
+    package_data={"sparkdl": ["py.typed", "dashboard/page.html"]},
     install_requires=[
         "cloudpickle>=3",
         "google-crc32c>=1.5",
@@ -49,11 +50,12 @@ setup(
         "connect": _CONNECT,
         "gpu": ["nvidia-ml-py>=12"],
         "tls": _TLS,
-        "dashboard": ["tqdm[notebook]>=4.60"],
+        "dashboard": [*_DASHBOARD, "tqdm[notebook]>=4.60"],
         "bench": ["tqdm>=4.60"],
         "demo": _DEMO,
         "dev": [
             *_CONNECT,
+            *_DASHBOARD,
             *_DEMO,
             *_TLS,
             *_TUNING,
@@ -61,9 +63,12 @@ setup(
             "hypothesis",
             "ipykernel",
             "matplotlib",
+            'mkdocs-material; python_version >= "3.11"',
+            'mkdocstrings[python]; python_version >= "3.11"',
             "mypy",
             "nbclient",
             "nvidia-ml-py",
+            "playwright",
             "pre-commit",
             "pytest",
             "pytest-cov",

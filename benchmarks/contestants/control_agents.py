@@ -85,7 +85,7 @@ class Agents:
     def serve(self) -> None:
         """Do what standard input says, until it ends."""
         self._epoll.register(0, select.EPOLLIN)
-        ping_s = agent_keep_alive(Settings.lease_s).ping_interval
+        ping_s = agent_keep_alive(Settings.lease_s, len(self._ids)).ping_interval
         last_s = time.monotonic()
         due = {"report": 0.0, "ping": 0.0}
         while True:

@@ -114,7 +114,7 @@ def main() -> None:  # noqa: PLR0915 (one measurement after the other)
         before = cpu_s()
         start_s = time.monotonic()
         agents.tell("go")
-        if not controller.wait_for(
+        if not controller.gather(Deadline.after(SOON_S)) or not controller.wait_for(
             lambda view: (
                 isinstance(view.state, states.Running) and len(view.state.in_map_fun) == nodes
             ),

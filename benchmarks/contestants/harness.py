@@ -67,6 +67,9 @@ def options(description: str | None) -> argparse.ArgumentParser:
         "--launches", type=int, default=2, help="launches, one after another, in the one session"
     )
     parser.add_argument(
+        "--pause-s", type=float, default=0, help="between two launches, as between cells"
+    )
+    parser.add_argument(
         "--slots", type=int, default=2, help="task slots of each of the two executors"
     )
     parser.add_argument(
@@ -91,6 +94,7 @@ def compete(parsed: argparse.Namespace, framework: str, prepare: Callable[[], La
         _warm_page_cache(framework)
         write(lines, {"event": "ready", "import_s": import_s})
         for number in range(parsed.launches):
+            time.sleep(parsed.pause_s if number else 0)
             timed = _time_one(launch, spark, parsed.deadline_s)
             write(lines, {"event": "launch", "number": number, **timed})
 

@@ -23,29 +23,39 @@ def train(args: argparse.Namespace, ctx: Any) -> None:
 
 
 @contextmanager
-def launch(spark: SparkSession, folder: str, framework: str, input_mode: str) -> Iterator[None]:
+def launch(
+    spark: SparkSession, folder: str, framework: str, input_mode: str, keep_warm_s: float
+) -> Iterator[None]:
     """Start the cluster, and shut it down."""
     import sparkdl
 
     args = argparse.Namespace(folder=folder, framework=framework)
     with sparkdl.launch(
-        spark, train, args, nodes=NODES, framework=framework, input_mode=input_mode
+        spark,
+        train,
+        args,
+        nodes=NODES,
+        framework=framework,
+        input_mode=input_mode,
+        keep_warm_s=keep_warm_s,
     ) as cluster:
         yield
         cluster.results()
 
 
-def prepare(framework: str, input_mode: str) -> Launch:
+def prepare(framework: str, input_mode: str, keep_warm_s: float) -> Launch:
     """Import what `sparkdl.launch` needs on the driver."""
     import sparkdl
 
     getattr(sparkdl, "launch")  # noqa: B009  public names are imported when they are first used
-    return partial(launch, framework=framework, input_mode=input_mode)
+    return partial(launch, framework=framework, input_mode=input_mode, keep_warm_s=keep_warm_s)
 
 
 if __name__ == "__main__":
     parser = options(__doc__)
     parser.add_argument("--framework", choices=["tensorflow", "torch"], required=True)
     parser.add_argument("--input-mode", choices=["own", "spark"], default="own")
+    parser.add_argument("--keep-warm-s", type=float, default=0)
     parsed = parser.parse_args()
-    compete(parsed, parsed.framework, partial(prepare, parsed.framework, parsed.input_mode))
+    prepared = partial(prepare, parsed.framework, parsed.input_mode, parsed.keep_warm_s)
+    compete(parsed, parsed.framework, prepared)
