@@ -19,6 +19,10 @@ from typing import Generic, TypeVar
 
 from sparkdl.core.deadline import Deadline
 
+# Python handles a signal between two steps of the main thread. One that comes when the last step
+# before a wait is done, and the wait has not begun, is handled when the wait is over: so none is long.
+_LONGEST_WAIT_S = 1.0
+
 T = TypeVar("T")
 Thread = Callable[[Callable[[], None], str], threading.Thread]
 
@@ -53,8 +57,7 @@ class Changed(RLock):  # type: ignore[misc]  # a class of C that may be derived 
                 waiter.acquire()
                 self._waiters.append(waiter)
             try:
-                wait_s = deadline.wait_s
-                waiter.acquire(timeout=-1 if wait_s is None else wait_s)
+                waiter.acquire(timeout=min(deadline.remaining_s, _LONGEST_WAIT_S))
             finally:
                 with self:
                     self._waiters.remove(waiter)

@@ -83,6 +83,7 @@ class PutStream:
         self._schema: pa.Schema | None = None
         self._fd_sender: FdSender | None = None
         self._writer: flight.FlightStreamWriter | None = None
+        self._given_up: flight.FlightStreamWriter | None = None
         self._reader: threading.Thread | None = None
 
     def open(self, schema: pa.Schema) -> None:
@@ -151,6 +152,11 @@ class PutStream:
         if self._writer is not None:
             with suppress(pa.ArrowException, OSError):
                 self._writer.done_writing()
+            with self._changed:
+                self._given_up = self._writer  # `_read_acks` lets go of it, unless it has ended
+                has_ended = self._has_ended
+            if has_ended:
+                _let_go(self._writer)
         self._disconnect()
 
     def problem(self) -> str:
@@ -232,7 +238,10 @@ class PutStream:
         finally:
             with self._changed:
                 self._has_ended = True
+                given_up = self._given_up
                 self._changed.notify_all()
+            if given_up is not None:
+                _let_go(given_up)
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
@@ -258,3 +267,9 @@ class PutStream:
         self.refused.append(piece)
         if self.was_full:
             self.full_until_s = time.monotonic() + FULL_PAUSE_S
+
+
+def _let_go(writer: flight.FlightStreamWriter) -> None:
+    """Close a writer whose stream has ended, or Arrow says on stderr how, when it is collected."""
+    with suppress(pa.ArrowException, OSError):
+        writer.close()
