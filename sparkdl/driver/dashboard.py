@@ -84,7 +84,7 @@ class Recorder(threading.Thread):
         self._controller = controller
         self._file: IO[bytes] | None = None
         if folder is not None:
-            self._file = Path(folder, f"{spec.cluster_id}{SUFFIX}").open("xb")
+            self._file = Path(folder, f"{spec.cluster_id}{SUFFIX}").open("xb")  # noqa: SIM115 (`_close`)
         self._dashboard = dashboard
         self._born_s = self._kept_s = controller.wall_s()
         self._seen = _Seen(spec.cluster_id)

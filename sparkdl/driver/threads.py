@@ -20,7 +20,7 @@ from typing import Generic, TypeVar
 from sparkdl.core.deadline import Deadline
 
 # Python handles a signal between two steps of the main thread. One that comes when the last step
-# before a wait is done, and the wait has not begun, is handled when the wait is over: so none is long.
+# before a wait is done, and the wait has not begun, is handled when the wait is over: none is long.
 _LONGEST_WAIT_S = 1.0
 
 T = TypeVar("T")
