@@ -272,9 +272,10 @@ class Returned(LocalMessage, frozen=True):
 
 
 class Raised(LocalMessage, frozen=True):
-    """`map_fun` raised, or the child could not prepare."""
+    """`map_fun` raised, or the child could not prepare, at this time of the monotonic clock."""
 
     failure: Failure
+    raised_s: float
 
 
 Local = (
@@ -461,7 +462,7 @@ class ChildPipe:
             self._sock.shutdown(socket.SHUT_RDWR)
         name = ProtocolError.__name__
         failure = Failure("", "exception", f"{name}: {problem}", time.time(), exception_type=name)
-        self.on_message(Raised(failure), -1)
+        self.on_message(Raised(failure, time.monotonic()), -1)
 
     def _flush(self) -> None:
         while self._outbox:

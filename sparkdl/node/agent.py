@@ -301,7 +301,7 @@ class Agent:
         elif isinstance(message, channel.Returned):
             self.handle(states.ChildReportedEnd(message))
         elif isinstance(message, channel.Raised):
-            self._raised_s = time.monotonic()
+            self._raised_s = message.raised_s
             failure = replace(message.failure, log_tail=self._tail(self._child))
             self._child.log.add(failure.traceback.rstrip())  # for users who read only the log
             self.handle(states.ChildReportedEnd(failure))

@@ -171,6 +171,7 @@ def _raised(
     steps: int,
 ) -> Raised:
     """Describe an exception; the agent puts it into the log as well."""
+    raised_s = time.monotonic()  # now: what follows takes time, and others fail because of this
     node = start.world.member(start.node_id) if start else None
     if kind in ("setup", "exception") and framework.is_port_lost(error):
         kind = "port"
@@ -192,7 +193,8 @@ def _raised(
             generation=start.world.generation if start else 0,
             step=steps,
             is_consequence=kind == "exception" and framework.is_peer_lost(error),
-        )
+        ),
+        raised_s,
     )
 
 

@@ -110,7 +110,9 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     Given: st.builds(Given, INT, st.binary(max_size=30)),
     Gathered: st.builds(Gathered, INT, st.lists(st.binary(max_size=9)).map(tuple), TEXT),
     Returned: st.builds(Returned, st.binary(max_size=30), TEXT),
-    Raised: st.builds(Raised, st.builds(Failure, TEXT, st.just("exception"), TEXT, st.just(1.5))),
+    Raised: st.builds(
+        Raised, st.builds(Failure, TEXT, st.just("exception"), TEXT, st.just(1.5)), st.just(2.5)
+    ),
 }
 MESSAGE: st.SearchStrategy[Local] = st.one_of(*MESSAGES.values())
 
