@@ -29,6 +29,7 @@ from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.settings import Environment, visible_gpus
 from sparkdl.core.spec import InputMode
 from sparkdl.core.throttle import Throttle, period_s
+from sparkdl.core.trace import now_us
 from sparkdl.core.world import FIRST_TIME
 from sparkdl.frameworks.framework import framework_named
 from sparkdl.node import state as states
@@ -338,7 +339,7 @@ class Agent:
         self._children.child_ended()
         self.handle(states.ChildExited(status))
 
-    def _on_driver_message(self, message: messages.ToAgent) -> None:  # noqa: C901 (one case a message)
+    def _on_driver_message(self, message: messages.ToAgent) -> None:  # noqa: C901, PLR0912 (one case a message)
         match message:
             case messages.Begin(world, resume):
                 self.handle(states.WorldBegan(world, resume))
@@ -362,6 +363,8 @@ class Agent:
                 self._report(messages.LogTail(request, tail))
             case messages.FetchStacks(request):
                 self._report_stacks(request)
+            case messages.AskClock(sent_us):
+                self._report(messages.ClockTold(sent_us, now_us()))
             case _:
                 self._feeds.on_driver_message(message)
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from sparkdl.control.messages import EpochEnd
+from sparkdl.core import trace
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.reader.consumed import Origin, Part, part_of, positions_of
 from sparkdl.feed.reader.cursor import Item
@@ -229,7 +230,9 @@ class _Epoch:
             return False
         self._steps += 1
         assert self._last is not None
-        yield self._filled(self._last, rows, repeated)
+        feed = self._reader.feed
+        with trace.span("batch", "batch", f"batches of {feed}", rows=rows, step=self._steps):
+            yield self._filled(self._last, rows, repeated)
         return True
 
     def _filled(self, columns: Columns, rows: int, repeated: int) -> Columns:

@@ -1,0 +1,149 @@
+"""A file in Chrome's Trace Event Format, which Perfetto shows; complete after each write.
+
+Runs in: driver, child
+
+What is written last, the end of the JSON, is written over by the next events. So whoever writes may
+be killed at any time. A file called `.gz` is one stream of gzip: before its end is written, the
+state of the compression is copied, and the next events go on from the copy.
+
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+import msgspec
+
+Event = dict[str, Any]
+_encode = msgspec.json.Encoder().encode
+_GZIP = 31
+"""`wbits` of zlib for a header and a trailer of gzip."""
+
+
+class TraceFile:
+    """One trace; whoever opens it calls `close`. What was in the file before is gone.
+
+    Raises:
+        OSError: if it cannot be opened; from all methods but `close`, if it cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self._body: _Body = _Deflated() if self.path.endswith(".gz") else _Plain()
+        self._file = open(self.path, "wb", buffering=0)  # noqa: SIM115 (`close`)
+        self._stop = 0
+        self._is_first = True
+        self._end = b""
+        try:
+            self._append(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+            self.write((), (), {})
+        except BaseException:
+            self.close()
+            raise
+
+    def write(
+        self, events: Iterable[Event], open_events: Iterable[Event], other: Mapping[str, Any]
+    ) -> None:
+        """Append events. If that fails, nothing more can be written.
+
+        Args:
+            open_events: what has not ended yet, as it is now; the next write replaces them.
+            other: of the whole trace, likewise.
+        """
+        try:
+            if lines := self._lines(events):
+                self._append(lines)
+                self._is_first = False
+            end = self._lines(open_events) + b'\n],"otherData":' + _encode(other) + b"}\n"
+            self._write_at(self._stop, self._body.ended(end))
+            self._file.truncate()
+        except OSError:
+            with suppress(OSError):  # there was room for this
+                self._file.truncate(self._stop)
+                self._write_at(self._stop, self._end)
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _lines(self, events: Iterable[Event]) -> bytes:
+        lines = b",\n".join(map(_encode, events))
+        return lines if self._is_first or not lines else b",\n" + lines
+
+    def _append(self, data: bytes) -> None:
+        data = self._body.add(data)
+        self._write_at(self._stop, data)
+        self._stop += len(data)
+        self._end = self._body.ended(b"\n]}\n")
+
+    def _write_at(self, start: int, data: bytes) -> None:
+        self._file.seek(start)
+        left = memoryview(data)
+        while left:
+            left = left[self._file.write(left) or 0 :]
+
+
+class _Body(Protocol):
+    def add(self, data: bytes) -> bytes:
+        """Return the bytes to append for `data`."""
+
+    def ended(self, data: bytes) -> bytes:
+        """Return the bytes with which the file ends, if `data` is its end; `add` goes on before."""
+
+
+class _Plain:
+    def add(self, data: bytes) -> bytes:
+        return data
+
+    def ended(self, data: bytes) -> bytes:
+        return data
+
+
+class _Deflated:
+    def __init__(self) -> None:
+        self._deflater = zlib.compressobj(wbits=_GZIP)
+
+    def add(self, data: bytes) -> bytes:
+        return self._deflater.compress(data) + self._deflater.flush(zlib.Z_SYNC_FLUSH)
+
+    def ended(self, data: bytes) -> bytes:
+        copy = self._deflater.copy()
+        return copy.compress(data) + copy.flush()
+
+
+def complete(
+    name: str, category: str, pid: int, tid: int, start_us: int, duration_us: int, args: Any = None
+) -> Event:
+    """Return the event of a span."""
+    event = {"ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid}
+    return {**event, "ts": start_us, "dur": duration_us, **({"args": args} if args else {})}
+
+
+def instant(name: str, category: str, pid: int, tid: int, time_us: int, args: Any = None) -> Event:
+    """Return the event of something that takes no time."""
+    event = {"ph": "i", "s": "p", "name": name, "cat": category, "pid": pid, "tid": tid}
+    return {**event, "ts": time_us, **({"args": args} if args else {})}
+
+
+def named_process(name: str, pid: int, order: int) -> tuple[Event, Event]:
+    """Return the events that name a process, and say which one is shown first."""
+    at = {"ph": "M", "pid": pid, "tid": 1, "ts": 0}
+    return (
+        {**at, "name": "process_name", "args": {"name": name}},
+        {**at, "name": "process_sort_index", "args": {"sort_index": order}},
+    )
+
+
+def named_track(name: str, pid: int, tid: int, order: int) -> tuple[Event, Event]:
+    """Return the events that name a thread of a process, and say which one is shown first."""
+    at = {"ph": "M", "pid": pid, "tid": tid, "ts": 0}
+    return (
+        {**at, "name": "thread_name", "args": {"name": name}},
+        {**at, "name": "thread_sort_index", "args": {"sort_index": order}},
+    )
