@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -23,6 +23,8 @@ Event = dict[str, Any]
 _encode = msgspec.json.Encoder().encode
 _GZIP = 31
 """`wbits` of zlib for a header and a trailer of gzip."""
+_NAMED = 1 << 22
+"""Tracks with names have ids from here on: no thread of Linux has such an id."""
 
 
 class TraceFile:
@@ -63,9 +65,9 @@ class TraceFile:
             self._write_at(self._stop, self._body.ended(end))
             self._file.truncate()
         except OSError:
-            with suppress(OSError):  # there was room for this
-                self._file.truncate(self._stop)
+            with suppress(OSError):  # the file has room for this, where its end was
                 self._write_at(self._stop, self._end)
+                self._file.truncate()
             raise
 
     def close(self) -> None:
@@ -140,10 +142,24 @@ def named_process(name: str, pid: int, order: int) -> tuple[Event, Event]:
     )
 
 
-def named_track(name: str, pid: int, tid: int, order: int) -> tuple[Event, Event]:
-    """Return the events that name a thread of a process, and say which one is shown first."""
-    at = {"ph": "M", "pid": pid, "tid": tid, "ts": 0}
-    return (
-        {**at, "name": "thread_name", "args": {"name": name}},
-        {**at, "name": "thread_sort_index", "args": {"sort_index": order}},
-    )
+class TrackIds:
+    """The ids of tracks: of a thread its own, of a name one that no thread has."""
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[int, str | int], int] = {}
+
+    def tid(self, pid: int, track: str | int) -> int:
+        """Return the id of a track that has been `named`."""
+        return self._ids[pid, track]
+
+    def named(self, pid: int, track: str | int, name: str = "") -> Iterator[Event]:
+        """Yield the events that name a track, once; those with names of their own come first."""
+        if (pid, track) in self._ids:
+            return
+        is_thread = isinstance(track, int)
+        tid = track if isinstance(track, int) else _NAMED + len(self._ids)
+        self._ids[pid, track] = tid
+        at = {"ph": "M", "pid": pid, "tid": tid, "ts": 0}
+        yield {**at, "name": "thread_name", "args": {"name": name or str(track)}}
+        order = len(self._ids) + is_thread * _NAMED
+        yield {**at, "name": "thread_sort_index", "args": {"sort_index": order}}

@@ -34,21 +34,22 @@ class _Knot:
 
 
 class HostClock:
-    """One host's clock. All times in microseconds."""
+    """One host's clock. All times in microseconds.
+
+    Attributes:
+        error_us: how far off the times may be that have been converted.
+    """
 
     def __init__(self) -> None:
+        self.error_us = 0
         self._samples: deque[tuple[int, float]] = deque(maxlen=_KEPT_SAMPLES)
         self._knots: deque[_Knot] = deque(maxlen=_KEPT_KNOTS)
+        self._is_used = False
 
     @property
-    def samples(self) -> int:
-        """How many answers count."""
-        return len(self._samples)
-
-    @property
-    def error_us(self) -> float | None:
-        """How far off it may be; `None` before the first answer."""
-        return min(self._samples)[0] / 2 if self._samples else None
+    def is_known(self) -> bool:
+        """Whether there has been an answer."""
+        return bool(self._knots)
 
     def sample(self, sent_us: int, local_us: int, received_us: int) -> None:
         """Take an answer.
@@ -61,14 +62,19 @@ class HostClock:
         if took_us < 0 or (self._knots and local_us < self._knots[-1].local_us):
             return
         self._samples.append((took_us, (sent_us + received_us) / 2 - local_us))
-        target_us = min(self._samples)[1]
-        if not self._knots:
+        took_us, target_us = min(self._samples)
+        error_us = took_us // 2 + 1
+        if not self._is_used:
+            self.error_us = error_us
+            self._knots.clear()
             self._knots.append(_Knot(local_us, target_us, target_us))
         elif target_us != self._knots[-1].target_us:
+            self.error_us = max(self.error_us, error_us)
             offset_us = self._knots[-1].offset_at(local_us)
             self._knots.append(_Knot(local_us, offset_us, target_us))
 
     def driver_us(self, local_us: int) -> int:
         """Return the driver's time at the host's; there must have been an answer."""
+        self._is_used = True
         number = bisect_right(self._knots, local_us, key=lambda knot: knot.local_us)
         return round(local_us + self._knots[max(0, number - 1)].offset_at(local_us))

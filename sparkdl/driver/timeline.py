@@ -34,10 +34,10 @@ from sparkdl.control.messages import (
 from sparkdl.control.trace_file import (
     Event,
     TraceFile,
+    TrackIds,
     complete,
     instant,
     named_process,
-    named_track,
 )
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import ClusterSpec
@@ -59,8 +59,6 @@ _MAX_SPANS = 500_000
 """That wait while nothing can be written; what comes then is dropped."""
 _FIRST_ANSWERS = 4
 """Of a host that has just joined: the fastest of them counts."""
-_NAMED_TRACKS = 1 << 22
-"""Tracks with names have ids from here on: no thread of Linux has such an id."""
 _MAX_CHARS = 2000
 _Args = dict[str, Any]
 _PHASES, _STATE = "phases", "state"
@@ -105,7 +103,7 @@ class Timeline(threading.Thread):
         self._tracks = Tracks(spec, self._now_us())
         self._period_s = max(_PERIOD_S, len(spec.nodes) / _NODES_PER_S)
         self._seen = Seen(spec.cluster_id)
-        self._news: deque[Callable[[], Iterator[Event]]] = deque()
+        self._news: deque[Callable[[], Iterator[Event]]] = deque([self._tracks.begin])
         self._waiting = 0
         self._nodes: dict[str, int] = {}
         self._asked: dict[str, int] = {}
@@ -211,13 +209,18 @@ class Tracks:
         self._cluster = len(spec.nodes) + 1
         self._clocks: dict[str, HostClock] = {}
         self._open: dict[tuple[int, str], _Begun] = {}
-        self._ids: dict[tuple[int, str | int], int] = {}
+        self._ids = TrackIds()
         self._dropped: Counter[str] = Counter()
         self._errors_us: dict[str, int] = {}
         self._problems: set[tuple[int, Problem]] = set()
-        self._is_named = False
-        for node in spec.nodes:
-            self._open[self._pid(node.node_id), _PHASES] = _Begun("start agent", "launch", 0)
+
+    def begin(self) -> Iterator[Event]:
+        """Yield the names of the nodes, and begin their launch."""
+        yield from named_process(f"cluster {self._spec.cluster_id}", self._cluster, 0)
+        for node in self._spec.nodes:
+            pid = self._pid(node.node_id)
+            yield from named_process(node.name, pid, node.node_id + 1)
+            yield from self._begin(pid, _PHASES, "start agent", "launch", 0, {})
 
     def happened(self, event: AnyEvent, now_us: int) -> Iterator[Event]:
         """Yield what a state of the cluster means."""
@@ -265,7 +268,7 @@ class Tracks:
         """Take what an agent's clock said; there is no event of that."""
         clock = self._clocks.setdefault(agent_id, HostClock())
         clock.sample(answer.sent_us, answer.local_us, now_us)
-        self._errors_us[self._name(node_id)] = round(clock.error_us or 0)
+        self._errors_us[self._name(node_id)] = clock.error_us
         yield from ()
 
     def told(self, agent_id: str, node_id: int, told: Traced, now_us: int) -> Iterator[Event]:
@@ -273,7 +276,7 @@ class Tracks:
         clock, pid = self._clocks.get(agent_id), self._pid(node_id)
         dropped = told.dropped
         for span in told.spans:
-            if clock is None or not clock.samples:
+            if clock is None or not clock.is_known:
                 dropped += 1
                 continue
             start_us = clock.driver_us(span.start_us) - self._zero_us
@@ -282,7 +285,7 @@ class Tracks:
                 continue  # a spare's, of before the launch
             start_us = max(0, start_us)
             yield from self._named(pid, span.track, told)
-            at = pid, self._tid(pid, span.track), start_us, stop_us - start_us
+            at = pid, self._ids.tid(pid, span.track), start_us, stop_us - start_us
             yield complete(span.name, span.category, *at, span.args)
         if dropped:
             self._dropped[self._name(node_id)] += dropped
@@ -331,36 +334,21 @@ class Tracks:
     def _complete(
         self, pid: int, track: str, begun: _Begun, at_us: int, args: _Args | None = None
     ) -> Event:
-        at = pid, self._tid(pid, track), begun.start_us, max(0, at_us - begun.start_us)
+        at = pid, self._ids.tid(pid, track), begun.start_us, max(0, at_us - begun.start_us)
         return complete(begun.name, begun.category, *at, {**begun.args, **(args or {})})
 
     def _at(
         self, pid: int, track: str, name: str, category: str, at_us: int, args: Any = None
     ) -> Iterator[Event]:
         yield from self._named(pid, track)
-        yield instant(name, category, pid, self._tid(pid, track), at_us, args)
+        yield instant(name, category, pid, self._ids.tid(pid, track), at_us, args)
 
     def _named(self, pid: int, track: str | int, told: Traced | None = None) -> Iterator[Event]:
-        """Yield the names of processes and of a track, once."""
-        if not self._is_named:
-            self._is_named = True
-            yield from named_process(f"cluster {self._spec.cluster_id}", self._cluster, 0)
-            for node in self._spec.nodes:
-                yield from named_process(node.name, self._pid(node.node_id), node.node_id + 1)
-        if (pid, track) in self._ids:
-            return
-        tid, name = self._tid(pid, track), str(track)
-        self._ids[pid, track] = tid
-        if isinstance(track, int) and told is not None:
+        """Yield the name of a track, once."""
+        name = ""
+        if told is not None and isinstance(track, int):
             name = f"{told.threads.get(track, 'thread')}, generation {told.generation}"
-        order = 0 if track in (_PHASES, _STATE) else len(self._ids)
-        yield from named_track(name, pid, tid, order)
-
-    def _tid(self, pid: int, track: str | int) -> int:
-        if isinstance(track, int):
-            return track
-        known = self._ids.get((pid, track))
-        return _NAMED_TRACKS + len(self._ids) if known is None else known
+        yield from self._ids.named(pid, track, name)
 
     def _pid(self, node_id: int) -> int:
         return node_id + 1

@@ -311,6 +311,8 @@ class Agent:
         elif isinstance(message, channel.Given):
             if self._begun is not None:
                 self._report(messages.Gather(self._begun, message.number, message.value))
+        elif isinstance(message, messages.Traced):
+            self._report(message)
         else:
             self._activity.note(message)
             self._feeds.on_child_message(message, fd)

@@ -288,11 +288,7 @@ def refusals(hvd: Any) -> None:
     for wrong in wrongs:
         with pytest.raises(ConfigError):
             wrong()
-    removals: tuple[Any, ...] = (
-        lambda: hvd.allreduce(tensor, op=hvd.Adasum),
-        lambda: hvd.start_timeline("file"),
-        lambda: hvd.stop_timeline(),
-    )
+    removals: tuple[Any, ...] = (lambda: hvd.allreduce(tensor, op=hvd.Adasum),)
     for removed in removals:
         with pytest.raises(RemovedError):
             removed()

@@ -230,9 +230,11 @@ class _Epoch:
             return False
         self._steps += 1
         assert self._last is not None
-        feed = self._reader.feed
-        with trace.span("batch", "batch", f"batches of {feed}", rows=rows, step=self._steps):
-            yield self._filled(self._last, rows, repeated)
+        since_us = trace.now_us()
+        yield self._filled(self._last, rows, repeated)
+        if trace.is_on():  # not of an iteration that is abandoned: nobody knows when that was
+            about = {"rows": rows, "step": self._steps}
+            trace.add("batch", "batch", since_us, None, f"batches of {self._reader.feed}", about)
         return True
 
     def _filled(self, columns: Columns, rows: int, repeated: int) -> Columns:
