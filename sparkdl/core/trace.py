@@ -212,6 +212,8 @@ def _plain(value: Any) -> Value:
 
 
 def _text(value: Any) -> str:
+    if type(value) is str and value.isascii() and len(value) <= _MAX_CHARS:
+        return value
     try:
         text = str(value)
     except Exception as error:  # noqa: BLE001 (the user's own class)

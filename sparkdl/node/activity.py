@@ -15,7 +15,7 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from sparkdl.control.channel import Consumed, Local, ReadParquet, Reported
-from sparkdl.control.messages import NodeActive, Traced
+from sparkdl.control.messages import NodeActive
 from sparkdl.core.throttle import Throttle, period_s
 
 PERIOD_S = 0.1
@@ -159,7 +159,7 @@ class Activity:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        report: Callable[[NodeActive | Traced], None],
+        report: Callable[[NodeActive], None],
         log_period_s: float | None,
         nodes: int = 1,
     ) -> None:
@@ -183,9 +183,6 @@ class Activity:
         """Take what the child says."""
         now = self._now
         match message:
-            case Traced():
-                self._report(message)
-                return
             case Reported(step, metrics):
                 now = replace(now, step=step, metrics=metrics)
             case ReadParquet(feed):
