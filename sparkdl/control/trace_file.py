@@ -42,8 +42,7 @@ class TraceFile:
         self._is_first = True
         self._end = b""
         try:
-            self._append(b'{"displayTimeUnit":"ms","traceEvents":[\n')
-            self.write((), (), {})
+            self._put(b'{"displayTimeUnit":"ms","traceEvents":[\n', b"\n]}\n")
         except BaseException:
             self.close()
             raise
@@ -57,18 +56,9 @@ class TraceFile:
             open_events: what has not ended yet, as it is now; the next write replaces them.
             other: of the whole trace, likewise.
         """
-        try:
-            if lines := self._lines(events):
-                self._append(lines)
-                self._is_first = False
-            end = self._lines(open_events) + b'\n],"otherData":' + _encode(other) + b"}\n"
-            self._write_at(self._stop, self._body.ended(end))
-            self._file.truncate()
-        except OSError:
-            with suppress(OSError):  # the file has room for this, where its end was
-                self._write_at(self._stop, self._end)
-                self._file.truncate()
-            raise
+        lines = self._lines(events)
+        self._is_first = self._is_first and not lines
+        self._put(lines, self._lines(open_events) + b'\n],"otherData":' + _encode(other) + b"}\n")
 
     def close(self) -> None:
         """Close the file."""
@@ -78,9 +68,14 @@ class TraceFile:
         lines = b",\n".join(map(_encode, events))
         return lines if self._is_first or not lines else b",\n" + lines
 
-    def _append(self, data: bytes) -> None:
-        data = self._body.add(data)
-        self._write_at(self._stop, data)
+    def _put(self, data: bytes, end: bytes) -> None:
+        data = self._body.add(data) if data else b""
+        try:
+            self._write_at(self._stop, data + self._body.ended(end))
+        except OSError:
+            with suppress(OSError):  # the file has room for this, where its end was
+                self._write_at(self._stop, self._end)
+            raise
         self._stop += len(data)
         self._end = self._body.ended(b"\n]}\n")
 
@@ -89,6 +84,7 @@ class TraceFile:
         left = memoryview(data)
         while left:
             left = left[self._file.write(left) or 0 :]
+        self._file.truncate()
 
 
 class _Body(Protocol):
