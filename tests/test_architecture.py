@@ -105,7 +105,7 @@ LONG_FILES = {  # longest each may become, and why it is one file
     "feed/store/log.py": (560, "all that changes one feed of a node, under one lock"),
     "driver/feeds/state.py": (540, "all states and events of one machine"),
     "driver/feeds/transitions.py": (1000, "one table of transitions, read as a whole"),
-    "driver/controller.py": (590, "what each message and each action means, a case each"),
+    "driver/controller.py": (600, "what each message and each action means, a case each"),
     "driver/lifecycle/transitions.py": (570, "one table of transitions, read as a whole"),
 }
 LONG_FUNCTIONS = {  # and why each is one function

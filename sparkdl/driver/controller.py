@@ -490,8 +490,14 @@ class Controller:
                 self._server.send(agent.hello.agent_id, message)
 
     def _let_hear(self, agent_id: str, message: FromAgent | None) -> None:
-        if self._ear is not None:
+        if self._ear is None:
+            return
+        try:
             answer = self._ear.heard(agent_id, self._node_of(agent_id), message)
+        except Exception:
+            _log.exception("Nobody hears any more what the agents say, and the cluster goes on")
+            self._ear = None
+        else:
             if answer is not None:
                 self._server.send(agent_id, answer)
 

@@ -55,7 +55,7 @@ _PERIOD_S = 1.0
 _NODES_PER_S = 2000
 """Of more nodes, the file is written more seldom."""
 _END_S = 10.0
-_MAX_SPANS = 500_000
+_MAX_SPANS = 200_000
 """That wait while nothing can be written; what comes then is dropped."""
 _FIRST_ANSWERS = 4
 """Of a host that has just joined: the fastest of them counts."""
@@ -108,6 +108,7 @@ class Timeline(threading.Thread):
         self._nodes: dict[str, int] = {}
         self._asked: dict[str, int] = {}
         self._ends = threading.Event()
+        self._is_over = False
         self._note(controller.view.state)
         controller.follow(self._note)
         controller.overhear(self)
@@ -121,7 +122,7 @@ class Timeline(threading.Thread):
         if isinstance(message, Hello):
             self._nodes[agent_id] = message.node_id
         of = self._nodes.get(agent_id)
-        if of is None:
+        if of is None or self._is_over:
             return None
         if isinstance(message, ClockTold):
             self._news.append(partial(tracks.measured, agent_id, of, message, now_us))
@@ -147,8 +148,9 @@ class Timeline(threading.Thread):
                 self._write()
         except Exception:  # noqa: BLE001 (whatever it is, the training does not need this)
             _log.exception("The timeline ends here, and the cluster goes on")
-            self._news.clear()
         finally:
+            self._is_over = True
+            self._news.clear()
             self._close_file()
 
     def close(self) -> None:
