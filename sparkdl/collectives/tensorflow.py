@@ -13,12 +13,13 @@ import socket
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from sparkdl.collectives.group import Array, Group, Op, even_splits, shares
+from sparkdl.core import trace
 from sparkdl.core.errors import CollectiveError, ConfigError, MismatchError, SparkdlError
 from sparkdl.core.world import host_port
 
@@ -79,18 +80,22 @@ class TensorFlowGroup(Group):
         self, arrays: Sequence[Array], op: Op = Op.AVERAGE, name: str | None = None
     ) -> list[Array]:
         """See `Group.all_reduce`."""
-        return self._arrays(lambda: self.exchange.all_reduce(_tensors(arrays), op))
+        return self._arrays(
+            "all_reduce", name, lambda: self.exchange.all_reduce(_tensors(arrays), op)
+        )
 
     def all_gather(self, array: Array, name: str | None = None) -> Array:
         """See `Group.all_gather`."""
         rows = _tensors([np.atleast_1d(array)])
-        return self._arrays(lambda: self.exchange.all_gather(rows))[0]
+        return self._arrays("all_gather", name, lambda: self.exchange.all_gather(rows))[0]
 
     def broadcast(self, array: Array, root: int, name: str | None = None) -> Array:
         """See `Group.broadcast`."""
         if root not in range(self.size):
             raise ConfigError(f"root={root}: there are the members 0 to {self.size - 1}")
-        return self._arrays(lambda: self.exchange.broadcast(_tensors([array]), root))[0]
+        return self._arrays(
+            "broadcast", name, lambda: self.exchange.broadcast(_tensors([array]), root)
+        )[0]
 
     def all_to_all(
         self, array: Array, splits: Sequence[int] | Array | None = None, name: str | None = None
@@ -99,13 +104,14 @@ class TensorFlowGroup(Group):
         rows = np.atleast_1d(array)
         counts = np.array(even_splits(len(rows), self.size, splits), np.int32)
         both = _tensors([rows, counts])
-        out, got = self._arrays(lambda: list(self.exchange.all_to_all(*both)))
+        out, got = self._arrays("all_to_all", name, lambda: list(self.exchange.all_to_all(*both)))
         return out, got
 
     def reduce_scatter(self, array: Array, op: Op = Op.AVERAGE, name: str | None = None) -> Array:
         """See `Group.reduce_scatter`."""
         rows = _tensors([np.atleast_1d(array)])
-        return self._arrays(lambda: self.exchange.reduce_scatter(rows, op))[0]
+        work = partial(self.exchange.reduce_scatter, rows, op)
+        return self._arrays("reduce_scatter", name, work)[0]
 
     def barrier(self) -> None:
         """See `Group.barrier`."""
@@ -126,11 +132,11 @@ class TensorFlowGroup(Group):
         name = f"{self._name}/{number}"
         return TensorFlowGroup(rank, ranks, self._key, name, self._device, self.timeout_s)
 
-    def _arrays(self, work: Callable[[], list[Any]]) -> list[Array]:
+    def _arrays(self, what: str, name: str | None, work: Callable[[], list[Any]]) -> list[Array]:
         import tensorflow as tf
 
         def in_eager() -> list[Array]:
-            with tf.init_scope():
+            with tf.init_scope(), trace.span("collective", what, None, what=name or ""):
                 return [tensor.numpy() for tensor in work()]
 
         return self.run(in_eager)

@@ -14,16 +14,22 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakMethod
 
 from sparkdl.collectives.group import Op, even_splits, shares
 from sparkdl.collectives.transport import Transport, bytes_of, dtypes, reduced, row_nbytes, scale_
+from sparkdl.core import trace
 from sparkdl.core.errors import CollectiveError, ConfigError, MismatchError
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Kind(IntEnum):
@@ -106,6 +112,25 @@ def last_to_join(calls: Sequence[Announcement]) -> int:
 _WORDS = struct.Struct(f"<{len(Announcement._fields)}q")
 
 
+def _traced(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Have an operation be in the timeline: its name, the bytes of its tensor, and what it is."""
+
+    def decorate(operate: Callable[P, T]) -> Callable[P, T]:
+        @wraps(operate)
+        def call(*args: P.args, **options: P.kwargs) -> T:
+            if not trace.is_on():
+                return operate(*args, **options)
+            given: Any = (*args, *options.values())
+            what = "".join(each for each in given if isinstance(each, str)).strip()
+            nbytes = sum(each.nbytes for each in given if hasattr(each, "nbytes"))
+            with trace.span("collective", name, None, what=what, nbytes=nbytes):
+                return operate(*args, **options)
+
+        return call
+
+    return decorate
+
+
 class TensorGroup:
     """Members of one process set, of which each call blocks; see `Group` for what they share.
 
@@ -126,6 +151,7 @@ class TensorGroup:
         self._wire = Transport(rank, size, store, host, key, timeout_s)
         self._steps: list[WeakMethod[Callable[[], None]]] = []
 
+    @_traced("all_reduce")
     def all_reduce_(
         self,
         flat: torch.Tensor,
@@ -149,6 +175,7 @@ class TensorGroup:
         self.agree(Call(Kind.ALL_REDUCE, what, numel, dtype, 0, flat.is_cuda, is_sum))
         return self.reduce_now_(flat, op, prescale, postscale)
 
+    @_traced("reduce")
     def reduce_now_(
         self, flat: torch.Tensor, op: Op, prescale: float = 1.0, postscale: float = 1.0
     ) -> torch.Tensor:
@@ -157,6 +184,7 @@ class TensorGroup:
         with self._wire.named_errors("all_reduce"):
             return self._wire.reduce_(flat, op, postscale, self._divisor(op))
 
+    @_traced("all_gather")
     def all_gather(self, tensor: torch.Tensor, what: str = "") -> tuple[torch.Tensor, list[int]]:
         """Return the rows of all members by rank, and how many came from each."""
         import torch
@@ -175,6 +203,7 @@ class TensorGroup:
                 self._wire.gather(bytes_of(tensor), bytes_of(out), nbytes)
         return out, counts
 
+    @_traced("broadcast")
     def broadcast_(self, tensor: torch.Tensor, root: int, what: str = "") -> torch.Tensor:
         """Fill a contiguous tensor with that of member `root`, and return it."""
         if not 0 <= root < self.size:
@@ -186,6 +215,7 @@ class TensorGroup:
                 self._wire.broadcast(bytes_of(tensor), root)
         return tensor
 
+    @_traced("all_to_all")
     def all_to_all(
         self, tensor: torch.Tensor, splits: Sequence[int] | None = None, what: str = ""
     ) -> tuple[torch.Tensor, list[int]]:
@@ -205,6 +235,7 @@ class TensorGroup:
             self._wire.exchange(tensor, out, sent, got)
         return out, got
 
+    @_traced("reduce_scatter")
     def reduce_scatter(
         self,
         tensor: torch.Tensor,
@@ -284,7 +315,8 @@ class TensorGroup:
         """
         announcement = call.announcement()
         mine = _WORDS.pack(*announcement)
-        with self._wire.named_errors(call.kind.name.lower()):
+        what = call.kind.name.lower()
+        with self._wire.named_errors(what), trace.span("collective", "wait for members", call=what):
             everyone = self._wire.announce(mine)
         if everyone.count(mine) == self.size:
             return [announcement] * self.size

@@ -11,7 +11,7 @@ Runs in: agent, child
       │◀────────────────────────── Imported, Running│  the framework is; map_fun is called
       │◀────────────────────────── Consumed, Release│  rows read; segments no longer needed
       │◀───────── Results + descriptor, Terminated  │
-      │◀─────────────────────────────────── Reported│  the step that user code is at
+      │◀─────────────────────────── Reported, Traced│  the step that user code is at, what it does
       │◀─ Checkpointed ─── Commit ──▶  Committed ─▶│  the parts of a checkpoint, and the whole
       │◀─ Given ───────────────────────── Gathered ▶│  a value of each node for all nodes
       │◀────────────────────────── Returned, Raised │  last message
@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparkdl.control.descriptors import close_fd, receive_with_fds
-from sparkdl.control.messages import EpochEnd, FeedCovered, FeedHold, Granted
+from sparkdl.control.messages import EpochEnd, FeedCovered, FeedHold, Granted, Traced
 from sparkdl.control.rows import EpochRows
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
@@ -303,6 +303,7 @@ Local = (
     | ReadFailed
     | Results
     | Reported
+    | Traced
     | Checkpointed
     | Commit
     | Committed

@@ -9,6 +9,7 @@ Runs in: driver, agent
       │  ChildRunning ────────────────────────▶│   inside map_fun
       │  FeedProgress, NodeActive, LogLines ──▶│
       │  BoardStarted ────────────────────────▶│   from the first node, where it was asked for
+      │  Traced, ClockTold ───────────────────▶│   where there is a timeline: after `AskClock`
       │◀── FeedBegin, ReadShare, FeedCut, FeedHold, FeedCovered, Granted, EpochEnd, FeedEnd
       │  CheckpointPart ──────────────────────▶│   from each node that trains
       │◀──────────────────── CheckpointCommit ─│   to the first, once all parts are there
@@ -35,6 +36,7 @@ from sparkdl.control.rows import EpochRows, PartRows, Share
 from sparkdl.control.world_columns import WorldColumns
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
+from sparkdl.core.trace import Span
 from sparkdl.core.world import Resume, World
 
 MAX_MESSAGE_NBYTES = 16 * 1024 * 1024
@@ -206,6 +208,27 @@ class NodeLoad(Message, frozen=True):
     feed_limit_nbytes: int = 0
     gpu: float = 0.0
     gpu_nbytes: int = 0
+
+
+class Traced(Message, frozen=True):
+    """What a child has done, for the timeline; its agent passes it on.
+
+    Args:
+        dropped: spans since the last time that there was no room for.
+        threads: names, by native id.
+    """
+
+    generation: int
+    spans: tuple[Span, ...]
+    dropped: int = 0
+    threads: dict[int, str] = {}
+
+
+class ClockTold(Message, frozen=True):
+    """The answer to `AskClock`: what it said, and what this host's clock does, in microseconds."""
+
+    sent_us: int
+    local_us: int
 
 
 class LogLines(Message, frozen=True):
@@ -455,6 +478,12 @@ class FetchStacks(Message, frozen=True):
     request: int
 
 
+class AskClock(Message, frozen=True):
+    """Say at once how late it is, as `ClockTold`."""
+
+    sent_us: int
+
+
 class Stop(Message, frozen=True):
     """End the child, clean up, and end.
 
@@ -486,6 +515,8 @@ FromAgent = (
     | FeedProgress
     | NodeActive
     | NodeLoad
+    | Traced
+    | ClockTold
     | LastLines
     | Refused
     | LogLines
@@ -501,7 +532,8 @@ ToFeeds = (
     FeedBegin | ReadShare | PassOn | FeedCut | FeedCovered | FeedHold | Granted | EpochEnd | FeedEnd
 )
 ToNode = CheckpointCommit | AllGathered
-ToAgent = Begin | NewRound | StopChild | FetchLog | FetchStacks | Stop | Detach | ToNode | ToFeeds
+Asked = FetchLog | FetchStacks | AskClock
+ToAgent = Begin | NewRound | StopChild | Asked | Stop | Detach | ToNode | ToFeeds
 
 
 class _Begin(Message, frozen=True):

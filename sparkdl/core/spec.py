@@ -150,6 +150,7 @@ class ClusterSpec:
         checkpoint_dir: URL of the folder of the checkpoints; `None` for none.
         is_watched: somebody looks at what nodes take of their machines.
         preload: modules that children import after the framework, before there is a world.
+        is_traced: children tell what they do when, for a timeline.
     """
 
     cluster_id: str
@@ -168,6 +169,7 @@ class ClusterSpec:
     checkpoint_dir: str | None = None
     preload: tuple[str, ...] = ()
     is_watched: bool = False
+    is_traced: bool = False
     settings: Settings = field(default_factory=Settings)
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from sparkdl.control.cause import CutLink
 from sparkdl.control.messages import (
@@ -102,6 +102,23 @@ class View:
     """It was announced to the nodes that no more rows will come."""
 
 
+class Ear(Protocol):
+    """Hears what agents say; see `Controller.overhear`."""
+
+    def heard(
+        self, agent_id: str, node_id: int | None, message: FromAgent | None
+    ) -> ToAgent | None:
+        """Return what to answer; called on the loop, so it must be quick, and not fail.
+
+        Args:
+            node_id: which node the agent is; `None` for a standby, and after the end.
+            message: `None` when the agent has left.
+        """
+
+    def close(self) -> None:
+        """Nothing more will be heard."""
+
+
 class Controller:
     """One cluster's coordinator. `start`, use, `close`.
 
@@ -158,7 +175,8 @@ class Controller:
         self._timer: asyncio.TimerHandle | None = None
         self._requests = PendingRequests(self._server.send, self.changed)
         self._observer: Callable[[], None] = lambda: None
-        self._follower: Callable[[states.State], None] = lambda state: None
+        self._followers: list[Callable[[states.State], None]] = []
+        self._ear: Ear | None = None
         self._progress = Throttle(self._loop, self._notify, _PROGRESS_S)
         self._thread = threading.Thread(
             target=self._run, name=f"sparkdl-controller-{spec.cluster_id}", daemon=True
@@ -237,7 +255,11 @@ class Controller:
 
     def follow(self, follower: Callable[[states.State], None]) -> None:
         """Have `follower` called on the loop with each state; it must be quick, and not fail."""
-        self._follower = follower
+        self._followers.append(follower)
+
+    def overhear(self, ear: Ear) -> None:
+        """Have `ear` told what comes from agents."""
+        self._ear = ear
 
     def soon(self, function: Callable[..., None], *arguments: Any) -> bool:
         """Have `function` called on the loop; false once the controller is closed."""
@@ -285,6 +307,8 @@ class Controller:
         """
         if len(self.spec.nodes) >= _MANY:
             gc.unfreeze()
+        if self._ear is not None:
+            self._ear.close()
         if not self._thread.is_alive():
             self._loop.close()
             return
@@ -316,6 +340,7 @@ class Controller:
         with self.changed:
             self._joined.add((hello.node_id, hello.pid))
         self._handle(states.AgentJoined(hello))
+        self._let_hear(hello.agent_id, hello)
 
     def refused(self, message: Refused) -> None:
         """A node cannot start where it was to."""
@@ -324,6 +349,7 @@ class Controller:
 
     def said(self, agent_id: str, message: FromAgent) -> None:  # noqa: C901 (one case a message)
         """An agent has sent a message."""
+        self._let_hear(agent_id, message)
         match message:
             case Offer():
                 self._handle(states.AgentOffered(agent_id, message))
@@ -354,6 +380,7 @@ class Controller:
 
     def left(self, agent_id: str, reason: str) -> None:
         """An agent's connection has ended."""
+        self._let_hear(agent_id, None)
         self._handle(states.AgentLeft(agent_id, reason, self.wall_s()))
 
     def silent(self, hello: Hello) -> None:
@@ -407,7 +434,8 @@ class Controller:
                 self.view.feeds.clear()  # a node that another agent takes begins at zero
             self.view.state = state
             self.changed.notify_all()
-        self._follower(state)
+        for follower in self._followers:
+            follower(state)
         for action in actions:
             self._perform(action)
         self._arm_timer(state.deadline_s)
@@ -460,6 +488,18 @@ class Controller:
         for node_id, agent in roster.agents.items() if roster else ():
             if node_id in node_ids:
                 self._server.send(agent.hello.agent_id, message)
+
+    def _let_hear(self, agent_id: str, message: FromAgent | None) -> None:
+        if self._ear is None:
+            return
+        try:
+            answer = self._ear.heard(agent_id, self._node_of(agent_id), message)
+        except Exception:  # noqa: BLE001 (the training does not need it)
+            _log.exception("Nobody hears any more what the agents say, and the cluster goes on")
+            self._ear = None
+        else:
+            if answer is not None:
+                self._server.send(agent_id, answer)
 
     def _note_pid(self, agent_id: str, pid: int) -> None:
         node_id = self._node_of(agent_id)

@@ -87,7 +87,7 @@ class Recorder(threading.Thread):
             self._file = Path(folder, f"{spec.cluster_id}{SUFFIX}").open("xb")  # noqa: SIM115 (`_close`)
         self._dashboard = dashboard
         self._born_s = self._kept_s = controller.wall_s()
-        self._seen = _Seen(spec.cluster_id)
+        self._seen = Seen(spec.cluster_id)
         names = tuple(node.name for node in spec.nodes)
         mode = spec.input_mode.name.lower()
         launched = Launched(spec.cluster_id, self._born_s, spec.framework, names, mode)
@@ -154,7 +154,7 @@ class Recorder(threading.Thread):
 
 
 @dataclass
-class _Seen:
+class Seen:
     """What has been told of a cluster's states."""
 
     cluster: str
@@ -164,6 +164,7 @@ class _Seen:
     checkpoint: CheckpointRef | None = None
 
     def news(self, state: states.State, now_s: float) -> Iterator[AnyEvent]:
+        """Yield what is new in a state."""
         name, before = type(state).__name__.lower(), states.before_stop(state)
         generation = states.generation_of(state)
         generation = self.generation if generation is None else generation

@@ -34,6 +34,7 @@ from sparkdl.driver.log_files import LogFiles, check_folder
 from sparkdl.driver.logs import LogLine, NodeLogs
 from sparkdl.driver.payload import pickle_user_code
 from sparkdl.driver.show import in_notebook, print_beside
+from sparkdl.driver.timeline import Timeline, check_file
 from sparkdl.driver.warm import chosen_keep_s, warm_key
 from sparkdl.frameworks.framework import framework_named
 
@@ -96,6 +97,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
     tls: bool | tuple[str, str, str] | TlsFiles | None = None,
     dashboard: bool | None = None,
     record: str | None = None,
+    timeline: str | None = None,
 ) -> Cluster:
     """Start a cluster of `nodes` framework processes, each running `map_fun(args, ctx)`.
 
@@ -177,6 +179,9 @@ def launch(  # noqa: PLR0913 (one option, one name)
             docs/dashboard.md.
         record: folder in which a file of what happens is written: `sparkdl dashboard FOLDER` shows
             it again.
+        timeline: file on the driver's machine for a trace of all nodes, that ui.perfetto.dev
+            shows: launch phases, steps, waits for rows, collectives, checkpoints, failures.
+            `trace.json`, or `trace.json.gz` for a smaller one. See docs/timeline.md.
 
     Raises:
         ConfigError: if it cannot work as asked; nothing was started.
@@ -232,11 +237,15 @@ def launch(  # noqa: PLR0913 (one option, one name)
         record = check_folder("record", record)
     pages = dashboard_of_program(dashboard, host)
     is_watched = pages is not None or record is not None
-    spec = replace(spec, is_watched=is_watched)
+    if timeline is not None:
+        timeline = check_file("timeline", timeline)
+    spec = replace(spec, is_watched=is_watched, is_traced=timeline is not None)
 
     def watch(controller: Controller) -> None:
         if is_watched:
             Recorder(controller, record, pages).start()
+        if timeline is not None:
+            Timeline(controller, timeline).start()
 
     logs = NodeLogs(on_log or (_print_line if log_to_driver else None), files)
     cluster = _start(

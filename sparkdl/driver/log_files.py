@@ -42,29 +42,42 @@ def check_folder(option: str, folder: str | os.PathLike[str]) -> str:
     Raises:
         ConfigError: if it is no path of this machine, or cannot be written to.
     """
-    try:
-        path = os.fspath(folder)
-    except TypeError:
-        path = ""
-    if not path:
-        raise ConfigError(f"{option}={folder!r}: give the path of a folder")
-    found = urlsplit(path)
-    if found.scheme not in ("", "file") or found.netloc:
-        raise ConfigError(
-            f"{option}={path!r} is a URL, and lines are appended to files of the driver's machine: "
-            "give a path there, perhaps one at which that storage is mounted"
-        )
-    own = os.path.abspath(os.path.expanduser(found.path if found.scheme else path))
+    own = own_path(option, folder, "folder")
     try:
         os.makedirs(own, exist_ok=True)
         with tempfile.TemporaryFile(dir=own, buffering=0) as probe:
             probe.write(bytes(4096))
     except OSError as error:
         raise ConfigError(
-            f"{option}={path!r} cannot be written to on the driver's machine: {error.strerror}. "
-            f"Choose another folder, or leave {option} out"
+            f"{option}={str(folder)!r} cannot be written to on the driver's machine: "
+            f"{error.strerror}. Choose another folder, or leave {option} out"
         ) from error
     return own
+
+
+def own_path(option: str, path: str | os.PathLike[str], kind: str) -> str:
+    """Return the absolute path of a file or folder of this machine.
+
+    Args:
+        option: of the launch that names it.
+        kind: `file` or `folder`.
+
+    Raises:
+        ConfigError: if it is no path of this machine.
+    """
+    try:
+        text = os.fspath(path)
+    except TypeError:
+        text = ""
+    if not text:
+        raise ConfigError(f"{option}={path!r}: give the path of a {kind}")
+    found = urlsplit(text)
+    if found.scheme not in ("", "file") or found.netloc:
+        raise ConfigError(
+            f"{option}={text!r} is a URL, and lines are appended to files of the driver's machine: "
+            "give a path there, perhaps one at which that storage is mounted"
+        )
+    return os.path.abspath(os.path.expanduser(found.path if found.scheme else text))
 
 
 class LogFiles:

@@ -29,6 +29,7 @@ from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.settings import Environment, visible_gpus
 from sparkdl.core.spec import InputMode
 from sparkdl.core.throttle import Throttle, period_s
+from sparkdl.core.trace import now_us
 from sparkdl.core.world import FIRST_TIME
 from sparkdl.frameworks.framework import framework_named
 from sparkdl.node import state as states
@@ -310,6 +311,8 @@ class Agent:
         elif isinstance(message, channel.Given):
             if self._begun is not None:
                 self._report(messages.Gather(self._begun, message.number, message.value))
+        elif isinstance(message, messages.Traced):
+            self._report(message)
         else:
             self._activity.note(message)
             self._feeds.on_child_message(message, fd)
@@ -338,7 +341,7 @@ class Agent:
         self._children.child_ended()
         self.handle(states.ChildExited(status))
 
-    def _on_driver_message(self, message: messages.ToAgent) -> None:  # noqa: C901 (one case a message)
+    def _on_driver_message(self, message: messages.ToAgent) -> None:  # noqa: C901, PLR0912 (one case a message)
         match message:
             case messages.Begin(world, resume):
                 self.handle(states.WorldBegan(world, resume))
@@ -362,6 +365,8 @@ class Agent:
                 self._report(messages.LogTail(request, tail))
             case messages.FetchStacks(request):
                 self._report_stacks(request)
+            case messages.AskClock(sent_us):
+                self._report(messages.ClockTold(sent_us, now_us()))
             case _:
                 self._feeds.on_driver_message(message)
 

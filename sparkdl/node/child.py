@@ -32,6 +32,7 @@ import cloudpickle
 
 from sparkdl.control.channel import Imported, Raised, Returned, Running, Start
 from sparkdl.control.values import encode_value
+from sparkdl.core import trace
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, ResultError, SparkdlError
 from sparkdl.core.failure import Failure, FailureKind
@@ -73,7 +74,9 @@ def main(argv: list[str]) -> None:
     faulthandler.enable()
     _write_stacks_on_signal(arguments.stacks_fd)
     link = AgentLink(socket.socket(fileno=arguments.channel_fd))
-    link.send(_run(arguments, link))
+    outcome = _run(arguments, link)
+    trace.stop()
+    link.send(outcome)
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -82,6 +85,7 @@ def main(argv: list[str]) -> None:
 
 def _run(arguments: ChildArguments, link: AgentLink) -> Returned | Raised:
     framework = framework_named(arguments.framework)
+    began_us = trace.now_us()
     kind: FailureKind = "setup"
     start: Start | None = None
     try:
@@ -92,20 +96,27 @@ def _run(arguments: ChildArguments, link: AgentLink) -> Returned | Raised:
             _preload(arguments.preload)
         gc.freeze()  # nor does it look through what has been imported from now on
         link.send(Imported())
+        imported_us = trace.now_us()
         if jars:
             jars.finish()  # now: a spare may wait for long
         start, port = link.wait_start(Deadline.after(None))
+        if start.spec.is_traced:
+            link.begin_trace(start.world.generation, len(start.spec.nodes))
+            trace.add("launch", f"import {arguments.framework}", began_us, imported_us)
+            trace.add("launch", "wait for the other nodes", imported_us)
         os.environ.update(start.environment)
         payload = Path(start.payload)
-        map_fun, args = cloudpickle.loads(payload.read_bytes())
-        ctx = _prepare(framework, start, link, port, payload.parent)
+        with trace.span("launch", "prepare"):
+            map_fun, args = cloudpickle.loads(payload.read_bytes())
+            ctx = _prepare(framework, start, link, port, payload.parent)
         if isinstance(args, list):
             sys.argv = args
         kind = "exception"
         link.send(Running())
         if ctx.member.role.is_server:
             framework.serve(ctx.batches)
-        value = _call(map_fun, args, ctx)
+        with trace.span("launch", "map_fun"):
+            value = _call(map_fun, args, ctx)
         framework.after_map_fun(has_failed=False)
         return _encode(value)
     except SystemExit as stop:

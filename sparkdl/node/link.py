@@ -42,9 +42,10 @@ from sparkdl.control.channel import (
 )
 from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS, close_fd
 from sparkdl.control.lease import SILENT_LOOKS, look_s
-from sparkdl.control.messages import EpochEnd, FeedCovered, FeedHold, Granted
+from sparkdl.control.messages import EpochEnd, FeedCovered, FeedHold, Granted, Traced
 from sparkdl.control.rows import EpochRows
 from sparkdl.control.values import decode_value, encode_value
+from sparkdl.core import trace
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import (
     ConfigError,
@@ -55,6 +56,7 @@ from sparkdl.core.errors import (
     SparkdlError,
 )
 from sparkdl.core.spec import DEFAULT_FEED
+from sparkdl.core.throttle import period_s
 from sparkdl.core.world import FIRST_TIME, Member, World
 from sparkdl.feed.parquet.paths import ParquetPaths
 from sparkdl.feed.reader.cursor import Item
@@ -64,6 +66,10 @@ from sparkdl.node.warm import changed_since
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+_TRACE_S = 0.5
+"""What a child does goes to the driver so often, if there is a timeline; more seldom of many nodes.
+"""
 
 
 class AgentLink:
@@ -119,7 +125,7 @@ class AgentLink:
         except ResultError as error:
             raise ConfigError(f"ctx.all_gather cannot send this value: {error}") from None
         # One at a time: the driver puts values together by their number, which is the call's.
-        with self._gathering:
+        with self._gathering, trace.span("collective", "ctx.all_gather", nbytes=len(data)):
             number, self._num_gatherings = self._num_gatherings, self._num_gatherings + 1
             self.send(Given(number, data))
             deadline = Deadline.after(timeout_s)
@@ -201,6 +207,14 @@ class AgentLink:
                 send(self._sock, message, fd)
         except OSError as error:
             raise FeedClosedError(f"the agent of this node is gone: {error}") from None
+
+    def begin_trace(self, generation: int, nodes: int) -> None:
+        """Send from now on what this process does; of many nodes more seldom."""
+
+        def tell(spans: tuple[trace.Span, ...], dropped: int, threads: dict[int, str]) -> None:
+            self.send(Traced(generation, spans, dropped, threads))
+
+        trace.start(tell, period_s(_TRACE_S, nodes), nodes)
 
     def close(self) -> None:
         """End the link in order; the agent sees the end of the stream."""

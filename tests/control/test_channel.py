@@ -49,10 +49,11 @@ from sparkdl.control.channel import (
     receive,
     send,
 )
-from sparkdl.control.messages import EpochEnd, FeedCovered, FeedHold, Granted
+from sparkdl.control.messages import EpochEnd, FeedCovered, FeedHold, Granted, Traced
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.core.trace import Span
 from sparkdl.core.world import Address, CheckpointRef, Resume, build_world
 
 NODES = plan_nodes(3, 1, "chief")
@@ -67,6 +68,9 @@ TEXT = st.text(max_size=12)
 NUMBER = st.floats(allow_nan=False, allow_infinity=False)
 PART_ROWS = st.dictionaries(INT, st.lists(st.tuples(INT, INT), max_size=3).map(tuple), max_size=2)
 EPOCH_ROWS = st.dictionaries(INT, PART_ROWS, max_size=2)
+SPAN = st.builds(
+    Span, TEXT, TEXT, INT | TEXT, INT, INT, st.dictionaries(TEXT, INT | TEXT, max_size=2)
+)
 MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     Start: st.just(START),
     Segment: st.builds(Segment, TEXT, INT, INT, INT, INT, TEXT, st.booleans(), st.booleans()),
@@ -104,6 +108,7 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     ReadFailed: st.builds(ReadFailed, TEXT, TEXT, st.booleans()),
     Results: st.builds(Results, TEXT, INT),
     Reported: st.builds(Reported, INT, st.dictionaries(TEXT, NUMBER, max_size=2)),
+    Traced: st.builds(Traced, INT, st.tuples(SPAN), INT, st.dictionaries(INT, TEXT, max_size=2)),
     Checkpointed: st.builds(Checkpointed, INT, st.dictionaries(TEXT, EPOCH_ROWS, max_size=2)),
     Commit: st.builds(Commit, INT, TEXT),
     Committed: st.builds(Committed, INT, TEXT),

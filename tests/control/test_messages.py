@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
     AllGathered,
+    AskClock,
     Begin,
     BoardStarted,
     CheckpointCommit,
@@ -23,6 +24,7 @@ from sparkdl.control.messages import (
     ChildFailed,
     ChildReturned,
     ChildRunning,
+    ClockTold,
     Detach,
     Detached,
     EpochEnd,
@@ -55,6 +57,7 @@ from sparkdl.control.messages import (
     Stop,
     StopChild,
     ToAgent,
+    Traced,
     decode_from_agent,
     decode_to_agent,
     encode,
@@ -64,6 +67,7 @@ from sparkdl.control.rows import DataFile, FileRange, Share, Storage
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.spec import plan_nodes
+from sparkdl.core.trace import Span
 from sparkdl.core.world import Address, CheckpointRef, Resume, World, build_world
 
 Decode = Callable[[bytes | str], Any]
@@ -79,6 +83,9 @@ FAILURES = st.builds(
 
 PART_ROWS = st.dictionaries(INT, st.lists(st.tuples(INT, INT), max_size=3).map(tuple), max_size=2)
 EPOCH_ROWS = st.dictionaries(INT, PART_ROWS, max_size=2)
+SPAN = st.builds(
+    Span, TEXT, TEXT, INT | TEXT, INT, INT, st.dictionaries(TEXT, INT | TEXT, max_size=2)
+)
 RESUMES = st.builds(Resume, INT, st.none() | st.builds(CheckpointRef, TEXT, INT, INT))
 SHARES = st.builds(
     Share,
@@ -140,6 +147,8 @@ FROM_AGENT: dict[type, st.SearchStrategy[Any]] = {
     Stacks: st.builds(Stacks, INT, TEXT),
     NodeActive: st.builds(NodeActive, INT, INT, st.dictionaries(TEXT, TIME, max_size=2), INT, INT),
     NodeLoad: st.builds(NodeLoad, TIME, INT, INT, INT, TIME, INT),
+    Traced: st.builds(Traced, INT, st.tuples(SPAN), INT, st.dictionaries(INT, TEXT, max_size=2)),
+    ClockTold: st.builds(ClockTold, INT, INT),
     BoardStarted: st.builds(BoardStarted, INT, INT, TEXT, st.booleans()),
     CheckpointPart: st.builds(
         CheckpointPart, INT, INT, st.dictionaries(TEXT, EPOCH_ROWS, max_size=2)
@@ -169,6 +178,7 @@ TO_AGENT: dict[type, st.SearchStrategy[Any]] = {
     FeedEnd: st.builds(FeedEnd, LINES),
     FetchLog: st.builds(FetchLog, INT, INT),
     FetchStacks: st.builds(FetchStacks, INT),
+    AskClock: st.builds(AskClock, INT),
     Stop: st.builds(Stop, TIME),
     Detach: st.just(Detach()),
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import sys
 from pathlib import Path
@@ -116,3 +118,14 @@ def test_what_needs_other_machines_is_refused() -> None:
     for refused in ("host_discovery_script", "use_mpi", "output_filename"):
         with pytest.raises(ConfigError, match=refused):
             sparkdl.horovod.run(large_or_none, (False,), **{refused: "there"})
+
+
+def test_variable_names_a_file_for_a_trace_of_all_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "trace.json"
+    monkeypatch.setenv("HOROVOD_TIMELINE", "dynamic")  # for hvd.start_timeline alone
+    env = {"HOROVOD_TIMELINE": str(path)}
+    assert sparkdl.horovod.run(os.getpid, verbose=0, env=env)
+    names = {event["name"] for event in json.loads(path.read_text())["traceEvents"]}
+    assert {"start agent", "map_fun", "running"} < names

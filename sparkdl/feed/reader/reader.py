@@ -18,6 +18,7 @@ import pyarrow as pa
 from sparkdl.control.channel import Consumed, EndMark, Local, Release, Terminated, Withdrawn
 from sparkdl.control.messages import EpochEnd
 from sparkdl.control.rows import EpochRows
+from sparkdl.core import trace
 from sparkdl.core.errors import EndOfFeedError, FeedClosedError, FeedTimeoutError, SparkdlError
 from sparkdl.feed.reader.consumed import Origin, Part, Turn
 from sparkdl.feed.reader.cursor import Item, ReaderCursor, release_all
@@ -452,16 +453,20 @@ class FeedReader:
 
         if not is_over():
             self._begin_wait()
-        since_s = time.monotonic()
-        while not self._changed.wait_for(is_over, self._left_s(since_s)):
-            if self._left_s(since_s) == 0:
-                raise self._late()
+            with trace.span("feed", "wait for rows", feed=self.feed):
+                self._wait_until(is_over)
         if is_ready():
             return
         if self._problem is not None:
             raise self._problem
         if self._is_lost:
             raise FeedClosedError(f"feed {self.feed!r}: the agent of this node is gone")
+
+    def _wait_until(self, is_over: Callable[[], bool]) -> None:
+        since_s = time.monotonic()
+        while not self._changed.wait_for(is_over, self._left_s(since_s)):
+            if self._left_s(since_s) == 0:
+                raise self._late()
 
     def _begin_wait(self) -> None:
         if self._supply and (problem := self._supply.impossible(self.feed)):

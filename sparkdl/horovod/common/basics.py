@@ -24,6 +24,7 @@ from sparkdl.horovod.common.process_sets import (
     place,
     remove_process_set,
 )
+from sparkdl.horovod.common.timeline import start_timeline, stop_timeline
 
 __all__ = [  # what each face has, whatever its framework
     "Adasum",
@@ -109,6 +110,7 @@ def init(
 
 def shutdown() -> None:
     """Leave the other processes; `init` may be called again, by all."""
+    stop_timeline()
     leave()
 
 
@@ -244,24 +246,3 @@ def mpi_threads_supported() -> bool:
         ConfigError: always; a ValueError, as in Horovod.
     """
     raise ConfigError("Horovod MPI is not enabled: sparkdl needs none. Remove the question")
-
-
-def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Refuse Horovod's timeline.
-
-    Raises:
-        RemovedError: always; it says what to use.
-    """
-    raise RemovedError(
-        "hvd.start_timeline: sparkdl writes no timeline of its own. Use torch.profiler or "
-        "tf.profiler, which show collectives beside the training"
-    )
-
-
-def stop_timeline() -> None:
-    """Refuse Horovod's timeline.
-
-    Raises:
-        RemovedError: always.
-    """
-    raise RemovedError("hvd.stop_timeline: there is no timeline, see hvd.start_timeline")

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 600.0
 _ENDLESS_RESTARTS = 1000
+_DYNAMIC = "dynamic"
+"""What Horovod wants in `HOROVOD_TIMELINE` for `hvd.start_timeline` to be allowed."""
 _INSTEAD = {
     "executable": "set PYSPARK_PYTHON, Spark's own name for it",
     "extra_mpi_args": "sparkdl uses no MPI",
@@ -70,7 +72,8 @@ def run(  # noqa: PLR0913 (Horovod's options)
         start_timeout: seconds until all must be there; by default `HOROVOD_SPARK_START_TIMEOUT`, or
             600.
         use_gloo: accepted; it is used anyway.
-        env: variables to set in each process.
+        env: variables to set in each process. `HOROVOD_TIMELINE`, here or in this process, names a
+            file on this machine for a trace of all processes, see docs/timeline.md.
         stdout: where the processes' lines go, by default this one's standard output. Their error
             output is among them; `stderr` is accepted.
         verbose: 0 for no lines; `None` is 1.
@@ -213,6 +216,9 @@ def _options(
     chosen: dict[str, Any] = {"reservation_timeout": start_timeout}
     if verbose != 0 or stdout is not None:
         chosen["on_log"] = _Printer(stdout, with_time)
+    timeline = {**os.environ, **(env or {})}.get("HOROVOD_TIMELINE", "")
+    if timeline and timeline.lower() != _DYNAMIC:
+        chosen["timeline"] = timeline
     return {**chosen, **options}
 
 

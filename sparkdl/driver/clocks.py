@@ -1,0 +1,80 @@
+"""The clock of a node's host, as the driver's: measured by messages there and back, as NTP does.
+
+Runs in: driver
+
+A host that is asked at `sent` and whose answer comes at `received` has looked at its clock in
+between: at their middle, give or take half of the time that it took. The fastest of the last few
+answers decides. Times that have been converted once are never converted differently, nor out of
+order: a better measurement counts for later times only, and is approached by a hundredth of the
+time that passes. So spans that are within each other stay so.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from dataclasses import dataclass
+
+_KEPT_SAMPLES = 8
+_KEPT_KNOTS = 256
+_SLEW = 0.01
+
+
+@dataclass(frozen=True)
+class _Knot:
+    """From `local_us` on the offset goes from `offset_us` to `target_us`."""
+
+    local_us: int
+    offset_us: float
+    target_us: float
+
+    def offset_at(self, local_us: int) -> float:
+        most = max(0, local_us - self.local_us) * _SLEW
+        return self.offset_us + max(-most, min(most, self.target_us - self.offset_us))
+
+
+class HostClock:
+    """One host's clock. All times in microseconds.
+
+    Attributes:
+        error_us: how far off the times may be that have been converted.
+    """
+
+    def __init__(self) -> None:
+        self.error_us = 0
+        self._samples: deque[tuple[int, float]] = deque(maxlen=_KEPT_SAMPLES)
+        self._knots: deque[_Knot] = deque(maxlen=_KEPT_KNOTS)
+        self._is_used = False
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there has been an answer."""
+        return bool(self._knots)
+
+    def sample(self, sent_us: int, local_us: int, received_us: int) -> None:
+        """Take an answer.
+
+        Args:
+            sent_us, received_us: by the driver's clock.
+            local_us: by the host's.
+        """
+        took_us = received_us - sent_us
+        if took_us < 0 or (self._knots and local_us < self._knots[-1].local_us):
+            return
+        self._samples.append((took_us, (sent_us + received_us) / 2 - local_us))
+        took_us, target_us = min(self._samples)
+        error_us = took_us // 2 + 1
+        if not self._is_used:
+            self.error_us = error_us
+            self._knots.clear()
+            self._knots.append(_Knot(local_us, target_us, target_us))
+        elif target_us != self._knots[-1].target_us:
+            self.error_us = max(self.error_us, error_us)
+            offset_us = self._knots[-1].offset_at(local_us)
+            self._knots.append(_Knot(local_us, offset_us, target_us))
+
+    def driver_us(self, local_us: int) -> int:
+        """Return the driver's time at the host's; there must have been an answer."""
+        self._is_used = True
+        number = bisect_right(self._knots, local_us, key=lambda knot: knot.local_us)
+        return round(local_us + self._knots[max(0, number - 1)].offset_at(local_us))
