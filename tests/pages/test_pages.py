@@ -87,8 +87,11 @@ def test_page_runs(page: Path, tmp_path: Path) -> None:
     program = as_run(page)
     for large, small in SMALLER.items():
         program = program.replace(large, small)
-    for place in PLACES:
-        program = program.replace(f'"{place}', f'"{tmp_path}/')
+    for number, place in enumerate(PLACES):
+        program = program.replace(f'"{place}', f'"PLACE-{number}/')
+    for number in range(len(PLACES)):
+        program = program.replace(f'"PLACE-{number}/', f'"{tmp_path}/{number}/')
+        (tmp_path / str(number)).mkdir()
     path = tmp_path / "program.py"
     path.write_text(program, encoding="utf-8")
     conf = ("spark.ui.enabled=false", "spark.sql.shuffle.partitions=2")

@@ -10,7 +10,7 @@ df.write.parquet("/data/more")
 def train(args, ctx):
     read = 0
     for _ in range(args["epochs"]):
-        for feed in ("default", "validation"):
+        for feed in ("input", "validation"):
             read += sum(1 for _ in ctx.dataset(8, x="image", y="label", feed=feed))
     return read + sum(1 for _ in ctx.dataset(8, x="image", y="label"))
 
