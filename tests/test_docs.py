@@ -11,6 +11,8 @@ from urllib.parse import unquote
 import pytest
 
 from scripts.diagrams import DESIGN, with_diagrams
+from sparkdl.core import errors
+from sparkdl.core.errors import SparkdlError
 
 ROOT = Path(__file__).parent.parent
 
@@ -188,6 +190,17 @@ def test_index_links_every_page() -> None:
     index = ROOT / "docs" / "index.md"
     linked = {match.group(1) for match in _LINK.finditer(index.read_text(encoding="utf-8"))}
     assert linked >= {page.name for page in index.parent.glob("*.md")} - {"index.md"}
+
+
+def test_every_error_has_a_section_and_links_to_it() -> None:
+    page = (ROOT / errors.PAGE).read_text(encoding="utf-8")
+    classes = [each for each in vars(errors).values() if isinstance(each, type)]
+    classes = [each for each in classes if issubclass(each, SparkdlError) and each != SparkdlError]
+    told = re.findall(r"^### (.+)$", page, re.MULTILINE)
+    assert sorted(told) == sorted(each.__name__ for each in classes)
+    for each in classes:
+        file, _, anchor = errors.page_of(each).partition("#")
+        assert anchor in anchors(ROOT / file)
 
 
 def test_answers_to_where_is_name_files_that_exist() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 
@@ -10,8 +9,6 @@ import pytest
 
 import sparkdl
 from scripts.site import REFERENCE, ROOT
-from sparkdl.core import errors
-from sparkdl.core.errors import SparkdlError
 
 pytest.importorskip("mkdocs")
 
@@ -35,13 +32,3 @@ def test_it_is_built_without_a_warning() -> None:
     assert run.returncode == 0, run.stderr
     page = (ROOT / "build" / "site" / "reference" / "sparkdl.html").read_text(encoding="utf-8")
     assert "reservation_timeout" in page
-
-
-def test_every_error_is_in_the_catalogue() -> None:
-    text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
-    told = {
-        name for line in re.findall(r"^### (.+)$", text, re.MULTILINE) for name in line.split(", ")
-    }
-    raised = {name for name, each in vars(errors).items() if isinstance(each, type)}
-    raised = {name for name in raised if issubclass(getattr(errors, name), SparkdlError)}
-    assert told == raised - {"SparkdlError"}

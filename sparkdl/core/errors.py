@@ -6,13 +6,31 @@ Runs in: anywhere
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from sparkdl.core.failure import Failure
 from sparkdl.core.listing import listed
 
+PAGE = "docs/errors.md"
+"""Has a section for each error."""
+
+_Error = TypeVar("_Error", bound="SparkdlError")
+
 
 class SparkdlError(Exception):
-    """Base class: catch this to catch everything sparkdl raises on purpose."""
+    """Base class: catch this to catch everything sparkdl raises on purpose.
+
+    A traceback of it ends with where to read on, from Python 3.11 on. That is a note and no part of
+    the text, which other errors, failures and lines of the log quote.
+    """
+
+    __notes__: list[str]
+
+    def __new__(cls: type[_Error], *args: object, **kwargs: object) -> _Error:
+        """Return an error that has the note."""
+        error = super().__new__(cls, *args, **kwargs)
+        error.__notes__ = [f"See {page_of(cls)}"]
+        return error
 
 
 class ConfigError(SparkdlError, ValueError):
@@ -181,6 +199,12 @@ class NodeLostError(NodeFailedError):
 
     Or one that feeders on another host do not reach, though the driver does.
     """
+
+
+def page_of(kind: type[SparkdlError]) -> str:
+    """Return where the documentation says what an error means; for others, what their base does."""
+    ours = next(each for each in kind.__mro__ if each.__module__ == __name__)
+    return PAGE if ours is SparkdlError else f"{PAGE}#{ours.__name__.lower()}"
 
 
 def in_words(error: BaseException) -> str:

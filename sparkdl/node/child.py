@@ -193,7 +193,7 @@ def _raised(
         Failure(
             node=node.node.name if node else "",
             kind=kind,
-            message="".join(traceback.format_exception_only(error)).strip()[:_MAX_TEXT_CHARS],
+            message=_in_short(error)[:_MAX_TEXT_CHARS],
             time_s=time.time(),
             node_id=start.node_id if start else -1,
             rank=node.rank if node else -1,
@@ -207,6 +207,13 @@ def _raised(
         ),
         raised_s,
     )
+
+
+def _in_short(error: BaseException) -> str:
+    """Return type and text of an error; of ours without its note, which the traceback has."""
+    if isinstance(error, SparkdlError):
+        return f"{type(error).__module__}.{type(error).__qualname__}: {error}"
+    return "".join(traceback.format_exception_only(error)).strip()
 
 
 def user_traceback(error: BaseException) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import sys
+import traceback
 from itertools import permutations
 
 import pytest
@@ -47,6 +49,26 @@ GIVEN: dict[type[SparkdlError], tuple[object, ...]] = {
     SparkdlError: ("what; where; why",),
 }
 """What an error is made of; the first base of it counts."""
+
+
+class _Inner(errors.FeedClosedError):
+    """Of another module, and not on the page."""
+
+
+def test_traceback_ends_with_where_to_read_and_the_text_is_as_it_was() -> None:
+    error = _Inner("no more rows")
+    copy = pickle.loads(pickle.dumps(error))  # noqa: TID251 (its own)
+    assert str(error) == "no more rows"
+    for each in (error, copy):
+        assert each.__notes__ == ["See docs/errors.md#feedclosederror"]
+    assert SparkdlError("what").__notes__ == ["See docs/errors.md"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python prints notes from 3.11 on")
+def test_python_prints_where_to_read_once() -> None:
+    told = "".join(traceback.format_exception(node_error([EARLY], "it is the end")))
+    assert told.endswith("\nNot recovered: it is the end.\nSee docs/errors.md#nodefailederror\n")
+    assert told.count("See docs/") == 1
 
 
 @pytest.mark.parametrize("cls", CLASSES)

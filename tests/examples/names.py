@@ -17,6 +17,9 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 CONTEXT = "sparkdl.node.context.NodeContext"
+LAUNCH = "sparkdl.driver.launch.launch"
+PASS_ON = ("run", "run_elastic", "search")
+"""Functions that hand their further options to `launch`."""
 
 
 def unknown_names(source: str) -> list[str]:
@@ -132,9 +135,12 @@ class _Reader(ast.NodeVisitor):
             return None
 
     def _check_keywords(self, called: Any, node: ast.Call) -> None:
-        taken = inspect.signature(called).parameters
+        taken = dict(inspect.signature(called).parameters)
         is_stage = hasattr(called, "hasParam")  # of Spark ML: takes its parameters by name
-        if not is_stage and any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+        further = next((n for n, each in taken.items() if each.kind is each.VAR_KEYWORD), None)
+        if further == "options" and called.__name__ in PASS_ON:
+            taken.update(inspect.signature(_object_at(LAUNCH)).parameters)
+        elif further and not is_stage:
             return
         for keyword in node.keywords:
             is_parameter = is_stage and hasattr(called, keyword.arg or "")

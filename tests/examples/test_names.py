@@ -20,6 +20,8 @@ WRONG = {
     "def f(args, ctx): print(ctx.dataset(1, z=2))": "dataset takes no z",
     "def f(args, ctx): ctx.last_checkpoint.stop": "LastCheckpoint has no stop",
     "from sparkdl.node.context import current\ncurrent().rang": "NodeContext has no rang",
+    "import sparkdl\nsparkdl.run(1, print, node=2)": "run takes no node",
+    "from sparkdl import TFCluster as T\nT.run(1, print, 1, 1, restarts=2)": "takes no restarts",
     "from sparkdl import KerasEstimator as E\nE(1, epoch=1, epochs=1)": "takes no epoch",
     "import sparkdl\nsparkdl.KerasEstimator().setEpoch(1)": "KerasEstimator has no setEpoch",
 }

@@ -1,0 +1,109 @@
+"""The Python of the documentation: names and options exist; with `--deep` it runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.examples.names import unknown_names
+from tests.pages.blocks import PAGES, PRELUDES, as_read, as_run, blocks_of, preludes_of
+
+DEADLINE_S = 280.0
+SMALLER = {
+    "num_executors=4": "num_executors=2",
+    "nodes=4": "nodes=2",
+    "nodes=8": "nodes=2",
+    "min_nodes=6": "min_nodes=1",
+}
+"""What the run replaces, so that it needs a laptop and not a cluster."""
+PLACES = ("hdfs:///", "hdfs://namenode/", "s3://bucket/", "/models/", "/data/", "/tmp/")
+"""Beginnings of paths on a page, which become folders of the run."""
+
+NEEDS = {
+    "README.md": ("tensorflow",),
+    "checkpoints.md": ("tensorflow",),
+    "doctor.md": ("torch",),
+    "jobs.md": ("keras", "torch"),
+    "overview.md": ("tensorflow",),
+    "pytorch.md": ("torch",),
+    "tuning.md": ("optuna", "torch"),
+}
+"""Libraries without which a page is skipped."""
+
+
+def running() -> list[Any]:
+    """Return the pages that have something to run as cases."""
+    return [
+        pytest.param(
+            page,
+            id=page.name,
+            marks=pytest.mark.skipif(
+                not all(find_spec(each) for each in NEEDS.get(page.name, ())),
+                reason=f"needs {NEEDS.get(page.name)}",
+            ),
+        )
+        for page in PAGES
+        if as_run(page)
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_names_and_options_on_a_page_exist(page: Path) -> None:
+    assert not unknown_names(as_read(blocks_of(page.read_text(encoding="utf-8"))))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_reasons_for_not_running_are_before_blocks(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<!-- not run") == sum(bool(each.not_run) for each in blocks_of(text))
+
+
+def test_every_prelude_is_of_a_page_that_is_run() -> None:
+    used = {path for page in PAGES if as_run(page) for path in preludes_of(page)}
+    assert used == set(PRELUDES.glob("*.py"))
+
+
+def test_blocks_are_found_with_lines_and_reasons() -> None:
+    text = (
+        "# Title\n\nText\n\n```python\na = 1\n```\n\n<!-- not run: needs a GPU -->\n"
+        "- a list\n\n  <!-- not run: needs two hosts -->\n  ```python\n  sparkdl.lunch\n  ```\n"
+    )
+    found = blocks_of(text)
+    assert [(each.line, each.not_run) for each in found] == [(6, ""), (14, "needs two hosts")]
+    assert unknown_names(as_read(found)) == ["line 14: there is no sparkdl.lunch"]
+
+
+@pytest.mark.deep
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", running())
+def test_page_runs(page: Path, tmp_path: Path) -> None:
+    program = as_run(page)
+    for large, small in SMALLER.items():
+        program = program.replace(large, small)
+    for number, place in enumerate(PLACES):
+        program = program.replace(f'"{place}', f'"PLACE-{number}/')
+    for number in range(len(PLACES)):
+        program = program.replace(f'"PLACE-{number}/', f'"{tmp_path}/{number}/')
+        (tmp_path / str(number)).mkdir()
+    path = tmp_path / "program.py"
+    path.write_text(program, encoding="utf-8")
+    conf = ("spark.ui.enabled=false", "spark.sql.shuffle.partitions=2")
+    submit = " ".join(["--master local[12]", *(f"--conf {each}" for each in conf), "pyspark-shell"])
+    run = subprocess.run(
+        [sys.executable, str(path)],
+        cwd=tmp_path,
+        env=os.environ | {"PYSPARK_PYTHON": sys.executable, "PYSPARK_SUBMIT_ARGS": submit},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout[-8000:]
