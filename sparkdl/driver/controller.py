@@ -18,6 +18,8 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import msgspec
+
 from sparkdl.control.cause import CutLink
 from sparkdl.control.messages import (
     BoardStarted,
@@ -32,6 +34,7 @@ from sparkdl.control.messages import (
     FeedEnd,
     FeedProgress,
     FetchLog,
+    FetchProfile,
     FetchStacks,
     FromAgent,
     Gather,
@@ -42,6 +45,7 @@ from sparkdl.control.messages import (
     NodeActive,
     NodeLoad,
     Offer,
+    Profiled,
     Refused,
     Stacks,
     ToAgent,
@@ -266,12 +270,26 @@ class Controller:
 
     def fetch_stacks(self, deadline: Deadline) -> dict[str, str]:
         """Return by node name what its child is doing, or why that is not known."""
-        node_ids = [node.node_id for node in self.spec.nodes]
-        answers = self._ask(node_ids, FetchStacks, deadline)
+        return self._ask_all(FetchStacks, lambda problem: problem, deadline)
+
+    def fetch_profiles(self, asked: FetchProfile, deadline: Deadline) -> dict[str, Profiled]:
+        """Return by node name what its child has done for a while, or why that is not known."""
+        return self._ask_all(
+            lambda number: msgspec.structs.replace(asked, request=number),
+            lambda problem: Profiled(0, problem=problem),
+            deadline,
+        )
+
+    def _ask_all(
+        self, question: Question, unknown: Callable[[str], T], deadline: Deadline
+    ) -> dict[str, T]:
+        """Ask all nodes; of those that do not answer return what `unknown` makes of the reason."""
+        answers = self._ask([node.node_id for node in self.spec.nodes], question, deadline)
         silent = "its agent did not answer: it is lost or stopped, or cannot be reached"
         if self.look(lambda view: is_empty(view.state)):
             silent = "it has ended, as the cluster has"
-        return {node.name: answers.get(node.node_id, silent) for node in self.spec.nodes}
+        nodes, nothing = self.spec.nodes, unknown(silent)
+        return {node.name: answers.get(node.node_id, nothing) for node in nodes}
 
     def wall_s(self) -> float:
         """Return the Unix time in seconds; it does not jump while the cluster lives."""
@@ -322,7 +340,7 @@ class Controller:
         problem = Problem(message.kind, message.text).at_driver()
         self._handle(states.LaunchBroke(problem))
 
-    def said(self, agent_id: str, message: FromAgent) -> None:  # noqa: C901 (one case a message)
+    def said(self, agent_id: str, message: FromAgent) -> None:  # noqa: C901, PLR0912 (one case a message)
         """An agent has sent a message."""
         match message:
             case Offer():
@@ -351,6 +369,8 @@ class Controller:
                 self._hand_on_log(agent_id, message)
             case LogTail(number, answer) | Stacks(number, answer):
                 self._requests.answer(number, answer)
+            case Profiled(number):
+                self._requests.answer(number, message)
 
     def left(self, agent_id: str, reason: str) -> None:
         """An agent's connection has ended."""

@@ -11,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.control.messages import BoardStarted, NodeActive
+from sparkdl.control.messages import BoardStarted, FetchProfile, NodeActive
 from sparkdl.control.tls import Tls
 from sparkdl.control.values import decode_value
 from sparkdl.core.deadline import Deadline
@@ -26,9 +26,11 @@ from sparkdl.driver.feeds.coverage import FeedRequest
 from sparkdl.driver.feeds.feeds import Feeds, StreamFeed, StreamOptions, trigger_options
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.lifecycle.state import before_stop, failure_of, has_ended, is_empty, status_of
+from sparkdl.driver.profile import Profile
 from sparkdl.driver.show import LiveTable, as_html, show_page
 from sparkdl.driver.threads import begin
 from sparkdl.feed.transfer.messages import FeedSpec
+from sparkdl.node.profiles import answer_s
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from sparkdl.driver.executors.stream_query import FeedQuery
 
 _FETCH_S = 5.0
+MAX_PROFILE_S = 3600.0
+"""Of one profile: it is there once it is over, and this process waits for it meanwhile."""
 
 
 class Cluster:
@@ -395,6 +399,21 @@ class Cluster:
         that hangs in C code and holds the GIL. For one that does not answer, its process's state.
         """
         return self._controller.fetch_stacks(Deadline.after(_FETCH_S))
+
+    def profile(self, seconds: float = 10.0) -> Profile:
+        """Return what the nodes' processes do in the next seconds: their Python stacks, counted.
+
+        They are sampled a hundred times a second, those of all threads. A node that does not
+        answer in time holds up no other one; `Profile.missing` says why there is nothing of it.
+
+        Raises:
+            ConfigError: if `seconds` is not a length of time.
+        """
+        if not 0 < seconds <= MAX_PROFILE_S:
+            raise ConfigError(f"seconds={seconds}: give a number above 0, up to {MAX_PROFILE_S:g}")
+        deadline = Deadline.after(seconds + answer_s("") + _FETCH_S)
+        answers = self._controller.fetch_profiles(FetchProfile(0, seconds), deadline)
+        return Profile.of(seconds, answers)
 
     @ends_if_interrupted
     def shutdown(self, grace_s: float | None = None, timeout_s: float | None = None) -> None:

@@ -73,7 +73,9 @@ def main(argv: list[str]) -> None:
     faulthandler.enable()
     _write_stacks_on_signal(arguments.stacks_fd)
     link = AgentLink(socket.socket(fileno=arguments.channel_fd))
-    link.send(_run(arguments, link))
+    end = _run(arguments, link)
+    link.profiler.end()
+    link.send(end)
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
