@@ -11,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.control.messages import BoardStarted, FetchProfile, NodeActive
+from sparkdl.control.messages import BoardStarted, NodeActive
 from sparkdl.control.tls import Tls
 from sparkdl.control.values import decode_value
 from sparkdl.core.deadline import Deadline
@@ -26,11 +26,10 @@ from sparkdl.driver.feeds.coverage import FeedRequest
 from sparkdl.driver.feeds.feeds import Feeds, StreamFeed, StreamOptions, trigger_options
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.lifecycle.state import before_stop, failure_of, has_ended, is_empty, status_of
-from sparkdl.driver.profile import Profile
+from sparkdl.driver.profile import Profile, taken
 from sparkdl.driver.show import LiveTable, as_html, show_page
 from sparkdl.driver.threads import begin
 from sparkdl.feed.transfer.messages import FeedSpec
-from sparkdl.node.profiles import answer_s
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from sparkdl.driver.executors.stream_query import FeedQuery
 
 _FETCH_S = 5.0
-MAX_PROFILE_S = 3600.0
-"""Of one profile: it is there once it is over, and this process waits for it meanwhile."""
 
 
 class Cluster:
@@ -400,20 +397,24 @@ class Cluster:
         """
         return self._controller.fetch_stacks(Deadline.after(_FETCH_S))
 
-    def profile(self, seconds: float = 10.0) -> Profile:
+    def profile(
+        self, seconds: float = 10.0, folder: str | None = None, tool: str | None = None
+    ) -> Profile:
         """Return what the nodes' processes do in the next seconds: their Python stacks, counted.
 
-        They are sampled a hundred times a second, those of all threads. A node that does not
-        answer in time holds up no other one; `Profile.missing` says why there is nothing of it.
+        Those of all threads, a hundred times a second. A node that does not answer in time holds
+        up no other one; `Profile.missing` says why there is nothing of it. See docs/profiling.md.
+
+        Args:
+            folder: where the files are to be. With `tool` one that all hosts see at this path,
+                like `checkpoint_dir`: each node writes into a folder of its own in it.
+            tool: `tensorflow`, `torch` or `jax`: run this framework's own profiler instead, in the
+                nodes that have imported it. It writes files for TensorBoard.
 
         Raises:
-            ConfigError: if `seconds` is not a length of time.
+            ConfigError: if it cannot work as asked; also if no node has imported `tool`.
         """
-        if not 0 < seconds <= MAX_PROFILE_S:
-            raise ConfigError(f"seconds={seconds}: give a number above 0, up to {MAX_PROFILE_S:g}")
-        deadline = Deadline.after(seconds + answer_s("") + _FETCH_S)
-        answers = self._controller.fetch_profiles(FetchProfile(0, seconds), deadline)
-        return Profile.of(seconds, answers)
+        return taken(self._controller, seconds, folder, tool)
 
     @ends_if_interrupted
     def shutdown(self, grace_s: float | None = None, timeout_s: float | None = None) -> None:

@@ -6,17 +6,30 @@ Runs in: driver
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from sparkdl.control.messages import Profiled
+from sparkdl.control.messages import FetchProfile, Profiled
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import ConfigError
 from sparkdl.core.listing import listed
+from sparkdl.core.paths import absolute_url
+from sparkdl.core.spec import ClusterSpec
+from sparkdl.driver.controller import Controller
 from sparkdl.node.profiler import PERIOD_S
+from sparkdl.node.profiles import answer_s
 from sparkdl.version import __version__
 
+MAX_PROFILE_S = 3600.0
+"""Who asks waits for it."""
+_FETCH_S = 5.0
+_TOOLS = ("tensorflow", "torch", "jax")
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 
@@ -88,6 +101,53 @@ class Profile:
         return "".join(
             f"{node};{line}\n" for node, text in self.collapsed.items() for line in text.split("\n")
         )
+
+
+def taken(controller: Controller, seconds: float, folder: str | None, tool: str | None) -> Profile:
+    """Take a profile of all nodes, see `Cluster.profile`.
+
+    Raises:
+        ConfigError: if it cannot work as asked, or no node has imported `tool`.
+    """
+    if not 0 < seconds <= MAX_PROFILE_S:
+        raise ConfigError(f"seconds={seconds}: give a number above 0, up to {MAX_PROFILE_S:g}")
+    if tool is not None and tool not in _TOOLS:
+        raise ConfigError(f"tool={tool!r}: choose one of {', '.join(_TOOLS)}; or None for stacks")
+    if tool is not None and folder is None:
+        raise ConfigError(f"tool={tool!r} writes files: give a folder that all hosts see")
+    path = _own_folder(controller.spec, folder) if folder is not None else ""
+    asked = FetchProfile(0, seconds, tool or "", path if tool else "")
+    deadline = Deadline.after(seconds + answer_s(asked.tool) + _FETCH_S)
+    profile = Profile.of(seconds, controller.fetch_profiles(asked, deadline))
+    if tool and not profile.folders and all("not imported" in p for p in profile.missing.values()):
+        raise ConfigError(
+            f"tool={tool!r} is imported by no node (yet): the framework of this cluster is "
+            f"{controller.spec.framework!r}. Choose that one, or no tool for Python's stacks"
+        )
+    if path and not tool:
+        name = f"{path}/{controller.spec.cluster_id}-{time.strftime('%H%M%S')}"
+        profile.save(f"{name}.collapsed.txt")
+        profile.save(f"{name}.speedscope.json")
+    return profile
+
+
+def _own_folder(spec: ClusterSpec, folder: str) -> str:
+    """Make a folder if it is not there; return its path, the same at all hosts.
+
+    Raises:
+        ConfigError: if it is no local or mounted one, or cannot be made.
+    """
+    url = urlsplit(absolute_url(os.fspath(folder), spec.default_fs, spec.working_dir))
+    if url.scheme != "file" or not url.path:
+        raise ConfigError(
+            f"folder={folder!r} is {url.geturl()}, and profilers write local files: give a path "
+            "like file:///mnt/shared/profile, at which a storage is mounted on all hosts"
+        )
+    try:
+        os.makedirs(url.path, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"folder={folder!r} cannot be made: {error}") from error
+    return url.path
 
 
 def _why(got: Profiled) -> str:

@@ -104,6 +104,7 @@ def _run(arguments: ChildArguments, link: AgentLink) -> Returned | Raised:
         if isinstance(args, list):
             sys.argv = args
         kind = "exception"
+        link.profiler.is_in_map_fun = True
         link.send(Running())
         if ctx.member.role.is_server:
             framework.serve(ctx.batches)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sparkdl import Cluster
 from sparkdl.core.errors import ConfigError, NodeFailedError
 from sparkdl.node.context import NodeContext
 from sparkdl.node.profiler import PERIOD_S
@@ -125,14 +128,98 @@ def test_node_that_dies_meanwhile_is_named_at_once() -> None:
         cluster.wait()
 
 
-def test_lengths_that_make_no_sense_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        *(({"seconds": s}, "give a number above 0") for s in (0, -1, float("nan"), LONG_S + 1)),
+        ({"tool": "cprofile"}, "choose one of tensorflow, torch, jax"),
+        ({"tool": "torch"}, "give a folder that all hosts see"),
+        ({"tool": "torch", "folder": "s3://bucket/x"}, "profilers write local files"),
+        ({"tool": "torch", "folder": "{tmp}", "seconds": 0.1}, "is imported by no node .*'plain'"),
+    ],
+)
+def test_what_cannot_be_profiled_is_refused(
+    still: Cluster, asked: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    if asked.get("folder") == "{tmp}":
+        asked = {**asked, "folder": str(tmp_path)}
+    with pytest.raises(ConfigError, match=why):
+        still.profile(**asked)
+
+
+def test_files_of_stacks_are_written_where_wanted(still: Cluster, tmp_path: Path) -> None:
+    still.profile(0.1, folder=str(tmp_path / "new"))
+    text, scope = sorted((tmp_path / "new").iterdir())
+    assert (text.name[-14:], scope.name[-16:]) == (".collapsed.txt", ".speedscope.json")
+
+
+@pytest.fixture(scope="module")
+def still() -> Iterator[Cluster]:
+    """A cluster whose nodes wait."""
     with launch(hold_still) as cluster:
-        for seconds in (0, -1, float("nan"), LONG_S + 1):
-            with pytest.raises(ConfigError, match=r"seconds=.*: give a number above 0"):
-                cluster.profile(seconds)
+        yield cluster
         cluster.abort()
 
 
 def hold_still(args: Any, ctx: NodeContext) -> None:
     """Wait."""
     threading.Event().wait()
+
+
+def work_until_profiled(args: Any, ctx: NodeContext) -> None:
+    """Multiply matrices of a framework until a profile has been taken."""
+    multiply = MULTIPLY[args]()
+    multiply()
+    print("in map_fun", flush=True)
+    while not is_profiled():
+        multiply()
+    while is_profiled():
+        multiply()
+
+
+def _tensorflow() -> Any:
+    import tensorflow as tf
+
+    ones = tf.ones((50, 50))
+    return lambda: tf.matmul(ones, ones)
+
+
+def _torch() -> Any:
+    import torch
+
+    ones = torch.ones((50, 50))
+    return lambda: ones @ ones
+
+
+def _jax() -> Any:
+    import jax.numpy as jnp
+
+    ones = jnp.ones((50, 50))
+    return lambda: (ones @ ones).block_until_ready()
+
+
+MULTIPLY = {"tensorflow": _tensorflow, "torch": _torch, "jax": _jax}
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    ("tool", "files"),
+    [
+        pytest.param("tensorflow", "plugins/profile/*/*.xplane.pb", marks=pytest.mark.tensorflow),
+        pytest.param("jax", "plugins/profile/*/*.xplane.pb", marks=pytest.mark.jax),
+        pytest.param("torch", "*.pt.trace.json", marks=pytest.mark.torch),
+    ],
+)
+def test_frameworks_profilers_write_a_folder_for_each_node(
+    tool: str, files: str, tmp_path: Path
+) -> None:
+    lines = Lines()
+    with launch(work_until_profiled, tool, framework=tool, on_log=lines) as cluster:
+        lines.wait_for("in map_fun", 2)
+        profile = cluster.profile(1.0, str(tmp_path), tool)
+        cluster.wait()
+    assert not profile.missing
+    for node in ("worker:0", "worker:1"):
+        assert profile.folders[node] == str(tmp_path / node.replace(":", "-"))
+        (written,) = Path(profile.folders[node]).glob(files)
+        assert re.search(rb"matmul|dot|MatMul|aten::mm", written.read_bytes())
