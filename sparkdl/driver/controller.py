@@ -15,6 +15,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -136,6 +137,9 @@ class Controller:
         self.tls = tls
         self.changed = Changed()
         self._born_s = time.time() - time.monotonic()
+        self.begun_s = self.wall_s()
+        self.at_end = ExitStack()
+        """Closed before anything else of this."""
         self.view = View(begin(spec, time.monotonic(), checkpoint))
         keeps = spec.settings.max_restarts > 0 or spec.checkpoint_dir is not None
         self.checkpoints = Checkpoints(spec.cluster_id, CoverageStore(keeps))
@@ -301,6 +305,7 @@ class Controller:
         Args:
             is_there: whether their place still exists; they are ended when it does not.
         """
+        self.at_end.close()
         if len(self.spec.nodes) >= _MANY:
             gc.unfreeze()
         if not self._thread.is_alive():

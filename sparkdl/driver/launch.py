@@ -33,6 +33,7 @@ from sparkdl.driver.lifecycle.state import failure_of, has_ended
 from sparkdl.driver.log_files import LogFiles, check_folder
 from sparkdl.driver.logs import LogLine, NodeLogs
 from sparkdl.driver.payload import pickle_user_code
+from sparkdl.driver.run_socket import answering
 from sparkdl.driver.show import in_notebook, print_beside
 from sparkdl.driver.warm import chosen_keep_s, warm_key
 from sparkdl.frameworks.framework import framework_named
@@ -235,6 +236,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
     spec = replace(spec, is_watched=is_watched)
 
     def watch(controller: Controller) -> None:
+        controller.at_end.enter_context(answering(controller))
         if is_watched:
             Recorder(controller, record, pages).start()
 

@@ -61,7 +61,11 @@ class Profiler:
         self._thread = threading.Thread(
             target=self._take, args=(asked,), name="sparkdl-profile", daemon=True
         )
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # no further thread
+            self._thread = None
+            self._send(ProfileTaken(asked.number, problem=str(error)))
 
     def end(self) -> None:
         """Have a profile that is under way end now: `map_fun` has returned."""
