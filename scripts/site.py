@@ -29,8 +29,9 @@ REFERENCE = {
         "sparkdl",
         "What a program at the driver calls.",
         ("driver.launch.launch", "driver.launch.run", "driver.handle.Cluster",
-         "feed.parquet.paths.parquet", "control.tls.TlsFiles", "core.failure.Failure",
-         "driver.warm.stop_warm", "diagnosis.doctor.doctor", "torch_distributor.TorchDistributor"),
+         "driver.profile.Profile", "feed.parquet.paths.parquet", "control.tls.TlsFiles",
+         "core.failure.Failure", "driver.warm.stop_warm", "diagnosis.doctor.doctor",
+         "torch_distributor.TorchDistributor"),
     ),
     "nodes": (
         "Nodes",

@@ -1,4 +1,4 @@
-"""The command line: `sparkdl demo`, `doctor`, `run`, `dashboard`, `version`.
+"""The command line, `sparkdl COMMAND`.
 
 Runs in: driver
 """
@@ -9,19 +9,22 @@ import argparse
 import os
 import platform
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import TextIO
 
-from sparkdl.core.errors import NodeFailedError, SparkdlError
+from sparkdl.core.errors import FrameworkMissingError, NodeFailedError, SparkdlError
 from sparkdl.version import __version__
 
 _QUIET_TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "2", "TF_ENABLE_ONEDNN_OPTS": "0"}
 DEMO_MASTER = "local-cluster[2,2,1024]"
 _BESIDE = ("pyspark", "tensorflow", "tensorflow-cpu", "keras", "tf-keras", "torch", "lightning")
 _INTERRUPTED = 130  # as shells have it
+_TOP_S = 1.0
+_CLEAR = "\x1b[H\x1b[2J"  # the terminal, from its first line on
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,6 +47,9 @@ def main(argv: list[str] | None = None) -> int:
         )
     )
     _add_run(commands.add_parser("run", help="run a program in several processes of this machine"))
+    commands.add_parser("runs", help="list the clusters that run, of drivers on this machine")
+    _add_stacks(commands.add_parser("stacks", help="print what all nodes of a cluster do now"))
+    _add_top(commands.add_parser("top", help="show the nodes of a cluster as a live table"))
     _add_dashboard(commands.add_parser("dashboard", help="show what was recorded of a cluster"))
     commands.add_parser("version", help="print the versions of sparkdl and of what it drives")
     options, rest = parser.parse_known_args(argv)
@@ -52,8 +58,30 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    commands_of = {"doctor": _doctor, "run": _run, "dashboard": _dashboard, "version": _version}
-    return commands_of[options.command](options)
+    return _status(options)
+
+
+def _status(options: argparse.Namespace) -> int:
+    """Run a command; what cannot be done is a line on the error stream."""
+    commands = {
+        "doctor": _doctor,
+        "run": _run,
+        "runs": _runs,
+        "stacks": _stacks,
+        "top": _top,
+        "dashboard": _dashboard,
+        "version": _version,
+    }
+    try:
+        return commands[options.command](options)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:  # who reads has what it wanted: `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except SparkdlError as error:
+        print(f"sparkdl {options.command}: {error}", file=sys.stderr)
+        return 2 if options.command == "doctor" else 1
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
@@ -92,19 +120,68 @@ def _dashboard(options: argparse.Namespace) -> int:
     try:
         from sparkdl.dashboard.server import show_records
     except ModuleNotFoundError as error:
-        print(
-            f"sparkdl dashboard: {error.name} is not installed: "
-            "pip install 'sparkdl-cluster[dashboard]'",
-            file=sys.stderr,
-        )
-        return 1
-    try:
-        show_records(Path(options.path), options.host, options.port)
-    except KeyboardInterrupt:
-        return _INTERRUPTED
-    except SparkdlError as error:
-        print(f"sparkdl dashboard: {error}", file=sys.stderr)
-        return 1
+        raise FrameworkMissingError(
+            f"{error.name} is not installed: pip install 'sparkdl-cluster[dashboard]'"
+        ) from error
+    show_records(Path(options.path), options.host, options.port)
+    return 0
+
+
+def _runs(_options: argparse.Namespace) -> int:
+    from sparkdl.driver.runs import nothing, runs_table
+
+    print("\n".join(runs_table()) or nothing(), flush=True)
+    return 0
+
+
+def _add_stacks(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Prints the Python stacks of all nodes of a cluster whose driver runs on this machine, as "
+        "cluster.stacks() has them. See docs/hangs.md."
+    )
+    _add_id(parser)
+
+
+def _add_id(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "id", metavar="ID", nargs="?", help="the beginning of its id; not needed if only one runs"
+    )
+
+
+def _stacks(options: argparse.Namespace) -> int:
+    from sparkdl.driver.runs import chosen
+
+    for node, text in chosen(options.id).stacks().items():
+        print(f"{node}\n{text.rstrip()}\n", flush=True)
+    return 0
+
+
+def _add_top(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Shows the nodes of a cluster whose driver runs on this machine, once a second. In a pipe "
+        "it prints one table. Cores and memory are known with launch(dashboard=…) or record=."
+    )
+    _add_id(parser)
+    parser.add_argument("--once", action="store_true", help="print one table and end")
+
+
+def _top(options: argparse.Namespace) -> int:
+    from sparkdl.driver.runs import RunEndedError, chosen, nodes_table
+
+    is_once, never = options.once or not sys.stdout.isatty(), threading.Event()
+    cluster = chosen(options.id)
+    before = cluster.run()
+    while not never.wait(_TOP_S):  # rates are those between two looks
+        try:
+            run = cluster.run()
+        except RunEndedError as end:
+            print(end)
+            break
+        table = "\n".join(nodes_table(run, before))
+        print(table if is_once else f"{_CLEAR}{table}", flush=True)
+        if is_once:
+            break
+        before = run
     return 0
 
 
@@ -133,15 +210,9 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     from sparkdl.diagnosis.command import diagnose
 
-    try:
-        with _stdout_kept() as stdout:
-            report = diagnose(options)
-            print(report.to_json() if options.json else report, file=stdout, flush=True)
-    except KeyboardInterrupt:
-        return _INTERRUPTED
-    except SparkdlError as error:
-        print(f"sparkdl doctor: {error}", file=sys.stderr)
-        return 2
+    with _stdout_kept() as stdout:
+        report = diagnose(options)
+        print(report.to_json() if options.json else report, file=stdout, flush=True)
     return 0 if report.ok else 1
 
 
@@ -165,16 +236,11 @@ def _run(options: argparse.Namespace) -> int:
         del given[name]
     try:
         run_command(given.pop("program"), **given)
-    except KeyboardInterrupt:
-        return _INTERRUPTED
     except NodeFailedError as error:
         cause = error.root_cause
         is_seen = cause.kind in ("exception", "exit")  # its traceback has been printed
         print(f"sparkdl run: {cause.headline() if is_seen else error}", file=sys.stderr)
         return cause.exit_code or 1
-    except SparkdlError as error:
-        print(f"sparkdl run: {error}", file=sys.stderr)
-        return 1
     return 0
 
 

@@ -14,6 +14,7 @@ Runs in: agent, child
       │◀─────────────────────────── Reported, Traced│  the step that user code is at, what it does
       │◀─ Checkpointed ─── Commit ──▶  Committed ─▶│  the parts of a checkpoint, and the whole
       │◀─ Given ───────────────────────── Gathered ▶│  a value of each node for all nodes
+      │◀─ ProfileTaken ───────────── TakeProfile ─▶│  what the child does for a while, if asked
       │◀────────────────────────── Returned, Raised │  last message
 
 A frame is a four-byte length and one JSON object. Descriptors travel beside the stream in the
@@ -264,6 +265,28 @@ class Gathered(LocalMessage, frozen=True):
     problem: str = ""
 
 
+class TakeProfile(LocalMessage, frozen=True):
+    """Look at what this process does. See `FetchProfile`.
+
+    Attributes:
+        until_s: by the monotonic clock, which agent and child share.
+    """
+
+    number: int
+    until_s: float
+    tool: str = ""
+    folder: str = ""
+
+
+class ProfileTaken(LocalMessage, frozen=True):
+    """The answer to `TakeProfile`. See `Profiled`."""
+
+    number: int
+    stacks: dict[str, int] = {}
+    folder: str = ""
+    problem: str = ""
+
+
 class Returned(LocalMessage, frozen=True):
     """`map_fun` returned; `problem` says why its value could not be encoded."""
 
@@ -309,6 +332,8 @@ Local = (
     | Committed
     | Given
     | Gathered
+    | TakeProfile
+    | ProfileTaken
     | Returned
     | Raised
 )

@@ -16,8 +16,8 @@ Runs in: driver, agent
       │  CheckpointDone ──────────────────────▶│   from the first
       │  Gather ──────────────────────────────▶│   from each node that trains
       │◀───────────────────────── AllGathered ─│   to all of them, once all have
-      │◀─────────────── FetchLog, FetchStacks  │   at any time
-      │  LogTail, Stacks ─────────────────────▶│
+      │◀─ FetchLog, FetchStacks, FetchProfile  │   at any time
+      │  LogTail, Stacks, Profiled ───────────▶│
       │  LastLines ───────────────────────────▶│   when a child has ended
       │  ChildReturned | ChildFailed ─────────▶│
       │◀──── StopChild, NewRound, Stop         │
@@ -262,6 +262,22 @@ class Stacks(Message, frozen=True):
     text: str
 
 
+class Profiled(Message, frozen=True):
+    """The answer to `FetchProfile`.
+
+    Attributes:
+        stacks: how many periods of the sampler each stack was seen for: thread and calls, the
+            outermost first, with semicolons in between.
+        folder: what a framework's profiler has written into.
+        problem: why there is neither.
+    """
+
+    request: int
+    stacks: dict[str, int] = {}
+    folder: str = ""
+    problem: str = ""
+
+
 class BoardStarted(Message, frozen=True):
     """TensorBoard answers on `port` of the node's host; or why it does not."""
 
@@ -484,6 +500,20 @@ class AskClock(Message, frozen=True):
     sent_us: int
 
 
+class FetchProfile(Message, frozen=True):
+    """Look at what the child does for so long, and send that as `Profiled`.
+
+    Attributes:
+        tool: the framework whose own profiler is to run; empty for Python's stacks.
+        folder: that this writes into, by the name of the node.
+    """
+
+    request: int
+    seconds: float
+    tool: str = ""
+    folder: str = ""
+
+
 class Stop(Message, frozen=True):
     """End the child, clean up, and end.
 
@@ -522,6 +552,7 @@ FromAgent = (
     | LogLines
     | LogTail
     | Stacks
+    | Profiled
     | BoardStarted
     | CheckpointPart
     | CheckpointDone
@@ -532,8 +563,8 @@ ToFeeds = (
     FeedBegin | ReadShare | PassOn | FeedCut | FeedCovered | FeedHold | Granted | EpochEnd | FeedEnd
 )
 ToNode = CheckpointCommit | AllGathered
-Asked = FetchLog | FetchStacks | AskClock
-ToAgent = Begin | NewRound | StopChild | Asked | Stop | Detach | ToNode | ToFeeds
+Questions = FetchLog | FetchStacks | FetchProfile | AskClock
+ToAgent = Begin | NewRound | StopChild | Questions | Stop | Detach | ToNode | ToFeeds
 
 
 class _Begin(Message, frozen=True):

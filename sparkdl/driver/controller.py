@@ -15,8 +15,11 @@ import math
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from sparkdl.control.cause import CutLink
 from sparkdl.control.messages import (
@@ -32,6 +35,7 @@ from sparkdl.control.messages import (
     FeedEnd,
     FeedProgress,
     FetchLog,
+    FetchProfile,
     FetchStacks,
     FromAgent,
     Gather,
@@ -42,6 +46,7 @@ from sparkdl.control.messages import (
     NodeActive,
     NodeLoad,
     Offer,
+    Profiled,
     Refused,
     Stacks,
     ToAgent,
@@ -149,6 +154,9 @@ class Controller:
         self.tls = tls
         self.changed = Changed()
         self._born_s = time.time() - time.monotonic()
+        self.begun_s = self.wall_s()
+        self.at_end = ExitStack()
+        """Closed before anything else of this."""
         self.view = View(begin(spec, time.monotonic(), checkpoint))
         keeps = spec.settings.max_restarts > 0 or spec.checkpoint_dir is not None
         self.checkpoints = Checkpoints(spec.cluster_id, CoverageStore(keeps))
@@ -288,12 +296,26 @@ class Controller:
 
     def fetch_stacks(self, deadline: Deadline) -> dict[str, str]:
         """Return by node name what its child is doing, or why that is not known."""
-        node_ids = [node.node_id for node in self.spec.nodes]
-        answers = self._ask(node_ids, FetchStacks, deadline)
+        return self._ask_all(FetchStacks, lambda problem: problem, deadline)
+
+    def fetch_profiles(self, asked: FetchProfile, deadline: Deadline) -> dict[str, Profiled]:
+        """Return by node name what its child has done for a while, or why that is not known."""
+        return self._ask_all(
+            lambda number: msgspec.structs.replace(asked, request=number),
+            lambda problem: Profiled(0, problem=problem),
+            deadline,
+        )
+
+    def _ask_all(
+        self, question: Question, unknown: Callable[[str], T], deadline: Deadline
+    ) -> dict[str, T]:
+        """Ask all nodes; of those that do not answer return what `unknown` makes of the reason."""
+        answers = self._ask([node.node_id for node in self.spec.nodes], question, deadline)
         silent = "its agent did not answer: it is lost or stopped, or cannot be reached"
         if self.look(lambda view: is_empty(view.state)):
             silent = "it has ended, as the cluster has"
-        return {node.name: answers.get(node.node_id, silent) for node in self.spec.nodes}
+        nodes, nothing = self.spec.nodes, unknown(silent)
+        return {node.name: answers.get(node.node_id, nothing) for node in nodes}
 
     def wall_s(self) -> float:
         """Return the Unix time in seconds; it does not jump while the cluster lives."""
@@ -305,6 +327,7 @@ class Controller:
         Args:
             is_there: whether their place still exists; they are ended when it does not.
         """
+        self.at_end.close()
         if len(self.spec.nodes) >= _MANY:
             gc.unfreeze()
         if self._ear is not None:
@@ -347,7 +370,7 @@ class Controller:
         problem = Problem(message.kind, message.text).at_driver()
         self._handle(states.LaunchBroke(problem))
 
-    def said(self, agent_id: str, message: FromAgent) -> None:  # noqa: C901 (one case a message)
+    def said(self, agent_id: str, message: FromAgent) -> None:  # noqa: C901, PLR0912 (one case a message)
         """An agent has sent a message."""
         self._let_hear(agent_id, message)
         match message:
@@ -377,6 +400,8 @@ class Controller:
                 self._hand_on_log(agent_id, message)
             case LogTail(number, answer) | Stacks(number, answer):
                 self._requests.answer(number, answer)
+            case Profiled(number):
+                self._requests.answer(number, message)
 
     def left(self, agent_id: str, reason: str) -> None:
         """An agent's connection has ended."""

@@ -26,6 +26,7 @@ from sparkdl.driver.feeds.coverage import FeedRequest
 from sparkdl.driver.feeds.feeds import Feeds, StreamFeed, StreamOptions, trigger_options
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.lifecycle.state import before_stop, failure_of, has_ended, is_empty, status_of
+from sparkdl.driver.profile import Profile, taken
 from sparkdl.driver.show import LiveTable, as_html, show_page
 from sparkdl.driver.threads import begin
 from sparkdl.feed.transfer.messages import FeedSpec
@@ -395,6 +396,25 @@ class Cluster:
         that hangs in C code and holds the GIL. For one that does not answer, its process's state.
         """
         return self._controller.fetch_stacks(Deadline.after(_FETCH_S))
+
+    def profile(
+        self, seconds: float = 10.0, folder: str | None = None, tool: str | None = None
+    ) -> Profile:
+        """Return what the nodes' processes do in the next seconds: their Python stacks, counted.
+
+        Those of all threads, a hundred times a second. A node that does not answer in time holds
+        up no other one; `Profile.missing` says why there is nothing of it. See docs/profiling.md.
+
+        Args:
+            folder: where the files are to be. With `tool` one that all hosts see at this path,
+                like `checkpoint_dir`: each node writes into a folder of its own in it.
+            tool: `tensorflow`, `torch` or `jax`: run this framework's own profiler instead, in the
+                nodes that have imported it. It writes files for TensorBoard.
+
+        Raises:
+            ConfigError: if it cannot work as asked; also if no node has imported `tool`.
+        """
+        return taken(self._controller, seconds, folder, tool)
 
     @ends_if_interrupted
     def shutdown(self, grace_s: float | None = None, timeout_s: float | None = None) -> None:

@@ -33,6 +33,7 @@ from sparkdl.driver.lifecycle.state import failure_of, has_ended
 from sparkdl.driver.log_files import LogFiles, check_folder
 from sparkdl.driver.logs import LogLine, NodeLogs
 from sparkdl.driver.payload import pickle_user_code
+from sparkdl.driver.run_socket import answering
 from sparkdl.driver.show import in_notebook, print_beside
 from sparkdl.driver.timeline import Timeline, check_file
 from sparkdl.driver.warm import chosen_keep_s, warm_key
@@ -242,6 +243,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
     spec = replace(spec, is_watched=is_watched, is_traced=timeline is not None)
 
     def watch(controller: Controller) -> None:
+        controller.at_end.enter_context(answering(controller))
         if is_watched:
             Recorder(controller, record, pages).start()
         if timeline is not None:

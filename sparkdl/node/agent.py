@@ -38,6 +38,7 @@ from sparkdl.node.gpus import share_gpus
 from sparkdl.node.load import LoadWatch
 from sparkdl.node.noise import noise_in, without_noise
 from sparkdl.node.parking import Leftover, live
+from sparkdl.node.profiles import Profiles
 from sparkdl.node.resources import feed_disk, feed_memory, own_host, reserve_port
 from sparkdl.node.spare import Children, Spare
 from sparkdl.node.spec import AgentSpec, StatusLine, print_status, write_private
@@ -102,6 +103,7 @@ class Agent:
         log_s = log_period_s(settings.hang_timeout_s)
         self._activity = Activity(self._loop, self._report, log_s, nodes)
         self._prints = Throttle(self._loop, self._stream_log, period_s(LOG_PERIOD_S, nodes))
+        self._profiles = Profiles(self._loop, self._report, self._node.name)
         self._load: LoadWatch | None = None
         self._old_board: asyncio.Task[None] | None = None
         self._state, actions = states.begin()
@@ -308,6 +310,8 @@ class Agent:
             self.handle(states.ChildReportedEnd(failure))
         elif isinstance(message, channel.Checkpointed | channel.Committed):
             self._on_checkpoint(message)
+        elif isinstance(message, channel.ProfileTaken):
+            self._profiles.taken(message)
         elif isinstance(message, channel.Given):
             if self._begun is not None:
                 self._report(messages.Gather(self._begun, message.number, message.value))
@@ -334,6 +338,7 @@ class Agent:
     def _on_child_exit(self, status: int) -> None:
         if self._pipe:
             self._pipe.close()  # reads the child's last words first
+        self._profiles.child_ended()
         if self._child:
             while self._spec.streams_log and (lines := self._child.log.new_lines(is_last=True)):
                 self._report(messages.LogLines(lines, noise_in(lines)))
@@ -341,7 +346,7 @@ class Agent:
         self._children.child_ended()
         self.handle(states.ChildExited(status))
 
-    def _on_driver_message(self, message: messages.ToAgent) -> None:  # noqa: C901, PLR0912 (one case a message)
+    def _on_driver_message(self, message: messages.ToAgent) -> None:  # noqa: C901, PLR0912 (one case each)
         match message:
             case messages.Begin(world, resume):
                 self.handle(states.WorldBegan(world, resume))
@@ -367,6 +372,9 @@ class Agent:
                 self._report_stacks(request)
             case messages.AskClock(sent_us):
                 self._report(messages.ClockTold(sent_us, now_us()))
+            case messages.FetchProfile():
+                pid = self._child.pid if self._child else None
+                self._profiles.take(message, pid, self._send_to_child)
             case _:
                 self._feeds.on_driver_message(message)
 
@@ -490,6 +498,7 @@ class Agent:
             self._children.end()
         self._feeds.shut_down()
         self._activity.close()
+        self._profiles.close()
         if self._load is not None:
             self._load.close()
         self._prints.cancel()

@@ -74,9 +74,10 @@ def main(argv: list[str]) -> None:
     faulthandler.enable()
     _write_stacks_on_signal(arguments.stacks_fd)
     link = AgentLink(socket.socket(fileno=arguments.channel_fd))
-    outcome = _run(arguments, link)
+    end = _run(arguments, link)
     trace.stop()
-    link.send(outcome)
+    link.profiler.end()
+    link.send(end)
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -112,6 +113,7 @@ def _run(arguments: ChildArguments, link: AgentLink) -> Returned | Raised:
         if isinstance(args, list):
             sys.argv = args
         kind = "exception"
+        link.profiler.is_in_map_fun = True
         link.send(Running())
         if ctx.member.role.is_server:
             framework.serve(ctx.batches)

@@ -35,6 +35,7 @@ from sparkdl.control.channel import (
     Reported,
     Segment,
     Start,
+    TakeProfile,
     Unframer,
     Withdraw,
     receive,
@@ -62,6 +63,7 @@ from sparkdl.feed.parquet.paths import ParquetPaths
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.reader import FeedReader
 from sparkdl.feed.reader.supply import Supply
+from sparkdl.node.profiler import Profiler
 from sparkdl.node.warm import changed_since
 
 _log = logging.getLogger(__name__)
@@ -73,10 +75,15 @@ _TRACE_S = 0.5
 
 
 class AgentLink:
-    """One thread receives and sorts into feeds; any thread may send."""
+    """One thread receives and sorts into feeds; any thread may send.
+
+    Attributes:
+        profiler: takes the profiles that the agent asks for.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self.profiler = Profiler(self.send)
         self._send_lock = threading.Lock()  # the frames of two threads must not mix
         self._starts: queue.Queue[tuple[Start, int] | None] = queue.Queue()
         self._commits: queue.Queue[Commit] = queue.Queue()
@@ -293,6 +300,8 @@ class AgentLink:
                 self._commits.put(message)
             case Gathered():
                 self._gathered.put(message)
+            case TakeProfile():
+                self.profiler.begin(message)
 
     def _track(self, start: Start) -> None:
         """Have all readers note which rows are used, if there are checkpoints."""

@@ -246,7 +246,8 @@ class StackFile:
             if size_before == size > start:
                 then(os.pread(self.fd, size - start, start).decode(errors="replace"))
             elif size == start and deadline.has_passed:
-                then(_why_silent(pid))
+                nothing = f"no Python stacks within {_ANSWER_S:g} s"
+                then(why_silent(pid, nothing, "did not answer the signal"))
             else:
                 loop.call_later(_LOOK_S, look, size)
 
@@ -264,10 +265,16 @@ class StackFile:
             self.fd = -1
 
 
-def _why_silent(pid: int) -> str:
+def why_silent(pid: int, nothing: str, otherwise: str) -> str:
+    """Return why a child has not answered.
+
+    Args:
+        nothing: what it has not sent.
+        otherwise: what may be said of it if its process runs.
+    """
     try:
         status = psutil.Process(pid).status()
     except psutil.Error:
         return "the child has ended"
-    reason = _REASONS.get(status, f"is {status}, and did not answer the signal")
-    return f"no Python stacks within {_ANSWER_S:g} s: process {pid} {reason}"
+    reason = _REASONS.get(status, f"is {status}, and {otherwise}")
+    return f"{nothing}: process {pid} {reason}"

@@ -1,0 +1,159 @@
+"""A socket at which other terminals of this user and machine ask what a cluster does.
+
+Runs in: driver
+
+`sparkdl runs`, `stacks` and `top` ask there (`driver/runs.py`). It is a Unix socket in a folder
+that nobody else may enter: the kernel says who may connect, no secret is written to a disk, and of
+a driver that has died nothing answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import stat
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.world import World
+from sparkdl.dashboard.events import Sampled
+from sparkdl.driver.controller import Controller, View
+from sparkdl.driver.dashboard import sampled
+from sparkdl.driver.lifecycle.state import before_stop, status_of
+
+_log = logging.getLogger(__name__)
+
+SUFFIX = ".sock"
+RUN, STACKS = b"run\n", b"stacks\n"
+"""What may be asked. The answers are JSON: a `Run`, and texts by node."""
+STACKS_S = 5.0
+_ASK_S = 5.0
+_BACKLOG = 16
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A cluster that runs.
+
+    Attributes:
+        state: as `Cluster.status` has it.
+        hosts: by node id, empty of those that have none yet.
+        sample: how far the nodes are, at its `time_s`.
+    """
+
+    cluster: str
+    program: str
+    pid: int
+    framework: str
+    state: str
+    elapsed_s: float
+    nodes: tuple[str, ...]
+    hosts: tuple[str, ...]
+    sample: Sampled
+
+
+def folder_of_user() -> Path:
+    """Return the folder of this user's sockets.
+
+    Not one in $XDG_RUNTIME_DIR, which goes when the user logs out, nor below $HOME, which hosts may
+    share: a socket there would seem dead to all of them but one.
+    """
+    return Path(tempfile.gettempdir(), f".sparkdl-{os.getuid()}")
+
+
+def is_own(folder: Path) -> bool:
+    """Whether a folder is this user's alone, so that what is in it can be trusted."""
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o77
+
+
+@contextmanager
+def answering(controller: Controller) -> Iterator[None]:
+    """Answer what is asked about a cluster; without a place for the socket, nothing is."""
+    path = folder_of_user() / f"{controller.spec.cluster_id}{SUFFIX}"
+    name, is_over = f"sparkdl-runs-{controller.spec.cluster_id}", threading.Event()
+    with ExitStack() as begun:
+        try:
+            listener = begun.enter_context(_listen(path))
+            accept = partial(_accept, controller, listener, is_over)
+            thread = threading.Thread(target=accept, name=name, daemon=True)
+            thread.start()
+            begun.pop_all()  # the thread closes it
+        except (OSError, RuntimeError) as error:  # RuntimeError: no further thread
+            _log.info("Cluster %s is not in `sparkdl runs`: %s", controller.spec.cluster_id, error)
+            yield
+            return
+    try:
+        yield
+    finally:
+        is_over.set()
+        with suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)  # ends the `accept`; elsewhere than on Linux this:
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as waker:
+            waker.connect(str(path))
+        with suppress(OSError):
+            path.unlink()
+            path.parent.rmdir()  # if it was the last
+        thread.join(_ASK_S)
+
+
+def _listen(path: Path) -> socket.socket:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    if not is_own(path.parent):
+        raise PermissionError(f"{path.parent} is not this user's alone")
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(str(path))
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _accept(controller: Controller, listener: socket.socket, is_over: threading.Event) -> None:
+    with listener, suppress(OSError, RuntimeError):  # its end, or that of threads
+        while not is_over.is_set():
+            asking = listener.accept()[0]
+            answer = partial(_answer, controller, asking)
+            threading.Thread(target=answer, name="sparkdl-runs-answer", daemon=True).start()
+
+
+def _answer(controller: Controller, asking: socket.socket) -> None:
+    with asking:
+        asking.settimeout(_ASK_S)
+        try:
+            asked = asking.recv(64)
+            if asked == RUN:
+                run = controller.look(partial(_run, controller, controller.wall_s()))
+                asking.sendall(msgspec.json.encode(run))
+            elif asked == STACKS:
+                stacks = controller.fetch_stacks(Deadline.after(STACKS_S))
+                asking.sendall(msgspec.json.encode(stacks))
+        except Exception:  # noqa: BLE001 (whatever it is, the training does not need this)
+            _log.debug("A question was not answered", exc_info=True)
+
+
+def _run(controller: Controller, now_s: float, view: View) -> Run:
+    spec = controller.spec
+    world: World | None = getattr(before_stop(view.state), "world", None)
+    hosts = {m.node.node_id: m.host for m in world.members} if world else {}
+    return Run(
+        spec.cluster_id,
+        Path(sys.argv[0]).name or "python",
+        os.getpid(),
+        spec.framework,
+        status_of(view.state),
+        now_s - controller.begun_s,
+        tuple(node.name for node in spec.nodes),
+        tuple(hosts.get(node.node_id, "") for node in spec.nodes),
+        sampled(spec, now_s, view),
+    )

@@ -1,0 +1,191 @@
+"""The clusters that drivers of this user run on this machine, found and asked from another process.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from sparkdl.core.errors import ConfigError, SparkdlError
+from sparkdl.core.listing import listed
+from sparkdl.driver.run_socket import (
+    RUN,
+    STACKS,
+    STACKS_S,
+    SUFFIX,
+    Run,
+    folder_of_user,
+    is_own,
+)
+
+_ANSWER_S = 5.0
+_GIB = 1 << 30
+
+
+class SilentDriverError(SparkdlError):
+    """A driver has been asked and does not answer."""
+
+
+class RunEndedError(SparkdlError):
+    """The cluster, or its driver, has ended."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A cluster's socket."""
+
+    path: Path
+
+    @property
+    def cluster(self) -> str:
+        """Its id."""
+        return self.path.name.removesuffix(SUFFIX)
+
+    def run(self) -> Run:
+        """Return what it does now.
+
+        Raises:
+            RunEndedError: if it does nothing any more.
+            SilentDriverError: if its driver does not answer.
+        """
+        return msgspec.json.decode(self._ask(RUN, _ANSWER_S), type=Run)
+
+    def stacks(self) -> dict[str, str]:
+        """Return the stacks of its nodes, see `Cluster.stacks`; raises as `run` does."""
+        answer = self._ask(STACKS, STACKS_S + _ANSWER_S)
+        return msgspec.json.decode(answer, type=dict[str, str])
+
+    def _ask(self, what: bytes, limit_s: float) -> bytes:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(limit_s)
+            try:
+                sock.connect(str(self.path))
+                sock.sendall(what)
+                with sock.makefile("rb") as stream:
+                    answer = stream.read()
+            except (ConnectionRefusedError, FileNotFoundError):
+                with suppress(OSError):  # its driver was killed: nobody else removes it
+                    self.path.unlink()
+                answer = b""
+            except OSError as error:
+                raise SilentDriverError(
+                    f"the driver of cluster {self.cluster} does not answer: "
+                    f"{str(error) or type(error).__name__}. It may be stopped (Ctrl-Z, SIGSTOP)"
+                ) from error
+        if not answer:
+            raise RunEndedError(f"cluster {self.cluster} has ended")
+        return answer
+
+
+def found() -> list[Found]:
+    """Return the sockets that there are, of clusters that may have ended."""
+    folder = folder_of_user()
+    with suppress(FileNotFoundError):
+        if is_own(folder):
+            return [Found(path) for path in sorted(folder.glob(f"*{SUFFIX}"))]
+    return []
+
+
+def chosen(cluster: str | None) -> Found:
+    """Return the cluster of this id, or of an id that begins so; without one, the only one.
+
+    Raises:
+        ConfigError: if there is none, or several.
+    """
+    there = []
+    for each in found():
+        with suppress(RunEndedError, SilentDriverError):
+            each.run()
+            there.append(each)
+    names = listed([each.cluster for each in there])
+    if not there:
+        raise ConfigError(nothing())
+    fitting = [each for each in there if each.cluster.startswith(cluster or "")]
+    if not fitting:
+        raise ConfigError(f"there is no cluster {cluster}; running are {names}")
+    if len(fitting) > 1:
+        raise ConfigError(f"several clusters run: name one of {names}. `sparkdl runs` lists them")
+    return fitting[0]
+
+
+def nothing() -> str:
+    """Return what is to be said where no cluster runs."""
+    return (
+        f"no cluster is running whose driver is on this machine ({socket.gethostname()}) and of "
+        f"user {getpass.getuser()}. Ask where the driver runs, as its user"
+    )
+
+
+def runs_table() -> list[str]:
+    """Return a line for each cluster that runs, below one of headings; empty if there is none."""
+    lines = []
+    for each in found():
+        try:
+            run = each.run()
+        except RunEndedError:
+            continue
+        except SilentDriverError:
+            lines.append([each.cluster, "", "", "", "does not answer"])
+            continue
+        nodes = f"{len(run.nodes)} {run.framework}"
+        program = f"{run.program} ({run.pid})"
+        lines.append([run.cluster, program, nodes, _duration(run.elapsed_s), run.state])
+    return _aligned([["ID", "PROGRAM (PID)", "NODES", "ELAPSED", "STATE"], *lines]) if lines else []
+
+
+def nodes_table(run: Run, before: Run | None) -> list[str]:
+    """Return what the nodes of a cluster do, a line each.
+
+    Args:
+        before: the same cluster, a moment ago.
+    """
+    head = f"Cluster {run.cluster}: {run.state} ({run.program}, {_duration(run.elapsed_s)})"
+    titles = ["NODE", "HOST", "PID", "STATE", "STEP", "ROWS/S", "CORES", "MEMORY", "WAITS FOR"]
+    return [head, "", *_aligned([titles, *_cells(run, before)])]
+
+
+def _cells(run: Run, before: Run | None) -> Iterator[list[str]]:
+    now, then = run.sample, before.sample if before else None
+    cores, memory = (now.load.get(name) for name in ("cores", "memory_nbytes"))
+    for at, name in enumerate(run.nodes):
+        used = [feed.used[at] for feed in now.feeds.values()]
+        rate = ""
+        if then is not None and now.time_s > then.time_s and used:
+            more = sum(used) - sum(feed.used[at] for feed in then.feeds.values())
+            rate = f"{max(0, more) / (now.time_s - then.time_s):,.0f}"
+        ready = sum(feed.received[at] for feed in now.feeds.values()) - sum(used)
+        is_waiting = used and ready <= 0 and now.states[at] == "in map_fun"
+        yield [
+            name,
+            run.hosts[at],
+            str(now.pids[at] or ""),
+            now.states[at],
+            f"{now.steps[at]:,}" if now.steps[at] >= 0 else "",
+            rate,
+            f"{cores[at]:.1f}" if cores else "",
+            f"{memory[at] / _GIB:.1f} GiB" if memory else "",
+            "rows" if is_waiting else "",
+        ]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _duration(seconds: float) -> str:
+    days, rest = divmod(int(seconds), 86_400)
+    clock = time.strftime("%H:%M:%S", time.gmtime(rest))
+    return f"{days}d {clock}" if days else clock

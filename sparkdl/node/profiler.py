@@ -1,0 +1,151 @@
+"""Looks at what this process does for a while, from a thread of its own.
+
+Runs in: child
+
+The framework's own profiler runs; or this samples: Python's stacks, a hundred times a second.
+Each is counted, and none kept, so that a profile takes no more memory the longer it is. A period in
+which the thread could not run, because C code held the interpreter's lock, counts for the stack
+that is found after it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import PurePath
+from types import FrameType
+
+from sparkdl.control.channel import ProfileTaken, TakeProfile
+from sparkdl.core.errors import FeedClosedError
+from sparkdl.frameworks.framework import framework_named
+
+_log = logging.getLogger(__name__)
+
+PERIOD_S = 0.01
+_MAX_NCHARS = 1 << 20
+"""Of all stacks that differ: what goes to the driver in one message."""
+_MAX_DEPTH = 200
+_FURTHER = "(further stacks)"
+_LAST_S = 5.0
+"""The end of `map_fun` waits so long for a profile to be written."""
+
+
+class Profiler:
+    """Takes one profile at a time.
+
+    Args:
+        send: takes the answers, in any thread.
+
+    Attributes:
+        is_in_map_fun: before that no framework's profiler may begin: it could set the framework up
+            in another way than the world needs.
+    """
+
+    def __init__(self, send: Callable[[ProfileTaken], None]) -> None:
+        self._send = send
+        self.is_in_map_fun = False
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, asked: TakeProfile) -> None:
+        """Take a profile in a thread, and send it."""
+        if self._thread is not None and self._thread.is_alive():
+            self._send(ProfileTaken(asked.number, problem="another profile is being taken"))
+            return
+        self._thread = threading.Thread(
+            target=self._take, args=(asked,), name="sparkdl-profile", daemon=True
+        )
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # no further thread
+            self._thread = None
+            self._send(ProfileTaken(asked.number, problem=str(error)))
+
+    def end(self) -> None:
+        """Have a profile that is under way end now: `map_fun` has returned."""
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join(_LAST_S)
+
+    def _take(self, asked: TakeProfile) -> None:
+        try:
+            if asked.tool:
+                answer = self._traced(asked)
+            else:
+                answer = ProfileTaken(asked.number, sampled(asked.until_s, self._is_over))
+        except Exception as error:  # noqa: BLE001 (the training does not need it)
+            _log.debug("There is no profile", exc_info=True)
+            answer = ProfileTaken(asked.number, problem=f"{type(error).__name__}: {error}")
+        with suppress(FeedClosedError):
+            self._send(answer)
+
+    def _traced(self, asked: TakeProfile) -> ProfileTaken:
+        seconds = asked.until_s - time.monotonic()  # to begin may take some as well
+        if asked.tool not in sys.modules:
+            problem = f"{asked.tool} is not imported in this process"
+            return ProfileTaken(asked.number, problem=problem)
+        if not self.is_in_map_fun:
+            return ProfileTaken(asked.number, problem="map_fun has not begun")
+        os.makedirs(asked.folder, exist_ok=True)
+        with framework_named(asked.tool).tracing(asked.folder):
+            self._is_over.wait(seconds)
+        return ProfileTaken(asked.number, folder=asked.folder)
+
+
+def sampled(until_s: float, is_over: threading.Event) -> dict[str, int]:
+    """Return for how many periods each stack of the other threads was seen.
+
+    Args:
+        until_s: by the monotonic clock.
+        is_over: ends it earlier.
+    """
+    counts: Counter[str] = Counter()
+    calls = _Calls()
+    left, last_s = _MAX_NCHARS, time.monotonic()
+    while last_s < until_s and not is_over.wait(PERIOD_S):
+        periods = int((min(time.monotonic(), until_s) - last_s) / PERIOD_S + 0.5)
+        last_s += max(periods, 1) * PERIOD_S
+        for stack in _stacks(calls):
+            if stack not in counts:
+                left -= len(stack)
+            counts[stack if stack in counts or left >= 0 else _FURTHER] += max(periods, 1)
+    return dict(counts)
+
+
+def _stacks(calls: _Calls) -> Iterator[str]:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, frame in sys._current_frames().items():
+        if ident != threading.get_ident():
+            yield ";".join([_clean(names.get(ident, "(no name)")), *calls.of(frame)])
+
+
+class _Calls:
+    """The calls of stacks as texts, which are made once."""
+
+    def __init__(self) -> None:
+        self._texts: dict[tuple[str, str, int | None], str] = {}
+
+    def of(self, frame: FrameType | None) -> list[str]:
+        """Return the calls of a stack, the outermost first."""
+        calls: list[str] = []
+        while frame is not None and len(calls) < _MAX_DEPTH:
+            code = frame.f_code
+            name = getattr(code, "co_qualname", code.co_name)  # from Python 3.11 on
+            place = code.co_filename, name, frame.f_lineno
+            text = self._texts.get(place)
+            if text is None:
+                file = "/".join(PurePath(code.co_filename).parts[-2:])
+                text = self._texts[place] = _clean(f"{name} ({file}:{frame.f_lineno})")
+            calls.append(text)
+            frame = frame.f_back
+        return calls[::-1]
+
+
+def _clean(name: str) -> str:
+    return " ".join(name.replace(";", ",").split())
