@@ -159,6 +159,7 @@ class Controller:
         self._requests = PendingRequests(self._server.send, self.changed)
         self._observer: Callable[[], None] = lambda: None
         self._follower: Callable[[states.State], None] = lambda state: None
+        self._reporter: Callable[[int, NodeActive], None] = lambda node_id, activity: None
         self._progress = Throttle(self._loop, self._notify, _PROGRESS_S)
         self._thread = threading.Thread(
             target=self._run, name=f"sparkdl-controller-{spec.cluster_id}", daemon=True
@@ -238,6 +239,10 @@ class Controller:
     def follow(self, follower: Callable[[states.State], None]) -> None:
         """Have `follower` called on the loop with each state; it must be quick, and not fail."""
         self._follower = follower
+
+    def on_activity(self, reporter: Callable[[int, NodeActive], None]) -> None:
+        """Have `reporter` called on the loop with what nodes have done; as `follow`'s is."""
+        self._reporter = reporter
 
     def soon(self, function: Callable[..., None], *arguments: Any) -> bool:
         """Have `function` called on the loop; false once the controller is closed."""
@@ -478,6 +483,7 @@ class Controller:
             if isinstance(message, NodeActive):
                 self.view.activity[node_id] = message
                 self._progress.request()
+                self._reporter(node_id, message)
                 return
             for now in message.counts:
                 if beyond := gone_beyond(self._name(node_id), now, self.view.feeds):

@@ -21,6 +21,7 @@ from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.settings import Environment, HangAction, Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, Placement, plan_nodes
+from sparkdl.core.tracking import follower_of_launch
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.dashboard import Recorder, dashboard_of_program
 from sparkdl.driver.ending import Ending, is_interrupt
@@ -33,6 +34,7 @@ from sparkdl.driver.lifecycle.state import failure_of, has_ended
 from sparkdl.driver.log_files import LogFiles, check_folder
 from sparkdl.driver.logs import LogLine, NodeLogs
 from sparkdl.driver.payload import pickle_user_code
+from sparkdl.driver.reports import Report, Reports
 from sparkdl.driver.show import in_notebook, print_beside
 from sparkdl.driver.warm import chosen_keep_s, warm_key
 from sparkdl.frameworks.framework import framework_named
@@ -93,6 +95,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
     hang_timeout: float | None = 600.0,
     hang_action: HangAction = "report",
     on_log: Callable[[LogLine], None] | None = None,
+    on_report: Callable[[Report], None] | None = None,
     tls: bool | tuple[str, str, str] | TlsFiles | None = None,
     dashboard: bool | None = None,
     record: str | None = None,
@@ -169,6 +172,10 @@ def launch(  # noqa: PLR0913 (one option, one name)
             logged; `None` for no watch.
         hang_action: what follows then: `report` nothing more, `restart` or `fail`.
         on_log: called with each of these lines, instead of printing it.
+        on_report: called with what nodes tell by `ctx.report`, a `Report` with `node`, `rank`,
+            `step` and `metrics`: of reports in quick succession the last one, a few times a second.
+            It is called on a thread that the cluster needs, so it must be quick. See
+            docs/tracking.md.
         tls: whether the connections of sparkdl are encrypted, with a certificate that is made for
             this cluster, or with your own: `sparkdl.TlsFiles(cert, key, ca)`, paths at driver and
             executors. By default where Spark encrypts its own. See docs/security.md.
@@ -231,12 +238,19 @@ def launch(  # noqa: PLR0913 (one option, one name)
     if record is not None:
         record = check_folder("record", record)
     pages = dashboard_of_program(dashboard, host)
-    is_watched = pages is not None or record is not None
+    tracker = follower_of_launch()
+    is_shown = pages is not None or record is not None
+    is_watched = is_shown or tracker is not None
     spec = replace(spec, is_watched=is_watched)
 
     def watch(controller: Controller) -> None:
-        if is_watched:
+        if is_shown:
             Recorder(controller, record, pages).start()
+        if tracker is not None:
+            tracker.follow(controller)
+        takers = [taker for taker in (on_report, tracker and tracker.report) if taker]
+        if takers:
+            controller.on_activity(Reports(controller, takers).take)
 
     logs = NodeLogs(on_log or (_print_line if log_to_driver else None), files)
     cluster = _start(
