@@ -178,11 +178,14 @@ class _Tracker:
 
     def _run(self, name: str, parent: Run | str | None, search: str = "") -> Run:
         import mlflow
+        from mlflow.environment_variables import MLFLOW_EXPERIMENT_ID
 
         active = mlflow.active_run() if parent is None else None
         parent = parent or (active.info.run_id if active else None)
         run = Run(name, mlflow.get_tracking_uri(), parent, search)
-        experiment = active.info.experiment_id if active else ""
+        # `set_experiment` sets it; the program may set another one before this run is made.
+        chosen = MLFLOW_EXPERIMENT_ID.get() or ""
+        experiment = active.info.experiment_id if active else "" if parent else chosen
         self._writer.do(run, partial(begin_run, run, experiment, time.time()))
         return run
 
