@@ -27,6 +27,7 @@ from tests.doubles import nodes
 from tests.doubles.nodes import SOON_S
 
 mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
+sql_store = pytest.importorskip("mlflow.store.tracking.sqlalchemy_store")
 request_utils = pytest.importorskip("mlflow.utils.request_utils")
 
 pytestmark = [
@@ -173,6 +174,8 @@ def tracked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(runs, "END_S", 0.1)
     sparkdl.mlflow.autolog(disable=True)
     request_utils._cached_get_request_session.cache_clear()  # with its connections
+    for engine in sql_store.SqlAlchemyStore._engine_map.values():
+        engine.dispose()
 
 
 @pytest.fixture
