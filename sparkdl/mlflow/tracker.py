@@ -118,7 +118,9 @@ class _Tracker:
             parent = within.run if within else self._search_of(dataset)
             name = f"trial {facts['number']}" if kind == "trial" else facts.get("name", kind)
             name = type(estimator).__name__ if estimator is not None else name
-            span = _Span(kind, self._run(name, parent, facts.get("search", "")), True, dataset)
+            run, begin = self._run(name, parent, facts.get("search", ""))
+            begin()
+            span = _Span(kind, run, True, dataset)
         if span.run.search:
             self._searches[span.run.search] = span.run
         params = facts.get("params", {}) if estimator is None else _params_of(estimator)
@@ -157,10 +159,10 @@ class _Tracker:
     def cluster(self, within: _Span | None) -> _Follower:
         """Follow a cluster, in the run around it or in one of its own."""
         if within is not None and within.kind in _WITH_INNER:
-            found = _Follower(self, self._writer, within.run, False)
+            found = _Follower(self, self._writer, within.run)
         else:
-            run = self._run("launch", within.run if within else None)
-            found = _Follower(self, self._writer, run, True)
+            run, begin = self._run("launch", within.run if within else None)
+            found = _Follower(self, self._writer, run, begin)
         self._followers = [each for each in self._followers if not each.is_over] + [found]
         return found
 
@@ -176,7 +178,10 @@ class _Tracker:
     def _save_model(self, run: Run, model: Any, dataset: DataFrame) -> None:
         save_model(run.client, run.run_id, model, dataset, self._options.log_input_examples)
 
-    def _run(self, name: str, parent: Run | str | None, search: str = "") -> Run:
+    def _run(
+        self, name: str, parent: Run | str | None, search: str = ""
+    ) -> tuple[Run, Callable[[], None]]:
+        """Return a run that this thread chooses the place of, and what has it made."""
         import mlflow
         from mlflow.environment_variables import MLFLOW_EXPERIMENT_ID
 
@@ -186,8 +191,7 @@ class _Tracker:
         # `set_experiment` sets it; the program may set another one before this run is made.
         chosen = MLFLOW_EXPERIMENT_ID.get() or ""
         experiment = active.info.experiment_id if active else "" if parent else chosen
-        self._writer.do(run, partial(begin_run, run, experiment, time.time()))
-        return run
+        return run, partial(self._writer.do, run, partial(begin_run, run, experiment, time.time()))
 
     def _search_of(self, dataset: DataFrame | None) -> Run | None:
         """Return the search whose thread this is, by the tags that Spark's threads inherit."""
@@ -200,11 +204,17 @@ class _Tracker:
 
 
 class _Follower:
-    """Follows one cluster."""
+    """Follows one cluster.
 
-    def __init__(self, tracker: _Tracker, writer: Writer, run: Run, is_owner: bool) -> None:
+    Args:
+        begin: has the run made, if it is the cluster's own: once there is a cluster to follow.
+    """
+
+    def __init__(
+        self, tracker: _Tracker, writer: Writer, run: Run, begin: Callable[[], None] | None = None
+    ) -> None:
         self._tracker, self._writer = tracker, writer
-        self._run, self._is_owner = run, is_owner
+        self._run, self._begin = run, begin
         self._controller: Controller | None = None
         self._thread: threading.Thread | None = None
 
@@ -232,6 +242,8 @@ class _Follower:
             **({"num_gpus": spec.num_gpus} if spec.num_gpus is not None else {}),
         }
         run = self._run
+        if self._begin is not None:
+            self._begin()
         self._writer.do(run, partial(write_params, run, params))
         self._writer.do(run, partial(write_tag, run, "sparkdl.cluster", spec.cluster_id))
         name = f"sparkdl-mlflow-{spec.cluster_id}"
@@ -283,7 +295,7 @@ class _Follower:
         error = states.failure_of(state)
         if error is not None:
             self._writer.do(self._run, partial(write_failure, self._run, error))
-        if self._is_owner:
+        if self._begin is not None:
             is_done = isinstance(before, states.Finished)
             status = "FAILED" if error else "FINISHED" if is_done else "KILLED"
             self._tracker.finish(self._run, status)
