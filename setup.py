@@ -13,6 +13,7 @@ assert _VERSION, "sparkdl/version.py holds no __version__"
 _CONNECT = ["pyspark[connect]>=4.0"]
 _DASHBOARD = ["bokeh>=3.8"]
 _DEMO = ["scikit-learn>=1.4"]
+_MLFLOW = ["mlflow-skinny>=3.5"]
 _TLS = ["cryptography>=42"]
 _TUNING = ["optuna>=4"]
 
@@ -51,15 +52,19 @@ setup(
         "gpu": ["nvidia-ml-py>=12"],
         "tls": _TLS,
         "dashboard": [*_DASHBOARD, "tqdm[notebook]>=4.60"],
+        "mlflow": _MLFLOW,
         "bench": ["tqdm>=4.60"],
         "demo": _DEMO,
         "dev": [
             *_CONNECT,
             *_DASHBOARD,
             *_DEMO,
+            *_MLFLOW,
             *_TLS,
             *_TUNING,
             "codespell",
+            "flask",  # with flask-cors, what a tracking server of mlflow-skinny lacks
+            "flask-cors",
             "hypothesis",
             "ipykernel",
             "matplotlib",

@@ -38,6 +38,7 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
             *("node", "driver", "ml"),
             # The faces. Each is a door for somebody: nothing inside knows them.
             *("torch_program", "torch_distributor", "lightning", "keras", "diagnosis"),
+            "mlflow",
             *("tfos", "horovod"),
             "",  # sparkdl/__init__.py
             *("demo", "cli", "__main__"),
@@ -65,6 +66,7 @@ PYSPARK = {  # who may import pyspark
     "horovod/*": "a face",
     "demo*": "a face",
     "cli.py": "a face",
+    "mlflow/*": "a face",
     "diagnosis/command.py": "starts the session that it examines",
     "diagnosis/executors.py": "asks all executors by one job",
     "torch_distributor.py": "a face",

@@ -185,6 +185,7 @@ class Controller:
         self._observer: Callable[[], None] = lambda: None
         self._followers: list[Callable[[states.State], None]] = []
         self._ear: Ear | None = None
+        self._reporter: Callable[[int, NodeActive], None] = lambda node_id, activity: None
         self._progress = Throttle(self._loop, self._notify, _PROGRESS_S)
         self._thread = threading.Thread(
             target=self._run, name=f"sparkdl-controller-{spec.cluster_id}", daemon=True
@@ -268,6 +269,10 @@ class Controller:
     def overhear(self, ear: Ear) -> None:
         """Have `ear` told what comes from agents."""
         self._ear = ear
+
+    def on_activity(self, reporter: Callable[[int, NodeActive], None]) -> None:
+        """Have `reporter` called on the loop with what nodes have done; as `follow`'s is."""
+        self._reporter = reporter
 
     def soon(self, function: Callable[..., None], *arguments: Any) -> bool:
         """Have `function` called on the loop; false once the controller is closed."""
@@ -543,6 +548,7 @@ class Controller:
             if isinstance(message, NodeActive):
                 self.view.activity[node_id] = message
                 self._progress.request()
+                self._reporter(node_id, message)
                 return
             for now in message.counts:
                 if beyond := gone_beyond(self._name(node_id), now, self.view.feeds):

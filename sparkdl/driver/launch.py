@@ -10,7 +10,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,8 +21,9 @@ from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.settings import Environment, HangAction, Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, Placement, plan_nodes
+from sparkdl.core.tracking import follower_of_launch
 from sparkdl.driver.controller import Controller
-from sparkdl.driver.dashboard import Recorder, dashboard_of_program
+from sparkdl.driver.dashboard import Dashboard, Recorder, dashboard_of_program
 from sparkdl.driver.ending import Ending, is_interrupt
 from sparkdl.driver.executors.executor import Executor, Launch
 from sparkdl.driver.feeds.runner import failure_behind
@@ -33,6 +34,7 @@ from sparkdl.driver.lifecycle.state import failure_of, has_ended
 from sparkdl.driver.log_files import LogFiles, check_folder
 from sparkdl.driver.logs import LogLine, NodeLogs
 from sparkdl.driver.payload import pickle_user_code
+from sparkdl.driver.reports import Report, Reports
 from sparkdl.driver.run_socket import answering
 from sparkdl.driver.show import in_notebook, print_beside
 from sparkdl.driver.timeline import Timeline, check_file
@@ -95,6 +97,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
     hang_timeout: float | None = 600.0,
     hang_action: HangAction = "report",
     on_log: Callable[[LogLine], None] | None = None,
+    on_report: Callable[[Report], None] | None = None,
     tls: bool | tuple[str, str, str] | TlsFiles | None = None,
     dashboard: bool | None = None,
     record: str | None = None,
@@ -172,6 +175,10 @@ def launch(  # noqa: PLR0913 (one option, one name)
             logged; `None` for no watch.
         hang_action: what follows then: `report` nothing more, `restart` or `fail`.
         on_log: called with each of these lines, instead of printing it.
+        on_report: called with what nodes tell by `ctx.report`, a `Report` with `node`, `rank`,
+            `step` and `metrics`: of reports in quick succession the last one, a few times a second.
+            It is called on a thread that the cluster needs, so it must be quick. See
+            docs/tracking.md.
         tls: whether the connections of sparkdl are encrypted, with a certificate that is made for
             this cluster, or with your own: `sparkdl.TlsFiles(cert, key, ca)`, paths at driver and
             executors. By default where Spark encrypts its own. See docs/security.md.
@@ -234,25 +241,19 @@ def launch(  # noqa: PLR0913 (one option, one name)
     environment = Environment() if executor == "local" else Environment.read()
     chosen_tls = choose_tls(tls, where.encrypting_setting())
     host = environment.driver_host or where.driver_host()
-    if record is not None:
-        record = check_folder("record", record)
     pages = dashboard_of_program(dashboard, host)
-    is_watched = pages is not None or record is not None
-    if timeline is not None:
-        timeline = check_file("timeline", timeline)
-    spec = replace(spec, is_watched=is_watched, is_traced=timeline is not None)
-
-    def watch(controller: Controller) -> None:
-        controller.at_end.enter_context(answering(controller))
-        if is_watched:
-            Recorder(controller, record, pages).start()
-        if timeline is not None:
-            Timeline(controller, timeline).start()
-
+    watch = _Watch(
+        pages,
+        check_folder("record", record) if record is not None else None,
+        check_file("timeline", timeline) if timeline is not None else None,
+        follower_of_launch(),
+        on_report,
+    )
+    spec = replace(spec, is_watched=watch.needs_load, is_traced=watch.timeline is not None)
     logs = NodeLogs(on_log or (_print_line if log_to_driver else None), files)
     cluster = _start(
         *(spec, where, environment, payload, logs, show_progress, chosen_tls),
-        watch,
+        watch.begin,
     )
     if pages is not None:
         cluster.dashboard_url = pages.url
@@ -290,6 +291,46 @@ def run(
         cluster.ending.ask(0.0)
         cluster.ending.wait()
         raise
+
+
+@dataclass(frozen=True)
+class _Watch:
+    """Who looks at a cluster, from before its first node has started.
+
+    Attributes:
+        tracker: what `follower_of_launch` returns.
+    """
+
+    pages: Dashboard | None
+    record: str | None
+    timeline: str | None
+    tracker: Any
+    on_report: Callable[[Report], None] | None
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether what happens is told as events."""
+        return self.pages is not None or self.record is not None
+
+    @property
+    def needs_load(self) -> bool:
+        """Whether somebody wants to know what nodes take of their machines."""
+        return self.is_recorded or self.tracker is not None
+
+    def begin(self, controller: Controller) -> None:
+        """Begin to look at it; nobody who does can fail later."""
+        controller.at_end.enter_context(answering(controller))
+        if self.is_recorded:
+            Recorder(controller, self.record, self.pages).start()
+        if self.timeline is not None:
+            Timeline(controller, self.timeline).start()
+        if self.tracker is not None:
+            self.tracker.follow(controller)
+        takers = [
+            taker for taker in (self.on_report, self.tracker and self.tracker.report) if taker
+        ]
+        if takers:
+            controller.on_activity(Reports(controller, takers).take)
 
 
 def _start(

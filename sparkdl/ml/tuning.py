@@ -12,7 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +27,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, ResultError
 from sparkdl.core.jobs import named_jobs
 from sparkdl.core.spelling import did_you_mean
+from sparkdl.core.tracking import tracked
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
 from sparkdl.driver.threads import begin
@@ -160,8 +163,16 @@ class _Search:
         self._records: list[TrialRecord] = []
 
     def run(self) -> SearchResult:
-        workers = [
-            begin(self._work, f"sparkdl-trials-{number}", _thread)
+        direction = self._study.direction.name.lower()
+        facts = {"trials": self._left, "parallelism": self._parallelism, "direction": direction}
+        with tracked("search", params=facts) as note:
+            found = self._run_all()
+            note(best=next(iter(found.ranked), None))
+        return found
+
+    def _run_all(self) -> SearchResult:
+        workers = [  # each with what this thread is in the midst of
+            begin(partial(copy_context().run, self._work), f"sparkdl-trials-{number}", _thread)
             for number in range(self._parallelism)
         ]
         try:
@@ -203,7 +214,9 @@ class _Search:
 
         start_s = time.monotonic()
         try:
-            value = self._run(params, report)
+            with tracked("trial", number=trial.number, params=params) as note:
+                value = self._run(params, report)
+                note(value=value)
         except PrunedError:
             state = optuna.trial.TrialState.PRUNED
             value = reports[-1][1]
@@ -402,15 +415,21 @@ class SearchResult:
         Raises:
             ResultError: if none is; it says why the first one failed.
         """
-        done = [trial for trial in self.trials if trial.state == "complete"]
+        done = self.ranked
         if not done:
             errors = [trial.error for trial in self.trials if trial.error]
             raise ResultError(
                 f"none of {len(self.trials)} trials is complete"
                 f"{f'; the first error: {errors[0]}' if errors else ''}"
             )
+        return done[0]
+
+    @property
+    def ranked(self) -> tuple[TrialRecord, ...]:
+        """The trials that are complete, the best one first."""
+        done = [trial for trial in self.trials if trial.state == "complete"]
         sign = -1 if self.study.direction.name == "MAXIMIZE" else 1
-        return min(done, key=lambda trial: sign * (trial.value or 0.0))
+        return tuple(sorted(done, key=lambda trial: sign * (trial.value or 0.0)))
 
     def to_pandas(self) -> pd.DataFrame:
         """Return one row a trial: number, state, value, seconds, steps, error, `params_…`.

@@ -12,6 +12,7 @@ from pyspark.ml.base import Estimator
 from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.tracking import tracked
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.params import SCORING, TABLE, TRAINING, TFParams
 from sparkdl.ml.estimators.persistence import Saved, Storage, load_code, save_code
@@ -67,6 +68,12 @@ class TFEstimator(
         self._set_table_defaults()
 
     def _fit(self, dataset: DataFrame) -> TFModel:
+        with tracked("fit", estimator=self, dataset=dataset) as note:
+            model = self._fitted(dataset)
+            note(model=model)
+        return model
+
+    def _fitted(self, dataset: DataFrame) -> TFModel:
         args: Any = self.merge_args_params()
         training = Training(
             map_fun=self.train_fn,

@@ -25,6 +25,7 @@ from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, ResultError
 from sparkdl.core.spelling import did_you_mean
+from sparkdl.core.tracking import tracked
 from sparkdl.ml.estimators.describe import keras_inputs
 from sparkdl.ml.estimators.estimator import launch_options
 from sparkdl.ml.estimators.keras_model import (
@@ -153,6 +154,12 @@ class KerasEstimator(
         return self._callbacks
 
     def _fit(self, dataset: DataFrame) -> KerasModel:
+        with tracked("fit", estimator=self, dataset=dataset) as note:
+            model = self._fitted(dataset)
+            note(model=model)
+        return model
+
+    def _fitted(self, dataset: DataFrame) -> KerasModel:
         check_mode(self)
         task = self._task()
         check_schema(task, None, dataset.schema)  # before anything that takes time

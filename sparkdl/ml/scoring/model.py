@@ -37,6 +37,7 @@ from sparkdl.ml.scoring.task import Score
 from sparkdl.ml.scoring.transform import scored
 
 _FILES = "model"
+Parts = tuple[ModelSource, Signature, Any, tuple[StructType, tuple[OutputColumn, ...]]]
 
 
 class _ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_size", *SCORING]):
@@ -65,20 +66,25 @@ class _ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_siz
         """Metric to its values, one for each epoch."""
         return self.summary.history
 
-    def _scored(
-        self,
-        dataset: DataFrame,
-        source: ModelSource,
-        signature: Signature,
-        args: Any,
-        outputs: tuple[StructType, tuple[OutputColumn, ...]],
-    ) -> DataFrame:
-        schema, columns = outputs
-        inputs = input_columns(args.input_mapping, signature, dataset.schema)
+    def score_of(self, schema: StructType) -> tuple[Score, StructType]:
+        """Return how rows of `schema` are scored, and the columns that come of it.
+
+        Raises:
+            ConfigError: if the model is not known, or cannot be fed by these columns.
+        """
+        source, signature, args, (results, columns) = self._parts()
+        inputs = input_columns(args.input_mapping, signature, schema)
         model = f"{self.uid} ({source.path})" if source.path else self.uid
-        score = Score(source, model, inputs, columns, args.batch_size, self.getHandleInvalid())
+        invalid = self.getHandleInvalid()
+        return Score(source, model, inputs, columns, args.batch_size, invalid), results
+
+    def _parts(self) -> Parts:
+        raise NotImplementedError
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        score, results = self.score_of(dataset.schema)
         return scored(
-            dataset, score, schema, self.getKeep(), self.getParquetReader(), self.getModelPer()
+            dataset, score, results, self.getKeep(), self.getParquetReader(), self.getModelPer()
         )
 
     def _extra(self) -> dict[str, Any]:
@@ -117,12 +123,12 @@ class TFModel(
         self.args = Namespace(tf_args)
         self._set_table_defaults()
 
-    def _transform(self, dataset: DataFrame) -> DataFrame:
+    def _parts(self) -> Parts:
         args: Any = self.merge_args_params()
         source = self._source(args)
         signature = signature_of(source)
         outputs = mapped_outputs(args.output_mapping, args.output_types, signature)
-        return self._scored(dataset, source, signature, args, outputs)
+        return source, signature, args, outputs
 
     def _source(self, args: Any) -> ModelSource:
         path = args.export_dir or args.model_dir
@@ -202,11 +208,10 @@ class KerasModel(_ScoringModel, params=COLUMNS):
         """The names of the model's outputs."""
         return tuple(tensor.name for tensor in self._signature.outputs)
 
-    def _transform(self, dataset: DataFrame) -> DataFrame:
+    def _parts(self) -> Parts:
         args: Any = self._values()
         args.input_mapping = self.getInputMapping() or {self.getFeaturesCol(): self._only_input()}
-        source = source_of_content(self.content)
-        return self._scored(dataset, source, self._signature, args, self._outputs())
+        return source_of_content(self.content), self._signature, args, self._outputs()
 
     def _only_input(self) -> str:
         if len(self._signature.inputs) != 1:

@@ -1,0 +1,379 @@
+"""Makes runs of MLflow of what trains.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import FrameworkMissingError
+from sparkdl.core.jobs import context_of, tagged_jobs
+from sparkdl.core.spec import InputMode
+from sparkdl.core.tracking import Kind, track_by, tracked
+from sparkdl.driver.controller import Controller
+from sparkdl.driver.lifecycle import state as states
+from sparkdl.driver.reports import Report
+from sparkdl.mlflow.model import save_model
+from sparkdl.mlflow.runs import (
+    END_S,
+    MAX_TEXT,
+    Run,
+    Writer,
+    begin_run,
+    end_run,
+    write_failure,
+    write_params,
+    write_tag,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_log = logging.getLogger(__name__)
+
+_LOOK_S = 1.0
+_SAMPLED = 10
+"""Of these one is written; every ten seconds is MLflow's own interval."""
+_TAG = "sparkdl-search-"
+_WITH_INNER = ("fit", "trial")
+"""Spans in whose run a launch or a fit within them is told."""
+
+
+def autolog(
+    disable: bool = False, log_models: bool = True, log_input_examples: bool = True
+) -> None:
+    """Have each training from now on be a run of MLflow, in the experiment that is set there.
+
+    Launches, fits of estimators and trials of searches are runs; those of a search, or of a
+    `CrossValidator`, are nested in its run, and all are in the run that is active in the thread
+    that begins them. No fault of MLflow harms a training, or slows it.
+
+    Args:
+        disable: track nothing from now on; waits for what is to be written, as `flush`.
+        log_models: save the model that an estimator returns.
+        log_input_examples: with its first rows, which takes a small job of Spark.
+
+    Raises:
+        FrameworkMissingError: without MLflow: pip install 'sparkdl-cluster[mlflow]'.
+    """
+    if disable:
+        _program.end()
+        return
+    try:
+        import mlflow  # noqa: F401 (it takes seconds: now, and not when a training begins)
+    except ImportError as error:
+        raise FrameworkMissingError(
+            "sparkdl.mlflow.autolog: MLflow is not installed: pip install 'sparkdl-cluster[mlflow]'"
+        ) from error
+    _program.begin(_Options(log_models, log_input_examples))
+
+
+def flush(timeout_s: float | None = None) -> bool:
+    """Wait until all that is known so far is written, or has failed; return whether it is over."""
+    return _program.flush(timeout_s)
+
+
+@dataclass(frozen=True)
+class _Options:
+    log_models: bool
+    log_input_examples: bool
+
+
+@dataclass
+class _Span:
+    """Something that trains, and the run that it is told in."""
+
+    kind: str
+    run: Run
+    is_owner: bool
+    dataset: DataFrame | None = None
+
+
+class _Tracker:
+    """Tells MLflow of trainings; see `sparkdl.core.tracking.Tracker`."""
+
+    def __init__(self, writer: Writer, options: _Options) -> None:
+        self._writer = writer
+        self._options = options
+        self._searches: dict[str, Run] = {}
+        self._followers: list[_Follower] = []
+
+    def begin(self, kind: Kind, within: _Span | None, facts: dict[str, Any]) -> _Span:
+        """Begin a run, or go on in the one around it."""
+        estimator, dataset = facts.get("estimator"), facts.get("dataset")
+        if within is not None and within.kind in _WITH_INNER:
+            span = _Span(kind, within.run, False, dataset)
+        else:
+            parent = within.run if within else self._search_of(dataset)
+            name = f"trial {facts['number']}" if kind == "trial" else facts.get("name", kind)
+            name = type(estimator).__name__ if estimator is not None else name
+            run, begin = self._run(name, parent, facts.get("search", ""))
+            begin()
+            span = _Span(kind, run, True, dataset)
+        if span.run.search:
+            self._searches[span.run.search] = span.run
+        params = facts.get("params", {}) if estimator is None else _params_of(estimator)
+        self._writer.do(span.run, partial(write_params, span.run, params))
+        return span
+
+    def note(self, span: _Span, **facts: Any) -> None:
+        """Take a model, the value of a trial, the best one of a search."""
+        run, now_s = span.run, time.time()
+        if facts.get("value") is not None:
+            self._writer.metric(run, "value", facts["value"], 0, now_s)
+        if best := facts.get("best"):
+            params = {f"best_{name}": value for name, value in best.params.items()}
+            self._writer.do(run, partial(write_params, run, params))
+            self._writer.metric(run, "best_value", best.value, 0, now_s)
+        model = facts.get("model")
+        if model is not None and hasattr(model, "history"):
+            for name, values in model.history.items():
+                key = f"epoch_{name}" if name in run.reported else name
+                for epoch, value in enumerate(values):
+                    self._writer.metric(run, key, value, epoch, now_s)
+            if self._options.log_models and span.dataset is not None:
+                self._writer.do(run, partial(self._save_model, run, model, span.dataset))
+
+    def end(self, span: _Span | None, error: BaseException | None) -> None:
+        """End the run of the span, if it is its own."""
+        if span is None:
+            return
+        self._searches.pop(span.run.search, None)
+        if error is not None and not _is_stop(error):
+            self._writer.do(span.run, partial(write_failure, span.run, error))
+        if span.is_owner:
+            status = "FAILED" if error is not None else "FINISHED"
+            self.finish(span.run, "KILLED" if error and _is_stop(error) else status)
+
+    def cluster(self, within: _Span | None) -> _Follower:
+        """Follow a cluster, in the run around it or in one of its own."""
+        if within is not None and within.kind in _WITH_INNER:
+            found = _Follower(self, self._writer, within.run)
+        else:
+            run, begin = self._run("launch", within.run if within else None)
+            found = _Follower(self, self._writer, run, begin)
+        self._followers = [each for each in self._followers if not each.is_over] + [found]
+        return found
+
+    def join(self) -> None:
+        """Wait for the last words of clusters that have ended."""
+        for follower in self._followers:
+            follower.join()
+
+    def finish(self, run: Run, status: str) -> None:
+        """Have a run end."""
+        self._writer.do(run, partial(end_run, run, status, time.time()))
+
+    def _save_model(self, run: Run, model: Any, dataset: DataFrame) -> None:
+        save_model(run.client, run.run_id, model, dataset, self._options.log_input_examples)
+
+    def _run(
+        self, name: str, parent: Run | str | None, search: str = ""
+    ) -> tuple[Run, Callable[[], None]]:
+        """Return a run that this thread chooses the place of, and what has it made."""
+        import mlflow
+        from mlflow.environment_variables import MLFLOW_EXPERIMENT_ID
+
+        active = mlflow.active_run() if parent is None else None
+        parent = parent or (active.info.run_id if active else None)
+        run = Run(name, mlflow.get_tracking_uri(), parent, search)
+        # `set_experiment` sets it; the program may set another one before this run is made.
+        chosen = MLFLOW_EXPERIMENT_ID.get() or ""
+        experiment = active.info.experiment_id if active else "" if parent else chosen
+        return run, partial(self._writer.do, run, partial(begin_run, run, experiment, time.time()))
+
+    def _search_of(self, dataset: DataFrame | None) -> Run | None:
+        """Return the search whose thread this is, by the tags that Spark's threads inherit."""
+        if dataset is None or not self._searches:
+            return None
+        spark = dataset.sparkSession
+        context = context_of(spark)
+        tags = spark.getTags() if context is None else context.getJobTags()
+        return next((run for tag, run in reversed(self._searches.items()) if tag in tags), None)
+
+
+class _Follower:
+    """Follows one cluster.
+
+    Args:
+        begin: has the run made, if it is the cluster's own: once there is a cluster to follow.
+    """
+
+    def __init__(
+        self, tracker: _Tracker, writer: Writer, run: Run, begin: Callable[[], None] | None = None
+    ) -> None:
+        self._tracker, self._writer = tracker, writer
+        self._run, self._begin = run, begin
+        self._controller: Controller | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the cluster has ended, and all is told of it."""
+        return self._thread is not None and not self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait for the thread, if its cluster has ended."""
+        if self._thread is not None and self._controller and self._controller.is_closed:
+            self._thread.join(END_S)
+
+    def follow(self, controller: Controller) -> None:
+        """Look at a cluster from time to time, until its end."""
+        spec = controller.spec
+        params = {
+            "nodes": len(spec.nodes),
+            "roles": ", ".join(node.name for node in spec.nodes)[:MAX_TEXT],
+            "framework": spec.framework,
+            "input_mode": "spark" if spec.input_mode is InputMode.SPARK else "own",
+            "placement": spec.placement,
+            "max_restarts": spec.settings.max_restarts,
+            **({"checkpoint_dir": spec.checkpoint_dir} if spec.checkpoint_dir else {}),
+            **({"num_gpus": spec.num_gpus} if spec.num_gpus is not None else {}),
+        }
+        run = self._run
+        if self._begin is not None:
+            self._begin()
+        self._writer.do(run, partial(write_params, run, params))
+        self._writer.do(run, partial(write_tag, run, "sparkdl.cluster", spec.cluster_id))
+        name = f"sparkdl-mlflow-{spec.cluster_id}"
+        self._controller = controller
+        self._thread = threading.Thread(
+            target=self._look, args=(controller,), name=name, daemon=True
+        )
+        self._thread.start()
+
+    def report(self, report: Report) -> None:
+        """Take what a node has reported; on the controller's thread."""
+        for name, value in report.metrics.items():
+            key = name if report.rank == 0 else f"{_dashed(report.node)}/{name}"
+            self._run.reported.add(key)
+            self._writer.metric(self._run, key, value, report.step, report.time_s)
+
+    def _look(self, controller: Controller) -> None:
+        try:
+            looks, has_ended = 0, False
+            while not has_ended:
+                has_ended = controller.is_closed or controller.wait_for(
+                    lambda view: states.is_empty(view.state), Deadline.after(_LOOK_S)
+                )
+                if has_ended or looks % _SAMPLED == 0:
+                    self._sample(controller, looks)
+                looks += 1
+            self._end(controller.look(lambda view: view.state))
+        except Exception:  # noqa: BLE001 (whatever it is, the training does not need this)
+            _log.warning("A cluster is not tracked any more, and goes on", exc_info=True)
+
+    def _sample(self, controller: Controller, step: int) -> None:
+        now_s = controller.wall_s()
+        for node_id, load in controller.look(lambda view: dict(view.load)).items():
+            node = _dashed(controller.spec.nodes[node_id].name)
+            found = {"cores": load.cores, "memory_nbytes": load.memory_nbytes}
+            if load.feed_limit_nbytes:
+                found["feed_nbytes"] = load.feed_nbytes
+            if load.gpu_nbytes:
+                found |= {"gpu": load.gpu, "gpu_nbytes": load.gpu_nbytes}
+            for name, value in found.items():
+                self._writer.metric(self._run, f"system/{node}/{name}", value, step, now_s)
+
+    def _end(self, state: Any) -> None:
+        before = states.before_stop(state)
+        restarts = getattr(getattr(before, "roster", None), "history", None)
+        if restarts is not None and restarts.restarts_s:
+            count = len(restarts.restarts_s)
+            self._writer.metric(self._run, "restarts", count, 0, time.time())
+        error = states.failure_of(state)
+        if error is not None:
+            self._writer.do(self._run, partial(write_failure, self._run, error))
+        if self._begin is not None:
+            is_done = isinstance(before, states.Finished)
+            status = "FAILED" if error else "FINISHED" if is_done else "KILLED"
+            self._tracker.finish(self._run, status)
+
+
+def _params_of(estimator: Any) -> dict[str, Any]:
+    values = {param.name: estimator.getOrDefault(param) for param in estimator.params}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _is_stop(error: BaseException) -> bool:
+    """Whether somebody has ended the training: a person, or the pruner of a search."""
+    return isinstance(error, KeyboardInterrupt) or type(error).__name__ == "PrunedError"
+
+
+def _dashed(node: str) -> str:
+    return node.replace(":", "-")
+
+
+class _Program:
+    """The tracking of this program."""
+
+    def __init__(self) -> None:
+        self._writer: Writer | None = None
+        self._tracker: _Tracker | None = None
+        self._unpatch = ExitStack()
+
+    def begin(self, options: _Options) -> None:
+        if self._writer is None:
+            self._writer = Writer()
+            self._writer.start()
+            self._patch()
+            atexit.register(self.end)
+        self._tracker = _Tracker(self._writer, options)
+        track_by(self._tracker)
+
+    def flush(self, timeout_s: float | None) -> bool:
+        if self._tracker is not None:
+            self._tracker.join()
+        return self._writer is None or self._writer.flush(timeout_s)
+
+    def end(self) -> None:
+        track_by(None)
+        self._unpatch.close()
+        atexit.unregister(self.end)
+        if self._tracker is not None:
+            self._tracker.join()
+        writer, self._writer, self._tracker = self._writer, None, None
+        if writer is not None:
+            writer.end()
+
+    def _patch(self) -> None:
+        """Have Spark ML's searches be spans: it has no place to listen at."""
+        from pyspark.ml.tuning import CrossValidator, TrainValidationSplit
+
+        kinds: tuple[Any, ...] = (CrossValidator, TrainValidationSplit)
+        for kind in kinds:
+            fit = kind._fit
+            kind._fit = _searching(fit)
+            self._unpatch.callback(setattr, kind, "_fit", fit)
+
+
+def _searching(fit: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(fit)
+    def call(search: Any, dataset: DataFrame) -> Any:
+        tag = f"{_TAG}{secrets.token_hex(4)}"
+        params = {
+            "candidates": len(search.getEstimatorParamMaps()),
+            "parallelism": search.getParallelism(),
+        }
+        name = type(search).__name__
+        with (
+            tracked("search", name=name, search=tag, params=params),
+            tagged_jobs(dataset.sparkSession, tag),
+        ):
+            return fit(search, dataset)
+
+    return call
+
+
+_program = _Program()

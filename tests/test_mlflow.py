@@ -1,0 +1,313 @@
+"""Trainings as runs of MLflow: a real server, read through its REST API; and one that is none."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+import sparkdl
+import sparkdl.mlflow
+from sparkdl.core.errors import NodeFailedError
+from sparkdl.mlflow import runs
+from sparkdl.node.context import NodeContext
+from tests.doubles import nodes
+from tests.doubles.nodes import SOON_S
+
+mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
+sql_store = pytest.importorskip("mlflow.store.tracking.sqlalchemy_store")
+request_utils = pytest.importorskip("mlflow.utils.request_utils")
+
+pytestmark = [
+    pytest.mark.timeout(200),
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader"),  # MLflow's use of SQLAlchemy
+]
+Choose = Callable[[str, str], None]
+
+
+def launch(map_fun: Any, args: Any = None, **options: Any) -> sparkdl.Cluster:
+    return nodes.launch(map_fun, args, dashboard=False, **options)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run, as it was read."""
+
+    run_id: str
+    status: str
+    params: dict[str, str]
+    metrics: dict[str, float]
+    tags: dict[str, str]
+    artifacts: str
+
+
+@dataclass(frozen=True)
+class Store:
+    """A database, read by MLflow's own client."""
+
+    uri: str
+
+    def runs(self, experiment: str) -> dict[str, Found]:
+        """Return the runs of an experiment by name."""
+        client = mlflow.MlflowClient(self.uri)
+        ids = [client.get_experiment_by_name(experiment).experiment_id]
+        return {
+            run.info.run_name: Found(
+                run.info.run_id,
+                run.info.status,
+                run.data.params,
+                run.data.metrics,
+                run.data.tags,
+                run.info.artifact_uri,
+            )
+            for run in client.search_runs(ids)
+        }
+
+    def history(self, run: Found, metric: str) -> dict[int, float]:
+        """Return step to value."""
+        found = mlflow.MlflowClient(self.uri).get_metric_history(run.run_id, metric)
+        return {each.step: each.value for each in found}
+
+    def artifact(self, run: Found, name: str) -> str:
+        return Path(run.artifacts.removeprefix("file://"), name).read_text()
+
+
+@dataclass(frozen=True)
+class Server:
+    """A tracking server, asked as any client may ask it."""
+
+    uri: str
+
+    def ask(self, what: str, **fields: Any) -> Any:
+        data = json.dumps(fields).encode() if fields else None
+        request = Request(f"{self.uri}/api/2.0/{what}", data, {"Content-Type": "application/json"})
+        with urlopen(request, timeout=SOON_S) as answer:
+            return answer.read()
+
+    def runs(self, experiment: str) -> dict[str, Found]:
+        asked = json.loads(self.ask(f"mlflow/experiments/get-by-name?experiment_name={experiment}"))
+        ids = [asked["experiment"]["experiment_id"]]
+        found = json.loads(self.ask("mlflow/runs/search", experiment_ids=ids))
+        return {run["info"]["run_name"]: self._found(run) for run in found["runs"]}
+
+    def _found(self, run: Any) -> Found:
+        data = {
+            kind: {each["key"]: each["value"] for each in run["data"].get(kind, [])}
+            for kind in ("params", "metrics", "tags")
+        }
+        info = run["info"]
+        return Found(info["run_id"], info["status"], **data, artifacts=info["artifact_uri"])
+
+    def history(self, run: Found, metric: str) -> dict[int, float]:
+        query = f"run_id={run.run_id}&metric_key={metric}"
+        found = json.loads(self.ask(f"mlflow/metrics/get-history?{query}"))
+        return {int(each.get("step", 0)): each["value"] for each in found["metrics"]}
+
+    def artifact(self, run: Found, name: str) -> str:
+        path = run.artifacts.removeprefix("mlflow-artifacts:/")
+        content: bytes = self.ask(f"mlflow-artifacts/artifacts/{path}/{name}")
+        return content.decode()
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Server]:
+    pytest.importorskip("flask_cors", reason="what MLflow's server needs is not installed")
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        port = listener.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(port)]
+    command += ["--backend-store-uri", f"sqlite:///{folder}/runs.db"]
+    command += ["--artifacts-destination", str(folder / "artifacts")]
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+        cwd=folder,
+    )
+    with process:
+        assert process.stderr
+        said: list[str] = []
+        while not any("Application startup complete" in line for line in said):
+            line = process.stderr.readline()
+            assert line, f"MLflow's server has ended: {said}"
+            said.append(line)
+        drain = threading.Thread(target=process.stderr.read)
+        drain.start()
+        yield Server(f"http://127.0.0.1:{port}")
+        process.terminate()
+        drain.join(SOON_S)
+
+
+@pytest.fixture(scope="module", params=["store", pytest.param("server", marks=pytest.mark.deep)])
+def place(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Store | Server]:
+    """Where runs are: a database, or a server."""
+    folder = tmp_path_factory.mktemp("mlflow")
+    if request.param == "server":
+        with serving(folder) as server:
+            yield server
+    else:
+        yield Store(f"sqlite:///{folder}/runs.db")
+
+
+@pytest.fixture
+def tracked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Track by MLflow, wherever the test says, and do not try long."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.delenv("_MLFLOW_TELEMETRY_SESSION_ID", raising=False)
+    sparkdl.mlflow.autolog()
+    yield
+    monkeypatch.setattr(runs, "END_S", 0.1)
+    sparkdl.mlflow.autolog(disable=True)
+    request_utils._cached_get_request_session.cache_clear()  # with its connections
+    for engine in sql_store.SqlAlchemyStore._engine_map.values():
+        engine.dispose()
+
+
+@pytest.fixture
+def choose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Choose:
+    """Return what chooses where the next runs are: a tracking URI, an experiment."""
+
+    def choose(uri: str, experiment: str) -> None:
+        assert sparkdl.mlflow.flush(SOON_S)
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        monkeypatch.chdir(tmp_path)  # artifacts of a database without a server are beside it
+        monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", experiment)
+
+    return choose
+
+
+def falling(args: float, ctx: NodeContext) -> float:
+    for step in range(3):
+        ctx.report(step, loss=args + ctx.rank - step)
+        ctx.barrier()
+        threading.Event().wait(0.3)  # of reports in quick succession only the last one is sent
+    return args
+
+
+@pytest.mark.usefixtures("tracked")
+def test_a_launch_is_a_run_with_metrics_parameters_and_its_parent(
+    place: Store | Server, choose: Choose, tmp_path: Path
+) -> None:
+    choose(place.uri, "launches")
+    with mlflow.start_run(run_name="mine") as mine:
+        checkpoints = str(tmp_path / "checkpoints")
+        with launch(falling, 10.0, checkpoint_dir=checkpoints, input_mode="own") as cluster:
+            cluster.results(SOON_S)
+    assert sparkdl.mlflow.flush(SOON_S)
+    run = place.runs("launches")["sparkdl launch"]
+    assert run.status == "FINISHED"
+    assert run.tags["mlflow.parentRunId"] == mine.info.run_id
+    params = run.params
+    assert params["nodes"] == "2"
+    assert params["framework"] == "plain"
+    assert params["input_mode"] == "own"
+    assert params["checkpoint_dir"].endswith("/checkpoints")
+    assert place.history(run, "loss") == {0: 10.0, 1: 9.0, 2: 8.0}
+    assert place.history(run, "worker-1/loss") == {0: 11.0, 1: 10.0, 2: 9.0}
+    assert run.metrics["system/worker-0/memory_nbytes"] > 2**20
+
+
+@pytest.mark.usefixtures("tracked")
+def test_a_failure_is_told_with_its_root_cause_and_an_interrupt_is_none(
+    place: Store | Server, choose: Choose
+) -> None:
+    def fail(args: None, ctx: NodeContext) -> None:
+        if ctx.rank == 1:
+            raise ValueError("no such kind")
+        ctx.barrier()
+
+    choose(place.uri, "failures")
+    with pytest.raises(NodeFailedError), launch(fail) as cluster:
+        cluster.wait(SOON_S)
+    choose(place.uri, "interrupts")
+    with pytest.raises(KeyboardInterrupt), launch(falling, 1.0):
+        raise KeyboardInterrupt
+    assert sparkdl.mlflow.flush(SOON_S)
+    run = place.runs("failures")["sparkdl launch"]
+    assert run.status == "FAILED"
+    assert run.tags["sparkdl.failure"].startswith("worker:1 (rank 1")
+    text = place.artifact(run, "failure.txt")
+    assert "Traceback" in text
+    assert "ValueError: no such kind" in text
+    assert place.runs("interrupts")["sparkdl launch"].status == "KILLED"
+
+
+@pytest.mark.usefixtures("tracked")
+def test_trials_are_nested_in_the_run_of_their_search(
+    place: Store | Server, choose: Choose
+) -> None:
+    pytest.importorskip("optuna")
+    from sparkdl.ml.tuning import search
+
+    def objective(params: dict[str, Any], ctx: NodeContext) -> float:
+        if params["x"] == 3.0:
+            raise ValueError("three")
+        ctx.report(0, loss=params["x"])
+        return float(params["x"])
+
+    choose(place.uri, "trials")
+    import optuna
+
+    sampler = optuna.samplers.GridSampler({"x": [2.0, 3.0]})
+    options: Any = {"executor": "local", "show_progress": False, "dashboard": False}
+    search(None, objective, {"x": [2.0, 3.0]}, trials=2, parallelism=2, sampler=sampler, **options)
+    assert sparkdl.mlflow.flush(SOON_S)
+    found = place.runs("trials")
+    parent = found.pop("sparkdl search")
+    assert parent.params["best_x"] == "2.0"
+    assert parent.metrics["best_value"] == 2.0
+    assert sorted(found) == ["sparkdl trial 0", "sparkdl trial 1"]
+    by_x = {run.params["x"]: run for run in found.values()}
+    for run in found.values():
+        assert run.tags["mlflow.parentRunId"] == parent.run_id
+    assert by_x["2.0"].metrics.items() >= {"value": 2.0, "loss": 2.0}.items()
+    assert {x: run.status for x, run in by_x.items()} == {
+        "2.0": "FINISHED",
+        "3.0": "FAILED",
+    }
+
+
+@pytest.mark.usefixtures("tracked")
+def test_a_server_that_is_gone_or_never_answers_harms_no_training(
+    choose: Choose, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:  # it accepts, and is silent
+        port = listener.getsockname()[1]
+        choose(f"http://127.0.0.1:{port}", "none")
+        monkeypatch.setattr(runs, "_MAX_WAITING", 2)
+        with launch(falling, 3.0) as cluster:
+            assert cluster.results(SOON_S) == [3.0, 3.0]
+        assert not sparkdl.mlflow.flush(0.1), "it still waits for the answer"
+        lost = [record for record in caplog.records if "is not in MLflow" in record.message]
+        assert len(lost) == 1, "of all metrics that are dropped, one warning"
+        assert "slower than the training" in lost[0].message
+        assert lost[0].levelno == logging.WARNING
+    assert sparkdl.mlflow.flush(SOON_S), "the connection has broken, and nothing else is tried"
+    with launch(falling, 4.0) as cluster:  # nobody listens there any more
+        assert cluster.results(SOON_S) == [4.0, 4.0]
+    assert sparkdl.mlflow.flush(SOON_S)
+
+
+def test_nothing_is_tracked_once_it_is_disabled(choose: Choose, tmp_path: Path) -> None:
+    choose(f"sqlite:///{tmp_path}/runs.db", "disabled")
+    sparkdl.mlflow.autolog()
+    sparkdl.mlflow.autolog(disable=True)
+    with launch(lambda args, ctx: None) as cluster:
+        cluster.wait(SOON_S)
+    assert sparkdl.mlflow.flush(SOON_S)
+    assert not (tmp_path / "runs.db").exists()
