@@ -215,10 +215,10 @@ class Results(LocalMessage, frozen=True):
 
 
 class Reported(LocalMessage, frozen=True):
-    """User code is at this step. See `NodeContext.report`."""
+    """User code is at this step. See `NodeContext.report`, and `NodeActive` for the metrics."""
 
     step: int
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float | str] = {}
 
 
 class Checkpointed(LocalMessage, frozen=True):

@@ -180,15 +180,21 @@ class NodeActive(Message, frozen=True):
 
     Args:
         step: the last one that user code has reported (`ctx.report`), -1 for none.
+        metrics: text where it is no finite number, for which JSON has no other way.
         batches: of files that the node reads itself (`ctx.parquet`).
         log_nbytes: printed so far; looked at seldom.
     """
 
     generation: int
     step: int = -1
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float | str] = {}
     batches: int = 0
     log_nbytes: int = 0
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The metrics as numbers, not all of them finite."""
+        return {name: float(value) for name, value in self.metrics.items()}
 
 
 class NodeLoad(Message, frozen=True):

@@ -214,7 +214,7 @@ def sampled(spec: ClusterSpec, now_s: float, view: View) -> Sampled:
         [node_state(view, node_id) for node_id in node_ids],
         [view.pids.get(node_id, 0) for node_id in node_ids],
         [each.step for each in active],
-        {name: [each.metrics.get(name) for each in active] for name in names},
+        {name: [each.numbers.get(name) for each in active] for name in names},
         {feed: _columns([view.feeds.get((n, feed)) for n in node_ids], feed) for feed in feeds},
         _loads([view.load.get(node_id) or _IDLE for node_id in node_ids]) if view.load else {},
     )

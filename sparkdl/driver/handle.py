@@ -374,7 +374,7 @@ class Cluster:
             Deadline.after(timeout_s),
         )
         last = self._controller.look(lambda view: view.activity.get(node_id, none))
-        return last.step, dict(last.metrics)
+        return last.step, last.numbers
 
     def logs(self, rank: int, lines: int = 100) -> list[str]:
         """Return the last lines that a node's child has printed; also after it, and the cluster.

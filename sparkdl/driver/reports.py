@@ -42,7 +42,7 @@ class Reports:
     def __init__(self, controller: Controller, takers: Sequence[Callable[[Report], None]]) -> None:
         self._controller = controller
         self._takers = takers
-        self._last: dict[int, tuple[int, int, dict[str, float]]] = {}
+        self._last: dict[int, tuple[int, int, dict[str, float | str]]] = {}
 
     def take(self, node_id: int, activity: NodeActive) -> None:
         """Hand on what a node has done, if it is a report and a new one."""
@@ -53,7 +53,7 @@ class Reports:
         self._last[node_id] = now
         name = self._controller.spec.nodes[node_id].name
         rank = world.member(node_id).rank if world and world.has(node_id) else -1
-        metrics, time_s = dict(activity.metrics), self._controller.wall_s()
+        metrics, time_s = activity.numbers, self._controller.wall_s()
         for taker in self._takers:
             try:
                 taker(Report(name, rank, activity.step, metrics, time_s))

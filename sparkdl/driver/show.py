@@ -203,7 +203,7 @@ def _cells(
 def _reported(active: NodeActive | None) -> str:
     if active is None:
         return ""
-    metrics = (f"{name} {value:.4g}" for name, value in active.metrics.items())
+    metrics = (f"{name} {value:.4g}" for name, value in active.numbers.items())
     return ", ".join([f"{active.step:,}", *metrics])
 
 

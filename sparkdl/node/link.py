@@ -6,6 +6,7 @@ Runs in: child
 from __future__ import annotations
 
 import logging
+import math
 import operator
 import os
 import queue
@@ -392,11 +393,12 @@ def reported(step: Any, metrics: Mapping[str, Any]) -> Reported:
         raise ConfigError(f"report(step={step!r}): a whole number is needed ({error})") from None
     if number < 0:
         raise ConfigError(f"report(step={number}): steps are 0 or more")
-    values = {}
+    values: dict[str, float | str] = {}
     for name, value in metrics.items():
         try:
-            values[name] = float(value)
+            found = float(value)
         except (TypeError, ValueError) as error:
             text = f"report({name}={value!r}): a number is needed ({error})"
             raise ConfigError(text) from None
+        values[name] = found if math.isfinite(found) else str(found)
     return Reported(number, values)

@@ -23,8 +23,10 @@ from sparkdl.core.errors import (
     ResultError,
     ShutdownTimeoutError,
 )
+from sparkdl.dashboard.events import Sampled, event_of
 from sparkdl.driver.lifecycle import transitions
 from sparkdl.driver.lifecycle.state import has_ended
+from sparkdl.driver.reports import Report
 from sparkdl.node.context import NodeContext
 from tests.doubles.frameworks import IS_MISSING
 from tests.doubles.gates import Gate
@@ -394,3 +396,22 @@ def test_lines_come_while_map_fun_runs_and_progress_bars_as_their_last_state(
             cluster.logs(1)
         gate.open()
         lines.wait_for("three")
+
+
+def test_reports_of_what_is_not_finite_are_told_as_they_are(tmp_path: Path) -> None:
+    """A loss becomes NaN before anything else is known to be wrong."""
+    heard: list[Report] = []
+
+    def diverge(args: None, ctx: NodeContext) -> None:
+        ctx.report(1, loss=float("nan"), norm=float("inf"))
+
+    with launch(diverge, nodes=1, on_report=heard.append, record=str(tmp_path)) as cluster:
+        cluster.results(SOON_S)
+        step, numbers = cluster.reported()
+    assert (step, math.isnan(numbers["loss"]), numbers["norm"]) == (1, True, math.inf)
+    assert (heard[0].node, heard[0].rank, heard[0].step) == ("worker:0", 0, 1)
+    assert math.isnan(heard[0].metrics["loss"])
+    (record,) = tmp_path.iterdir()
+    events = [event_of(line) for line in record.read_bytes().splitlines()]
+    samples = [event for event in events if isinstance(event, Sampled)]
+    assert samples[-1].metrics == {"loss": [None], "norm": [None]}

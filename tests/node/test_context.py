@@ -171,8 +171,10 @@ def test_steps_and_numbers_beside_them_are_told(port: socket.socket) -> None:
     said = Said()
     ctx = context(port, link=said)
     ctx.report(step=np.int64(3), loss=np.float32(0.5), rows=7)
-    ctx.report(4)
-    assert said.messages == [Reported(3, {"loss": 0.5, "rows": 7.0}), Reported(4)]
+    ctx.report(4, loss=float("nan"), norm=-np.inf)
+    first, second = said.messages
+    assert first == Reported(3, {"loss": 0.5, "rows": 7.0})
+    assert second == Reported(4, {"loss": "nan", "norm": "-inf"})
 
 
 @pytest.mark.parametrize(

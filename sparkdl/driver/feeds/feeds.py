@@ -432,7 +432,7 @@ class Feeds:
             lambda view: (dict(view.feeds), view.activity.get(first))
         )
         rows = sum(each.rows_consumed for (_, feed), each in counts.items() if feed == name)
-        bar.update(rows, now.metrics if now else {}, is_last)
+        bar.update(rows, now.numbers if now else {}, is_last)
 
     def _check_no_stream(self, name: str) -> None:
         if name in self._streams:
