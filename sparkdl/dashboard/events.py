@@ -89,12 +89,15 @@ class FeedColumns(msgspec.Struct, frozen=True):
         used: rows that user code was given.
         steps: batches that it was given.
         epochs: that are over.
+        goal: rows that all nodes together have used when the call that is being fed is over; 0
+            where there is none, or that is not known yet.
     """
 
     received: list[int]
     used: list[int]
     steps: list[int]
     epochs: list[int]
+    goal: int = 0
 
 
 class Sampled(Event, frozen=True):

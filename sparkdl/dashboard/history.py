@@ -16,6 +16,7 @@ from sparkdl.dashboard.events import (
     Changed,
     Checkpoint,
     Event,
+    FeedColumns,
     Launched,
     Place,
     Printed,
@@ -192,6 +193,22 @@ class History:
             f"used yet; {share:.0%} of the last looks found one without rows."
         )
 
+    def left_s(self) -> float:
+        """Return in how many seconds what is being fed will be read; NaN where that is not known.
+
+        As fast as in the last minute.
+        """
+        if len(self._recent) < 2 or self.state in ENDED:
+            return math.nan
+        first, last = self._recent[0], self._recent[-1]
+        left = [
+            (feed.goal - sum(feed.used)) / rate
+            for name, feed in last.feeds.items()
+            if feed.goal and name in first.feeds
+            if (rate := _gained(first.feeds[name], feed) / (last.time_s - first.time_s)) > 0
+        ]
+        return max(0.0, *left) if left else math.nan
+
     def spans_until_now(self) -> Iterator[Span]:
         """Yield what nodes have done and do."""
         yield from self.spans
@@ -301,6 +318,11 @@ def _rate(first: Sampled, last: Sampled, at: int) -> float:
     """Return how many steps a node has taken in a second between two samples."""
     span_s = last.time_s - first.time_s
     return max(0.0, (_steps(last, at) - _steps(first, at)) / span_s) if span_s > 0 else math.nan
+
+
+def _gained(first: FeedColumns, last: FeedColumns) -> int:
+    """Return how many rows were used between two samples."""
+    return sum(last.used) - sum(first.used)
 
 
 def _fed(sample: Sampled) -> Iterator[tuple[int, int]]:

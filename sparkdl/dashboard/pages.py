@@ -451,6 +451,7 @@ def _headline(history: History) -> str:
         f"generation {history.generation}" if history.generation >= 0 else "",
         f"{restarts} restart{'s' * (restarts > 1)}" if restarts else "",
         duration(history.elapsed_s),
+        "" if math.isnan(left_s := history.left_s()) else f"about {duration(left_s)} left to read",
     ]
     text = " · ".join(part for part in parts if part)
     return f'<p role="status"><b class="{tone}">{escape(history.state)}</b> · {text}</p>'

@@ -14,7 +14,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
@@ -103,6 +103,9 @@ class View:
     """What the nodes have done beside their feeds, by node id."""
     load: dict[int, NodeLoad] = field(default_factory=dict)
     """What the nodes take of their machines, by node id; empty unless somebody looks."""
+    calls: dict[str, tuple[Mapping[int, FeedCount], int]] = field(default_factory=dict)
+    """Of each feed that is being fed: the counts by node id when the call began, and how many rows
+    there are to read, 0 while that is not known."""
     have_feeds_ended: bool = False
     """It was announced to the nodes that no more rows will come."""
 

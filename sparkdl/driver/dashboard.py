@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -215,7 +215,10 @@ def sampled(spec: ClusterSpec, now_s: float, view: View) -> Sampled:
         [view.pids.get(node_id, 0) for node_id in node_ids],
         [each.step for each in active],
         {name: [each.numbers.get(name) for each in active] for name in names},
-        {feed: _columns([view.feeds.get((n, feed)) for n in node_ids], feed) for feed in feeds},
+        {
+            feed: _columns(feed, [view.feeds.get((n, feed)) for n in node_ids], view.calls)
+            for feed in feeds
+        },
         _loads([view.load.get(node_id) or _IDLE for node_id in node_ids]) if view.load else {},
     )
 
@@ -229,14 +232,24 @@ def _loads(loads: list[NodeLoad]) -> dict[str, list[float]]:
     return {name: column for name, column in columns.items() if name not in seldom or any(column)}
 
 
-def _columns(counts: list[FeedCount | None], feed: str) -> FeedColumns:
+def _columns(
+    feed: str,
+    counts: list[FeedCount | None],
+    calls: Mapping[str, tuple[Mapping[int, FeedCount], int]],
+) -> FeedColumns:
     found = [count or FeedCount(feed) for count in counts]
+    before, to_read = calls.get(feed, ({}, 0))
     return FeedColumns(
         [count.rows_received for count in found],
-        [count.rows_consumed + count.rows_dropped for count in found],
+        [_used(count) for count in found],
         [count.steps for count in found],
         [count.epochs_done for count in found],
+        to_read and to_read + sum(map(_used, before.values())),
     )
+
+
+def _used(count: FeedCount) -> int:
+    return count.rows_consumed + count.rows_dropped
 
 
 class Dashboard:

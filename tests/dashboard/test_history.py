@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from sparkdl.dashboard.events import (
     Changed,
@@ -52,6 +53,21 @@ def test_rates_are_of_all_nodes_and_metrics_their_mean() -> None:
     assert columns["rows in"][-1] == 200.0
     assert columns["rows used"][-1] == 30.0
     assert columns["metric loss"] == [1.0, 1.0]
+
+
+def test_time_left_is_that_of_the_feed_that_takes_longest() -> None:
+    made = history()
+    assert math.isnan(made.left_s())
+    for time_s, used in ((1.0, 0), (3.0, 10)):
+        fed = {
+            "input": FeedColumns([99] * 3, [used, used, used], [0] * 3, [0] * 3, 120),
+            "more": FeedColumns([99] * 3, [2 * used, 0, 0], [0] * 3, [0] * 3, 300),
+            "stream": FeedColumns([99] * 3, [used, 0, 0], [0] * 3, [0] * 3),
+        }
+        made.add(replace(sample(time_s, [0] * 3, [0] * 3), feeds=fed))
+    assert made.left_s() == (300 - 20) / 10
+    made.add(Changed("c", 4.0, "finished", 0))
+    assert math.isnan(made.left_s())
 
 
 def test_counts_that_begin_anew_are_no_negative_rate() -> None:

@@ -244,6 +244,10 @@ class FeedRunner:
         if state is not before:
             with self._controller.changed:
                 self._states[name] = state
+                if isinstance(state, Idle):
+                    self._controller.view.calls.pop(name, None)
+                else:
+                    self._controller.view.calls[name] = (state.run.before, state.run.rows)
                 self._controller.changed.notify_all()
         for action in actions:
             self._perform(name, action)
