@@ -115,7 +115,7 @@ def test_error_of_one_batch_ends_the_epoch_of_who_asked() -> None:
     with Arrivals() as it:
         arrive(it)
         at = BatchServer(EpochBatches(it.reader, 4), refuse)
-        with pytest.raises(FeedTypeError, match=r"^column 'x'$"):
+        with pytest.raises(FeedTypeError, match=r"(?m)^column 'x'$"):
             list(begin(at, 0))
 
 
@@ -175,9 +175,9 @@ def test_what_is_written_to_a_mapped_array_is_seen_by_nobody_else() -> None:
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        (FeedTypeError("column 'a'"), FeedTypeError, "^column 'a'$"),
-        (FeedTimeoutError("no row"), FeedTimeoutError, "^no row$"),
-        (KeyError("a"), SparkdlError, "^KeyError: 'a'$"),
+        (FeedTypeError("column 'a'"), FeedTypeError, "(?m)^column 'a'$"),
+        (FeedTimeoutError("no row"), FeedTimeoutError, "(?m)^no row$"),
+        (KeyError("a"), SparkdlError, "(?m)^KeyError: 'a'$"),
     ],
 )
 def test_errors_arrive_with_their_type(error: Exception, kind: type, words: str) -> None:

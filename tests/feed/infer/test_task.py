@@ -166,7 +166,7 @@ def test_long_reason_is_cut_in_its_middle_to_what_travels() -> None:
     with LocalNode() as node:
         node.call(lambda: node.feeds.close(text))
         with pytest.raises(
-            FeederError, match=r"(?s)worker:0 raised.*\n…\n.*ValueError: at the end$"
+            FeederError, match=r"(?sm)worker:0 raised.*\n…\n.*ValueError: at the end$"
         ):
             infer(node)
 

@@ -139,7 +139,7 @@ def test_namespace_of_anything_else_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "match"),
     [
-        ("BatchSize", 0, "^batch_size=0 must be at least 1$"),
+        ("BatchSize", 0, "(?m)^batch_size=0 must be at least 1$"),
         ("InputMode", 0, "^input_mode=0 cannot be: .* only InputMode.SPARK"),
         ("FeedTimeout", -1, "^feed_timeout=-1 must be above zero seconds"),
         ("Placement", "here", "^placement='here' cannot be: choose one of"),

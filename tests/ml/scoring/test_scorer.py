@@ -287,7 +287,7 @@ def test_nulls_and_errors_are_those_of_a_model_of_ones_own(
     expected = [x and {"y": 2 * x} for values in given for x in values]
     assert found(shared) == found(own) == expected
     assert list(ScoreStructs(shared).structs(iter([]))) == [pa.array([], shared.struct_type)]
-    text = r"^the model failed on rows 28 to 31: ValueError: thirteen$"
+    text = r"(?m)^the model failed on rows 28 to 31: ValueError: thirteen$"
     for score in (own, shared):
         with pytest.raises(InferenceError, match=text):
             found(score, pa.array([0, None, 13]))
