@@ -102,7 +102,7 @@ def _altered(value: Any, others: Sequence[Any], rng: random.Random) -> Any:
 
 
 def example_of(kind: Any, within: tuple[Any, ...] = ()) -> Any:
-    """Return a value of a type: a struct, a dataclass, a union's first, a collection of one.
+    """Return a value of a type: struct, dataclass, named tuple, union's first, collection of one.
 
     Args:
         within: the types that it is part of; a tuple of one of these is empty.
@@ -125,6 +125,7 @@ def example_of(kind: Any, within: tuple[Any, ...] = ()) -> Any:
         return {parts[0]: parts[1]} if origin is dict else parts
     if issubclass(kind, Enum):
         return next(iter(kind))
-    names = getattr(kind, "__dataclass_fields__", ()) or kind.__struct_fields__
+    names = getattr(kind, "__dataclass_fields__", ()) or getattr(kind, "_fields", ())
+    names = names or kind.__struct_fields__
     hints = typing.get_type_hints(kind, include_extras=True)
     return kind(**{name: example_of(hints[name], (*within, kind)) for name in names})
