@@ -195,7 +195,7 @@ def falling(args: float, ctx: NodeContext) -> float:
     for step in range(3):
         ctx.report(step, loss=args + ctx.rank - step)
         ctx.barrier()
-        threading.Event().wait(0.3)  # of reports in quick succession only the last one is sent
+        threading.Event().wait(1.0)  # of reports in quick succession only the last one is sent
     return args
 
 

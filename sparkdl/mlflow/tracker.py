@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.control.messages import NodeLoad
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FrameworkMissingError
 from sparkdl.core.jobs import context_of, tagged_jobs
@@ -263,20 +264,24 @@ class _Follower:
     def _look(self, controller: Controller) -> None:
         try:
             looks, has_ended = 0, False
+            loads: dict[int, NodeLoad] = {}
             while not has_ended:
                 has_ended = controller.is_closed or controller.wait_for(
                     lambda view: states.is_empty(view.state), Deadline.after(_LOOK_S)
                 )
+                seen = controller.look(lambda view: dict(view.load))
+                # Without memory a process is not there yet, or has ended.
+                loads |= {node_id: load for node_id, load in seen.items() if load.memory_nbytes}
                 if has_ended or looks % _SAMPLED == 0:
-                    self._sample(controller, looks)
+                    self._sample(controller, loads, looks)
                 looks += 1
             self._end(controller.look(lambda view: view.state))
         except Exception:  # noqa: BLE001 (whatever it is, the training does not need this)
             _log.warning("A cluster is not tracked any more, and goes on", exc_info=True)
 
-    def _sample(self, controller: Controller, step: int) -> None:
+    def _sample(self, controller: Controller, loads: dict[int, NodeLoad], step: int) -> None:
         now_s = controller.wall_s()
-        for node_id, load in controller.look(lambda view: dict(view.load)).items():
+        for node_id, load in loads.items():
             node = _dashed(controller.spec.nodes[node_id].name)
             found = {"cores": load.cores, "memory_nbytes": load.memory_nbytes}
             if load.feed_limit_nbytes:
