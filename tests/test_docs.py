@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
 from collections.abc import Iterator
@@ -31,12 +32,11 @@ STILL_WIDE = ("tests/faults/README.md",)  # to be wrapped
 
 def pages(root: Path = ROOT) -> list[Path]:
     """Return every Markdown file, but none in hidden or generated folders."""
-    found = []
-    for path in sorted(root.rglob("*.md")):
-        folders = path.relative_to(root).parts[:-1]
-        if not any(f.startswith(".") or f in ("out", "build", "dist") for f in folders):
-            found.append(path)
-    return found
+    found: list[Path] = []
+    for folder, folders, files in os.walk(root):
+        folders[:] = [f for f in folders if f[0] != "." and f not in ("out", "build", "dist")]
+        found += [Path(folder, file) for file in files if file.endswith(".md")]
+    return sorted(found)
 
 
 def broken_links(page: Path) -> Iterator[str]:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -26,9 +27,9 @@ from sparkdl.node.context import NodeContext
 from tests.doubles import nodes
 from tests.doubles.nodes import SOON_S
 
-mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
-sql_store = pytest.importorskip("mlflow.store.tracking.sqlalchemy_store")
-request_utils = pytest.importorskip("mlflow.utils.request_utils")
+if find_spec("mlflow") is None:
+    pytest.skip("MLflow is not installed", allow_module_level=True)
+# Importing it takes seconds, which each worker would spend on collecting: functions do.
 
 pytestmark = [
     pytest.mark.timeout(200),
@@ -61,6 +62,8 @@ class Store:
 
     def runs(self, experiment: str) -> dict[str, Found]:
         """Return the runs of an experiment by name."""
+        import mlflow
+
         client = mlflow.MlflowClient(self.uri)
         ids = [client.get_experiment_by_name(experiment).experiment_id]
         return {
@@ -77,6 +80,8 @@ class Store:
 
     def history(self, run: Found, metric: str) -> dict[int, float]:
         """Return step to value."""
+        import mlflow
+
         found = mlflow.MlflowClient(self.uri).get_metric_history(run.run_id, metric)
         return {each.step: each.value for each in found}
 
@@ -173,8 +178,11 @@ def tracked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     monkeypatch.setattr(runs, "END_S", 0.1)
     sparkdl.mlflow.autolog(disable=True)
-    request_utils._cached_get_request_session.cache_clear()  # with its connections
-    for engine in sql_store.SqlAlchemyStore._engine_map.values():
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+    from mlflow.utils.request_utils import _cached_get_request_session
+
+    _cached_get_request_session.cache_clear()  # with its connections
+    for engine in SqlAlchemyStore._engine_map.values():
         engine.dispose()
 
 
@@ -203,6 +211,8 @@ def falling(args: float, ctx: NodeContext) -> float:
 def test_a_launch_is_a_run_with_metrics_parameters_and_its_parent(
     place: Store | Server, choose: Choose, tmp_path: Path
 ) -> None:
+    import mlflow
+
     choose(place.uri, "launches")
     with mlflow.start_run(run_name="mine") as mine:
         checkpoints = str(tmp_path / "checkpoints")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,8 @@ import sparkdl.mlflow
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
-sql_store = pytest.importorskip("mlflow.store.tracking.sqlalchemy_store")
+if find_spec("mlflow") is None:
+    pytest.skip("MLflow is not installed", allow_module_level=True)
 
 pytestmark = [
     pytest.mark.tensorflow,
@@ -36,6 +37,9 @@ def model() -> Any:
 def test_what_an_estimator_saved_scores_frames_and_a_search_has_its_fits_below_it(
     spark_local: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import mlflow
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/runs.db")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "models")
@@ -85,5 +89,5 @@ def test_what_an_estimator_saved_scores_frames_and_a_search_has_its_fits_below_i
     score = mlflow.pyfunc.spark_udf(spark_local, uri, env_manager="local")
     scored = [row[0] for row in frame.limit(5).select(score("features")).collect()]
     np.testing.assert_allclose(scored, wanted, rtol=1e-5)
-    for engine in sql_store.SqlAlchemyStore._engine_map.values():
+    for engine in SqlAlchemyStore._engine_map.values():
         engine.dispose()
