@@ -3,7 +3,7 @@
 #   make soak MINUTES=10 SEED=1           how long; which random schedule
 #   make fuzz INPUTS=10000000 SEED=1      how many; which random inputs
 #   make coverage ARGS=tests/feed         what the tests of one folder cover
-#   make test JOBS=0                      in one process, for a debugger; cores + 2 side by side by default, 6 at most
+#   make test JOBS=0                      in one process, for a debugger; cores + 1 side by side by default, 5 at most
 #   make setup PYTHON=python3.12          instead of the first suitable one on the PATH
 #   make setup TENSORFLOW=tensorflow      the build for GPUs instead of tensorflow-cpu
 #   make setup TORCH_INDEX=               the build of PyTorch that PyPI has, instead of the one for CPUs
@@ -23,8 +23,8 @@ ARGS ?=
 MINUTES ?= 1
 INPUTS ?= 1000000
 SEED ?=
-# Two more than there are cores: few tests keep one busy all the time.
-JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ $$n -lt 4 ] || n=4; echo $$((n + 2)))
+# One more than there are cores: few tests keep one busy all the time.
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ $$n -lt 4 ] || n=4; echo $$((n + 1)))
 TF_CPP_MIN_LOG_LEVEL ?= 2
 
 bin = $(CURDIR)/$(VENV)/bin
