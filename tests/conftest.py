@@ -48,13 +48,14 @@ settings.register_profile("deep", settings.get_profile("quick"), max_examples=10
 
 _SPARK_FIXTURES = {
     "spark_local": sessions.LOCAL,
+    "spark_ml": sessions.ML,
     "spark_cluster": sessions.CLUSTER,
     "spark_cluster_one_slot": sessions.CLUSTER_ONE_SLOT,
     "spark_standalone": sessions.STANDALONE,
     "spark_session_on": None,  # any master, named by the test
 }
 _LARGEST = (
-    *("spark_local", "spark_local-ml", "spark_cluster", "spark_cluster_one_slot"),
+    *("spark_local", "spark_ml", "spark_cluster", "spark_cluster_one_slot"),
     *("spark_standalone", "spark_session_on"),
 )
 """Groups of tests that take longest, see `_group`: no worker may come to one of them last."""
@@ -131,14 +132,9 @@ def _group(item: pytest.Item) -> str:
     """Return which tests run on the same worker of pytest-xdist, which takes a group as a whole.
 
     They are a file's tests of one turn; or those that share a Spark session, since each worker that
-    had some of these would start JVMs of its own. The session that most tests want is started
-    twice: its tests would take longer than all others together.
+    had some of these would start JVMs of its own.
     """
-    fixture = _spark_fixture(item)
-    if fixture is None:
-        return f"{_turn(item):03}-{item.path.name}"
-    is_second = fixture == "spark_local" and _ROOT / "tests" / "ml" in item.path.parents
-    return f"{fixture}-ml" if is_second else fixture
+    return _spark_fixture(item) or f"{_turn(item):03}-{item.path.name}"
 
 
 def _size(item: pytest.Item) -> int:
@@ -266,6 +262,12 @@ def spark_session_on(spark_sessions: SparkSessions) -> Iterator[Callable[[str], 
 def spark_local(spark_sessions: SparkSessions) -> SparkSession:
     """A session on `local[4]`."""
     return spark_sessions.get(sessions.LOCAL)
+
+
+@pytest.fixture
+def spark_ml(spark_sessions: SparkSessions) -> SparkSession:
+    """A session on `local[4]` whose Python workers are born with TensorFlow imported."""
+    return spark_sessions.get(sessions.ML)
 
 
 @pytest.fixture

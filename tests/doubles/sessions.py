@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOCAL = "local[4]"
+ML = "local[4] with TensorFlow"
+"""Spark ends Python workers that are idle for a minute, and each new one would import it."""
 CLUSTER = "local-cluster[2,2,1024]"
 CLUSTER_ONE_SLOT = "local-cluster[2,1,1024]"
 STANDALONE = "standalone"
@@ -58,7 +60,7 @@ class SparkSessions:
         return self._session is not None
 
     def get(self, master: str, extra: Mapping[str, str] | None = None) -> SparkSession:
-        """Return a session on `master`, a Spark master or `STANDALONE`; any other is stopped.
+        """Return a session on `master`, a Spark master, `STANDALONE` or `ML`; any other is stopped.
 
         Args:
             extra: more configuration, for a session of its own.
@@ -70,9 +72,12 @@ class SparkSessions:
         if "SPARK_HOME" not in os.environ:
             os.environ["SPARK_HOME"] = str(self._home())
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-        url = self._start_standalone() if master == STANDALONE else master
-        gpus = {"spark.executor.resource.gpu.amount": "1"} if master == STANDALONE else {}
-        self._extra = {**gpus, **(extra or {})}
+        url, special = master, {}
+        if master == STANDALONE:
+            url, special = self._start_standalone(), {"spark.executor.resource.gpu.amount": "1"}
+        elif master == ML:
+            url, special = LOCAL, {"spark.python.daemon.module": "sparkdl.ml.daemon"}
+        self._extra = {**special, **(extra or {})}
         self._session = self._build(url)
         self._master = master if extra is None else None
         _wait_for_executors(self._session, _executors(master))

@@ -55,7 +55,7 @@ def noting(notes: Path) -> list[Any]:
 
 @pytest.mark.deep  # jobs/test_fit.py has it without Spark, the next one a fit that learns
 def test_fit_in_jobs_trains_as_one_process_and_scores(
-    spark_local: SparkSession, tmp_path: Path
+    spark_ml: SparkSession, tmp_path: Path
 ) -> None:
     parts = [range(12), range(12, ROWS)]  # uneven
     rows = [
@@ -64,8 +64,8 @@ def test_fit_in_jobs_trains_as_one_process_and_scores(
         for is_held in (False,)
     ]
     rows[1] += [([float(v) for v in X[n]], float(Y[n]) + 0.1, 1.0, True) for n in range(8)]
-    data = spark_local.createDataFrame(
-        spark_local.sparkContext.parallelize(rows, 2).flatMap(lambda part: part),
+    data = spark_ml.createDataFrame(
+        spark_ml.sparkContext.parallelize(rows, 2).flatMap(lambda part: part),
         "features array<double>, label double, w double, held boolean",
     )
     estimator: Any = KerasEstimator(
@@ -113,7 +113,7 @@ def test_fit_in_jobs_trains_as_one_process_and_scores(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Spark's pool
 @pytest.mark.parametrize("mode", ["jobs", pytest.param("nodes", marks=pytest.mark.deep)])
-def test_spark_tunes_a_regression(spark_local: SparkSession, mode: str) -> None:
+def test_spark_tunes_a_regression(spark_ml: SparkSession, mode: str) -> None:
     import keras
 
     layer = keras.layers.Dense(1, kernel_initializer="zeros")
@@ -126,7 +126,7 @@ def test_spark_tunes_a_regression(spark_local: SparkSession, mode: str) -> None:
         "evaluator": RegressionEvaluator(metricName="r2"),
         "seed": 1,
     }
-    rows = spark_local.range(40, numPartitions=1).selectExpr(
+    rows = spark_ml.range(40, numPartitions=1).selectExpr(
         "array_repeat(id / 40, 10) as features", "id / 40 as label"
     )
     if mode == "jobs":
@@ -148,8 +148,8 @@ def test_spark_tunes_a_regression(spark_local: SparkSession, mode: str) -> None:
     ],
 )
 def test_what_the_mode_has_not_is_refused_by_name(
-    spark_local: SparkSession, options: Any, match: str
+    spark_ml: SparkSession, options: Any, match: str
 ) -> None:
-    data = spark_local.createDataFrame([([0.0] * 3, 0.0)], "features array<double>, label double")
+    data = spark_ml.createDataFrame([([0.0] * 3, 0.0)], "features array<double>, label double")
     with pytest.raises(ConfigError, match=match):
         KerasEstimator(linear(), **options).fit(data)

@@ -48,11 +48,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def one_partition(spark_local: SparkSession) -> Iterator[None]:
+def one_partition(spark_ml: SparkSession) -> Iterator[None]:
     """Have one task read all files, for it is a worker that has loaded TensorFlow."""
-    spark_local.conf.set("spark.sql.files.minPartitionNum", 1)
+    spark_ml.conf.set("spark.sql.files.minPartitionNum", 1)
     yield
-    spark_local.conf.unset("spark.sql.files.minPartitionNum")
+    spark_ml.conf.unset("spark.sql.files.minPartitionNum")
 
 
 def scored(saved: Saved, frame: DataFrame, reader: str, column: str = "x") -> DataFrame:
@@ -80,9 +80,9 @@ def is_past_the_jvm(frame: DataFrame) -> bool:
     ids=["all", "filtered", "renamed", "aliased", "none"],
 )
 def test_what_comes_from_files_alone_is_read_by_python(
-    spark_local: SparkSession, saved: Saved, folder: Path, change: Frames
+    spark_ml: SparkSession, saved: Saved, folder: Path, change: Frames
 ) -> None:
-    frame = change(spark_local.read.parquet(str(folder)))
+    frame = change(spark_ml.read.parquet(str(folder)))
     column = next(name for name in ("x", "z", "x.y") if name in frame.columns)
     found, expected = (scored(saved, frame, reader, column) for reader in ("auto", "spark"))
     assert is_past_the_jvm(found)
@@ -91,10 +91,8 @@ def test_what_comes_from_files_alone_is_read_by_python(
     assert sorted(map(str, found.collect())) == sorted(map(str, expected.collect()))
 
 
-def test_scores_are_those_of_the_rows(
-    spark_local: SparkSession, saved: Saved, folder: Path
-) -> None:
-    found = scored(saved, spark_local.read.parquet(str(folder)), "python").select("id", "y")
+def test_scores_are_those_of_the_rows(spark_ml: SparkSession, saved: Saved, folder: Path) -> None:
+    found = scored(saved, spark_ml.read.parquet(str(folder)), "python").select("id", "y")
     assert found.rdd.getNumPartitions() == 1
     rows = {row.id: row.y for row in found.collect()}
     assert len(rows) == ROWS
@@ -114,9 +112,9 @@ def test_scores_are_those_of_the_rows(
     ],
 )
 def test_what_is_not_comes_through_spark(
-    spark_local: SparkSession, saved: Saved, folder: Path, change: Frames, reason: str
+    spark_ml: SparkSession, saved: Saved, folder: Path, change: Frames, reason: str
 ) -> None:
-    frame = change(spark_local.read.parquet(str(folder)))
+    frame = change(spark_ml.read.parquet(str(folder)))
     if reason != "'x' is not in the files":  # which the model could not take anyway
         assert not is_past_the_jvm(scored(saved, frame, "auto"))
         with pytest.raises(ConfigError, match=reason):
@@ -129,10 +127,10 @@ def test_what_is_not_comes_through_spark(
 
 
 def test_rows_in_the_cache_and_tolerant_settings_are_left_to_spark(
-    spark_local: SparkSession, saved: Saved, folder: Path
+    spark_ml: SparkSession, saved: Saved, folder: Path
 ) -> None:
-    frame = spark_local.read.parquet(str(folder))
-    tolerant = spark_local.read.option("ignoreMissingFiles", "true").parquet(str(folder))
+    frame = spark_ml.read.parquet(str(folder))
+    tolerant = spark_ml.read.option("ignoreMissingFiles", "true").parquet(str(folder))
     with pytest.raises(ConfigError, match="ignoreMissingFiles"):
         scored(saved, tolerant, "python")
     cached = frame.where("id < 100").cache()
@@ -145,15 +143,15 @@ def test_rows_in_the_cache_and_tolerant_settings_are_left_to_spark(
 
 
 def test_vectors_and_columns_that_some_files_lack(
-    spark_local: SparkSession, saved: Saved, tmp_path: Path
+    spark_ml: SparkSession, saved: Saved, tmp_path: Path
 ) -> None:
     rows: list[tuple[int, Any]] = [(i, Vectors.dense([i, 1, 2 * i])) for i in range(20)]
     rows += [(20, Vectors.sparse(3, [0], [20.0]))]
-    both = spark_local.createDataFrame(rows, ["id", "x"])
+    both = spark_ml.createDataFrame(rows, ["id", "x"])
     both.coalesce(1).write.parquet(str(tmp_path / "with"))
     both.select("id").coalesce(1).write.parquet(str(tmp_path / "without"))
     paths = [str(tmp_path / name) for name in ("with", "without")]
-    frame = spark_local.read.schema(both.schema).parquet(*paths)
+    frame = spark_ml.read.schema(both.schema).parquet(*paths)
     found = scored(saved, frame, "python").select("id", "y").collect()
     expected = scored(saved, frame, "spark").select("id", "y").collect()
     assert sorted(map(str, found)) == sorted(map(str, expected))

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 optuna = pytest.importorskip("optuna")
 
 
-def test_trials_on_sub_clusters_of_spark_take_turns(spark_local: SparkSession) -> None:
+def test_trials_on_sub_clusters_of_spark_take_turns(spark_ml: SparkSession) -> None:
     study = optuna.create_study(direction="minimize")
     for x in (1, 2, 4):
         study.enqueue_trial({"x": x})
     found = search(
-        spark_local,
+        spark_ml,
         distance,
         {"x": (0, 9)},
         trials=3,
@@ -35,7 +35,7 @@ def test_trials_on_sub_clusters_of_spark_take_turns(spark_local: SparkSession) -
         show_progress=False,
     )
     assert [trial.value for trial in found.trials] == [2.0, 1.0, 1.0]
-    rows = found.to_spark(spark_local).orderBy("number").collect()
+    rows = found.to_spark(spark_ml).orderBy("number").collect()
     assert [(row.state, row.value, row.params_x) for row in rows] == [
         ("complete", 2.0, "1"),
         ("complete", 1.0, "2"),
@@ -44,10 +44,8 @@ def test_trials_on_sub_clusters_of_spark_take_turns(spark_local: SparkSession) -
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_pipeline_is_searched_over_parameters_of_its_stages(spark_local: SparkSession) -> None:
-    data = spark_local.createDataFrame(
-        [(float(n), 2.0 * n) for n in range(20)], "x double, y double"
-    )
+def test_a_pipeline_is_searched_over_parameters_of_its_stages(spark_ml: SparkSession) -> None:
+    data = spark_ml.createDataFrame([(float(n), 2.0 * n) for n in range(20)], "x double, y double")
     stages: Any = [
         VectorAssembler(inputCols=["x"], outputCol="features"),
         LinearRegression(labelCol="y", solver="normal"),

@@ -21,6 +21,7 @@ import cloudpickle
 import msgspec
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.garbage import uncollected
 from sparkdl.core.paths import python_path
 from sparkdl.ml.estimators.keras_model import Made, compiled, costs_nothing, inputs_of
 from sparkdl.ml.estimators.source import TORCH, ModelSource, Signature, Tensor
@@ -167,7 +168,9 @@ def main(kind: str) -> int:
     """Answer what is asked on the standard input: of a saved model, or of a pickled Keras one."""
     given = sys.stdin.buffer.read()
     if kind == "keras":
-        answer, code = msgspec.json.encode(_keras_answer(*cloudpickle.loads(given))).decode(), 0
+        with uncollected():
+            found = _keras_answer(*cloudpickle.loads(given))
+        answer, code = msgspec.json.encode(found).decode(), 0
     else:
         try:
             source = msgspec.json.decode(given, type=ModelSource)

@@ -33,9 +33,9 @@ ROWS = 40
 
 
 @pytest.fixture
-def frame(spark_local: SparkSession) -> DataFrame:
+def frame(spark_ml: SparkSession) -> DataFrame:
     """Columns `x`, `z`, `w` (numbers), `held` (every fourth)."""
-    return spark_local.range(ROWS, numPartitions=2).selectExpr(
+    return spark_ml.range(ROWS, numPartitions=2).selectExpr(
         "cast(id as double) as x", "id * 10 as z", "0.5d as w", "id % 4 = 0 as held"
     )
 

@@ -93,7 +93,7 @@ class Trained:
 def trained(spark_sessions: SparkSessions, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """Train once, for all tests that look at what came of it."""
     folder = tmp_path_factory.mktemp("trained")
-    rows = patients(spark_sessions.get(sessions.LOCAL))
+    rows = patients(spark_sessions.get(sessions.ML))
     train, test = rows.randomSplit([0.8, 0.2], seed=3)
     wrong = train.withColumn("label", 1 - f.col("label")).withColumn("weight", f.lit(0.0))
     estimator = KerasEstimator(
@@ -122,7 +122,7 @@ def trained(spark_sessions: SparkSessions, tmp_path_factory: pytest.TempPathFact
     return Trained(fitted, test.coalesce(1), folder)
 
 
-@pytest.mark.usefixtures("spark_local")
+@pytest.mark.usefixtures("spark_ml")
 def test_two_workers_train_in_a_pipeline_with_what_parameters_and_callbacks_say(
     trained: Trained,
 ) -> None:
@@ -139,7 +139,7 @@ def test_two_workers_train_in_a_pipeline_with_what_parameters_and_callbacks_say(
     assert any(events) == HAS_BOARD
 
 
-@pytest.mark.usefixtures("spark_local")
+@pytest.mark.usefixtures("spark_ml")
 def test_scores_are_those_of_the_trained_model_and_evaluators_take_them(trained: Trained) -> None:
     import keras
 
@@ -158,7 +158,7 @@ def test_scores_are_those_of_the_trained_model_and_evaluators_take_them(trained:
     scored.unpersist()
 
 
-@pytest.mark.usefixtures("spark_local")
+@pytest.mark.usefixtures("spark_ml")
 def test_saved_pipeline_is_loaded_with_its_summary_and_scores(trained: Trained) -> None:
     loaded: Any = PipelineModel.load(str(trained.folder / "pipeline"))
     assert loaded.stages[-1].history == trained.model.history
@@ -169,7 +169,7 @@ def test_saved_pipeline_is_loaded_with_its_summary_and_scores(trained: Trained) 
 
 
 @pytest.mark.deep
-@pytest.mark.usefixtures("spark_local")
+@pytest.mark.usefixtures("spark_ml")
 def test_saved_pipeline_is_loaded_in_a_process_without_its_code(trained: Trained) -> None:
     code = (
         "from pyspark.sql import SparkSession; from pyspark.ml import PipelineModel;"
@@ -194,7 +194,7 @@ def test_saved_pipeline_is_loaded_in_a_process_without_its_code(trained: Trained
     assert rows.count("Row(prediction=") == 3
 
 
-def test_estimators_are_saved_and_loaded(spark_local: SparkSession, tmp_path: Path) -> None:
+def test_estimators_are_saved_and_loaded(spark_ml: SparkSession, tmp_path: Path) -> None:
     import keras
 
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -215,7 +215,7 @@ def test_estimators_are_saved_and_loaded(spark_local: SparkSession, tmp_path: Pa
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.deep)])
 def test_fit_goes_on_at_its_last_checkpoint_when_a_worker_is_killed(
-    spark_local: SparkSession, tmp_path: Path, workers: int
+    spark_ml: SparkSession, tmp_path: Path, workers: int
 ) -> None:
     epochs = 4
     estimator: Any = KerasEstimator(
@@ -228,7 +228,7 @@ def test_fit_goes_on_at_its_last_checkpoint_when_a_worker_is_killed(
         checkpoint_dir=str(tmp_path / "checkpoints"),
         model_dir=str(tmp_path / "models"),
     )
-    model: Any = estimator.fit(rising(spark_local))
+    model: Any = estimator.fit(rising(spark_ml))
     assert (tmp_path / "killed").exists()
     # The driver knows of the first epoch's checkpoint at least, when the third epoch begins.
     assert 0 < len(model.history["loss"]) < epochs
@@ -238,14 +238,14 @@ def test_fit_goes_on_at_its_last_checkpoint_when_a_worker_is_killed(
 
 
 def test_null_behind_the_rows_that_are_looked_at_ends_the_training(
-    spark_local: SparkSession, monkeypatch: pytest.MonkeyPatch
+    spark_ml: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = {"framework": "plain"}  # for the feed fails, whoever reads
     monkeypatch.setattr(
         keras_estimator, "launch_options", lambda args: launch_options(args) | plain
     )
     monkeypatch.setattr(keras_estimator, "train", read_all)
-    late = spark_local.range(5000, numPartitions=1).selectExpr(
+    late = spark_ml.range(5000, numPartitions=1).selectExpr(
         f"array_repeat(0.5d, {FEATURES}) as features", "if(id = 4990, null, 1.0d) as label"
     )
     with pytest.raises(FeedTypeError, match=r"column 'label' holds a null.*dropna"):
@@ -289,7 +289,7 @@ def test_what_cannot_work_is_refused_at_once(make: Any, match: str) -> None:
         make()
 
 
-def test_model_of_several_outputs_maps_them(spark_local: SparkSession) -> None:
+def test_model_of_several_outputs_maps_them(spark_ml: SparkSession) -> None:
     import msgspec
 
     from sparkdl.ml.estimators.keras_model import as_content
@@ -299,7 +299,7 @@ def test_model_of_several_outputs_maps_them(spark_local: SparkSession) -> None:
     model = two_in_two_out()
     stage: Any = KerasModel(as_content(model), keras_predictor(model).signature)
     assert msgspec.json.decode(msgspec.json.encode(stage._signature), type=type(stage._signature))
-    frame = spark_local.range(4, numPartitions=1).select(
+    frame = spark_ml.range(4, numPartitions=1).select(
         f.array(f.col("id") * 1.0, f.lit(1.0)).alias("l"), f.col("id").alias("r")
     )
     stage.setInputMapping({"l": "left", "r": "right"})

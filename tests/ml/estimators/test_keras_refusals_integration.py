@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     pytest.mark.tensorflow,
-    pytest.mark.usefixtures("spark_local"),
+    pytest.mark.usefixtures("spark_ml"),
     pytest.mark.timeout(400),
     pytest.mark.filterwarnings("ignore:__array__ implementation"),  # Keras' about numpy
 ]
@@ -57,7 +57,7 @@ def frame(spark_sessions: SparkSessions) -> DataFrame:
         "gap": number, "map": t.MapType(t.StringType(), number), "none": t.BooleanType(),
     }  # fmt: skip
     fields = [t.StructField(name, kind) for name, kind in kinds.items()]
-    return spark_sessions.get(sessions.LOCAL).createDataFrame(rows, t.StructType(fields))
+    return spark_sessions.get(sessions.ML).createDataFrame(rows, t.StructType(fields))
 
 
 @pytest.fixture(scope="module")

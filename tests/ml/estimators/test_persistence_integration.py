@@ -29,7 +29,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("kind", ["exported", "keras", "weights"])
 def test_loaded_model_needs_neither_code_nor_the_folder_it_came_from(
-    spark_local: SparkSession, saved: Saved, tmp_path: Path, kind: str
+    spark_ml: SparkSession, saved: Saved, tmp_path: Path, kind: str
 ) -> None:
     source = Path(getattr(saved, kind))
     original = tmp_path / source.name
@@ -43,7 +43,7 @@ def test_loaded_model_needs_neither_code_nor_the_folder_it_came_from(
     assert loaded.uid == model.uid
     assert loaded.history == {"loss": [1.0, 0.5]}
     assert (loaded.getBatchSize(), loaded.getKeep()) == (3, False)
-    frame = spark_local.createDataFrame([([1.0, 2.0, 3.0],)], ["x"])
+    frame = spark_ml.createDataFrame([([1.0, 2.0, 3.0],)], ["x"])
     (row,) = loaded.transform(frame).collect()
     assert np.allclose(row[0], linear([[1, 2, 3]])[0])
     with pytest.raises(ConfigError, match=r"holds a sparkdl\.TFModel, not a TFEstimator"):
@@ -53,7 +53,7 @@ def test_loaded_model_needs_neither_code_nor_the_folder_it_came_from(
 
 @pytest.mark.parametrize("former", [None, "sparkdl.ml.model"])
 def test_pipeline_finds_the_model_wherever_its_module_was_when_it_was_saved(
-    spark_local: SparkSession, saved: Saved, tmp_path: Path, former: str | None
+    spark_ml: SparkSession, saved: Saved, tmp_path: Path, former: str | None
 ) -> None:
     model: Any = TFModel({"export_dir": saved.keras}).setInputMapping({"x": "x"}).setKeep(False)
     PipelineModel([model]).save(str(tmp_path / "pipeline"))
@@ -65,14 +65,14 @@ def test_pipeline_finds_the_model_wherever_its_module_was_when_it_was_saved(
         metadata.write_text(json.dumps({**found, "class": f"{former}.TFModel"}))
     loaded = PipelineModel.load(str(tmp_path / "pipeline"))
     assert isinstance(loaded.stages[0], TFModel)
-    frame = spark_local.createDataFrame([([1.0, 2.0, 3.0],)], ["x"])
+    frame = spark_ml.createDataFrame([([1.0, 2.0, 3.0],)], ["x"])
     (row,) = loaded.transform(frame).collect()
     assert np.allclose(row[0], linear([[1, 2, 3]])[0])
     assert TFModel.load(str(metadata.parent.parent)).uid == model.uid
 
 
 def test_estimator_keeps_function_arguments_and_parameters(
-    spark_local: SparkSession, tmp_path: Path
+    spark_ml: SparkSession, tmp_path: Path
 ) -> None:
     factor = 3
 
@@ -89,7 +89,7 @@ def test_estimator_keeps_function_arguments_and_parameters(
     assert not loaded.isSet("batch_size")
 
 
-def test_what_cannot_be_saved_says_so(spark_local: SparkSession, tmp_path: Path) -> None:
+def test_what_cannot_be_saved_says_so(spark_ml: SparkSession, tmp_path: Path) -> None:
     import threading
 
     lock = threading.Lock()

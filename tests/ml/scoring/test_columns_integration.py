@@ -12,7 +12,7 @@ from sparkdl.core.errors import ConfigError, InferenceError
 from sparkdl.ml.estimators.source import Signature, Tensor
 from sparkdl.ml.scoring.columns import class_outputs, mapped_outputs
 
-pytestmark = pytest.mark.usefixtures("spark_local")  # which reads types that are declared
+pytestmark = pytest.mark.usefixtures("spark_ml")  # which reads types that are declared
 
 
 def declared(tensor: Tensor, kind: str | None = None) -> Any:

@@ -26,9 +26,9 @@ ROWS = 50
 
 
 @pytest.fixture
-def frame(spark_local: SparkSession) -> DataFrame:
+def frame(spark_ml: SparkSession) -> DataFrame:
     """Columns `id`, `a.b` (text), `x` (array of 3 doubles); in one partition, for one worker."""
-    return spark_local.range(ROWS, numPartitions=1).selectExpr(
+    return spark_ml.range(ROWS, numPartitions=1).selectExpr(
         "id",
         "cast(id as string) as `a.b`",
         "array(cast(id as double), 1d, cast(id * 2 as double)) as x",
@@ -111,9 +111,9 @@ def test_text_and_bytes_that_are_no_text_go_in_and_out(saved: Saved, frame: Data
 
 
 def test_vectors_go_in_and_images_of_nested_arrays_out(
-    saved: Saved, spark_local: SparkSession
+    saved: Saved, spark_ml: SparkSession
 ) -> None:
-    vectors = spark_local.createDataFrame(
+    vectors = spark_ml.createDataFrame(
         [(Vectors.dense(1, 2, 3, 4),), (Vectors.sparse(4, {1: 9.0}),)], ["v"]
     ).coalesce(1)
     stage = model(saved.functions, signature_def_key="transpose").setInputMapping({"v": "image"})

@@ -27,9 +27,9 @@ ROWS = 50
 
 
 @pytest.fixture
-def frame(spark_local: SparkSession) -> DataFrame:
+def frame(spark_ml: SparkSession) -> DataFrame:
     """Columns `id`, `a.b` (text), `x` (array of 3 doubles), in one partition, for one worker."""
-    return spark_local.range(ROWS, numPartitions=1).selectExpr(
+    return spark_ml.range(ROWS, numPartitions=1).selectExpr(
         "id",
         "cast(id as string) as `a.b`",
         "array(cast(id as double), 1d, cast(id * 2 as double)) as x",
@@ -186,9 +186,9 @@ def test_predict_refuses_what_cannot_work_before_anything_runs(frame: DataFrame)
         predict(structs, calls, ["s"], "y float")
 
 
-def test_vectors_come_as_arrays(spark_local: SparkSession) -> None:
+def test_vectors_come_as_arrays(spark_ml: SparkSession) -> None:
     def widths() -> Any:
         return lambda columns: {"n": [row.size for row in columns["v"]]}
 
-    frame = spark_local.createDataFrame([(Vectors.sparse(4, {1: 1.0}),)], ["v"]).coalesce(1)
+    frame = spark_ml.createDataFrame([(Vectors.sparse(4, {1: 1.0}),)], ["v"]).coalesce(1)
     assert predict(frame, widths, ["v"], "n int").first()["n"] == 4  # type: ignore[index]
