@@ -76,7 +76,10 @@ def as_run(page: Path) -> str:
     if not blocks:
         return ""
     preludes = [path.read_text(encoding="utf-8") for path in preludes_of(page)]
-    return in_places("\n".join(preludes), blocks)
+    try:
+        return in_places("\n".join(preludes), blocks)
+    except LookupError as error:
+        raise LookupError(f"{page.name}: {error}") from None
 
 
 def in_places(prelude: str, blocks: list[Block]) -> str:

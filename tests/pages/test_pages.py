@@ -20,19 +20,43 @@ SMALLER = {
     "nodes=4": "nodes=2",
     "nodes=8": "nodes=2",
     "min_nodes=6": "min_nodes=1",
+    "num_workers=4": "num_workers=2",
+    "num_processes=4": "num_processes=2",
+    "num_proc=4": "num_proc=2",
+    "setClusterSize(4)": "setClusterSize(2)",
+    "setEpochs(10)": "setEpochs(2)",
+    "epochs=20,": "epochs=2,",
+    "trials=50": "trials=8",
+    "trials=10": "trials=2",
+    "every_steps=500": "every_steps=4",
+    "% 500 == 0": "% 4 == 0",
+    '"transformers"': '"sklearn"',
+    '"http://mlflow.example:5000"': '"sqlite:///runs.db"',
 }
 """What the run replaces, so that it needs a laptop and not a cluster."""
+AS_LARGE_AS_IT_SAYS = ("parameter-servers.md",)
+"""Pages whose clusters cannot be smaller."""
 PLACES = ("hdfs:///", "hdfs://namenode/", "s3://bucket/", "/models/", "/data/", "/tmp/")
 """Beginnings of paths on a page, which become folders of the run."""
 
 NEEDS = {
     "README.md": ("tensorflow",),
-    "checkpoints.md": ("tensorflow",),
+    "checkpoints.md": ("jax", "tensorflow", "torch"),
     "doctor.md": ("torch",),
+    "failures.md": ("sklearn",),
+    "horovod.md": ("keras", "tensorflow", "torch"),
+    "jax.md": ("jax", "keras"),
     "jobs.md": ("keras", "torch"),
+    "lightning.md": ("lightning",),
+    "meshes.md": ("jax", "tensorflow", "torch"),
     "overview.md": ("tensorflow",),
+    "parameter-servers.md": ("tf_keras",),
     "pytorch.md": ("torch",),
-    "tuning.md": ("optuna", "torch"),
+    "spark-ml.md": ("keras", "tensorflow", "torch"),
+    "streaming.md": ("tensorflow",),
+    "tracking.md": ("mlflow", "sqlalchemy", "tensorboard", "tensorflow", "torch"),
+    "tuning.md": ("optuna", "tensorflow", "torch"),
+    "tutorial.md": ("sklearn", "tensorflow"),
 }
 """Libraries without which a page is skipped."""
 
@@ -101,8 +125,9 @@ def test_program_of_a_page_is_python(page: Path) -> None:
 @pytest.mark.parametrize("page", running())
 def test_page_runs(page: Path, tmp_path: Path) -> None:
     program = as_run(page)
-    for large, small in SMALLER.items():
-        program = program.replace(large, small)
+    if page.name not in AS_LARGE_AS_IT_SAYS:
+        for large, small in SMALLER.items():
+            program = program.replace(large, small)
     for number, place in enumerate(PLACES):
         program = program.replace(f'"{place}', f'"PLACE-{number}/')
     for number in range(len(PLACES)):
