@@ -17,7 +17,10 @@ def initial_state():
 
 
 def train_step(state, x, y, weight):
-    @jax.jit
+    return jax.jit(step)(state, x, y, weight)
+
+
+def step(state, x, y, weight):
     def loss(state):
         each = -jnp.take_along_axis(jax.nn.log_softmax(x @ state), y[:, None], axis=1)[:, 0]
         return jnp.sum(each * weight) / jnp.sum(weight)
@@ -44,6 +47,7 @@ with sparkdl.launch(spark, train, args, nodes=2, framework="jax") as cluster:
 def train(args, ctx):
     # block: Keras
     keras.distribution.set_distribution(distribution)
+    keras.utils.set_random_seed(0)
     kernel = build_and_compile().layers[0].kernel
     return kernel.value.addressable_shards[0].data.shape
 

@@ -7,6 +7,7 @@ import argparse
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import tensorflow as tf
 import torch
 from jax.sharding import NamedSharding, PartitionSpec
@@ -41,18 +42,21 @@ def train_step(model, x, y):
 # block: PyTorch
 trains("torch")
 
-initial = [[1.0] * 10] * 64
+initial = np.ones((64, 10), "float32")
 
 
 def train_step(weights, x, y, weight):
-    @jax.jit
+    assert weights.addressable_shards[0].data.shape == (64, 5)
+    return jax.jit(step)(weights, x, y, weight)
+
+
+def step(weights, x, y, weight):
     def loss(weights):
         scores = jax.nn.log_softmax(x @ weights)
         each = -jnp.take_along_axis(scores, y[:, None], axis=1)[:, 0]
         return jnp.sum(each * weight) / jnp.sum(weight)
 
     value, slopes = jax.value_and_grad(loss)(weights)
-    assert weights.addressable_shards[0].data.shape == (64, 5)
     return weights - 0.1 * slopes, value
 
 
