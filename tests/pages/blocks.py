@@ -3,8 +3,11 @@
 Runs in: the process of pytest
 
 A block is run in the order of its page, in one process for each page, after
-`preludes/common.py` and `preludes/<page>.py`, which define what the page takes for granted. One
-that is not run says so on the line before it, unseen by readers: `<!-- not run: the reason -->`.
+`preludes/common.py` and `preludes/<page>.py`, which define what the page takes for granted. A line
+`# block: <heading>` of these stands for the next block under that heading, so that something can
+come before or after it, or it can be the body of a function; blocks without such a line come last.
+One that is not run says so on the line before it, unseen by readers:
+`<!-- not run: the reason -->`.
 """
 
 from __future__ import annotations
@@ -18,9 +21,12 @@ ROOT = Path(__file__).parents[2]
 PRELUDES = Path(__file__).parent / "preludes"
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 
-_BLOCK = re.compile(
-    r"^(?P<indent> *)```(?:python|py)\n(?P<code>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL
+_HEADING_OR_BLOCK = re.compile(
+    r"^#+ (?P<heading>[^\n]+)$"
+    r"|^(?P<indent> *)```(?P<language>\w*)\n(?P<code>.*?)^(?P=indent)```",
+    re.MULTILINE | re.DOTALL,
 )
+_PLACE = re.compile(r"^(?P<indent> *)# block: (?P<heading>.+)$", re.MULTILINE)
 _NOT_RUN = re.compile(r"<!-- not run: (\S[^\n]*) -->\n *\Z")
 _KNOWN = "import sparkdl\ndef _(cluster: sparkdl.Cluster, ctx): pass\n"
 """What pages do not say again; it takes the lines of a page's title."""
@@ -32,10 +38,12 @@ class Block:
 
     Attributes:
         line: of the page, on which its first line is.
+        heading: the last one before it.
         not_run: the reason why it is not run; empty if it is.
     """
 
     line: int
+    heading: str
     code: str
     not_run: str = ""
 
@@ -43,10 +51,14 @@ class Block:
 def blocks_of(text: str) -> list[Block]:
     """Return the Python blocks of a page in their order."""
     found = []
-    for match in _BLOCK.finditer(text):
-        mark = _NOT_RUN.search(text, 0, match.start())
-        line = text.count("\n", 0, match.start()) + 2
-        found.append(Block(line, textwrap.dedent(match["code"]), mark[1] if mark else ""))
+    heading = ""
+    for match in _HEADING_OR_BLOCK.finditer(text):
+        heading = match["heading"] or heading
+        if match["language"] in ("python", "py"):
+            mark = _NOT_RUN.search(text, 0, match.start())
+            line = text.count("\n", 0, match.start()) + 2
+            code = textwrap.dedent(match["code"])
+            found.append(Block(line, heading, code, mark[1] if mark else ""))
     return found
 
 
@@ -64,7 +76,29 @@ def as_run(page: Path) -> str:
     if not blocks:
         return ""
     preludes = [path.read_text(encoding="utf-8") for path in preludes_of(page)]
-    return "\n".join([*preludes, *(block.code for block in blocks)])
+    try:
+        return in_places("\n".join(preludes), blocks)
+    except LookupError as error:
+        raise LookupError(f"{page.name}: {error}") from None
+
+
+def in_places(prelude: str, blocks: list[Block]) -> str:
+    """Return `prelude` with blocks where it asks for them, and the others behind it.
+
+    Raises:
+        LookupError: it asks for more blocks than there are under a heading.
+    """
+    waiting = list(blocks)
+
+    def put(place: re.Match[str]) -> str:
+        for block in waiting:
+            if block.heading == place["heading"]:
+                waiting.remove(block)
+                return textwrap.indent(block.code, place["indent"])
+        raise LookupError(f"no further block that is run is under {place['heading']!r}")
+
+    program = _PLACE.sub(put, prelude)
+    return "\n".join([program, *(block.code for block in waiting)])
 
 
 def preludes_of(page: Path) -> list[Path]:

@@ -1,0 +1,64 @@
+"""Models and data of the page's programs.
+
+Runs in: the driver of a page's program
+"""
+
+import tempfile
+
+import keras
+import numpy as np
+import torch
+
+from sparkdl.horovod.spark.runner import run_elastic
+from sparkdl.node.context import current
+
+
+def make_model():
+    return torch.nn.Linear(4, 2)
+
+
+def my_share(rank, size):
+    return [(torch.full((8, 4), float(rank)), torch.zeros(8, dtype=torch.int64))] * 3
+
+
+# block: Horovod's API
+assert set(results[0]) == {"weight", "bias"}
+assert results[1] is None
+
+
+def program():
+    import sparkdl.horovod.torch as hvd
+
+    hvd.init()
+    model, epochs, batches_per_epoch = make_model(), 1, 201
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    begun_at = []
+
+    def step(state):
+        begun_at.append(state.batch)
+        if state.batch == 150 and not current().restarts:
+            raise RuntimeError("the failure of the page's test")
+        optimizer.zero_grad()
+        model(torch.ones(8, 4)).sum().backward()
+        optimizer.step()
+
+    # block: Elastic training
+    return begun_at[0], len(begun_at)
+
+
+folder = tempfile.mkdtemp()
+ended = run_elastic(program, num_proc=2, reset_limit=1, checkpoint_dir=folder, framework="torch")
+assert ended == [(100, 101)] * 2, ended
+
+
+def make_model():
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+
+
+def my_share(rank, size):
+    return np.ones((32, 4), "float32"), np.full((32, 1), float(rank))
+
+
+# block: TensorFlow and Keras
+sparkdl.horovod.spark.run(train, num_proc=2)

@@ -1,0 +1,75 @@
+"""Data and models of the page's pipelines and saved models.
+
+Runs in: the driver of a page's program
+"""
+
+import numpy as np
+import torch
+
+df = df.coalesce(2)  # each worker that scores imports TensorFlow
+columns = [f"c{number}" for number in range(30)]
+train = spark.range(256).selectExpr(
+    *(f"rand({number}) as {name}" for number, name in enumerate(columns)),
+    "id % 2 as label",
+    "id % 4 = 0 as is_validation",
+)
+test = train.limit(32)
+
+
+def scores(keras, name="image"):
+    image = keras.Input((64,), name=name)
+    return image, keras.layers.Dense(10, activation="softmax", name="scores")(image)
+
+
+def build_model():
+    import keras
+    import tensorflow as tf
+
+    with tf.distribute.MultiWorkerMirroredStrategy().scope():
+        model = keras.Model(*scores(keras))
+        model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
+
+
+# block: A Keras model
+assert "val_loss" in fitted.stages[-1].history
+
+# block: Your own train_fn
+assert model.history["loss"]
+rows = model.setOutputMapping({"scores": "scores"}).transform(df).collect()
+assert {len(row.scores) for row in rows} == {10}
+
+
+def export(args, ctx):
+    import keras
+
+    image, found = scores(keras)
+    embedding = keras.layers.Dense(4, name="embedding")(image)
+    keras.Model(image, {"scores": found, "embedding": embedding}).export("/models/digits")
+
+
+sparkdl.run(spark, export, nodes=1)
+df = df.selectExpr("image", "image as pixels", "label", "cast(label as float) as age")
+
+# block: Scoring
+assert scored.count() == 64
+assert scored.first().embedding.size == 4
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = torch.nn.Linear(65, 10)
+
+    def forward(self, image, age):
+        return self.last(torch.cat([image, age[:, None]], dim=1))
+
+
+rows = {0: torch.export.Dim.DYNAMIC}
+exported = torch.export.export(
+    Net(), (torch.zeros(2, 64), torch.zeros(2)), dynamic_shapes={"image": rows, "age": rows}
+)
+torch.export.save(exported, "/models/net.pt2")
+
+# block: A model of PyTorch
+assert {len(row.scores) for row in scored.collect()} == {10}

@@ -1,0 +1,48 @@
+"""An estimator, its run, a function that reports, and what TensorBoard has been written.
+
+Runs in: the driver of a page's program
+"""
+
+import os
+
+import numpy as np
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+df = df.selectExpr("image as features", "label")
+
+
+def make():
+    import keras
+
+    return keras.Sequential([keras.Input((64,)), keras.layers.Dense(1)])
+
+
+estimator = sparkdl.KerasEstimator(make, loss="mse", epochs=2)
+
+# block: MLflow
+(run,) = mlflow.search_runs(output_format="list")
+assert run.data.metrics["loss"] == model.history["loss"][-1]
+run_id = run.info.run_id
+pandas_frame = df.limit(5).toPandas()
+
+# block: MLflow
+wanted = [row.prediction for row in model.transform(df.limit(5)).collect()]
+np.testing.assert_allclose(loaded.predict(pandas_frame)["prediction"], wanted, rtol=1e-4)
+sparkdl.mlflow.autolog(disable=True)
+
+
+def map_fun(args, ctx):
+    ctx.report(7, loss=0.25 + ctx.rank)
+
+
+# block: TensorBoard
+cluster.results()
+cluster.shutdown()
+writer.close()
+
+events = EventAccumulator("runs/digits").Reload()
+for name in events.Tags()["scalars"]:
+    (event,) = events.Scalars(name)
+    assert (event.step, event.value) in {(7, 0.25), (7, 1.25)}
+assert len(events.Tags()["scalars"]) == 2
