@@ -266,7 +266,7 @@ def spark_local(spark_sessions: SparkSessions) -> SparkSession:
 
 @pytest.fixture
 def spark_ml(spark_sessions: SparkSessions) -> SparkSession:
-    """A session on `local[4]` whose Python workers are born with TensorFlow imported."""
+    """A session on `local[4]` whose Python workers are born with TensorFlow and PyTorch."""
     return spark_sessions.get(sessions.ML)
 
 

@@ -1,4 +1,4 @@
-"""Spark's daemon of Python workers, with TensorFlow imported before it forks the first.
+"""Spark's daemon of Python workers, with a framework imported before it forks the first.
 
 Runs in: feeder
 
@@ -6,6 +6,8 @@ Set `spark.python.daemon.module=sparkdl.ml.daemon`, and it is the parent of the 
 imports TensorFlow once, ahead of the first task, and its workers share the pages. Otherwise each
 worker imports it by itself, which is most of what the first partition of a scoring takes. Nothing
 of TensorFlow but the import happens here: its threads and devices begin in the worker.
+
+The executors' environment variable `SPARKDL_PRELOAD` names other modules, separated by commas.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+from importlib import import_module
 
 from sparkdl.core.garbage import uncollected
 from sparkdl.ml.scoring.tensorflow import without_startup_noise
@@ -21,16 +24,17 @@ _log = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Import TensorFlow, then do what `pyspark.daemon` does."""
+    """Import what workers will want, then do what `pyspark.daemon` does."""
     from pyspark.daemon import manager
 
     stdout = os.dup(1)
     os.dup2(2, 1)  # Spark reads a port from the standard output, which is no place for a log line
     try:
         with uncollected(), without_startup_noise():
-            import tensorflow  # noqa: F401 (for the workers)
+            for name in filter(None, os.environ.get("SPARKDL_PRELOAD", "tensorflow").split(",")):
+                import_module(name.strip())
     except ImportError as error:
-        _log.warning("TensorFlow cannot be imported ahead of the Python workers: %s", error)
+        _log.warning("Not all of SPARKDL_PRELOAD is imported ahead of Python workers: %s", error)
     finally:
         os.dup2(stdout, 1)
         os.close(stdout)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LOCAL = "local[4]"
-ML = "local[4] with TensorFlow"
+ML = "local[4] with frameworks"
 """Spark ends Python workers that are idle for a minute, and each new one would import it."""
 CLUSTER = "local-cluster[2,2,1024]"
 CLUSTER_ONE_SLOT = "local-cluster[2,1,1024]"
@@ -77,6 +77,7 @@ class SparkSessions:
             url, special = self._start_standalone(), {"spark.executor.resource.gpu.amount": "1"}
         elif master == ML:
             url, special = LOCAL, {"spark.python.daemon.module": "sparkdl.ml.daemon"}
+            special["spark.executorEnv.SPARKDL_PRELOAD"] = "tensorflow,torch"
         self._extra = {**special, **(extra or {})}
         self._session = self._build(url)
         self._master = master if extra is None else None

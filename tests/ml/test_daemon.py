@@ -1,4 +1,4 @@
-"""An executor's daemon imports TensorFlow once, and its Python workers have it from their start."""
+"""An executor's daemon imports frameworks once, and its Python workers have them at their start."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.tensorflow
+pytestmark = [pytest.mark.tensorflow, pytest.mark.torch]
 
 
-def look(_rows: Iterator[int]) -> Iterator[tuple[bool, bool]]:
-    """Return whether the worker has imported TensorFlow, and whether its parent has."""
+def look(_rows: Iterator[int]) -> Iterator[list[bool]]:
+    """Return whether the worker has imported them, and whether its parent has."""
     maps = Path(f"/proc/{os.getppid()}/maps").read_text(encoding="utf-8")
-    yield "tensorflow" in sys.modules, "_pywrap_tensorflow" in maps
+    own = [name in sys.modules for name in ("tensorflow", "torch")]
+    yield own + [library in maps for library in ("_pywrap_tensorflow", "libtorch")]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_workers_have_tensorflow_from_the_process_that_forks_them(spark_ml: SparkSession) -> None:
+def test_workers_have_frameworks_from_the_process_that_forks_them(spark_ml: SparkSession) -> None:
     context = spark_ml.sparkContext
-    assert context.parallelize(range(4), 4).mapPartitions(look).collect() == [(True, True)] * 4
+    assert context.parallelize(range(4), 4).mapPartitions(look).collect() == [[True] * 4] * 4
