@@ -137,6 +137,10 @@ class History:
         self.stacks: Stacks | None = None
         self._open: dict[int, Span] = {}
         self._recent: deque[Sampled] = deque(maxlen=_MAX_RECENT)
+        self._waits: deque[tuple[int, int, int]] = deque(maxlen=_MAX_RECENT)
+        """Of each of them: nodes that are fed, those without rows, and the rows of the others."""
+        self._rows: list[NodeRow] | None = None
+        """What `rows` has returned: several readers look at once."""
 
     @property
     def elapsed_s(self) -> float:
@@ -146,6 +150,7 @@ class History:
     def add(self, event: AnyEvent) -> None:
         """Take in what has happened."""
         self.now_s = max(self.now_s, event.time_s)
+        self._rows = None
         match event:
             case Launched():
                 self.launched = event
@@ -164,22 +169,21 @@ class History:
 
     def rows(self) -> list[NodeRow]:
         """Return the nodes in the order of their ranks."""
+        if self._rows is None:
+            self._rows = self._new_rows()
+        return self._rows
+
+    def _new_rows(self) -> list[NodeRow]:
         first = self._recent[0] if self._recent else self.sample
         rows = [self._row(node_id, first) for node_id in range(len(self.launched.nodes))]
         rates = [row.rate for row in rows if row.rate > 0]
         limit = _SLOW * statistics.median(rates) if rates else 0.0
-        rows = [replace(row, is_slow=row.rate < limit) for row in rows]
+        rows = [replace(row, is_slow=True) if row.rate < limit else row for row in rows]
         return sorted(rows, key=lambda row: (row.rank < 0, row.rank, row.node_id))
 
     def bottleneck(self) -> str:
         """Return who waits for whom, in words; empty where nothing is fed."""
-        recent = list(self._recent)
-        waits = looks = held = 0
-        for sample in recent:
-            for received, used in _fed(sample):
-                looks += 1
-                waits += received <= used
-                held += max(0, received - used)
+        looks, waits, held = map(sum, zip((0, 0, 0), *self._waits, strict=True))
         if not looks or self.state in ENDED:
             return ""
         share, rows = waits / looks, held / looks
@@ -222,6 +226,7 @@ class History:
             self.begun.append((event.time_s, event.generation, event.reason))
             self.failed.clear()
             self._recent.clear()
+            self._waits.clear()
         self.state, self.generation = event.state, event.generation
         if event.places:
             self.places = {place.node_id: place for place in event.places}
@@ -242,14 +247,19 @@ class History:
             self._note_phase(node_id, state, event.time_s)
         is_later = bool(self._recent)
         self._recent.append(event)
+        fed = list(_fed(event))
+        without = sum(used >= received for received, used in fed)
+        held = sum(max(0, received - used) for received, used in fed)
+        self._waits.append((len(fed), without, held))
         while event.time_s - self._recent[0].time_s > _RECENT_S:
             self._recent.popleft()
-        values: dict[str, float] = {}
+            self._waits.popleft()
+        values = {"without rows": without / len(fed)} if fed else {}
         if before is not None and is_later and event.time_s > before.time_s:
             span_s = event.time_s - before.time_s
+            then = list(_fed(before))
             for name, index in (("rows in", 0), ("rows used", 1)) if event.feeds else ():
-                more = sum(fed[index] for fed in _fed(event))
-                more -= sum(fed[index] for fed in _fed(before))
+                more = sum(rows[index] for rows in fed) - sum(rows[index] for rows in then)
                 values[name] = max(0.0, more / span_s)
         self.series.add(event.time_s, {**values, **_values(event)})
 
@@ -338,8 +348,6 @@ def _values(sample: Sampled) -> dict[str, float]:
     values: dict[str, float] = {}
     if steps := [step for step in sample.steps if step >= 0]:
         values["step"] = float(max(steps))
-    if fed := list(_fed(sample)):
-        values["without rows"] = sum(used >= received for received, used in fed) / len(fed)
     for name in ("cores", "memory_nbytes", "gpu"):
         if name in sample.load:
             values[name] = math.fsum(sample.load[name])
