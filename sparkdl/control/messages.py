@@ -206,6 +206,8 @@ class NodeLoad(Message, frozen=True):
         feed_nbytes: of rows that wait at the node in memory, of `feed_limit_nbytes` at most.
         gpu: share of the time in which its GPUs were busy, their mean.
         gpu_nbytes: in use on them, by others as well.
+        received_nbytes_s, sent_nbytes_s: what its host's network interfaces carry in a second, for
+            all processes that share them; without loopback.
     """
 
     cores: float
@@ -214,6 +216,8 @@ class NodeLoad(Message, frozen=True):
     feed_limit_nbytes: int = 0
     gpu: float = 0.0
     gpu_nbytes: int = 0
+    received_nbytes_s: int = 0
+    sent_nbytes_s: int = 0
 
 
 class Traced(Message, frozen=True):

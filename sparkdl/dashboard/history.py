@@ -109,6 +109,11 @@ class NodeRow:
         """Rows that are there and were not used yet."""
         return max(0, self.received - self.used)
 
+    @property
+    def step_s(self) -> float:
+        """How long a step takes, as a mean of the last minute; NaN where there is none."""
+        return 1 / self.rate if self.rate > 0 else math.nan
+
 
 class History:
     """One cluster's past and present.

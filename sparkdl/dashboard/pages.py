@@ -12,12 +12,12 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jinja2
+import numpy as np
 from bokeh.core.templates import FILE
 from bokeh.document import Document
 from bokeh.models import (
@@ -25,11 +25,8 @@ from bokeh.models import (
     ColumnDataSource,
     DataTable,
     HoverTool,
-    NumberFormatter,
     Range1d,
     Select,
-    StringFormatter,
-    TableColumn,
     TextInput,
     UIElement,
 )
@@ -41,10 +38,12 @@ from sparkdl.dashboard.widgets import (
     MS,
     SOFT,
     TABLE_CSS,
+    Column,
     Curves,
     duration,
     html_row,
     new_figure,
+    show_data,
     show_text,
     text_box,
     these,
@@ -188,20 +187,13 @@ class Nodes(Page):
     path, title = "nodes", "Nodes"
 
     def _models(self) -> Sequence[UIElement]:
-        self._source = ColumnDataSource({"tone": [], **{name: [] for name, _, _ in _NODE_COLUMNS}})
+        names = ("tone", "pace", *(column.name for column in _NODE_COLUMNS))
+        self._source = ColumnDataSource({name: [] for name in names})
         self._counts = text_box()
-        columns = [
-            TableColumn(
-                field=name,
-                title=title,
-                formatter=_FORMATTERS.get(name, StringFormatter)(),
-                width=width,
-            )
-            for name, title, width in _NODE_COLUMNS
-        ]
+        self._columns = [column.model() for column in _NODE_COLUMNS]
         self._table = DataTable(
             source=self._source,
-            columns=columns,
+            columns=self._columns,
             index_position=None,
             height=560,
             sizing_mode="stretch_width",
@@ -210,13 +202,21 @@ class Nodes(Page):
             reorderable=False,
         )
         self._failed = text_box()
-        return (self._counts, self._table, self._failed)
+        return (self._counts, self._table, self._failed, text_box(_NETWORK_NOTE))
+
+    def _reset(self, history: History) -> None:
+        for column, model in zip(_NODE_COLUMNS, self._columns, strict=True):
+            model.visible = not column.is_optional
 
     def _update(self, history: History) -> None:
         rows = history.rows()
-        data = {name: [_cell(row, name) for row in rows] for name, _, _ in _NODE_COLUMNS}
+        data = {column.name: column.values(rows) for column in _NODE_COLUMNS}
         data["tone"] = [_tone(row) for row in rows]
-        _show_data(self._source, data)
+        data["pace"] = [_PHASES["failed"] if row.is_slow else "inherit" for row in rows]
+        show_data(self._source, data)
+        for column, model in zip(_NODE_COLUMNS, self._columns, strict=True):
+            if not model.visible and not np.isnan(data[column.name]).all():
+                model.visible = True
         counts: dict[str, int] = {}
         for row in rows:
             counts[row.state] = counts.get(row.state, 0) + 1
@@ -297,21 +297,21 @@ class Timeline(Page):
         spans = [span for span in history.spans_until_now() if span.end_s > span.start_s]
         ranks = {row.node_id: at for at, row in enumerate(history.rows())}
         data = {
-            "y": [len(names) - ranks[span.node_id] - 0.5 for span in spans],
-            "left": [MS * (span.start_s - start_s) for span in spans],
-            "right": [MS * (span.end_s - start_s) for span in spans],
+            "y": np.array([len(names) - ranks[span.node_id] - 0.5 for span in spans], float),
+            "left": np.array([MS * (span.start_s - start_s) for span in spans], float),
+            "right": np.array([MS * (span.end_s - start_s) for span in spans], float),
             "color": [_PHASES.get(span.phase, SOFT) for span in spans],
             "what": [
                 f"{names[span.node_id]} {span.phase} for {duration(span.end_s - span.start_s)}"
                 for span in spans
             ],
         }
-        _show_data(self._bars, data)
+        show_data(self._bars, data)
         marks = {
             "x": [MS * (mark.time_s - start_s) for mark in history.checkpoints],
             "what": [f"checkpoint of step {mark.step}" for mark in history.checkpoints],
         }
-        _show_data(self._marks, marks)
+        show_data(self._marks, marks)
         self._range.end = max(1, len(names))
         if len(names) <= 40:
             at = {len(names) - rank - 0.5: names[node_id] for node_id, rank in ranks.items()}
@@ -368,77 +368,72 @@ class Logs(Page):
 
 PAGES: tuple[type[Page], ...] = (Overview, Nodes, Feed, Timeline, Logs)
 
+
+def _load(name: str, scale: float = 1.0) -> Callable[[NodeRow], float]:
+    return lambda row: row.load[name] * scale if name in row.load else math.nan
+
+
+def _fed(value: Callable[[NodeRow], float]) -> Callable[[NodeRow], float]:
+    return lambda row: value(row) if row.received or row.epochs else math.nan
+
+
+def _buffer(row: NodeRow) -> float:
+    limit = row.load.get("feed_limit_nbytes", 0)
+    return row.load.get("feed_nbytes", 0) / limit if limit else math.nan
+
+
+def _known(number: int, least: int = 0) -> float:
+    return number if number >= least else math.nan
+
+
 _NODE_COLUMNS = (
-    ("rank", "Rank", 40),
-    ("name", "Node", 90),
-    ("host", "Host", 110),
-    ("pid", "Process", 60),
-    ("state", "State", 80),
-    ("step", "Step", 60),
-    ("rate", "Steps/s", 70),
-    ("used", "Rows used", 80),
-    ("waiting_rows", "Rows waiting", 80),
-    ("epochs", "Epochs", 50),
-    ("buffer", "Feed buffer", 70),
-    ("cores", "Cores", 45),
-    ("memory", "Memory", 65),
-    ("gpu", "GPU", 80),
-    ("metrics", "Metrics", 200),
+    Column("rank", "Rank", 45, lambda row: _known(row.rank), "0"),
+    Column("name", "Node", 85, lambda row: row.name),
+    Column("host", "Host", 95, lambda row: row.host),
+    Column("pid", "Process", 60, lambda row: _known(row.pid, 1), "0"),
+    Column(
+        *("state", "State", 90, lambda row: "failed" if row.problem else row.state),
+        color="tone",
+    ),
+    Column("step", "Step", 60, lambda row: _known(row.step), "0,0", is_optional=True),
+    Column(
+        *("step_ms", "Step, ms", 70, lambda row: 1000 * row.step_s, "0,0.[0]", "pace"),
+        is_optional=True,
+    ),
+    Column("used", "Rows used", 85, _fed(lambda row: row.used), "0,0", is_optional=True),
+    Column(
+        *("waiting_rows", "Waiting", 70, _fed(lambda row: row.waiting_rows), "0,0"),
+        is_optional=True,
+    ),
+    Column("epochs", "Epochs", 60, _fed(lambda row: row.epochs), "0,0", is_optional=True),
+    Column("buffer", "Buffer", 60, _buffer, "0%", is_optional=True),
+    Column("cores", "Cores", 55, _load("cores"), "0.0", is_optional=True),
+    Column("memory", "Memory, GiB", 100, _load("memory_nbytes", 2**-30), "0,0.0", is_optional=True),
+    Column("gpu", "GPU", 45, _load("gpu"), "0%", is_optional=True),
+    Column(
+        *("gpu_memory", "GPU, GiB", 70, _load("gpu_nbytes", 2**-30), "0,0.0"),
+        is_optional=True,
+    ),
+    Column(
+        *("received", "In, MB/s", 75, _load("received_nbytes_s", 1e-6), "0,0.0"),
+        is_optional=True,
+    ),
+    Column(*("sent", "Out, MB/s", 80, _load("sent_nbytes_s", 1e-6), "0,0.0"), is_optional=True),
+    Column("metrics", "Metrics", 200, lambda row: _metrics(row.metrics)),
 )
-"""Name, title, and width in pixels."""
-_FORMATTERS: dict[str, Callable[[], Any]] = {
-    "rank": NumberFormatter,
-    "state": partial(StringFormatter, text_color="tone"),
-}
+_NETWORK_NOTE = (
+    '<p class="soft">The time of a step is a mean of the last minute. Waiting: rows that the node '
+    "has and has not used. In and out: what crosses the network interfaces of the node's host or "
+    "container, for all processes there, without loopback.</p>"
+)
 
 
-def _show_data(source: ColumnDataSource, data: Mapping[str, object]) -> None:
-    """Have a source hold other data, if they are others: all of them travel to the reader."""
-    if data != source.data:
-        source.data = data
+def _metrics(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {number:.4g}" for name, number in metrics.items())
 
 
 def _tone(row: NodeRow) -> str:
     return _PHASES["failed"] if row.problem else _PHASES.get(row.state, SOFT)
-
-
-def _cell(row: NodeRow, name: str) -> Any:
-    if name in _LOADS:
-        return _LOADS[name](row.load)
-    value = getattr(row, name)
-    if name == "rank":
-        return value if value >= 0 else math.nan
-    if name == "metrics":
-        return ", ".join(f"{metric} {number:.4g}" for metric, number in value.items())
-    if name == "rate":
-        return "" if math.isnan(value) else f"{value:.1f}" + (" slow" if row.is_slow else "")
-    if name == "pid":
-        return str(value or "")
-    if isinstance(value, int):
-        return f"{value:,}" if value >= 0 else ""
-    return "failed" if name == "state" and row.problem else value
-
-
-def _buffer(load: Mapping[str, float]) -> str:
-    limit = load.get("feed_limit_nbytes", 0)
-    return f"{load.get('feed_nbytes', 0) / limit:.0%}" if limit else ""
-
-
-def _gpu(load: Mapping[str, float]) -> str:
-    nbytes = load.get("gpu_nbytes", 0)
-    return f"{load.get('gpu', 0):.0%}, {_size(nbytes)}" if nbytes else ""
-
-
-_LOADS: dict[str, Callable[[Mapping[str, float]], str]] = {
-    "buffer": _buffer,
-    "cores": lambda load: f"{load['cores']:.1f}" if "cores" in load else "",
-    "memory": lambda load: _size(load["memory_nbytes"]) if "memory_nbytes" in load else "",
-    "gpu": _gpu,
-}
-
-
-def _size(nbytes: float) -> str:
-    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.0f} MiB"
 
 
 def _headline(history: History) -> str:

@@ -6,12 +6,22 @@ Runs in: dashboard
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from textwrap import shorten
 from typing import Any
 
-from bokeh.models import ColumnDataSource, Div, Legend, NumeralTickFormatter
+import numpy as np
+from bokeh.models import (
+    ColumnDataSource,
+    Div,
+    Legend,
+    NumberFormatter,
+    NumeralTickFormatter,
+    StringFormatter,
+    TableColumn,
+)
 from bokeh.plotting import figure
 
 from sparkdl.dashboard.history import History
@@ -121,6 +131,69 @@ def show_text(div: Div, text: str) -> None:
     """Have a box show other HTML, if it is another."""
     if div.text != text:
         div.text = text
+
+
+def show_data(source: ColumnDataSource, data: Mapping[str, Any]) -> None:
+    """Have a source hold other data; to the reader travel the columns that are others."""
+    then = source.data
+    changed = {
+        name: column
+        for name, column in data.items()
+        if type(column) is not type(then[name]) or not _is_same(column, then[name])
+    }
+    if not changed:
+        return
+    if {len(column) for column in then.values()} == {len(column) for column in data.values()}:
+        then.update(changed)
+    else:
+        source.data = dict(data)
+
+
+def _is_same(column: Any, other: Any) -> bool:
+    if isinstance(column, np.ndarray):
+        return np.array_equal(column, other, equal_nan=True)
+    return bool(column == other)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table, and what a row has there.
+
+    Attributes:
+        value: of a row; NaN where it is not known.
+        format: of a number, as Numbro writes it; empty for text.
+        color: the column with its color, if it has one.
+        is_optional: it is shown once some row has something there.
+    """
+
+    name: str
+    title: str
+    width: int
+    value: Callable[[Any], Any]
+    format: str = ""
+    color: str | None = None
+    is_optional: bool = False
+
+    def model(self) -> TableColumn:
+        """Return the column as Bokeh has it."""
+        color: dict[str, Any] = {"text_color": self.color} if self.color else {}
+        formatter = (
+            NumberFormatter(format=self.format, nan_format="", **color)
+            if self.format
+            else StringFormatter(**color)
+        )
+        return TableColumn(
+            field=self.name,
+            title=self.title,
+            width=self.width,
+            formatter=formatter,
+            visible=not self.is_optional,
+        )
+
+    def values(self, rows: Sequence[Any]) -> Any:
+        """Return what the rows have there; numbers as an array, which travels as bytes."""
+        values = [self.value(row) for row in rows]
+        return np.array(values, float) if self.format else values
 
 
 def new_figure(title: str, height: int = _HEIGHT) -> Any:

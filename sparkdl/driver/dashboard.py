@@ -228,8 +228,8 @@ _NOTHING, _IDLE = NodeActive(0), NodeLoad(0.0, 0)
 
 def _loads(loads: list[NodeLoad]) -> dict[str, list[float]]:
     columns = {name: [getattr(load, name) for load in loads] for name in NodeLoad.__struct_fields__}
-    seldom = ("feed_nbytes", "feed_limit_nbytes", "gpu", "gpu_nbytes")
-    return {name: column for name, column in columns.items() if name not in seldom or any(column)}
+    always = ("cores", "memory_nbytes")
+    return {name: column for name, column in columns.items() if name in always or any(column)}
 
 
 def _columns(

@@ -1,5 +1,8 @@
 """What a node's child takes of its machine: cores, memory, GPUs; and how full its feeds are.
 
+What crosses the network is known of a host, or of a container that has a network of its own, but
+of no process; so nodes of one host report the same.
+
 Runs in: agent
 """
 
@@ -17,6 +20,7 @@ from sparkdl.core.throttle import period_s
 from sparkdl.node.gpus import open_nvml
 
 _PERIOD_S = 2.0
+_MIN_SPAN_S = 0.1
 _RESCAN = 5
 """Looks between searches for the child's own processes, each of which reads all of the host's."""
 
@@ -45,6 +49,7 @@ class LoadWatch:
         self._processes: list[psutil.Process] = []
         self._pid = self._looks = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._carried, self._carried_s = _carried_nbytes(), loop.time()
 
     def begin(self, pid: int) -> None:
         """Watch another child."""
@@ -70,7 +75,19 @@ class LoadWatch:
                 nbytes += process.memory_info().rss
         used, limit = self._feed_nbytes()
         busy, gpu_nbytes = _gpu_load(self._gpus)
-        self._report(NodeLoad(cores, int(nbytes), used, limit, busy, gpu_nbytes))
+        carried = self._carried_since()
+        self._report(NodeLoad(cores, int(nbytes), used, limit, busy, gpu_nbytes, *carried))
+
+    def _carried_since(self) -> tuple[int, int]:
+        """Return the bytes a second that the network has brought and taken since the last look."""
+        before, before_s = self._carried, self._carried_s
+        self._carried, self._carried_s = _carried_nbytes(), self._loop.time()
+        span_s = max(self._carried_s - before_s, _MIN_SPAN_S)
+        received, sent = (
+            max(0, int((now - then) / span_s))  # an interface that goes takes its count along
+            for now, then in zip(self._carried, before, strict=True)
+        )
+        return received, sent
 
     def _find_processes(self) -> None:
         known = {process: process for process in self._processes}
@@ -79,6 +96,15 @@ class LoadWatch:
             child = psutil.Process(self._pid)
             found = [child, *child.children(recursive=True)]
             self._processes = [known.get(process, process) for process in found]
+
+
+def _carried_nbytes() -> tuple[int, int]:
+    """Return the bytes that this host has received and sent since it is up, except to itself."""
+    with suppress(OSError, RuntimeError):  # numbers to look at; training needs none
+        found = psutil.net_io_counters(pernic=True)
+        own = [count for name, count in found.items() if not name.startswith("lo")]
+        return sum(count.bytes_recv for count in own), sum(count.bytes_sent for count in own)
+    return 0, 0
 
 
 def _gpu_load(uuids: Sequence[str]) -> tuple[float, int]:

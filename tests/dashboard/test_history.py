@@ -102,8 +102,11 @@ def test_nodes_are_in_the_order_of_ranks_and_the_slow_one_is_named() -> None:
     rows = made.rows()
     assert [row.name for row in rows] == ["worker:2", "worker:0", "worker:1"]
     assert [row.is_slow for row in rows] == [True, False, False]
-    assert rows[0].rate == 2.0
+    assert (rows[0].rate, rows[0].step_s) == (2.0, 0.5)
     assert rows[0].metrics == {"loss": 2.0}
+    assert made.rows() is rows, "made once for all that look"
+    made.add(sample(12.0, [0] * 3, [0] * 3, [110, 110, 110]))
+    assert not any(row.is_slow for row in made.rows())
 
 
 def test_failure_is_kept_and_its_node_failed_until_the_next_generation() -> None:

@@ -91,6 +91,8 @@ def test_pages_show_a_training_whose_node_is_killed(browser: Any, tmp_path: Path
         page.wait_for_selector("td:text-is('800')", timeout=WAIT_MS)
         look_at(page, "nodes")
         page.wait_for_selector(".slick-cell:has-text('worker:1')", timeout=WAIT_MS)
+        page.wait_for_selector(".slick-header-column:has-text('Step, ms')", timeout=WAIT_MS)
+        page.wait_for_selector(".slick-cell.l6:text-matches('[0-9]')", timeout=WAIT_MS)
         with suppress(ProcessLookupError):
             os.kill(processes()["worker:1"].child.pid, signal.SIGKILL)
         look_at(page, "overview")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.tensorflow, pytest.mark.torch]
 
 
-def look(_rows: Iterator[int]) -> Iterator[list[bool]]:
+def look(_rows: Iterable[int]) -> Iterator[list[bool]]:
     """Return whether the worker has imported them, and whether its parent has."""
     maps = Path(f"/proc/{os.getppid()}/maps").read_text(encoding="utf-8")
     own = [name in sys.modules for name in ("tensorflow", "torch")]
