@@ -79,7 +79,7 @@ class Ending:
         # the other way round it would not wait for a cluster that begins.
         self._is_starting = True
         thread.start()
-        return outcome.wait()
+        return outcome.result()
 
     def wait(self) -> None:
         """Wait until nothing is left of the cluster, after `ask`."""

@@ -15,7 +15,7 @@ from _thread import RLock
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from sparkdl.core.deadline import Deadline
 
@@ -63,57 +63,43 @@ class Changed(RLock):  # type: ignore[misc]  # a class of C that may be derived 
                     self._waiters.remove(waiter)
 
 
-def begin(job: Callable[[], T], name: str, thread: Thread) -> Future[T]:
-    """Start `job` and return the future of its result; see `run_aside` where Ctrl-C may come.
-
-    Args:
-        thread: makes the thread of a target and a name, as `Executor.thread` does.
-    """
-    outcome: Future[T] = Future()
-    outcome.set_running_or_notify_cancel()  # from here on `cancel` is refused: the job runs
-
-    def run() -> None:
-        try:
-            outcome.set_result(job())
-        except BaseException as error:  # noqa: BLE001 (raised by the future)
-            outcome.set_exception(error)
-
-    thread(run, name).start()
-    return outcome
-
-
-class Outcome(Generic[T]):
-    """What a job will have returned or raised. The thread that waits may be interrupted.
+class Outcome(Future[T]):
+    """The future of a job that runs. The thread that waits for its result may be interrupted.
 
     Why not a `Future`? Its `result` waits by a `threading.Condition`.
     """
 
     def __init__(self) -> None:
+        super().__init__()
+        self.set_running_or_notify_cancel()  # from here on `cancel` is refused
         self._changed = Changed()
-        self._result: T | None = None
-        self._error: BaseException | None = None
         self._is_there = False
 
     def of(self, job: Callable[[], T]) -> None:
         """Run the job, once."""
         try:
-            self._result = job()
-        except BaseException as error:  # noqa: BLE001 (raised in `wait`)
-            self._error = error
+            self.set_result(job())
+        except BaseException as error:  # noqa: BLE001 (raised in `result`)
+            self.set_exception(error)
         with self._changed:
             self._is_there = True
             self._changed.notify_all()
 
-    def wait(self) -> T:
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the job's end; return whether it has come."""
+        return self._changed.wait_for(lambda: self._is_there, Deadline.after(timeout_s))
+
+    def result(self, timeout: float | None = None) -> T:
         """Wait for the job's end; return what it returned, or raise what it raised."""
-        self._changed.wait_for(lambda: self._is_there, Deadline.after(None))
-        if self._error is not None:
-            raise self._error
-        return self._result  # type: ignore[return-value]
+        return super().result(None if self.wait(timeout) else 0.0)
 
 
-def run_aside(job: Callable[[], T], name: str, thread: Thread) -> T:
-    """Run `job` in a thread and return its result. An interrupt ends the wait, not the job."""
+def begin(job: Callable[[], T], name: str, thread: Thread) -> Outcome[T]:
+    """Start `job` in a thread. An interrupt ends the wait for its result, not the job.
+
+    Args:
+        thread: makes the thread of a target and a name, as `Executor.thread` does.
+    """
     outcome: Outcome[T] = Outcome()
     thread(partial(outcome.of, job), name).start()
-    return outcome.wait()
+    return outcome

@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from sparkdl.core.errors import NodeFailedError
+from sparkdl.driver.threads import Outcome
 
 MAX_TEXT = 500
 """Characters of a parameter or tag."""
@@ -79,8 +80,8 @@ class Writer(threading.Thread):
 
     def flush(self, timeout_s: float | None) -> bool:
         """Wait until what has been asked for is done."""
-        done = threading.Event()
-        self.do(_NO_RUN, done.set)
+        done: Outcome[None] = Outcome()
+        self.do(_NO_RUN, partial(done.of, lambda: None))
         return done.wait(timeout_s)
 
     def end(self) -> None:

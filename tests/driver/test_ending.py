@@ -20,7 +20,7 @@ from sparkdl.core.settings import Environment, Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
 from sparkdl.driver.ending import Ending, ends_if_interrupted, is_interrupt
 from sparkdl.driver.logs import NodeLogs
-from sparkdl.driver.threads import Changed, run_aside
+from sparkdl.driver.threads import Changed, begin
 from tests.doubles.interrupts import Interrupts, PlayedNodes
 
 launching = import_module("sparkdl.driver.launch")
@@ -212,7 +212,7 @@ def test_interrupted_wait_for_a_job_lets_the_job_go_on() -> None:
     def thread(run: Callable[[], None], name: str) -> threading.Thread:
         return threading.Thread(target=run, name=name)
 
-    got = Interrupts(12).during(lambda: run_aside(job, "job", thread))
+    got = Interrupts(3).during(begin(job, "job", thread).result)
     assert isinstance(got, KeyboardInterrupt)
     may_end.set()
     assert has_ended.wait(SOON_S)

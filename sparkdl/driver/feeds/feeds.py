@@ -38,7 +38,7 @@ from sparkdl.driver.feeds.transitions import fed_members, feed_targets
 from sparkdl.driver.lifecycle.policy import MAX_BACKOFF_S
 from sparkdl.driver.lifecycle.state import failure_of, has_ended
 from sparkdl.driver.show import FeedBar
-from sparkdl.driver.threads import run_aside
+from sparkdl.driver.threads import begin
 from sparkdl.feed.parquet.paths import parquet_paths
 from sparkdl.feed.parquet.source import ParquetSource, list_files
 from sparkdl.feed.transfer.messages import FeedSpec
@@ -381,7 +381,7 @@ class Feeds:
                 carrier.join(partial(self._executor.cancel_feeds, name))
 
         runner = self._open_runner()
-        return run_aside(call, f"sparkdl-feed-{name}", self._executor.thread)
+        return begin(call, f"sparkdl-feed-{name}", self._executor.thread).result()
 
     def _with_files(self, name: str, request: FeedRequest) -> FeedRequest:
         """Return the request with the Parquet files that its data are, if the nodes read them.
@@ -389,7 +389,8 @@ class Feeds:
         Raises:
             ConfigError: if files cannot be read, see `list_files`, or not by `reader`.
         """
-        files, frame = listed(request.data, self._spec), None
+        job = partial(listed, request.data, self._spec)
+        files, frame = begin(job, f"sparkdl-files-{name}", self._executor.thread).result(), None
         if isinstance(files, ParquetSource):
             if request.reader == "spark":
                 raise ConfigError(
@@ -410,7 +411,7 @@ class Feeds:
             return None
         job = partial(self._executor.scanned_files, request.data, is_local=not is_asked)
         try:
-            found = run_aside(job, f"sparkdl-scan-{name}", self._executor.thread)
+            found = begin(job, f"sparkdl-scan-{name}", self._executor.thread).result()
         except ConfigError as error:
             if is_asked:
                 raise ConfigError(
