@@ -17,8 +17,8 @@ import os
 import tempfile
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from logging.handlers import RotatingFileHandler
 from urllib.parse import urlsplit
 
@@ -42,20 +42,35 @@ def check_folder(option: str, folder: str | os.PathLike[str]) -> str:
     Raises:
         ConfigError: if it is no path of this machine, or cannot be written to.
     """
-    own = own_path(option, folder, "folder")
-    try:
+    with writable(option, folder, "folder") as own:
         os.makedirs(own, exist_ok=True)
         with tempfile.TemporaryFile(dir=own, buffering=0) as probe:
             probe.write(bytes(4096))
-    except OSError as error:
-        raise ConfigError(
-            f"{option}={str(folder)!r} cannot be written to on the driver's machine: "
-            f"{error.strerror}. Choose another folder, or leave {option} out"
-        ) from error
     return own
 
 
-def own_path(option: str, path: str | os.PathLike[str], kind: str) -> str:
+@contextmanager
+def writable(option: str, path: str | os.PathLike[str], kind: str) -> Iterator[str]:
+    """Give the absolute path of a file or folder of this machine to a body that tries to write.
+
+    Args:
+        option: of the launch that names it.
+        kind: `file` or `folder`.
+
+    Raises:
+        ConfigError: if it is no path of this machine, or the body meets an OSError.
+    """
+    own = _own_path(option, path, kind)
+    try:
+        yield own
+    except OSError as error:
+        raise ConfigError(
+            f"{option}={str(path)!r} cannot be written to on the driver's machine: "
+            f"{error.strerror}. Choose another {kind}, or leave {option} out"
+        ) from error
+
+
+def _own_path(option: str, path: str | os.PathLike[str], kind: str) -> str:
     """Return the absolute path of a file or folder of this machine.
 
     Args:

@@ -39,14 +39,13 @@ from sparkdl.control.trace_file import (
     instant,
     named_process,
 )
-from sparkdl.core.errors import ConfigError
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.dashboard.events import AnyEvent, Changed, Checkpoint, Problem
 from sparkdl.driver.clocks import HostClock
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.dashboard import Seen
 from sparkdl.driver.lifecycle import state as states
-from sparkdl.driver.log_files import own_path
+from sparkdl.driver.log_files import writable
 from sparkdl.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -73,15 +72,9 @@ def check_file(option: str, path: str | os.PathLike[str]) -> str:
     Raises:
         ConfigError: if it is no path of this machine, or cannot be written to.
     """
-    own = own_path(option, path, "file")
-    try:
+    with writable(option, path, "file") as own:
         os.makedirs(os.path.dirname(own), exist_ok=True)
         TraceFile(own).close()
-    except OSError as error:
-        raise ConfigError(
-            f"{option}={str(path)!r} cannot be written to on the driver's machine: "
-            f"{error.strerror}. Choose another file, or leave {option} out"
-        ) from error
     return own
 
 
