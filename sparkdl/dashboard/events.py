@@ -100,6 +100,22 @@ class FeedColumns(msgspec.Struct, frozen=True):
     goal: int = 0
 
 
+class EpochsFed(Event, frozen=True):
+    """Epochs of a feed have come to the nodes: the first one by `way`, the others from their logs.
+
+    Attributes:
+        first, last: their numbers.
+        way: `feeders` of partitions, or `files` that the nodes have read.
+        rows: of each epoch.
+    """
+
+    feed: str
+    first: int
+    last: int
+    way: str
+    rows: int
+
+
 class Sampled(Event, frozen=True):
     """How far the nodes are, told once a second or more seldom: lists by node id.
 
@@ -148,7 +164,7 @@ class AskStacks(msgspec.Struct, frozen=True, tag=True):
 
 SUFFIX = ".sparkdl.jsonl"
 """Of the files of recorded runs."""
-AnyEvent = Launched | Changed | Checkpoint | Sampled | Printed | Stacks
+AnyEvent = Launched | Changed | Checkpoint | EpochsFed | Sampled | Printed | Stacks
 Ask = AskLog | AskStacks
 _events = msgspec.json.Decoder(AnyEvent)
 _asks = msgspec.json.Decoder(Ask)

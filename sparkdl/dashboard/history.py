@@ -15,6 +15,7 @@ from sparkdl.dashboard.events import (
     AnyEvent,
     Changed,
     Checkpoint,
+    EpochsFed,
     Event,
     FeedColumns,
     Launched,
@@ -30,6 +31,7 @@ MAX_POINTS = 1000
 _MAX_SPANS = 20_000
 _MAX_EVENTS = 1000
 _MAX_CLUSTERS = 20
+_MAX_EPOCHS = 50
 _RECENT_S = 60.0
 _MAX_RECENT = 61
 _SLOW = 0.7
@@ -135,6 +137,7 @@ class History:
         self.problems: deque[tuple[float, int, Problem]] = deque(maxlen=_MAX_EVENTS)
         self.begun: deque[tuple[float, int, str]] = deque(maxlen=_MAX_EVENTS)
         self.checkpoints: deque[Checkpoint] = deque(maxlen=_MAX_EVENTS)
+        self.epochs: deque[EpochsFed] = deque(maxlen=_MAX_EPOCHS)
         self.sample: Sampled | None = None
         self.series = Series()
         self.spans: deque[Span] = deque(maxlen=_MAX_SPANS)
@@ -167,6 +170,8 @@ class History:
                 self._sample(event)
             case Checkpoint():
                 self.checkpoints.append(event)
+            case EpochsFed():
+                self.epochs.append(event)
             case Printed():
                 self.logs[event.node_id] = event
             case Stacks():

@@ -260,7 +260,8 @@ class Feed(Page):
             cells = (name, f"{received:,}", f"{used:,}", f"{max(0, received - used):,}", epochs)
             lines.append(html_row("td", cells))
         head = html_row("th", ("Feed", "Rows received", "used", "waiting at nodes", "Epochs done"))
-        show_text(self._table, f"<table>{head}{''.join(lines)}</table>" if lines else "")
+        feeds = f"<table>{head}{''.join(lines)}</table>" if lines else ""
+        show_text(self._table, feeds + _epochs(history))
 
 
 class Timeline(Page):
@@ -463,6 +464,21 @@ def _generations(history: History) -> str:
         return ""
     head = html_row("th", ("After", "Generation", "Begun because of"))
     return f"<h2>Generations</h2><table>{head}{''.join(lines)}</table>"
+
+
+def _epochs(history: History) -> str:
+    """Return a table of how the rows of the last epochs have come, the newest first."""
+    lines = []
+    for fed in reversed(history.epochs):
+        way = "files that nodes read" if fed.way == "files" else "partitions that were fed"
+        ways = [(f"{fed.first}", way)]
+        if fed.last > fed.first:
+            more = f"{fed.first + 1}" + (f" to {fed.last}" if fed.last > fed.first + 1 else "")
+            ways.insert(0, (more, "rows that nodes kept"))
+        at = duration(fed.time_s - history.launched.time_s)
+        lines += [html_row("td", (fed.feed, *way, f"{fed.rows:,}", at)) for way in ways]
+    head = html_row("th", ("Feed", "Epoch", "Its rows come from", "Rows", "Known after"))
+    return f"<table>{head}{''.join(lines)}</table>" if lines else ""
 
 
 def _problems(history: History) -> str:

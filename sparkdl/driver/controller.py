@@ -14,6 +14,7 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -68,6 +69,7 @@ from sparkdl.driver.collect import (
 )
 from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.driver.feeds.report import gone_beyond
+from sparkdl.driver.feeds.state import ShowEpochs
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.roster import Roster
 from sparkdl.driver.lifecycle.state import failure_of, generation_of, is_empty
@@ -106,6 +108,8 @@ class View:
     calls: dict[str, tuple[Mapping[int, FeedCount], int]] = field(default_factory=dict)
     """Of each feed that is being fed: the counts by node id when the call began, and how many rows
     there are to read, 0 while that is not known."""
+    epochs: deque[tuple[str, ShowEpochs]] = field(default_factory=lambda: deque(maxlen=_MANY))
+    """The last epochs that nodes have the rows of, by feed; who shows them removes them."""
     have_feeds_ended: bool = False
     """It was announced to the nodes that no more rows will come."""
 

@@ -19,7 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,6 +38,7 @@ from sparkdl.dashboard.events import (
     AskLog,
     Changed,
     Checkpoint,
+    EpochsFed,
     FeedColumns,
     Launched,
     Place,
@@ -107,8 +108,9 @@ class Recorder(threading.Thread):
                 has_ended = self._controller.is_closed or self._controller.wait_for(
                     lambda view: states.is_empty(view.state), Deadline.after(period_s)
                 )
-                look = partial(sampled, spec, self._controller.wall_s())
-                self._news.append(self._controller.look(look))
+                now_s = self._controller.wall_s()
+                self._news.extend(self._controller.look(partial(fed, spec.cluster_id, now_s)))
+                self._news.append(self._controller.look(partial(sampled, spec, now_s)))
                 self._tell(has_ended)
         except Exception:  # noqa: BLE001 (whatever it is, the training does not need this)
             _log.exception("Cluster %s is not recorded any more, and goes on", spec.cluster_id)
@@ -200,6 +202,15 @@ def _problem(failure: Failure) -> Problem:
 def _places(world: World | None) -> tuple[Place, ...]:
     members = world.members if world else ()
     return tuple(Place(member.node.node_id, member.rank, member.host) for member in members)
+
+
+def fed(cluster: str, now_s: float, view: View) -> list[AnyEvent]:
+    """Return which epochs have come to the nodes since the last call; while the view is held."""
+    events: list[AnyEvent] = []
+    while view.epochs:
+        feed, epochs = view.epochs.popleft()
+        events.append(EpochsFed(cluster, now_s, feed, *astuple(epochs)))
+    return events
 
 
 def sampled(spec: ClusterSpec, now_s: float, view: View) -> Sampled:

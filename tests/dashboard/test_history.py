@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from sparkdl.dashboard.events import (
     Changed,
     Checkpoint,
+    EpochsFed,
     FeedColumns,
     Launched,
     Place,
@@ -159,3 +160,10 @@ def test_newest_cluster_is_shown_unless_another_is_named_and_few_are_kept() -> N
     assert (newest and newest.cluster) == "c49"
     assert (named and named.cluster) == "c40"
     assert gone is newest
+
+
+def test_the_last_epochs_are_kept() -> None:
+    made = history()
+    for epoch in range(60):
+        made.add(EpochsFed("c", float(epoch), "input", epoch, epoch, "files", 10))
+    assert [fed.first for fed in made.epochs] == list(range(10, 60))

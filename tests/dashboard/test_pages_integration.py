@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.doubles.nodes import launch, processes
 pytest.importorskip("bokeh")
 playwright = pytest.importorskip("playwright.sync_api")
 
+EPOCHS = 3
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
@@ -45,7 +47,8 @@ def browser() -> Iterator[Any]:
 
 def train(args: Any, ctx: sparkdl.NodeContext) -> None:
     print(EVIL, flush=True)
-    for step, batch in enumerate(ctx.batches(10)):
+    epochs = (ctx.batches(10) for _ in range(EPOCHS))
+    for step, batch in enumerate(chain.from_iterable(epochs)):
         ctx.report(step, **{f"loss {EVIL}": 1.0 / (step + 1)})
         assert len(batch)
     while not Path(args).exists():
@@ -79,7 +82,7 @@ def test_pages_show_a_training_whose_node_is_killed(browser: Any, tmp_path: Path
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("console", lambda said: problems.extend([said.text] * (said.type == "error")))
         page.goto(cluster.dashboard_url)
-        cluster.feed([(float(n),) for n in range(800)])
+        cluster.feed([(float(n),) for n in range(800)], epochs=EPOCHS)
         for name in PAGES:
             look_at(page, name)
             status = page.inner_text("[role=status]")
@@ -88,7 +91,10 @@ def test_pages_show_a_training_whose_node_is_killed(browser: Any, tmp_path: Path
         page.wait_for_selector(f"pre:has-text({EVIL!r})", timeout=WAIT_MS)
         assert page.title() == "Logs · sparkdl", "what a node prints is text"
         look_at(page, "feed")
-        page.wait_for_selector("td:text-is('800')", timeout=WAIT_MS)
+        page.wait_for_selector("td:text-is('2,400')", timeout=WAIT_MS)
+        page.wait_for_selector("td:text-is('partitions that were fed')", timeout=WAIT_MS)
+        kept = page.inner_text("tr:has(td:text-is('rows that nodes kept'))")
+        assert kept.split("\t")[:4] == ["input", "1 to 2", "rows that nodes kept", "800"]
         look_at(page, "nodes")
         page.wait_for_selector(".slick-cell:has-text('worker:1')", timeout=WAIT_MS)
         page.wait_for_selector(".slick-header-column:has-text('Step, ms')", timeout=WAIT_MS)

@@ -50,6 +50,7 @@ from sparkdl.driver.feeds.state import (
     Request,
     Requested,
     Send,
+    ShowEpochs,
     StartJob,
     State,
     StreamStopped,
@@ -284,6 +285,9 @@ class FeedRunner:
             case KeepProblem(error):
                 _log.error("Feed %r could not be fed again: %s", name, error)
                 self._problem = self._problem or error
+            case ShowEpochs():
+                with self._controller.changed:
+                    self._controller.view.epochs.append((name, action))
             case Warn(text):
                 _log.warning("%s", text)
 

@@ -491,7 +491,22 @@ class Warn:
     text: str
 
 
-Action = Send | StartJob | CancelJob | FetchLines | Answer | KeepProblem | Warn
+@dataclass(frozen=True)
+class ShowEpochs:
+    """Show how epochs have come to the nodes: the first by `way`, those after it from their logs.
+
+    Attributes:
+        way: `feeders` of partitions, or `files` that the nodes have read.
+        rows: of each epoch.
+    """
+
+    first: int
+    last: int
+    way: str
+    rows: int
+
+
+Action = Send | StartJob | CancelJob | FetchLines | Answer | KeepProblem | Warn | ShowEpochs
 S = TypeVar("S", bound=State)
 R = TypeVar("R", bound=Running)
 W = TypeVar("W", Delivering, Reading)

@@ -76,6 +76,7 @@ from sparkdl.driver.feeds.state import (
     Run,
     S,
     Send,
+    ShowEpochs,
     StartJob,
     State,
     Step,
@@ -534,6 +535,8 @@ def _look_cutting(
     waits = is_rest and not all(rows.values())
     for epoch in range(run.epoch, stop + 1):
         said.append(_mark(run, epoch, rows, again=epoch < stop, goes_on=waits))
+    way = "files" if isinstance(run.call.request.data, ParquetSource) else "feeders"
+    said.append(ShowEpochs(run.epoch, stop, way, sum(rows.values())))
     epochs = stop + 1 - run.epoch
     # Of nodes that are gone, what they were brought counts; they will not say how much they have.
     had = {n: brought for n, brought in state.brought.items() if n not in rows}

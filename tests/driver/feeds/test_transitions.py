@@ -60,6 +60,7 @@ from sparkdl.driver.feeds.state import (
     Reading,
     Requested,
     Send,
+    ShowEpochs,
     StartJob,
     State,
     Stream,
@@ -147,7 +148,10 @@ def test_a_call_of_one_epoch_from_the_first_word_to_the_report() -> None:
     assert play.seen({"epoch_rows": 5}, {"epoch_rows": 4}) == [sent(Granted("input", 0, 4))]
     assert play.after(JobEnded(1, fed(5, 5))) == [sent(FeedCut("input", 0))]
     counted = [{"cut": 0, "cut_rows": 5, "epoch": 1, "epoch_rows": 0, "rows_received": 5}] * 2
-    assert play.seen(*counted) == [sent(EpochEnd("input", 0, {0: 5, 1: 5}))]
+    assert play.seen(*counted) == [
+        sent(EpochEnd("input", 0, {0: 5, 1: 5})),
+        ShowEpochs(0, 0, "feeders", 10),
+    ]
     assert isinstance(play.state, Reading)
     assert play.seen({"rows_consumed": 5}) == []
     (answer,) = play.seen({}, {"rows_consumed": 5})
@@ -182,6 +186,7 @@ def test_epochs_that_all_nodes_hold_are_read_again_without_another_job() -> None
         sent(EpochEnd("input", 0, {0: 2, 1: 2}, again=True)),
         sent(EpochEnd("input", 1, {0: 2, 1: 2}, again=True)),
         sent(EpochEnd("input", 2, {0: 2, 1: 2})),
+        ShowEpochs(0, 2, "feeders", 4),
     ]
     play.seen({"epochs_done": 3, "rows_consumed": 6})
     (answer,) = play.seen({}, {"rows_consumed": 6})
@@ -360,7 +365,7 @@ def test_stream_is_one_iteration_that_ends_with_an_epoch_of_no_rows() -> None:
     begin, _start = play.asked(is_micro_batch=True)
     assert begin == sent(FeedBegin("input", 0, 1)), "the epoch behind it may end the stream"
     play.after(JobEnded(1, fed(1, 0)))
-    end, answer = play.seen({"cut": 0, "cut_rows": 1}, {"cut": 0})
+    end, _shown, answer = play.seen({"cut": 0, "cut_rows": 1}, {"cut": 0})
     assert end == sent(EpochEnd("input", 0, {0: 1, 1: 0}, goes_on=True))
     assert isinstance(answer, Answer), "nobody waits while a node has had no row"
     assert math.isinf(play.state.deadline_s)
