@@ -6,18 +6,21 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 import sparkdl
 from sparkdl.driver.dashboard import end_dashboard
 from tests.doubles.nodes import launch, processes
+from tests.doubles.sessions import free_port, wait_for_server
 
 pytest.importorskip("bokeh")
 playwright = pytest.importorskip("playwright.sync_api")
@@ -60,6 +63,11 @@ def look_at(page: Any, name: str) -> None:
     page.wait_for_selector("[role=status]", timeout=WAIT_MS)
 
 
+def note_errors(page: Any, problems: list[str]) -> None:
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda said: problems.extend([said.text] * (said.type == "error")))
+
+
 def check_on_a_phone_in_the_dark(browser: Any, url: str) -> None:
     context = browser.new_context(
         viewport={"width": 390, "height": 800}, color_scheme="dark", is_mobile=True
@@ -76,11 +84,10 @@ def check_on_a_phone_in_the_dark(browser: Any, url: str) -> None:
 
 @pytest.mark.timeout(120)
 def test_pages_show_a_training_whose_node_is_killed(browser: Any, tmp_path: Path) -> None:
-    done, problems = tmp_path / "done", []
+    done, problems = tmp_path / "done", list[str]()
     with launch(train, str(done), 2, dashboard=True, max_restarts=1, spare=False) as cluster:
         page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("console", lambda said: problems.extend([said.text] * (said.type == "error")))
+        note_errors(page, problems)
         page.goto(cluster.dashboard_url)
         cluster.feed([(float(n),) for n in range(800)], epochs=EPOCHS)
         for name in PAGES:
@@ -109,4 +116,64 @@ def test_pages_show_a_training_whose_node_is_killed(browser: Any, tmp_path: Path
         done.touch()
     page.wait_for_selector("[role=status]:has-text('stopped')", timeout=WAIT_MS)
     assert page.title() == "Overview · sparkdl"
+    assert not problems
+
+
+NGINX = """
+daemon off; pid {folder}/pid; error_log {folder}/errors; worker_processes 1;
+events {{}}
+http {{
+  access_log off;
+  client_body_temp_path {folder}; proxy_temp_path {folder}; fastcgi_temp_path {folder};
+  uwsgi_temp_path {folder}; scgi_temp_path {folder};
+  map $http_upgrade $connection_upgrade {{ default upgrade; '' close; }}
+  server {{
+    listen 127.0.0.1:{port};
+    proxy_http_version 1.1;
+    proxy_set_header Upgrade $http_upgrade;
+    proxy_set_header Connection $connection_upgrade;
+    location {prefix}/ {{ proxy_pass http://127.0.0.1:{behind}; }}
+    location /taken/away/ {{ proxy_pass http://127.0.0.1:{behind}{prefix}/; }}
+  }}
+}}
+"""
+"""With the path as it comes, and without its first part, as jupyter-server-proxy has it."""
+
+
+@contextmanager
+def proxy(folder: Path, url: str, prefix: str) -> Iterator[str]:
+    """Have a reverse proxy before the dashboard, and return its address."""
+    port, behind = free_port(), urlsplit(url).port
+    config = folder / "nginx.conf"
+    config.write_text(NGINX.format(folder=folder, port=port, behind=behind, prefix=prefix))
+    with subprocess.Popen([str(shutil.which("nginx")), "-c", str(config)]) as nginx:
+        try:
+            wait_for_server(port)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            nginx.terminate()
+
+
+@pytest.mark.deep
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="there is no nginx")
+def test_pages_work_behind_a_reverse_proxy_under_any_path(
+    browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix, done, problems = "/team/dashboard", tmp_path / "done", list[str]()
+    monkeypatch.setenv("SPARKDL_DASHBOARD_PREFIX", prefix)
+    with launch(train, str(done), 2, dashboard=True) as cluster:
+        url = str(cluster.dashboard_url)
+        assert urlsplit(url).path == f"{prefix}/"
+        cluster.feed([(float(n),) for n in range(800)], epochs=EPOCHS)
+        with proxy(tmp_path, url, prefix) as front:
+            for path in (prefix, "/taken/away"):
+                page = browser.new_context().new_page()
+                note_errors(page, problems)
+                page.goto(f"{front}{path}/?{urlsplit(url).query}")
+                for name in PAGES:
+                    look_at(page, name)
+                    assert urlsplit(page.url).path == f"{path}/{name}"
+                look_at(page, "feed")
+                page.wait_for_selector("td:text-is('2,400')", timeout=WAIT_MS)
+        done.touch()
     assert not problems

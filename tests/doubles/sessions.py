@@ -158,12 +158,12 @@ class SparkSessions:
         return home
 
     def _start_standalone(self, workers: int = 2, cores: int = 3) -> str:
-        port = _free_port()
+        port = free_port()
         url = f"spark://127.0.0.1:{port}"
         deploy = "org.apache.spark.deploy"
         common = ["--host", "127.0.0.1", "--webui-port", "0"]
         self._start_daemon("master", f"{deploy}.master.Master", *common, "--port", str(port))
-        _wait_for_server(port)  # a worker that finds no master tries again only after many seconds
+        wait_for_server(port)  # a worker that finds no master tries again only after many seconds
         size = ["--cores", str(cores), "--memory", "2g"]
         gpu = "-Dspark.worker.resource.gpu"
         script = self.discovery_script(GPUS_PER_WORKER)
@@ -265,17 +265,17 @@ def _wait_for_executors(session: SparkSession, count: int) -> None:
         never.wait(_POLL_S)
 
 
-def _wait_for_server(port: int) -> None:
+def wait_for_server(port: int) -> None:
     never = threading.Event()
     end_s = time.monotonic() + _STARTED_S
     while time.monotonic() < end_s:
         with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
             return
         never.wait(_POLL_S)
-    raise TimeoutError(f"no Spark master on port {port} after {_STARTED_S} s; see its log")
+    raise TimeoutError(f"nobody listens on port {port} after {_STARTED_S} s; see its log")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port
