@@ -55,6 +55,8 @@ _LOOK_S = 2.0
 """A log that is looked at is fetched this often."""
 _PHASES = {
     "starting": "#8d99ab",
+    "gathering": "#b3a2d6",
+    "preparing": "#7d5fc2",
     "in map_fun": "#3b8eea",
     "returned": "#2fa36b",
     "failed": "#d9484f",

@@ -167,7 +167,11 @@ def _counts(world: World, view: View) -> str:
 
 
 def node_state(view: View, node_id: int) -> str:
-    """Return what a node does, in a word or two."""
+    """Return what a node does, in a word or two.
+
+    It is `starting` while it has no agent, `gathering` until all nodes have one, and `preparing`
+    while its child imports and connects to the others.
+    """
     state = before_stop(view.state)
     if any(failure.node_id == node_id for failure in getattr(state, "failures", ())):
         return "failed"
@@ -176,9 +180,9 @@ def node_state(view: View, node_id: int) -> str:
     if node_id in getattr(state, "returned", {}):
         return "returned"
     if isinstance(state, Running) and state is view.state:
-        return "in map_fun" if node_id in state.in_map_fun else "starting"
+        return "in map_fun" if node_id in state.in_map_fun else "preparing"
     if isinstance(view.state, Gathering):
-        return "starting"
+        return "gathering" if node_id in view.state.roster.agents else "starting"
     return "stopped" if isinstance(view.state, (Finished, Failed, Stopped)) else "stopping"
 
 

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 import pytest
 
-from sparkdl.control.messages import ChildReturned, FeedCount, NodeActive
+from sparkdl.control.messages import ChildReturned, FeedCount, Hello, NodeActive
 from sparkdl.control.rows import CallShape
 from sparkdl.core.errors import LaunchError
 from sparkdl.core.failure import Failure
@@ -29,8 +29,8 @@ from sparkdl.driver import show
 from sparkdl.driver.controller import View
 from sparkdl.driver.feeds.coverage import Call, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport
-from sparkdl.driver.lifecycle.roster import Roster
-from sparkdl.driver.lifecycle.state import Failed, Finished, Running, Stopped, Stopping
+from sparkdl.driver.lifecycle.roster import Agent, Roster, Seats
+from sparkdl.driver.lifecycle.state import Failed, Finished, Gathering, Running, Stopped, Stopping
 from sparkdl.driver.show import FeedBar, as_html, node_state, print_beside
 from tests.doubles.screen import on_screen
 
@@ -39,13 +39,15 @@ WORLD = build_world(0, {node: Address("10.0.0.1", 1, "") for node in SPEC.nodes}
 RUNNING = Running(Roster(SPEC), WORLD, frozenset({0, 1}))
 FAILURE = Failure("worker:0", "exception", "<b>no</b>", 0.0, node_id=1, rank=0, host="10.0.0.1")
 RETURNED = {1: ChildReturned(0, b"")}
+SEATS = Seats({1: Agent(Hello(1, 0, "agent", "10.0.0.1", 1, "", "3.11", "task"))})
 
 
 @pytest.mark.parametrize(
     ("state", "words"),
     [
-        (RUNNING, ["in map_fun", "in map_fun", "starting"]),
-        (replace(RUNNING, returned=RETURNED), ["in map_fun", "returned", "starting"]),
+        (RUNNING, ["in map_fun", "in map_fun", "preparing"]),
+        (Gathering(Roster(SPEC, SEATS), 0, 0.0), ["starting", "gathering", "starting"]),
+        (replace(RUNNING, returned=RETURNED), ["in map_fun", "returned", "preparing"]),
         (Finished(Roster(SPEC), WORLD, RETURNED), ["stopped", "returned", "stopped"]),
         (Failed(Roster(SPEC), (FAILURE,)), ["stopped", "failed", "stopped"]),
         (Stopping(Roster(SPEC), RUNNING, 0.0), ["stopping"] * 3),
