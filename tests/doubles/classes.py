@@ -10,6 +10,7 @@ Runs in: a process of its own, see the Makefile
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.doubles import sessions
-from tests.doubles.sessions import SparkSessions
+from tests.doubles.sessions import SparkSessions, make_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,11 +45,17 @@ def use(spark: SparkSession, folder: str) -> None:
 
 
 def write(path: Path) -> None:
-    """Run a session in a JVM that writes the archive at its end: driver and tasks are in it."""
+    """Run a session in a JVM that writes the archive at its end: driver and tasks are in it.
+
+    Spark's home of that session stays beside it: a JVM takes an archive only while the class path
+    with which it was written is still there. Its own may be links to the same files.
+    """
     from pyspark import SparkContext
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_suffix(".new")
+    new, home = path.with_suffix(".new"), path.with_suffix(".home")
+    shutil.rmtree(home, ignore_errors=True)
+    os.environ["SPARK_HOME"] = str(make_home(home))
     java = f"{_OPTIONS} -XX:ArchiveClassesAtExit={new} -Xlog:disable"
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"--driver-java-options '{java}' pyspark-shell"
     with tempfile.TemporaryDirectory() as folder:

@@ -70,7 +70,7 @@ class SparkSessions:
             return self._session
         self.stop()
         if "SPARK_HOME" not in os.environ:
-            os.environ["SPARK_HOME"] = str(self._home())
+            os.environ["SPARK_HOME"] = str(make_home(self._folder / "home"))
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
         url, special = master, {}
         if master == STANDALONE:
@@ -147,23 +147,14 @@ class SparkSessions:
             "spark.port.maxRetries": "64",
         }
 
-    def _home(self) -> Path:
-        import pyspark
-
-        home = self._folder / "home"
-        home.mkdir()
-        for entry in Path(pyspark.__file__).parent.iterdir():
-            if entry.name not in ("work", "logs"):
-                (home / entry.name).symlink_to(entry)
-        return home
-
     def _start_standalone(self, workers: int = 2, cores: int = 3) -> str:
         port = free_port()
         url = f"spark://127.0.0.1:{port}"
         deploy = "org.apache.spark.deploy"
         common = ["--host", "127.0.0.1", "--webui-port", "0"]
         self._start_daemon("master", f"{deploy}.master.Master", *common, "--port", str(port))
-        wait_for_server(port)  # a worker that finds no master tries again only after many seconds
+        # Who finds a port and no master behind it yet tries again only after many seconds.
+        _wait_for_line(self._folder / "master.log", "New state: ALIVE")
         size = ["--cores", str(cores), "--memory", "2g"]
         gpu = "-Dspark.worker.resource.gpu"
         script = self.discovery_script(GPUS_PER_WORKER)
@@ -179,7 +170,7 @@ class SparkSessions:
         home = Path(os.environ["SPARK_HOME"])
         common = {"SPARK_DAEMON_MEMORY": "256m", "SPARK_LOCAL_IP": "127.0.0.1"}
         environment = os.environ | common | more
-        log = self._daemons.enter_context((self._folder / f"{name}.log").open("ab"))
+        log = self._daemons.enter_context((self._folder / f"{name}.log").open("wb"))
         daemon = subprocess.Popen(
             [str(home / "bin" / "spark-class"), *arguments],
             stdin=subprocess.DEVNULL,
@@ -188,6 +179,17 @@ class SparkSessions:
             env=environment,
         )
         self._daemons.callback(_end, daemon)
+
+
+def make_home(home: Path) -> Path:
+    """Make a home for Spark of links to the one that was installed, and return it."""
+    import pyspark
+
+    home.mkdir()
+    for entry in Path(pyspark.__file__).parent.iterdir():
+        if entry.name not in ("work", "logs"):
+            (home / entry.name).symlink_to(entry)
+    return home
 
 
 def _start_callbacks(session: SparkSession) -> None:
@@ -273,6 +275,16 @@ def wait_for_server(port: int) -> None:
             return
         never.wait(_POLL_S)
     raise TimeoutError(f"nobody listens on port {port} after {_STARTED_S} s; see its log")
+
+
+def _wait_for_line(log: Path, text: str) -> None:
+    never = threading.Event()
+    end_s = time.monotonic() + _STARTED_S
+    while time.monotonic() < end_s:
+        if text in log.read_text(encoding="utf-8", errors="replace"):
+            return
+        never.wait(_POLL_S)
+    raise TimeoutError(f"no line with {text!r} in {log} after {_STARTED_S} s")
 
 
 def free_port() -> int:

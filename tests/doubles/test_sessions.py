@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,6 +13,10 @@ from tests.doubles.sessions import SparkSessions
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
+
+
+CLASSES = Path(__file__).parents[2] / "build" / "spark.jsa"
+MAPS = Path("/proc/self/maps")
 
 
 def where(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -33,6 +37,14 @@ def executors(spark: SparkSession, partitions: int) -> list[str]:
 def test_local_session_has_four_slots(spark_local: SparkSession) -> None:
     assert spark_local.sparkContext.defaultParallelism == 4
     assert len(executors(spark_local, 4)) == 4
+
+
+@pytest.mark.skipif(not CLASSES.exists() or not MAPS.exists(), reason="no archive of classes")
+def test_jvm_takes_its_classes_from_the_archive(spark_local: SparkSession) -> None:
+    """A JVM that cannot use it says nothing, and takes twice as long."""
+    gateway: Any = spark_local.sparkContext._gateway
+    maps = Path("/proc", str(gateway.proc.pid), "maps")
+    assert str(CLASSES) in maps.read_text(encoding="utf-8")
 
 
 def test_session_is_reused_for_the_same_master(
