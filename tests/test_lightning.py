@@ -239,7 +239,8 @@ def without_plugin(kind: str, ctx: NodeContext) -> None:
     pytorch_lightning.Trainer(**QUIET, **one, strategy="ddp").fit(model, DataLoader([1, 2]))
 
 
-@pytest.mark.parametrize("kind", ["fabric", pytest.param("trainer", marks=pytest.mark.deep)])
+@pytest.mark.deep
+@pytest.mark.parametrize("kind", ["fabric", "trainer"])
 def test_nodes_on_one_host_without_the_plugin_are_told_of_it(kind: str) -> None:
     hint = r"plugins=\[sparkdl\.lightning\.Environment\(\)\], devices=1"
     with (
