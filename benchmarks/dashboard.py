@@ -8,17 +8,29 @@ from __future__ import annotations
 
 import argparse
 import resource
+import shutil
+import threading
 import time
+from itertools import count
+
+import psutil
+from playwright.sync_api import sync_playwright
 
 from sparkdl.control.messages import FeedCount, NodeActive, NodeLoad
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
-from sparkdl.dashboard.events import Launched, event_of, line_of
+from sparkdl.dashboard.events import Changed, Launched, Place, event_of, line_of
 from sparkdl.dashboard.history import History
 from sparkdl.driver.controller import View
-from sparkdl.driver.dashboard import sampled
+from sparkdl.driver.dashboard import Dashboard, sampled
 from sparkdl.driver.lifecycle.roster import Roster
 from sparkdl.driver.lifecycle.state import Running
+
+PAGES = ("overview", "nodes", "feed", "timeline", "logs")
+LONG_TASKS = """() => { window.busy_ms = 0; new PerformanceObserver(list => {
+    for (const task of list.getEntries()) window.busy_ms += task.duration;
+}).observe({ type: "longtask" }) }"""
+"""Tasks of more than 50 ms, in which a page answers nobody: https://w3c.github.io/longtasks/"""
 
 
 def view_of(spec: ClusterSpec, step: int) -> View:
@@ -61,14 +73,72 @@ def measure(nodes: int, hours: float, samples: int) -> None:
     )
 
 
+def measure_page(nodes: int, seconds: float) -> None:
+    """Print a line for each page of a cluster of so many nodes, in a real browser.
+
+    Its samples come once a second, as those of a real cluster do.
+    """
+    spec = ClusterSpec("c", plan_nodes(nodes))
+    views = [view_of(spec, step) for step in range(10)]
+    shown = Dashboard("127.0.0.1", (0,), "")
+    process = psutil.Process(shown._process.pid)
+    start_s, ends = time.time(), threading.Event()
+    names = tuple(node.name for node in spec.nodes)
+    places = tuple(Place(n, n, f"h{n % 100}") for n in range(nodes))
+    shown.write(line_of(Launched("c", start_s, "plain", names, "spark")))
+    shown.write(line_of(Changed("c", start_s, "running", 0, places)))
+
+    def tell() -> None:
+        for turn in count():
+            shown.write(line_of(sampled(spec, time.time(), views[turn % 10])))
+            if ends.wait(1.0):
+                return
+
+    teller = threading.Thread(target=tell)
+    teller.start()
+    try:
+        with sync_playwright() as driver:
+            browser = driver.chromium.launch(
+                executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
+            )
+            page = browser.new_page(viewport={"width": 1280, "height": 900})
+            page.goto(shown.url)
+            for name in PAGES:
+                began_s = time.monotonic()
+                page.click(f"nav a[href^={name}]")
+                page.wait_for_selector("[role=status]")
+                took_s = time.monotonic() - began_s
+                page.evaluate(LONG_TASKS)
+                before_s = sum(process.cpu_times()[:2])
+                page.wait_for_timeout(seconds * 1000)
+                cpu = (sum(process.cpu_times()[:2]) - before_s) / seconds
+                busy = page.evaluate("window.busy_ms") / 1000 / seconds
+                print(
+                    f"{nodes:>6} nodes: {name} is shown after {took_s:.2f} s; then {cpu:.1%} of a "
+                    f"core for the dashboard; the page stands still for {busy:.1%} of the time",
+                    flush=True,
+                )
+            browser.close()
+    finally:
+        ends.set()
+        teller.join()
+        shown.close()
+
+
 def main() -> None:
     """Measure clusters of several sizes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", default="2,64,1000")
     parser.add_argument("--hours", type=float, default=24.0, help="simulated")
     parser.add_argument("--samples", type=int, default=200)
+    parser.add_argument(
+        "--browser", type=float, default=0.0, metavar="S", help="look at each page for S seconds"
+    )
     given = parser.parse_args()
     for nodes in map(int, given.nodes.split(",")):
+        if given.browser:
+            measure_page(nodes, given.browser)
+            continue
         measure(nodes, given.hours * min(1.0, 64 / nodes), given.samples)
 
 

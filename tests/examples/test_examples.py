@@ -136,7 +136,7 @@ ALL = (
     Example("horovod/elastic_digits.py", "torch", "goes on at step = 40", "--die-at=47"),
     Example("jax/digits.py", "jax", "at last < 1"),
     Example("jax/keras_digits.py", "jax", "training accuracy > 0.9", "--model-parallel"),
-    Example("meshes/jax_hybrid.py", "jax", "at last < 0.5", small="--data=1 --model=2"),
+    Example("meshes/jax_hybrid.py", "jax", "at last < 0.5"),
     Example("meshes/torch_tensor_parallel.py", "torch", "at last < 0.5"),
 )
 STARTED = [each for each in ALL if each is not TRAINS_FROM_RECORDS]

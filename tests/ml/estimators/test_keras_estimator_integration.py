@@ -213,7 +213,8 @@ def test_estimators_are_saved_and_loaded(spark_ml: SparkSession, tmp_path: Path)
     assert KerasEstimator.load(str(tmp_path / "function"))._made().input_shape == (None, FEATURES)
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.deep)])
+@pytest.mark.deep  # by default tests/frameworks/test_keras_checkpoint_integration.py does
+@pytest.mark.parametrize("workers", [1, 2])
 def test_fit_goes_on_at_its_last_checkpoint_when_a_worker_is_killed(
     spark_ml: SparkSession, tmp_path: Path, workers: int
 ) -> None:
