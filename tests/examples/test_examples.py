@@ -108,8 +108,6 @@ ALL = (
         "tensorflow",
         "accuracy over the stream > 0.6",
         "--once",
-        # The JVM of all tests is in another folder.
-        small="--once --nodes=1 --data={out}/stream --checkpoint={out}/checkpoint",
         leaves={"out/stream.keras": 1},
     ),
     Example(

@@ -33,6 +33,7 @@ def kill_worker(agent: psutil.Process) -> None:
     spark.executor.kill()
 
 
+@pytest.mark.deep  # of an executor alone tests/driver/executors/test_restart_integration.py does
 def test_killed_spark_worker_loses_no_row(
     spark_standalone: SparkSession, spark_sessions: SparkSessions, tmp_path: Path
 ) -> None:

@@ -97,6 +97,7 @@ def test_runs_are_there_all_at_once_and_their_values_come_back(
     assert "What run 1 returned is lost" in caplog.text
 
 
+@pytest.mark.deep
 def test_more_runs_than_slots_need_all_at_once_or_come_one_after_the_other(
     spark_cluster: SparkSession, tmp_path: Path
 ) -> None:

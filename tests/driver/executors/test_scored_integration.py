@@ -165,6 +165,7 @@ def test_too_few_results_are_an_error(spark_local: SparkSession) -> None:
         cluster.infer(spark_local.range(20, numPartitions=1), schema="p long").collect()
 
 
+@pytest.mark.deep  # with one process a host tests/ml/test_scorer_integration.py does
 def test_task_that_spark_repeats_is_answered_again_from_its_start(
     spark_cluster: SparkSession, tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ from tests.doubles.nodes import SOON_S, launch
 
 TAILS: tuple[Tail, ...] = ("short", "pad", "drop", "carry")
 STILL_S = 1.0
+DEEP = pytest.mark.deep
 """After which a feed that stands still times out."""
 SIZES = {
     "skewed": (1, 1000, 0),
@@ -51,7 +52,9 @@ def steps_of(results: list[Any]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("tail", TAILS)
-@pytest.mark.parametrize("sizes", ["skewed", pytest.param("one", marks=pytest.mark.deep), "many"])
+@pytest.mark.parametrize(
+    "sizes", ["skewed", *(pytest.param(n, marks=DEEP) for n in ("one", "many"))]
+)
 @whatever_the_budget
 def test_nodes_that_meet_at_every_step_use_each_row_once_an_epoch(
     nodes: Lab, feed: str, tail: Tail, sizes: str

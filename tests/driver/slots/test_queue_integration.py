@@ -27,7 +27,7 @@ def fail(_args: Any, ctx: Any) -> None:
     raise ValueError("a bad row")
 
 
-@pytest.mark.parametrize("ends", ["failed", "finished"])
+@pytest.mark.parametrize("ends", ["failed", pytest.param("finished", marks=pytest.mark.deep)])
 def test_next_launch_gets_the_slots_of_a_cluster_that_has_ended_and_was_not_shut_down(
     spark_local: SparkSession,
     caplog: pytest.LogCaptureFixture,
