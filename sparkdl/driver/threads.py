@@ -94,11 +94,15 @@ class Outcome(Future[T]):
         return super().result(None if self.wait(timeout) else 0.0)
 
 
-def begin(job: Callable[[], T], name: str, thread: Thread) -> Outcome[T]:
+def _daemon(run: Callable[[], None], name: str) -> threading.Thread:
+    return threading.Thread(target=run, name=name, daemon=True)
+
+
+def begin(job: Callable[[], T], name: str, thread: Thread = _daemon) -> Outcome[T]:
     """Start `job` in a thread. An interrupt ends the wait for its result, not the job.
 
     Args:
-        thread: makes the thread of a target and a name, as `Executor.thread` does.
+        thread: makes the thread of a target and a name; `Executor.thread` does for jobs of Spark.
     """
     outcome: Outcome[T] = Outcome()
     thread(partial(outcome.of, job), name).start()

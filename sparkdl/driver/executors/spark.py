@@ -323,7 +323,8 @@ class SparkExecutor:
         if isinstance(data, RDD):
             return ResultRdd.of(data.mapPartitions(InferRdd(spec)), self._explain, self._group)
         if _is_dataframe(data):
-            answers = encoded(data, spec).rdd.flatMap(_decode_row)
+            with named_jobs(self._spark, self._group, "scoring"):  # a shuffle is a job of its own
+                answers = encoded(data, spec).rdd.flatMap(_decode_row)
             return ResultRdd.of(answers, self._explain, self._group)
         raise ConfigError(f"inference takes a DataFrame or an RDD, not {type(data).__name__}")
 

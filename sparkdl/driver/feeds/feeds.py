@@ -389,8 +389,9 @@ class Feeds:
         Raises:
             ConfigError: if files cannot be read, see `list_files`, or not by `reader`.
         """
-        job = partial(listed, request.data, self._spec)
-        files, frame = begin(job, f"sparkdl-files-{name}", self._executor.thread).result(), None
+        files, frame = request.data, None
+        if parquet_paths(files) is not None:
+            files = begin(partial(listed, files, self._spec), f"sparkdl-files-{name}").result()
         if isinstance(files, ParquetSource):
             if request.reader == "spark":
                 raise ConfigError(

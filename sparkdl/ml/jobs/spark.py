@@ -101,9 +101,10 @@ class Jobs:
             _check_type(column.name, data.schema[column.name].dataType)
         data = data.select(*(column_of(column.name) for column in columns))
         store = Store(self.name, role, tuple(columns))
-        again = data.mapInArrow(store, STORED_SCHEMA).rdd
-        if partitions is not None and again.getNumPartitions() != partitions:
-            again = data.repartition(partitions).mapInArrow(store, STORED_SCHEMA).rdd
+        with self._named(f"keep {role} rows"):  # a shuffle of the DataFrame is a job of its own
+            again = data.mapInArrow(store, STORED_SCHEMA).rdd
+            if partitions is not None and again.getNumPartitions() != partitions:
+                again = data.repartition(partitions).mapInArrow(store, STORED_SCHEMA).rdd
         kept: RDD[Any] = again.mapPartitions(lambda rows: rows).persist(
             StorageLevel.MEMORY_AND_DISK
         )

@@ -127,10 +127,10 @@ def test_the_same_call_goes_on_at_its_checkpoint_and_another_does_not(
             fit_in_jobs(data, model_fn, loss_fn, adam, **options)
     (folder,) = tmp_path.iterdir()
     steps = num_steps(SIZES, BATCH * len(SIZES))
+    before = len(jobs_of(data.sparkSession))
     other = fit_in_jobs(data.limit(20), model_fn, loss_fn, adam, num_partitions=1, **options)
     assert other.iterations == 2 * num_steps([20], BATCH)
     assert list(tmp_path.iterdir()) == [folder]  # its own is gone, and that of the first is not
-    before = len(jobs_of(data.sparkSession))
     second = fit_in_jobs(data, model_fn, loss_fn, adam, **options)
     jobs = jobs_of(data.sparkSession)
     told = {job.description.partition(": ")[2] for job in jobs[: len(jobs) - before]}
