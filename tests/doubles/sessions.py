@@ -77,7 +77,7 @@ class SparkSessions:
             url, special = self._start_standalone(), {"spark.executor.resource.gpu.amount": "1"}
         elif master == ML:
             url, special = LOCAL, {"spark.python.daemon.module": "sparkdl.ml.daemon"}
-            special["spark.executorEnv.SPARKDL_PRELOAD"] = "tensorflow,torch"
+            special["spark.executorEnv.SPARKDL_PRELOAD"] = "tensorflow,torch,torch._dynamo"
         self._extra = {**special, **(extra or {})}
         self._session = self._build(url)
         self._master = master if extra is None else None

@@ -157,10 +157,6 @@ def cases(examples: Iterable[Example]) -> list[Any]:
     ]
 
 
-def small(starter: str) -> list[Any]:
-    return cases(each for each in STARTED if each.small is not None and each.starter == starter)
-
-
 @pytest.fixture
 def here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -221,15 +217,10 @@ def prove(example: Example, run: Run, folder: Path, *, is_small: bool = False) -
     assert left == example.leaves
 
 
-@pytest.mark.parametrize("example", small("spark-submit"))
+@pytest.mark.parametrize("example", cases(each for each in STARTED if each.small is not None))
 def test_example_on_spark(
     example: Example, here: Run, tmp_path: Path, spark_local: SparkSession
 ) -> None:
-    prove(example, here, tmp_path, is_small=True)
-
-
-@pytest.mark.parametrize("example", small("python"))
-def test_example_without_spark(example: Example, here: Run, tmp_path: Path) -> None:
     prove(example, here, tmp_path, is_small=True)
 
 

@@ -38,6 +38,7 @@ def run_program(
     return run
 
 
+@pytest.mark.deep  # the demo learns them from Spark by default
 def test_digits_are_learnt_from_spark_exported_and_told(
     run_program: RunProgram, tmp_path: Path
 ) -> None:

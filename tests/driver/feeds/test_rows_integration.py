@@ -56,7 +56,7 @@ def train(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
         ({"tail": "pad", "shuffle": 50}, "rows"),
         pytest.param({"tail": "carry"}, "rows", marks=pytest.mark.deep),
         pytest.param({"tail": "pad", "shuffle": True}, "files", marks=pytest.mark.deep),
-        ({"tail": "pad", "shuffle": 30}, "own files"),
+        pytest.param({"tail": "pad", "shuffle": 30}, "own files", marks=pytest.mark.deep),
     ],
     ids=["in order", "mixed", "carried", "files", "own files"],
 )

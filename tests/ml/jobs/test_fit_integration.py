@@ -27,15 +27,19 @@ X = RNG.normal(size=(sum(SIZES), 4)).astype(np.float32)
 Y = np.sin(X @ np.arange(4, dtype=np.float32)) + X[:, 0]
 
 
-@pytest.fixture
-def data(spark_cluster: SparkSession) -> DataFrame:
+def data_of(spark: SparkSession) -> DataFrame:
     ends = np.cumsum((0, *SIZES))
     parts = [
         [([float(v) for v in X[row]], float(Y[row])) for row in range(ends[n], ends[n + 1])]
         for n in range(len(SIZES))
     ]
-    rows = spark_cluster.sparkContext.parallelize(parts, len(parts)).flatMap(lambda part: part)
-    return spark_cluster.createDataFrame(rows, "x array<float>, y float")
+    rows = spark.sparkContext.parallelize(parts, len(parts)).flatMap(lambda part: part)
+    return spark.createDataFrame(rows, "x array<float>, y float")
+
+
+@pytest.fixture
+def data(spark_ml: SparkSession) -> DataFrame:
+    return data_of(spark_ml)
 
 
 @pytest.fixture(autouse=True)
@@ -76,8 +80,9 @@ def same(model: Any, expected: list[Any]) -> bool:
 
 @pytest.mark.deep  # a training that goes on at its checkpoint equals one process as well
 def test_it_equals_one_process_also_when_a_worker_and_an_executor_are_killed(
-    data: DataFrame, tmp_path: Path
+    spark_cluster: SparkSession, tmp_path: Path
 ) -> None:
+    data = data_of(spark_cluster)
     options: Any = {"batch_size": BATCH, "shuffle": False, "validation": data}
     killed = fit_in_jobs(data, model_fn, loss_that_kills(str(tmp_path)), adam, epochs=2, **options)
     assert len(list(tmp_path.iterdir())) > 9  # both have been killed, and more was done after
@@ -88,7 +93,8 @@ def test_it_equals_one_process_also_when_a_worker_and_an_executor_are_killed(
 
 
 @pytest.mark.deep
-def test_gradients_that_travel_in_slices_give_the_same(data: DataFrame) -> None:
+def test_gradients_that_travel_in_slices_give_the_same(spark_cluster: SparkSession) -> None:
+    data = data_of(spark_cluster)
     options: Any = {"batch_size": BATCH, "shuffle": False, "validation": data}
     sliced = fit_in_jobs(
         data, model_fn, loss_fn, momentum, epochs=1, aggregation="slices", **options
