@@ -293,6 +293,7 @@ def test_trials_are_nested_in_the_run_of_their_search(
 
 
 @pytest.mark.usefixtures("tracked")
+@pytest.mark.deep
 def test_a_server_that_is_gone_or_never_answers_harms_no_training(
     choose: Choose, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -57,6 +57,9 @@ class Framework:
             FrameworkMissingError: if the framework is missing or unusable.
         """
 
+    def import_more(self) -> None:
+        """Import what the library imports at its first use, in a child that has nothing to do."""
+
     def gpus(self) -> list[str]:
         """Return the GPUs that the imported framework can compute on, in its own words."""
         return []

@@ -39,6 +39,14 @@ class Torch(Framework):
         """
         imported("torch", "PyTorch", "torch")
 
+    def import_more(self) -> None:
+        """Import what optimizers import at their first step, which takes as long as torch itself.
+
+        https://github.com/pytorch/pytorch/blob/v2.13.0/torch/_compile.py
+        """
+        with suppress(Exception):  # whatever it is, the optimizer will say so
+            import_module("torch._dynamo")
+
     def gpus(self) -> list[str]:
         """Return their names."""
         import torch

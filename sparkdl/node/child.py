@@ -24,6 +24,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def _run(arguments: ChildArguments, link: AgentLink) -> Returned | Raised:
         imported_us = trace.now_us()
         if jars:
             jars.finish()  # now: a spare may wait for long
-        start, port = link.wait_start(Deadline.after(None))
+        start, port = link.wait_start(Deadline.after(None), partial(_import_more, framework))
         if start.spec.is_traced:
             link.begin_trace(start.world.generation, len(start.spec.nodes))
             trace.add("launch", f"import {arguments.framework}", began_us, imported_us)
@@ -126,6 +127,12 @@ def _run(arguments: ChildArguments, link: AgentLink) -> Returned | Raised:
         return _raised(framework, start, "exit", stop, code, link.steps)
     except BaseException as error:  # noqa: BLE001 (whatever user code raises goes to the driver)
         return _raised(framework, start, kind, error, None, link.steps)
+
+
+def _import_more(framework: Framework) -> None:
+    with uncollected():
+        framework.import_more()
+    gc.freeze()
 
 
 def _preload(modules: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import psutil
@@ -73,6 +74,8 @@ T = TypeVar("T")
 _TRACE_S = 0.5
 """What a child does goes to the driver so often, if there is a timeline; more seldom of many nodes.
 """
+_IDLE_S = 2.0
+"""A child that has waited so long for its world is a spare, or others take longer to come up."""
 
 
 class AgentLink:
@@ -104,17 +107,25 @@ class AgentLink:
         self._thread = threading.Thread(target=self._receive, name="sparkdl-link", daemon=True)
         self._thread.start()
 
-    def wait_start(self, deadline: Deadline) -> tuple[Start, socket.socket]:
+    def wait_start(
+        self, deadline: Deadline, when_idle: Callable[[], None] = lambda: None
+    ) -> tuple[Start, socket.socket]:
         """Wait for the world; return it, and the socket that holds this node's port.
+
+        Args:
+            when_idle: called once if it does not come soon, as for a spare.
 
         Raises:
             FeedClosedError: if the agent went away or nothing came in time.
             ConfigError: if this process may not have so many descriptors.
         """
-        try:
-            start = self._starts.get(timeout=deadline.wait_s)
-        except queue.Empty:
-            start = None
+        start = None
+        with suppress(queue.Empty):
+            try:
+                start = self._starts.get(timeout=min(_IDLE_S, deadline.remaining_s))
+            except queue.Empty:
+                when_idle()
+                start = self._starts.get(timeout=deadline.wait_s)
         if start is None:
             raise FeedClosedError("the agent of this node went away before the world began")
         message, fd = start

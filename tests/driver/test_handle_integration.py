@@ -153,10 +153,12 @@ def test_root_cause_comes_first_with_all_that_is_known_of_it(
         pytest.param(
             *("sys.exit", "exit", 5, None, "ended with exit code 5"), marks=pytest.mark.deep
         ),
-        ("segfault", "signal", None, signal.SIGSEGV, "was killed by SIGSEGV"),
-        pytest.param(
-            *("SIGKILL", "signal", None, signal.SIGKILL, "was killed by SIGKILL"),
-            marks=pytest.mark.deep,
+        *(
+            pytest.param(
+                *(name, "signal", None, number, f"was killed by {number.name}"),
+                marks=pytest.mark.deep,
+            )
+            for name, number in (("segfault", signal.SIGSEGV), ("SIGKILL", signal.SIGKILL))
         ),
         ("agent", "lost", None, None, "was lost"),
     ],

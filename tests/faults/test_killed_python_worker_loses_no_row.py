@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 import sparkdl
 from sparkdl.core.deadline import Deadline
 from tests.doubles.ledger import Plan, lost_and_doubled, slowly, train
@@ -18,6 +20,7 @@ ROWS = 2 * 8 * 20
 BACK_S = 90.0
 
 
+@pytest.mark.deep  # of an executor tests/driver/executors/test_restart_integration.py does
 def test_killed_python_worker_loses_no_row(spark_standalone: SparkSession, tmp_path: Path) -> None:
     """First those that feed; then, which takes a node along, the one of a node's task."""
     rows = spark_standalone.range(ROWS, numPartitions=3).withColumnRenamed("id", "row")

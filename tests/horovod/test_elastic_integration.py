@@ -120,6 +120,7 @@ def place(greeting: str, who: str) -> tuple[Any, ...]:
     return hvd.rank(), hvd.size(), os.environ["PLACE"], state.value, local, lambda: hvd.rank
 
 
+@pytest.mark.deep
 def test_run_returns_what_all_processes_returned(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -112,7 +112,8 @@ def test_fit_in_jobs_trains_as_one_process_and_scores(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Spark's pool
-@pytest.mark.parametrize("mode", ["jobs", pytest.param("nodes", marks=pytest.mark.deep)])
+@pytest.mark.deep
+@pytest.mark.parametrize("mode", ["jobs", "nodes"])
 def test_spark_tunes_a_regression(spark_ml: SparkSession, mode: str) -> None:
     import keras
 

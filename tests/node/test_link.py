@@ -40,6 +40,7 @@ from sparkdl.feed.adapters.tfos import DataFeed
 from sparkdl.feed.reader.batches import EpochBatches
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.store.segment import write_segment
+from sparkdl.node import link
 from sparkdl.node.link import AgentLink
 from tests.doubles.feeds import SOON_S, Running, numbers
 
@@ -112,6 +113,22 @@ def test_world_is_waited_for() -> None:
         waiting = Running(ends.begun)
         ends.send(start())
         assert waiting.result() == start()
+
+
+def test_who_waits_long_for_the_world_uses_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = list[str]()
+    with linked() as ends:
+        ends.send(start())
+        ends.link.wait_start(Deadline.after(SOON_S), lambda: used.append("at once"))[1].close()
+    monkeypatch.setattr(link, "_IDLE_S", 0.01)
+
+    def send_late() -> None:
+        used.append("late")
+        ends.send(start())
+
+    with linked() as ends:
+        ends.link.wait_start(Deadline.after(SOON_S), send_late)[1].close()
+    assert used == ["late"]
 
 
 def test_world_that_does_not_come_in_time_is_an_error() -> None:

@@ -64,6 +64,7 @@ def test_stream_ends_when_a_node_has_had_enough(ssc: Any) -> None:
     assert ssc.sparkContext.parallelize([1]).collect() == [1], "the context stays"
 
 
+@pytest.mark.deep
 def test_stream_ends_when_a_client_asks_and_all_rows_until_then_are_read(
     ssc: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -304,7 +304,7 @@ def test_evaluator_is_fed_beside_the_workers() -> None:
         assert cluster.results(SOON_S)[0] == [100, sum(range(100))]
 
 
-@pytest.mark.parametrize("tail", ["short", "drop"])
+@pytest.mark.parametrize("tail", ["short", pytest.param("drop", marks=DEEP)])
 @pytest.mark.parametrize("sizes", ["skewed", "one", "many"])
 def test_nodes_are_level_though_no_feeder_reaches_all_of_them(
     trio: Lab, feed: str, tail: Tail, sizes: str, monkeypatch: pytest.MonkeyPatch
