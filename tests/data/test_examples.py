@@ -259,8 +259,9 @@ def test_damaged_records_are_read_as_protobuf_reads_them_or_refused(
         return
     try:
         (row,) = read([bytes(damaged)])
-    except RecordError:
-        assert not all(fits(found.get(name), name) for name in SCHEMA.names)
+    except RecordError as error:  # to protobuf a SequenceExample has no column
+        is_other = "the record is a SequenceExample" in str(error)
+        assert is_other or not all(fits(found.get(name), name) for name in SCHEMA.names)
         return
     for name, value in row.items():
         feature = found.get(name)
