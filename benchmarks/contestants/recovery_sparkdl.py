@@ -10,17 +10,36 @@ from harness import claim_stdout, session, write
 from recovering import arrive, executor_of, kill, options_of_kills, prepare, return_s, step, victim
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import SparkSession
 
 ROWS = 1 << 20
 BATCH = 32
 
 
-def map_fun(folder: str, ctx: Any) -> None:
+def map_fun(args: argparse.Namespace, ctx: Any) -> None:
     """Be the user's function on a node."""
-    here = arrive(folder, ctx.restarts)
+    here = arrive(args.folder, ctx.restarts)
+    train = torch_training() if args.framework == "torch" else lambda: None
     for number, _batch in enumerate(ctx.batches(BATCH)):
+        train()
         step(here, number)
+
+
+def torch_training() -> Callable[[], None]:
+    """Return a step of an optimizer of PyTorch, which imports more at the first."""
+    import torch
+
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def train() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(BATCH, 1)).sum().backward()
+        optimizer.step()
+
+    return train
 
 
 def recover(spark: SparkSession, parsed: argparse.Namespace) -> dict[str, Any]:
@@ -34,7 +53,7 @@ def recover(spark: SparkSession, parsed: argparse.Namespace) -> dict[str, Any]:
         cluster = sparkdl.launch(
             spark,
             map_fun,
-            folder,
+            argparse.Namespace(folder=folder, framework=parsed.framework),
             2,
             framework=parsed.framework,
             max_restarts=1,
