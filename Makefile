@@ -71,7 +71,7 @@ build/spark.jsa: $(VENV)/.installed tests/doubles/classes.py tests/doubles/sessi
 	@$(with_java) $(bin)/python -m tests.doubles.classes $@ >/dev/null 2>&1 || true  # tests do without
 
 browser: setup
-	@sh scripts/chromium.sh >/dev/null
+	@$(bin)/python -m scripts.chromium >/dev/null
 
 test: setup  ## run the tests that this machine can run, except for the deep ones
 	@$(with_java) $(pytest) $(ARGS)
@@ -94,7 +94,7 @@ soak: setup  ## have random faults happen to trainings for MINUTES (1), by SEED;
 	@PYTHONPATH="$(CURDIR)" MINUTES="$(MINUTES)" SEED="$(SEED)" $(bin)/python tests/faults/soak.py
 
 screenshots: browser  ## take the pictures of the dashboard in docs/dashboard
-	@PYTHONPATH="$(CURDIR)" $(bin)/python scripts/screenshots.py
+	@$(bin)/python -m scripts.screenshots
 
 docs: setup  ## build the documentation as a site, into build/site
 	@$(bin)/python -m scripts.site

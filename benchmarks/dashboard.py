@@ -8,25 +8,24 @@ from __future__ import annotations
 
 import argparse
 import resource
-import shutil
 import threading
 import time
 from itertools import count
 
 import psutil
-from playwright.sync_api import sync_playwright
 
+from scripts import chromium
 from sparkdl.control.messages import FeedCount, NodeActive, NodeLoad
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
 from sparkdl.dashboard.events import Changed, Launched, Place, event_of, line_of
 from sparkdl.dashboard.history import History
+from sparkdl.dashboard.pages import PAGES
 from sparkdl.driver.controller import View
 from sparkdl.driver.dashboard import Dashboard, sampled
 from sparkdl.driver.lifecycle.roster import Roster
 from sparkdl.driver.lifecycle.state import Running
 
-PAGES = ("overview", "nodes", "feed", "timeline", "logs")
 LONG_TASKS = """() => { window.busy_ms = 0; new PerformanceObserver(list => {
     for (const task of list.getEntries()) window.busy_ms += task.duration;
 }).observe({ type: "longtask" }) }"""
@@ -97,13 +96,11 @@ def measure_page(nodes: int, seconds: float) -> None:
     teller = threading.Thread(target=tell)
     teller.start()
     try:
-        with sync_playwright() as driver:
-            browser = driver.chromium.launch(
-                executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
-            )
+        with chromium.browser() as browser:
             page = browser.new_page(viewport={"width": 1280, "height": 900})
             page.goto(shown.url)
-            for name in PAGES:
+            for shown_page in PAGES:
+                name = shown_page.path
                 began_s = time.monotonic()
                 page.click(f"nav a[href^={name}]")
                 page.wait_for_selector("[role=status]")
@@ -118,7 +115,6 @@ def measure_page(nodes: int, seconds: float) -> None:
                     f"core for the dashboard; the page stands still for {busy:.1%} of the time",
                     flush=True,
                 )
-            browser.close()
     finally:
         ends.set()
         teller.join()

@@ -1,27 +1,26 @@
 """Take the pictures of docs/dashboard.md: of each page, while a small training runs and recovers.
 
-Usage: python scripts/screenshots.py
+Usage: python -m scripts.screenshots
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import threading
 from pathlib import Path
 from typing import Any
 
 import psutil
-from playwright.sync_api import sync_playwright
 
 import sparkdl
+from scripts import chromium
+from sparkdl.dashboard.pages import PAGES
 
 FOLDER = Path(__file__).parent.parent / "docs" / "dashboard"
 WAIT = threading.Event().wait
 STEP_S = 0.12
 WIDTH, HEIGHT = 1180, 720
-PAGES = ("overview", "nodes", "feed", "timeline", "logs")
 
 
 def train(args: Any, ctx: sparkdl.NodeContext) -> None:
@@ -49,35 +48,28 @@ def kill_one(cluster: sparkdl.Cluster) -> None:
 
 def main() -> None:
     """Take all of them."""
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
-    assert chromium, "there is no Chromium here"
+    assert chromium.find(), "there is no Chromium here"
     FOLDER.mkdir(exist_ok=True)
     options = {"framework": "plain", "executor": "local", "show_progress": False}
     rows = [(float(number),) * 8 for number in range(4 * 64 * 400)]
-    with (
-        sparkdl.launch(
-            None, train, None, 4, dashboard=True, max_restarts=2, spare=False, **options
-        ) as cluster,
-        sync_playwright() as driver,
-    ):
+    with sparkdl.launch(
+        None, train, None, 4, dashboard=True, max_restarts=2, spare=False, **options
+    ) as cluster:
         cluster.feed_async(rows)
         WAIT(14)
         kill_one(cluster)
         WAIT(14)
-        browser = driver.chromium.launch(
-            executable_path=chromium, args=["--no-sandbox", "--disable-gpu", "--disable-quic"]
-        )
-        for scheme in ("light", "dark"):
-            page = browser.new_context(
-                viewport={"width": WIDTH, "height": HEIGHT}, color_scheme=scheme
-            ).new_page()
-            page.goto(cluster.dashboard_url)
-            for name in PAGES if scheme == "light" else PAGES[:1]:
-                page.click(f"nav a[href^={name}]")
-                page.wait_for_selector("[role=status]")
-                page.wait_for_timeout(3000)
-                page.screenshot(path=FOLDER / f"{name}-{scheme}.png")
-        browser.close()
+        with chromium.browser() as browser:
+            for scheme in ("light", "dark"):
+                page = browser.new_context(
+                    viewport={"width": WIDTH, "height": HEIGHT}, color_scheme=scheme
+                ).new_page()
+                page.goto(cluster.dashboard_url)
+                for shown in PAGES if scheme == "light" else PAGES[:1]:
+                    page.click(f"nav a[href^={shown.path}]")
+                    page.wait_for_selector("[role=status]")
+                    page.wait_for_timeout(3000)
+                    page.screenshot(path=FOLDER / f"{shown.path}-{scheme}.png")
         cluster.abort()  # the feed as well
 
 

@@ -117,6 +117,16 @@ class NodeRow:
         return 1 / self.rate if self.rate > 0 else math.nan
 
 
+@dataclass(frozen=True)
+class _Look:
+    """A sample, and of its nodes: those that are fed, those without rows, the others' rows."""
+
+    sample: Sampled
+    fed: int
+    without: int
+    held: int
+
+
 class History:
     """One cluster's past and present.
 
@@ -144,9 +154,7 @@ class History:
         self.logs: dict[int, Printed] = {}
         self.stacks: Stacks | None = None
         self._open: dict[int, Span] = {}
-        self._recent: deque[Sampled] = deque(maxlen=_MAX_RECENT)
-        self._waits: deque[tuple[int, int, int]] = deque(maxlen=_MAX_RECENT)
-        """Of each of them: nodes that are fed, those without rows, and the rows of the others."""
+        self._recent: deque[_Look] = deque(maxlen=_MAX_RECENT)
         self._rows: list[NodeRow] | None = None
         """What `rows` has returned: several readers look at once."""
 
@@ -184,7 +192,7 @@ class History:
         return self._rows
 
     def _new_rows(self) -> list[NodeRow]:
-        first = self._recent[0] if self._recent else self.sample
+        first = self._recent[0].sample if self._recent else self.sample
         rows = [self._row(node_id, first) for node_id in range(len(self.launched.nodes))]
         rates = [row.rate for row in rows if row.rate > 0]
         limit = _SLOW * statistics.median(rates) if rates else 0.0
@@ -193,10 +201,11 @@ class History:
 
     def bottleneck(self) -> str:
         """Return who waits for whom, in words; empty where nothing is fed."""
-        looks, waits, held = map(sum, zip((0, 0, 0), *self._waits, strict=True))
+        looks = sum(look.fed for look in self._recent)
         if not looks or self.state in ENDED:
             return ""
-        share, rows = waits / looks, held / looks
+        share = sum(look.without for look in self._recent) / looks
+        rows = sum(look.held for look in self._recent) / looks
         if share >= _MOST:
             return (
                 f"Training waits for the feed: {share:.0%} of the last looks found a node without "
@@ -214,7 +223,7 @@ class History:
         """
         if len(self._recent) < 2 or self.state in ENDED:
             return math.nan
-        first, last = self._recent[0], self._recent[-1]
+        first, last = self._recent[0].sample, self._recent[-1].sample
         left = [
             (feed.goal - sum(feed.used)) / rate
             for name, feed in last.feeds.items()
@@ -236,7 +245,6 @@ class History:
             self.begun.append((event.time_s, event.generation, event.reason))
             self.failed.clear()
             self._recent.clear()
-            self._waits.clear()
         self.state, self.generation = event.state, event.generation
         if event.places:
             self.places = {place.node_id: place for place in event.places}
@@ -256,14 +264,12 @@ class History:
         for node_id, state in enumerate(event.states):
             self._note_phase(node_id, state, event.time_s)
         is_later = bool(self._recent)
-        self._recent.append(event)
         fed = list(_fed(event))
         without = sum(used >= received for received, used in fed)
         held = sum(max(0, received - used) for received, used in fed)
-        self._waits.append((len(fed), without, held))
-        while event.time_s - self._recent[0].time_s > _RECENT_S:
+        self._recent.append(_Look(event, len(fed), without, held))
+        while event.time_s - self._recent[0].sample.time_s > _RECENT_S:
             self._recent.popleft()
-            self._waits.popleft()
         values = {"without rows": without / len(fed)} if fed else {}
         if before is not None and is_later and event.time_s > before.time_s:
             span_s = event.time_s - before.time_s

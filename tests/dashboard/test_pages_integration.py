@@ -18,33 +18,25 @@ from urllib.parse import urlsplit
 import pytest
 
 import sparkdl
+from scripts import chromium
 from sparkdl.driver.dashboard import end_dashboard
 from tests.doubles.nodes import launch, processes
 from tests.doubles.sessions import free_port, wait_for_server
 
 pytest.importorskip("bokeh")
-playwright = pytest.importorskip("playwright.sync_api")
+pytest.importorskip("playwright.sync_api")
+pytestmark = pytest.mark.skipif(chromium.find() is None, reason="there is no Chromium")
 
 EPOCHS = 3
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
-
-FLAGS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-)
 EVIL = "<img src=x onerror=\"document.title='stolen'\"> <b>bold</b>"
-PAGES = ("overview", "nodes", "feed", "timeline", "logs")
+PATHS = ("overview", "nodes", "feed", "timeline", "logs")
 WAIT_MS = 20_000
 
 
 @pytest.fixture
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
-        yield found
-        found.close()
+    with chromium.browser() as started:
+        yield started
     end_dashboard()
 
 
@@ -74,7 +66,7 @@ def check_on_a_phone_in_the_dark(browser: Any, url: str) -> None:
     )
     page = context.new_page()
     page.goto(url)
-    for name in PAGES:
+    for name in PATHS:
         look_at(page, name)
         width = page.evaluate("document.documentElement.scrollWidth")
         assert width <= 390, f"{name} is {width} px wide"
@@ -90,7 +82,7 @@ def test_pages_show_a_training_whose_node_is_killed(browser: Any, tmp_path: Path
         note_errors(page, problems)
         page.goto(cluster.dashboard_url)
         cluster.feed([(float(n),) for n in range(800)], epochs=EPOCHS)
-        for name in PAGES:
+        for name in PATHS:
             look_at(page, name)
             status = page.inner_text("[role=status]")
             assert re.match(rf"running · cluster {cluster.spec.cluster_id} · 2 nodes", status)
@@ -170,7 +162,7 @@ def test_pages_work_behind_a_reverse_proxy_under_any_path(
                 page = browser.new_context().new_page()
                 note_errors(page, problems)
                 page.goto(f"{front}{path}/?{urlsplit(url).query}")
-                for name in PAGES:
+                for name in PATHS:
                     look_at(page, name)
                     assert urlsplit(page.url).path == f"{path}/{name}"
                 look_at(page, "feed")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -154,7 +154,8 @@ class SparkSessions:
         common = ["--host", "127.0.0.1", "--webui-port", "0"]
         self._start_daemon("master", f"{deploy}.master.Master", *common, "--port", str(port))
         # Who finds a port and no master behind it yet tries again only after many seconds.
-        _wait_for_line(self._folder / "master.log", "New state: ALIVE")
+        log, line = self._folder / "master.log", "New state: ALIVE"
+        _wait_for(f"{line!r} in {log}", lambda: line in log.read_text(errors="replace"))
         size = ["--cores", str(cores), "--memory", "2g"]
         gpu = "-Dspark.worker.resource.gpu"
         script = self.discovery_script(GPUS_PER_WORKER)
@@ -259,32 +260,27 @@ def _executors(master: str) -> int:
 def _wait_for_executors(session: SparkSession, count: int) -> None:
     """Wait until `count` executors have registered, so that no test depends on which came first."""
     context: Any = session.sparkContext
-    never = threading.Event()
-    end_s = time.monotonic() + _STARTED_S
-    while len(context._jsc.sc().statusTracker().getExecutorInfos()) - 1 < count:
-        if time.monotonic() > end_s:
-            raise TimeoutError(f"{count} executors of {context.master} are not up: {_STARTED_S} s")
-        never.wait(_POLL_S)
+    tracker = context._jsc.sc().statusTracker()
+    what = f"{count} executors of {context.master}"
+    _wait_for(what, lambda: len(tracker.getExecutorInfos()) - 1 >= count)
 
 
 def wait_for_server(port: int) -> None:
-    never = threading.Event()
-    end_s = time.monotonic() + _STARTED_S
-    while time.monotonic() < end_s:
+    def listens() -> bool:
         with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
-            return
-        never.wait(_POLL_S)
-    raise TimeoutError(f"nobody listens on port {port} after {_STARTED_S} s; see its log")
+            return True
+        return False
+
+    _wait_for(f"a server on port {port}; see its log", listens)
 
 
-def _wait_for_line(log: Path, text: str) -> None:
+def _wait_for(what: str, is_there: Callable[[], bool]) -> None:
     never = threading.Event()
     end_s = time.monotonic() + _STARTED_S
-    while time.monotonic() < end_s:
-        if text in log.read_text(encoding="utf-8", errors="replace"):
-            return
+    while not is_there():
+        if time.monotonic() > end_s:
+            raise TimeoutError(f"not there after {_STARTED_S} s: {what}")
         never.wait(_POLL_S)
-    raise TimeoutError(f"no line with {text!r} in {log} after {_STARTED_S} s")
 
 
 def free_port() -> int:
