@@ -216,6 +216,9 @@ class Nodes(Page):
         data["tone"] = [_tone(row) for row in rows]
         data["pace"] = [_PHASES["failed"] if row.is_slow else "inherit" for row in rows]
         show_data(self._source, data)
+        # A table (Bokeh 3.9) looks at its data again when its view changes, and the view of as
+        # many rows as before does not.
+        self._table.view.tags = [history.now_s]
         for column, model in zip(_NODE_COLUMNS, self._columns, strict=True):
             if not model.visible and not np.isnan(data[column.name]).all():
                 model.visible = True

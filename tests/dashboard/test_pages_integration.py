@@ -10,7 +10,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -43,11 +43,13 @@ def browser() -> Iterator[Any]:
 def train(args: Any, ctx: sparkdl.NodeContext) -> None:
     print(EVIL, flush=True)
     epochs = (ctx.batches(10) for _ in range(EPOCHS))
-    for step, batch in enumerate(chain.from_iterable(epochs)):
+    steps = count()
+    for step, batch in zip(steps, chain.from_iterable(epochs), strict=False):
         ctx.report(step, **{f"loss {EVIL}": 1.0 / (step + 1)})
         assert len(batch)
     while not Path(args).exists():
         threading.Event().wait(0.1)
+        ctx.report(next(steps))
 
 
 def look_at(page: Any, name: str) -> None:
@@ -98,6 +100,8 @@ def test_pages_show_a_training_whose_node_is_killed(browser: Any, tmp_path: Path
         page.wait_for_selector(".slick-cell:has-text('worker:1')", timeout=WAIT_MS)
         page.wait_for_selector(".slick-header-column:has-text('Step, ms')", timeout=WAIT_MS)
         page.wait_for_selector(".slick-cell.l6:has-text('.')", timeout=WAIT_MS)
+        step = page.inner_text(".slick-cell.l5")
+        page.wait_for_selector(f".slick-cell.l5:not(:text-is('{step}'))", timeout=WAIT_MS)
         with suppress(ProcessLookupError):
             os.kill(processes()["worker:1"].child.pid, signal.SIGKILL)
         look_at(page, "overview")
