@@ -17,7 +17,7 @@ import logging
 import os
 from importlib import import_module
 
-from sparkdl.core.garbage import uncollected
+from sparkdl.core.imports import quick_imports
 from sparkdl.ml.scoring.tensorflow import without_startup_noise
 
 _log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ def main() -> None:
     stdout = os.dup(1)
     os.dup2(2, 1)  # Spark reads a port from the standard output, which is no place for a log line
     try:
-        with uncollected(), without_startup_noise():
+        with quick_imports(), without_startup_noise():
             for name in filter(None, os.environ.get("SPARKDL_PRELOAD", "tensorflow").split(",")):
                 import_module(name.strip())
     except ImportError as error:

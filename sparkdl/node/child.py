@@ -37,7 +37,7 @@ from sparkdl.core import trace
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, ResultError, SparkdlError
 from sparkdl.core.failure import Failure, FailureKind
-from sparkdl.core.garbage import uncollected
+from sparkdl.core.imports import quick_imports
 from sparkdl.frameworks.framework import Framework, framework_named
 from sparkdl.node.context import NodeContext, enter
 from sparkdl.node.link import AgentLink
@@ -93,7 +93,7 @@ def _run(arguments: ChildArguments, link: AgentLink) -> Returned | Raised:
     try:
         jars = HadoopClasspath.begin()
         os.environ.update({**framework.import_environment, **os.environ})
-        with uncollected():
+        with quick_imports():
             framework.import_modules()
             _preload(arguments.preload)
         gc.freeze()  # nor does it look through what has been imported from now on
@@ -130,7 +130,7 @@ def _run(arguments: ChildArguments, link: AgentLink) -> Returned | Raised:
 
 
 def _import_more(framework: Framework) -> None:
-    with uncollected():
+    with quick_imports():
         framework.import_more()
     gc.freeze()
 

@@ -207,6 +207,22 @@ def alone(single: Lab, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
     return found
 
 
+def uses_a_wrapper(args: None, ctx: NodeContext) -> tuple[bool, str, bool]:
+    import sys
+
+    import keras
+
+    before = "sklearn.base" in sys.modules
+    found = keras.wrappers.SKLearnClassifier
+    return before, found.__name__, "sklearn.base" in sys.modules
+
+
+def test_wrappers_of_other_libraries_import_them_when_they_are_used(single: Lab) -> None:
+    pytest.importorskip("sklearn")
+    single.begin(uses_a_wrapper, None)
+    assert single.results() == [(False, "SKLearnClassifier", True)]
+
+
 # feeds
 
 

@@ -21,7 +21,7 @@ import cloudpickle
 import msgspec
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
-from sparkdl.core.garbage import uncollected
+from sparkdl.core.imports import quick_imports
 from sparkdl.core.paths import python_path
 from sparkdl.ml.estimators.keras_model import Made, compiled, costs_nothing, inputs_of
 from sparkdl.ml.estimators.source import TORCH, ModelSource, Signature, Tensor
@@ -168,13 +168,15 @@ def main(kind: str) -> int:
     """Answer what is asked on the standard input: of a saved model, or of a pickled Keras one."""
     given = sys.stdin.buffer.read()
     if kind == "keras":
-        with uncollected():
+        with quick_imports():
             found = _keras_answer(*cloudpickle.loads(given))
         answer, code = msgspec.json.encode(found).decode(), 0
     else:
         try:
             source = msgspec.json.decode(given, type=ModelSource)
-            answer, code = msgspec.json.encode(load(source).signature).decode(), 0
+            with quick_imports():
+                signature = load(source).signature
+            answer, code = msgspec.json.encode(signature).decode(), 0
         except ImportError as error:
             answer, code = str(error), _MISSING
         except ConfigError as error:

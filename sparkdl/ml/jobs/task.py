@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.core.errors import ReadError
-from sparkdl.core.garbage import uncollected
+from sparkdl.core.imports import quick_imports
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.jobs.rows import Column, Rows, folder_of, store
 from sparkdl.node.resources import work_root
@@ -350,7 +350,7 @@ def _learner(work: Work) -> Learner:
     global _has_settled
     if work.job not in _learners:
         gc.unfreeze()
-        with uncollected():
+        with quick_imports():
             _learners[work.job] = work.spec.learner()
         _has_settled = False
         while len(_learners) > _MAX_LEARNERS:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 from dataclasses import replace
 
-from sparkdl.core.garbage import uncollected
+from sparkdl.core.imports import quick_imports
 from sparkdl.ml.estimators.source import TORCH, ModelSource
 from sparkdl.ml.scoring.function import load_function
 from sparkdl.ml.scoring.predictor import Predictor
@@ -27,7 +27,7 @@ def predictor(source: ModelSource) -> Predictor:
             _held.clear()
             gc.unfreeze()
             gc.collect()
-        with uncollected():
+        with quick_imports():
             _held[replace(source, content=None)] = load(source, task_share())
         # Spark's workers collect garbage after each task: half a second for a framework's objects,
         # unless these are frozen. To look for garbage among them first takes as long, and finds

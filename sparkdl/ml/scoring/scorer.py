@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from sparkdl.control.descriptors import close_fd, peer_of
 from sparkdl.core.errors import ProtocolError, in_words
-from sparkdl.core.garbage import uncollected
+from sparkdl.core.imports import quick_imports
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.scoring import protocol
 from sparkdl.ml.scoring.batching import Batcher, Part, Piece
@@ -120,7 +120,7 @@ class Scorer:
             self._make_room()
             try:
                 share = Share(self._start.cores, ("0",) if self._start.is_on_gpu else None)
-                with uncollected():
+                with quick_imports():
                     model = load(self._start.source, share)
                 gc.freeze()  # or the end would take seconds: it looks for garbage several times
             except (Exception, SystemExit) as error:  # noqa: BLE001 (each task raises it)
