@@ -3,28 +3,22 @@
 Runs in: driver, feeder
 
 Bytes are read as serialisers write them (https://protobuf.dev/programming-guides/encoding/): each
-field once, numbers packed. Records in another form, which is as legal, go through protobuf first,
-whose classes are made here without TensorFlow: with its numbers, names and bytes.
-https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/core/example/feature.proto
-https://github.com/tensorflow/tensorflow/blob/v2.21.0/tensorflow/core/example/example.proto
+field once, numbers packed. Records in another form, which is as legal, go through protobuf first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto
-from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
-from google.protobuf.message_factory import GetMessageClass
 
 from sparkdl.data.columns import SEQUENCE_EXAMPLE, Kind
 from sparkdl.data.framing import Chunk
+from sparkdl.data.protos import message_class
 from sparkdl.data.wire import (
     Bools,
     Bytes,
@@ -45,28 +39,6 @@ _SECOND = 2 << 3 | 2
 _UNKNOWN = 255
 _KIND_OF_TAG = np.full(256, _UNKNOWN, np.uint8)
 _KIND_OF_TAG[[0, *(kind << 3 | 2 for kind in Kind)]] = [0, *Kind]
-_PACKAGE = "tensorflow"
-_SCALARS = {
-    "bytes": FieldDescriptorProto.TYPE_BYTES,
-    "float": FieldDescriptorProto.TYPE_FLOAT,
-    "int64": FieldDescriptorProto.TYPE_INT64,
-    "string": FieldDescriptorProto.TYPE_STRING,
-}
-_MESSAGES = {  # message: its fields, in the order of their numbers
-    "BytesList": ["repeated bytes value"],
-    "FloatList": ["repeated float value"],
-    "Int64List": ["repeated int64 value"],
-    "Feature": [
-        "kind BytesList bytes_list",
-        "kind FloatList float_list",
-        "kind Int64List int64_list",
-    ],
-    "Features": ["map Feature feature"],
-    "FeatureList": ["repeated Feature feature"],
-    "FeatureLists": ["map FeatureList feature_list"],
-    "Example": ["optional Features features"],
-    "SequenceExample": ["optional Features context", "optional FeatureLists feature_lists"],
-}
 
 
 class Spans(NamedTuple):
@@ -245,46 +217,3 @@ def _entries(data: Bytes, maps: Spans) -> dict[str, Spans]:
         except UnicodeDecodeError as error:
             raise IrregularError from error
     return by_key
-
-
-@cache
-def message_class(name: str) -> Any:
-    """Return the class of a message: `Example`, `SequenceExample`, or a part of these."""
-    pool = DescriptorPool()  # not the default one, where TensorFlow registers its own
-    pool.Add(_file())
-    return GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
-
-
-def _file() -> FileDescriptorProto:
-    file = FileDescriptorProto(name="sparkdl/example.proto", package=_PACKAGE, syntax="proto3")
-    for name, lines in _MESSAGES.items():
-        message = file.message_type.add(name=name)
-        for number, line in enumerate(lines, start=1):
-            label, kind, field_name = line.split()
-            if label == "map":
-                label, kind = "repeated", f"{name}.{_add_entry(message, field_name, kind)}"
-            elif label == "kind" and not message.oneof_decl:
-                message.oneof_decl.add(name="kind")
-            _add_field(message, field_name, number, label, kind)
-    return file
-
-
-def _add_entry(message: Any, field_name: str, kind: str) -> str:
-    """Add the message that an entry of a map is; return its name."""
-    entry = f"{field_name.title().replace('_', '')}Entry"
-    nested = message.nested_type.add(name=entry)
-    nested.options.map_entry = True
-    _add_field(nested, "key", 1, "optional", "string")
-    _add_field(nested, "value", 2, "optional", kind)
-    return entry
-
-
-def _add_field(message: Any, name: str, number: int, label: str, kind: str) -> None:
-    field = message.field.add(name=name, number=number)
-    is_repeated = label == "repeated"
-    field.label = field.LABEL_REPEATED if is_repeated else field.LABEL_OPTIONAL
-    field.type = _SCALARS.get(kind, field.TYPE_MESSAGE)
-    if kind not in _SCALARS:
-        field.type_name = f".{_PACKAGE}.{kind}"
-    if label == "kind":
-        field.oneof_index = 0

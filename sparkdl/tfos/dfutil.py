@@ -25,9 +25,9 @@ from sparkdl.core.jobs import named_jobs
 from sparkdl.core.paths import absolute_url
 from sparkdl.data.columns import EXAMPLE, arrow_schema, columns_of
 from sparkdl.data.encode import encode
-from sparkdl.data.features import message_class
 from sparkdl.data.files import Options
 from sparkdl.data.infer import Rules, infer_by_job
+from sparkdl.data.protos import message_class
 from sparkdl.data.source import TFRecordDataSource
 from sparkdl.driver.executors.spark import default_fs
 from sparkdl.storage import locate, open_storage

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.data.columns import EXAMPLE, SEQUENCE_EXAMPLE, Kind
-from sparkdl.data.features import message_class
 from sparkdl.data.framing import Chunk, frame
+from sparkdl.data.protos import message_class
 
 LISTS = {Kind.BYTES: "bytes_list", Kind.FLOAT: "float_list", Kind.INT64: "int64_list"}
 

@@ -16,7 +16,7 @@ from sparkdl.core.errors import ConfigError, RecordError, WriteError
 from sparkdl.data.columns import EXAMPLE, SEQUENCE_EXAMPLE, Kind, columns_of, list_type
 from sparkdl.data.decode import decode
 from sparkdl.data.encode import encode
-from sparkdl.data.features import message_class
+from sparkdl.data.protos import message_class
 from tests.data.records import (
     Feature,
     Features,

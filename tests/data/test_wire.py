@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sparkdl.data.features import message_class
+from sparkdl.data.protos import message_class
 from sparkdl.data.wire import (
     IrregularError,
     contents,

@@ -13,7 +13,7 @@ from pyspark.sql import Row
 
 from sparkdl.core.errors import ConfigError, ReadError
 from sparkdl.data.columns import EXAMPLE, Kind
-from sparkdl.data.features import message_class
+from sparkdl.data.protos import message_class
 from sparkdl.tfos import dfutil
 from tests.data.records import example, read_example
 

@@ -3,7 +3,7 @@
 Runs in: driver
 
 TensorFlow costs seconds, memory and the memory of a GPU. A driver that has imported it already is
-asked itself.
+asked itself, and a SavedModel says it in its file.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from sparkdl.core.paths import python_path
 from sparkdl.ml.estimators.keras_model import Made, compiled, costs_nothing, inputs_of
 from sparkdl.ml.estimators.source import TORCH, ModelSource, Signature, Tensor
 from sparkdl.ml.scoring.held import load
+from sparkdl.ml.scoring.saved_model import signature_in_file
 
 _log = logging.getLogger(__name__)
 _SAVED_DEADLINE_S = 600.0
@@ -45,6 +46,8 @@ def signature_of(source: ModelSource) -> Signature:
 
 
 def _ask(source: ModelSource) -> Signature:
+    if source.format == "saved_model" and (found := signature_in_file(source)) is not None:
+        return found
     if _framework(source) not in sys.modules:
         return _ask_process(source)
     try:

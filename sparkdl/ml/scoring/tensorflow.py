@@ -20,9 +20,9 @@ from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.keras_model import from_content
 from sparkdl.ml.estimators.source import ModelSource, Signature, Tensor
 from sparkdl.ml.scoring.predictor import Predictor
+from sparkdl.ml.scoring.saved_model import signature_key
 from sparkdl.ml.scoring.share import Share
 
-_DEFAULT_KEY = "serving_default"
 _FILTER_END_S = 5.0
 _NOISE = (
     "^WARNING: All log messages before absl::InitializeLog|port.cc:[0-9]+] oneDNN custom operations"
@@ -114,15 +114,7 @@ def _saved_model(source: ModelSource) -> Predictor:
     import tensorflow as tf
 
     model = tf.saved_model.load(source.path, tags=list(source.tag_set) or None)
-    keys = list(model.signatures)
-    only = keys[0] if len(keys) == 1 else _DEFAULT_KEY
-    key = source.signature_def_key or only
-    if key not in keys:
-        raise ConfigError(
-            f"the SavedModel {source.path} has no signature {key!r}; it has "
-            f"{', '.join(map(repr, keys)) or 'none'}: setSignatureDefKey(…)"
-        )
-    function = model.signatures[key]
+    function = model.signatures[signature_key(source, list(model.signatures))]
     inputs = function.structured_input_signature[1]
     outputs = function.structured_outputs
 

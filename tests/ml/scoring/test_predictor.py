@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,6 +17,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.ml.estimators.describe import signature_of
 from sparkdl.ml.estimators.source import Signature, Tensor, source_of, source_of_content
 from sparkdl.ml.scoring.held import load, predictor
+from sparkdl.ml.scoring.saved_model import signature_in_file
 from tests.ml.conftest import Saved
 from tests.ml.models import linear
 
@@ -25,6 +27,10 @@ pytestmark = [
 ]
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
+TYPES = (
+    *("float16", "float32", "float64", "bfloat16", "complex64", "complex128", "bool", "string"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+)
 
 
 @pytest.mark.parametrize("kind", ["exported", "keras", "weights", "content"])
@@ -62,6 +68,40 @@ def test_saved_model_has_signatures_of_text_and_of_any_shape(saved: Saved) -> No
     assert [str(t) for t in vary.outputs] == ["count (int32 [?])", "same (int32 [?, ?])"]
     turned = load(source_of(saved.functions, "transpose")).signature
     assert [str(t) for t in turned.outputs] == ["all (float32 [])", "turned (float32 [?, 2, 2])"]
+
+
+def test_file_of_a_saved_model_tells_what_loading_it_would(
+    saved: Saved, functions_of_all_types: str
+) -> None:
+    sources = [source_of(saved.functions, key) for key in ("upper", "vary", "transpose")]
+    sources += map(source_of, (saved.exported, functions_of_all_types))
+    for source in sources:
+        assert signature_in_file(source) == load(source).signature
+
+
+def test_file_that_does_not_tell_is_left_to_tensorflow(saved: Saved, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(saved.exported, tmp_path / "model"))
+    assert signature_in_file(source_of(str(model)))
+    assert signature_in_file(source_of(str(model), tag_set="train")) is None
+    (model / "saved_model.pb").write_bytes(b"no message")
+    assert signature_in_file(source_of(str(model))) is None
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        signature_of(source_of(str(model)))
+    shutil.copy(Path(saved.exported, "saved_model.pb"), model)
+    (model / "variables" / "variables.index").unlink()
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        signature_of(source_of(str(model)))
+
+
+@pytest.fixture
+def functions_of_all_types(tmp_path: Path) -> str:
+    import tensorflow as tf
+
+    specs = {name: tf.TensorSpec(None, name, name=name) for name in TYPES}
+    module = tf.Module()
+    module.run = tf.function(lambda **tensors: tensors).get_concrete_function(**specs)
+    tf.saved_model.save(module, str(tmp_path / "types"), signatures=module.run)
+    return str(tmp_path / "types")
 
 
 def test_unknown_signature_names_those_there_are(saved: Saved) -> None:
