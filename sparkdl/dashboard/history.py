@@ -37,6 +37,7 @@ _MAX_RECENT = 61
 _SLOW = 0.7
 """A node is slow that takes fewer steps in a second than this share of the median."""
 _MOST = 0.5
+TRAINING = "in map_fun"
 ENDED = ("finished", "failed", "stopping", "stopped")
 
 
@@ -71,12 +72,20 @@ class Series:
 
 @dataclass
 class Span:
-    """What a node did from when to when."""
+    """What a node did from when to when, and the steps that it reported meanwhile; -1 for none."""
 
     node_id: int
     phase: str
     start_s: float
     end_s: float
+    first_step: int = -1
+    last_step: int = -1
+
+    def note_step(self, step: int) -> None:
+        """Take in the step that the node has come to."""
+        self.last_step = step
+        if self.first_step < 0:
+            self.first_step = step
 
 
 @dataclass(frozen=True)
@@ -237,7 +246,7 @@ class History:
         yield from self.spans
         for span in self._open.values():
             end_s = self.now_s if self.ended_s is None else max(span.start_s, self.ended_s)
-            yield Span(span.node_id, span.phase, span.start_s, end_s)
+            yield replace(span, end_s=end_s)
 
     def _change(self, event: Changed) -> None:
         last = self.begun[-1][1] if self.begun else -1
@@ -261,8 +270,10 @@ class History:
 
     def _sample(self, event: Sampled) -> None:
         before, self.sample = self.sample, event
-        for node_id, state in enumerate(event.states):
+        for node_id, (state, step) in enumerate(zip(event.states, event.steps, strict=True)):
             self._note_phase(node_id, state, event.time_s)
+            if state == TRAINING and step >= 0:
+                self._open[node_id].note_step(step)
         is_later = bool(self._recent)
         fed = list(_fed(event))
         without = sum(used >= received for received, used in fed)
@@ -355,7 +366,7 @@ def _fed(sample: Sampled) -> Iterator[tuple[int, int]]:
     """Yield the rows received and used, of each node in `map_fun` and each feed."""
     for feed in sample.feeds.values():
         for state, *rows in zip(sample.states, feed.received, feed.used, strict=True):
-            if state == "in map_fun":
+            if state == TRAINING:
                 yield rows[0], rows[1]
 
 

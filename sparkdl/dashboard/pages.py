@@ -32,7 +32,7 @@ from bokeh.models import (
 )
 
 from sparkdl.dashboard.events import Ask, AskLog, AskStacks
-from sparkdl.dashboard.history import Clusters, History, NodeRow
+from sparkdl.dashboard.history import Clusters, History, NodeRow, Span
 from sparkdl.dashboard.widgets import (
     CSS,
     MS,
@@ -307,10 +307,7 @@ class Timeline(Page):
             "left": np.array([MS * (span.start_s - start_s) for span in spans], float),
             "right": np.array([MS * (span.end_s - start_s) for span in spans], float),
             "color": [_PHASES.get(span.phase, SOFT) for span in spans],
-            "what": [
-                f"{names[span.node_id]} {span.phase} for {duration(span.end_s - span.start_s)}"
-                for span in spans
-            ],
+            "what": [f"{names[span.node_id]} {_in_words(span)}" for span in spans],
         }
         show_data(self._bars, data)
         marks = {
@@ -373,6 +370,13 @@ class Logs(Page):
 
 
 PAGES: tuple[type[Page], ...] = (Overview, Nodes, Feed, Timeline, Logs)
+
+
+def _in_words(span: Span) -> str:
+    said = f"{span.phase} for {duration(span.end_s - span.start_s)}"
+    if span.last_step < 0:
+        return said
+    return f"{said}, steps {span.first_step:,} to {span.last_step:,}"
 
 
 def _load(name: str, scale: float = 1.0) -> Callable[[NodeRow], float]:

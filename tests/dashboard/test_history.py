@@ -129,6 +129,17 @@ def test_failure_is_kept_and_its_node_failed_until_the_next_generation() -> None
     assert phases == [("starting", 1.5), ("in map_fun", 2.0), ("failed", 3.0)]
 
 
+def test_spans_know_the_steps_that_were_taken_in_them() -> None:
+    made = history()
+    for second, step in enumerate([-1, 3, 9]):
+        made.add(sample(1.0 + second, [0] * 3, [0] * 3, [step] * 3))
+    later = sample(4.0, [0] * 3, [0] * 3, [9] * 3)
+    made.add(replace(later, states=["gathering"] * 3))
+    spans = [span for span in made.spans_until_now() if span.node_id == 0]
+    steps = [(span.phase, span.first_step, span.last_step) for span in spans]
+    assert steps == [("starting", -1, -1), ("in map_fun", 3, 9), ("gathering", -1, -1)]
+
+
 def test_a_day_of_64_nodes_is_kept_in_bounded_room() -> None:
     made = history(tuple(f"worker:{number}" for number in range(64)))
     for second in range(24 * 360):  # each tenth second of a day
