@@ -30,6 +30,7 @@ _SLOW_TIMEOUT_S = 300
 _DEEP_TIMEOUT_S = 1800
 _SLOW = ("spark", "tensorflow", "torch", "jax")
 _LAST = 100
+_MAX_ID_CHARS = 80
 _JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Of every JVM of the tests: they live too shortly to win back what optimising them costs."""
 _CLASSES = _ROOT / "build" / "spark.jsa"
@@ -80,6 +81,13 @@ def pytest_configure(config: pytest.Config) -> None:
         # A shell starts what it runs in the background so, and children would inherit it: those
         # that tests interrupt would never notice.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Keep long texts out of the names of tests."""
+    if isinstance(val, str | bytes) and len(val) > _MAX_ID_CHARS:
+        return f"{len(val)} characters"
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)
