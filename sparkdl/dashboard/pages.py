@@ -373,10 +373,8 @@ PAGES: tuple[type[Page], ...] = (Overview, Nodes, Feed, Timeline, Logs)
 
 
 def _in_words(span: Span) -> str:
-    said = f"{span.phase} for {duration(span.end_s - span.start_s)}"
-    if span.last_step < 0:
-        return said
-    return f"{said}, steps {span.first_step:,} to {span.last_step:,}"
+    steps = f", steps {span.first_step:,} to {span.last_step:,}" if span.last_step >= 0 else ""
+    return f"{span.phase} for {duration(span.end_s - span.start_s)}{steps}"
 
 
 def _load(name: str, scale: float = 1.0) -> Callable[[NodeRow], float]:

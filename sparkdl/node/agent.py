@@ -41,7 +41,13 @@ from sparkdl.node.parking import Leftover, live
 from sparkdl.node.profiles import Profiles
 from sparkdl.node.resources import feed_disk, feed_memory, own_host, reserve_port
 from sparkdl.node.spare import Children, Spare
-from sparkdl.node.spec import AgentSpec, StatusLine, print_status, write_private
+from sparkdl.node.spec import (
+    AgentSpec,
+    StatusLine,
+    forget_agents_threads,
+    print_status,
+    write_private,
+)
 from sparkdl.node.supervisor import Child, ChildSpec, watch_pid
 from sparkdl.node.tensorboard import TensorBoard
 
@@ -525,6 +531,7 @@ class Agent:
 
 def main() -> int:
     """Run one agent; return its exit status: not 0 if another one is to be started."""
+    forget_agents_threads()
     return live(Agent)
 
 

@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 Owner = Literal["task", "process"]
 _TAIL_NBYTES = 4000
 _LENGTHS = struct.Struct("!IQ")
+_THREADS = "OPENBLAS_NUM_THREADS"
+_IS_AGENTS = "SPARKDL_AGENT_THREADS"
 
 
 class AgentSpec(msgspec.Struct, frozen=True):
@@ -98,7 +100,7 @@ def start_agent(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,
-        env=environment,
+        env=_of_agent(environment),
         start_new_session=True,
     )
     assert process.stdin is not None
@@ -111,6 +113,22 @@ def start_agent(
             process.stdin.close()
         process.wait()
     return process
+
+
+def _of_agent(environment: dict[str, str]) -> dict[str, str]:
+    """Return it with one thread for numpy, which comes along with Arrow: an agent computes nothing.
+
+    By default numpy starts a thread for each core when it is imported.
+    """
+    if _THREADS in environment:
+        return environment
+    return {**environment, _THREADS: "1", _IS_AGENTS: "1"}
+
+
+def forget_agents_threads() -> None:
+    """Give children the environment that the agent was started for."""
+    if os.environ.pop(_IS_AGENTS, None):
+        del os.environ[_THREADS]
 
 
 def print_status(line: StatusLine) -> None:

@@ -105,8 +105,11 @@ def changed_since(began_s: float) -> str:
         began_s: Unix time before the first import.
     """
     for module in list(sys.modules.values()):
-        path = getattr(module, "__file__", None)
-        if not isinstance(path, str) or not os.path.isabs(path):  # `torch.ops` has one, and no file
+        try:  # to ask the module would run one that is to be run when it is first used
+            path = object.__getattribute__(module, "__dict__").get("__file__")
+        except AttributeError:
+            continue
+        if not isinstance(path, str) or not os.path.isabs(path):
             continue
         if _changed_s(path) > began_s:
             return path

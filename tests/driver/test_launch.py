@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from typing import Any
 
+import psutil
 import pytest
 
 import sparkdl
@@ -53,6 +55,20 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     with pytest.raises(ConfigError, match=text):
         sparkdl.launch(None, **options)
     assert not processes()
+
+
+def numpys_threads(args: None, ctx: NodeContext) -> list[str | None]:
+    agent = psutil.Process().parent()
+    assert agent is not None
+    environments = (agent.environ(), dict(os.environ))
+    return [each.get("OPENBLAS_NUM_THREADS") for each in environments]
+
+
+def test_only_agents_are_kept_from_numpys_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS")
+    assert sparkdl.run(None, numpys_threads, None, 1, **LOCAL) == [["1", None]]
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+    assert sparkdl.run(None, numpys_threads, None, 1, **LOCAL) == [["3", "3"]]
 
 
 def test_run_returns_the_values_by_rank_and_leaves_nothing() -> None:

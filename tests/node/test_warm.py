@@ -13,6 +13,7 @@ import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import LazyLoader, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
@@ -87,6 +88,22 @@ def test_a_module_in_a_zip_file_is_as_old_as_the_file(module: ModuleType, tmp_pa
     module.__file__ = f"{archive}/inside/of_it.py"
     assert changed_since(archive.stat().st_ctime) == ""
     assert changed_since(archive.stat().st_ctime - 0.01) == module.__file__
+
+
+def test_a_module_that_is_to_run_later_is_looked_at_and_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "later.py"
+    path.write_text("raise AssertionError('it has run')")
+    spec = spec_from_file_location("later", path)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader = LazyLoader(spec.loader)
+    later = module_from_spec(spec)
+    spec.loader.exec_module(later)
+    monkeypatch.setitem(sys.modules, "later", later)
+    assert changed_since(time.time() + 1) == ""
+    assert changed_since(path.stat().st_ctime - 0.01) == str(path)
 
 
 KEY, OWNER = "a key", 4711
