@@ -96,6 +96,7 @@ def in_step(args: int, ctx: NodeContext) -> list[list[int]]:
     return epochs
 
 
+@pytest.mark.deep  # streams of DataFrames are read by nodes in step as well
 def test_nodes_in_step_read_a_stream_of_uneven_rdds_and_idle_time_as_one_epoch(ssc: Any) -> None:
     context = ssc.sparkContext
     rdds = [context.parallelize(range(n), 2) for n in (1, 5, 0, 0, 0, 0, 0, 17, 3)]

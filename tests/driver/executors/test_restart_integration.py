@@ -52,13 +52,13 @@ def cancel_jobs(spark: SparkSession, agent: psutil.Process) -> None:
     spark.sparkContext.cancelAllJobs()
 
 
+@pytest.mark.deep  # others below lose an executor while rows are fed, and when nodes are detached
 @pytest.mark.parametrize(
     ("placement", "faults"),
     [
         ("attached", [kill_agent, kill_python_worker, cancel_jobs]),
-        # Others below lose an executor while rows are fed, and when nodes are detached.
-        pytest.param("attached", [kill_executor], marks=pytest.mark.deep),
-        pytest.param("detached", [kill_executor], marks=pytest.mark.deep),
+        ("attached", [kill_executor]),
+        ("detached", [kill_executor]),
     ],
 )
 def test_lost_node_is_replaced(
