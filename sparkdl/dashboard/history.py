@@ -201,8 +201,7 @@ class History:
         return self._rows
 
     def _new_rows(self) -> list[NodeRow]:
-        first = self._recent[0].sample if self._recent else self.sample
-        rows = [self._row(node_id, first) for node_id in range(len(self.launched.nodes))]
+        rows = [self._row(node_id) for node_id in range(len(self.launched.nodes))]
         rates = [row.rate for row in rows if row.rate > 0]
         limit = _SLOW * statistics.median(rates) if rates else 0.0
         rows = [replace(row, is_slow=True) if row.rate < limit else row for row in rows]
@@ -290,8 +289,8 @@ class History:
                 values[name] = max(0.0, more / span_s)
         self.series.add(event.time_s, {**values, **_values(event)})
 
-    def _row(self, at: int, first: Sampled | None) -> NodeRow:
-        """Return a node's row; its rate is that since the first sample."""
+    def _row(self, at: int) -> NodeRow:
+        """Return a node's row."""
         place, problem, sample = self.places.get(at), self.failed.get(at), self.sample
         row = NodeRow(
             at,
@@ -300,7 +299,7 @@ class History:
             state="failed" if problem else "starting",
             problem=problem.headline if problem else "",
         )
-        if sample is None or first is None:
+        if sample is None:
             return row
         feeds = sample.feeds.values()
         return replace(
@@ -311,7 +310,7 @@ class History:
             received=sum(feed.received[at] for feed in feeds),
             used=sum(feed.used[at] for feed in feeds),
             epochs=max((feed.epochs[at] for feed in feeds), default=0),
-            rate=_rate(first, sample, at),
+            rate=self._rate(at),
             metrics={
                 name: value
                 for name, column in sample.metrics.items()
@@ -319,6 +318,17 @@ class History:
             },
             load={name: column[at] for name, column in sample.load.items()},
         )
+
+    def _rate(self, at: int) -> float:
+        """Return how many steps a node takes in a second: those it reports, or else its batches."""
+        if not self._recent:
+            return math.nan
+        last = self._recent[-1].sample
+        does_report = last.steps[at] >= 0
+        samples = (look.sample for look in self._recent)
+        first = next(each for each in samples if (each.steps[at] >= 0) is does_report)
+        span_s = last.time_s - first.time_s
+        return max(0.0, (_steps(last, at) - _steps(first, at)) / span_s) if span_s > 0 else math.nan
 
     def _note_phase(self, node_id: int, phase: str, time_s: float) -> None:
         span = self._open.get(node_id)
@@ -349,12 +359,6 @@ class Clusters:
         """Return a cluster's history; the newest one's if it is not named or not known."""
         newest = next(reversed(self.histories.values()), None)
         return self.histories.get(cluster or "", newest)
-
-
-def _rate(first: Sampled, last: Sampled, at: int) -> float:
-    """Return how many steps a node has taken in a second between two samples."""
-    span_s = last.time_s - first.time_s
-    return max(0.0, (_steps(last, at) - _steps(first, at)) / span_s) if span_s > 0 else math.nan
 
 
 def _gained(first: FeedColumns, last: FeedColumns) -> int:

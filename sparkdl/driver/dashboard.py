@@ -216,7 +216,10 @@ def fed(cluster: str, now_s: float, view: View) -> list[AnyEvent]:
 def sampled(spec: ClusterSpec, now_s: float, view: View) -> Sampled:
     """Return how far the nodes are; while the view is held."""
     node_ids = range(len(spec.nodes))
-    active = [view.activity.get(node_id) or _NOTHING for node_id in node_ids]
+    generation = states.generation_of(view.state)
+    reported = [view.activity.get(node_id) or _NOTHING for node_id in node_ids]
+    # What a node reported before a restart says nothing of where it is now.
+    active = [each if generation in (None, each.generation) else _NOTHING for each in reported]
     names = sorted({name for each in active for name in each.metrics})
     feeds = sorted({feed for _, feed in view.feeds})
     return Sampled(

@@ -110,6 +110,15 @@ def test_nodes_are_in_the_order_of_ranks_and_the_slow_one_is_named() -> None:
     assert not any(row.is_slow for row in made.rows())
 
 
+def test_rate_is_that_of_steps_once_they_are_reported() -> None:
+    made = history()
+    made.add(Changed("c", 0.5, "running", 1, places(0, 1, 2)))
+    made.add(sample(1.0, [0] * 3, [0] * 3))  # it goes on at step 1,000 of a checkpoint
+    for second in range(2, 12):
+        made.add(sample(float(second), [0] * 3, [0] * 3, [1000 + 2 * second] * 3))
+    assert {row.rate for row in made.rows()} == {2.0}
+
+
 def test_failure_is_kept_and_its_node_failed_until_the_next_generation() -> None:
     made = history()
     made.add(Changed("c", 1.0, "running", 0, places(0, 1, 2)))
