@@ -215,13 +215,12 @@ class Nodes(Page):
         data = {column.name: column.values(rows) for column in _NODE_COLUMNS}
         data["tone"] = [_tone(row) for row in rows]
         data["pace"] = [_PHASES["failed"] if row.is_slow else "inherit" for row in rows]
-        show_data(self._source, data)
-        # A table (Bokeh 3.9) looks at its data again when its view changes, and the view of as
-        # many rows as before does not.
-        self._table.view.tags = [history.now_s]
         for column, model in zip(_NODE_COLUMNS, self._columns, strict=True):
-            if not model.visible and not np.isnan(data[column.name]).all():
-                model.visible = True
+            if column.is_optional:  # what is 0 at all nodes is left out of a sample
+                model.visible = model.visible or not bool(np.isnan(data[column.name]).all())
+                data[column.name] = np.nan_to_num(data[column.name])
+        show_data(self._source, data)
+        self._table.view.tags = [history.now_s]  # Bokeh's table looks again when its view changes
         counts: dict[str, int] = {}
         for row in rows:
             counts[row.state] = counts.get(row.state, 0) + 1
