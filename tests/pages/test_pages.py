@@ -36,7 +36,10 @@ SMALLER = {
 """What the run replaces, so that it needs a laptop and not a cluster."""
 AS_LARGE_AS_IT_SAYS = ("parameter-servers.md",)
 """Pages whose clusters cannot be smaller."""
-PLACES = ("hdfs:///", "hdfs://namenode/", "s3://bucket/", "/models/", "/data/", "/tmp/")
+PLACES = (
+    *("hdfs:///", "hdfs://namenode/", "s3://bucket/"),
+    *("/models/", "/data/", "/mnt/shared/", "/tmp/"),
+)
 """Beginnings of paths on a page, which become folders of the run."""
 
 NEEDS = {
@@ -51,6 +54,7 @@ NEEDS = {
     "meshes.md": ("jax", "tensorflow", "torch"),
     "overview.md": ("tensorflow",),
     "parameter-servers.md": ("tf_keras",),
+    "profiling.md": ("tensorflow",),
     "pytorch.md": ("torch",),
     "spark-ml.md": ("keras", "tensorflow", "torch"),
     "streaming.md": ("tensorflow",),
