@@ -115,6 +115,7 @@ def fail_once(folder: str) -> list[Any]:
             raise RuntimeError("once")
         dist.barrier()
     assert last is not None
+    dist.barrier()  # or a rank may end while the other still connects to it, which fails then
     place = [os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"]]
     return [last.step, sorted(path.name for path in last.folder.iterdir()), place, os.getpid()]
 

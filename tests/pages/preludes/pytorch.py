@@ -15,12 +15,14 @@ def train(learning_rate, epochs):
     import torch
 
     torch.distributed.init_process_group()
+    torch.distributed.barrier()  # else a rank may end while another still connects to it
     return torch.nn.Linear(epochs, 1)
 
 
 Path("train.py").write_text(
     "import sys, torch\n"
     "torch.distributed.init_process_group()\n"
+    "torch.distributed.barrier()\n"
     "assert torch.distributed.get_world_size() == 2\n"
     "assert sys.argv[1:] == ['--lr=0.001']\n"
 )
