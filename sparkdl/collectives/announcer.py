@@ -88,6 +88,9 @@ class Announcer:
                 told = store.get(f"announcer {each.target}").decode()
                 self._to[each.target] = self._greet(told, key, deadline)
             self._let_in(listener, nonce, key, deadline)
+        # Else a member could end at once, and the store and gloo's connections with it, while
+        # another one still connects.
+        self.exchange(bytes(1))
 
     def _let_in(
         self, listener: socket.socket, nonce: bytes, key: bytes, deadline: Deadline

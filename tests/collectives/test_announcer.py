@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -42,6 +43,32 @@ def connected(size: int, timeout_s: float = SOON_S, keys: dict[int, bytes] | Non
         return Announcer(rank, size, store, "localhost", key, timeout_s)
 
     return connect, store
+
+
+class Late:
+    """The store of rank 3, which asks last for the address of a member."""
+
+    def __init__(self, store: Any, is_first: threading.Event) -> None:
+        self._store, self._is_first = store, is_first
+        self.set = store.set
+
+    def get(self, key: str) -> bytes:
+        if key == "announcer 1":  # not that of rank 0: the two have no connection
+            assert not self._is_first.wait(0.3), "rank 0 did not wait for rank 3"
+        return bytes(self._store.get(key))
+
+
+@pytest.mark.torch
+def test_nobody_leaves_before_all_are_connected() -> None:
+    has_left = threading.Event()
+    _, store = connected(4)
+
+    def connect_and_leave(rank: int) -> None:
+        own = Late(store, has_left) if rank == 3 else store
+        Announcer(rank, 4, own, "localhost", KEY, SOON_S).close()
+        has_left.set()
+
+    assert at_once([partial(connect_and_leave, rank) for rank in range(4)]) == [None] * 4
 
 
 @contextmanager
