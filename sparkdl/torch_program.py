@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from sparkdl.control.values import encode_value
 from sparkdl.core.errors import ConfigError, ResultError
+from sparkdl.core.scratch import scratch_folder
 from sparkdl.node.context import current
 
 if TYPE_CHECKING:
@@ -55,8 +56,8 @@ class Script:
     def run(self, arguments: tuple[str, ...]) -> None:
         """Run it as `python path arguments` would."""
         path, argv, found_in = Path(self.path), list(sys.argv), list(sys.path)
-        with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
-            program = Path(folder, path.name)
+        with scratch_folder() as folder:
+            program = folder / path.name
             program.write_bytes(self.text)
             sys.argv = [str(program), *arguments]
             sys.path[0:0] = [str(path.parent)] if path.parent.is_dir() else []
@@ -170,8 +171,8 @@ class OnRows:
         """
         ctx = current()
         assert ctx is not None
-        with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
-            rows, schema = Path(folder, "data.arrow"), Path(folder, "schema.json")
+        with scratch_folder() as folder:
+            rows, schema = folder / "data.arrow", folder / "schema.json"
             if not _write(ctx.batches(_BATCH, even=False), rows):
                 raise ConfigError(
                     f"rank {ctx.rank} of {ctx.num_workers} has no rows: the DataFrame is empty or "

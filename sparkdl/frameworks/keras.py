@@ -21,7 +21,6 @@ import contextlib
 import functools
 import logging
 import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
@@ -30,6 +29,7 @@ from typing import Any
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.patch import Function, Patch
+from sparkdl.core.scratch import scratch_folder
 
 _logger = logging.getLogger(__name__)
 
@@ -157,8 +157,8 @@ def _predict(stock: Function, model: Any, x: Any, *args: Any, **kwargs: Any) -> 
 @contextlib.contextmanager
 def _private_path(path: Any) -> Iterator[str]:
     """Yield a path of the same name that is deleted afterwards."""
-    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
-        yield os.path.join(folder, PurePath(str(path)).name)
+    with scratch_folder() as folder:
+        yield str(folder / PurePath(str(path)).name)
 
 
 def _save(stock: Function, model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
@@ -22,6 +21,7 @@ from typing import Any, Protocol
 import msgspec
 
 from sparkdl.core.errors import CheckpointError, ConfigError
+from sparkdl.core.scratch import scratch_folder
 from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.feed.adapters.keras_epochs import let_epochs_differ
 from sparkdl.frameworks.keras import spans_workers
@@ -198,8 +198,8 @@ class _Saver:
             if self._ctx.rank == 0:
                 (folder / _PROGRESS).write_bytes(msgspec.json.encode(progress))
             # Those that do not write take part: reading some variables needs all workers.
-            with tempfile.TemporaryDirectory(prefix="sparkdl-") as private:
-                _write(model, _files(folder, model, self._ctx, Path(private)))
+            with scratch_folder() as private:
+                _write(model, _files(folder, model, self._ctx, private))
         self._saved = progress.step
 
 

@@ -38,6 +38,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, ResultError, SparkdlError
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.imports import quick_imports
+from sparkdl.core.scratch import make_scratch_in
 from sparkdl.frameworks.framework import Framework, framework_named
 from sparkdl.node.context import NodeContext, enter
 from sparkdl.node.link import AgentLink
@@ -157,6 +158,7 @@ def _prepare(
     """Set the environment, release the port, patch the framework."""
     member = start.world.member(start.node_id)
     os.environ.update(framework.environment(start.world, member, start.spec))
+    make_scratch_in(work_dir / "scratch")
     ctx = NodeContext(start.world, member, start.spec, link, port, start.resume, work_dir)
     enter(ctx)
     framework.before_map_fun(start.world, member)

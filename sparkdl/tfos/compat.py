@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 import uuid
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from sparkdl.core.scratch import scratch_folder
 from sparkdl.ml.scoring.tensorflow import output_names
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> N
         is_chief: whether this node's copy is the one that is kept.
     """
     if not is_chief:
-        with tempfile.TemporaryDirectory(prefix="sparkdl-export-") as folder:
-            _export(model, os.path.join(folder, "model"))
+        with scratch_folder() as private:
+            _export(model, str(private / "model"))
         return
     folder = export_dir.removeprefix("file://")
     if urlsplit(folder).scheme:

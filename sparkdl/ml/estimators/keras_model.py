@@ -6,13 +6,12 @@ Runs in: driver, child, feeder
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
+from sparkdl.core.scratch import scratch_folder
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.ml.estimators.source import Tensor
 
@@ -24,8 +23,8 @@ _METRICS_BY_LOSS = ("accuracy", "acc", "crossentropy", "ce")
 
 def as_content(model: Any) -> bytes:
     """Return a Keras model as a `.keras` file."""
-    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
-        path = Path(folder, "model.keras")
+    with scratch_folder() as folder:
+        path = folder / "model.keras"
         model.save(path)
         return path.read_bytes()
 
@@ -72,8 +71,8 @@ def from_content(content: bytes, compiles: bool = False) -> Any:
             f"Keras cannot be imported here: {error}. Install it, and what it runs on: "
             "pip install keras tensorflow (or tensorflow-cpu)"
         ) from error
-    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
-        path = Path(folder, "model.keras")
+    with scratch_folder() as folder:
+        path = folder / "model.keras"
         path.write_bytes(content)
         return keras.saving.load_model(path, compile=compiles)
 

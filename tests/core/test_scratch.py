@@ -1,0 +1,54 @@
+"""Folders for a moment are gone after it, even those of a process that was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from sparkdl.core import scratch
+from sparkdl.core.scratch import make_scratch_in, scratch_folder
+from sparkdl.node.context import NodeContext
+from tests.doubles.nodes import SOON_S, launch
+
+
+def test_folder_is_there_for_a_moment() -> None:
+    with scratch_folder() as folder, scratch_folder() as other:
+        (folder / "file").write_text("text")
+        assert not list(other.iterdir())
+    assert not folder.exists()
+    assert not other.exists()
+
+
+def test_what_another_process_has_left_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scratch, "_place", None)
+    place = tmp_path / "scratch"
+    for _ in range(2):
+        make_scratch_in(place)
+        assert not list(place.iterdir())
+        with scratch_folder() as folder:
+            assert folder.parent == place
+        (place / "left").mkdir()
+
+
+def write_and_die(args: None, ctx: NodeContext) -> tuple[str, list[str]]:
+    """Die with a folder in use, the first time; return where folders are, and what is there."""
+    with scratch_folder() as folder:
+        (folder / "weights").write_bytes(bytes(1 << 20))
+        if not ctx.restarts:
+            os.kill(os.getpid(), signal.SIGKILL)
+        there = [str(path.relative_to(folder.parent)) for path in folder.parent.rglob("*")]
+        return str(folder.parent), sorted(there)
+
+
+@pytest.mark.parametrize("spare", [False, True])
+def test_killed_process_leaves_nothing(spare: bool) -> None:
+    with launch(write_and_die, nodes=1, input_mode="own", max_restarts=1, spare=spare) as cluster:
+        ((place, there),) = cluster.results(SOON_S)
+        folder, file = there
+        assert file == f"{folder}/weights"
+        assert Path(place).is_dir()  # whether it goes with the node is looked at after each test
