@@ -1,11 +1,14 @@
-"""sparkdl: two nodes, fed from a DataFrame or reading its files; `TFModel` or a UDF scores."""
+"""sparkdl: two nodes, fed from a DataFrame or reading its files; `TFModel` or `predict` scores."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from jobs import (
+    Array,
     Phases,
     Told,
     accuracy,
@@ -16,7 +19,6 @@ from jobs import (
     spark_session,
     torch_loop,
     torch_model,
-    udf_accuracy,
 )
 
 
@@ -53,9 +55,24 @@ def train_torch(args: argparse.Namespace, ctx: Any) -> None:
         torch.save(model.module, f"{args.model}.pt")
 
 
+def score_torch(path: str) -> Callable[[Mapping[str, Array]], Array]:
+    """Return what scores rows with a saved model."""
+    import torch
+
+    model = torch.load(path, weights_only=False)
+
+    def score(columns: Mapping[str, Array]) -> Array:
+        with torch.no_grad():
+            scores: Array = model(torch.tensor(columns["image"])).numpy()
+        return scores
+
+    return score
+
+
 def job(parsed: argparse.Namespace, phases: Phases, told: Told) -> float:
     """Be the user's program."""
     import sparkdl
+    from sparkdl.ml import predict
 
     parsed.told = told
     is_keras = parsed.framework == "keras"
@@ -81,7 +98,9 @@ def job(parsed: argparse.Namespace, phases: Phases, told: Told) -> float:
             model.setInputMapping({"image": "image"}).setOutputMapping({"scores": "scores"})
             share = accuracy(model.transform(test))
         else:
-            share = udf_accuracy(test, f"{parsed.model}.pt")
+            load = partial(score_torch, f"{parsed.model}.pt")
+            scored = predict(test, load, ["image"], "scores array<float>", batch_size=1024)
+            share = accuracy(scored)
         phases.end("score")
     return share
 
