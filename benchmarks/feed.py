@@ -297,7 +297,7 @@ def main() -> None:
         "--sets", default=",".join(names), help="which sets of data, with commas between"
     )
     parsed = parser.parse_args()
-    contestants = [one for one in CONTESTANTS if parsed.only.lower() in one.name.lower()]
+    contestants = [one for one in CONTESTANTS if parsed.only.search(one.name)]
     with ExitStack() as stack:
         folder = parsed.data or Path(
             stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-feed-"))

@@ -168,7 +168,7 @@ def main() -> None:
     runs: list[Run] = []
     for number in range(parsed.repeats + 1):
         for way, name in NAMES.items():
-            if parsed.only.lower() not in name.lower():
+            if not parsed.only.search(name):
                 continue
             for nodes in parsed.nodes:
                 done = _run(parsed, way, nodes, number)

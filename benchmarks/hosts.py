@@ -145,7 +145,7 @@ def main() -> None:
         raise SystemExit(f"no hosts can be made here: {reason}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or the hosts would stay
     os.environ["PYTHONPATH"] = os.pathsep.join([str(runner.ROOT), str(PROGRAM.parent)])
-    wanted = [name for name in CONTESTANTS if parsed.only.lower() in name.lower()]
+    wanted = [name for name in CONTESTANTS if parsed.only.search(name)]
     runs = []
     for number in range(parsed.runs):
         for contestant in wanted:

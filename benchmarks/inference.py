@@ -107,7 +107,7 @@ def main() -> None:
         subprocess.run([parsed.python, "-c", code, str(folder)], cwd=contestants, check=True)
         for number in range(parsed.repeats + 1):
             for mode, name in NAMES.items():
-                if parsed.only.lower() not in name.lower():
+                if not parsed.only.search(name):
                     continue
                 given = few if mode in FEW else data
                 arguments = [

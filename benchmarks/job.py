@@ -138,7 +138,7 @@ def main() -> None:
     train, test = datasets.make_digits(parsed.data, parsed.rows)
     runs: list[Run] = []
     for number in range(1 - parsed.warm_up, parsed.repeats + 1):
-        chosen = [name for name in CONTESTANTS if parsed.only.lower() in name.lower()]
+        chosen = [name for name in CONTESTANTS if parsed.only.search(name)]
         runs += [_run(parsed, name, number, train, test) for name in chosen]
     rows = summarise(runs)
     print(table(rows))

@@ -191,9 +191,7 @@ def main() -> None:
     parser = runner.options(__doc__, "launch", deadline_s=180)
     parser.add_argument("--launches", type=int, default=2, help="launches in each session")
     parsed = parser.parse_args()
-    contestants = [
-        contestant for contestant in CONTESTANTS if parsed.only.lower() in contestant.name.lower()
-    ]
+    contestants = [contestant for contestant in CONTESTANTS if parsed.only.search(contestant.name)]
     runs = []
     for number in range(parsed.repeats + 1):
         for contestant in contestants:

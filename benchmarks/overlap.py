@@ -96,7 +96,7 @@ def main() -> None:
         arguments += [f"--epochs={parsed.epochs}", f"--hidden={parsed.hidden}"]
         for number in range(parsed.repeats + 1):
             for mode, name in {**NAMES, "ready": READY}.items():
-                if parsed.only.lower() not in name.lower():
+                if not parsed.only.search(name):
                     continue
                 outcome = runner.run(
                     parsed.python, "overlap.py", [*arguments, f"--mode={mode}"], parsed.deadline_s

@@ -196,7 +196,7 @@ def main() -> None:
         help="seconds that all nodes have trained before each kill",
     )
     parsed = parser.parse_args()
-    wanted = [one for one in CONTESTANTS if parsed.only.lower() in one.name.lower()]
+    wanted = [one for one in CONTESTANTS if parsed.only.search(one.name)]
     floors = {one.floor for one in wanted}
     contestants = [one for one in CONTESTANTS if one in wanted or one.name in floors]
     runs = []

@@ -21,6 +21,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -200,7 +201,10 @@ def options(description: str | None, name: str, deadline_s: float) -> argparse.A
     python = str(peers if peers.exists() else sys.executable)
     parser.add_argument("--python", default=python, help="the interpreter of the contestants")
     parser.add_argument(
-        "--only", default="", help="run only the contestants whose name contains this"
+        "--only",
+        default="",
+        type=partial(re.compile, flags=re.IGNORECASE),
+        help="run only the contestants in whose name this regular expression is found",
     )
     parser.add_argument(
         "--json", type=Path, default=ROOT / "out" / f"{name}.json", help="every run and the table"

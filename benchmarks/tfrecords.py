@@ -122,7 +122,7 @@ def main() -> None:
         for number in range(parsed.repeats + 1):
             for kind in kinds:
                 for name, (how, threads), _ in WAYS:
-                    if parsed.only.lower() not in name.lower():
+                    if not parsed.only.search(name):
                         continue
                     arguments = [f"--how={how}", f"--threads={threads}", f"--kind={kind}"]
                     outcome = runner.run(
