@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from harness import NODES, claim_stdout, mark, session, wait_for_marks, write
-from processes import MARK, cpu_s, marked
+from processes import MARK, marked, own_cpu_s
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -84,11 +84,11 @@ Job = Callable[[argparse.Namespace, Phases, Told], float]
 def compete(parsed: argparse.Namespace, job: Job) -> None:
     """Do the job, and write a line of what it took."""
     phases, lines = Phases(), claim_stdout()
-    with tempfile.TemporaryDirectory(prefix="bench-job-") as folder, _Memory() as memory:
+    with tempfile.TemporaryDirectory(prefix="bench-job-") as folder, _Usage() as usage:
         parsed.model = str(Path(folder, "model"))
         accuracy = job(parsed, phases, Told(folder))
         phases.end("shutdown")
-    took = {"seconds": phases.seconds, "cpu_s": cpu_s(), "memory": memory.peak}
+    took = {"seconds": phases.seconds, "cpu_s": usage.cpu_s, "memory": usage.memory}
     write(lines, {"event": "job", "accuracy": accuracy, **took})
 
 
@@ -101,15 +101,20 @@ def spark_session(phases: Phases, slots: int) -> Iterator[SparkSession]:
         yield spark
 
 
-class _Memory:
-    """Looks at the memory of all processes of this contestant, every second."""
+class _Usage:
+    """Looks every second at what all processes of this contestant use.
+
+    Attributes:
+        memory: The most bytes of all processes together.
+    """
 
     def __init__(self) -> None:
-        self.peak = 0
+        self.memory = 0
+        self._cpu_s: dict[str, float] = {}
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> _Memory:
+    def __enter__(self) -> _Usage:
         self._thread.start()
         return self
 
@@ -117,10 +122,18 @@ class _Memory:
         self._is_over.set()
         self._thread.join()
 
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of all processes, of each as it was last seen."""
+        return sum(self._cpu_s.values())
+
     def _watch(self) -> None:
-        token = os.environ.get(MARK, "")
-        while not self._is_over.wait(_LOOK_S):
-            self.peak = max(self.peak, sum(map(_pss, marked(token))))
+        token, is_over = os.environ.get(MARK, ""), False
+        while not is_over:
+            is_over = self._is_over.wait(_LOOK_S)
+            there = marked(token)
+            self._cpu_s.update(own_cpu_s(there))
+            self.memory = max(self.memory, sum(map(_pss, there)))
 
 
 def _pss(pid: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +46,16 @@ def cpu_s() -> float:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
             total += sum(map(int, fields[11:15]))
     return total / _TICKS
+
+
+def own_cpu_s(pids: Iterable[int]) -> dict[str, float]:
+    """Return the CPU time of each process, without its children's, by its number and its start."""
+    found = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            found[f"{pid} {fields[19]}"] = (int(fields[11]) + int(fields[12])) / _TICKS
+    return found
 
 
 @dataclass
