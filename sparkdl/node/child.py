@@ -111,7 +111,7 @@ def _run(arguments: ChildArguments, link: AgentLink) -> Returned | Raised:
         payload = Path(start.payload)
         with trace.span("launch", "prepare"):
             map_fun, args = cloudpickle.loads(payload.read_bytes())
-            ctx = _prepare(framework, start, link, port, payload.parent)
+            ctx = _prepare(framework, start, link, port, payload.parent / "scratch")
         if isinstance(args, list):
             sys.argv = args
         kind = "exception"
@@ -153,13 +153,13 @@ def _preload(modules: Sequence[str]) -> None:
 
 
 def _prepare(
-    framework: Framework, start: Start, link: AgentLink, port: socket.socket, work_dir: Path
+    framework: Framework, start: Start, link: AgentLink, port: socket.socket, scratch: Path
 ) -> NodeContext:
     """Set the environment, release the port, patch the framework."""
     member = start.world.member(start.node_id)
     os.environ.update(framework.environment(start.world, member, start.spec))
-    make_scratch_in(work_dir / "scratch")
-    ctx = NodeContext(start.world, member, start.spec, link, port, start.resume, work_dir)
+    make_scratch_in(scratch)
+    ctx = NodeContext(start.world, member, start.spec, link, port, start.resume, scratch)
     enter(ctx)
     framework.before_map_fun(start.world, member)
     if start.spec.release_port or member.role.is_server:
