@@ -29,5 +29,5 @@ def make_scratch_in(folder: Path) -> None:
     """Have this process make its folders there, and delete what another one has left there."""
     global _place
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)  # where a process that outlived that one still writes
     _place = folder

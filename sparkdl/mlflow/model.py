@@ -6,13 +6,12 @@ Runs in: driver
 from __future__ import annotations
 
 import logging
-import tempfile
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.jobs import named_jobs
+from sparkdl.core.scratch import scratch_folder
 from sparkdl.ml.estimators.source import TORCH
 from sparkdl.ml.scoring.frames import FrameScorer
 
@@ -49,8 +48,8 @@ def save_model(
     signature = _signature(scorer, dataset.schema)
     example = _example(scorer, dataset) if with_example else None
     experiment = client.get_run(run_id).info.experiment_id
-    with tempfile.TemporaryDirectory(prefix="sparkdl-") as name:
-        data, folder = Path(name, "scorer"), str(Path(name, "model"))
+    with scratch_folder() as scratch:
+        data, folder = scratch / "scorer", str(scratch / "model")
         data.mkdir()
         scorer.save(data)
         logged = client.create_logged_model(experiment, "model", run_id)

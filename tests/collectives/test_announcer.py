@@ -48,13 +48,13 @@ def connected(size: int, timeout_s: float = SOON_S, keys: dict[int, bytes] | Non
 class Late:
     """The store of rank 3, which asks last for the address of a member."""
 
-    def __init__(self, store: Any, is_first: threading.Event) -> None:
-        self._store, self._is_first = store, is_first
+    def __init__(self, store: Any, has_left: threading.Event) -> None:
+        self._store, self._has_left = store, has_left
         self.set = store.set
 
     def get(self, key: str) -> bytes:
         if key == "announcer 1":  # not that of rank 0: the two have no connection
-            assert not self._is_first.wait(0.3), "rank 0 did not wait for rank 3"
+            assert not self._has_left.wait(0.3), "rank 0 did not wait for rank 3"
         return bytes(self._store.get(key))
 
 

@@ -10,8 +10,6 @@ cloudpickle: load only those you trust, as with any pickle.
 from __future__ import annotations
 
 import json
-import tempfile
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,6 +26,7 @@ from pyspark.sql import SparkSession
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.jobs import named_jobs
+from sparkdl.core.scratch import scratch_folder
 from sparkdl.ml.estimators.source import local_path
 
 
@@ -53,8 +52,8 @@ class Storage:
 
     def write(self, content: bytes, name: str) -> None:
         """Write a file."""
-        with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
-            file = Path(folder, "file")
+        with scratch_folder() as folder:
+            file = folder / "file"
             file.write_bytes(content)
             self.add(str(file), name)
 
@@ -63,9 +62,9 @@ class Storage:
         path = self._path(f"{self._folder}/{name}")
         if not path.getFileSystem(self._conf).exists(path):
             return None
-        with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
+        with scratch_folder() as folder:
             self._copy(f"{self._folder}/{name}", f"file://{folder}/file")
-            return Path(folder, "file").read_bytes()
+            return (folder / "file").read_bytes()
 
     def location(self, name: str) -> str:
         """Return where a file is: a local path, or a URL."""
