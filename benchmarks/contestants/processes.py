@@ -43,8 +43,7 @@ def cpu_s() -> float:
     total = 0
     for pid in marked(os.environ.get(MARK, "")):
         with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            total += sum(map(int, fields[11:15]))
+            total += sum(map(int, _stat(pid)[11:15]))
     return total / _TICKS
 
 
@@ -53,9 +52,14 @@ def own_cpu_s(pids: Iterable[int]) -> dict[str, float]:
     found = {}
     for pid in pids:
         with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            found[f"{pid} {fields[19]}"] = (int(fields[11]) + int(fields[12])) / _TICKS
+            fields = _stat(pid)
+            found[f"{pid} {fields[19]}"] = sum(map(int, fields[11:13])) / _TICKS
     return found
+
+
+def _stat(pid: int) -> list[str]:
+    """Return what `/proc/PID/stat` has after the command, which may hold blanks; see proc(5)."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 @dataclass
