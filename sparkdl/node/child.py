@@ -41,6 +41,7 @@ from sparkdl.core.imports import quick_imports
 from sparkdl.core.scratch import make_scratch_in
 from sparkdl.frameworks.framework import Framework, framework_named
 from sparkdl.node.context import NodeContext, enter
+from sparkdl.node.heap import keep_freed_memory
 from sparkdl.node.link import AgentLink
 from sparkdl.node.resources import HadoopClasspath
 
@@ -73,6 +74,7 @@ def main(argv: list[str]) -> None:
     """Run one child from start to end."""
     arguments = ChildArguments.parse(argv)
     _die_with(arguments.agent_pid)
+    keep_freed_memory()
     faulthandler.enable()
     _write_stacks_on_signal(arguments.stacks_fd)
     link = AgentLink(socket.socket(fileno=arguments.channel_fd))

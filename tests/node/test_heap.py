@@ -1,0 +1,45 @@
+"""What a child's C library does with memory that a step has freed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+_STEPS = """
+import resource
+import numpy as np
+from sparkdl.node.heap import keep_freed_memory
+
+def step():
+    arrays = [np.ones(25 << 20, np.uint8) for _ in range(3)]
+
+keep_freed_memory()
+step()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    step()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def page_faults() -> int:
+    """Return how many pages ten steps take from the system that the first has used already."""
+    done = subprocess.run(
+        [sys.executable, "-c", _STEPS], check=True, capture_output=True, text=True, timeout=60
+    )
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is about glibc")
+def test_freed_memory_is_used_again_without_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"):
+        monkeypatch.delenv(name, raising=False)
+    assert page_faults() < 100
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it is about glibc")
+def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", str(1 << 20))
+    assert page_faults() > 1000
