@@ -105,8 +105,9 @@ class TFModel(
     """Scores with a saved model: a SavedModel, a `.keras` file, or weights with their model.
 
     `input_mapping` names the column for each of the model's inputs, `output_mapping` the column
-    for each output that is wanted; without it all outputs are there under their own names. A
-    process of its own loads the model to find out its inputs and outputs; no Spark job runs.
+    for each output that is wanted; without it all outputs are there under their own names. The
+    model's file says what its inputs and outputs are, or else a process of its own that loads it;
+    no Spark job runs.
 
     Each Python worker of Spark loads the model once and keeps it until it is given another one;
     where GPUs are fewer than task slots, one process for each GPU does, see `setModelPer`.
