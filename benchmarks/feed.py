@@ -51,7 +51,7 @@ class Column:
     name: str
     contestant: str
     epochs: str
-    limit: str = ""
+    limit: Column | None = None
 
 
 TFOS = Contestant("TensorFlowOnSpark 2.2.5", "feed_tfos.py", on_few=True)
@@ -61,21 +61,28 @@ BARE = Contestant("bare loop", "feed_bare.py")
 PARQUET = Contestant("sparkdl, Parquet", "feed_sparkdl.py", ("--source", "parquet"))
 NODES_READ = Contestant("sparkdl, nodes read", "feed_sparkdl.py", ("--source", "nodes"))
 SCAN = Contestant("scan", "feed_scan.py")
+TOUCH = Contestant("scan, touched", "feed_scan.py", ("--touch",))
 MEMORY = Contestant("sparkdl, memory", "feed_sparkdl.py", ("--memory",))
-CONTESTANTS = (TFOS, DRAIN, OURS, BARE, PARQUET, NODES_READ, SCAN, MEMORY)
+CONTESTANTS = (TFOS, DRAIN, OURS, BARE, PARQUET, NODES_READ, SCAN, TOUCH, MEMORY)
+DRAINED = Column("drain: limit of a first epoch", DRAIN.name, FIRST)
+LOOPED = Column("bare loop: limit of later epochs", BARE.name, LATER)
+FIRST_SCAN = Column("scan, touched, first pass: limit of a first feed", TOUCH.name, FIRST)
+SCANNED = Column("scan, touched: limit of Parquet", TOUCH.name, LATER)
 COLUMNS = (
     Column("TensorFlowOnSpark 2.2.5", TFOS.name, FIRST),
-    Column("drain: limit of a first epoch", DRAIN.name, FIRST),
-    Column("sparkdl, first epoch of the first feed", OURS.name, COLD, DRAIN.name),
-    Column("sparkdl, first epoch", OURS.name, FIRST, DRAIN.name),
-    Column("bare loop: limit of later epochs", BARE.name, LATER),
-    Column("sparkdl, later epochs", OURS.name, LATER, BARE.name),
-    Column("scan: limit of Parquet", SCAN.name, LATER),
-    Column("sparkdl, nodes read, first epoch of the first feed", NODES_READ.name, COLD, SCAN.name),
-    Column("sparkdl, nodes read, first epoch", NODES_READ.name, FIRST, SCAN.name),
-    Column("sparkdl, nodes read, later epochs", NODES_READ.name, LATER, BARE.name),
-    Column("sparkdl from Parquet, first epoch", PARQUET.name, FIRST, SCAN.name),
-    Column("sparkdl from Parquet, later epochs", PARQUET.name, LATER, BARE.name),
+    DRAINED,
+    Column("sparkdl, first epoch of the first feed", OURS.name, COLD, DRAINED),
+    Column("sparkdl, first epoch", OURS.name, FIRST, DRAINED),
+    LOOPED,
+    Column("sparkdl, later epochs", OURS.name, LATER, LOOPED),
+    Column("scan, nothing touched", SCAN.name, LATER),
+    FIRST_SCAN,
+    SCANNED,
+    Column("sparkdl, nodes read, first epoch of the first feed", NODES_READ.name, COLD, FIRST_SCAN),
+    Column("sparkdl, nodes read, first epoch", NODES_READ.name, FIRST, SCANNED),
+    Column("sparkdl, nodes read, later epochs", NODES_READ.name, LATER, LOOPED),
+    Column("sparkdl from Parquet, first epoch", PARQUET.name, FIRST, SCANNED),
+    Column("sparkdl from Parquet, later epochs", PARQUET.name, LATER, LOOPED),
 )
 
 
@@ -204,14 +211,14 @@ def summarise(data: DataSet, few: DataSet, runs: Sequence[Run]) -> list[Row]:
             Figure.of(speed * width / 1e6 for speed in speeds),
             Figure.of(median(epoch.cpu_s * 1e6 / epoch.rows for epoch in one) for one in epochs),
         )
-        limits = [rows[other.name] for other in COLUMNS if other.contestant == column.limit]
-        limits = [limit for limit in limits if limit]
-        rows[column.name] = row
-        if limits:
-            row = replace(row, of_limit=runner.ratio(row.rows_s, limits[0].rows_s))
         if column.limit:
-            tfos = rows[COLUMNS[0].name].rows_s
-            rows[column.name] = replace(row, of_tfos=runner.ratio(row.rows_s, tfos))
+            limit, tfos = rows[column.limit.name].rows_s, rows[COLUMNS[0].name].rows_s
+            row = replace(
+                row,
+                of_limit=runner.ratio(row.rows_s, limit),
+                of_tfos=runner.ratio(row.rows_s, tfos),
+            )
+        rows[column.name] = row
     return list(rows.values())
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +36,20 @@ def segments(path: str, node: int, rows: int) -> list[int]:
     return descriptors
 
 
-def batches(descriptors: list[int]) -> Iterator[dict[str, np.ndarray]]:
-    """Return all rows in batches of arrays: views, but where a batch spans two segments."""
-    rest: dict[str, np.ndarray] = {}
+def stored(descriptors: list[int]) -> Iterator[pa.RecordBatch]:
+    """Map each memory file anew, and return its record batch."""
     for descriptor in descriptors:
         with (
             pa.memory_map(f"/dev/fd/{descriptor}", "r") as source,
             pa.ipc.open_stream(source) as reader,
         ):
-            batch = reader.read_next_batch()
+            yield reader.read_next_batch()
+
+
+def cut(record_batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, np.ndarray]]:
+    """Return all rows in batches of arrays: views, but where a batch spans two record batches."""
+    rest: dict[str, np.ndarray] = {}
+    for batch in record_batches:
         arrays = {
             name: to_numpy(column)
             for name, column in zip(batch.schema.names, batch.columns, strict=True)
@@ -87,12 +92,12 @@ if __name__ == "__main__":
         lines = claim_stdout()
         write_epochs(lines, parsed, *side_by_side(__file__, sys.argv[1:]))
     else:
-        stored = segments(parsed.path, parsed.node, parsed.segment_rows)
+        descriptors = segments(parsed.path, parsed.node, parsed.segment_rows)
         touch = Touch()
 
         def epoch() -> dict[str, Any]:
             """Touch everything once."""
-            for batch in batches(stored):
+            for batch in cut(stored(descriptors)):
                 touch(batch)
             return touch.record()
 
