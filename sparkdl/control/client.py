@@ -129,7 +129,7 @@ class CoordinatorClient:
             if verdict == "ask":
                 with suppress(ConnectionClosed):
                     await self._connection.ping()
-            await asyncio.sleep(timeout_s / LOOKS)
+            await asyncio.sleep(min(timeout_s / LOOKS, watch.due_s))
         self.ended = f"the driver's host does not answer: not for {timeout_s:g} s"
         self._connection.transport.abort()
 

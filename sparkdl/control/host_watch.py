@@ -54,11 +54,13 @@ class HostWatch:
 
     Attributes:
         is_silent: the last look found it so.
+        due_s: seconds from the last look to the first moment at which another may find it so.
         quiet_s: for how long no data had come by then, pings among them.
     """
 
     def __init__(self, sock: Any, timeout_s: float) -> None:
         self.is_silent = False
+        self.due_s = timeout_s
         self.quiet_s = 0.0
         self._sock = sock
         self._timeout_s = timeout_s
@@ -84,7 +86,8 @@ class HostWatch:
         if now_s < self._rests_until_s:
             return "there"
         silent_s = self._silent_s(now_s)
-        self.is_silent = silent_s >= self._timeout_s
+        self.due_s = max(0.0, self._timeout_s - silent_s)
+        self.is_silent = not self.due_s
         if self.is_silent:
             return "silent"
         quiet_in_s = _ASK_SHARE * self._timeout_s - silent_s

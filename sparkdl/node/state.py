@@ -364,7 +364,8 @@ def _ending_exited(state: Ending, event: ChildExited, now_s: float) -> Step[Idle
 
 
 def _orphaned(state: State, event: Orphaned, now_s: float) -> Step[Gone]:
-    return Gone(), [CloseFeeds(event.reason), Kill(), End(event.reason)]
+    # First of all nothing trains any more: another host may be given the node's place.
+    return Gone(), [Kill(), CloseFeeds(event.reason), End(event.reason)]
 
 
 TRANSITIONS: dict[tuple[type, type], Callable[[Any, Any, float], Step[State]]] = {

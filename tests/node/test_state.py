@@ -86,8 +86,8 @@ HAS_RAISED: list[Action] = [CloseFeeds(FAILURE.describe())]
 HAS_EXITED: list[Action] = [CloseFeeds("the child has died (exit code 0)"), Kill()]
 HAS_CRASHED: list[Action] = [CloseFeeds("the child has died (SIGSEGV)"), Kill()]
 GOES: list[Action] = [
-    CloseFeeds("the executor is gone"),
     Kill(),
+    CloseFeeds("the executor is gone"),
     End("the executor is gone"),
 ]
 

@@ -50,7 +50,7 @@ _FD_WAIT_S = 10.0
 """How long to wait for a descriptor, which was sent before its segment was announced."""
 FULL_WAIT_S = 1.0
 """How long a full node keeps a batch before it gives it back: another node may have room."""
-
+_CALLS_END_S = 1.0
 
 _MAX_REASON_NBYTES = 7000
 """An error's text travels in gRPC's headers, of which 8 KiB are let through: it is there twice,
@@ -128,10 +128,18 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         return log.adopt(fd, piece.rows, Deadline.after(FULL_WAIT_S), request)
 
     def shutdown(self) -> None:
-        """End all calls, and the connections of feeders on this machine."""
+        """Let calls end; hang up on those that have not within a second.
+
+        gRPC itself waits for them for ever. A feeder that waits for another node says nothing.
+        """
         self._fd_receiver.close()
-        self._strangers.close()
+        hanging_up = threading.Timer(_CALLS_END_S, self._strangers.hang_up)
+        hanging_up.daemon = True
+        hanging_up.start()
         super().shutdown()
+        hanging_up.cancel()
+        hanging_up.join()
+        self._strangers.close()
 
     def do_action(
         self, context: flight.ServerCallContext, action: flight.Action

@@ -75,13 +75,24 @@ class Strangers:
             f"{self._sent_away.total()} were ended{_by_host(self._sent_away)}"
         )
 
+    def hang_up(self) -> None:
+        """End the watch, and all connections, those of who has shown the token as well."""
+        self._end_watch()
+        if sys.platform == "linux":
+            for fd in map(int, os.listdir(_OWN_FDS)):
+                if peer := self._peer(fd):
+                    self._hang_up(fd, peer)
+
     def close(self) -> None:
         """End the watch."""
+        self._end_watch()
+        self._hand.close()
+        self._nothing.close()
+
+    def _end_watch(self) -> None:
         self._has_ended.set()
         if self._thread.ident is not None:
             self._thread.join()
-        self._hand.close()
-        self._nothing.close()
 
     def _watch(self) -> None:
         while not self._has_ended.wait(_LOOK_S):
