@@ -53,7 +53,7 @@ def lose_h2(bed: Bed, driver: Program, lose: Callable[[Host], None]) -> None:
 def is_alive(process: psutil.Process) -> bool:
     """Whether it runs: one that has ended is there until its agent, which is ending, reaps it."""
     try:
-        return str(process.status()) != psutil.STATUS_ZOMBIE
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 
