@@ -12,6 +12,7 @@ from __future__ import annotations
 import socket
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache, cached_property, partial
 from typing import Any, TypeVar
@@ -294,10 +295,7 @@ class Collectives:
 
     @cached_property
     def _count(self) -> Any:
-        import tensorflow as tf
-
-        with tf.init_scope(), tf.device(self._device.rpartition("/")[0] + "/device:CPU:0"):
-            return tf.Variable(0, trainable=False, dtype=tf.int32, name="sparkdl_exchanges")
+        return counter(self._device.rpartition("/")[0] + "/device:CPU:0")
 
     def _reduce(self, flat: Any, op: Op) -> Any:
         import tensorflow as tf
@@ -365,6 +363,34 @@ class Collectives:
                 "or called something else"
             )
             raise as_tensorflow_error(failed) from error
+
+
+def outside_of_functions(make: Callable[[], T]) -> T:
+    """Return the result of `make`, which may create variables at any trace of a `tf.function`.
+
+    `tf.init_scope` leaves the graph of a function but not its variable creator, and that refuses
+    variables from the second trace on. Both belong to a thread, so another thread has neither.
+    """
+    import tensorflow as tf
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def made() -> T:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(make).result()
+
+    result: T = made()
+    return result
+
+
+def counter(device: str) -> Any:
+    """Return a new variable that counts exchanges."""
+    import tensorflow as tf
+
+    def make() -> Any:
+        with tf.device(device):
+            return tf.Variable(0, trainable=False, dtype=tf.int32, name="sparkdl_exchanges")
+
+    return outside_of_functions(make)
 
 
 def _not_empty(tensor: Any) -> Any:

@@ -157,7 +157,7 @@ class ShutdownTimeoutError(SparkdlError, TimeoutError):
 
 
 class RemovedError(SparkdlError, NotImplementedError):
-    """A call that only TensorFlow 1 had; the message says what to write instead."""
+    """A call of another library that sparkdl does not have; the message says what to write."""
 
 
 class RemovedModuleError(RemovedError, ModuleNotFoundError):

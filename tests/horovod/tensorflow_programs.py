@@ -170,6 +170,58 @@ def keeps_the_order_of_the_program_in_graphs() -> Any:
     return [[value.numpy() for value in step(heavy)] for _ in range(3)]
 
 
+def exchanges_at_later_traces() -> list[Any]:
+    """Trace functions without an exchange first, then with one."""
+    import tensorflow as tf
+
+    from sparkdl.horovod.tensorflow import exchange
+
+    hvd = begin()
+    rank = hvd.rank()
+    exchange._turn.cache_clear()  # as in a process that has exchanged nothing
+    own = [hvd.add_process_set([0]), hvd.add_process_set([1])]
+    variable = tf.Variable([0.0])
+    optimizer = hvd.DistributedOptimizer(
+        tf.keras.optimizers.SGD(1.0), op=hvd.Sum, backward_passes_per_step=2
+    )
+    optimizer.build([variable])
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def inner(x: Any, moves: bool) -> Any:
+        if moves:
+            x = hvd.allreduce(x, op=hvd.Sum) + hvd.allreduce(x, process_set=own[rank])
+        return x
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def outer(x: Any, moves: bool) -> Any:
+        if moves:
+            optimizer.apply_gradients([(x, variable)])
+        return inner(inner(x, False), moves)
+
+    x = tf.constant([rank + 1.0])
+    found = [outer(x, moves).numpy().item() for moves in (False, True, True)]
+    for process_set in own:
+        hvd.remove_process_set(process_set)
+    return [*found, variable.numpy().item()]
+
+
+def scales_narrow_types_in_float32() -> dict[str, Any]:
+    import tensorflow as tf
+
+    hvd = begin()
+    found = {}
+    for dtype in ("float16", "bfloat16"):
+        x = tf.cast(tf.range(1, 65), dtype)
+        for op in ("Sum", "Average"):
+            factors = {"op": getattr(hvd, op), "prescale_factor": 0.1, "postscale_factor": 1.7}
+            (grouped,) = hvd.grouped_allreduce([x], **factors)
+            (scattered,) = hvd.grouped_reducescatter([x], **factors)
+            assert grouped.dtype == scattered.dtype == dtype
+            everything = [grouped, hvd.allreduce(x, **factors), hvd.allgather(scattered)]
+            found[f"{dtype} {op}"] = [_float(value) for value in everything]
+    return found
+
+
 def differentiates() -> dict[str, Any]:
     import tensorflow as tf
 
@@ -245,6 +297,7 @@ def leaves_local_layers_alone() -> list[Any]:
 
 
 def joins_process_sets() -> dict[str, Any]:
+    import pytest
     import tensorflow as tf
 
     hvd = begin()
@@ -252,15 +305,19 @@ def joins_process_sets() -> dict[str, Any]:
     own = [hvd.add_process_set([0]), hvd.add_process_set([1])]
     value = tf.constant([rank + 1.0])
     alone = hvd.allreduce(value, op=hvd.Sum, process_set=own[rank])
-    both = hvd.add_process_set(hvd.ProcessSet([0, 1]))
-    together = hvd.allreduce(value, op=hvd.Sum, process_set=both)
+    together = hvd.allreduce(value, op=hvd.Sum, process_set=hvd.global_process_set)
     included = hvd.process_set_included_op(own[0].process_set_id).numpy()
-    try:
+    with pytest.raises(ConfigError) as info:
         hvd.allreduce(value, process_set=own[1 - rank])
-        error = ""
-    except ConfigError as refused:
-        error = str(refused)
-    return {"alone": alone.numpy(), "together": together.numpy(), "in": included, "error": error}
+    assert isinstance(info.value, tf.errors.InvalidArgumentError)
+    for process_set in own:
+        hvd.remove_process_set(process_set)
+    return {
+        "alone": alone.numpy(),
+        "together": together.numpy(),
+        "in": included,
+        "error": str(info.value),
+    }
 
 
 def sends_objects_and_variables() -> dict[str, Any]:
@@ -366,6 +423,7 @@ def refuses() -> dict[str, Any]:
         "scalar": lambda: hvd.allgather(one),
         "root": lambda: hvd.broadcast(one, 2),
         "slices": lambda: hvd.allreduce(slices, op=hvd.Max),
+        "slices with a factor": lambda: hvd.allreduce(slices, prescale_factor=2.0),
         "gradient of max": maximum,
         "predivide": lambda: hvd.DistributedGradientTape(
             tf.GradientTape(), op=hvd.Sum, gradient_predivide_factor=2.0
@@ -457,9 +515,11 @@ def _float(tensor: Any) -> Any:
 
 
 CASES = (
+    exchanges_at_later_traces,
     reduces_all_types,
     moves_rows,
     scales,
+    scales_narrow_types_in_float32,
     keeps_the_order_of_the_program_in_graphs,
     differentiates,
     averages_sparse_gradients,

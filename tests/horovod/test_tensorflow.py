@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -131,6 +132,26 @@ def test_factors_and_compression(ranks: list[dict[str, Any]]) -> None:
         assert found["bf16"][0] != np.float32(1 / 3)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_narrow_types_are_scaled_in_float32(ranks: list[dict[str, Any]], dtype: str) -> None:
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    given = (np.arange(1, 65).astype(kind) * np.float32(0.1)).astype(kind)
+    total = (given + given).astype(np.float32)
+    for op, factor in (("Sum", 1.7), ("Average", 1.7 / 2)):
+        wanted = (total * np.float32(factor)).astype(kind).astype(np.float64)
+        for found in both(ranks, "scales_narrow_types_in_float32"):
+            for value in found[f"{dtype} {op}"]:
+                np.testing.assert_array_equal(value, wanted, op)
+
+
+def test_function_exchanges_from_its_second_trace_on(ranks: list[dict[str, Any]]) -> None:
+    # The first trace exchanges nothing; the two others step the optimizer once, by their sum.
+    assert both(ranks, "exchanges_at_later_traces") == [
+        [1.0, 4.0, 4.0, -6.0],
+        [2.0, 5.0, 5.0, -6.0],
+    ]
+
+
 def test_graphs_keep_the_order_of_the_program(ranks: list[dict[str, Any]]) -> None:
     for runs in both(ranks, "keeps_the_order_of_the_program_in_graphs"):
         for values, total in runs:
@@ -213,7 +234,8 @@ _REFUSED = {
     "text": "tensors of dtype string cannot be reduced",
     "scalar": "a scalar has no rows",
     "root": "root_rank=2 is not in this process set: [0, 1]",
-    "slices": "tf.IndexedSlices can be summed and averaged",
+    "slices": "RemovedError: tf.IndexedSlices can be summed and averaged",
+    "slices with a factor": "RemovedError: tf.IndexedSlices can be summed and averaged",
     "gradient of max": "no gradient of a reduction by max",
     "predivide": "gradient_predivide_factor divides averages",
     "global variables": "RemovedError: hvd.broadcast_global_variables is for TensorFlow 1",

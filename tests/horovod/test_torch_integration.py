@@ -217,8 +217,10 @@ def sets(hvd: Any, evens: Any, mine: Any) -> dict[str, Any]:
     assert evens.included() == (hvd.rank() != 1)
     assert evens.rank() == {0: 0, 1: -1, 2: 1}[hvd.rank()]
     assert hvd.global_process_set.size() == SIZE
-    odds = hvd.add_process_set([1])
-    assert hvd.add_process_set([2, 0]).process_set_id == evens.process_set_id == 1
+    odds = hvd.add_process_set(np.array([1]))
+    assert (odds.size(), odds.process_set_id, evens.process_set_id) == (1, 2, 1)
+    with pytest.raises(ValueError, match=r"duplicate process set: .*the set with the id 1 has"):
+        hvd.add_process_set(reversed([0, 2]))
     if evens.included():
         found["evens"] = hvd.allreduce(mine, op=hvd.Sum, process_set=evens)
         found["evens' 2"] = hvd.broadcast(mine, 2, process_set=evens)
@@ -228,6 +230,9 @@ def sets(hvd: Any, evens: Any, mine: Any) -> dict[str, Any]:
         found["odds"] = hvd.allreduce(mine, op=hvd.Sum, process_set=odds)
         with pytest.raises(ValueError, match="rank 1 is not in"):
             hvd.allreduce(mine, process_set=evens)
+    assert hvd.remove_process_set(odds)
+    assert (odds.process_set_id, odds.ranks) == (None, [1])
+    assert hvd.add_process_set(odds) is odds
     assert hvd.remove_process_set(odds)
     assert not hvd.remove_process_set(hvd.global_process_set)
     with pytest.raises(ValueError, match="is not known"):

@@ -87,7 +87,8 @@ def init(
             all have installed. `tensorflow` is TensorFlow's own: NCCL where it has GPUs.
 
     Raises:
-        ConfigError: for a communicator, a part of the ranks, or on a node that does not train.
+        ConfigError: for a communicator, a part of the ranks, a process set that is there twice, or
+            on a node that does not train.
         CollectiveError: if the processes do not reach each other.
     """
     if has_place():
@@ -104,8 +105,12 @@ def init(
             f"hvd.init(comm={list(comm)}): give all of the ranks or none; for a part of the "
             "processes use process_sets"
         )
-    for process_set in () if process_sets == "dynamic" else process_sets or ():
-        add_process_set(process_set)
+    try:
+        for process_set in () if process_sets == "dynamic" else process_sets or ():
+            add_process_set(process_set)
+    except ConfigError:
+        leave()
+        raise
 
 
 def shutdown() -> None:

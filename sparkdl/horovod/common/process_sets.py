@@ -7,8 +7,9 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/common/process_sets.py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.collectives.group import Group, connect
@@ -154,79 +155,82 @@ def leave() -> None:
 class ProcessSet:
     """Some of the processes; give it to `hvd.init` or `hvd.add_process_set`, then to operations.
 
-    Until it has been added, and after it was removed, its methods raise `NotInitializedError`.
-
     Args:
-        ranks_or_comm: ranks in the world. There is no MPI, and so no communicator.
+        ranks_or_comm: an iterable of ranks in the world, of any integer type. There is no MPI, and
+            so no communicator.
 
     Attributes:
-        process_set_id: 0 for all processes; `None` until it is added.
-        ranks: in ascending order; `None` when it has been removed.
+        process_set_id: 0 for all processes; `None` before the set is added and after its removal.
+        ranks: in ascending order.
+        mpi_comm: always `None`.
 
     Raises:
-        ConfigError: if they are not whole numbers.
+        ConfigError: if they are not whole numbers; a ValueError, as in Horovod.
     """
 
     process_set_id: int | None = None
-    ranks: list[int] | None = None
+    ranks: list[int]
+    mpi_comm: None = None
 
     def __init__(self, ranks_or_comm: Any) -> None:
-        if not isinstance(ranks_or_comm, (list, tuple, range, set, frozenset)) or any(
-            not isinstance(rank, int) for rank in ranks_or_comm
-        ):
-            raise ConfigError(f"ProcessSet({ranks_or_comm!r}): give a list of ranks")
-        self.ranks = sorted(ranks_or_comm)
+        try:
+            self.ranks = sorted(index(rank) for rank in ranks_or_comm)
+        except TypeError as error:
+            raise ConfigError(
+                f"ProcessSet({ranks_or_comm!r}): must be a list of ranks, which are whole numbers"
+            ) from error
 
     def __repr__(self) -> str:
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+        return (
+            f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, "
+            f"mpi_comm={self.mpi_comm})"
+        )
 
-    def size(self) -> int:
-        """Return how many processes are in it."""
-        return len(self._known())
+    def size(self) -> int | None:
+        """Return how many processes are in it; `None` while it has no id."""
+        return None if self.process_set_id is None else len(_ranks_of(self))
 
-    def rank(self) -> int:
-        """Return the order of this process in it, or -1 if it is not in it."""
-        ranks, mine = self._known(), place().rank
+    def rank(self) -> int | None:
+        """Return the order of this process in it, -1 outside of it; `None` while it has no id."""
+        if self.process_set_id is None:
+            return None
+        ranks, mine = _ranks_of(self), place().rank
         return ranks.index(mine) if mine in ranks else -1
 
     def included(self) -> bool:
         """Whether this process is in it."""
-        return place().rank in self._known()
-
-    def _known(self) -> tuple[int, ...]:
-        ranks = place().ranks
-        if self.process_set_id is None or self.process_set_id not in ranks:
-            raise _unknown(self)
-        return ranks[self.process_set_id]
+        return place().rank in self.ranks
 
 
 global_process_set = ProcessSet([])
 global_process_set.process_set_id = 0
 
 
-def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Add a process set; all processes call it with the same ranks, also those not in the set.
 
     Returns:
-        The set, with its id; that of an equal one that is known already.
+        The set, with its id.
 
     Raises:
-        ConfigError: if its ranks are not the world's.
+        ConfigError: if its ranks are not the world's, or a set with these ranks exists already.
         NotInitializedError: before `hvd.init()`.
     """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
     here = place()
-    ranks = tuple(here.world.members(process_set.ranks or ()))
+    ranks = tuple(here.world.members(process_set.ranks))
     for number, known in here.ranks.items():
         if known == ranks:
-            process_set.process_set_id = number
-            return process_set
+            raise ConfigError(
+                f"Attempted to add a duplicate process set: {process_set}: the set with the id "
+                f"{number} has these ranks. Use that one"
+            )
     number = here.next_id
     here.next_id += 1
     here.groups[number] = here.world.subgroup(ranks)
     here.ranks[number] = ranks
-    process_set.process_set_id, process_set.ranks = number, list(ranks)
+    process_set.process_set_id = number
     return process_set
 
 
@@ -245,7 +249,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if group is not None:
         group.barrier()
         group.close()
-    process_set.process_set_id, process_set.ranks = None, None
+    process_set.process_set_id = None
     return True
 
 
@@ -282,11 +286,10 @@ def group_of(process_set: ProcessSet | None = None) -> Group:
         NotInitializedError: before `hvd.init()`, or if the set is not known.
         ConfigError: if this process is not in it.
     """
+    process_set = process_set or global_process_set
+    _ranks_of(process_set)
     here = place()
-    number = 0 if process_set is None else process_set.process_set_id
-    if number is None or number not in here.ranks:
-        raise _unknown(process_set)
-    group = here.groups[number]
+    group = here.groups[process_set.process_set_id or 0]
     if group is None:
         raise ConfigError(
             f"rank {here.rank} is not in {process_set}: ask process_set.included() first"
@@ -294,11 +297,24 @@ def group_of(process_set: ProcessSet | None = None) -> Group:
     return group
 
 
-def _unknown(process_set: ProcessSet | None) -> NotInitializedError:
-    return NotInitializedError(
-        f"{process_set} is not known: give it to hvd.init(process_sets=...) or "
-        "hvd.add_process_set, on all processes"
-    )
+def has_peers(process_set: ProcessSet) -> bool:
+    """Whether this process is in a process set, and not alone in it.
+
+    Raises:
+        NotInitializedError: before `hvd.init()`, or if the set is not known.
+    """
+    ranks = _ranks_of(process_set)
+    return len(ranks) > 1 and place().rank in ranks
+
+
+def _ranks_of(process_set: ProcessSet) -> tuple[int, ...]:
+    ranks, number = place().ranks, process_set.process_set_id
+    if number is None or number not in ranks:
+        raise NotInitializedError(
+            f"{process_set} is not known: give it to hvd.init(process_sets=...) or "
+            "hvd.add_process_set, on all processes"
+        )
+    return ranks[number]
 
 
 def root_in(group: Group, root_rank: int) -> int:

@@ -22,6 +22,7 @@ from sparkdl.collectives.tensorflow import (
     Collectives,
     TensorFlowGroup,
     as_tensorflow_error,
+    counter,
     tensorflow_errors,
 )
 from sparkdl.core.errors import ConfigError, RemovedError
@@ -97,8 +98,13 @@ Exchange = ArrayExchange | Collectives
 
 
 def exchange_for(process_set: ProcessSet) -> Exchange:
-    """Return how tensors travel in a process set: by TensorFlow's own operations, or as arrays."""
-    group = group_of(process_set)
+    """Return how tensors travel in a process set: by TensorFlow's own operations, or as arrays.
+
+    Raises:
+        NotInitializedError, ConfigError: see `group_of`; an `InvalidArgumentError` as well.
+    """
+    with tensorflow_errors():
+        group = group_of(process_set)
     return group.exchange if isinstance(group, TensorFlowGroup) else ArrayExchange(group)
 
 
@@ -127,9 +133,8 @@ def in_turn(work: Function, tensors: Sequence[Any], like: Sequence[tuple[Any, An
     return list(results)
 
 
-@functools.cache
 def turn() -> Any:
-    """Return the variable that counts the exchanges in graphs.
+    """Return the variable that counts the exchanges in graphs: one for the process.
 
     Raises:
         RemovedError: in graphs of TensorFlow 1.
@@ -142,8 +147,12 @@ def turn() -> Any:
             "no order of exchanges. Remove tf.compat.v1.disable_eager_execution() and use "
             "tf.function"
         )
-    with tf.init_scope(), tf.device("CPU:0"):
-        return tf.Variable(0, trainable=False, dtype=tf.int32, name="sparkdl_exchanges")
+    return _turn()
+
+
+@functools.cache
+def _turn() -> Any:
+    return counter("CPU:0")
 
 
 def with_rows(tensor: Any) -> Any:

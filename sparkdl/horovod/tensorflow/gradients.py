@@ -13,6 +13,7 @@ from sparkdl.collectives.group import Op
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import Average, ProcessSet, global_process_set, op_of
 from sparkdl.horovod.common.buckets import Slot, plan
+from sparkdl.horovod.common.process_sets import has_peers
 from sparkdl.horovod.tensorflow.compression import Compression, Compressor
 from sparkdl.horovod.tensorflow.mpi_ops import grouped_allreduce
 
@@ -51,7 +52,7 @@ class Reduction:
     @property
     def moves(self) -> bool:
         """Whether there is anybody to exchange gradients with."""
-        return self.process_set.included() and self.process_set.size() > 1
+        return has_peers(self.process_set)
 
     def reduce(
         self, gradients: Sequence[Any], variables: Sequence[Any], local: Collection[Any] = ()

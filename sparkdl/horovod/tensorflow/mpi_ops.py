@@ -17,7 +17,7 @@ from typing import Any
 
 from sparkdl.collectives.group import Op, even_splits
 from sparkdl.collectives.tensorflow import tensorflow_errors
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.errors import ConfigError, RemovedError
 from sparkdl.horovod.common import (
     basics,
     group_of,
@@ -210,10 +210,11 @@ def grouped_allreduce(  # noqa: PLR0913 (Horovod's arguments)
 
     how, exchange = op_of(op, average), exchange_for(process_set)
     factors = (prescale_factor, postscale_factor)
+    reduction, after = _with_factor(how, postscale_factor, exchange.group.size)
 
     def reduce(*inputs: Any) -> list[Any]:
         scaled = [_scaled(_checked(tensor, how), prescale_factor) for tensor in inputs]
-        return [_scaled(t, postscale_factor) for t in exchange.all_reduce(scaled, how, name)]
+        return [_scaled(t, after) for t in exchange.all_reduce(scaled, reduction, name)]
 
     def gradient(*upstream: Any) -> list[Any]:
         check_differentiable(how)
@@ -272,11 +273,12 @@ def grouped_reducescatter(
     if not tensors:
         return []
     exchange, how = exchange_for(process_set), op_of(op)
+    reduction, after = _with_factor(how, postscale_factor, exchange.group.size)
 
     def scatter(*inputs: Any) -> list[Any]:
         scaled = [_scaled(_checked(tensor, how), prescale_factor) for tensor in inputs]
-        shares = exchange.reduce_scatter(scaled, how, name)
-        return [_scaled(share, postscale_factor) for share in shares]
+        shares = exchange.reduce_scatter(scaled, reduction, name)
+        return [_scaled(share, after) for share in shares]
 
     def gradient(*upstream: Any) -> list[Any]:
         check_differentiable(how)
@@ -379,7 +381,7 @@ def _reduce_slices(exchange: Exchange, slices: Any, how: Op, factors: tuple[floa
     import tensorflow as tf
 
     if how not in (Op.AVERAGE, Op.SUM) or factors != (1.0, 1.0):
-        raise ConfigError(
+        raise RemovedError(
             "tf.IndexedSlices can be summed and averaged, without prescale_factor and "
             "postscale_factor; tf.convert_to_tensor them for anything else (sparse_as_dense=True)"
         )
@@ -400,12 +402,23 @@ def _checked(tensor: Any, how: Op) -> Any:
     )
 
 
+def _with_factor(how: Op, postscale: float, size: int) -> tuple[Op, float]:
+    """Return the reduction to perform, and the factor to apply to its result.
+
+    An average with a factor is a sum with another factor, so its result is rounded once.
+    """
+    if how is Op.AVERAGE and postscale != 1.0:
+        return Op.SUM, postscale / size
+    return how, postscale
+
+
 def _scaled(tensor: Any, factor: float) -> Any:
     """Return the tensor times `factor`; whole numbers are rounded towards zero."""
     import tensorflow as tf
 
     if factor == 1.0:
         return tensor
-    if tensor.dtype.is_floating:
-        return tensor * tf.cast(factor, tensor.dtype)
-    return tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype)
+    wide = tensor.dtype if tensor.dtype.is_floating else tf.float64
+    if wide.size < tf.float32.size:  # the factor must not be rounded to float16
+        wide = tf.float32
+    return tf.cast(tf.cast(tensor, wide) * factor, tensor.dtype)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparkdl.collectives.group import Op
+from sparkdl.collectives.tensorflow import outside_of_functions
 from sparkdl.core.errors import ConfigError, RemovedError
 from sparkdl.core.patch import Function, Patch
 from sparkdl.horovod.common import Average, ProcessSet, global_process_set
@@ -311,14 +312,17 @@ class Passes:
         import tensorflow as tf
 
         shapes = [None if g is None else (g.shape, g.dtype) for g in gradients]
-        with tf.init_scope():
-            self._done = tf.Variable(0, trainable=False, dtype=tf.int64)
-            self._sums = [
-                None
-                if shape is None
-                else tf.Variable(tf.zeros(*shape), trainable=False, name="sparkdl_sum")
-                for shape in shapes
+
+        def make() -> list[Any]:
+            done = tf.Variable(0, trainable=False, dtype=tf.int64)
+            zeros = [None if shape is None else tf.zeros(*shape) for shape in shapes]
+            sums = [
+                None if z is None else tf.Variable(z, trainable=False, name="sparkdl_sum")
+                for z in zeros
             ]
+            return [done, *sums]
+
+        self._done, *self._sums = outside_of_functions(make)
 
     def _total(self, total: Any) -> Any:
         import tensorflow as tf

@@ -19,7 +19,7 @@ from sparkdl.collectives.group import Group, Op
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import Average, ProcessSet, global_process_set, group_of, op_of
 from sparkdl.horovod.common.exceptions import OrderOfCallsError
-from sparkdl.horovod.common.process_sets import report_step
+from sparkdl.horovod.common.process_sets import has_peers, report_step
 from sparkdl.horovod.torch.compression import Compression, Compressor
 from sparkdl.horovod.torch.kernels import Reduction
 from sparkdl.horovod.torch.reducer import Options, Reducer
@@ -165,12 +165,13 @@ def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and options)
         sparse_as_dense,
     )
     reducer = None
-    if process_set.included() and process_set.size() > 1:
-        group = group_of(process_set).subgroup(range(process_set.size()))
+    if has_peers(process_set):
+        everybody = group_of(process_set)
+        group = everybody.subgroup(range(everybody.size))
         assert isinstance(group, GlooGroup)
         reducer = Reducer(trained, group, options)
         _own([param for _, param in trained], reducer)
-        _OPTIMIZERS.setdefault(group_of(process_set), []).append((group, ref(reducer)))
+        _OPTIMIZERS.setdefault(everybody, []).append((group, ref(reducer)))
     base = type(optimizer)
     distributed: Any = object.__new__(type(base.__name__, (Distributed, base), {}))
     own = {name: value for name, value in vars(optimizer).items() if name != "step"}
