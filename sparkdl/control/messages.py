@@ -246,10 +246,12 @@ class LogLines(Message, frozen=True):
 
     Attributes:
         noise: places of those that nobody wants to see, as in `node/noise.py`.
+        errors: places of those that a child has marked as its error output.
     """
 
     lines: tuple[str, ...]
     noise: tuple[int, ...] = ()
+    errors: tuple[int, ...] = ()
 
 
 class LastLines(Message, frozen=True):

@@ -17,10 +17,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LogLine:
-    """A line that a child printed."""
+    """A line that a child printed.
+
+    Attributes:
+        is_error: whether the child marked it as error output, see `node/error_lines.py`.
+    """
 
     node: str
     text: str
+    is_error: bool = False
 
 
 class NodeLogs:
@@ -46,7 +51,7 @@ class NodeLogs:
         try:
             for place, line in enumerate(printed.lines):
                 if place not in printed.noise:
-                    self._on_log(LogLine(node, line))
+                    self._on_log(LogLine(node, line, place in printed.errors))
         except Exception:  # noqa: BLE001 (user code; it must not end the controller)
             _log.exception("on_log failed; the nodes are not harmed")
 

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from sparkdl.control.channel import Consumed, Local, ReadParquet, Reported
 from sparkdl.control.messages import NodeActive
 from sparkdl.core.throttle import Throttle, period_s
+from sparkdl.node.error_lines import Marker, unmarked
 
 PERIOD_S = 0.1
 """Steps go to the coordinator this often at most; more seldom from many nodes."""
@@ -73,9 +74,9 @@ class ChildLog:
         self._read_fd = self._write_fd = -1
 
     def add(self, text: str) -> None:
-        """Append lines that are not the child's."""
+        """Append lines that are not the child's, as error output."""
         self._take()
-        self._keep(f"{text}\n".encode(errors="replace"))
+        self._keep(Marker()(f"{text}\n").encode(errors="replace"))
         self._on_print()
 
     def nbytes(self) -> int:
@@ -86,13 +87,14 @@ class ChildLog:
     def tail(self, lines: int) -> tuple[str, ...]:
         """Return the last `lines` lines, of the last 256 KiB at most."""
         self._take()
-        return tuple(deque(_lines(bytes(self._kept[-_TAIL_NBYTES:])), maxlen=max(0, lines)))
+        found = _lines(bytes(self._kept[-_TAIL_NBYTES:]))
+        return tuple(deque(map(unmarked, found), maxlen=max(0, lines)))
 
     def new_lines(self, is_last: bool = False) -> tuple[str, ...]:
         """Return the whole lines since the last call; with `is_last` an unfinished one as well.
 
-        After a burst it takes several calls to get all: until nothing comes. What is no longer kept
-        by then is left out, and a line says how much.
+        Error lines still have their marks. After a burst it takes several calls to get all: until
+        nothing comes. What is no longer kept by then is left out, and a line says how much.
         """
         self._take()
         gone = self._nbytes - len(self._kept) - self._offset

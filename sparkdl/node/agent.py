@@ -36,7 +36,7 @@ from sparkdl.node import state as states
 from sparkdl.node.activity import Activity, log_period_s
 from sparkdl.node.gpus import share_gpus
 from sparkdl.node.load import LoadWatch
-from sparkdl.node.noise import noise_in, without_noise
+from sparkdl.node.noise import printed, without_noise
 from sparkdl.node.parking import Leftover, live
 from sparkdl.node.profiles import Profiles
 from sparkdl.node.resources import feed_disk, feed_memory, own_host, reserve_port
@@ -347,7 +347,7 @@ class Agent:
         self._profiles.child_ended()
         if self._child:
             while self._spec.streams_log and (lines := self._child.log.new_lines(is_last=True)):
-                self._report(messages.LogLines(lines, noise_in(lines)))
+                self._report(printed(lines))
             self._report(messages.LastLines(self._child.log.tail(MAX_LAST_LINES)))
         self._children.child_ended()
         self.handle(states.ChildExited(status))
@@ -440,7 +440,7 @@ class Agent:
     def _stream_log(self) -> None:
         """Send new lines; after a burst the others follow."""
         if self._child and (lines := self._child.log.new_lines()):
-            self._report(messages.LogLines(lines, noise_in(lines)))
+            self._report(printed(lines))
             self._prints.request()
 
     # The coordinator.

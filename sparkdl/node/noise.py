@@ -12,6 +12,9 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 
+from sparkdl.control.messages import LogLines
+from sparkdl.node.error_lines import marked_in, unmarked
+
 _NOISE = re.compile(
     "|".join(
         (
@@ -42,6 +45,16 @@ def noise_in(lines: Sequence[str], environment: Mapping[str, str] = os.environ) 
     if environment.get("TF_CPP_MIN_LOG_LEVEL") == "0" or any(it in environment for it in _ASKS):
         return ()
     return tuple(place for place, line in enumerate(lines) if _NOISE.search(line))
+
+
+def printed(lines: Sequence[str]) -> LogLines:
+    """Return lines as the driver gets them.
+
+    Args:
+        lines: with the marks of error lines.
+    """
+    plain = tuple(map(unmarked, lines))
+    return LogLines(plain, noise_in(plain), marked_in(lines))
 
 
 def without_noise(lines: Sequence[str], last: int) -> tuple[str, ...]:

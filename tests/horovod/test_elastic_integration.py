@@ -136,7 +136,7 @@ def test_run_returns_what_all_processes_returned(
     )
     assert [each[:4] for each in results] == [(0, 2, "here", [1]), (1, 2, "here", [1])]
     assert [each[4] for each in results] == [(0, 1, 0, 2), (0, 1, 1, 2)], "each has a GPU"
-    assert "[worker:1] hello you\n" in lines.getvalue()
+    assert "[1]<stdout>:hello you\n" in lines.getvalue()
     monkeypatch.setenv("HOROVOD_SPARK_START_TIMEOUT", "soon")
     for wrong, why in (
         ({"use_mpi": True}, "no MPI"),

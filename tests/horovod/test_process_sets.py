@@ -17,6 +17,7 @@ from sparkdl.horovod.common import (
     remove_process_set,
     shutdown,
 )
+from sparkdl.horovod.common.process_sets import Seat
 
 
 @pytest.fixture
@@ -68,3 +69,16 @@ def test_duplicate_set_at_init_leaves_nothing_initialized() -> None:
     with pytest.raises(ValueError, match="Attempted to add a duplicate process set"):
         init(process_sets=[ProcessSet([0])])
     assert not is_initialized()
+
+
+@pytest.mark.parametrize(
+    ("rank", "local", "cross"),
+    [(0, "0 of 2", "0 of 2"), (1, "0 of 1", "1 of 2"), (2, "1 of 2", "0 of 1")],
+)
+def test_variables_say_the_place_among_several_hosts(rank: int, local: str, cross: str) -> None:
+    found = Seat(rank, ("a", "b", "a")).variables
+    wanted = {"": f"{rank} of 3", "LOCAL_": local, "CROSS_": cross}
+    told = {
+        each: f"{found[f'HOROVOD_{each}RANK']} of {found[f'HOROVOD_{each}SIZE']}" for each in wanted
+    }
+    assert told == wanted

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
+import re
 import socket
 import sys
 from pathlib import Path
@@ -12,7 +15,7 @@ from typing import Any
 import pytest
 
 import sparkdl.horovod
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.errors import ConfigError, NodeFailedError, ReservationTimeoutError
 from sparkdl.horovod.runner import Command, check_hosts
 
 
@@ -100,6 +103,53 @@ def large_or_none(is_large: bool) -> Any:
     hvd.init()
     place = hvd.rank(), hvd.size(), hvd.broadcast_object("it")
     return place, lambda: b"s" * 20_000_000
+
+
+_EXITED = (
+    "^Horovod detected that one or more processes exited with non-zero status, thus causing the "
+    "job to be terminated. The first process to do so was:\nProcess name: 0\nExit code: 1\n"
+    r"worker:0 .* raised LookupError: nothing there"
+)
+
+
+def prints(is_bad: bool) -> dict[str, str]:
+    print("running")
+    print("error line", file=sys.stderr)
+    logging.warning("%d%%\rcareful\n", 50)
+    if is_bad:
+        raise LookupError("nothing there")
+    return {name: value for name, value in os.environ.items() if name.startswith("HOROVOD_")}
+
+
+def test_processes_know_their_place_before_init_and_print_to_two_streams() -> None:
+    stdout, stderr = io.StringIO(), io.StringIO()
+    env = {"HOROVOD_RANK": "7"}
+    found = sparkdl.horovod.run(prints, (False,), num_proc=2, stdout=stdout, stderr=stderr, env=env)
+    same = {"LOCAL_SIZE": "2", "SIZE": "2", "CROSS_RANK": "0", "CROSS_SIZE": "1"}
+    wanted = [{"RANK": rank, "LOCAL_RANK": rank} | same for rank in ("0", "1")]
+    assert found == [{f"HOROVOD_{name}": each[name] for name in each} for each in wanted]
+    lines = (sorted(stream.getvalue().splitlines()) for stream in (stdout, stderr))
+    assert [*lines] == [
+        ["[0]<stdout>:running", "[1]<stdout>:running"],
+        sorted(f"[{rank}]<stderr>:{text}" for rank in (0, 1) for text in ("careful", "error line")),
+    ]
+
+
+def test_failed_process_is_told_in_horovods_words() -> None:
+    stderr = io.StringIO()
+    with pytest.raises(NodeFailedError, match=_EXITED) as info:
+        sparkdl.horovod.run(prints, (True,), stderr=stderr, prefix_output_with_timestamp=True)
+    assert info.value.root_cause.exception_type == "builtins.LookupError"
+    assert "\u2063" not in str(info.value)
+    assert re.match(
+        r"\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\[0\]<stderr>:error", stderr.getvalue()
+    )
+
+
+def test_processes_that_do_not_start_are_told_in_horovods_words() -> None:
+    text = r"^Timed out waiting for Spark tasks to start\.\n0 of 1 nodes came up within 0\.01 s"
+    with pytest.raises(ReservationTimeoutError, match=text):
+        sparkdl.horovod.run(os.getpid, start_timeout=0.01, verbose=0)
 
 
 def test_results_of_this_machine_may_be_of_any_size() -> None:

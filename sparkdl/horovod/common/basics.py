@@ -136,28 +136,28 @@ def size() -> int:
 
 def local_rank() -> int:
     """Return the order of this process among those on its host, from 0."""
-    return place().local_rank
+    return place().seat.local_rank
 
 
 def local_size() -> int:
     """Return how many processes there are on this one's host."""
-    return len(place().on_host)
+    return len(place().seat.on_host)
 
 
 def cross_rank() -> int:
     """Return the order of this process among those with its local rank on all hosts."""
-    here = place()
-    return here.across.index(here.rank)
+    seat = place().seat
+    return seat.across.index(seat.rank)
 
 
 def cross_size() -> int:
     """Return how many hosts have a process with this one's local rank."""
-    return len(place().across)
+    return len(place().seat.across)
 
 
 def is_homogeneous() -> bool:
     """Whether each host has the same number of processes."""
-    hosts = place().hosts
+    hosts = place().seat.hosts
     return len({hosts.count(host) for host in hosts}) == 1
 
 

@@ -25,26 +25,29 @@ OPERATION_TIMEOUT_S = 1800.0
 """Until a collective that not all processes have called is an error; as in torch.distributed."""
 
 
-@dataclass
-class Place:
-    """Where this process is, and its groups.
+@dataclass(frozen=True)
+class Seat:
+    """Where this process is.
 
     Attributes:
         hosts: of all processes, by rank.
-        groups: by the id of the process set; `None` for sets without this process.
-        ranks: of the process sets, by their ids.
     """
 
     rank: int
     hosts: tuple[str, ...]
-    world: Group
-    groups: dict[int, Group | None] = field(default_factory=dict)
-    ranks: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    next_id: int = 1
 
-    def __post_init__(self) -> None:
-        self.groups[0] = self.world
-        self.ranks[0] = tuple(range(self.size))
+    @classmethod
+    def of(cls, ctx: NodeContext) -> Seat:
+        """Return this node's seat; all nodes that train call it.
+
+        A node that has GPUs of its own is a host by itself: so a local rank is always the number of
+        a GPU that the process sees, as `LOCAL_RANK` is with `framework="torch"`.
+        """
+        host = ctx.member.host
+        on_host = sum(trainer.host == host for trainer in ctx.world.trainers)
+        has_own = 0 < len(visible_gpus() or ()) < on_host
+        hosts = ctx.all_gather(f"{host} rank {ctx.rank}" if has_own else host)
+        return cls(ctx.rank, tuple(hosts))
 
     @property
     def size(self) -> int:
@@ -69,6 +72,49 @@ class Place:
             there = [rank for rank, other in enumerate(self.hosts) if other == host]
             found += there[self.local_rank : self.local_rank + 1]
         return found
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables of Horovod's launchers."""
+        numbers = {
+            "RANK": self.rank,
+            "SIZE": self.size,
+            "LOCAL_RANK": self.local_rank,
+            "LOCAL_SIZE": len(self.on_host),
+            "CROSS_RANK": self.across.index(self.rank),
+            "CROSS_SIZE": len(self.across),
+        }
+        return {f"HOROVOD_{name}": str(number) for name, number in numbers.items()}
+
+
+@dataclass
+class Place:
+    """This process's seat, and its groups.
+
+    Attributes:
+        groups: by the id of the process set; `None` for sets without this process.
+        ranks: of the process sets, by their ids.
+    """
+
+    seat: Seat
+    world: Group
+    groups: dict[int, Group | None] = field(default_factory=dict)
+    ranks: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    next_id: int = 1
+
+    def __post_init__(self) -> None:
+        self.groups[0] = self.world
+        self.ranks[0] = tuple(range(self.size))
+
+    @property
+    def rank(self) -> int:
+        """The order of this process among all."""
+        return self.seat.rank
+
+    @property
+    def size(self) -> int:
+        """How many processes train."""
+        return self.seat.size
 
     def close(self) -> None:
         """Let all connections go."""
@@ -109,7 +155,7 @@ def enter(transport: str | None = None) -> Place:
 
     ctx = current()
     if ctx is None:
-        place = Place(0, ("localhost",), connect(0, 1, lambda value: [value], "", 1.0))
+        place = Place(Seat(0, ("localhost",)), connect(0, 1, lambda value: [value], "", 1.0))
     elif not ctx.member.role.is_trainer:
         raise ConfigError(
             f"{ctx.member.node.name} does not train: call hvd.init() on chief and workers"
@@ -118,22 +164,10 @@ def enter(transport: str | None = None) -> Place:
         trainers: Sequence[Member] = ctx.world.trainers
         host, timeout_s = ctx.member.host, OPERATION_TIMEOUT_S
         world = connect(ctx.rank, len(trainers), ctx.all_gather, host, timeout_s, transport)
-        place = Place(ctx.rank, _hosts(ctx), world)
+        place = Place(Seat.of(ctx), world)
     _PLACE[:] = [place]
     global_process_set.ranks = list(range(place.size))
     return place
-
-
-def _hosts(ctx: NodeContext) -> tuple[str, ...]:
-    """Return what processes are local to, by rank.
-
-    A node that has GPUs of its own is a host by itself: so a local rank is always the number of a
-    GPU that the process sees, as `LOCAL_RANK` is with `framework="torch"`.
-    """
-    host = ctx.member.host
-    on_host = sum(trainer.host == host for trainer in ctx.world.trainers)
-    has_own = 0 < len(visible_gpus() or ()) < on_host
-    return tuple(ctx.all_gather(f"{host} rank {ctx.rank}" if has_own else host))
 
 
 def report_step(step: int) -> None:

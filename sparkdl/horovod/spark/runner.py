@@ -11,20 +11,21 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.errors import ConfigError, NodeFailedError, ReservationTimeoutError
 from sparkdl.driver.launch import launch
 from sparkdl.horovod.spark.task import Task, unpacked
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
+    from sparkdl.core.failure import Failure
     from sparkdl.driver.logs import LogLine
 
 _log = logging.getLogger(__name__)
@@ -74,20 +75,24 @@ def run(  # noqa: PLR0913 (Horovod's options)
         use_gloo: accepted; it is used anyway.
         env: variables to set in each process. `HOROVOD_TIMELINE`, here or in this process, names a
             file on this machine for a trace of all processes, see docs/timeline.md.
-        stdout: where the processes' lines go, by default this one's standard output. Their error
-            output is among them; `stderr` is accepted.
-        verbose: 0 for no lines; `None` is 1.
+        stdout, stderr: where the lines of the processes go, as `[rank]<stdout>:line`; by default
+            to the streams of this process. What C code or a further process writes to the standard
+            error goes to `stdout`.
+        verbose: 0 for no lines, unless a stream is given; `None` is 1.
         prefix_output_with_timestamp: whether lines begin with the time.
         options: further ones of `sparkdl.launch`: `spark`, `framework`, `num_gpus`, `executor`.
 
     Raises:
         ConfigError: for `use_mpi`, `extra_mpi_args`, `nics` or `executable`; or if it cannot work.
-        NodeFailedError: if a process failed; and whatever `sparkdl.launch` raises.
+        ReservationTimeoutError: if not all processes were there in time.
+        NodeFailedError: if a process failed; a RuntimeError, as in Horovod. Both begin with
+            Horovod's text. Also whatever `sparkdl.launch` raises.
     """
     refuse(use_mpi=use_mpi, extra_mpi_args=extra_mpi_args, nics=nics, executable=executable)
     where = _Where.of(options, num_proc)
-    options = _options(options, start_timeout, env, stdout, verbose, prefix_output_with_timestamp)
-    task = Task(fn, tuple(args), dict(kwargs or {}), dict(env or {}))
+    printer = _printer(stdout, stderr, verbose, prefix_output_with_timestamp)
+    options = _options(options, start_timeout, env, printer)
+    task = Task(fn, tuple(args), dict(kwargs or {}), dict(env or {}), marks_errors=bool(printer))
     return _results(where, task, options)
 
 
@@ -115,7 +120,8 @@ def run_elastic(  # noqa: PLR0913 (Horovod's options)
     """Call `fn` as `run` does, again and again after failures, at the last `state.commit()`.
 
     Args:
-        fn, args, kwargs, num_proc, start_timeout, env, stdout, verbose: see `run`.
+        fn, args, kwargs, num_proc, start_timeout, env, stdout, stderr, verbose: see `run`. After a
+            loss lines still begin with the rank that their process had at the start.
         min_num_proc: with how many to go on if lost ones do not come back; by default all.
         max_num_proc: accepted; there are never more than `num_proc`.
         elastic_timeout: seconds that a restart waits for lost processes; by default
@@ -143,13 +149,14 @@ def run_elastic(  # noqa: PLR0913 (Horovod's options)
         )
     if elastic_timeout is None:
         elastic_timeout = _seconds("HOROVOD_ELASTIC_TIMEOUT", _START_TIMEOUT_S)
-    options = _options(options, start_timeout, env, stdout, verbose, prefix_output_with_timestamp)
+    printer = _printer(stdout, stderr, verbose, prefix_output_with_timestamp)
+    options = _options(options, start_timeout, env, printer)
     options |= {
         "max_restarts": _ENDLESS_RESTARTS if reset_limit is None else reset_limit,
         "min_nodes": min_num_proc or min_np,
         "elastic_timeout": elastic_timeout,
     }
-    task = Task(fn, tuple(args), dict(kwargs or {}), dict(env or {}))
+    task = Task(fn, tuple(args), dict(kwargs or {}), dict(env or {}), marks_errors=bool(printer))
     with ExitStack() as stack:
         if checkpoint_dir is None:
             if not where.is_one_machine:
@@ -197,43 +204,78 @@ def _results(where: _Where, task: Task, options: dict[str, Any]) -> list[Any]:
         if where.is_one_machine:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkdl-"))
             task = replace(task, folder=folder)
-        cluster = stack.enter_context(launch(where.spark, task, None, where.num_proc, **options))
-        return [unpacked(packed) for packed in cluster.results()]
+        with _in_horovods_words():
+            launched = launch(where.spark, task, None, where.num_proc, **options)
+            cluster = stack.enter_context(launched)
+            return [unpacked(packed) for packed in cluster.results()]
+
+
+@contextmanager
+def _in_horovods_words() -> Iterator[None]:
+    """Begin errors with the texts by which programs know Horovod's."""
+    try:
+        yield
+    except (ReservationTimeoutError, NodeFailedError) as error:
+        text = "Timed out waiting for Spark tasks to start."
+        if isinstance(error, NodeFailedError):
+            text = _exited(error.root_cause)
+        error.args = (f"{text}\n{error}",)
+        raise
+
+
+def _exited(first: Failure) -> str:
+    code = first.exit_code
+    if first.signal_number is not None:
+        code = -first.signal_number
+    elif first.kind in ("exception", "setup"):
+        code = 1
+    return (
+        "Horovod detected that one or more processes exited with non-zero status, thus causing the "
+        f"job to be terminated. The first process to do so was:\nProcess name: {first.rank}\n"
+        f"Exit code: {'unknown' if code is None else code}"
+    )
 
 
 def _options(
     options: dict[str, Any],
     start_timeout: float | None,
     env: Mapping[str, str] | None,
-    stdout: TextIO | None,
-    verbose: int | None,
-    with_time: bool,
+    printer: _Printer | None,
 ) -> dict[str, Any]:
     if any(not isinstance(item, str) for pair in (env or {}).items() for item in pair):
         raise ConfigError(f"env={env!r}: names and values must be strings")
     if start_timeout is None:
         start_timeout = _seconds("HOROVOD_SPARK_START_TIMEOUT", _START_TIMEOUT_S)
     chosen: dict[str, Any] = {"reservation_timeout": start_timeout}
-    if verbose != 0 or stdout is not None:
-        chosen["on_log"] = _Printer(stdout, with_time)
+    if printer is not None:
+        chosen["on_log"] = printer
     timeline = {**os.environ, **(env or {})}.get("HOROVOD_TIMELINE", "")
     if timeline and timeline.lower() != _DYNAMIC:
         chosen["timeline"] = timeline
     return {**chosen, **options}
 
 
+@dataclass(frozen=True)
 class _Printer:
-    """Writes the lines of all processes to one stream."""
+    """Writes the lines of all processes to two streams, in Horovod's form."""
 
-    def __init__(self, stream: TextIO | None, with_time: bool) -> None:
-        self._stream = stream
-        self._with_time = with_time
+    stdout: TextIO | None
+    stderr: TextIO | None
+    with_time: bool
 
     def __call__(self, line: LogLine) -> None:
-        now = f"{datetime.now():%a %b %d %H:%M:%S %Y}" if self._with_time else ""
-        stream = sys.stdout if self._stream is None else self._stream
-        stream.write(f"{now}[{line.node}] {line.text}\n")
+        now = time.asctime() if self.with_time else ""
+        name = "stderr" if line.is_error else "stdout"
+        stream = (self.stderr if line.is_error else self.stdout) or getattr(sys, name)
+        stream.write(f"{now}[{line.node.removeprefix('worker:')}]<{name}>:{line.text}\n")
         stream.flush()
+
+
+def _printer(
+    stdout: TextIO | None, stderr: TextIO | None, verbose: int | None, with_time: bool
+) -> _Printer | None:
+    is_silent = verbose == 0 and stdout is None and stderr is None
+    return None if is_silent else _Printer(stdout, stderr, with_time)
 
 
 def refuse(**given: Any) -> None:

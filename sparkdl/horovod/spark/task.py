@@ -15,7 +15,9 @@ from typing import Any
 import cloudpickle
 
 from sparkdl.core.settings import visible_gpus
+from sparkdl.horovod.common.process_sets import Seat
 from sparkdl.node.context import NodeContext
+from sparkdl.node.error_lines import mark_error_lines
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Task:
     Attributes:
         env: variables to set before it is called.
         folder: on this machine, for results of any size; `None` where processes are elsewhere.
+        marks_errors: whether lines of the standard error are to be told from others.
     """
 
     fn: Callable[..., Any]
@@ -32,10 +35,15 @@ class Task:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     folder: str | None = None
+    marks_errors: bool = False
 
     def __call__(self, args: None, ctx: NodeContext) -> bytes | str:
         """Call it; return its result, pickled by value, or the name of the file that has it."""
         os.environ.update(self.env)
+        if ctx.member.role.is_trainer:
+            os.environ.update(Seat.of(ctx).variables)
+        if self.marks_errors:
+            mark_error_lines()
         packed: bytes = cloudpickle.dumps(self.fn(*self.args, **self.kwargs))
         if self.folder is None:
             return packed
