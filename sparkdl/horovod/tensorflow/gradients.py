@@ -179,23 +179,53 @@ def DistributedGradientTape(  # noqa: N802, PLR0913 (Horovod's name and argument
         scale_local_gradients,
     )
     kind = type(gradtape)
-    members = {"gradient": _gradient, "register_local_source": _register_local_source}
+    members = {
+        "gradient": _gradient,
+        "get_local_and_global_gradients": _get_local_and_global_gradients,
+        "register_local_source": _register_local_source,
+    }
     tape: Any = object.__new__(type(kind.__name__, (kind,), members))
     vars(tape).update(vars(gradtape))
     tape._sparkdl_stock, tape._sparkdl_reduction, tape._sparkdl_local = kind.gradient, how, set()
     return tape
 
 
-def PartialDistributedGradientTape(  # noqa: N802 (Horovod's name)
-    gradtape: Any, *args: Any, local_layers: Any = None, **options: Any
+def PartialDistributedGradientTape(  # noqa: N802, PLR0913 (Horovod's name and arguments)
+    gradtape: Any,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    op: Op | str = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Groups | None = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
 ) -> Any:
     """Return a `DistributedGradientTape` that leaves the gradients of some layers alone.
 
+    Its `get_local_and_global_gradients`, which takes what `gradient` takes, returns two lists of
+    pairs of a source and its gradient: those of these layers, and the others.
+
     Args:
-        local_layers: a layer of Keras, or several.
-        args, options: of `DistributedGradientTape`.
+        local_layers: a layer of Keras, or several; the other arguments are those of
+            `DistributedGradientTape`.
     """
-    tape = DistributedGradientTape(gradtape, *args, **options)
+    tape = DistributedGradientTape(
+        gradtape,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
     for variable in layer_variables(local_layers):
         tape.register_local_source(variable)
     return tape
@@ -227,6 +257,16 @@ def _gradient(
     flat = tf.nest.flatten(found, expand_composites=False)
     reduced = tape._sparkdl_reduction.reduce(flat, tf.nest.flatten(sources), tape._sparkdl_local)
     return tf.nest.pack_sequence_as(found, reduced)
+
+
+def _get_local_and_global_gradients(
+    tape: Any, target: Any, sources: Any, *args: Any, **options: Any
+) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+    """Return the pairs of sources and gradients: of local sources, and of the others."""
+    pairs = list(zip(sources, tape.gradient(target, sources, *args, **options), strict=True))
+    is_local = [key_of(source) in tape._sparkdl_local for source, _ in pairs]
+    local = [pair for pair, its_own in zip(pairs, is_local, strict=True) if its_own]
+    return local, [pair for pair, its_own in zip(pairs, is_local, strict=True) if not its_own]
 
 
 def _register_local_source(tape: Any, source: Any) -> None:

@@ -28,7 +28,13 @@ from sparkdl.horovod.common import (
     rank,
 )
 from sparkdl.horovod.common.basics import *  # noqa: F403 (as in Horovod's)
-from sparkdl.horovod.common.basics import ProcessSet, Sum, check_differentiable, global_process_set
+from sparkdl.horovod.common.basics import (
+    Average,
+    ProcessSet,
+    Sum,
+    check_differentiable,
+    global_process_set,
+)
 from sparkdl.horovod.common.compression import narrowed
 from sparkdl.horovod.common.process_sets import root_in
 from sparkdl.horovod.common.util import (  # noqa: F401 (as in Horovod's)
@@ -237,7 +243,7 @@ def reducescatter(  # noqa: PLR0913 (Horovod's arguments)
     tensor: Any,
     device_dense: str = "",
     compression: type[Compressor] = Compression.none,
-    op: Op | str | None = None,
+    op: Op | str = Average,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
@@ -261,7 +267,7 @@ def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",
     compression: type[Compressor] = Compression.none,
-    op: Op | str | None = None,
+    op: Op | str = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import Sum, global_process_set
 from sparkdl.horovod.tensorflow.mpi_ops import allreduce
 
@@ -24,7 +25,9 @@ def layer_class() -> type[Any]:
     class SyncBatchNormalization(tf.keras.layers.BatchNormalization):  # type: ignore[misc]
         """`BatchNormalization` over the rows of all members, which all must call it."""
 
-        def __init__(self, **options: Any) -> None:
+        def __init__(self, fused: bool = False, **options: Any) -> None:
+            if fused is not False:
+                raise ConfigError(f"SyncBatchNormalization(fused={fused!r}): must be False")
             super().__init__(**options)
             self.supports_jit = False  # XLA cannot exchange
 

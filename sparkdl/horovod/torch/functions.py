@@ -98,6 +98,7 @@ def broadcast_parameters(
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer,
     root_rank: int = 0,
+    model: torch.nn.Module | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> None:
     """Give an optimizer the state and the options of that of process `root_rank`.
@@ -106,6 +107,7 @@ def broadcast_optimizer_state(
 
     Args:
         root_rank: in the world.
+        model: accepted; sparse parameters need no special care here.
 
     Raises:
         ConfigError: if `root_rank` is not in the process set.

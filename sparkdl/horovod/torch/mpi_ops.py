@@ -23,7 +23,12 @@ from sparkdl.collectives.group import Group, Op
 from sparkdl.collectives.transport import scale_
 from sparkdl.horovod.common import basics, group_of, op_of
 from sparkdl.horovod.common.basics import *  # noqa: F403 (as in Horovod's)
-from sparkdl.horovod.common.basics import ProcessSet, check_differentiable, global_process_set
+from sparkdl.horovod.common.basics import (
+    Average,
+    ProcessSet,
+    check_differentiable,
+    global_process_set,
+)
 from sparkdl.horovod.common.compression import narrowed
 from sparkdl.horovod.common.util import (  # noqa: F401 (as in Horovod's)
     check_extension,
@@ -209,7 +214,7 @@ def _scatter(
     tensors: Tensors,
     name: str | None = None,
     compression: Codec = Compression.none,
-    op: Any = None,
+    op: Any = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -243,7 +248,7 @@ def _scatter(
 def _scatter_as_is(
     tensors: Tensors,
     name: str | None = None,
-    op: Any = None,
+    op: Any = Average,
     process_set: ProcessSet = global_process_set,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
