@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import signature
 
 import pytest
 
@@ -27,6 +28,12 @@ TORCH = (  # of horovod/torch/__init__.py and its __all__, 0.28.1
     *("nccl_built", "ddl_built", "ccl_built", "cuda_built", "rocm_built", "ProcessSet"),
     *("global_process_set", "add_process_set", "remove_process_set", "Average", "Sum", "Adasum"),
     *("Max", "Min", "Product", "HorovodInternalError", "DistributedOptimizer", "SyncBatchNorm"),
+)
+
+
+_OPTIMIZER = (
+    "optimizer name device_dense device_sparse compression sparse_as_dense "
+    "gradient_predivide_factor op"
 )
 
 
@@ -117,6 +124,45 @@ def test_operations_are_found_where_horovod_defines_them() -> None:
             _ = module.allreduces
 
 
+@pytest.mark.parametrize(
+    ("module", "name", "order"),
+    [
+        (
+            "keras",
+            "allreduce",
+            "value name average prescale_factor postscale_factor op compression",
+        ),
+        ("keras", "allgather", "value name"),
+        ("keras", "broadcast", "value root_rank name"),
+        ("keras", "reducescatter", "value name op"),
+        (
+            "keras",
+            "load_model",
+            "filepath custom_optimizers custom_objects compression legacy_opts",
+        ),
+        ("keras", "DistributedOptimizer", f"{_OPTIMIZER} num_groups groups"),
+        ("keras", "PartialDistributedOptimizer", f"{_OPTIMIZER} groups process_set local_layers"),
+        (
+            "tensorflow.keras",
+            "DistributedOptimizer",
+            f"{_OPTIMIZER} backward_passes_per_step average_aggregated_gradients num_groups groups",
+        ),
+        (
+            "tensorflow",
+            "PartialDistributedGradientTape",
+            "gradtape device_dense device_sparse compression sparse_as_dense op "
+            "gradient_predivide_factor num_groups groups process_set local_layers",
+        ),
+        ("torch", "broadcast_optimizer_state", "optimizer root_rank model"),
+        ("common.elastic", "run_fn", "func reset"),
+    ],
+)
+def test_arguments_have_horovods_names_and_order(module: str, name: str, order: str) -> None:
+    function = getattr(import_module(f"sparkdl.horovod.{module}"), name)
+    wanted = order.split()
+    assert [*signature(function).parameters][: len(wanted)] == wanted
+
+
 def test_helpers_that_programs_import_do_what_horovods_do(monkeypatch: pytest.MonkeyPatch) -> None:
     util = import_module("sparkdl.horovod.common.util")
     assert util.split_list(list(range(7)), 3) == [[0, 1, 2], [3, 4], [5, 6]]
@@ -133,6 +179,18 @@ def test_helpers_that_programs_import_do_what_horovods_do(monkeypatch: pytest.Mo
     assert util.extension_available("mxnet") is False
     with pytest.raises(ImportError, match=r"horovod\.mxnet needs mxnet"):
         util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__, "mpi_lib")
+    assert util.is_version_greater_equal_than("2.21.0", "2.4.0")
+    with pytest.raises(ValueError, match=r"major\.minor\.patch"):
+        util.is_version_greater_equal_than("2.21.0", "2.4")
+    env = import_module("sparkdl.horovod.runner.common.util.env")
+    monkeypatch.setenv("HOROVOD_RANK", "1")
+    with pytest.raises(RuntimeError, match="only one of HOROVOD_RANK and HOROVOD_SIZE"):
+        env.get_env_rank_and_size()
+    monkeypatch.setenv("HOROVOD_SIZE", "3")
+    assert env.get_env_rank_and_size() == (1, 3)
+    found: list[int] = []
+    import_module("sparkdl.horovod.runner.util.threads").in_thread(found.append, (1,)).join(10)
+    assert found == [1]
     monkeypatch.setenv("SPARKDL_TEST_KEPT", "before")
     monkeypatch.delenv("SPARKDL_TEST_NEW", raising=False)
     with util.env(SPARKDL_TEST_KEPT="within", SPARKDL_TEST_NEW="1", SPARKDL_TEST_NONE=None):

@@ -57,6 +57,15 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
     return wrapper
 
 
+def run_fn(func: Callable[..., T], reset: Callable[[], Any]) -> Callable[..., T]:
+    """Decorate the training function as `run` does.
+
+    Args:
+        reset: accepted; after a failure the processes start again.
+    """
+    return run(func)
+
+
 class State:
     """What a training must have again after a restart. Subclasses say how it is kept.
 

@@ -8,8 +8,9 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/common/util.py
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -27,8 +28,10 @@ from sparkdl.horovod.common.basics import (
 
 __all__ = [
     "EXTENSIONS",
+    "_cache",
     "ccl_built",
     "check_extension",
+    "check_installed_version",
     "cuda_built",
     "ddl_built",
     "env",
@@ -36,6 +39,7 @@ __all__ = [
     "gloo_built",
     "gpu_available",
     "is_iterable",
+    "is_version_greater_equal_than",
     "mpi_built",
     "nccl_built",
     "num_rank_is_power_2",
@@ -64,6 +68,30 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) 
     framework = ext_name.rpartition(".")[2]
     if not extension_available(framework):
         raise FrameworkMissingError(f"{ext_name} needs {framework}: pip install {framework}")
+
+
+def check_installed_version(name: str, version: str, exception: Any = None) -> None:
+    """Do nothing: nothing was compiled for a version of a framework."""
+
+
+def is_version_greater_equal_than(ver: str, target: str) -> bool:
+    """Whether version `ver` is `target` or a later one.
+
+    Raises:
+        ConfigError: if they are no strings, or `target` is not like `major.minor.patch`.
+    """
+    from packaging.version import Version
+
+    if not isinstance(ver, str) or not isinstance(target, str):
+        raise ConfigError(f"{ver!r} and {target!r}: versions must be strings")
+    if target.count(".") != 2:
+        raise ConfigError(f"target={target!r}: must be of the form major.minor.patch")
+    return Version(ver) >= Version(target)
+
+
+def _cache(function: Callable[..., T]) -> Callable[..., T]:
+    """Remember what a function has returned for arguments."""
+    return cache(function)
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:

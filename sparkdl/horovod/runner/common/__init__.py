@@ -1,0 +1,4 @@
+"""Horovod's `runner.common`, of which `util.env` is there.
+
+Runs in: anywhere
+"""

@@ -1,0 +1,4 @@
+"""Horovod's `runner.common.util`, of which `env` is there.
+
+Runs in: anywhere
+"""

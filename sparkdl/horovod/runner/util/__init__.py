@@ -1,0 +1,4 @@
+"""Horovod's `runner.util`, of which `threads` is there.
+
+Runs in: anywhere
+"""
