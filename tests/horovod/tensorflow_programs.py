@@ -292,8 +292,10 @@ def leaves_local_layers_alone() -> list[Any]:
         x = tf.fill([1, 1], hvd.rank() + 1.0)
         loss = tf.reduce_sum(shared(x) + own(x))
     tape = hvd.PartialDistributedGradientTape(tape, local_layers=own)
-    found = tape.gradient(loss, [shared.kernel, own.kernel])
-    return [gradient.numpy().item() for gradient in found]
+    kernels = [shared.kernel, own.kernel]
+    local, others = tape.get_local_and_global_gradients(loss, kernels)
+    assert [source is kernel for (source, _), kernel in zip(others + local, kernels, strict=True)]
+    return [gradient.numpy().item() for _, gradient in others + local]
 
 
 def joins_process_sets() -> dict[str, Any]:
