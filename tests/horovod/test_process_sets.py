@@ -36,7 +36,7 @@ def alone() -> Iterator[None]:
         reversed(range(3)),
         {1, 0, 2},
         np.arange(3),
-        np.int64([2, 1, 0]),
+        [np.int64(2), 1, 0],
     ],
 )
 def test_ranks_are_any_iterable_of_whole_numbers(ranks: object) -> None:

@@ -77,7 +77,7 @@ class Reduction:
             if key_of(variable) not in local:
                 shared.append(i)
             elif self.scale_local:
-                results[i] = _divided(results[i], self.process_set.size())
+                results[i] = _divided(results[i], len(self.process_set.ranks))
         with tf.name_scope("horovod"):
             for bucket in self._buckets(shared, results, variables):
                 reduced = grouped_allreduce(

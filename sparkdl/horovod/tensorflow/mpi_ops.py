@@ -332,7 +332,7 @@ def rank_op(name: str | None = None) -> Any:
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> Any:
     """Return the number of members of a process set as a tensor, int32."""
-    return _int32(process_set_by_id(process_set_id).size())
+    return _int32(len(process_set_by_id(process_set_id).ranks))
 
 
 def local_rank_op(name: str | None = None) -> Any:

@@ -24,7 +24,7 @@ import sparkdl.horovod.tensorflow.keras.callbacks  # isort: skip
 import sparkdl.horovod.tensorflow.keras.elastic  # isort: skip  # noqa: F401
 
 
-def DistributedOptimizer(  # noqa: N802, PLR0913 (Horovod's name and arguments)
+def DistributedOptimizer(  # type: ignore[no-redef]  # noqa: N802, PLR0913 (Horovod's)
     optimizer: Any,
     name: str | None = None,
     device_dense: str = "",
