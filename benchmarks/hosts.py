@@ -25,6 +25,9 @@ from tests.hosts.bed import SHARED, Program, hosts, why_not
 CONTESTANTS = {
     "sparkdl": "sparkdl",
     "sparkdl, fed by Spark": "fed",
+    "sparkdl, fed from a cache": "cached",
+    "sparkdl, fed from a shuffle": "shuffled",
+    "sparkdl, fed with a broadcast": "broadcast",
     "TorchDistributor": "torch",
     "TensorFlowOnSpark": "tfos",
 }
@@ -45,6 +48,7 @@ class Run:
         load: The machine's one-minute load average just before.
         known_s: Seconds from the cut until the driver knew; None if it did not in time.
         step_s: Until a node of the next generation had taken a step; None if none did.
+        fed_s: Until the call that was feeding returned; None if none did.
         said: What the driver said.
     """
 
@@ -53,6 +57,7 @@ class Run:
     load: float
     known_s: float | None = None
     step_s: float | None = None
+    fed_s: float | None = None
     said: str = ""
     error: str | None = None
     left_behind: tuple[str, ...] = ()
@@ -81,13 +86,14 @@ def run(contestant: str, number: int, deadline_s: float) -> Run:
         except AssertionError as error:
             return Run(contestant, number, load, error=str(error)[-500:])
         known, stepped = event_of(driver, "known"), event_of(driver, "stepped")
-        said = event_of(driver, "said") or {}
+        fed, said = event_of(driver, "fed"), event_of(driver, "said") or {}
         return Run(
             contestant,
             number,
             load,
             float(known["at_s"]) - cut_s if known else None,
             float(stepped["stepped_s"]) - cut_s if stepped else None,
+            float(fed["at_s"]) - cut_s if fed else None,
             str(said.get("text", "")),
         )
 
@@ -105,6 +111,7 @@ class Row:
     runs: int
     known: str
     step: str
+    fed: str
 
 
 def summarise(contestants: Sequence[str], runs: Sequence[Run], deadline_s: float) -> list[Row]:
@@ -123,14 +130,21 @@ def summarise(contestants: Sequence[str], runs: Sequence[Run], deadline_s: float
     for contestant in contestants:
         there = [one for one in runs if one.contestant == contestant and one.error is None]
         known, step = [one.known_s for one in there], [one.step_s for one in there]
-        rows.append(Row(contestant, len(there), shown(known), shown(step)))
+        fed = shown([one.fed_s for one in there]) if "fed" in contestant else "-"
+        rows.append(Row(contestant, len(there), shown(known), shown(step), fed))
     return rows
 
 
 def table(rows: Sequence[Row], runs: Sequence[Run]) -> str:
     """Return the rows as a Markdown table, what drivers said and failures below."""
-    header = ["seconds since the cut, median, worst", "runs", "driver knows", "next step"]
-    lines = [[row.contestant, row.runs, row.known, row.step] for row in rows]
+    header = [
+        "seconds since the cut, median, worst",
+        "runs",
+        "driver knows",
+        "next step",
+        "all fed",
+    ]
+    lines = [[row.contestant, row.runs, row.known, row.step, row.fed] for row in rows]
     said = Counter((one.contestant, re.sub(r"\d{2,}", "…", one.said)) for one in runs if one.said)
     told = [f"{name} said, {count} times: {text}" for (name, text), count in said.items()]
     return "\n".join([runner.markdown(header, lines), *told, *runner.failures(runs)])
@@ -151,7 +165,8 @@ def main() -> None:
         for contestant in wanted:
             done = run(contestant, number, parsed.deadline_s)
             runs.append(done)
-            times = [f"{value:.1f} s" if value else "-" for value in (done.known_s, done.step_s)]
+            seconds = (done.known_s, done.step_s, done.fed_s)
+            times = [f"{value:.1f} s" if value else "-" for value in seconds]
             print(f"run {number}: {contestant}: {done.error or ', '.join(times)}", file=sys.stderr)
     rows = summarise(wanted, runs, parsed.deadline_s)
     print(table(rows, runs))

@@ -8,9 +8,11 @@ framework.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.core.namesakes import NamesakeModules, advise
 from sparkdl.version import __version__
 
 if TYPE_CHECKING:
@@ -86,9 +88,13 @@ __all__ = [
     "stop_warm",
 ]
 
+if not any(isinstance(finder, NamesakeModules) for finder in sys.meta_path):
+    sys.meta_path.append(NamesakeModules())
+
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
+        advise(name)
         raise AttributeError(f"module 'sparkdl' has no attribute {name!r}")
     home = import_module(_HOMES[name])
     if name in ("TFCluster", "TFNode", "TFParallel", "data", "errors", "keras"):

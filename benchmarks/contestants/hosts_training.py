@@ -19,7 +19,8 @@ from harness import NODES, wait_for_marks
 from recovering import Said, arrive, prepare, step
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
 
 T = TypeVar("T")
 LAUNCHED_S = 150.0
@@ -27,6 +28,8 @@ ROWS = 10_000
 BATCH = 8
 CHECKPOINT_STEPS = 10
 TFOS_ROWS = 1 << 16
+BROADCAST_NBYTES = 16 << 20
+FED = ("fed", "cached", "shuffled", "broadcast")
 FEED_TIMEOUT_S = 60
 """Of TensorFlowOnSpark; it waits ten minutes by default."""
 
@@ -89,13 +92,38 @@ def tell(event: str, **values: Any) -> None:
     print(json.dumps({"event": event, "at_s": time.time(), **values}) + "\n", end="", flush=True)
 
 
-def run_sparkdl(spark: SparkSession, folder: str, is_fed: bool, deadline_s: float) -> None:
-    """Tell when the driver knows of the loss, and when a node of the next world has stepped."""
+def rows_of(spark: SparkSession, what: str) -> DataFrame:
+    """Return the rows to feed, some of whose blocks or files are on the host that will be lost."""
+    rows = spark.range(ROWS, numPartitions=4 * NODES)
+    if what == "cached":
+        rows = rows.cache()
+        rows.count()
+    elif what == "shuffled":
+        rows = spark.createDataFrame(rows.rdd.repartition(4 * NODES), rows.schema)
+        rows.count()  # the files of the shuffle are used again
+    elif what == "broadcast":
+        table = spark.sparkContext.broadcast(np.arange(BROADCAST_NBYTES, dtype=np.int8))
+
+        def known(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            assert len(table.value) == BROADCAST_NBYTES
+            return batches
+
+        rows = rows.mapInArrow(known, rows.schema)
+    return rows
+
+
+def run_sparkdl(spark: SparkSession, folder: str, what: str, deadline_s: float) -> None:
+    """Tell when the driver knows of the loss, and when a node of the next world has stepped.
+
+    Args:
+        what: is fed: a key of `FED`, or nothing if that is `sparkdl`.
+    """
     import sparkdl
     from sparkdl.core.deadline import Deadline
     from sparkdl.driver.lifecycle.state import Running
     from tests.doubles.ledger import lost_and_doubled
 
+    is_fed = what in FED
     cluster = sparkdl.launch(
         spark,
         map_fun_fed if is_fed else map_fun,
@@ -110,8 +138,7 @@ def run_sparkdl(spark: SparkSession, folder: str, is_fed: bool, deadline_s: floa
         show_progress=False,
     )
     try:
-        rows = spark.range(ROWS, numPartitions=4 * NODES)
-        feeding = cluster.feed_async(rows) if is_fed else None
+        feeding = cluster.feed_async(rows_of(spark, what)) if is_fed else None
         wait_for_marks(str(Path(folder, "0", "stepped")), LAUNCHED_S)
         tell("training", hosts=[member.host for member in cluster.world.members])
         cluster._controller.wait_for(
@@ -124,6 +151,7 @@ def run_sparkdl(spark: SparkSession, folder: str, is_fed: bool, deadline_s: floa
             tell("said", text=cluster.status())
         else:
             feeding.result(deadline_s)
+            tell("fed")
             lost, doubled = lost_and_doubled(cluster.results(deadline_s), ROWS)
             tell("said", text=f"{lost} rows lost, {doubled} seen twice")
     finally:
@@ -172,7 +200,7 @@ def run_tfos(spark: SparkSession, folder: str, deadline_s: float) -> None:
 def main() -> None:
     """Train until a host is lost, and tell what becomes of it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["sparkdl", "fed", "torch", "tfos"])
+    parser.add_argument("what", choices=["sparkdl", *FED, "torch", "tfos"])
     parser.add_argument("master")
     parser.add_argument("folder")
     parser.add_argument("--deadline-s", type=float, default=120.0)
@@ -186,7 +214,7 @@ def main() -> None:
     elif parsed.what == "tfos":
         run_tfos(spark, parsed.folder, parsed.deadline_s)
     else:
-        run_sparkdl(spark, parsed.folder, parsed.what == "fed", parsed.deadline_s)
+        run_sparkdl(spark, parsed.folder, parsed.what, parsed.deadline_s)
     tell("done")
 
 

@@ -45,6 +45,7 @@ from sparkdl.control.messages import (
 )
 from sparkdl.control.tls import HANDSHAKE_S, Tls
 from sparkdl.core.errors import ConfigError, ProtocolError
+from sparkdl.core.listing import ports_in_words
 from sparkdl.core.settings import Settings
 from sparkdl.core.world import host_port
 
@@ -109,7 +110,7 @@ class ServerAddress:
 def cannot_listen(host: str, ports: tuple[int, ...], problem: str) -> ConfigError:
     """Return the error of a driver that finds no place to listen at."""
     return ConfigError(
-        f"the coordinator cannot listen on {host}, ports {ports[0]}-{ports[-1]}: {problem}. "
+        f"the coordinator cannot listen on {host}, {ports_in_words(ports)}: {problem}. "
         "Set SPARKDL_DRIVER_HOST to an address of this machine that the executors reach, and "
         "SPARKDL_DRIVER_PORT to a free port or range"
     )

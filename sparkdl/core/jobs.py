@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 _DESCRIPTION, _GROUP = "spark.job.description", "spark.jobGroup.id"
+_INTERRUPTS = "spark.job.interruptOnCancel"
 _TAG = "sparkdl"
 """Of all jobs that sparkdl starts."""
 
@@ -71,6 +72,21 @@ def _local(after: ExitStack, context: Any, key: str, value: str) -> None:
 def _unless_gone(undo: Callable[..., object], *arguments: object) -> None:
     with suppress(Exception):  # Spark is gone, perhaps
         undo(*arguments)
+
+
+@contextmanager
+def interruptible_jobs(spark: Any) -> Iterator[None]:
+    """Have `cancel_jobs` interrupt the tasks of jobs that this thread starts.
+
+    Spark asks a task to end by a flag otherwise, which it does not see while it fetches a block
+    from a host that does not answer: it would hold its slot for two minutes. Spark Connect
+    interrupts all tasks that it cancels.
+    """
+    context = context_of(spark)
+    with ExitStack() as after:
+        if context is not None:
+            _local(after, context, _INTERRUPTS, "true")
+        yield
 
 
 @contextmanager

@@ -5,7 +5,7 @@ Runs in: anywhere
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from itertools import islice
 
 MOST = 10
@@ -18,3 +18,16 @@ def listed(texts: Collection[str], separator: str = ", ", most: int = MOST) -> s
     if len(texts) <= most:
         return separator.join(texts)
     return f"{separator.join(islice(texts, _FIRST))} and {len(texts) - _FIRST} more"
+
+
+def count(number: int, what: str) -> str:
+    """Return `1 node`, `2 nodes`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def ports_in_words(ports: Sequence[int]) -> str:
+    """Return `port 5000`, `ports 5000-5010`, `any free port`."""
+    first, last = ports[0], ports[-1]
+    if first == last:
+        return f"port {first}" if first else "any free port"
+    return f"ports {first}-{last}"

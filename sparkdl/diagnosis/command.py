@@ -6,8 +6,14 @@ Runs in: driver
 from __future__ import annotations
 
 import argparse
+import os
+import re
+import tempfile
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdl.core.errors import ConfigError
@@ -26,10 +32,11 @@ _SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
 }
-_START_ADVICE = (
-    "Look at the master's own page, at its address and port, and at its log; "
-    "spark.driver.host has to be an address of this machine that the cluster reaches"
-)
+_START_ADVICE = {
+    "master": "Look at the master's own page, at its address and port, and at its log; "
+    "spark.driver.host has to be an address of this machine that the cluster reaches",
+    "remote": "Look at the server's address and port, and at its log",
+}
 
 
 def diagnose(options: argparse.Namespace) -> Report:
@@ -55,13 +62,16 @@ def diagnose(options: argparse.Namespace) -> Report:
             raise ConfigError("--conf is Spark's, and there is no --master")
         return examine(None, asked)
     found: list[SparkSession] = []
-    where = options.master or options.remote
-    problem = _within(_START_S, lambda: found.append(_start(options, settings)))
+    began_s, where = time.monotonic(), options.master or options.remote
+    with _printing_to_file() as printed:
+        problem = _within(_START_S, lambda: found.append(_start(options, settings)))
     if not found:
-        finding = f"no session at {where}: {problem}"
-        return examine(None, asked, Check("Spark", "problem", finding, _START_ADVICE))
+        finding = f"no session at {where}: {problem}{_last_error(printed)}"
+        advice = _START_ADVICE["remote" if options.remote else "master"]
+        return examine(None, asked, Check("Spark", "problem", finding, advice), began_s)
+    printed.unlink()
     try:
-        return examine(found[0], asked)
+        return examine(found[0], asked, began_s=began_s)
     finally:
         _within(_STOP_S, found[0].stop)
 
@@ -81,6 +91,32 @@ def _start(options: argparse.Namespace, settings: dict[str, str]) -> SparkSessio
     for name, value in {**({} if options.remote else _SETTINGS), **settings}.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+@contextmanager
+def _printing_to_file() -> Iterator[Path]:
+    """Have what this process starts print to a file; the JVM does so to its end.
+
+    Its traces would bury the report, which is printed while a JVM that found no master goes on.
+    """
+    descriptor, name = tempfile.mkstemp(prefix="sparkdl-doctor-", suffix=".log")
+    kept = [(number, os.dup(number)) for number in (1, 2)]
+    try:
+        for number, _ in kept:
+            os.dup2(descriptor, number)
+        yield Path(name)
+    finally:
+        for number, before in kept:
+            os.dup2(before, number)
+            os.close(before)
+        os.close(descriptor)
+
+
+def _last_error(printed: Path) -> str:
+    """Return what Spark has logged as an error last, and where the rest is."""
+    errors = re.findall(r" ERROR (\S.*)", printed.read_text(errors="replace"))
+    said = f"; Spark said: {errors[-1]}" if errors else ""
+    return f"{said}; what it printed is in {printed}"
 
 
 def _within(limit_s: float, does: Callable[[], object]) -> str:

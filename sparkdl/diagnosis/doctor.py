@@ -10,12 +10,15 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sparkdl.control.tls import Tls, TlsFiles, choose_tls
 from sparkdl.core.errors import ConfigError, SparkdlError, in_words
+from sparkdl.core.listing import listed
+from sparkdl.core.namesakes import mixed_with
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.settings import Environment
 from sparkdl.core.spec import ClusterSpec, plan_nodes
@@ -139,14 +142,21 @@ def doctor(  # noqa: PLR0913 (one option, one name)
     return examine(_session(spark), asked)
 
 
-def examine(spark: SparkSession | None, asked: Asked, why_not: Check = _NO_SPARK) -> Report:
+def examine(
+    spark: SparkSession | None,
+    asked: Asked,
+    why_not: Check = _NO_SPARK,
+    began_s: float | None = None,
+) -> Report:
     """Make all checks.
 
     Args:
         why_not: what to say where there is no session.
+        began_s: when the session was asked for, on the monotonic clock; now by default.
     """
-    began_s = time.monotonic()
+    began_s = time.monotonic() if began_s is None else began_s
     checks = list(_here(asked, why_not) if spark is None else _there(spark, asked))
+    checks += _guarded("package", _judge_package, str(Path(__file__).parents[1]))
     return Report(tuple(checks), time.monotonic() - began_s)
 
 
@@ -157,6 +167,17 @@ def _session(spark: SparkSession | SparkContext | None) -> SparkSession | None:
         return session_of(spark)
     except ConfigError:
         return None
+
+
+def _judge_package(folder: str) -> Iterator[Check]:
+    """Say whether files of another package named sparkdl lie among these."""
+    if mixed := mixed_with(folder):
+        yield Check(
+            "package",
+            "warning",
+            f"{folder} also holds another package that is imported as sparkdl: {listed(mixed)}",
+            "pip uninstall sparkdl, then pip install --force-reinstall --no-deps sparkdl-cluster",
+        )
 
 
 def _guarded(name: str, judge: Callable[..., Any], *arguments: Any) -> Iterator[Check]:

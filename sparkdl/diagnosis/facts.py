@@ -146,8 +146,3 @@ def so_many(some: Sequence[Facts], every: Sequence[Facts]) -> str:
     if len(some) == len(every):
         return every[0].place if len(every) == 1 else f"all {len(every)} executors"
     return f"{len(some)} of {len(every)} executors"
-
-
-def count(number: int, what: str) -> str:
-    """Return `1 node`, `2 nodes`."""
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
-from sparkdl.core.listing import listed
-from sparkdl.diagnosis.facts import Facts, count, grouped, places, so_many
+from sparkdl.core.listing import count, listed
+from sparkdl.diagnosis.facts import Facts, grouped, places, so_many
 from sparkdl.diagnosis.probe import PACKAGES
 from sparkdl.diagnosis.report import Check, Verdict
 from sparkdl.driver.slots.placement import Topology
@@ -89,8 +89,8 @@ def judge_executors(
         yield Check(
             "executors",
             "warning" if came else "problem",
-            f"{came} of {expected} task slots have answered; the others are busy, or their "
-            "executors are not there",
+            f"{came} of {count(expected, 'task slot')} have answered; the others are busy, or "
+            "their executors are not there",
             "End other jobs of the application, and look at Spark's UI for executors that do not "
             "come. A launch waits for slots for reservation_timeout",
         )

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from sparkdl.core.listing import listed
-from sparkdl.diagnosis.facts import Facts, Machine, count, grouped, places, so_many
+from sparkdl.core.listing import count, listed
+from sparkdl.diagnosis.facts import Facts, Machine, grouped, places, so_many
 from sparkdl.diagnosis.report import Check, Verdict
 from sparkdl.driver.slots.placement import Topology
 
@@ -32,7 +32,11 @@ def judge_gpus(
     if not with_driver:
         assigned = topology.executor_gpus if topology else 0
         if num_gpus or assigned:
-            asked = f"num_gpus={num_gpus}" if num_gpus else f"{assigned} GPUs for each executor"
+            asked = (
+                f"num_gpus={num_gpus}"
+                if num_gpus
+                else f"{count(assigned, 'GPU')} for each executor"
+            )
             yield Check(
                 "GPUs",
                 "problem",
@@ -48,7 +52,7 @@ def judge_gpus(
         yield Check(
             "GPUs",
             "problem" if num_gpus else "warning",
-            f"{places(without)} has no NVIDIA driver, and other executors have one",
+            f"no NVIDIA driver on {places(without)}, and other executors have one",
             "Keep the nodes on alike hosts, or train with num_gpus=0",
         )
     for has, them in _alike(with_driver, _describe_gpus).items():
@@ -94,7 +98,7 @@ def _judge_seen_gpus(
         yield Check(
             "GPUs",
             "warning" if seen else "problem",
-            f"{places([one for one, _ in them])}: {name} sees {seen} of {there} GPUs",
+            f"{places([one for one, _ in them])}: {name} sees {seen} of {count(there, 'GPU')}",
             f"Install a build of {name} for CUDA that driver {them[0][1].driver_version} supports, "
             "and look at CUDA_VISIBLE_DEVICES of the executor",
         )

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import FrameworkMissingError, SparkdlError
+from sparkdl.core.listing import count
 from sparkdl.diagnosis.report import Check
 from sparkdl.driver.launch import launch
 
@@ -58,7 +59,9 @@ def measure(spark: SparkSession, nodes: int, **options: Any) -> Iterator[Check]:
             **options,
         ) as cluster:
             yield Check(
-                "launch", "ok", f"{nodes} plain nodes began in {time.monotonic() - began_s:.1f} s"
+                "launch",
+                "ok",
+                f"{count(nodes, 'plain node')} began in {time.monotonic() - began_s:.1f} s",
             )
             what = "feed rate"
             yield _judged_feed(*_feed(spark, cluster), nodes)
@@ -90,7 +93,7 @@ def _fed(spark: SparkSession, cluster: Cluster, rows: int) -> float:
 def _judged_feed(rows: int, took_s: float, nodes: int) -> Check:
     mbs = rows * ROW_NBYTES / took_s / 1e6
     finding = (
-        f"{rows / took_s:,.0f} rows/s, {mbs:,.0f} MB/s into {nodes} nodes together "
+        f"{rows / took_s:,.0f} rows/s, {mbs:,.0f} MB/s into {count(nodes, 'node')} "
         f"({rows:,} rows of {_WIDTH} floats in {took_s:.1f} s)"
     )
     if mbs >= _SLOW_FEED_MBS:

@@ -34,6 +34,7 @@ from sparkdl.control.tls import Tls, Trust
 from sparkdl.control.values import decode_value, encode_value
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, ProtocolError, ReservationTimeoutError
+from sparkdl.core.listing import ports_in_words
 from sparkdl.core.settings import Environment
 from sparkdl.tfos.util import get_ip_address
 
@@ -289,7 +290,7 @@ def _listening_socket(host: str, ports: Sequence[int]) -> socket.socket:
         except OSError as error:
             problem = str(error)
     raise ConfigError(
-        f"no server can listen on {host}, ports {ports[0]}-{ports[-1]}: {problem}. Set "
+        f"no server can listen on {host}, {ports_in_words(ports)}: {problem}. Set "
         "TFOS_SERVER_HOST to an address of this machine, and TFOS_SERVER_PORT to a free port "
         "or range"
     )

@@ -524,7 +524,7 @@ def test_no_free_port_is_an_error_that_names_host_ports_and_settings() -> None:
         with pytest.raises(ConfigError) as refused:
             await CoordinatorServer(TOKEN, Heard(), 60.0).start(LOOPBACK, (port, port))
         text = str(refused.value)
-        assert f"cannot listen on {LOOPBACK}, ports {port}-{port}: " in text
+        assert f"cannot listen on {LOOPBACK}, port {port}: " in text
         assert "SPARKDL_DRIVER_HOST" in text
         assert "SPARKDL_DRIVER_PORT" in text
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -62,6 +65,32 @@ def test_command_prints_json_alone_and_says_by_its_status_what_it_found(tmp_path
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)
     assert [c["name"] for c in found["checks"] if c["verdict"] == "problem"] == [f"path {path}"]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_session_that_does_not_start_is_told_in_its_time_and_without_traces(tmp_path: Path) -> None:
+    master = "no-such-master"
+    words = ["doctor", "--framework", "plain", "--master", master, "--json"]
+    command = [sys.executable, "-m", "sparkdl", *words]
+    began_s = time.monotonic()
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    took_s = time.monotonic() - began_s
+    assert (done.returncode, done.stderr) == (1, "")
+    found = json.loads(done.stdout)
+    (problem,) = [check for check in found["checks"] if check["verdict"] == "problem"]
+    (printed,) = tmp_path.glob("sparkdl-doctor-*.log")
+    assert re.match(
+        f"no session at {master}: .*; what it printed is in {printed}", problem["finding"]
+    )
+    assert found["seconds"] > 0.7 * took_s, "the wait for the session counts"
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--rows", type=int, default=4000)
     parser.add_argument("--partitions", type=int, default=8)
+    parser.add_argument("--cached", action="store_true", help="the rows, on all executors")
     parser.add_argument("--pause", type=float, default=0.05, help="seconds of each step")
     parser.add_argument("--fault-within", type=float, default=60.0, help="seconds; 0 for none")
     parser.add_argument("--options", default="{}", help="further options of launch, as JSON")
@@ -63,6 +64,8 @@ def main() -> None:
         **json.loads(args.options),
     }
     rows = spark.range(args.rows, numPartitions=args.partitions).withColumnRenamed("id", "row")
+    if args.cached:
+        rows.cache().count()
     plan = Plan(every=10, pause_s=args.pause)
     cluster = sparkdl.launch(
         spark, train, plan, args.nodes, framework="plain", show_progress=False, **options

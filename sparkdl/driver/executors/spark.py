@@ -20,7 +20,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
-from sparkdl.core.jobs import cancel_jobs, context_of, named_jobs, tagged_jobs
+from sparkdl.core.jobs import (
+    cancel_jobs,
+    context_of,
+    interruptible_jobs,
+    named_jobs,
+    tagged_jobs,
+)
 from sparkdl.core.listing import listed
 from sparkdl.core.spec import ClusterSpec, InputMode, NodeSpec, Placement
 from sparkdl.driver.executors.console import ConsoleBar
@@ -59,6 +65,7 @@ Explain = Callable[[BaseException], SparkdlError | None]
 
 _log = logging.getLogger(__name__)
 _JOIN_S = 5.0
+_LOST_S = 1.0
 
 
 @contextmanager
@@ -159,6 +166,7 @@ class SparkExecutor:
         self._context = context_of(spark)
         self._explain: Explain = lambda error: None
         self._here = LocalExecutor()
+        self._has_left_host = False
 
     def driver_host(self) -> str:
         """Return what Spark's own executors call this machine; Spark has IPv6 in brackets."""
@@ -218,6 +226,7 @@ class SparkExecutor:
         sc = self._context
         if sc is None:
             return
+        self._has_left_host = True
 
         def leave() -> None:
             try:
@@ -281,7 +290,7 @@ class SparkExecutor:
         tags = (self._feed_tag, self._tag_of(spec.feed))
         if isinstance(data, RDD):
             spec.check_partitions(data.getNumPartitions())
-            with self._jobs_of(what, *tags):
+            with self._jobs_of(what, *tags), interruptible_jobs(self._spark):
                 return data.mapPartitions(FeedRdd(spec)).collect()
         if not _is_dataframe(data):
             raise ConfigError(
@@ -290,7 +299,7 @@ class SparkExecutor:
             )
         if data.isStreaming:
             raise ConfigError("a streaming DataFrame is fed with cluster.train_stream")
-        with self._jobs_of(what, *tags):
+        with self._jobs_of(what, *tags), interruptible_jobs(self._spark):
             rows = data.mapInArrow(FeedDataFrame(spec), FED_SCHEMA).collect()
         return [fed_partition(row.partition, row.rows, row.refused, row.num_rows) for row in rows]
 
@@ -377,10 +386,13 @@ class SparkExecutor:
         self._keeper.join(deadline.wait_s)
         with self._lock:
             jobs = tuple(self._jobs)
+        # A task on a host that was given up does not end before its heartbeat times out.
+        until = Deadline.after(_LOST_S) if self._has_left_host else deadline
         for job in jobs:
-            job.join(deadline.wait_s)
+            job.join(until.wait_s)
         if any(job.is_alive() for job in jobs):
-            _log.warning("The job of the nodes did not end in time; cancelling it")
+            level = logging.DEBUG if self._has_left_host else logging.WARNING
+            _log.log(level, "The job of the nodes did not end in time; cancelling it")
             self._cancel(self._nodes_tag)
             for job in jobs:
                 job.join(_JOIN_S)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.listing import count
 from sparkdl.core.spec import ClusterSpec, InputMode
 
 _GPU_ADVICE = (
@@ -78,13 +79,14 @@ class Topology:
     def describe(self) -> str:
         """Return the slots in words."""
         gpus = (
-            f", {self.executor_gpus} GPUs each, spark.task.resource.gpu.amount={self.task_gpus:g}"
+            f", {count(self.executor_gpus, 'GPU')} each, "
+            f"spark.task.resource.gpu.amount={self.task_gpus:g}"
             if self.executor_gpus
             else ""
         )
         return (
-            f"{self.slots} task slots ({len(self.cores)} executors with {list(self.cores)} cores, "
-            f"spark.task.cpus={self.task_cpus}{gpus})"
+            f"{count(self.slots, 'task slot')} ({count(len(self.cores), 'executor')} with "
+            f"{list(self.cores)} cores, spark.task.cpus={self.task_cpus}{gpus})"
         )
 
 
@@ -135,9 +137,10 @@ def choose_placing(spec: ClusterSpec, topology: Topology | None) -> Placing:
             "set spark.dynamicAllocation.enabled=false, or placement='attached'"
         )
     why = "spare slots feed" if is_fed else "nothing has to be fed"
-    why = f"{topology.slots} slots, {nodes} nodes: {why}"
+    slots = count(topology.slots, "slot")
+    why = f"{slots}, {count(nodes, 'node')}: {why}"
     if not attached:
-        why = f"{topology.slots} slots for {nodes} nodes leave none for feeding"
+        why = f"{slots} for {count(nodes, 'node')}, which leaves none for feeding"
         cpus = None
     if cpus is None and gpus == topology.task_gpus:
         return Placing(attached, None, why)
@@ -174,12 +177,17 @@ def stand(spec: ClusterSpec, placing: Placing, topology: Topology, others: int =
     room = min(spec.num_tasks, topology.room(cpus, gpus))
     held = room * topology.slots_of(cpus, gpus) + others
     is_short = placing.is_attached and 0 < topology.slots <= held
-    text = f"{topology.describe()} for {spec.num_tasks} nodes"
+    text = f"{topology.describe()} for {count(spec.num_tasks, 'node')}"
     if others:
         text += f" and {others} of other clusters"
     if room < spec.num_tasks:
         text += f", with room for {room} of them"
     return Standing(room, is_short, text)
+
+
+def needs(nodes: int) -> str:
+    """Return `2 nodes need 2 task slots`."""
+    return f"{count(nodes, 'node')} need{'s' if nodes == 1 else ''} {count(nodes, 'task slot')}"
 
 
 def _check_room(nodes: int, topology: Topology, gpus: float) -> None:
@@ -188,12 +196,12 @@ def _check_room(nodes: int, topology: Topology, gpus: float) -> None:
         return
     if gpus > topology.task_gpus:
         raise ConfigError(
-            f"{nodes} nodes with {gpus:g} GPUs each do not fit, there is room for {room}: "
+            f"no room for {count(nodes, 'node')} with num_gpus={gpus:g}, but for {room}: "
             f"{topology.describe()}. Ask for fewer nodes (nodes=, num_executors=) or GPUs "
             "(num_gpus), or raise spark.executor.resource.gpu.amount or spark.executor.instances"
         )
     raise ConfigError(
-        f"{nodes} nodes need {nodes} task slots at once, and there are {topology.describe()}. "
+        f"{needs(nodes)} at once, and Spark has {topology.describe()}. "
         "Ask for fewer nodes (nodes=, num_executors=), or raise spark.executor.instances, "
         "spark.executor.cores or spark.cores.max, or lower spark.task.cpus"
     )

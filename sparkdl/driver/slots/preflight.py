@@ -24,7 +24,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
 from sparkdl.core.jobs import raised_in_task
 from sparkdl.core.spec import ClusterSpec, InputMode
-from sparkdl.driver.slots.placement import Placing, Standing, Topology, stand
+from sparkdl.driver.slots.placement import Placing, Standing, Topology, needs, stand
 from sparkdl.driver.slots.queue import Need, Turn, gate_of
 from sparkdl.node.task import parse_problem
 
@@ -96,7 +96,7 @@ def check_slots_over_connect(spark: SparkSession, num_nodes: int) -> None:
             return
         if deadline.has_passed:
             raise ConfigError(
-                f"{num_nodes} nodes need {num_nodes} task slots at once, and the Spark Connect "
+                f"{needs(num_nodes)} at once, and the Spark Connect "
                 f"server has {slots}. Ask for fewer nodes (nodes=, num_executors=), or raise the "
                 "number of its executors or of their cores (spark.executor.instances, "
                 "spark.executor.cores, spark.cores.max)"
@@ -242,10 +242,11 @@ _left: dict[str, set[str]] = {}
 
 
 def leave_host(sc: SparkContext, host: str, is_there: bool) -> None:
-    """Have Spark start no more tasks on a host that is given up, nor count its slots.
+    """Have Spark start no more tasks on a host that is given up, and look for nothing there.
 
     Left alone, Spark notices the loss of one that does not answer after `spark.network.timeout`,
-    two minutes by default, and until then feeds from there: those tasks neither end nor fail.
+    two minutes by default. Until then it feeds from there, and other executors fetch cached blocks,
+    shuffle files and broadcast variables from there: those tasks neither end nor fail.
 
     Args:
         is_there: it is cut off from other hosts alone.
@@ -262,8 +263,58 @@ def leave_host(sc: SparkContext, host: str, is_there: bool) -> None:
         left.add(executor.id())
         spark = sc._jsc.sc()
         kill = spark.killAndReplaceExecutor if is_replaced else spark.killExecutor
-        if kill(executor.id()):
-            _log.warning("Spark starts no more tasks on executor %s: %s", executor.id(), host)
+        try:
+            is_killed = kill(executor.id())
+        finally:  # the master may be gone as well
+            is_forgotten = _forget(sc, executor.id(), name)
+        if is_killed or is_forgotten:
+            _log.warning(
+                "Excluded executor %s on %s from further tasks: its host was given up",
+                executor.id(),
+                host,
+            )
+
+
+def _forget(sc: SparkContext, executor_id: str, name: str) -> bool:
+    """Have the driver forget the cached blocks of an executor, and the shuffle files of its host.
+
+    A master cannot kill what does not answer, and until its heartbeat times out other executors
+    fetch from there. What it held is computed again elsewhere. Its tasks are left to Spark: it
+    would start that of the lost node again at once, in a slot that feeding needs.
+
+    Args:
+        name: what Spark calls its host.
+    """
+    try:
+        spark = sc._jsc.sc()
+        blocks = _call(sc, "SparkEnv", spark.env(), "blockManager", "storage.BlockManager")
+        master = _call(sc, "storage.BlockManager", blocks, "master", "storage.BlockManagerMaster")
+        master.removeExecutor(executor_id)
+        spark.schedulerBackend().removeWorker("", name, "sparkdl has given up this host")
+    except Exception as error:  # noqa: BLE001 (which py4j raises for what another Spark lacks)
+        _log.warning(
+            "Spark %s forgets the blocks of executor %s not at once, but when its heartbeat times "
+            "out (spark.network.timeout): %s",
+            sc.version,
+            executor_id,
+            raised_in_task(error),
+        )
+        return False
+    return True
+
+
+def _call(sc: SparkContext, kind: str, target: Any, method: str, returned: str) -> Any:
+    """Call a method of one of Spark's classes without reflection, by which py4j finds methods.
+
+    Reflection would load the classes of all its methods, of which pyspark lacks some (protobuf).
+    """
+    java = sc._jvm.java.lang
+    of, returns = (java.Class.forName(f"org.apache.spark.{name}") for name in (kind, returned))
+    kinds = java.invoke.MethodType.methodType(returns)
+    handle = java.invoke.MethodHandles.publicLookup().findVirtual(of, method, kinds)
+    arguments = sc._jvm.java.util.ArrayList()
+    arguments.add(target)
+    return handle.invokeWithArguments(arguments)
 
 
 def _addresses(name: str) -> set[str]:

@@ -77,7 +77,7 @@ def test_nodes_get_the_gpus_of_their_tasks_and_give_the_slots_back_to_feeders(
     )
     check_fed_nodes(spark, 2)
     with pytest.raises(
-        ConfigError, match=r"3 nodes need 3 task slots .* 2 task slots .*1 GPUs each"
+        ConfigError, match=r"3 nodes need 3 task slots .* 2 task slots .*1 GPU each"
     ):
         sparkdl.launch(spark, count_rows, nodes=3, framework="plain")
     with pytest.raises(ConfigError, match="num_gpus=2, and Spark gives a task 1 GPUs"):

@@ -54,7 +54,7 @@ def test_too_few_slots_are_refused_with_the_settings_to_change(
     with pytest.raises(ConfigError) as refused:
         choose_placing(spec(4, placement, is_fed), Topology(YARN, (2, 1)))
     text = str(refused.value)
-    assert text.startswith("4 nodes need 4 task slots at once, and there are 3 task slots (2 exec")
+    assert text.startswith("4 nodes need 4 task slots at once, and Spark has 3 task slots (2 exec")
     for setting in ("nodes=", "num_executors=", "spark.executor.instances", "spark.executor.cores",
                     "spark.cores.max", "spark.task.cpus"):  # fmt: skip
         assert setting in text
@@ -73,7 +73,7 @@ DYNAMIC = Topology(YARN, (2, 2), is_dynamic=True)
          Placing(True, None, "3 slots, 2 nodes: spare slots feed")),
         # None left over, and rows to feed: nodes give theirs back.
         (spec(3), Topology(YARN, (2, 1)),
-         Placing(False, None, "3 slots for 3 nodes leave none for feeding")),
+         Placing(False, None, "3 slots for 3 nodes, which leaves none for feeding")),
         # Nothing to feed: nodes keep theirs.
         (spec(3, is_fed=False), Topology(YARN, (2, 1)),
          Placing(True, None, "3 slots, 3 nodes: nothing has to be fed")),
@@ -203,8 +203,8 @@ def test_a_node_asks_spark_for_its_gpus(
     [
         (spec(2, num_gpus=2), with_gpus(1), r"num_gpus=2, .* an executor 1 GPUs\. Raise spark\.ex"),
         (spec(2, num_gpus=2), with_gpus(2, 1.0, CLUSTER), "gives a task 1 GPUs. Raise spark.task"),
-        (spec(4, num_gpus=1), with_gpus(1), "4 nodes with 1 GPUs each do not fit, .* room for 2: "),
-        (spec(4), with_gpus(1, 1.0), "need 4 task slots .* are 2 task .*1 GPUs each, spark.task.r"),
+        (spec(4, num_gpus=1), with_gpus(1), "no room for 4 nodes with num_gpus=1, but for 2: "),
+        (spec(4), with_gpus(1, 1.0), "need 4 task slots .* has 2 task .*1 GPU each, spark.task.r"),
         (spec(2, "attached"), with_gpus(1, 1.0), "Or leave out spark.task.resource.gpu.amount"),
         (spec(2, num_gpus={"worker": 3}), with_gpus(2), "num_gpus={'worker': 3}, .*executor 2"),
     ],
@@ -267,7 +267,7 @@ def test_gpus_limit_the_room_of_nodes_that_run() -> None:
 def test_a_count_says_what_there_is_for_whom() -> None:
     placing, now = choose_placing(spec(3), Topology(YARN, (2, 2))), Topology(YARN, (2,))
     assert stand(spec(3), placing, now, others=1).why == (
-        "2 task slots (1 executors with [2] cores, spark.task.cpus=1) for 3 nodes "
+        "2 task slots (1 executor with [2] cores, spark.task.cpus=1) for 3 nodes "
         "and 1 of other clusters, with room for 2 of them"
     )
 
@@ -343,3 +343,9 @@ def test_where_slots_cannot_be_counted_the_loss_of_a_node_is_enough(counts: Coun
     counts.look(None, is_lost=True)
     counts.look(None, is_lost=True)
     assert counts.told == [UNCOUNTED]
+
+
+def test_one_node_and_one_slot_are_singular() -> None:
+    with pytest.raises(ConfigError, match="1 node needs 1 task slot at once, and Spark has 0 task"):
+        choose_placing(spec(1), Topology(YARN, ()))
+    assert choose_placing(spec(1), Topology(YARN, (1,))).why.startswith("1 slot for 1 node,")
