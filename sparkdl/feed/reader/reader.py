@@ -8,6 +8,7 @@ What is here and where the reader stands is in `cursor.py`.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -63,7 +64,8 @@ class FeedReader:
         self._cursor = ReaderCursor(feed)
         self._cursor.consumed.is_wanted = tracks
         self._owner = 0
-        self._reported_at_s, self._is_reported, self._is_announced = 0.0, True, supply is None
+        self._reported_at_s, self._is_reported = -math.inf, True
+        self._is_announced = supply is None
         self._pressed_epoch = self._held = -1
         self._is_waiting = self._is_terminated = self._is_lost = self._is_resumed = False
         self._epochs = self._beyond = 0
