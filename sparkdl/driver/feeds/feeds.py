@@ -34,7 +34,7 @@ from sparkdl.driver.feeds.coverage import READERS, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.feeds.runner import EVERY, FeedRunner, JobThread
 from sparkdl.driver.feeds.state import FeedAsked, StreamAsked, StreamEndAsked
-from sparkdl.driver.feeds.transitions import fed_members, feed_targets
+from sparkdl.driver.feeds.transitions import fed_members, feed_targets, no_rows
 from sparkdl.driver.lifecycle.policy import MAX_BACKOFF_S
 from sparkdl.driver.lifecycle.state import failure_of, has_ended
 from sparkdl.driver.show import FeedBar
@@ -295,7 +295,10 @@ class Feeds:
             near = did_you_mean(request.reader, READERS)
             raise ConfigError(f"reader={request.reader!r} must be one of {READERS}{near}")
         self._check_no_stream(name)
-        return self._call(name, self._with_files(name, request), show)
+        request = self._with_files(name, request)
+        if isinstance(request.data, ParquetSource) and not request.data.num_rows:
+            raise no_rows(name)
+        return self._call(name, request, show)
 
     def open_stream(self, name: str, timeout_s: float | None, to: str | None) -> StreamFeed:
         """Return what feeds a stream, see `Cluster.open_stream`."""

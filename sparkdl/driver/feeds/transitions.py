@@ -403,6 +403,8 @@ def _delivering_ended(
             return _cut_short(feed, run, error, now_s)
         rows = {each.partition: each.num_rows for each in event.fed if each.num_rows >= 0}
         feed.history.measured(run.call, len(event.fed), rows)
+        if not run.is_micro_batch and (not event.fed or run.call.is_empty):
+            return _cut_short(feed, run, no_rows(feed.name), now_s)
     brought = added(*(each.rows for each in event.fed))
     refused = sum(each.rows_refused for each in event.fed)
     state = with_run(state, refused=run.refused + refused)
@@ -651,8 +653,12 @@ def _finish(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
         rows_refused=run.refused,
         delivered={} if run.is_unwanted else run.expected,
         rows_covered=run.covered,
+        wanted=run.call.request.epochs,
+        asked=run.rows,
+        epoch_rows=sum(run.call.shape.rows.values()) if run.is_unwanted and run.rows else 0,
         continues=run.is_micro_batch and not run.is_unwanted,
-        is_cut=run.is_cut and run.epoch <= run.last,
+        is_cut=run.epoch <= run.last
+        and (run.is_cut or (run.is_unwanted and not run.rows and run.epoch < run.last)),
         left_by=feed.nodes.gone(run.node_ids),
     )
     names = {member.node.node_id: member.node.name for member in run.members}
@@ -831,6 +837,15 @@ def _standstill(state: Delivering | Reading, event: LogFetched) -> FeedTimeoutEr
 
 
 # small parts
+
+
+def no_rows(feed: str) -> ConfigError:
+    """Return the error that says that there is nothing to train on."""
+    return ConfigError(
+        f"feed {feed!r}: the data have no rows, so there is nothing to train on. Check the filter, "
+        "the partition or the path that the data come from (df.count()). Micro-batches of a stream "
+        "may be empty: cluster.train_stream, cluster.open_stream"
+    )
 
 
 def fed_members(world: World, to: str | None) -> tuple[Member, ...]:

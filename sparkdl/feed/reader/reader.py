@@ -20,7 +20,13 @@ from sparkdl.control.channel import Consumed, EndMark, Local, Release, Terminate
 from sparkdl.control.messages import EpochEnd
 from sparkdl.control.rows import EpochRows
 from sparkdl.core import trace
-from sparkdl.core.errors import EndOfFeedError, FeedClosedError, FeedTimeoutError, SparkdlError
+from sparkdl.core.errors import (
+    EndOfFeedError,
+    FeedClosedError,
+    FeedTimeoutError,
+    SparkdlError,
+    UnfedError,
+)
 from sparkdl.feed.reader.consumed import Origin, Part, Turn
 from sparkdl.feed.reader.cursor import Item, ReaderCursor, release_all
 from sparkdl.feed.reader.supply import Supply
@@ -230,14 +236,19 @@ class FeedReader:
             self._beyond = max(1, self._beyond)
             self._report()
 
-    def end_of_feed(self) -> EndOfFeedError:
-        """Return the error that says that there is no further epoch."""
+    def end_of_feed(self) -> EndOfFeedError | UnfedError:
+        """Return the error that says that there is no further epoch, or never was one."""
         count = self._epochs
+        if not count and self._supply and (unfed := self._supply.never_fed(self.feed)):
+            return unfed
         epochs = f"after {count} epoch{'s' * (count > 1)}" if count else "before any row came"
         return EndOfFeedError(
             f"feed {self.feed!r} ended {epochs}, and map_fun goes on to epoch {count + 1}, which "
-            "has no batches. Let epochs=… of the feeding and the loop of map_fun say the same, or "
-            f"loop `while ctx.has_epoch({self.feed!r})`"
+            "has no batches: each loop over it, each epoch of fit, and each evaluate or predict "
+            "takes one. Let epochs=… of the feeding and the loop of map_fun say the same, or loop "
+            f"`while ctx.has_epoch({self.feed!r})`. To validate, feed the validation rows as "
+            "another feed: cluster.feed_async(rows, epochs=…, name='validation') before "
+            "cluster.feed(…), and read it with feed='validation'"
         )
 
     def wait_epoch(self, owner: int, begins: bool = True) -> int | None:
@@ -249,6 +260,7 @@ class FeedReader:
 
         Raises:
             EndOfFeedError: if an earlier iteration has found the feed's end already.
+            UnfedError: if the feed has ended and was never fed.
         """
         with self._changed:
             self._wait(lambda: owner != self._owner or self._is_due())
@@ -424,11 +436,14 @@ class FeedReader:
 
     def _go_beyond(self) -> None:
         """Count an iteration that finds no epoch: the first one is only warned."""
+        error = self.end_of_feed()
+        if isinstance(error, UnfedError):
+            raise error
         self._beyond += 1
         if self._beyond > (MAX_ITERATIONS_BEYOND if self._is_resumed else 1):
-            raise self.end_of_feed()
+            raise error
         if self._beyond == 1:
-            _log.warning("%s", self.end_of_feed())
+            _log.warning("%s", error)
             self._report()
 
     def _release(self, numbers: Iterable[int]) -> None:

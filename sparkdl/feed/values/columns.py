@@ -208,8 +208,8 @@ def objects(values: Sequence[Any]) -> Array:
 
 def _nulls(count: int, rows: int, kind: pa.DataType | str, where: str) -> FeedTypeError:
     return FeedTypeError(
-        f"{where} holds {count} null{'s' * (count > 1)} among {rows} values of {kind}, and nulls do "
-        "not become arrays. Fill them (df.fillna or coalesce; with float('nan') where NaN is "
+        f"{where} holds {count} null{'s' * (count > 1)} among {rows} values of {kind}, and nulls "
+        "do not become arrays. Fill them (df.fillna or coalesce; with float('nan') where NaN is "
         "meant), or drop those rows (df.dropna). Within arrays use functions.transform or "
         "functions.filter; in rows of an RDD replace None, and give all dicts the same keys."
     )
