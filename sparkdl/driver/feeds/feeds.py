@@ -31,12 +31,12 @@ from sparkdl.core.world import World
 from sparkdl.driver.controller import Controller, View
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import READERS, FeedRequest
-from sparkdl.driver.feeds.report import FeedReport
+from sparkdl.driver.feeds.report import FeedReport, other_names
 from sparkdl.driver.feeds.runner import EVERY, FeedRunner, JobThread
 from sparkdl.driver.feeds.state import FeedAsked, StreamAsked, StreamEndAsked
 from sparkdl.driver.feeds.transitions import fed_members, feed_targets, no_rows
 from sparkdl.driver.lifecycle.policy import MAX_BACKOFF_S
-from sparkdl.driver.lifecycle.state import failure_of, has_ended
+from sparkdl.driver.lifecycle.state import failure_of, generation_of, has_ended
 from sparkdl.driver.show import FeedBar
 from sparkdl.driver.threads import begin
 from sparkdl.feed.parquet.paths import parquet_paths
@@ -48,6 +48,8 @@ _log = logging.getLogger(__name__)
 _TURN_S = 0.5
 """How often a query is asked whether it is still active."""
 _JOIN_S = 5.0
+OTHER_NAME_S = 10.0
+"""How long nodes may wait for a feed that was not fed, while another is, before a log says so."""
 _TRIGGERS = ("processingTime", "once", "availableNow")
 
 
@@ -374,10 +376,15 @@ class Feeds:
             try:
                 rows, hide_others = partial(runner.rows_to_read, name), self._executor.hide_progress
                 with FeedBar(name, request.epochs, show, rows, hide_others) as bar:
-                    show_rows = partial(self._show_rows, name, bar)
+                    names = _Names(self.controller, name)
+
+                    def meanwhile() -> None:
+                        self._show_rows(name, bar)
+                        names.look()
+
                     ask = partial(FeedAsked, request=request)
-                    report: FeedReport = runner.ask(name, ask, carrier, show_rows)
-                    show_rows(is_last=True)
+                    report: FeedReport = runner.ask(name, ask, carrier, meanwhile)
+                    self._show_rows(name, bar, is_last=True)
                     return report
             finally:
                 carrier.close()
@@ -445,6 +452,26 @@ class Feeds:
                 f"feed {name!r} belongs to a stream until that has ended; stop its query first, or "
                 "use a feed of another name"
             )
+
+
+class _Names:
+    """Warns once where nodes wait for other feeds than the one that is fed."""
+
+    def __init__(self, controller: Controller, feed: str) -> None:
+        self._controller, self._feed = controller, feed
+        self._found, self._due = "", Deadline.after(OTHER_NAME_S)
+
+    def look(self) -> None:
+        """Warn if nodes have waited for the same feeds for `OTHER_NAME_S`."""
+        spec, feed = self._controller.spec, self._feed
+        found = self._controller.look(
+            lambda view: "" if generation_of(view.state) else other_names(spec, feed, view.feeds)
+        )
+        if found != self._found:
+            self._found, self._due = found, Deadline.after(OTHER_NAME_S)
+        elif found and self._due.has_passed:
+            _log.warning("Cluster %s: %s", spec.cluster_id, found)
+            self._due = Deadline.after(None)
 
 
 def listed(data: Any, spec: ClusterSpec) -> Any:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from sparkdl.control.messages import FeedCount
 from sparkdl.core.listing import MOST, listed
 from sparkdl.core.spec import ClusterSpec
+from sparkdl.core.spelling import did_you_mean
 from sparkdl.driver.feeds.coverage import Call
 
 
@@ -28,8 +29,9 @@ class FeedReport:
         rows_padded: rows that it was given again to fill a step, see `tail` of `ctx.batches`.
         rows_dropped: rows that it was not given because they did not fill a step.
         rows_unused: rows that no node wanted, that a node received and did not read, of epochs that
-            no node read, or that a node carries to an epoch to come. Where no node wants more, those that are left are counted
-            for half a minute at most, and after a `terminate()` not at all; a log says so.
+            no node read, or that a node carries to an epoch to come. Where no node wants more,
+            those that are left are counted for half a minute at most, and after a `terminate()` not
+            at all; a log says so.
         passes: how many times the data has been read; further epochs came from the nodes' logs.
         rows_covered: rows that were fed before a restart, or in an earlier run, and that the
             checkpoint covers at which the training went on.
@@ -185,6 +187,29 @@ def waits_in_vain(spec: ClusterSpec, feeds: Mapping[tuple[int, str], FeedCount])
     named = ", ".join(f"{feed!r} ({listed(nodes)})" for feed, nodes in unfed.items())
     others = ", ".join(map(repr, sorted(fed))) or "nothing"
     return f"nobody has fed what is read: {named}; being fed is {others}" if unfed else ""
+
+
+def other_names(spec: ClusterSpec, fed: str, feeds: Mapping[tuple[int, str], FeedCount]) -> str:
+    """Return that nodes wait for feeds that were not fed while `fed` is; empty if none does.
+
+    Args:
+        feeds: by node id and feed, what nodes have reported.
+    """
+    waiting: dict[str, list[str]] = {}
+    for (node_id, feed), count in sorted(feeds.items()):
+        if feed != fed and count.began < 0 and not count.rows_received and not count.closed:
+            waiting.setdefault(feed, []).append(spec.nodes[node_id].name)
+    if not waiting:
+        return ""
+    reads = "; ".join(
+        f"{listed(nodes)} reads {feed!r}, which has not been fed{did_you_mean(feed, [fed])}"
+        for feed, nodes in waiting.items()
+    )
+    return (
+        f"the driver feeds {fed!r}, and {reads}. If they are to be one feed, give cluster.feed(…, "
+        "name=…) and ctx.batches(…, feed=…) the same name; if not, feed both at once: "
+        "cluster.feed_async"
+    )
 
 
 def gone_beyond(

@@ -67,8 +67,8 @@ class Supply:
             return None
         return UnfedError(
             f"feed {feed!r} was never fed, and the driver has ended the feeds. Call "
-            f"cluster.feed(data, name={feed!r}) before cluster.results(), cluster.shutdown() or the "
-            f"end of the `with` block{self._fed(', and give both sides the same name')}"
+            f"cluster.feed(data, name={feed!r}) before cluster.results(), cluster.shutdown() or "
+            f"the end of the `with` block{self._fed(': give both sides the same name')}"
         )
 
     def _fed(self, advice: str) -> str:

@@ -263,8 +263,8 @@ def _sparse(column: pa.Array, _codec: Codec, where: str) -> Array:
 def _mixed(column: pa.Array, codec: Codec, where: str) -> Array:
     """Numbers, datetimes, arrays of one shape get their common dtype; other mixes are objects."""
     members, places = union_places(column)
-    for number, part in enumerate(codec.of):
-        if part.name == "null" and (count := int((members == number).sum())):
+    for number, member in enumerate(codec.of):
+        if member.name == "null" and (count := int((members == number).sum())):
             raise _nulls(count, len(column), "several types", where)
     names = {part.name for part in codec.of} - {"null"}
     is_aware = {bool(part.detail) for part in codec.of if part.name == "datetime"}

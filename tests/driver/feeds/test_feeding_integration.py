@@ -102,7 +102,8 @@ def test_data_without_rows_are_an_error_of_the_driver(
 ) -> None:
     roomy.begin(count, feed)
     pq.write_table(pa.table({"x": pa.array([], pa.int64())}), tmp_path / "part.parquet")
-    for data in ([], iter([]), pa.table({"x": pa.array([], pa.int64())}), str(tmp_path)):
+    nothing: list[Any] = [[], iter([]), pa.table({"x": pa.array([], pa.int64())}), str(tmp_path)]
+    for data in nothing:
         with pytest.raises(ConfigError, match="the data have no rows, so there is nothing to"):
             roomy.cluster.feed(data, name=feed)
     assert roomy.cluster.feed([7], name=feed).rows_used == 1, "it can be fed again"
@@ -393,6 +394,18 @@ def test_feed_of_another_name_than_is_fed_is_told_with_both_names() -> None:
         cluster.feed(range(10), timeout_s=SOON_S)
 
 
+def test_misspelt_name_of_a_feed_is_told_after_seconds_with_both_names(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparkdl.driver.feeds.feeds.OTHER_NAME_S", 0.5)
+    with launch(misspells, "validation", nodes=1) as cluster:
+        with pytest.raises(FeedTimeoutError):
+            cluster.feed(range(10), name="vaildation", timeout_s=2 * STILL_S)
+        cluster.abort()
+    told = "feeds 'vaildation', and worker:0 reads 'validation', which has not been fed; did you"
+    assert caplog.text.count(told) == 1
+
+
 def test_driver_that_gives_up_a_feed_first_says_which_one_is_read() -> None:
     waits = r"nobody has fed what is read: 'inputs' \(worker:0\); being fed is 'input'"
     with launch(misspells, "inputs", nodes=1) as cluster:
@@ -436,7 +449,7 @@ def test_loop_that_goes_on_beyond_the_end_is_told_of_and_then_fails(
         assert ended(roomy, feed) == [[10, 10, 0]] * 2
     else:
         with pytest.raises(
-            EndOfFeedError, match="ended after 2 epochs.*as another feed: cluster.feed_async"
+            EndOfFeedError, match=r"ended after 2 epochs.*as another feed: cluster\.feed_async"
         ):
             ended(roomy, feed)
     assert roomy.cluster._controller.wait_for(
