@@ -379,12 +379,12 @@ class Feeds:
                     names = _Names(self.controller, name)
 
                     def meanwhile() -> None:
-                        self._show_rows(name, bar)
+                        self._show_rows(runner, name, bar)
                         names.look()
 
                     ask = partial(FeedAsked, request=request)
                     report: FeedReport = runner.ask(name, ask, carrier, meanwhile)
-                    self._show_rows(name, bar, is_last=True)
+                    self._show_rows(runner, name, bar, report)
                     return report
             finally:
                 carrier.close()
@@ -438,13 +438,15 @@ class Feeds:
         )
         return found
 
-    def _show_rows(self, name: str, bar: FeedBar, is_last: bool = False) -> None:
+    def _show_rows(
+        self, runner: FeedRunner, name: str, bar: FeedBar, report: FeedReport | None = None
+    ) -> None:
+        rows = report.rows_used if report else runner.rows_read(name)
+        if rows is None:
+            return
         first = self._world().members[0].node.node_id
-        counts, now = self.controller.look(
-            lambda view: (dict(view.feeds), view.activity.get(first))
-        )
-        rows = sum(each.rows_consumed for (_, feed), each in counts.items() if feed == name)
-        bar.update(rows, now.numbers if now else {}, is_last)
+        now = self.controller.look(lambda view: view.activity.get(first))
+        bar.update(rows, now.numbers if now else {}, report is not None)
 
     def _check_no_stream(self, name: str) -> None:
         if name in self._streams:

@@ -29,7 +29,7 @@ from sparkdl.core.errors import (
 )
 from sparkdl.feed.reader.consumed import Origin, Part, Turn
 from sparkdl.feed.reader.cursor import Item, ReaderCursor, release_all
-from sparkdl.feed.reader.supply import Supply
+from sparkdl.feed.reader.supply import Supply, end_of_feed
 
 _log = logging.getLogger(__name__)
 
@@ -238,18 +238,8 @@ class FeedReader:
 
     def end_of_feed(self) -> EndOfFeedError | UnfedError:
         """Return the error that says that there is no further epoch, or never was one."""
-        count = self._epochs
-        if not count and self._supply and (unfed := self._supply.never_fed(self.feed)):
-            return unfed
-        epochs = f"after {count} epoch{'s' * (count > 1)}" if count else "before any row came"
-        return EndOfFeedError(
-            f"feed {self.feed!r} ended {epochs}, and map_fun goes on to epoch {count + 1}, which "
-            "has no batches: each loop over it, each epoch of fit, and each evaluate or predict "
-            "takes one. Let epochs=… of the feeding and the loop of map_fun say the same, or loop "
-            f"`while ctx.has_epoch({self.feed!r})`. To validate, feed the validation rows as "
-            "another feed: cluster.feed_async(rows, epochs=…, name='validation') before "
-            "cluster.feed(…), and read it with feed='validation'"
-        )
+        unfed = self._supply.never_fed(self.feed) if self._supply and not self._epochs else None
+        return unfed or end_of_feed(self.feed, self._epochs)
 
     def wait_epoch(self, owner: int, begins: bool = True) -> int | None:
         """Wait for the first item of an epoch; return the epoch's number, `None` as `take` does.

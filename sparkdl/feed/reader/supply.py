@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 
-from sparkdl.core.errors import ConfigError, SparkdlError, UnfedError
+from sparkdl.core.errors import ConfigError, EndOfFeedError, SparkdlError, UnfedError
 from sparkdl.core.spec import ClusterSpec, InputMode
 from sparkdl.core.world import Member
 
@@ -98,3 +98,16 @@ class Supply:
                 "longer feed_timeout"
             )
         )
+
+
+def end_of_feed(feed: str, count: int) -> EndOfFeedError:
+    """Return the error that says that there is no further epoch after `count` epochs."""
+    epochs = f"after {count} epoch{'s' * (count > 1)}" if count else "before any row came"
+    return EndOfFeedError(
+        f"feed {feed!r} ended {epochs}, and map_fun goes on to epoch {count + 1}, which has no "
+        "batches: each loop over it, each epoch of fit, and each evaluate or predict takes one. "
+        "Let epochs=… of the feeding and the loop of map_fun say the same, or loop "
+        f"`while ctx.has_epoch({feed!r})`. To validate, feed the validation rows as another feed: "
+        "cluster.feed_async(rows, epochs=…, name='validation') before cluster.feed(…), and read it "
+        "with feed='validation'"
+    )
