@@ -184,8 +184,9 @@ class FeedRunner:
     def rows_to_read(self, feed: str) -> int:
         """Return how many rows the call that is being fed has; 0 if that is not known."""
         state = self._states.get(feed)
-        is_known = state is not None and not isinstance(state, Idle) and state.run.rows
-        return state.run.covered + state.run.rows if is_known else 0
+        if state is None or isinstance(state, Idle) or not state.run.rows:
+            return 0
+        return state.run.covered + state.run.rows
 
     def rows_read(self, feed: str) -> int | None:
         """Return how many rows of the call that is being fed have been read.

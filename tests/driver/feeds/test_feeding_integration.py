@@ -400,9 +400,9 @@ def test_misspelt_name_of_a_feed_is_told_after_seconds_with_both_names(
     monkeypatch.setattr("sparkdl.driver.feeds.feeds.OTHER_NAME_S", 0.5)
     with launch(misspells, "validation", nodes=1) as cluster:
         with pytest.raises(FeedTimeoutError):
-            cluster.feed(range(10), name="vaildation", timeout_s=2 * STILL_S)
+            cluster.feed(range(10), name="validations", timeout_s=2 * STILL_S)
         cluster.abort()
-    told = "feeds 'vaildation', and worker:0 reads 'validation', which has not been fed; did you"
+    told = "feeds 'validations', and worker:0 reads 'validation', which has not been fed; did you"
     assert caplog.text.count(told) == 1
 
 
