@@ -186,7 +186,8 @@ def _serve(feed: Feed, world: World) -> tuple[Feed, list[Action]]:
             said = Send(begin, _ids(members), world.generation)
             return replace(served, stream=stream), [said, Answer(first.ticket, stream)]
         ends = (Send(end, _ids(members), world.generation) for end in _stream_end(feed, members))
-        return replace(served, stream=None), [*ends, Answer(first.ticket, None)]
+        said_of = _warn_of_nothing(feed)
+        return replace(served, stream=None), [*ends, *said_of, Answer(first.ticket, None)]
     except SparkdlError as error:
         return served, [Answer(first.ticket, error)]
 
@@ -946,6 +947,13 @@ def _warn_of_reader(name: str, request: FeedRequest, call: Call) -> list[Action]
             "of them have been used by their numbers in Spark's partitions"
         )
     ]
+
+
+def _warn_of_nothing(feed: Feed) -> list[Action]:
+    brought = feed.stream.brought.values() if feed.stream is not None else ()
+    if feed.stream is None or any(sum(rows.values()) for rows in brought):
+        return []
+    return [Warn(f"Feed {feed.name!r}: the stream has ended without having brought a row")]
 
 
 def _warn_of_lost(name: str, calls: list[Call]) -> list[Action]:

@@ -110,6 +110,17 @@ def test_data_without_rows_are_an_error_of_the_driver(
     assert column(ended(roomy, feed), 1) == 7
 
 
+def test_stream_without_rows_ends_with_one_warning(
+    roomy: Lab, feed: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    roomy.begin(count, feed)
+    stream = roomy.cluster.open_stream(feed)
+    assert stream.feed([]), "a micro-batch may be empty"
+    stream.end()
+    assert column(ended(roomy, feed), 0) == 0
+    assert caplog.text.count("the stream has ended without having brought a row") == 1
+
+
 def test_epochs_that_no_node_reads_are_unused_and_a_warning_says_how_many_were(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
