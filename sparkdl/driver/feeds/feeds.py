@@ -31,10 +31,10 @@ from sparkdl.core.world import World
 from sparkdl.driver.controller import Controller, View
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import READERS, FeedRequest
-from sparkdl.driver.feeds.report import FeedReport, other_names
+from sparkdl.driver.feeds.report import FeedReport, no_rows, other_names
 from sparkdl.driver.feeds.runner import EVERY, FeedRunner, JobThread
 from sparkdl.driver.feeds.state import FeedAsked, StreamAsked, StreamEndAsked
-from sparkdl.driver.feeds.transitions import fed_members, feed_targets, no_rows
+from sparkdl.driver.feeds.transitions import fed_members, feed_targets
 from sparkdl.driver.lifecycle.policy import MAX_BACKOFF_S
 from sparkdl.driver.lifecycle.state import failure_of, generation_of, has_ended
 from sparkdl.driver.show import FeedBar

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 
 from sparkdl.control.messages import FeedCount
+from sparkdl.core.errors import ConfigError
 from sparkdl.core.listing import MOST, listed
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.spelling import did_you_mean
@@ -153,6 +154,15 @@ def _short(value: int | Mapping[str, int]) -> str:
         return repr(value)
     nodes = listed([f"{node!r}: {count}" for node, count in value.items()])
     return f"{{{nodes}, {min(value.values())} to {max(value.values())} each}}"
+
+
+def no_rows(feed: str) -> ConfigError:
+    """Return the error that says that there is nothing to train on."""
+    return ConfigError(
+        f"feed {feed!r}: the data have no rows, so there is nothing to train on. Check the filter, "
+        "the partition or the path that the data come from (df.count()). Micro-batches of a stream "
+        "may be empty: cluster.train_stream, cluster.open_stream"
+    )
 
 
 def covered_report(call: Call) -> FeedReport:

@@ -47,7 +47,7 @@ from sparkdl.core.listing import listed
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import Member, World
 from sparkdl.driver.feeds.coverage import Call, EpochLeft, FeedRequest
-from sparkdl.driver.feeds.report import Fed, covered_report, report
+from sparkdl.driver.feeds.report import Fed, covered_report, no_rows, report
 from sparkdl.driver.feeds.state import (
     Action,
     Answer,
@@ -838,15 +838,6 @@ def _standstill(state: Delivering | Reading, event: LogFetched) -> FeedTimeoutEr
 
 
 # small parts
-
-
-def no_rows(feed: str) -> ConfigError:
-    """Return the error that says that there is nothing to train on."""
-    return ConfigError(
-        f"feed {feed!r}: the data have no rows, so there is nothing to train on. Check the filter, "
-        "the partition or the path that the data come from (df.count()). Micro-batches of a stream "
-        "may be empty: cluster.train_stream, cluster.open_stream"
-    )
 
 
 def fed_members(world: World, to: str | None) -> tuple[Member, ...]:
