@@ -184,7 +184,8 @@ class Cluster:
                 storages, and is an error where that is not sure; with `spark` Spark reads.
 
         Raises:
-            ConfigError: if the cluster was not launched to be fed, or `data` cannot be.
+            ConfigError: if the cluster was not launched to be fed, or `data` cannot be or have no
+                rows.
             ReadError: if a node cannot read a file.
             NodeFailedError: if a node failed meanwhile, with its own error as root cause.
             FeedTimeoutError: if nothing moved for `timeout_s`.

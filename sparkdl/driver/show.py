@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import os
 import sys
 import threading
@@ -254,8 +255,8 @@ class FeedBar:
         self._total = total
         self._hide_others = hide_others
         self._bar: Any = None
-        self._start: int | None = None
-        self._drawn_s = 0.0
+        self._is_begun = False
+        self._drawn_s = -math.inf
         self._logging = ExitStack()
 
     def __enter__(self) -> FeedBar:
@@ -290,10 +291,11 @@ class FeedBar:
         self._logging.close()
 
     def update(self, rows_read: int, metrics: Mapping[str, float], is_last: bool = False) -> None:
-        """Show how many rows all nodes have read, and the numbers of the first one's reports."""
-        if self._start is None:
-            self._start = rows_read
-        self._start = min(self._start, rows_read)  # nodes that begin anew count anew
+        """Show how many rows of the call have been read, and the first node's reports.
+
+        Args:
+            rows_read: those that a checkpoint covers count; fewer after a restart.
+        """
         bar, now_s = self._bar, time.monotonic()
         if bar is None or (now_s - self._drawn_s < PERIOD_S and not is_last):
             return
@@ -305,7 +307,9 @@ class FeedBar:
                 begun_s = bar.start_t
                 bar.reset(total)
                 bar.start_t = begun_s
-        bar.n = rows_read - self._start
+        # The rate is that of the rows since the bar began, without those of an earlier run.
+        bar.initial = min(bar.initial, rows_read) if self._is_begun else rows_read
+        bar.n, self._is_begun = rows_read, True
         if metrics:
             bar.set_postfix(metrics, refresh=False)
         self._hide_others()
@@ -345,9 +349,13 @@ def _logging_beside() -> Iterator[None]:
         if isinstance(handler, logging.StreamHandler) and handler.stream in streams
     ]
     old = [(handler, handler.setStream(_Beside(handler.stream))) for handler in handlers]
+    # Where logging is not set up, Python writes warnings by a handler of its own.
+    last, logging.lastResort = logging.lastResort, logging.StreamHandler(_Beside(sys.stderr))
+    logging.lastResort.setLevel(logging.WARNING)
     try:
         yield
     finally:
+        logging.lastResort = last
         for handler, stream in old:
             if isinstance(handler.stream, _Beside):
                 handler.setStream(stream)

@@ -134,6 +134,8 @@ class NodeContext(LegacyContext):
 
         Raises:
             ConfigError: if an argument cannot be.
+            FeedTypeError: from the iteration, for a null in one of the columns, and for a type that
+                is no array.
         """
         if isinstance(feed, ParquetPaths):
             return self.parquet(feed, batch_size, columns, None, even, tail, shuffle, seed)

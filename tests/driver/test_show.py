@@ -145,13 +145,13 @@ def test_bar_has_a_total_the_time_left_and_the_loss_as_soon_as_they_are_known(
         a_terminal(monkeypatch) as terminal,
         FeedBar("input", 3, None, lambda: total[0]) as bar,
     ):
-        bar.update(1000, {})
-        bar.update(1100, {"loss": 0.25})
+        bar.update(0, {})
+        bar.update(100, {"loss": 0.25})
         before = terminal.shown().split("\r")[-1]
         assert before.startswith("feed 'input', 3 epochs: 100 rows [")
         assert "loss=0.25" in before
         total[0] = 300
-        bar.update(1150, {"loss": 0.125}, is_last=True)
+        bar.update(150, {"loss": 0.125}, is_last=True)
         after = terminal.shown().split("\r")[-1]
         assert re.search(r"50%\|.*\| 150/300 \[\d\d:\d\d<\d\d:\d\d, .* rows/s, loss=0.125\]", after)
 
@@ -176,6 +176,27 @@ def test_log_lines_and_lines_of_nodes_stand_beside_the_bar(
         first, second, last, end = terminal.lines()
     assert (first, second, end) == ("of the driver", "[worker:0] of a node", "")
     assert "100/100" in last
+
+
+def test_bar_goes_back_to_the_checkpoint_at_a_restart_and_the_warning_has_its_own_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    restarted = logging.makeLogRecord({"levelno": logging.WARNING, "msg": "nodes begin anew"})
+    with a_terminal(monkeypatch) as terminal:
+        stock = logging.lastResort
+        with FeedBar("input", 1, None, lambda: 1000) as bar:
+            for rows in (0, 700):
+                bar.update(rows, {})
+            assert logging.lastResort is not None
+            logging.lastResort.handle(restarted)  # as where logging is not set up
+            for rows in (600, 900):
+                bar.update(rows, {}, is_last=True)
+            assert bar._bar.format_dict["initial"] == 0
+        assert logging.lastResort is stock
+        warning, last, _ = terminal.lines()
+    assert warning == "nodes begin anew"
+    assert "90%" in last
+    assert "900/1000" in last
 
 
 def test_bars_of_others_are_hidden_before_each_drawing(monkeypatch: pytest.MonkeyPatch) -> None:

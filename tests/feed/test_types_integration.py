@@ -58,6 +58,7 @@ COLUMNS: dict[str, tuple[t.DataType, list[Any]]] = {
         [DenseMatrix(2, 3, range(6)), SparseMatrix(2, 3, [0, 1, 1, 2], [1, 0], [7, 8])],
     ),
 }
+WITH_NULLS_INSIDE = {"blobs", "point"}
 WITHOUT_ARRAY = {"map", "at_of", "vectors", "ragged", "points"}
 
 
@@ -161,15 +162,14 @@ EXPECTED: dict[str, tuple[str, tuple[int, ...]]] = {
     "float": ("<f4", ()), "double": ("<f8", ()), "flag": ("?", ()), "text": ("O", ()),
     "data": ("O", ()), "day": ("<M8[D]", ()), "at": ("<M8[us]", ()), "ntz": ("<M8[us]", ()),
     "took": ("<m8[us]", ()), "money": ("<f8", ()), "list": ("<f4", (2,)),
-    "lists": ("<i2", (2, 1)), "blobs": ("O", ()), "point.x": ("<f8", ()),
-    "point.tags": ("O", (1,)), "vector": ("<f8", (2,)), "matrix": ("<f8", (2, 3)),
+    "lists": ("<i2", (2, 1)), "vector": ("<f8", (2,)), "matrix": ("<f8", (2, 3)),
 }  # fmt: skip
 
 
 def test_every_type_that_can_be_an_array_is_one(spark_local: SparkSession) -> None:
     df = frame(spark_local, nulls=False)
     (batch,) = batches(df)
-    wanted = [name for name in COLUMNS if name not in WITHOUT_ARRAY]
+    wanted = [name for name in COLUMNS if name not in WITHOUT_ARRAY | WITH_NULLS_INSIDE]
     arrays = to_columns(batch, wanted)
     assert {name: (a.dtype, a.shape[1:]) for name, a in arrays.items()} == {
         name: (np.dtype(dtype), shape) for name, (dtype, shape) in EXPECTED.items()
@@ -192,17 +192,19 @@ def test_every_type_that_is_no_array_is_refused_by_name(spark_local: SparkSessio
             to_columns(batch.select([name]))
 
 
-def test_nulls_follow_the_policy(spark_local: SparkSession) -> None:
-    (batch,) = batches(frame(spark_local, nulls=True))
-    refused = {"byte", "short", "int", "long", "flag", "list", "lists", "blobs", "point.tags",
-               "vector", "matrix"}  # fmt: skip
+def test_nulls_of_every_type_are_refused_until_they_are_filled(spark_local: SparkSession) -> None:
+    df = frame(spark_local, nulls=True)
+    (batch,) = batches(df)
     for name in EXPECTED:
-        if name in refused:
-            with pytest.raises(FeedTypeError, match=f"column '{name}' holds 1 nulls"):
-                to_columns(batch, [name])
-        else:
-            value = to_columns(batch, [name])[name][1]
-            assert value is None if EXPECTED[name][0] == "O" else value != value  # NaN, NaT
+        with pytest.raises(FeedTypeError, match=f"column '{name}' holds 1 null "):
+            to_columns(batch, [name])
+    for name in WITH_NULLS_INSIDE:
+        with pytest.raises(FeedTypeError, match=rf"column '{name}(\.x)?' holds \d null"):
+            to_columns(batches(frame(spark_local, nulls=False))[0], [name])
+    (filled,) = batches(df.select("double", "text").fillna(float("nan")).fillna(""))
+    arrays = to_columns(filled)
+    assert np.isnan(arrays["double"][1])
+    assert arrays["text"][1] == ""
 
 
 def test_a_dataframe_without_rows_has_columns_of_the_same_types(spark_local: SparkSession) -> None:

@@ -31,12 +31,12 @@ from sparkdl.core.world import World
 from sparkdl.driver.controller import Controller, View
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import READERS, FeedRequest
-from sparkdl.driver.feeds.report import FeedReport
+from sparkdl.driver.feeds.report import FeedReport, no_rows, other_names
 from sparkdl.driver.feeds.runner import EVERY, FeedRunner, JobThread
 from sparkdl.driver.feeds.state import FeedAsked, StreamAsked, StreamEndAsked
 from sparkdl.driver.feeds.transitions import fed_members, feed_targets
 from sparkdl.driver.lifecycle.policy import MAX_BACKOFF_S
-from sparkdl.driver.lifecycle.state import failure_of, has_ended
+from sparkdl.driver.lifecycle.state import failure_of, generation_of, has_ended
 from sparkdl.driver.show import FeedBar
 from sparkdl.driver.threads import begin
 from sparkdl.feed.parquet.paths import parquet_paths
@@ -48,6 +48,8 @@ _log = logging.getLogger(__name__)
 _TURN_S = 0.5
 """How often a query is asked whether it is still active."""
 _JOIN_S = 5.0
+OTHER_NAME_S = 10.0
+"""How long nodes may wait for a feed that was not fed, while another is, before a log says so."""
 _TRIGGERS = ("processingTime", "once", "availableNow")
 
 
@@ -295,7 +297,10 @@ class Feeds:
             near = did_you_mean(request.reader, READERS)
             raise ConfigError(f"reader={request.reader!r} must be one of {READERS}{near}")
         self._check_no_stream(name)
-        return self._call(name, self._with_files(name, request), show)
+        request = self._with_files(name, request)
+        if isinstance(request.data, ParquetSource) and not request.data.num_rows:
+            raise no_rows(name)
+        return self._call(name, request, show)
 
     def open_stream(self, name: str, timeout_s: float | None, to: str | None) -> StreamFeed:
         """Return what feeds a stream, see `Cluster.open_stream`."""
@@ -371,10 +376,15 @@ class Feeds:
             try:
                 rows, hide_others = partial(runner.rows_to_read, name), self._executor.hide_progress
                 with FeedBar(name, request.epochs, show, rows, hide_others) as bar:
-                    show_rows = partial(self._show_rows, name, bar)
+                    names = _Names(self.controller, name)
+
+                    def meanwhile() -> None:
+                        self._show_rows(runner, name, bar)
+                        names.look()
+
                     ask = partial(FeedAsked, request=request)
-                    report: FeedReport = runner.ask(name, ask, carrier, show_rows)
-                    show_rows(is_last=True)
+                    report: FeedReport = runner.ask(name, ask, carrier, meanwhile)
+                    self._show_rows(runner, name, bar, report)
                     return report
             finally:
                 carrier.close()
@@ -428,13 +438,15 @@ class Feeds:
         )
         return found
 
-    def _show_rows(self, name: str, bar: FeedBar, is_last: bool = False) -> None:
+    def _show_rows(
+        self, runner: FeedRunner, name: str, bar: FeedBar, report: FeedReport | None = None
+    ) -> None:
+        rows = report.rows_used if report else runner.rows_read(name)
+        if rows is None:
+            return
         first = self._world().members[0].node.node_id
-        counts, now = self.controller.look(
-            lambda view: (dict(view.feeds), view.activity.get(first))
-        )
-        rows = sum(each.rows_consumed for (_, feed), each in counts.items() if feed == name)
-        bar.update(rows, now.numbers if now else {}, is_last)
+        now = self.controller.look(lambda view: view.activity.get(first))
+        bar.update(rows, now.numbers if now else {}, report is not None)
 
     def _check_no_stream(self, name: str) -> None:
         if name in self._streams:
@@ -442,6 +454,26 @@ class Feeds:
                 f"feed {name!r} belongs to a stream until that has ended; stop its query first, or "
                 "use a feed of another name"
             )
+
+
+class _Names:
+    """Warns once where nodes wait for other feeds than the one that is fed."""
+
+    def __init__(self, controller: Controller, feed: str) -> None:
+        self._controller, self._feed = controller, feed
+        self._found, self._due = "", Deadline.after(OTHER_NAME_S)
+
+    def look(self) -> None:
+        """Warn if nodes have waited for the same feeds for `OTHER_NAME_S`."""
+        spec, feed = self._controller.spec, self._feed
+        found = self._controller.look(
+            lambda view: "" if generation_of(view.state) else other_names(spec, feed, view.feeds)
+        )
+        if found != self._found:
+            self._found, self._due = found, Deadline.after(OTHER_NAME_S)
+        elif found and self._due.has_passed:
+            _log.warning("Cluster %s: %s", spec.cluster_id, found)
+            self._due = Deadline.after(None)
 
 
 def listed(data: Any, spec: ClusterSpec) -> Any:

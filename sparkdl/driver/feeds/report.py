@@ -9,8 +9,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 
 from sparkdl.control.messages import FeedCount
+from sparkdl.core.errors import ConfigError
 from sparkdl.core.listing import MOST, listed
 from sparkdl.core.spec import ClusterSpec
+from sparkdl.core.spelling import did_you_mean
 from sparkdl.driver.feeds.coverage import Call
 
 
@@ -19,16 +21,18 @@ class FeedReport:
     """What became of the rows of one `feed` call. A row counts once for each epoch.
 
     Attributes:
-        epochs: epochs that were fed whole.
+        epochs: epochs that were fed whole; where the nodes wanted no more before the end, those
+            that were used whole.
         rows: rows delivered, by node name; after a restart those since.
         steps: batches that user code was given, by node name; 0 where it reads row by row. Like
             `rows_padded`, `rows_dropped` and `passes` it counts from the last restart on.
         rows_used: rows that user code was given, `rows_covered` among them.
         rows_padded: rows that it was given again to fill a step, see `tail` of `ctx.batches`.
         rows_dropped: rows that it was not given because they did not fill a step.
-        rows_unused: rows that no node wanted, that a node received and did not read, or that it
-            carries to an epoch to come. Where no node wants more, those that are left are counted
-            for half a minute at most, and after a `terminate()` not at all; a log says so.
+        rows_unused: rows that no node wanted, that a node received and did not read, of epochs that
+            no node read, or that a node carries to an epoch to come. Where no node wants more,
+            those that are left are counted for half a minute at most, and after a `terminate()` not
+            at all; a log says so.
         passes: how many times the data has been read; further epochs came from the nodes' logs.
         rows_covered: rows that were fed before a restart, or in an earlier run, and that the
             checkpoint covers at which the training went on.
@@ -62,6 +66,9 @@ class Fed:
 
     Attributes:
         delivered: rows of all epochs by node id, if none was ended early.
+        wanted: epochs that the call asked for.
+        asked: rows of all epochs that were to be fed, 0 if that is not known.
+        epoch_rows: rows of one epoch where the call has ended before its last, 0 otherwise.
         continues: rows that were not used yet may be: more of the stream is to come.
         is_cut: no node wanted more, and the rows that were left have not been counted.
         left_by: the nodes, by id, whose `map_fun` has returned.
@@ -73,6 +80,9 @@ class Fed:
     rows_refused: int
     delivered: Mapping[int, int]
     rows_covered: int = 0
+    wanted: int = 1
+    asked: int = 0
+    epoch_rows: int = 0
     continues: bool = False
     is_cut: bool = False
     left_by: Collection[int] = ()
@@ -105,7 +115,11 @@ def report(
         # A call also reads what one before it has carried, so that `read` may be more.
         rows[name] = max(received, fed.delivered.get(node_id, read))
         unread[node_id] = max(0, rows[name] - read)
-    unused = fed.rows_refused + sum(unread.values())
+    used = total("rows_consumed") + total("rows_dropped")
+    unused = max(fed.rows_refused + sum(unread.values()), fed.asked - used)
+    epochs = fed.epochs
+    if fed.epoch_rows:  # of epochs that nodes read from their logs it is not known which they began
+        epochs = min(epochs, (fed.rows_covered + used) // fed.epoch_rows)
     is_left = names.keys() <= set(fed.left_by)
     warning = ""
     if (unused or (is_left and fed.is_cut)) and not fed.continues:
@@ -118,8 +132,10 @@ def report(
         least = "at least " * fed.is_cut
         why = why or "no node wanted them"
         warning = f"Feed {fed.feed!r}: {least}{unused} rows were not used: {why}"
+        if fed.epoch_rows and epochs < fed.wanted > 1:
+            warning += f". Used were {epochs} of {fed.wanted} epochs"
     result = FeedReport(
-        fed.epochs,
+        epochs,
         rows,
         {name: since("steps", node_id) for node_id, name in names.items()},
         fed.rows_covered + total("rows_consumed"),
@@ -138,6 +154,15 @@ def _short(value: int | Mapping[str, int]) -> str:
         return repr(value)
     nodes = listed([f"{node!r}: {count}" for node, count in value.items()])
     return f"{{{nodes}, {min(value.values())} to {max(value.values())} each}}"
+
+
+def no_rows(feed: str) -> ConfigError:
+    """Return the error that says that there is nothing to train on."""
+    return ConfigError(
+        f"feed {feed!r}: the data have no rows, so there is nothing to train on. Check the filter, "
+        "the partition or the path that the data come from (df.count()). Micro-batches of a stream "
+        "may be empty: cluster.train_stream, cluster.open_stream"
+    )
 
 
 def covered_report(call: Call) -> FeedReport:
@@ -174,6 +199,29 @@ def waits_in_vain(spec: ClusterSpec, feeds: Mapping[tuple[int, str], FeedCount])
     return f"nobody has fed what is read: {named}; being fed is {others}" if unfed else ""
 
 
+def other_names(spec: ClusterSpec, fed: str, feeds: Mapping[tuple[int, str], FeedCount]) -> str:
+    """Return that nodes wait for feeds that were not fed while `fed` is; empty if none does.
+
+    Args:
+        feeds: by node id and feed, what nodes have reported.
+    """
+    waiting: dict[str, list[str]] = {}
+    for (node_id, feed), count in sorted(feeds.items()):
+        if feed != fed and count.began < 0 and not count.rows_received and not count.closed:
+            waiting.setdefault(feed, []).append(spec.nodes[node_id].name)
+    if not waiting:
+        return ""
+    reads = "; ".join(
+        f"{listed(nodes)} reads {feed!r}, which has not been fed{did_you_mean(feed, [fed])}"
+        for feed, nodes in waiting.items()
+    )
+    return (
+        f"the driver feeds {fed!r}, and {reads}. If they are to be one feed, give cluster.feed(…, "
+        "name=…) and ctx.batches(…, feed=…) the same name; if not, feed both at once: "
+        "cluster.feed_async"
+    )
+
+
 def gone_beyond(
     node: str, now: FeedCount, feeds: Mapping[tuple[int, str], FeedCount]
 ) -> str | None:
@@ -183,5 +231,6 @@ def gone_beyond(
     return (
         f"feed {now.feed!r} has ended, and map_fun on {node} has gone on to another epoch, which "
         "has no batches. Let epochs=… of the feeding and the loop of map_fun say the same, or loop "
-        f"`while ctx.has_epoch({now.feed!r})`"
+        f"`while ctx.has_epoch({now.feed!r})`; to validate, feed the validation rows as another "
+        "feed: cluster.feed_async(rows, epochs=…, name='validation')"
     )

@@ -182,9 +182,24 @@ class FeedRunner:
         return answer
 
     def rows_to_read(self, feed: str) -> int:
-        """Return how many rows the call that is being fed has left; 0 if that is not known."""
+        """Return how many rows the call that is being fed has; 0 if that is not known."""
         state = self._states.get(feed)
-        return 0 if state is None or isinstance(state, Idle) else state.run.rows
+        if state is None or isinstance(state, Idle) or not state.run.rows:
+            return 0
+        return state.run.covered + state.run.rows
+
+    def rows_read(self, feed: str) -> int | None:
+        """Return how many rows of the call that is being fed have been read.
+
+        Those that a checkpoint covers count, those that a restart repeats count once. `None` while
+        nothing is fed, between two generations for example.
+        """
+        state = self._states.get(feed)
+        if state is None or isinstance(state, Idle):
+            return None
+        run, counts = state.run, state.feed.nodes.counts_of(state.run.node_ids)
+        since = (count.rows_consumed - run.before[n].rows_consumed for n, count in counts.items())
+        return run.covered + sum(max(0, rows) for rows in since)
 
     def stop_stream(self, feed: str) -> None:
         """Bring no more of a stream: the micro-batch that is being fed is cut short."""

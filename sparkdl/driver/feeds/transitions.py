@@ -47,7 +47,7 @@ from sparkdl.core.listing import listed
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import Member, World
 from sparkdl.driver.feeds.coverage import Call, EpochLeft, FeedRequest
-from sparkdl.driver.feeds.report import Fed, covered_report, report
+from sparkdl.driver.feeds.report import Fed, covered_report, no_rows, report
 from sparkdl.driver.feeds.state import (
     Action,
     Answer,
@@ -186,7 +186,8 @@ def _serve(feed: Feed, world: World) -> tuple[Feed, list[Action]]:
             said = Send(begin, _ids(members), world.generation)
             return replace(served, stream=stream), [said, Answer(first.ticket, stream)]
         ends = (Send(end, _ids(members), world.generation) for end in _stream_end(feed, members))
-        return replace(served, stream=None), [*ends, Answer(first.ticket, None)]
+        said_of = _warn_of_nothing(feed)
+        return replace(served, stream=None), [*ends, *said_of, Answer(first.ticket, None)]
     except SparkdlError as error:
         return served, [Answer(first.ticket, error)]
 
@@ -403,6 +404,8 @@ def _delivering_ended(
             return _cut_short(feed, run, error, now_s)
         rows = {each.partition: each.num_rows for each in event.fed if each.num_rows >= 0}
         feed.history.measured(run.call, len(event.fed), rows)
+        if not run.is_micro_batch and (not event.fed or run.call.is_empty):
+            return _cut_short(feed, run, no_rows(feed.name), now_s)
     brought = added(*(each.rows for each in event.fed))
     refused = sum(each.rows_refused for each in event.fed)
     state = with_run(state, refused=run.refused + refused)
@@ -651,8 +654,12 @@ def _finish(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
         rows_refused=run.refused,
         delivered={} if run.is_unwanted else run.expected,
         rows_covered=run.covered,
+        wanted=run.call.request.epochs,
+        asked=run.rows,
+        epoch_rows=sum(run.call.shape.rows.values()) if run.is_unwanted and run.rows else 0,
         continues=run.is_micro_batch and not run.is_unwanted,
-        is_cut=run.is_cut and run.epoch <= run.last,
+        is_cut=run.epoch <= run.last
+        and (run.is_cut or (run.is_unwanted and not run.rows and run.epoch < run.last)),
         left_by=feed.nodes.gone(run.node_ids),
     )
     names = {member.node.node_id: member.node.name for member in run.members}
@@ -931,6 +938,13 @@ def _warn_of_reader(name: str, request: FeedRequest, call: Call) -> list[Action]
             "of them have been used by their numbers in Spark's partitions"
         )
     ]
+
+
+def _warn_of_nothing(feed: Feed) -> list[Action]:
+    brought = feed.stream.brought.values() if feed.stream is not None else ()
+    if feed.stream is None or any(sum(rows.values()) for rows in brought):
+        return []
+    return [Warn(f"Feed {feed.name!r}: the stream has ended without having brought a row")]
 
 
 def _warn_of_lost(name: str, calls: list[Call]) -> list[Action]:

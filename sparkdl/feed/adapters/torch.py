@@ -54,11 +54,10 @@ def torch_dataset(
     Returns:
         Elements are `(x, y)`; `x` alone without `y`; a dict of all columns without both. A batch
         with the column "sample_weight" that neither names has it as another element at the end.
-        Tensors are `[rows, …]` and own their memory. Strings and bytes are lists, `None` where
-        null.
+        Tensors are `[rows, …]` and own their memory. Strings and bytes are lists.
 
     Raises:
-        FeedTypeError: when iterated, if a column is neither numbers nor strings.
+        FeedTypeError: when iterated, if a column is neither numbers nor strings, or holds nulls.
     """
     server = BatchServer(batches, plain)
     return _make(server.inherited, x, y, batches, server, shared)
@@ -140,7 +139,7 @@ def _plain(name: str, column: np.ndarray) -> np.ndarray | list[Any]:
     values: list[Any] = column.tolist()
     if column.dtype.kind == "O":
         for value in values:
-            if not isinstance(value, (str, bytes, type(None))):
+            if not isinstance(value, (str, bytes)):
                 raise FeedTypeError(
                     f"column {name!r} holds {type(value).__name__} values that make no tensor; "
                     "arrays must have one shape in all rows, or be read with ctx.batches()"

@@ -8,6 +8,7 @@ What is here and where the reader stands is in `cursor.py`.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,10 +20,16 @@ from sparkdl.control.channel import Consumed, EndMark, Local, Release, Terminate
 from sparkdl.control.messages import EpochEnd
 from sparkdl.control.rows import EpochRows
 from sparkdl.core import trace
-from sparkdl.core.errors import EndOfFeedError, FeedClosedError, FeedTimeoutError, SparkdlError
+from sparkdl.core.errors import (
+    EndOfFeedError,
+    FeedClosedError,
+    FeedTimeoutError,
+    SparkdlError,
+    UnfedError,
+)
 from sparkdl.feed.reader.consumed import Origin, Part, Turn
 from sparkdl.feed.reader.cursor import Item, ReaderCursor, release_all
-from sparkdl.feed.reader.supply import Supply
+from sparkdl.feed.reader.supply import Supply, end_of_feed
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +70,8 @@ class FeedReader:
         self._cursor = ReaderCursor(feed)
         self._cursor.consumed.is_wanted = tracks
         self._owner = 0
-        self._reported_at_s, self._is_reported, self._is_announced = 0.0, True, supply is None
+        self._reported_at_s, self._is_reported = -math.inf, True
+        self._is_announced = supply is None
         self._pressed_epoch = self._held = -1
         self._is_waiting = self._is_terminated = self._is_lost = self._is_resumed = False
         self._epochs = self._beyond = 0
@@ -228,15 +236,10 @@ class FeedReader:
             self._beyond = max(1, self._beyond)
             self._report()
 
-    def end_of_feed(self) -> EndOfFeedError:
-        """Return the error that says that there is no further epoch."""
-        count = self._epochs
-        epochs = f"after {count} epoch{'s' * (count > 1)}" if count else "before any row came"
-        return EndOfFeedError(
-            f"feed {self.feed!r} ended {epochs}, and map_fun goes on to epoch {count + 1}, which "
-            "has no batches. Let epochs=… of the feeding and the loop of map_fun say the same, or "
-            f"loop `while ctx.has_epoch({self.feed!r})`"
-        )
+    def end_of_feed(self) -> EndOfFeedError | UnfedError:
+        """Return the error that says that there is no further epoch, or never was one."""
+        unfed = self._supply.never_fed(self.feed) if self._supply and not self._epochs else None
+        return unfed or end_of_feed(self.feed, self._epochs)
 
     def wait_epoch(self, owner: int, begins: bool = True) -> int | None:
         """Wait for the first item of an epoch; return the epoch's number, `None` as `take` does.
@@ -247,6 +250,7 @@ class FeedReader:
 
         Raises:
             EndOfFeedError: if an earlier iteration has found the feed's end already.
+            UnfedError: if the feed has ended and was never fed.
         """
         with self._changed:
             self._wait(lambda: owner != self._owner or self._is_due())
@@ -422,11 +426,14 @@ class FeedReader:
 
     def _go_beyond(self) -> None:
         """Count an iteration that finds no epoch: the first one is only warned."""
+        error = self.end_of_feed()
+        if isinstance(error, UnfedError):
+            raise error
         self._beyond += 1
         if self._beyond > (MAX_ITERATIONS_BEYOND if self._is_resumed else 1):
-            raise self.end_of_feed()
+            raise error
         if self._beyond == 1:
-            _log.warning("%s", self.end_of_feed())
+            _log.warning("%s", error)
             self._report()
 
     def _release(self, numbers: Iterable[int]) -> None:

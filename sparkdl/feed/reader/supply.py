@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 
-from sparkdl.core.errors import ConfigError, SparkdlError, UnfedError
+from sparkdl.core.errors import ConfigError, EndOfFeedError, SparkdlError, UnfedError
 from sparkdl.core.spec import ClusterSpec, InputMode
 from sparkdl.core.world import Member
 
@@ -23,6 +23,7 @@ class Supply:
         self._moved_s = 0.0
         self._timeout_s: float | None = None
         self._unfed_node: str | None = None
+        self._is_first = False
 
     def expect(self, spec: ClusterSpec, member: Member, is_resumed: bool) -> None:
         """Give up feeds that nobody feeds, from now on.
@@ -36,6 +37,7 @@ class Supply:
             self._unfed_node = "a cluster with input_mode='own', as sparkdl.run launches it"
         elif not member.role.can_be_fed:
             self._unfed_node = f"{member.node.name}, for its role takes no rows"
+        self._is_first = not is_resumed and member.role.finishes_job
         if not is_resumed and (member.role.finishes_job or member.role.is_server):
             self._timeout_s = spec.settings.feed_timeout_s
 
@@ -55,6 +57,23 @@ class Supply:
             f"feed {feed!r} cannot be read: nobody feeds {self._unfed_node}. Launch with "
             "input_mode='spark' and call cluster.feed, or read files with ctx.parquet"
         )
+
+    def never_fed(self, feed: str) -> UnfedError | None:
+        """Return the error that says that `feed` has ended without a call that fed it, if so.
+
+        A world that continues an earlier one, and a node that comes back alone, cannot know.
+        """
+        if not self._is_first or feed in self._begun:
+            return None
+        return UnfedError(
+            f"feed {feed!r} was never fed, and the driver has ended the feeds. Call "
+            f"cluster.feed(data, name={feed!r}) before cluster.results(), cluster.shutdown() or "
+            f"the end of the `with` block{self._fed(': give both sides the same name')}"
+        )
+
+    def _fed(self, advice: str) -> str:
+        others = ", ".join(repr(other) for other in sorted(self._begun))
+        return f"; fed was {others}{advice}" if others else ""
 
     def left_s(self, feed: str, since_s: float) -> float | None:
         """Return how long to wait for a feed on; `None` for as long as it takes.
@@ -79,3 +98,16 @@ class Supply:
                 "longer feed_timeout"
             )
         )
+
+
+def end_of_feed(feed: str, count: int) -> EndOfFeedError:
+    """Return the error that says that there is no further epoch after `count` epochs."""
+    epochs = f"after {count} epoch{'s' * (count > 1)}" if count else "before any row came"
+    return EndOfFeedError(
+        f"feed {feed!r} ended {epochs}, and map_fun goes on to epoch {count + 1}, which has no "
+        "batches: each loop over it, each epoch of fit, and each evaluate or predict takes one. "
+        "Let epochs=… of the feeding and the loop of map_fun say the same, or loop "
+        f"`while ctx.has_epoch({feed!r})`. To validate, feed the validation rows as another feed: "
+        "cluster.feed_async(rows, epochs=…, name='validation') before cluster.feed(…), and read it "
+        "with feed='validation'"
+    )

@@ -31,8 +31,6 @@ from sparkdl.feed.values.row_codec import row_schema
 Columns = dict[str, Array]
 _NUMBERS = {"bool", "int", "float", "scalar", "decimal"}
 _STACKED = {"ndarray", "dense", "sparse"}
-_ARRAYS = {*_STACKED, "list", "tuple", "matrix"}
-_NO_VALUE = {"f": np.nan, "M": np.datetime64("NaT")}
 
 
 def to_columns(batch: pa.RecordBatch, columns: Sequence[str] | None = None) -> Columns:
@@ -41,7 +39,7 @@ def to_columns(batch: pa.RecordBatch, columns: Sequence[str] | None = None) -> C
     Columns are named as in the DataFrame; for a `RowEncoder` batch by the Row's or dict's
     fields, "0", "1", ... for tuples and lists, and "value" for rows of one value. A struct becomes
     a column for each of its fields, to any depth, like "address.city"; where the struct is null,
-    so are they.
+    so are they, and nulls are refused.
 
     Args:
         batch: from a DataFrame or from `RowEncoder`.
@@ -115,7 +113,7 @@ def _leaves(
         return
     names = [field.name for field in column.type]
     codecs = [None] * len(names) if codec is None else codec.of
-    for part in zip(names, column.flatten(), codecs, strict=True):
+    for part in zip(names, column.flatten(), codecs, strict=True):  # null where the struct is
         yield from _leaves(f"{name}.{part[0]}", *part[1:])
 
 
@@ -149,43 +147,45 @@ def _mix(dtypes: Iterable[np.dtype[Any]]) -> bool:
 def convert(column: pa.Array, codec: Codec | None = None, where: str = "the column") -> Array:
     """Return one Arrow column as one array; first axis: rows.
 
-    ========================================  =====================================  ==============
-    the column's type                         the array                              where null
-    ========================================  =====================================  ==============
-    float, double                             the same dtype, no copy                NaN
-    byte, short, int, long                    the same dtype, no copy                refused
-    boolean                                   bool                                   refused
-    decimal                                   float64: digits past 15 are lost       NaN
-    date                                      datetime64[D]                          NaT
-    timestamp                                 datetime64[us], always in UTC          NaT
-    timestamp_ntz                             datetime64[us], as the clock shows it  NaT
-    interval day to second                    timedelta64[us]                        NaT
-    time                                      timedelta64[ns] since midnight         NaT
-    string, binary                            object: str, bytes                     None
-    arrays of equal length, to any depth      [rows, length, ...], no copy           refused
-    arrays of different lengths               object [rows]: one array per row       refused
-    Spark ML vectors                          float64 [rows, size]                   refused
-    Spark ML matrices                         float64 [rows, height, width]          refused
-    numpy arrays in rows of an RDD            [rows, *shape], no copy; object        refused
-                                              [rows] if the shapes differ
-    numbers of several types, or arrays of    their common dtype, as numpy has it    NaN in floats,
-    several dtypes and one shape, in an RDD                                          else refused
-    other values of several types, in an RDD  object                                 None
+    ========================================  =======================================
+    the column's type                         the array
+    ========================================  =======================================
+    float, double                             the same dtype, no copy
+    byte, short, int, long                    the same dtype, no copy
+    boolean                                   bool
+    decimal                                   float64: digits past 15 are lost
+    date                                      datetime64[D]
+    timestamp                                 datetime64[us], always in UTC
+    timestamp_ntz                             datetime64[us], as the clock shows it
+    interval day to second                    timedelta64[us]
+    time                                      timedelta64[ns] since midnight
+    string, binary                            object: str, bytes
+    arrays of equal length, to any depth      [rows, length, ...], no copy
+    arrays of different lengths               object [rows]: one array per row
+    Spark ML vectors                          float64 [rows, size]
+    Spark ML matrices                         float64 [rows, height, width]
+    numpy arrays in rows of an RDD            [rows, *shape], no copy; object [rows]
+                                              if the shapes differ
+    numbers of several types, or arrays of    their common dtype, as numpy has it
+    several dtypes and one shape, in an RDD
+    other values of several types, in an RDD  object
     struct, map, dict                         refused: `to_columns` takes structs
                                               apart
-    ========================================  =====================================  ==============
+    ========================================  =======================================
 
-    What holds for a column holds for the elements of its arrays. Refused is what numpy has no value
-    for: no integer column becomes one of floats for the sake of a null. A column that may hold
-    nulls and holds none is like any other. Arrays that were not copied are read-only.
+    A null is refused in every type, and so is one among the elements of an array: it never becomes
+    NaN, NaT or None, which a training would use without a word. A column that may hold nulls and
+    holds none is like any other. Arrays that were not copied are read-only.
 
     Args:
         codec: of a column that `encode` made; it tells what Arrow's type does not.
         where: names the column in errors.
 
     Raises:
-        FeedTypeError: for what the table says is refused.
+        FeedTypeError: for a null, and for what the table says is refused.
     """
+    if column.null_count:
+        raise _nulls(column.null_count, len(column), column.type, where)
     if codec is not None and codec.name in _BY_CODEC:
         return _BY_CODEC[codec.name](column, codec, where)
     kind = column.type
@@ -198,9 +198,6 @@ def convert(column: pa.Array, codec: Codec | None = None, where: str = "the colu
         return _structs(column, where)
     if types.is_decimal(kind) or (codec is not None and codec.name == "decimal"):
         return np.asarray(column.cast(pa.float64()).to_numpy(zero_copy_only=False))
-    is_whole = types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind)
-    if is_whole and column.null_count:
-        raise _nulls(column, where)
     return to_array(column)
 
 
@@ -209,17 +206,16 @@ def objects(values: Sequence[Any]) -> Array:
     return np.fromiter(values, object, len(values))
 
 
-def _nulls(column: pa.Array, where: str) -> FeedTypeError:
+def _nulls(count: int, rows: int, kind: pa.DataType | str, where: str) -> FeedTypeError:
     return FeedTypeError(
-        f"{where} holds {column.null_count} nulls among {len(column)} values of type "
-        f"{column.type}, for which numpy has no value. Fill them before feeding (df.fillna, or "
-        "coalesce), or drop those rows (df.dropna)."
+        f"{where} holds {count} null{'s' * (count > 1)} among {rows} values of {kind}, and nulls "
+        "do not become arrays. Fill them (df.fillna or coalesce; with float('nan') where NaN is "
+        "meant), or drop those rows (df.dropna). Within arrays use functions.transform or "
+        "functions.filter; in rows of an RDD replace None, and give all dicts the same keys."
     )
 
 
 def _lists(column: pa.Array, element: Codec | None, where: str) -> Array:
-    if column.null_count:
-        raise _nulls(column, where)
     counts = lengths(column)
     flat = convert(column.flatten(), element, where)
     if (counts == counts[:1]).all():
@@ -230,8 +226,6 @@ def _lists(column: pa.Array, element: Codec | None, where: str) -> Array:
 
 
 def _structs(column: pa.Array, where: str) -> Array:
-    if column.null_count:
-        raise _nulls(column, where)
     if is_vector(column.type) or is_matrix(column.type):
         try:
             return (dense_vectors if is_vector(column.type) else dense_matrices)(column)
@@ -268,10 +262,11 @@ def _sparse(column: pa.Array, _codec: Codec, where: str) -> Array:
 
 def _mixed(column: pa.Array, codec: Codec, where: str) -> Array:
     """Numbers, datetimes, arrays of one shape get their common dtype; other mixes are objects."""
+    members, places = union_places(column)
+    for number, member in enumerate(codec.of):
+        if member.name == "null" and (count := int((members == number).sum())):
+            raise _nulls(count, len(column), "several types", where)
     names = {part.name for part in codec.of} - {"null"}
-    has_none = len(names) < len({part.name for part in codec.of})
-    if has_none and names <= _ARRAYS:
-        raise FeedTypeError(f"{where} holds None among arrays. Replace it before feeding.")
     is_aware = {bool(part.detail) for part in codec.of if part.name == "datetime"}
     is_time = names == {"datetime"} and len(is_aware) == 1
     if not (names <= _NUMBERS or names <= _STACKED or is_time):
@@ -284,11 +279,7 @@ def _mixed(column: pa.Array, codec: Codec, where: str) -> Array:
     shapes = {part.shape[1:] for part in parts.values()}
     if len(shapes) > 1 or any(part.dtype.kind not in "biufcM" for part in parts.values()):
         return objects(decode(column, codec))
-    dtype = np.result_type(*parts.values())
-    if has_none and dtype.kind not in _NO_VALUE:
-        raise FeedTypeError(f"{where} holds None among numbers. Replace it before feeding.")
-    array = np.full((len(column), *shapes.pop()), _NO_VALUE.get(dtype.kind, 0), dtype)
-    members, places = union_places(column)
+    array = np.zeros((len(column), *shapes.pop()), np.result_type(*parts.values()))
     for number, part in parts.items():
         array[members == number] = part[places[members == number]]
     return array

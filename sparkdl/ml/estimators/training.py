@@ -151,8 +151,11 @@ class Training:
     def _check(self, rows: DataFrame, feed: str) -> None:
         if self.check is not None:
             self.check(rows, feed)
-        elif feed == DEFAULT_FEED and rows.isEmpty():
-            raise ConfigError("the DataFrame has no rows to train on")
+        elif rows.isEmpty():
+            none = "no rows to train on"
+            if feed != DEFAULT_FEED:
+                none = f"no rows to validate with: {self.validation_col!r} is true in none"
+            raise ConfigError(f"the DataFrame has {none}")
 
     def _fed(self, rows: DataFrame) -> DataFrame:
         return rows.select(*map(without_nulls, rows.schema)) if self.refuses_nulls else rows

@@ -94,8 +94,46 @@ def test_data_far_beyond_the_memory_streams_through(little: Lab, feed: str) -> N
 def test_fewer_rows_than_nodes_are_fed_all_the_same(roomy: Lab, feed: str) -> None:
     roomy.begin(count, feed)
     assert roomy.cluster.feed([7], epochs=2, name=feed).rows_fed == 2
-    assert roomy.cluster.feed([], name=feed).rows_fed == 0
     assert column(ended(roomy, feed), 1) == 14
+
+
+def test_data_without_rows_are_an_error_of_the_driver(
+    roomy: Lab, feed: str, tmp_path: Path
+) -> None:
+    roomy.begin(count, feed)
+    pq.write_table(pa.table({"x": pa.array([], pa.int64())}), tmp_path / "part.parquet")
+    nothing: list[Any] = [[], iter([]), pa.table({"x": pa.array([], pa.int64())}), str(tmp_path)]
+    for data in nothing:
+        with pytest.raises(ConfigError, match="the data have no rows, so there is nothing to"):
+            roomy.cluster.feed(data, name=feed)
+    assert roomy.cluster.feed([7], name=feed).rows_used == 1, "it can be fed again"
+    assert column(ended(roomy, feed), 1) == 7
+
+
+def test_stream_without_rows_ends_with_one_warning(
+    roomy: Lab, feed: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    roomy.begin(count, feed)
+    stream = roomy.cluster.open_stream(feed)
+    assert stream.feed([]), "a micro-batch may be empty"
+    stream.end()
+    assert column(ended(roomy, feed), 0) == 0
+    assert caplog.text.count("the stream has ended without having brought a row") == 1
+
+
+def test_epochs_that_no_node_reads_are_unused_and_a_warning_says_how_many_were(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def two(args: None, ctx: NodeContext) -> int:
+        batches = ctx.batches(10)
+        return sum(len(batch["value"]) for _ in range(2) for batch in batches)
+
+    with launch(two) as cluster:
+        report = cluster.feed(range(200), epochs=5)
+        assert (report.epochs, report.rows_used, report.rows_unused) == (2, 400, 600)
+        assert cluster.results(SOON_S) == [200, 200]
+    assert "600 rows were not used: map_fun has returned on worker:0" in caplog.text
+    assert "Used were 2 of 5 epochs" in caplog.text
 
 
 def test_feeds_of_different_names_go_side_by_side(roomy: Lab, feed: str) -> None:
@@ -347,7 +385,9 @@ def test_rows_are_counted_that_nodes_leave_which_return_and_the_warning_names_th
         report = cluster.feed(range(1000))
         assert (report.rows_unused, report.rows_used, report.epochs) == (1000, 0, 0)
         for epochs in (1, 3):
-            assert cluster.feed(str(tmp_path), epochs=epochs).rows_unused == 100, "of files"
+            assert cluster.feed(str(tmp_path), epochs=epochs).rows_unused == 100 * epochs, (
+                "of files"
+            )
     assert "1000 rows were not used: map_fun has returned on worker:0; map_fun" in caplog.text
     assert "has returned on worker:1" in caplog.text
 
@@ -365,6 +405,18 @@ def test_feed_of_another_name_than_is_fed_is_told_with_both_names() -> None:
         cluster.feed(range(10), timeout_s=SOON_S)
 
 
+def test_misspelt_name_of_a_feed_is_told_after_seconds_with_both_names(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparkdl.driver.feeds.feeds.OTHER_NAME_S", 0.5)
+    with launch(misspells, "validation", nodes=1) as cluster:
+        with pytest.raises(FeedTimeoutError):
+            cluster.feed(range(10), name="validations", timeout_s=2 * STILL_S)
+        cluster.abort()
+    told = "feeds 'validations', and worker:0 reads 'validation', which has not been fed; did you"
+    assert caplog.text.count(told) == 1
+
+
 def test_driver_that_gives_up_a_feed_first_says_which_one_is_read() -> None:
     waits = r"nobody has fed what is read: 'inputs' \(worker:0\); being fed is 'input'"
     with launch(misspells, "inputs", nodes=1) as cluster:
@@ -374,6 +426,7 @@ def test_driver_that_gives_up_a_feed_first_says_which_one_is_read() -> None:
         assert is_read
         with pytest.raises(FeedTimeoutError, match=waits):
             cluster.feed(range(10), timeout_s=STILL_S)
+        cluster.abort()
 
 
 def test_cluster_that_is_never_fed_ends_by_itself() -> None:
@@ -381,6 +434,16 @@ def test_cluster_that_is_never_fed_ends_by_itself() -> None:
         with pytest.raises(NodeFailedError, match=r"UnfedError: .* nothing is being fed"):
             cluster.wait(SOON_S)
         cluster.abort()
+
+
+def test_feed_that_was_never_fed_is_an_error_when_the_feeds_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with launch(misspells, "input", nodes=1) as cluster:
+        with pytest.raises(NodeFailedError, match=r"UnfedError: feed 'input' was never fed, and"):
+            cluster.results(SOON_S)
+        cluster.abort()
+    assert "has gone on to another epoch" not in caplog.text
 
 
 @pytest.mark.parametrize("loops", [3, 5])
@@ -396,7 +459,9 @@ def test_loop_that_goes_on_beyond_the_end_is_told_of_and_then_fails(
     if loops == 3:
         assert ended(roomy, feed) == [[10, 10, 0]] * 2
     else:
-        with pytest.raises(EndOfFeedError, match="ended after 2 epochs"):
+        with pytest.raises(
+            EndOfFeedError, match=r"ended after 2 epochs.*as another feed: cluster\.feed_async"
+        ):
             ended(roomy, feed)
     assert roomy.cluster._controller.wait_for(
         lambda view: any(count.beyond for (_, name), count in view.feeds.items() if name == feed),

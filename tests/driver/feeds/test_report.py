@@ -6,7 +6,7 @@ import pytest
 
 from sparkdl.control.messages import FeedCount
 from sparkdl.core.spec import ClusterSpec, plan_nodes
-from sparkdl.driver.feeds.report import Fed, gone_beyond, report, waits_in_vain
+from sparkdl.driver.feeds.report import Fed, gone_beyond, other_names, report, waits_in_vain
 
 SPEC = ClusterSpec("c", plan_nodes(2))
 NAMES = {0: "worker:0", 1: "worker:1"}
@@ -28,6 +28,17 @@ def test_feed_that_began_brought_rows_or_is_not_read_any_more_is_no_reason() -> 
         FeedCount("input", closed=True),
     ):
         assert waits_in_vain(SPEC, {(0, "input"): count}) == ""
+
+
+def test_nodes_that_wait_for_another_name_than_is_fed_are_told_of() -> None:
+    waits, fed = FeedCount("input"), FeedCount("inputs", began=0)
+    told = other_names(SPEC, "inputs", {(0, "input"): waits, (0, "inputs"): fed})
+    assert "the driver feeds 'inputs', and worker:0 reads 'input', which has not" in told
+    assert "did you mean 'inputs'?" in told
+    assert "did you mean" not in other_names(SPEC, "train", {(0, "validation"): waits})
+    began = FeedCount("x", began=0)
+    assert other_names(SPEC, "inputs", {(0, "inputs"): fed, (0, "x"): began}) == ""
+    assert other_names(SPEC, "input", {(0, "input"): waits}) == "", "it has only just been asked"
 
 
 def test_first_node_beyond_the_end_of_a_feed_is_told_of_and_no_other() -> None:

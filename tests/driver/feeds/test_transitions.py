@@ -845,6 +845,9 @@ def test_every_row_is_used_once_an_epoch_whenever_nodes_die(seed: int) -> None:
     waiting = 0
     for ticket, (fed, epochs) in simulation.asked.items():
         report = simulation.answers[ticket]
+        if not sum(fed.sizes):
+            assert "the data have no rows" in str(report)
+            continue
         assert report.epochs == epochs
         assert report.rows_fed == epochs * sum(fed.sizes)
         # Of an epoch that a checkpoint covers, fewer rows than nodes wait for the next one, and

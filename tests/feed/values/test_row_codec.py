@@ -213,10 +213,11 @@ def test_dicts_with_optional_keys_share_columns() -> None:
     assert batch.schema.names == ["a", "b"]
     assert rows(batch) == dicts
     assert rows(batch.slice(1, 3)) == dicts[1:4]
-    arrays = to_columns(batch.slice(2, 2))
-    assert np.isnan(arrays["a"][0])
-    assert arrays["a"][1] == 2.5
-    assert arrays["b"].tolist() == [None, "y"]
+    arrays = to_columns(batch.slice(3, 2))
+    assert arrays["a"].tolist() == [2.5, 1.5]
+    assert arrays["b"].tolist() == ["y", "x"]
+    with pytest.raises(FeedTypeError, match=r"'a' holds 1 null .*give all dicts the same keys"):
+        to_columns(batch.slice(2, 2))
 
 
 def test_dicts_that_share_few_keys_or_no_order_are_values() -> None:

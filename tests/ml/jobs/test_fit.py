@@ -62,8 +62,11 @@ def test_rows_that_are_no_numbers_of_one_shape_are_refused(tmp_path: Path) -> No
         store(tmp_path / "rows", columns, [text])
     with pytest.raises(FeedTypeError, match=r"holds rows of float64 \[1\] and of float64 \[2\]"):
         store(tmp_path / "rows", columns, [batch([[1.0]], [0]), batch([[1.0, 2.0]], [0])])
-    with pytest.raises(FeedTypeError, match="nulls"):
+    with pytest.raises(FeedTypeError, match="column 'y' holds 1 null "):
         store(tmp_path / "rows", columns, [batch([[1.0]], [None])])  # type: ignore[list-item]
+    doubles = pa.RecordBatch.from_pydict({"x": [1.5, None], "y": [1, 2]})
+    with pytest.raises(FeedTypeError, match="column 'x' holds 1 null "):
+        store(tmp_path / "rows", columns, [doubles])
     assert not list(tmp_path.iterdir())
 
 
