@@ -19,6 +19,8 @@ import os
 import signal
 import socket
 import sys
+import sysconfig
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -117,14 +119,15 @@ def _run(arguments: ChildArguments, link: AgentLink) -> Returned | Raised:
         if isinstance(args, list):
             sys.argv = args
         kind = "exception"
+        _note_thread_exits()
         link.profiler.is_in_map_fun = True
         link.send(Running())
         if ctx.member.role.is_server:
             framework.serve(ctx.batches)
         with trace.span("launch", "map_fun"):
-            value = _call(map_fun, args, ctx)
+            value, exited_at = _call(map_fun, args, ctx)
         framework.after_map_fun(has_failed=False)
-        return _encode(value)
+        return _encode(value, exited_at)
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1
         return _raised(framework, start, "exit", stop, code, link.steps)
@@ -169,19 +172,50 @@ def _prepare(
     return ctx
 
 
-def _call(map_fun: Callable[[Any, NodeContext], Any], args: Any, ctx: NodeContext) -> Any:
-    """Return what `map_fun` returns, or `None` if it exits without an error."""
+def _call(
+    map_fun: Callable[[Any, NodeContext], Any], args: Any, ctx: NodeContext
+) -> tuple[Any, str]:
+    """Return what `map_fun` returns and "", or `None` and where it exits without an error."""
     try:
-        return map_fun(args, ctx)
+        return map_fun(args, ctx), ""
     except SystemExit as stop:
         if stop.code not in (None, 0):
             raise
-        return None
+        return None, _place_of(stop)
 
 
-def _encode(value: Any) -> Returned:
+def _place_of(stop: SystemExit) -> str:
+    """Return the file and line of the user's innermost call that led to an exit."""
+    libraries = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+    outside = ("<frozen", *_OWN, *(f"{folder}{os.sep}" for folder in libraries))
+    frames = traceback.extract_tb(stop.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(outside)]
+    frame = (own or frames)[-1]
+    return f"{frame.filename}:{frame.lineno}, in {frame.name}"
+
+
+def _note_thread_exits() -> None:
+    """Have the log say where a thread calls `sys.exit`, which ends that thread alone, in silence.
+
+    What a program has set as `threading.excepthook` before or sets later is left as it is.
+    """
+    show = threading.excepthook
+
+    def note(args: threading.ExceptHookArgs) -> None:
+        if isinstance(args.exc_value, SystemExit) and args.exc_value.code not in (None, 0):
+            thread = args.thread.name if args.thread else "a thread"
+            sys.stderr.write(
+                f"sparkdl: sys.exit({args.exc_value.code!r}) ended the thread {thread!r} alone, "
+                f"not map_fun: {_place_of(args.exc_value)}\n"
+            )
+        show(args)
+
+    threading.excepthook = note
+
+
+def _encode(value: Any, exited_at: str) -> Returned:
     try:
-        return Returned(encode_value(value))
+        return Returned(encode_value(value), exited_at=exited_at)
     except ResultError as error:
         return Returned(b"", str(error))
 

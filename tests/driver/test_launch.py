@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -81,6 +82,21 @@ def test_run_returns_the_values_by_rank_and_leaves_nothing() -> None:
     assert first[5] == second[5]
     assert len(set(first[5]["worker"])) == 2
     assert not processes()
+
+
+def exits_as_a_script(args: int, ctx: NodeContext) -> int:
+    if ctx.rank == args:
+        raise SystemExit(0)
+    return ctx.rank
+
+
+def test_sys_exit_in_map_fun_is_warned_of_with_file_and_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert sparkdl.run(None, exits_as_a_script, 1, nodes=2, **LOCAL) == [0, None]
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    line = exits_as_a_script.__code__.co_firstlineno + 2
+    assert f"worker:1 called sys.exit(0) instead of returning: {__file__}:{line}" in warning
 
 
 def test_run_that_takes_too_long_stops_the_nodes() -> None:
