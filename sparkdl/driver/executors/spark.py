@@ -402,13 +402,15 @@ def place(
 
     Raises:
         ConfigError: if it cannot; the message names the setting to change.
+        ReservationTimeoutError: if executors for all of them did not come in time.
     """
     session = session_of(spark)
     is_fed = spec.input_mode is InputMode.SPARK
-    topology = read_topology(session, spec.num_tasks, is_fed)
+    timeout_s, slots = spec.settings.reservation_timeout_s, None
+    topology = read_topology(session, spec, timeout_s)
     if topology is None:
-        check_slots_over_connect(session, spec.num_tasks)
-    placing = choose_placing(spec, topology)
+        slots = check_slots_over_connect(session, spec.num_tasks, timeout_s)
+    placing = choose_placing(spec, topology, slots)
     placement: Placement = "attached" if placing.is_attached else "detached"
     _log.info(
         "Placement of %s: %s (%s)",
