@@ -26,6 +26,7 @@ from sparkdl.driver.controller import Controller
 from sparkdl.driver.dashboard import Dashboard, Recorder, dashboard_of_program
 from sparkdl.driver.ending import Ending, is_interrupt
 from sparkdl.driver.executors.executor import Executor, Launch
+from sparkdl.driver.feeds.report import awaited_by_all
 from sparkdl.driver.feeds.runner import failure_behind
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.health import HangWatch
@@ -144,7 +145,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
         show_progress: progress bars; by default where the error stream is a terminal.
         reservation_timeout: seconds until all nodes must be there, from when it is the cluster's
             turn: clusters of one program wait for one another's slots, in the order of their
-            launches.
+            launches. Before that, as many seconds for executors that are still to come.
         feed_timeout: seconds without any row received or read until feeding is an error; also those
             that a node waits for the first row of a feed.
         feed_memory: bytes of received rows that a node holds before feeders wait; by default
@@ -194,7 +195,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
     Raises:
         ConfigError: if it cannot work as asked; nothing was started.
         FrameworkMissingError: if the executors lack the framework, or TensorBoard if asked for.
-        ReservationTimeoutError: if not all nodes came up in time.
+        ReservationTimeoutError: if not all nodes, or the executors for them, came up in time.
         NodeFailedError: if a node failed before all had come up.
         CheckpointError: if the checkpoints in `checkpoint_dir` cannot be read.
         LaunchError: if Spark could not run the nodes, or TensorBoard does not answer.
@@ -374,6 +375,7 @@ def _start(
                 *(address.url, token, newest, payload, explain, controller.is_lost),
                 tls.to_send() if tls else None,
                 warm_key(),
+                lambda: controller.look(lambda view: awaited_by_all(view.state, view.feeds)),
             ),
             lambda problem: controller.submit(states.LaunchBroke(problem)),
             lambda standing: controller.submit(states.SlotsCounted(standing)),

@@ -181,6 +181,8 @@ class SparkExecutor:
     ) -> None:
         """Submit the job whose tasks are the nodes."""
         self._explain = launch.explain
+        if self._turn:
+            self._turn.watch(launch.unfed)
         if launch.spec.driver_nodes:
             self._here.start(launch, on_broken)
         self._submit(launch, launch.spec.nodes[launch.spec.driver_nodes :], on_broken)

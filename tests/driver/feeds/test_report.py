@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from sparkdl.control.messages import FeedCount
+from sparkdl.control.messages import ChildReturned, FeedCount
 from sparkdl.core.spec import ClusterSpec, plan_nodes
-from sparkdl.driver.feeds.report import Fed, gone_beyond, report, waits_in_vain
+from sparkdl.core.world import Address, build_world
+from sparkdl.driver.feeds.report import Fed, awaited_by_all, gone_beyond, report, waits_in_vain
+from sparkdl.driver.lifecycle.roster import Roster
+from sparkdl.driver.lifecycle.state import Gathering, Running
 
 SPEC = ClusterSpec("c", plan_nodes(2))
 NAMES = {0: "worker:0", 1: "worker:1"}
@@ -28,6 +33,19 @@ def test_feed_that_began_brought_rows_or_is_not_read_any_more_is_no_reason() -> 
         FeedCount("input", closed=True),
     ):
         assert waits_in_vain(SPEC, {(0, "input"): count}) == ""
+
+
+def test_cluster_waits_to_be_fed_once_all_its_nodes_wait_for_what_was_never_fed() -> None:
+    world = build_world(0, {node: Address("h", 1, "") for node in SPEC.nodes})
+    running = Running(Roster(SPEC), world)
+    unfed = {(node, "input"): FeedCount("input") for node in (0, 1)}
+    assert awaited_by_all(running, unfed) == "'input'"
+    assert awaited_by_all(running, {**unfed, (1, "more"): FeedCount("more")}) == "'input', 'more'"
+    assert awaited_by_all(running, {(0, "input"): FeedCount("input")}) == ""
+    for count in (FeedCount("more", began=0), FeedCount("more", closed=True)):
+        assert awaited_by_all(running, {**unfed, (1, "more"): count}) == ""
+    assert awaited_by_all(replace(running, returned={0: ChildReturned(0, b"")}), unfed) == ""
+    assert awaited_by_all(Gathering(Roster(SPEC), 0, 0.0), unfed) == ""
 
 
 def test_first_node_beyond_the_end_of_a_feed_is_told_of_and_no_other() -> None:
