@@ -21,6 +21,7 @@ from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.settings import Environment, HangAction, Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, Placement, plan_nodes
+from sparkdl.core.spelling import checks_keywords
 from sparkdl.core.tracking import follower_of_launch
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.dashboard import Dashboard, Recorder, dashboard_of_program
@@ -61,6 +62,7 @@ _TENSORBOARD_S = 150.0
 MapFun = Callable[[Any, Any], Any]
 
 
+@checks_keywords
 def launch(  # noqa: PLR0913 (one option, one name)
     spark: SparkSession | SparkContext | None,
     map_fun: MapFun,
@@ -412,7 +414,8 @@ def _at_newest_checkpoint(spec: ClusterSpec) -> tuple[ClusterSpec, Found | None]
 
     url = absolute_url(spec.checkpoint_dir, spec.default_fs, spec.working_dir)
     store = open_store(url)
-    store.check_writable()
+    if store.check_writable():
+        _log.info("checkpoint_dir=%s did not exist and was created", url)
     found = store.newest()
     if found is not None:
         _log.info("Cluster %s goes on at checkpoint %s", spec.cluster_id, found.ref.url)

@@ -16,6 +16,7 @@ import ctypes
 import faulthandler
 import gc
 import os
+import re
 import signal
 import socket
 import sys
@@ -50,6 +51,7 @@ from sparkdl.node.resources import HadoopClasspath
 _PR_SET_PDEATHSIG = 1
 _MAX_TEXT_CHARS = 256 * 1024
 """Of an exception's message and traceback at most, so that a failure fits into one message."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _OWN = (f"{Path(__file__).parent.parent}{os.sep}", "<frozen runpy>")
 """Files of frames between a node's start and the user's code."""
 
@@ -260,7 +262,7 @@ def _in_short(error: BaseException) -> str:
     """Return type and text of an error; of ours without its note, which the traceback has."""
     if isinstance(error, SparkdlError):
         return f"{type(error).__module__}.{type(error).__qualname__}: {error}"
-    return "".join(traceback.format_exception_only(error)).strip()
+    return _plain("".join(traceback.format_exception_only(error)).strip())
 
 
 def user_traceback(error: BaseException) -> str:
@@ -272,7 +274,12 @@ def user_traceback(error: BaseException) -> str:
     """
     told = traceback.TracebackException.from_exception(error)
     _shorten(told, issubclass(type(error), SparkdlError), set())
-    return "".join(told.format())
+    return _plain("".join(told.format()))
+
+
+def _plain(text: str) -> str:
+    """Return a text without the colours of terminals, which Keras has in its errors."""
+    return _COLOURS.sub("", text)
 
 
 def _shorten(told: traceback.TracebackException, is_ours: bool, seen: set[int]) -> None:

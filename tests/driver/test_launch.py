@@ -25,6 +25,12 @@ LOCAL: dict[str, Any] = {"framework": "plain", "executor": "local"}
     ("options", "text"),
     [
         ({"framework": "theano"}, r"framework='theano' is not known; choose one of .*module:Class"),
+        ({"framework": "keras"}, r"framework='keras' is not known; did you mean 'tensorflow'\?"),
+        ({"framework": "tensorflw"}, r"did you mean 'tensorflow'\?"),
+        ({"checkpoint_dir": "s4://b/c"}, r"agents cannot read s4://; did you mean 's3'\?"),
+        ({"checkpoint_dir": "hfds://b/c"}, r"agents cannot read hfds://; did you mean 'hdfs'\?"),
+        ({"map_fun": lambda args: None}, r"called as <lambda>\(args, ctx\), and <lambda>\(args\)"),
+        ({"map_fun": lambda *both: None, "executor": "yarn"}, "executor='yarn'"),
         ({"framework": "no.such.module:Class"}, "cannot be imported: No module named 'no'"),
         ({"framework": "sparkdl.core.spec:NoSuch"}, "cannot be imported: .*NoSuch"),
         ({"framework": "sparkdl.core.spec:Role"}, "is no sparkdl.frameworks"),
@@ -56,6 +62,12 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     with pytest.raises(ConfigError, match=text):
         sparkdl.launch(None, **options)
     assert not processes()
+
+
+def test_misspelt_option_of_launch_and_run_is_named() -> None:
+    for call in (sparkdl.launch, sparkdl.run):
+        with pytest.raises(TypeError, match=r"argument 'node'; did you mean 'nodes'\?"):
+            call(None, hang, node=1, **LOCAL)  # type: ignore[operator]
 
 
 def numpys_threads(args: None, ctx: NodeContext) -> list[str | None]:

@@ -217,6 +217,15 @@ def test_whatever_is_raised_is_told_once_with_the_users_frames_alone(
     assert running.log.tail(3) == (), "the agent adds it, behind what the child has printed"
 
 
+def test_error_has_no_colours_of_terminals(start: StartNode) -> None:
+    def fail(args: None, ctx: NodeContext) -> None:
+        raise ValueError("Exception encountered.\n\x1b[1mCannot take the length\x1b[0m")
+
+    failure = start(fail).failure()
+    assert failure.message == "ValueError: Exception encountered.\nCannot take the length"
+    assert "\x1b" not in failure.traceback
+
+
 def test_code_that_cannot_be_unpickled_is_a_failed_setup(start: StartNode) -> None:
     payload = b"csome_module_of_the_driver\ntrain\n."
     failure = start(payload).failure()

@@ -340,9 +340,7 @@ class SparkExecutor:
 
     def is_there(self) -> bool:
         """Whether the session has not been stopped."""
-        if self._context is None:
-            return not getattr(self._spark, "is_stopped", False)  # of Spark Connect alone
-        return self._context._jsc is not None
+        return is_running(self._spark)
 
     def hide_progress(self) -> None:
         """Hide Spark's bar for half a second."""
@@ -429,20 +427,31 @@ def place(
     return executor, replace(spec, default_fs=default_fs(session), placement=placement)
 
 
+def is_running(spark: SparkSession | SparkContext) -> bool:
+    """Whether a session or context has not been stopped."""
+    context = context_of(spark)
+    if context is None:
+        return not getattr(spark, "is_stopped", False)  # of Spark Connect alone
+    return context._jsc is not None
+
+
 def session_of(spark: SparkSession | SparkContext | None) -> SparkSession:
     """Return the session that is meant; the active one by `None`.
 
     Raises:
-        ConfigError: if there is none.
+        ConfigError: if there is none, or it has been stopped.
     """
-    if isinstance(spark, SparkContext):
-        return SparkSession(spark)
-    session = spark if spark is not None else SparkSession.getActiveSession()
-    if session is None:
+    given = spark if spark is not None else SparkSession.getActiveSession()
+    if given is None:
         raise ConfigError(
             "there is no active SparkSession; give one to launch, or use executor='local'"
         )
-    return session
+    if not is_running(given):
+        raise ConfigError(
+            f"the {type(given).__name__} has been stopped. Start another one with "
+            "SparkSession.builder.getOrCreate(), or stop it when the cluster has been shut down"
+        )
+    return SparkSession(given) if isinstance(given, SparkContext) else given
 
 
 def default_fs(session: SparkSession) -> str:
