@@ -180,8 +180,9 @@ def framework_named(name: str) -> Framework:
         known = ", ".join(sorted(_FRAMEWORKS))
         meant = _RUN_BY.get(name.lower())
         near = f"; did you mean {meant!r}?" if meant else did_you_mean(name, _FRAMEWORKS)
+        choose = f"{near} Choose" if near else "; choose"
         raise ConfigError(
-            f"framework={name!r} is not known{f'{near} Choose' if near else '; choose'} one of {known}, or name your own "
+            f"framework={name!r} is not known{choose} one of {known}, or name your own "
             "subclass of sparkdl.frameworks.framework.Framework as 'module:Class'"
         )
     try:

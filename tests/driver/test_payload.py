@@ -111,7 +111,7 @@ def test_what_cannot_be_called_is_no_map_fun(what: Any) -> None:
         (plain, (LOCK,), "the argument 'args[0]' (_thread.lock)"),
         (plain, LOCK, "the argument 'args' (_thread.lock)"),
         (plain, Trainer(), "the argument 'session' (_thread.lock)"),
-        (plain, {"a": {"b": LOCK}}, "the argument 'a' (builtins.dict)"),
+        (plain, {"a": {"b": LOCK}}, "the argument 'a'['b'] (_thread.lock)"),
         (uses_closure(), Namespace(sc=LOCK, x=LOCK),
          "the variable 'connection' (_thread.lock); the argument 'sc' (_thread.lock); "
          "the argument 'x' (_thread.lock)"),
