@@ -101,7 +101,7 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
 MAX_LINES = 500
 MAX_FUNCTION_LINES = 60
 LONG_FILES = {  # longest each may become, and why it is one file
-    "control/messages.py": (640, "all messages between driver and agents"),
+    "control/messages.py": (650, "all messages between driver and agents"),
     "control/channel.py": (520, "all messages between agent and child, and their pipe"),
     "node/agent.py": (540, "what each action of a node's life means, a case each"),
     "node/context.py": (520, "all that `ctx` offers to user code"),
@@ -109,7 +109,7 @@ LONG_FILES = {  # longest each may become, and why it is one file
     "driver/feeds/state.py": (540, "all states and events of one machine"),
     "driver/feeds/transitions.py": (1000, "one table of transitions, read as a whole"),
     "driver/controller.py": (640, "what each message and each action means, a case each"),
-    "driver/lifecycle/transitions.py": (570, "one table of transitions, read as a whole"),
+    "driver/lifecycle/transitions.py": (580, "one table of transitions, read as a whole"),
 }
 LONG_FUNCTIONS = {  # and why each is one function
     "driver/launch.py:launch": "one option, one line: to declare it and to hand it on",

@@ -371,13 +371,13 @@ def _start(
         address = controller.start(host, environment.driver_ports)
         if spec.settings.hang_timeout_s is not None:
             HangWatch(controller, spec.settings.hang_timeout_s).start()
-        explain = partial(failure_behind, controller)
         where.start(
             Launch(
-                *(address.url, token, newest, payload, explain, controller.is_lost),
+                *(address.url, token, newest, payload),
+                *(partial(failure_behind, controller), controller.is_lost),
                 tls.to_send() if tls else None,
                 warm_key(),
-                lambda: controller.look(lambda view: awaited_by_all(view.state, view.feeds)),
+                partial(_unfed, controller),
             ),
             lambda problem: controller.submit(states.LaunchBroke(problem)),
             lambda standing: controller.submit(states.SlotsCounted(standing)),
@@ -397,6 +397,10 @@ def _start(
         if is_interrupt(error, handled):
             raise KeyboardInterrupt("the launch was ended, and all nodes with it") from None
         raise
+
+
+def _unfed(controller: Controller) -> str:
+    return controller.look(lambda view: awaited_by_all(view.state, view.feeds))
 
 
 def _at_newest_checkpoint(spec: ClusterSpec) -> tuple[ClusterSpec, Found | None]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -107,7 +107,7 @@ def culprits(map_fun: Callable[..., Any], args: Any = None) -> Iterator[Culprit]
 
 def _inside(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, Any]]:
     """Yield the entries of a dict, list or tuple that refuse, by key; or the value itself."""
-    entries = value.items() if isinstance(value, Mapping) else ()
+    entries: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else ()
     if isinstance(value, (list, tuple)):
         entries = enumerate(value)
     bad = [(key, item) for key, item in entries if not _can_pickle(item)] if depth else []

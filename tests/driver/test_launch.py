@@ -65,9 +65,10 @@ def test_what_cannot_work_is_refused_before_anything_starts(
 
 
 def test_misspelt_option_of_launch_and_run_is_named() -> None:
+    wrong: dict[str, Any] = {"node": 1, **LOCAL}
     for call in (sparkdl.launch, sparkdl.run):
         with pytest.raises(TypeError, match=r"argument 'node'; did you mean 'nodes'\?"):
-            call(None, hang, node=1, **LOCAL)  # type: ignore[operator]
+            call(None, hang, **wrong)
 
 
 def numpys_threads(args: None, ctx: NodeContext) -> list[str | None]:

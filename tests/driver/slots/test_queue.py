@@ -174,9 +174,13 @@ def test_thread_of_the_program_that_may_shut_the_cluster_down_is_waited_for() ->
         waits.wait(SOON_S)
         mine.end()
 
+    def ask() -> bool:
+        waits.set()
+        return True
+
     other = threading.Thread(target=shut_down, daemon=False)
     other.start()
-    Turn(gate, need("too"), lambda: 2, SOON_S).wait(lambda: waits.set() is None)
+    Turn(gate, need("too"), lambda: 2, SOON_S).wait(ask)
     other.join(SOON_S)
 
 
