@@ -18,12 +18,15 @@ import pyarrow.parquet as pq
 
 from sparkdl.control.rows import Storage
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.spelling import did_you_mean
 
 READ_NBYTES = 256 * 1024
 """Local files are read in pieces of this size for each column."""
 _URI = re.compile(r"(?P<base>(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<host>[^/]*))(?P<path>.*)")
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 _SCHEMES = ("file", "hdfs", "viewfs", "s3", "gs", "abfs", "abfss")
+_OTHERS = ("dbfs", "wasb", "wasbs", "adl", "oss", "obs", "cos", "http", "https", "ftp", "ofs")
+"""Storages that exist, and are none that is misspelt."""
 _NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
 
 
@@ -151,8 +154,9 @@ def find_files(system: pafs.FileSystem, path: str) -> Iterator[tuple[str, dict[s
 
 
 def _unknown_scheme(scheme: str, path: str) -> ConfigError:
+    near = "" if scheme in _OTHERS else did_you_mean(scheme, _SCHEMES, 0.5)
     return ConfigError(
-        f"{path}: agents cannot read {scheme}://. They read local paths and "
+        f"{path}: agents cannot read {scheme}://{near or '.'} They read local paths and "
         f"{', '.join(_SCHEMES)}. Or feed it through Spark: cluster.feed(spark.read.parquet(...))"
     )
 

@@ -66,6 +66,9 @@ class Script:
             linecache.cache[str(program)] = (len(self.text), None, lines, str(program))
             try:
                 runpy.run_path(str(program), run_name="__main__")
+            except SystemExit as stop:  # as programs end
+                if stop.code not in (None, 0):
+                    raise
             finally:
                 sys.argv, sys.path[:] = argv, found_in
 

@@ -12,6 +12,7 @@ import pytest
 import sparkdl
 from sparkdl.core.errors import ConfigError, NodeFailedError, ResultError, SparkConfigError
 from sparkdl.node.context import current
+from sparkdl.torch_program import script_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -164,6 +165,14 @@ def test_local_mode_runs_functions_and_programs_without_spark(tmp_path: Path) ->
     alone = sparkdl.TorchDistributor(use_gpu=False, log_to_driver=False)
     with pytest.raises(NodeFailedError, match='raise ValueError\\("line of the program"\\)'):
         alone.run(str(program), str(tmp_path), "fail")
+
+
+def test_program_may_end_by_sys_exit(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import sys\nsys.exit(int(sys.argv[1]))")
+    script_of(str(program)).run(("0",))
+    with pytest.raises(SystemExit, match="3"):
+        script_of(str(program)).run(("3",))
 
 
 def test_any_picklable_value_comes_back_and_others_are_named() -> None:

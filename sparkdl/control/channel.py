@@ -288,10 +288,14 @@ class ProfileTaken(LocalMessage, frozen=True):
 
 
 class Returned(LocalMessage, frozen=True):
-    """`map_fun` returned; `problem` says why its value could not be encoded."""
+    """`map_fun` returned; `problem` says why its value could not be encoded.
+
+    `exited_at` says where it called `sys.exit(0)` instead of returning; empty if it did not.
+    """
 
     result: bytes
     problem: str = ""
+    exited_at: str = ""
 
 
 class Raised(LocalMessage, frozen=True):

@@ -92,12 +92,14 @@ class ChildRunning(Message, frozen=True):
 class ChildReturned(Message, frozen=True):
     """`map_fun` has returned `result` (msgpack, see `control.values`), and the child has ended.
 
-    `result_problem` says why there is no result when the value could not be encoded.
+    `result_problem` says why there is no result when the value could not be encoded, `exited_at`
+    where `map_fun` called `sys.exit(0)` instead of returning.
     """
 
     generation: int
     result: bytes
     result_problem: str = ""
+    exited_at: str = ""
 
 
 class ChildFailed(Message, frozen=True):

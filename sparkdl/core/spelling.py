@@ -5,15 +5,38 @@ Runs in: anywhere
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str], likeness: float = 0.7) -> str:
     """Return "; did you mean 'x'?" for the known name nearest to `name`; "" if none is near."""
     by_letters = {_letters(each): each for each in known}
-    near = get_close_matches(_letters(name), by_letters, n=1, cutoff=0.7)
+    near = get_close_matches(_letters(name), by_letters, n=1, cutoff=likeness)
     return f"; did you mean {by_letters[near[0]]!r}?" if near else ""
+
+
+def checks_keywords(function: Callable[P, T]) -> Callable[P, T]:
+    """Have the TypeError about an unknown keyword of a function say which one may be meant."""
+    known = inspect.signature(function).parameters
+
+    @wraps(function)
+    def call(*args: P.args, **options: P.kwargs) -> T:
+        for name in options:
+            if name not in known:
+                raise TypeError(
+                    f"{function.__qualname__}() got an unexpected keyword argument {name!r}"
+                    f"{did_you_mean(name, known)}"
+                )
+        return function(*args, **options)
+
+    return call
 
 
 def _letters(name: str) -> str:

@@ -278,7 +278,7 @@ def _judge_slots(spark: SparkSession, asked: Asked, sizes: list[_Size]) -> Itera
     """Place the nodes as a launch would; put what is known of the slots into `sizes`."""
     from sparkdl.driver.slots import preflight
 
-    topology = preflight.read_topology(spark, asked.nodes or 1, is_fed=True)
+    topology = preflight.read_topology(spark, asked.spec(asked.nodes or 1))
     if topology is None:
         slots = preflight.slots_over_connect(spark)
         size = _Size(None, asked.nodes or 1, slots or asked.nodes or 1)
@@ -287,9 +287,8 @@ def _judge_slots(spark: SparkSession, asked: Asked, sizes: list[_Size]) -> Itera
         if topology.is_dynamic:  # so that Spark asks for executors
             size = replace(size, slots=max(size.slots, size.nodes))
     sizes.append(replace(size, slots=max(1, min(_MOST_TASKS, size.slots))))
-    if topology is None:
-        preflight.check_slots_over_connect(spark, size.nodes)
-    placing = choose_placing(asked.spec(size.nodes), topology)
+    sure = preflight.check_slots_over_connect(spark, size.nodes) if topology is None else None
+    placing = choose_placing(asked.spec(size.nodes), topology, sure)
     keeps = "keep their slots" if placing.is_attached else "give their slots back once they run"
     yield Check("slots", "ok", f"{placing.why}; nodes {keeps}")
 

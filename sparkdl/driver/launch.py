@@ -21,11 +21,13 @@ from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.settings import Environment, HangAction, Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, Placement, plan_nodes
+from sparkdl.core.spelling import checks_keywords
 from sparkdl.core.tracking import follower_of_launch
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.dashboard import Dashboard, Recorder, dashboard_of_program
 from sparkdl.driver.ending import Ending, is_interrupt
 from sparkdl.driver.executors.executor import Executor, Launch
+from sparkdl.driver.feeds.report import awaited_by_all
 from sparkdl.driver.feeds.runner import failure_behind
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.health import HangWatch
@@ -60,6 +62,7 @@ _TENSORBOARD_S = 150.0
 MapFun = Callable[[Any, Any], Any]
 
 
+@checks_keywords
 def launch(  # noqa: PLR0913 (one option, one name)
     spark: SparkSession | SparkContext | None,
     map_fun: MapFun,
@@ -144,7 +147,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
         show_progress: progress bars; by default where the error stream is a terminal.
         reservation_timeout: seconds until all nodes must be there, from when it is the cluster's
             turn: clusters of one program wait for one another's slots, in the order of their
-            launches.
+            launches. Before that, as many seconds for executors that are still to come.
         feed_timeout: seconds without any row received or read until feeding is an error; also those
             that a node waits for the first row of a feed.
         feed_memory: bytes of received rows that a node holds before feeders wait; by default
@@ -194,7 +197,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
     Raises:
         ConfigError: if it cannot work as asked; nothing was started.
         FrameworkMissingError: if the executors lack the framework, or TensorBoard if asked for.
-        ReservationTimeoutError: if not all nodes came up in time.
+        ReservationTimeoutError: if not all nodes, or the executors for them, came up in time.
         NodeFailedError: if a node failed before all had come up.
         CheckpointError: if the checkpoints in `checkpoint_dir` cannot be read.
         LaunchError: if Spark could not run the nodes, or TensorBoard does not answer.
@@ -350,15 +353,8 @@ def _start(
         newest, resumed = _at_newest_checkpoint(spec)
         checkpoint = resumed.ref if resumed else None
         controller = Controller(
-            newest,
-            token,
-            logs,
-            where.relaunch,
-            checkpoint,
-            ending.release,
-            where.forget_task,
-            where.leave_host,
-            tls,
+            *(newest, token, logs, where.relaunch, checkpoint, ending.release),
+            *(where.forget_task, where.leave_host, tls),
         )
         if resumed:
             controller.checkpoints.coverage.restore(resumed.manifest.feeds)
@@ -368,12 +364,13 @@ def _start(
         address = controller.start(host, environment.driver_ports)
         if spec.settings.hang_timeout_s is not None:
             HangWatch(controller, spec.settings.hang_timeout_s).start()
-        explain = partial(failure_behind, controller)
         where.start(
             Launch(
-                *(address.url, token, newest, payload, explain, controller.is_lost),
+                *(address.url, token, newest, payload),
+                *(partial(failure_behind, controller), controller.is_lost),
                 tls.to_send() if tls else None,
                 warm_key(),
+                partial(_unfed, controller),
             ),
             lambda problem: controller.submit(states.LaunchBroke(problem)),
             lambda standing: controller.submit(states.SlotsCounted(standing)),
@@ -395,6 +392,10 @@ def _start(
         raise
 
 
+def _unfed(controller: Controller) -> str:
+    return controller.look(lambda view: awaited_by_all(view.state, view.feeds))
+
+
 def _at_newest_checkpoint(spec: ClusterSpec) -> tuple[ClusterSpec, Found | None]:
     """Make the folder of the checkpoints absolute, and return the newest one in it.
 
@@ -410,7 +411,8 @@ def _at_newest_checkpoint(spec: ClusterSpec) -> tuple[ClusterSpec, Found | None]
 
     url = absolute_url(spec.checkpoint_dir, spec.default_fs, spec.working_dir)
     store = open_store(url)
-    store.check_writable()
+    if store.check_writable():
+        _log.info("checkpoint_dir=%s did not exist and was created", url)
     found = store.newest()
     if found is not None:
         _log.info("Cluster %s goes on at checkpoint %s", spec.cluster_id, found.ref.url)

@@ -7,15 +7,28 @@ from __future__ import annotations
 
 import inspect
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from types import CodeType
-from typing import Any
+from typing import Any, Literal
 
 import cloudpickle
 
 from sparkdl.core.errors import ConfigError
+
+_ADVICE = {
+    "": "Create it inside map_fun instead",
+    "rows": (
+        "Nodes have no Spark: feed the rows with cluster.feed(…), under a name for each feed, and "
+        "read them in map_fun with ctx.batches(…) or ctx.dataset(…)"
+    ),
+    "session": (
+        "Nodes have no Spark: use it in the driver, and give map_fun what it returns, or feed rows "
+        "with cluster.feed(…)"
+    ),
+}
 
 
 def pickle_user_code(map_fun: Callable[..., Any], args: Any) -> bytes:
@@ -28,27 +41,89 @@ def pickle_user_code(map_fun: Callable[..., Any], args: Any) -> bytes:
         raise ConfigError(
             f"map_fun must be a function of (args, ctx), not {type(map_fun).__name__}"
         )
+    check_arity(map_fun)
     try:
         return bytes(cloudpickle.dumps((map_fun, args)))
     except Exception as error:
         found = list(culprits(map_fun, args))
-        what = "; ".join(found) or "something that map_fun refers to"
+        what = "; ".join(each.text for each in found) or "something that map_fun refers to"
+        # Spark's objects refuse with long texts of their own, about broadcasts and UDFs.
+        is_sparks = bool(found) and all(each.spark for each in found)
+        why = "" if is_sparks else f" ({type(error).__name__}: {error})"
+        advice = " ".join(dict.fromkeys(_ADVICE[each.spark] for each in found)) or _ADVICE[""]
         raise ConfigError(
-            f"map_fun and its arguments go to the executors by pickle, which refuses {what} "
-            f"({type(error).__name__}: {error}). Create it inside map_fun instead"
+            f"map_fun and its arguments go to the executors by pickle, which refuses {what}{why}. "
+            f"{advice}"
         ) from error
 
 
-def culprits(map_fun: Callable[..., Any], args: Any = None) -> Iterator[str]:
+def check_arity(function: Callable[..., Any], name: str = "map_fun") -> None:
+    """Check that a function can be called with `(args, ctx)`, as far as its signature shows.
+
+    Raises:
+        ConfigError: if it cannot.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of builtins, some have none
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        called = getattr(function, "__name__", type(function).__name__)
+        raise ConfigError(
+            f"{name} is called as {called}(args, ctx), and {called}{signature} does not take these "
+            f"two: {error}. Give it the parameters args and ctx; functools.partial adds others"
+        ) from None
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """What cannot be pickled.
+
+    Attributes:
+        text: names it.
+        spark: `rows` for a DataFrame or an RDD, `session` for what else lives in Spark's driver.
+    """
+
+    text: str
+    spark: Literal["", "rows", "session"]
+
+
+def culprits(map_fun: Callable[..., Any], args: Any = None) -> Iterator[Culprit]:
     """Name what cannot be pickled: variables that `map_fun` uses, and entries of `args`."""
-    for name, value in _captured(map_fun):
-        if not _can_pickle(value):
-            yield f"the variable {name!r} ({type(value).__module__}.{type(value).__qualname__})"
+    refused = [(f"the variable {name!r}", value) for name, value in _captured(map_fun)]
     if not _can_pickle(args):
-        entries = _entries(args)
-        bad = [(name, value) for name, value in entries if not _can_pickle(value)]
-        for name, value in bad or [("args", args)]:
-            yield f"the argument {name!r} ({type(value).__module__}.{type(value).__qualname__})"
+        entries = [(name, value) for name, value in _entries(args) if not _can_pickle(value)]
+        refused += [
+            (f"the argument {name!r}", value) for name, value in entries or [("args", args)]
+        ]
+    for name, value in refused:
+        if not _can_pickle(value):
+            for where, inner in _inside(name, value):
+                kind = f"{type(inner).__module__}.{type(inner).__qualname__}"
+                yield Culprit(f"{where} ({kind})", _sparks(inner))
+
+
+def _inside(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, Any]]:
+    """Yield the entries of a dict, list or tuple that refuse, by key; or the value itself."""
+    entries: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else ()
+    if isinstance(value, (list, tuple)):
+        entries = enumerate(value)
+    bad = [(key, item) for key, item in entries if not _can_pickle(item)] if depth else []
+    for key, item in bad:
+        yield from _inside(f"{name}[{key!r}]", item, depth - 1)
+    if not bad:
+        yield name, value
+
+
+def _sparks(value: Any) -> Literal["", "rows", "session"]:
+    names = {
+        each.__name__ for each in type(value).__mro__ if each.__module__.startswith("pyspark.")
+    }
+    if names & {"DataFrame", "RDD"}:
+        return "rows"
+    return "session" if names else ""
 
 
 def _captured(map_fun: Callable[..., Any]) -> Iterator[tuple[str, Any]]:

@@ -19,6 +19,7 @@ import psutil
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.spec import ClusterSpec
+from sparkdl.core.spelling import did_you_mean
 from sparkdl.core.world import Member, World
 
 if TYPE_CHECKING:
@@ -156,6 +157,14 @@ _FRAMEWORKS = {
 }
 
 
+_RUN_BY = {
+    **dict.fromkeys(("keras", "tf", "tf_keras"), "tensorflow"),
+    **dict.fromkeys(("pytorch", "lightning", "transformers", "horovod"), "torch"),
+    **dict.fromkeys(("flax", "optax"), "jax"),
+    **dict.fromkeys(("none", "python", "sklearn", "scikit-learn", "xgboost"), "plain"),
+}
+"""Other names that users give, and the framework under which they run."""
+
 TRAINING = tuple(name for name in _FRAMEWORKS if name != Framework.name)
 """The names of those that compute something."""
 
@@ -169,9 +178,12 @@ def framework_named(name: str) -> Framework:
     module, _, cls = _FRAMEWORKS.get(name, name).partition(":")
     if not cls:
         known = ", ".join(sorted(_FRAMEWORKS))
+        meant = _RUN_BY.get(name.lower())
+        near = f"; did you mean {meant!r}?" if meant else did_you_mean(name, _FRAMEWORKS)
+        choose = f"{near} Choose" if near else "; choose"
         raise ConfigError(
-            f"framework={name!r} is not known; choose one of {known}, or name your own subclass of "
-            "sparkdl.frameworks.framework.Framework as 'module:Class'"
+            f"framework={name!r} is not known{choose} one of {known}, or name your own "
+            "subclass of sparkdl.frameworks.framework.Framework as 'module:Class'"
         )
     try:
         kind = getattr(import_module(module), cls)

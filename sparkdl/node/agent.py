@@ -200,9 +200,8 @@ class Agent:
                         messages.ChildRunning(generation, self._child.pid if self._child else 0)
                     )
                 case states.ReportReturned(generation, returned):
-                    self._report(
-                        messages.ChildReturned(generation, returned.result, returned.problem)
-                    )
+                    value = (returned.result, returned.problem, returned.exited_at)
+                    self._report(messages.ChildReturned(generation, *value))
                 case states.ReportFailed(generation, failure, status):
                     self._report_failure(generation, failure or self._failure(status or 0))
                 case states.CloseFeeds(reason):

@@ -161,14 +161,15 @@ class CheckpointStore:
 
     # At launch.
 
-    def check_writable(self) -> None:
-        """Create the folder, and a file in it that is deleted again.
+    def check_writable(self) -> bool:
+        """Create the folder, and a file in it that is deleted again; return if there was none.
 
         Raises:
             ConfigError: if that does not work.
         """
         probe = f"{self._path}/.probe-{uuid.uuid4().hex}"
         try:
+            is_new = self._system.get_file_info(self._path).type == pafs.FileType.NotFound
             self._system.create_dir(self._path, recursive=True)
             with self._system.open_output_stream(probe) as file:
                 file.write(b"sparkdl")
@@ -178,6 +179,7 @@ class CheckpointStore:
                 f"checkpoint_dir={self._url} cannot be written: {error}. Choose a folder that all "
                 "nodes may write to"
             ) from error
+        return bool(is_new)
 
     def newest(self) -> Found | None:
         """Return the newest checkpoint that is whole; `None` if there is none.

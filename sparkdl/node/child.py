@@ -16,9 +16,12 @@ import ctypes
 import faulthandler
 import gc
 import os
+import re
 import signal
 import socket
 import sys
+import sysconfig
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -48,6 +51,7 @@ from sparkdl.node.resources import HadoopClasspath
 _PR_SET_PDEATHSIG = 1
 _MAX_TEXT_CHARS = 256 * 1024
 """Of an exception's message and traceback at most, so that a failure fits into one message."""
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _OWN = (f"{Path(__file__).parent.parent}{os.sep}", "<frozen runpy>")
 """Files of frames between a node's start and the user's code."""
 
@@ -117,14 +121,15 @@ def _run(arguments: ChildArguments, link: AgentLink) -> Returned | Raised:
         if isinstance(args, list):
             sys.argv = args
         kind = "exception"
+        _note_thread_exits()
         link.profiler.is_in_map_fun = True
         link.send(Running())
         if ctx.member.role.is_server:
             framework.serve(ctx.batches)
         with trace.span("launch", "map_fun"):
-            value = _call(map_fun, args, ctx)
+            value, exited_at = _call(map_fun, args, ctx)
         framework.after_map_fun(has_failed=False)
-        return _encode(value)
+        return _encode(value, exited_at)
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1
         return _raised(framework, start, "exit", stop, code, link.steps)
@@ -169,19 +174,50 @@ def _prepare(
     return ctx
 
 
-def _call(map_fun: Callable[[Any, NodeContext], Any], args: Any, ctx: NodeContext) -> Any:
-    """Return what `map_fun` returns, or `None` if it exits without an error."""
+def _call(
+    map_fun: Callable[[Any, NodeContext], Any], args: Any, ctx: NodeContext
+) -> tuple[Any, str]:
+    """Return what `map_fun` returns and "", or `None` and where it exits without an error."""
     try:
-        return map_fun(args, ctx)
+        return map_fun(args, ctx), ""
     except SystemExit as stop:
         if stop.code not in (None, 0):
             raise
-        return None
+        return None, _place_of(stop)
 
 
-def _encode(value: Any) -> Returned:
+def _place_of(stop: SystemExit) -> str:
+    """Return the file and line of the user's innermost call that led to an exit."""
+    libraries = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+    outside = ("<frozen", *_OWN, *(f"{folder}{os.sep}" for folder in libraries))
+    frames = traceback.extract_tb(stop.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(outside)]
+    frame = (own or frames)[-1]
+    return f"{frame.filename}:{frame.lineno}, in {frame.name}"
+
+
+def _note_thread_exits() -> None:
+    """Have the log say where a thread calls `sys.exit`, which ends that thread alone, in silence.
+
+    What a program has set as `threading.excepthook` before or sets later is left as it is.
+    """
+    show = threading.excepthook
+
+    def note(args: threading.ExceptHookArgs) -> None:
+        if isinstance(args.exc_value, SystemExit) and args.exc_value.code not in (None, 0):
+            thread = args.thread.name if args.thread else "a thread"
+            sys.stderr.write(
+                f"sparkdl: sys.exit({args.exc_value.code!r}) ended the thread {thread!r} alone, "
+                f"not map_fun: {_place_of(args.exc_value)}\n"
+            )
+        show(args)
+
+    threading.excepthook = note
+
+
+def _encode(value: Any, exited_at: str) -> Returned:
     try:
-        return Returned(encode_value(value))
+        return Returned(encode_value(value), exited_at=exited_at)
     except ResultError as error:
         return Returned(b"", str(error))
 
@@ -226,7 +262,7 @@ def _in_short(error: BaseException) -> str:
     """Return type and text of an error; of ours without its note, which the traceback has."""
     if isinstance(error, SparkdlError):
         return f"{type(error).__module__}.{type(error).__qualname__}: {error}"
-    return "".join(traceback.format_exception_only(error)).strip()
+    return _plain("".join(traceback.format_exception_only(error)).strip())
 
 
 def user_traceback(error: BaseException) -> str:
@@ -238,7 +274,12 @@ def user_traceback(error: BaseException) -> str:
     """
     told = traceback.TracebackException.from_exception(error)
     _shorten(told, issubclass(type(error), SparkdlError), set())
-    return "".join(told.format())
+    return _plain("".join(told.format()))
+
+
+def _plain(text: str) -> str:
+    """Return a text without the colours of terminals, which Keras has in its errors."""
+    return _COLOURS.sub("", text)
 
 
 def _shorten(told: traceback.TracebackException, is_ours: bool, seen: set[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -24,6 +25,12 @@ LOCAL: dict[str, Any] = {"framework": "plain", "executor": "local"}
     ("options", "text"),
     [
         ({"framework": "theano"}, r"framework='theano' is not known; choose one of .*module:Class"),
+        ({"framework": "keras"}, r"framework='keras' is not known; did you mean 'tensorflow'\?"),
+        ({"framework": "tensorflw"}, r"did you mean 'tensorflow'\?"),
+        ({"checkpoint_dir": "s4://b/c"}, r"agents cannot read s4://; did you mean 's3'\?"),
+        ({"checkpoint_dir": "hfds://b/c"}, r"agents cannot read hfds://; did you mean 'hdfs'\?"),
+        ({"map_fun": lambda args: None}, r"called as <lambda>\(args, ctx\), and <lambda>\(args\)"),
+        ({"map_fun": lambda *both: None, "executor": "yarn"}, "executor='yarn'"),
         ({"framework": "no.such.module:Class"}, "cannot be imported: No module named 'no'"),
         ({"framework": "sparkdl.core.spec:NoSuch"}, "cannot be imported: .*NoSuch"),
         ({"framework": "sparkdl.core.spec:Role"}, "is no sparkdl.frameworks"),
@@ -57,6 +64,13 @@ def test_what_cannot_work_is_refused_before_anything_starts(
     assert not processes()
 
 
+def test_misspelt_option_of_launch_and_run_is_named() -> None:
+    wrong: dict[str, Any] = {"node": 1, **LOCAL}
+    for call in (sparkdl.launch, sparkdl.run):
+        with pytest.raises(TypeError, match=r"argument 'node'; did you mean 'nodes'\?"):
+            call(None, hang, **wrong)
+
+
 def numpys_threads(args: None, ctx: NodeContext) -> list[str | None]:
     agent = psutil.Process().parent()
     assert agent is not None
@@ -81,6 +95,21 @@ def test_run_returns_the_values_by_rank_and_leaves_nothing() -> None:
     assert first[5] == second[5]
     assert len(set(first[5]["worker"])) == 2
     assert not processes()
+
+
+def exits_as_a_script(args: int, ctx: NodeContext) -> int:
+    if ctx.rank == args:
+        raise SystemExit(0)
+    return ctx.rank
+
+
+def test_sys_exit_in_map_fun_is_warned_of_with_file_and_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert sparkdl.run(None, exits_as_a_script, 1, nodes=2, **LOCAL) == [0, None]
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    line = exits_as_a_script.__code__.co_firstlineno + 2
+    assert f"worker:1 called sys.exit(0) instead of returning: {__file__}:{line}" in warning
 
 
 def test_run_that_takes_too_long_stops_the_nodes() -> None:

@@ -6,6 +6,8 @@ import os
 import signal
 import socket
 import sys
+import threading
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -146,11 +148,41 @@ def test_framework_sets_the_environment_before_map_fun(start: StartNode) -> None
 
 
 @pytest.mark.parametrize("code", [0, None])
-def test_sys_exit_without_a_code_is_a_normal_return(start: StartNode, code: int | None) -> None:
+def test_sys_exit_without_a_code_returns_none_and_names_the_users_line(
+    start: StartNode, code: int | None
+) -> None:
     def leave(args: int | None, ctx: NodeContext) -> None:
-        raise SystemExit(args)
+        ArgumentParser().exit(args or 0)
 
-    assert start(leave, code).value() is None
+    returned = start(leave, code).outcome()
+    assert isinstance(returned, Returned)
+    assert decode_value(returned.result) is None
+    line = leave.__code__.co_firstlineno + 1
+    assert returned.exited_at == f"{__file__}:{line}, in leave"
+
+
+def test_map_fun_that_returns_has_not_exited(start: StartNode) -> None:
+    returned = start(lambda args, ctx: None).outcome()
+    assert isinstance(returned, Returned)
+    assert not returned.exited_at
+
+
+def test_exit_of_a_thread_with_a_code_is_named_in_the_log(start: StartNode) -> None:
+    def start_thread(args: None, ctx: NodeContext) -> str:
+        def leave(code: int | str) -> None:
+            raise SystemExit(code)
+
+        for code in (0, "no data"):
+            reader = threading.Thread(target=leave, args=(code,), name=f"reader-{code}")
+            reader.start()
+            reader.join()
+        return "trained"
+
+    running = start(start_thread)
+    assert running.value() == "trained"
+    running.child._process.wait(SOON_S)
+    (line,) = [line for line in running.log.tail(10) if "sys.exit" in line]
+    assert "sys.exit('no data') ended the thread 'reader-no data' alone, not map_fun" in line
 
 
 @pytest.mark.parametrize(("code", "expected"), [(5, 5), ("out of luck", 1)])
@@ -183,6 +215,15 @@ def test_whatever_is_raised_is_told_once_with_the_users_frames_alone(
     assert last == failure.message
     assert (failure.node, failure.rank, failure.pid) == ("worker:0", 0, running.child.pid)
     assert running.log.tail(3) == (), "the agent adds it, behind what the child has printed"
+
+
+def test_error_has_no_colours_of_terminals(start: StartNode) -> None:
+    def fail(args: None, ctx: NodeContext) -> None:
+        raise ValueError("Exception encountered.\n\x1b[1mCannot take the length\x1b[0m")
+
+    failure = start(fail).failure()
+    assert failure.message == "ValueError: Exception encountered.\nCannot take the length"
+    assert "\x1b" not in failure.traceback
 
 
 def test_code_that_cannot_be_unpickled_is_a_failed_setup(start: StartNode) -> None:

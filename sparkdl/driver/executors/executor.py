@@ -35,6 +35,8 @@ class Launch:
     """What the cluster's servers show; `None` without TLS."""
     warm_key: str = field(default="", repr=False)
     """By which agents are found that an earlier launch has kept."""
+    unfed: Callable[[], str] = lambda: ""
+    """Returns the feeds for which all nodes wait and that were never fed; empty if one does not."""
 
 
 class Executor(Protocol):
@@ -56,6 +58,7 @@ class Executor(Protocol):
         """Wait until there is room for the nodes beside those of other clusters, until `close`.
 
         Raises:
+            ConfigError: if there can be no room.
             ReservationTimeoutError: if there was no room in time.
             LaunchError: if the cluster is not wanted any more.
         """

@@ -189,6 +189,8 @@ class SparkExecutor:
     ) -> None:
         """Submit the job whose tasks are the nodes."""
         self._explain = launch.explain
+        if self._turn:
+            self._turn.watch(launch.unfed)
         if launch.spec.driver_nodes:
             self._here.start(launch, on_broken)
         self._submit(launch, launch.spec.nodes[launch.spec.driver_nodes :], on_broken)
@@ -347,9 +349,7 @@ class SparkExecutor:
 
     def is_there(self) -> bool:
         """Whether the session has not been stopped."""
-        if self._context is None:
-            return not getattr(self._spark, "is_stopped", False)  # of Spark Connect alone
-        return self._context._jsc is not None
+        return is_running(self._spark)
 
     def hide_progress(self) -> None:
         """Hide Spark's bar for half a second."""
@@ -414,13 +414,15 @@ def place(
 
     Raises:
         ConfigError: if it cannot; the message names the setting to change.
+        ReservationTimeoutError: if executors for all of them did not come in time.
     """
     session = session_of(spark)
     is_fed = spec.input_mode is InputMode.SPARK
-    topology = read_topology(session, spec.num_tasks, is_fed)
+    timeout_s, slots = spec.settings.reservation_timeout_s, None
+    topology = read_topology(session, spec, timeout_s)
     if topology is None:
-        check_slots_over_connect(session, spec.num_tasks)
-    placing = choose_placing(spec, topology)
+        slots = check_slots_over_connect(session, spec.num_tasks, timeout_s)
+    placing = choose_placing(spec, topology, slots)
     placement: Placement = "attached" if placing.is_attached else "detached"
     _log.info(
         "Placement of %s: %s (%s)",
@@ -437,20 +439,31 @@ def place(
     return executor, replace(spec, default_fs=default_fs(session), placement=placement)
 
 
+def is_running(spark: SparkSession | SparkContext) -> bool:
+    """Whether a session or context has not been stopped."""
+    context = context_of(spark)
+    if context is None:
+        return not getattr(spark, "is_stopped", False)  # of Spark Connect alone
+    return context._jsc is not None
+
+
 def session_of(spark: SparkSession | SparkContext | None) -> SparkSession:
     """Return the session that is meant; the active one by `None`.
 
     Raises:
-        ConfigError: if there is none.
+        ConfigError: if there is none, or it has been stopped.
     """
-    if isinstance(spark, SparkContext):
-        return SparkSession(spark)
-    session = spark if spark is not None else SparkSession.getActiveSession()
-    if session is None:
+    given = spark if spark is not None else SparkSession.getActiveSession()
+    if given is None:
         raise ConfigError(
             "there is no active SparkSession; give one to launch, or use executor='local'"
         )
-    return session
+    if not is_running(given):
+        raise ConfigError(
+            f"the {type(given).__name__} has been stopped. Start another one with "
+            "SparkSession.builder.getOrCreate(), or stop it when the cluster has been shut down"
+        )
+    return SparkSession(given) if isinstance(given, SparkContext) else given
 
 
 def default_fs(session: SparkSession) -> str:

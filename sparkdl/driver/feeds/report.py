@@ -14,6 +14,7 @@ from sparkdl.core.listing import MOST, listed
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.driver.feeds.coverage import Call
+from sparkdl.driver.lifecycle.state import Running, State
 
 
 @dataclass(frozen=True, repr=False)
@@ -220,6 +221,23 @@ def other_names(spec: ClusterSpec, fed: str, feeds: Mapping[tuple[int, str], Fee
         "name=…) and ctx.batches(…, feed=…) the same name; if not, feed both at once: "
         "cluster.feed_async"
     )
+
+
+def awaited_by_all(state: State, feeds: Mapping[tuple[int, str], FeedCount]) -> str:
+    """Return the feeds that all nodes wait for and that were never fed; empty if a node does not.
+
+    A node names a feed when user code first waits for it.
+    """
+    if not isinstance(state, Running):
+        return ""
+    waiting: dict[int, set[str]] = {}
+    for (node_id, feed), count in feeds.items():
+        if count.began >= 0 or count.rows_received or count.closed or count.resumed:
+            return ""
+        waiting.setdefault(node_id, set()).add(feed)
+    if state.returned or not state.world.finishing <= waiting.keys():
+        return ""
+    return ", ".join(map(repr, sorted(set().union(*waiting.values()))))
 
 
 def gone_beyond(

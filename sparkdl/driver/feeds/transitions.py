@@ -826,8 +826,16 @@ def _fetched(state: W, event: LogFetched, now_s: float) -> Step[W]:
 
 
 def _standstill(state: Delivering | Reading, event: LogFetched) -> FeedTimeoutError:
-    count = state.feed.nodes.counts_of([event.node_id])[event.node_id]
-    name = _name(state.run, event.node_id)
+    counts = state.feed.nodes.counts_of(state.run.node_ids)
+    count, name = counts[event.node_id], _name(state.run, event.node_id)
+    is_job = isinstance(state, Delivering) and state.job
+    if is_job and not any(each.rows_received or each.resumed for each in counts.values()):
+        return FeedTimeoutError(
+            f"feed {state.feed.name!r}: its Spark job has brought no row to any node for "
+            f"{state.run.spec.timeout_s:g} s. It still computes the rows, or waits for a task slot "
+            "that nodes or other jobs hold: look at it in the Spark UI. Raise feed_timeout in the "
+            "first case; in the second add executors or cores, or launch with placement='detached'"
+        )
     tail = "".join(f"\n  | {line}" for line in event.lines) or " (nothing)"
     return FeedTimeoutError(
         f"feed {state.feed.name!r} made no progress for {state.run.spec.timeout_s:g} s: {name} "

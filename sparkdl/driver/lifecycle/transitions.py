@@ -219,8 +219,18 @@ def _running_returned(
         return state, []
     returned = {**state.returned, node_id: event.message}
     finishing = state.world.finishing
+    exits: list[Action] = []
+    if at := event.message.exited_at:
+        node = state.world.member(node_id).node.name
+        exits.append(
+            Warn(
+                f"map_fun of {node} called sys.exit(0) instead of returning: {at}. This counts as "
+                "success, and the result is None. If the training was not done there, raise an "
+                "exception; if it was, return from map_fun"
+            )
+        )
     if not finishing <= returned.keys():
-        return replace(state, returned=returned), []
+        return replace(state, returned=returned), exits
     helpers = [
         Send(agent.agent_id, StopChild(agent.offer.generation if agent.offer else 0))
         for node, agent in state.roster.agents.items()
@@ -230,7 +240,7 @@ def _running_returned(
     # TensorBoard runs beside the first node, and is looked at when the training is over.
     stay_s = STAY_S if state.roster.spec.tensorboard is None else math.inf
     finished = Finished(state.roster, state.world, returned, now_s + stay_s)
-    return finished, [report, *helpers]
+    return finished, [*exits, report, *helpers]
 
 
 def _running_broke(state: Running, event: ChildBroke, now_s: float) -> Step[Running | Failing]:

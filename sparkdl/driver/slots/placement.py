@@ -8,12 +8,14 @@ It is decided before the launch, and again whenever slots come or go while nodes
 from __future__ import annotations
 
 import math
+import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.errors import ConfigError, ReservationTimeoutError
 from sparkdl.core.listing import count
 from sparkdl.core.spec import ClusterSpec, InputMode
 
@@ -21,6 +23,10 @@ _GPU_ADVICE = (
     ". Or leave out spark.task.resource.gpu.amount, so that feeding tasks need no GPU: nodes ask "
     "Spark for their own"
 )
+_DYNAMIC = "spark.dynamicAllocation"
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]")
+_MOST_EXECUTORS = 100_000
+"""A larger `maxExecutors` is no limit."""
 LOOK_S = 2.0
 """Between two counts."""
 LASTING_S = 5.0
@@ -39,6 +45,8 @@ class Topology:
         executor_gpus: GPUs of each executor (`spark.executor.resource.gpu.amount`).
         task_gpus: GPUs that a task takes (`spark.task.resource.gpu.amount`). Where it is below 1,
             tasks share one.
+        most: cores of each executor once there are as many as Spark's settings allow; `None` where
+            nothing says when all are there.
     """
 
     master: str
@@ -47,6 +55,30 @@ class Topology:
     is_dynamic: bool = False
     executor_gpus: int = 0
     task_gpus: float = 0.0
+    most: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(
+        cls, master: str, cores: tuple[int, ...], get: Callable[[str, str], str | None]
+    ) -> Topology:
+        """Return the topology of an application, by its settings.
+
+        Args:
+            get: returns a setting of Spark's, or the default that is given.
+        """
+        is_local = master.partition("[")[0] == "local"
+        is_dynamic = not is_local and get(f"{_DYNAMIC}.enabled", "false") == "true"
+        gpus = "0" if is_local else get("spark.executor.resource.gpu.amount", "0")
+        task_gpus = "0" if is_local else get("spark.task.resource.gpu.amount", "0")
+        return cls(
+            master,
+            cores,
+            int(get("spark.task.cpus", "1") or 1),
+            is_dynamic,
+            int(gpus or 0),
+            float(task_gpus or 0),
+            cores if is_local else most_cores(master, is_dynamic, get),
+        )
 
     @property
     def slots(self) -> int:
@@ -54,12 +86,17 @@ class Topology:
         return self.room(self.task_cpus, self.task_gpus)
 
     @property
+    def has_all(self) -> bool:
+        """Whether no more slots can come."""
+        return self.most is not None and replace(self, cores=self.most).slots <= self.slots
+
+    @property
     def takes_profiles(self) -> bool:
         """Whether a node's task may ask for something else than the session's tasks do.
 
         Spark refuses task resource profiles on `local` and `local-cluster` masters.
         """
-        return not self.master.startswith("local") and not self.is_dynamic and bool(self.cores)
+        return not self.master.startswith("local") and not self.is_dynamic
 
     def room(self, cpus: int, gpus: float) -> int:
         """Return how many tasks of so many cores and GPUs run at once."""
@@ -90,6 +127,54 @@ class Topology:
         )
 
 
+def most_cores(
+    master: str, is_dynamic: bool, get: Callable[[str, str], str | None]
+) -> tuple[int, ...] | None:
+    """Return the cores of each executor that Spark may ever start; `None` if there is no limit.
+
+    YARN and Kubernetes start `spark.executor.instances` executors, 2 by default, of
+    `spark.executor.cores` cores, 1 by default. A standalone master starts executors on each worker
+    that registers, until the application has `spark.cores.max` cores; how these are split without
+    `spark.executor.cores` is not known, so they count as those of one executor.
+    """
+    if found := _LOCAL_CLUSTER.fullmatch(master):
+        return (int(found[2]),) * int(found[1])
+    if master.startswith("spark://"):
+        total, each = get("spark.cores.max", "") or "", get("spark.executor.cores", "") or ""
+        has_gpus = get("spark.executor.resource.gpu.amount", "0") != "0"
+        if not total or (has_gpus and not each):
+            return None
+        return (int(each),) * (int(total) // int(each)) if each else (int(total),)
+    if master != "yarn" and not master.startswith("k8s://"):
+        return None
+    setting = f"{_DYNAMIC}.maxExecutors" if is_dynamic else "spark.executor.instances"
+    number = get(setting, "" if is_dynamic else "2") or ""
+    if not number.isdigit() or int(number) > _MOST_EXECUTORS:
+        return None
+    return (int(get("spark.executor.cores", "1") or 1),) * int(number)
+
+
+Outlook = Literal["fits", "may fit", "never"]
+
+
+def outlook(spec: ClusterSpec, topology: Topology) -> Outlook:
+    """Return whether the nodes fit now, may fit when more executors come, or can never fit.
+
+    Raises:
+        ConfigError: if Spark's settings do not give the GPUs that are asked for.
+    """
+    return _outlook(spec.num_tasks, topology, _node_gpus(spec, topology))
+
+
+def _outlook(nodes: int, topology: Topology, gpus: float) -> Outlook:
+    most = topology if topology.most is None else replace(topology, cores=topology.most)
+    if topology.room(topology.task_cpus, gpus) >= nodes:
+        return "fits"
+    if topology.most is not None and most.room(topology.task_cpus, gpus) < nodes:
+        return "never"
+    return "fits" if topology.is_dynamic else "may fit"
+
+
 @dataclass(frozen=True)
 class Placing:
     """Whether nodes hold their slots, what a node's task asks of Spark, and why.
@@ -105,17 +190,23 @@ class Placing:
     node_gpus: float = 0.0
 
 
-def choose_placing(spec: ClusterSpec, topology: Topology | None) -> Placing:
+def choose_placing(
+    spec: ClusterSpec, topology: Topology | None, slots: int | None = None
+) -> Placing:
     """Decide between attached and detached nodes.
+
+    Args:
+        topology: `None` over Spark Connect.
+        slots: how many there are for certain, where no more is known than that.
 
     Raises:
         ConfigError: if the cluster cannot hold the nodes; the message names the setting to change.
+        ReservationTimeoutError: if it could hold them with executors that have not come yet.
     """
     nodes = spec.num_tasks
     is_fed = spec.input_mode is InputMode.SPARK
     if topology is None:
-        attached = spec.placement != "detached"
-        return Placing(attached, None, "the slots of a Spark Connect session cannot be counted")
+        return _choose_by_number(spec, slots)
     gpus = _node_gpus(spec, topology)
     _check_room(nodes, topology, gpus)
     cpus = _node_cpus(nodes, topology)
@@ -190,21 +281,71 @@ def needs(nodes: int) -> str:
     return f"{count(nodes, 'node')} need{'s' if nodes == 1 else ''} {count(nodes, 'task slot')}"
 
 
-def _check_room(nodes: int, topology: Topology, gpus: float) -> None:
-    room = topology.room(topology.task_cpus, gpus)
-    if room >= nodes or topology.is_dynamic:
-        return
-    if gpus > topology.task_gpus:
+def _choose_by_number(spec: ClusterSpec, slots: int | None) -> Placing:
+    """Decide over Spark Connect, where at most the number of slots is known."""
+    nodes, is_fed = spec.num_tasks, spec.input_mode is InputMode.SPARK
+    if slots is None:
+        attached = spec.placement != "detached"
+        return Placing(attached, None, "the slots of this Spark Connect session are not known")
+    is_full = is_fed and slots <= nodes
+    if is_full and spec.placement == "attached":
         raise ConfigError(
-            f"no room for {count(nodes, 'node')} with num_gpus={gpus:g}, but for {room}: "
-            f"{topology.describe()}. Ask for fewer nodes (nodes=, num_executors=) or GPUs "
-            "(num_gpus), or raise spark.executor.resource.gpu.amount or spark.executor.instances"
+            f"placement='attached' keeps the slots of {count(nodes, 'node')}, and the Spark Connect "
+            f"server has {slots} for certain, so no feeding task might run; give it more executors or "
+            "cores, or use placement='detached'"
         )
-    raise ConfigError(
-        f"{needs(nodes)} at once, and Spark has {topology.describe()}. "
-        "Ask for fewer nodes (nodes=, num_executors=), or raise spark.executor.instances, "
-        "spark.executor.cores or spark.cores.max, or lower spark.task.cpus"
+    attached = spec.placement == "attached" or (spec.placement == "auto" and not is_full)
+    why = (
+        f"the Spark Connect server has {count(slots, 'slot')} for certain, {count(nodes, 'node')}: "
     )
+    why += "none may be left for feeding" if is_full else "no node holds one that feeding needs"
+    return Placing(attached, None, why)
+
+
+def _check_room(nodes: int, topology: Topology, gpus: float) -> None:
+    found = _outlook(nodes, topology, gpus)
+    if found == "fits":
+        return
+    wants_more_gpus = gpus > topology.task_gpus
+    room = topology.room(topology.task_cpus, gpus)
+    text = (
+        f"no room for {count(nodes, 'node')} with num_gpus={gpus:g}, but for {room}: "
+        if wants_more_gpus
+        else f"{needs(nodes)} at once, and Spark has "
+    ) + topology.describe()
+    if topology.most is not None and topology.most != topology.cores:
+        room = replace(topology, cores=topology.most).room(topology.task_cpus, gpus)
+        text += f", and room for {count(room, 'node')} once all executors are there"
+    if found == "may fit":
+        text += ". No more executors came in time: raise reservation_timeout if they come later"
+    text += ". Ask for fewer nodes (nodes=, num_executors=)"
+    if wants_more_gpus:
+        text += " or GPUs (num_gpus)"
+    if gpus:
+        text += ", or raise spark.executor.resource.gpu.amount"
+    text += f", or {more_slots(topology.master, nodes, topology.task_cpus, topology.is_dynamic)}"
+    raise (ConfigError if found == "never" else ReservationTimeoutError)(text)
+
+
+def more_slots(master: str, nodes: int, task_cpus: int = 1, is_dynamic: bool = False) -> str:
+    """Return how an application on this master gets slots for so many nodes."""
+    kind = master.partition("[")[0]
+    if kind == "local":
+        return (
+            f"stop the session and start it with the master local[{nodes * task_cpus}] instead of "
+            f"{master}, or run the nodes beside Spark, with executor='local'"
+        )
+    if kind == "local-cluster":
+        return f"raise the number of executors or of their cores in {master}"
+    if is_dynamic:
+        limits = f"raise {_DYNAMIC}.maxExecutors or spark.executor.cores"
+    elif master.startswith("spark://"):
+        limits = "start more workers, raise spark.cores.max (--total-executor-cores)"
+    elif master == "yarn" or master.startswith("k8s://"):
+        limits = "raise spark.executor.instances or spark.executor.cores"
+    else:
+        limits = "raise the number of executors or of their cores"
+    return limits + (", or lower spark.task.cpus" if task_cpus > 1 else "")
 
 
 def _leaves_slots(nodes: int, topology: Topology, cpus: int, gpus: float) -> bool:

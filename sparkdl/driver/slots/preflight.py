@@ -6,7 +6,6 @@ Runs in: driver
 from __future__ import annotations
 
 import logging
-import math
 import re
 import socket
 import threading
@@ -21,10 +20,23 @@ from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResour
 from pyspark.sql import SparkSession
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
-from sparkdl.core.jobs import raised_in_task
+from sparkdl.core.errors import (
+    ConfigError,
+    LaunchError,
+    ReservationTimeoutError,
+    SparkdlError,
+)
+from sparkdl.core.jobs import context_of, raised_in_task
 from sparkdl.core.spec import ClusterSpec, InputMode
-from sparkdl.driver.slots.placement import Placing, Standing, Topology, needs, stand
+from sparkdl.driver.slots.placement import (
+    Placing,
+    Standing,
+    Topology,
+    more_slots,
+    needs,
+    outlook,
+    stand,
+)
 from sparkdl.driver.slots.queue import Need, Turn, gate_of
 from sparkdl.node.task import parse_problem
 
@@ -34,13 +46,17 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 EXECUTORS_WAIT_S = 15.0
-"""How long executors that are still registering are waited for before slots are called missing."""
+"""How long to wait for executors that are to come, where not a launch says how long."""
+_SILENT_S = 2.0
+"""How long a wait for executors is not worth a line of the log."""
 YOUNG_S = 30.0
 SPARE_WAIT_S = 3.0
 """How long to wait for a slot for feeding where an application has run for less than `YOUNG_S`: it
 may still get executors."""
 _POLL_S = 0.05
+_SLOW_POLL_S = 0.5
 _CONNECT_POLL_S = 1.0
+_LEAST_SHOWN = 2
 _DYNAMIC = "spark.dynamicAllocation.enabled"
 _NEEDED = ("sparkdl", "pyarrow", "numpy", "pandas", "cloudpickle", "msgspec", "psutil")
 """What the task of a node imports."""
@@ -54,54 +70,110 @@ _MAX_VAR_NBYTES = 2**31
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
-def read_topology(spark: SparkSession, num_nodes: int, is_fed: bool) -> Topology | None:
-    """Return the slots there are, having given executors a moment to register.
+def read_topology(
+    spark: SparkSession, spec: ClusterSpec, timeout_s: float = EXECUTORS_WAIT_S
+) -> Topology | None:
+    """Return the slots there are, having waited for executors without which the nodes do not fit.
 
     A young application is given a moment for the slot that feeding needs beside the nodes', too,
-    and one of which it is known that more are to come as long as for the nodes' own.
+    and a longer one where Spark's settings say that more executors are to come.
+
+    Args:
+        timeout_s: how long to wait where more executors may come. Where the nodes can never fit
+            there is no wait.
 
     Returns:
         `None` where it cannot be known: over Spark Connect.
-    """
-    try:
-        sc = spark.sparkContext
-    except Exception:  # noqa: BLE001 (Connect sessions raise one of several errors here)
-        return None
-    age_s = time.time() - sc.startTime / 1000
-    for_nodes = Deadline.after(EXECUTORS_WAIT_S)
-    expected = _expected_slots(sc)
-    may_grow_s = min(SPARE_WAIT_S, YOUNG_S - age_s) if expected == math.inf else EXECUTORS_WAIT_S
-    for_spare = Deadline.after(max(0.0, may_grow_s) if is_fed else 0.0)
-    pause = threading.Event()
-    while True:
-        topology = _topology(sc)
-        if topology.is_dynamic or for_nodes.has_passed or topology.slots >= expected:
-            return topology
-        if topology.slots > num_nodes or (topology.slots == num_nodes and for_spare.has_passed):
-            return topology
-        pause.wait(_POLL_S)
-
-
-def check_slots_over_connect(spark: SparkSession, num_nodes: int) -> None:
-    """Check that a Spark Connect server has a slot for each node, as far as can be known.
 
     Raises:
-        ConfigError: if it has fewer when those that may still register have had a moment to.
+        ConfigError: if Spark's settings do not give the GPUs that are asked for.
     """
-    is_local = str(spark.conf.get("spark.master", "")).partition("[")[0] == "local"
-    deadline, pause = Deadline.after(0.0 if is_local else EXECUTORS_WAIT_S), threading.Event()
+    sc = context_of(spark)
+    if sc is None:
+        return None
+    may_get_spare = time.time() - sc.startTime / 1000 < YOUNG_S
+    is_fed = spec.input_mode is InputMode.SPARK
+    wait = _ExecutorWait(spec.num_tasks, timeout_s)
+    for_spare: Deadline | None = None
+    while True:
+        topology = _topology(sc)
+        found = outlook(spec, topology)
+        if found == "may fit":
+            if not wait.goes_on(topology.describe()):
+                return topology
+            may_get_spare |= wait.has_warned
+            continue
+        has_spare = not is_fed or topology.slots > spec.num_tasks or topology.is_dynamic
+        if found == "never" or has_spare or topology.has_all:
+            return topology
+        if for_spare is None:
+            spare_s = SPARE_WAIT_S if topology.most is None else EXECUTORS_WAIT_S
+            for_spare = Deadline.after(spare_s if may_get_spare else 0.0)
+        if for_spare.has_passed:
+            return topology
+        threading.Event().wait(_POLL_S)
+
+
+class _ExecutorWait:
+    """A wait for executors, which the log mentions once it has lasted for a moment."""
+
+    def __init__(self, nodes: int, timeout_s: float, poll_s: float = _POLL_S) -> None:
+        self.has_warned = False
+        self._nodes, self._timeout_s, self._poll_s = nodes, timeout_s, poll_s
+        self._deadline, self._silence = Deadline.after(timeout_s), Deadline.after(_SILENT_S)
+        self._pause = threading.Event()
+
+    def goes_on(self, there: str) -> bool:
+        """Wait for a moment; return whether there was time left.
+
+        Args:
+            there: the slots that there are.
+        """
+        if self._deadline.has_passed:
+            return False
+        if self._silence.has_passed and not self.has_warned:
+            self.has_warned = True
+            _log.warning(
+                "Waiting up to %g s for executors: %s at once, and Spark has %s",
+                *(self._timeout_s, needs(self._nodes), there),
+            )
+        self._pause.wait(_SLOW_POLL_S if self.has_warned else self._poll_s)
+        return True
+
+
+def check_slots_over_connect(
+    spark: SparkSession, num_nodes: int, timeout_s: float = EXECUTORS_WAIT_S
+) -> int | None:
+    """Check that a Spark Connect server has a slot for each node, as far as can be known.
+
+    Args:
+        timeout_s: how long to wait for executors that may come.
+
+    Returns:
+        How many slots there are for certain; `None` if the server does not show it.
+
+    Raises:
+        ConfigError: if it has fewer, and no more can come.
+        ReservationTimeoutError: if it has fewer when the time is over.
+    """
+    master = str(spark.conf.get("spark.master", ""))
+    is_local = master.partition("[")[0] == "local"
+    wait = _ExecutorWait(num_nodes, timeout_s, _CONNECT_POLL_S)
     while True:
         slots = slots_over_connect(spark)
-        if slots is None or slots >= num_nodes:
-            return
-        if deadline.has_passed:
-            raise ConfigError(
+        if slots is None:
+            return None
+        if slots >= num_nodes:
+            # Spark shows 2 where a cluster has fewer.
+            return 1 if slots == _LEAST_SHOWN and not is_local else slots
+        most = Topology.of(master, (slots,), spark.conf.get).most
+        never = most is not None and Topology.of(master, most, spark.conf.get).slots < num_nodes
+        if never or not wait.goes_on(f"{slots} at the Spark Connect server"):
+            raise (ConfigError if never else ReservationTimeoutError)(
                 f"{needs(num_nodes)} at once, and the Spark Connect "
-                f"server has {slots}. Ask for fewer nodes (nodes=, num_executors=), or raise the "
-                "number of its executors or of their cores (spark.executor.instances, "
-                "spark.executor.cores, spark.cores.max)"
+                f"server has {slots}. Ask for fewer nodes (nodes=, num_executors=), or have the "
+                f"server {more_slots(master, num_nodes)}"
             )
-        pause.wait(_CONNECT_POLL_S)
 
 
 def slots_over_connect(spark: SparkSession) -> int | None:
@@ -205,17 +277,6 @@ def explain_job_failure(error: Exception) -> SparkdlError:
             "spark.pyspark.python) to one that is there on all machines"
         )
     return LaunchError(f"the Spark job that carries the nodes failed: {raised_in_task(error)}")
-
-
-def _expected_slots(sc: SparkContext) -> float:
-    """Return with how many slots there is no more to come.
-
-    `local` has all of its own at once, and those of `local-cluster[n, cores, memory]` are known.
-    """
-    if _is_local(sc):
-        return 0
-    found = re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]", str(sc.master))
-    return _of(sc, (int(found[2]),) * int(found[1])).slots if found else math.inf
 
 
 def _is_local(sc: SparkContext) -> bool:
@@ -324,15 +385,7 @@ def _addresses(name: str) -> set[str]:
 
 
 def _of(sc: SparkContext, cores: tuple[int, ...]) -> Topology:
-    conf, has_resources = sc.getConf(), not _is_local(sc)
-    return Topology(
-        str(sc.master),
-        cores,
-        int(conf.get("spark.task.cpus", "1") or 1),
-        conf.get(_DYNAMIC, "false") == "true",
-        int(conf.get("spark.executor.resource.gpu.amount", "0") or 0) if has_resources else 0,
-        float(conf.get("spark.task.resource.gpu.amount", "0") or 0) if has_resources else 0.0,
-    )
+    return Topology.of(str(sc.master), cores, sc.getConf().get)
 
 
 @dataclass(frozen=True)

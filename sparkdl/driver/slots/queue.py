@@ -16,9 +16,10 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.errors import LaunchError, ReservationTimeoutError
+from sparkdl.core.errors import ConfigError, LaunchError, ReservationTimeoutError
 
 _log = logging.getLogger(__name__)
 _LOOK_S = 1.0
@@ -66,6 +67,10 @@ class Turn:
         """Wait for it, see `Gate.enter`."""
         self.gate.enter(self, is_wanted)
 
+    def watch(self, unfed: Callable[[], str]) -> None:
+        """Note how to find out that the cluster waits to be fed, see `Launch.unfed`."""
+        self.gate.watch(self.need.cluster, unfed)
+
     def end(self) -> None:
         """Give the slots back; does nothing the second time."""
         self.gate.leave(self.need.cluster)
@@ -88,19 +93,23 @@ class Gate:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._inside: dict[str, Turn] = {}
+        self._unfed: dict[str, Callable[[], str]] = {}
         self._waiting: deque[str] = deque()
 
     def enter(self, turn: Turn, is_wanted: Callable[[], bool]) -> None:
         """Wait until it is this cluster's turn; `leave` gives the slots back.
 
-        While a cluster of another living thread holds slots, wait without limit: it may end.
-        Otherwise nothing would ever make room, so fail when the time is over.
+        While a cluster of another living thread holds slots, wait without limit: it may end. A
+        cluster of this thread may end by itself, until the time is over. It cannot if all its
+        nodes wait for a feed that was never fed and no other thread of the program lives that could
+        feed it or shut it down: fail at once.
 
         Args:
             is_wanted: whether the cluster is still to be launched; asked after each look that
                 found no room.
 
         Raises:
+            ConfigError: if there can be no room.
             ReservationTimeoutError: if there was no room in time.
             LaunchError: if it is not wanted any more.
         """
@@ -118,7 +127,14 @@ class Gate:
         """Give the slots of a cluster back; does nothing the second time."""
         with self._changed:
             self._inside.pop(cluster, None)
+            self._unfed.pop(cluster, None)
             self._changed.notify_all()
+
+    def watch(self, cluster: str, unfed: Callable[[], str]) -> None:
+        """Note how to find out that a cluster waits to be fed; nothing if it has left."""
+        with self._changed:
+            if cluster in self._inside:
+                self._unfed[cluster] = unfed
 
     def others(self, cluster: str) -> int:
         """Return how many slots the other clusters that are inside may take."""
@@ -139,6 +155,11 @@ class Gate:
             # A cluster that this very thread launched cannot end while the thread waits here.
             if any(held.is_others(turn.starter) for held in self._inside.values()):
                 deadline = Deadline.after(turn.timeout_s)
+            elif why := self._hopeless(turn.starter):
+                raise ConfigError(
+                    f"{text}. {why}, and only this thread could feed it or shut it down: do so "
+                    "first, or launch in another thread, or add executors or cores"
+                )
             elif deadline.has_passed:
                 raise ReservationTimeoutError(
                     f"{text}. Nobody made room for {turn.timeout_s:g} s: shut the other cluster "
@@ -147,6 +168,18 @@ class Gate:
             self._changed.wait(_LOOK_S)
         if has_warned:
             _log.info("It is the turn of cluster %s", need.cluster)
+
+    def _hopeless(self, thread: threading.Thread) -> str:
+        """Return why none of the clusters inside, all of this thread, can end; empty if one may."""
+        if not self._inside or any(map(partial(_may_act, thread), threading.enumerate())):
+            return ""
+        unfed = {cluster: self._unfed.get(cluster, str)() for cluster in self._inside}
+        if not all(unfed.values()):
+            return ""
+        return "; ".join(
+            f"cluster {cluster} waits for feed {feed}, which was never fed"
+            for cluster, feed in unfed.items()
+        )
 
     def _describe(self, need: Need, slots: int) -> str:
         holders = ", ".join(map(str, self._inside.values())) or "nobody"
@@ -165,6 +198,11 @@ class Gate:
         feeding = any(each.is_feeding for each in (*held, need))
         is_free = sum(each.slots for each in (*held, need)) + feeding <= slots
         return is_free and sum(each.nodes for each in held) + need.nodes <= need.room
+
+
+def _may_act(waits: threading.Thread, other: threading.Thread) -> bool:
+    """Whether another thread may be one of the user's, which can use a cluster."""
+    return other is not waits and not other.daemon and not other.name.startswith("sparkdl-")
 
 
 # Module-level, because what takes turns are the clusters of a whole program: launches know nothing

@@ -16,6 +16,7 @@ from pyspark.ml.linalg import MatrixUDT, VectorUDT
 from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, FeedTypeError, InferenceError
+from sparkdl.core.spelling import did_you_mean
 from sparkdl.driver.executors.scored import BY_DTYPE, arrow_schema
 from sparkdl.feed.values.columns import convert
 from sparkdl.feed.values.decode import is_list
@@ -67,8 +68,8 @@ def input_columns(
         column = by_input[tensor.name]
         if column not in schema.names:
             raise ConfigError(
-                f"input_mapping names the column {column!r}, and the DataFrame's columns are "
-                f"{', '.join(schema.names)}"
+                f"the DataFrame has no column {column!r}, which feeds the model's input {tensor}; "
+                f"its columns are {', '.join(schema.names)}{did_you_mean(column, schema.names)}"
             )
         _check(column, schema[column].dataType, tensor)
         found.append(InputColumn(column, tensor))

@@ -138,7 +138,7 @@ def _pickled(make: Any, names: Sequence[str]) -> bytes:
     try:
         return bytes(cloudpickle.dumps((make, tuple(names))))
     except Exception as error:
-        what = "; ".join(culprits(make)) or "something that it refers to"
+        what = "; ".join(each.text for each in culprits(make)) or "something that it refers to"
         raise ConfigError(
             f"{_name(make)} goes to the executors by pickle, which refuses {what} "
             f"({type(error).__name__}: {error}). Create it inside the function instead"

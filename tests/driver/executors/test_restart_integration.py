@@ -159,7 +159,7 @@ def test_nodes_that_run_give_their_slots_back_and_come_back_all_the_same(
 
 def test_slots_are_counted_while_nodes_run(spark_cluster: SparkSession) -> None:
     spec = ClusterSpec("c", plan_nodes(2))
-    topology = read_topology(spark_cluster, 2, True)
+    topology = read_topology(spark_cluster, spec)
     assert topology is not None
     placing = choose_placing(spec, topology)
     count = counting(spark_cluster, spec, placing, topology)

@@ -294,7 +294,9 @@ def test_two_clusters_at_once_do_not_mix(spark_local: SparkSession) -> None:
 
 
 def test_too_few_slots_name_the_setting(spark_local: SparkSession) -> None:
-    with pytest.raises(ConfigError, match=r"9 nodes need 9 task slots.*spark\.executor\.cores"):
+    with pytest.raises(
+        ConfigError, match=r"9 nodes need 9 task slots.*master local\[9\] .*executor='local'"
+    ):
         launch(spark_local, map_funs.where, nodes=9)
 
 

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from sparkdl.control.messages import FeedCount
+from sparkdl.control.messages import ChildReturned, FeedCount
 from sparkdl.core.spec import ClusterSpec, plan_nodes
-from sparkdl.driver.feeds.report import Fed, gone_beyond, other_names, report, waits_in_vain
+from sparkdl.core.world import Address, build_world
+from sparkdl.driver.feeds.report import (
+    Fed,
+    awaited_by_all,
+    gone_beyond,
+    other_names,
+    report,
+    waits_in_vain,
+)
+from sparkdl.driver.lifecycle.roster import Roster
+from sparkdl.driver.lifecycle.state import Gathering, Running
 
 SPEC = ClusterSpec("c", plan_nodes(2))
 NAMES = {0: "worker:0", 1: "worker:1"}
@@ -39,6 +51,19 @@ def test_nodes_that_wait_for_another_name_than_is_fed_are_told_of() -> None:
     began = FeedCount("x", began=0)
     assert other_names(SPEC, "inputs", {(0, "inputs"): fed, (0, "x"): began}) == ""
     assert other_names(SPEC, "input", {(0, "input"): waits}) == "", "it has only just been asked"
+
+
+def test_cluster_waits_to_be_fed_once_all_its_nodes_wait_for_what_was_never_fed() -> None:
+    world = build_world(0, {node: Address("h", 1, "") for node in SPEC.nodes})
+    running = Running(Roster(SPEC), world)
+    unfed = {(node, "input"): FeedCount("input") for node in (0, 1)}
+    assert awaited_by_all(running, unfed) == "'input'"
+    assert awaited_by_all(running, {**unfed, (1, "more"): FeedCount("more")}) == "'input', 'more'"
+    assert awaited_by_all(running, {(0, "input"): FeedCount("input")}) == ""
+    for count in (FeedCount("more", began=0), FeedCount("more", closed=True)):
+        assert awaited_by_all(running, {**unfed, (1, "more"): count}) == ""
+    assert awaited_by_all(replace(running, returned={0: ChildReturned(0, b"")}), unfed) == ""
+    assert awaited_by_all(Gathering(Roster(SPEC), 0, 0.0), unfed) == ""
 
 
 def test_first_node_beyond_the_end_of_a_feed_is_told_of_and_no_other() -> None:

@@ -261,6 +261,19 @@ def test_stand_still_is_told_with_the_log_of_the_node_that_is_behind() -> None:
     assert "| compiling" in str(answer.value)
 
 
+def test_job_that_brings_no_row_is_told_with_the_slots_it_may_wait_for() -> None:
+    play = Play()
+    play.asked(timeout_s=9.0)
+    assert play.expired() == [FetchLines(0)]
+    assert play.after(LogFetched(0, ())) == [CancelJob(1)]
+    assert play.after(JobEnded(1, fed(0, 0))) == [sent(FeedCut("input", 0))]
+    *_, answer = play.seen({"cut": 0}, {"cut": 0})
+    assert isinstance(answer, Answer)
+    assert isinstance(answer.value, FeedTimeoutError)
+    assert "has brought no row to any node for 9 s" in str(answer.value)
+    assert "waits for a task slot that nodes or other jobs hold" in str(answer.value)
+
+
 @pytest.mark.parametrize("timeout_s", [9.0, 2 * TIMEOUT_S])
 def test_timeout_of_a_call_is_its_own_for_the_driver_and_for_its_feeders(timeout_s: float) -> None:
     """The cluster's is for calls that name none."""

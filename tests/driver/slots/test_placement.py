@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sparkdl.core.errors import ConfigError
+from sparkdl.core.errors import ConfigError, ReservationTimeoutError
 from sparkdl.core.spec import ClusterSpec, InputMode, Placement, plan_nodes
 from sparkdl.driver.slots.placement import (
     LASTING_S,
@@ -18,10 +18,12 @@ from sparkdl.driver.slots.placement import (
     Standing,
     Topology,
     choose_placing,
+    outlook,
     stand,
 )
 
 YARN = "yarn"
+DYNAMIC_ON, DYNAMIC_MOST = (f"spark.dynamicAllocation.{end}" for end in ("enabled", "maxExecutors"))
 
 
 def spec(
@@ -52,12 +54,99 @@ def test_too_few_slots_are_refused_with_the_settings_to_change(
     placement: Placement, is_fed: bool
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        choose_placing(spec(4, placement, is_fed), Topology(YARN, (2, 1)))
+        choose_placing(spec(4, placement, is_fed), Topology(YARN, (2, 1), most=(2, 1)))
     text = str(refused.value)
     assert text.startswith("4 nodes need 4 task slots at once, and Spark has 3 task slots (2 exec")
-    for setting in ("nodes=", "num_executors=", "spark.executor.instances", "spark.executor.cores",
-                    "spark.cores.max", "spark.task.cpus"):  # fmt: skip
+    for setting in ("nodes=", "num_executors=", "spark.executor.instances", "spark.executor.cores"):
         assert setting in text
+
+
+@pytest.mark.parametrize(
+    ("master", "settings", "cores", "found"),
+    [
+        ("local[3]", {}, (3,), "never"),
+        ("local-cluster[2,2,512]", {}, (), "may fit"),
+        ("local-cluster[3, 1, 512]", {}, (), "never"),
+        # YARN and Kubernetes: so many executors, no more, and they come when there is room.
+        ("yarn", {}, (), "never"),
+        ("yarn", {"spark.executor.cores": "2"}, (2,), "may fit"),
+        ("k8s://https://m", {"spark.executor.instances": "4"}, (1, 1), "may fit"),
+        ("k8s://https://m", {"spark.executor.instances": "4"}, (1, 1, 1, 1), "fits"),
+        ("yarn", {"spark.executor.instances": "4", "spark.task.cpus": "2"}, (), "never"),
+        # A standalone master starts executors on workers that come later.
+        ("spark://m:7077", {}, (), "may fit"),
+        ("spark://m:7077", {"spark.cores.max": "3"}, (2,), "never"),
+        ("spark://m:7077", {"spark.cores.max": "4"}, (2,), "may fit"),
+        ("spark://m:7077", {"spark.cores.max": "4", "spark.executor.cores": "3"}, (3,), "never"),
+        ("spark://m:7077", {"spark.cores.max": "4",
+                            "spark.executor.resource.gpu.amount": "1"}, (), "may fit"),
+        # Dynamic allocation asks for executors when tasks wait, up to its limit.
+        ("yarn", {DYNAMIC_ON: "true"}, (), "fits"),
+        ("yarn", {DYNAMIC_ON: "true", DYNAMIC_MOST: "3"}, (), "never"),
+        ("yarn", {DYNAMIC_ON: "true", DYNAMIC_MOST: "2147483647"}, (), "fits"),
+        ("local[3]", {DYNAMIC_ON: "true"}, (3,), "never"),  # which ignores it
+        # Who knows what another master does.
+        ("nomad://m", {}, (1,), "may fit"),
+    ],
+)  # fmt: skip
+def test_settings_say_whether_four_nodes_may_still_fit(
+    master: str, settings: dict[str, str], cores: tuple[int, ...], found: str
+) -> None:
+    topology = Topology.of(master, cores, settings.get)
+    assert outlook(spec(4), topology) == found
+    error = {"never": ConfigError, "may fit": ReservationTimeoutError}.get(found)
+    if error:
+        with pytest.raises(error, match="4 nodes need 4 task slots at once"):
+            choose_placing(spec(4), topology)
+    else:
+        choose_placing(spec(4), topology)
+
+
+@pytest.mark.parametrize(
+    ("master", "advice"),
+    [
+        ("local[2]", r"start it with the master local\[4\] instead of local\[2\], or .*'local'"),
+        ("local-cluster[2,1,512]", r"or of their cores in local-cluster\[2,1,512\]"),
+        ("spark://m:7077", "start more workers, raise spark.cores.max"),
+        ("yarn", "raise spark.executor.instances or spark.executor.cores"),
+        ("nomad://m", "raise the number of executors or of their cores"),
+    ],
+)
+def test_advice_for_more_slots_is_what_the_master_understands(master: str, advice: str) -> None:
+    with pytest.raises(ConfigError, match=advice):
+        choose_placing(spec(4), Topology(master, (1, 1), most=(1, 1)))
+
+
+def test_executors_that_did_not_come_in_time_are_counted() -> None:
+    topology = Topology("k8s://m", (1,), most=(1, 1, 1, 1))
+    with pytest.raises(
+        ReservationTimeoutError,
+        match=r"has 1 task slot .*, and room for 4 nodes once all .* raise reservation_timeout",
+    ):
+        choose_placing(spec(4), topology)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "slots", "is_attached"),
+    [
+        (spec(2), 3, True),
+        (spec(2), 2, False),
+        (spec(2), 1, False),  # Spark shows 2 slots where there is one
+        (spec(2), None, True),
+        (spec(2, is_fed=False), 2, True),
+        (spec(2, "attached"), 3, True),
+        (spec(2, "detached"), 3, False),
+    ],
+)
+def test_over_spark_connect_nodes_keep_no_slot_that_feeding_needs(
+    wanted: ClusterSpec, slots: int | None, is_attached: bool
+) -> None:
+    assert choose_placing(wanted, None, slots).is_attached == is_attached
+
+
+def test_attached_nodes_in_every_slot_of_a_spark_connect_server_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"server has 2 for certain.*placement='detached'"):
+        choose_placing(spec(2, "attached"), None, 2)
 
 
 DYNAMIC = Topology(YARN, (2, 2), is_dynamic=True)
@@ -84,9 +173,9 @@ DYNAMIC = Topology(YARN, (2, 2), is_dynamic=True)
         (spec(9, "attached"), DYNAMIC, Placing(True, None, "4 slots, 9 nodes: spare slots feed")),
         # What cannot be counted is as the user says.
         (spec(2), None,
-         Placing(True, None, "the slots of a Spark Connect session cannot be counted")),
+         Placing(True, None, "the slots of this Spark Connect session are not known")),
         (spec(2, "detached"), None,
-         Placing(False, None, "the slots of a Spark Connect session cannot be counted")),
+         Placing(False, None, "the slots of this Spark Connect session are not known")),
     ],
 )  # fmt: skip
 def test_placing(wanted: ClusterSpec, topology: Topology | None, placing: Placing) -> None:
@@ -153,7 +242,7 @@ def test_slots_are_as_many_as_gpus_allow(executor_gpus: int, task_gpus: float, s
 def with_gpus(
     executor_gpus: int, task_gpus: float = 0.0, master: str = YARN, cores: tuple[int, ...] = (4, 4)
 ) -> Topology:
-    return Topology(master, cores, 1, False, executor_gpus, task_gpus)
+    return Topology(master, cores, 1, False, executor_gpus, task_gpus, cores)
 
 
 CLUSTER = "local-cluster[2,4,1024]"
@@ -347,5 +436,5 @@ def test_where_slots_cannot_be_counted_the_loss_of_a_node_is_enough(counts: Coun
 
 def test_one_node_and_one_slot_are_singular() -> None:
     with pytest.raises(ConfigError, match="1 node needs 1 task slot at once, and Spark has 0 task"):
-        choose_placing(spec(1), Topology(YARN, ()))
+        choose_placing(spec(1), Topology(YARN, (), most=()))
     assert choose_placing(spec(1), Topology(YARN, (1,))).why.startswith("1 slot for 1 node,")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
+from collections.abc import Callable
 
 import pytest
 
-from sparkdl.core.errors import LaunchError, ReservationTimeoutError
+from sparkdl.core.errors import ConfigError, LaunchError, ReservationTimeoutError
 from sparkdl.driver.slots import queue
 from sparkdl.driver.slots.queue import Gate, Need, Turn, gate_of
 
@@ -116,6 +118,70 @@ def test_who_waits_for_itself_is_told_and_loses_its_place() -> None:
     gate.leave("mine")
     enter(gate, need("next"), 0.0)
     assert gate_of("app-1") is gate_of("app-1")
+
+
+def holding(gate: Gate, name: str, unfed: str, starter: threading.Thread) -> Turn:
+    """Have a cluster of a thread hold both slots."""
+    turn = Turn(gate, need(name, 2), lambda: 2, SOON_S, starter)
+    turn.wait(lambda: True)
+    turn.watch(lambda: unfed)
+    return turn
+
+
+def test_who_waits_for_a_cluster_that_it_never_fed_is_told_at_once() -> None:
+    gate, me = Gate(), threading.current_thread()
+    mine = holding(gate, "mine", "'input'", me)
+    with pytest.raises(
+        ConfigError, match=r"held by mine .*mine waits for feed 'input', which was never fed, and"
+    ):
+        enter(gate, need("too"), math.inf)
+    mine.end()
+    mine.watch(lambda: "'input'")  # too late: it has left
+    enter(gate, need("next"), 0.0)
+    assert not gate._unfed
+
+
+def may_end_by_itself(gate: Gate) -> None:
+    holding(gate, "mine", "", threading.current_thread())
+
+
+def belongs_to_another_thread(gate: Gate) -> None:
+    holding(gate, "its", "'input'", threading.main_thread())
+
+
+@pytest.mark.parametrize("holds", [may_end_by_itself, belongs_to_another_thread])
+def test_cluster_that_may_end_is_waited_for(holds: Callable[[Gate], None]) -> None:
+    gate = Gate()
+    looks = iter([True] * 5 + [False])
+
+    def ask() -> None:
+        holds(gate)
+        with pytest.raises(LaunchError, match="not wanted"):
+            Turn(gate, need("too"), lambda: 2, SOON_S).wait(lambda: next(looks))
+
+    asker = threading.Thread(target=ask, daemon=True)
+    asker.start()
+    asker.join(SOON_S)
+    assert next(looks, None) is None
+
+
+def test_thread_of_the_program_that_may_shut_the_cluster_down_is_waited_for() -> None:
+    gate = Gate()
+    mine = holding(gate, "mine", "'input'", threading.current_thread())
+    waits = threading.Event()
+
+    def shut_down() -> None:
+        waits.wait(SOON_S)
+        mine.end()
+
+    def ask() -> bool:
+        waits.set()
+        return True
+
+    other = threading.Thread(target=shut_down, daemon=False)
+    other.start()
+    Turn(gate, need("too"), lambda: 2, SOON_S).wait(ask)
+    other.join(SOON_S)
 
 
 def test_who_waits_says_at_once_for_whom(caplog: pytest.LogCaptureFixture) -> None:
