@@ -183,6 +183,9 @@ class NodeActive(Message, frozen=True):
         metrics: text where it is no finite number, for which JSON has no other way.
         batches: of files that the node reads itself (`ctx.parquet`).
         log_nbytes: printed so far; looked at seldom.
+        watched_s: seconds in `map_fun` in which it was looked at; see `node/waits.py`.
+        rows_s: of these the seconds that it waited for rows.
+        others_s: those that it waited for other nodes; below 0 if that is not known.
     """
 
     generation: int
@@ -190,6 +193,9 @@ class NodeActive(Message, frozen=True):
     metrics: dict[str, float | str] = {}
     batches: int = 0
     log_nbytes: int = 0
+    watched_s: float = 0.0
+    rows_s: float = 0.0
+    others_s: float = -1.0
 
     @property
     def numbers(self) -> dict[str, float]:

@@ -76,6 +76,7 @@ from sparkdl.driver.lifecycle.state import failure_of, generation_of, is_empty
 from sparkdl.driver.lifecycle.transitions import begin, step
 from sparkdl.driver.logs import NodeLogs
 from sparkdl.driver.threads import Changed
+from sparkdl.driver.waits import Waits
 from sparkdl.driver.warm import Keeper
 from sparkdl.node.task import Problem
 
@@ -88,6 +89,28 @@ _PROGRESS_S = 0.05
 """
 _MANY = 1000
 """Nodes: more than a hundred thousand objects that live as long as the cluster."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of `cluster.feed` that is under way.
+
+    Attributes:
+        before: the counts by node id when it began.
+        rows: how many there are to read, 0 while that is not known.
+        received: rows by node id before the Spark job that runs now; `None` while none does.
+    """
+
+    before: Mapping[int, FeedCount]
+    rows: int
+    received: Mapping[int, int] | None = None
+
+    def is_computing(self, counts: Mapping[int, FeedCount]) -> bool:
+        """Whether Spark's job has brought no row yet, to nodes that have these counts."""
+        return self.received is not None and all(
+            count.rows_received <= self.received.get(node_id, 0)
+            for node_id, count in counts.items()
+        )
 
 
 @dataclass
@@ -105,9 +128,10 @@ class View:
     """What the nodes have done beside their feeds, by node id."""
     load: dict[int, NodeLoad] = field(default_factory=dict)
     """What the nodes take of their machines, by node id; empty unless somebody looks."""
-    calls: dict[str, tuple[Mapping[int, FeedCount], int]] = field(default_factory=dict)
-    """Of each feed that is being fed: the counts by node id when the call began, and how many rows
-    there are to read, 0 while that is not known."""
+    waits: Waits = field(default_factory=Waits)
+    """What the nodes have waited for in the last minute."""
+    calls: dict[str, Call] = field(default_factory=dict)
+    """The calls that are being fed, by feed."""
     epochs: deque[tuple[str, ShowEpochs]] = field(default_factory=lambda: deque(maxlen=_MANY))
     """The last epochs that nodes have the rows of, by feed; who shows them removes them."""
     have_feeds_ended: bool = False
@@ -554,6 +578,7 @@ class Controller:
                 return
             if isinstance(message, NodeActive):
                 self.view.activity[node_id] = message
+                self.view.waits.note(node_id, message, time.monotonic())
                 self._progress.request()
                 self._reporter(node_id, message)
                 return

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from sparkdl.control.channel import Consumed, Local, ReadParquet, Reported
+from sparkdl.control.channel import Consumed, Local, ReadParquet, Reported, Waited
 from sparkdl.control.messages import NodeActive
 from sparkdl.core.throttle import Throttle, period_s
 
@@ -185,6 +185,8 @@ class Activity:
         match message:
             case Reported(step, metrics):
                 now = replace(now, step=step, metrics=metrics)
+            case Waited(watched_s, rows_s, others_s):
+                now = replace(now, watched_s=watched_s, rows_s=rows_s, others_s=others_s)
             case ReadParquet(feed):
                 self._own[feed] = 0
             case Consumed(feed) if feed in self._own:
