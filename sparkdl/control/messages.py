@@ -259,15 +259,17 @@ class LogLines(Message, frozen=True):
 
 
 class LastLines(Message, frozen=True):
-    """The last lines of a child that has ended, sent before how it ended."""
+    """The last lines of a child of `generation` that has ended, sent before how it ended."""
 
+    generation: int
     lines: tuple[str, ...]
 
 
 class LogTail(Message, frozen=True):
-    """The answer to `FetchLog`."""
+    """The answer to `FetchLog`: lines of the child of `generation`."""
 
     request: int
+    generation: int
     lines: tuple[str, ...]
 
 

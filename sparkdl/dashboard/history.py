@@ -127,14 +127,17 @@ class History:
     """One cluster's past and present.
 
     Attributes:
+        state: as in `Changed`; of a cluster that has finished or failed this, also when it is
+            stopped.
         problems: of all generations: when, which generation, what.
+        epochs: the last ones, with the generation that they came to, whose numbers begin at 0.
         begun: of each generation: when, its number, why there is another one.
     """
 
     def __init__(self, cluster: str, time_s: float) -> None:
         self.cluster = cluster
         self.launched = Launched(cluster, time_s, "", ())
-        self.state = "gathering"
+        self.state, self.is_stopped = "gathering", False
         self.generation = -1
         self.now_s = time_s
         self.ended_s: float | None = None
@@ -143,7 +146,7 @@ class History:
         self.problems: deque[tuple[float, int, Problem]] = deque(maxlen=_MAX_EVENTS)
         self.begun: deque[tuple[float, int, str]] = deque(maxlen=_MAX_EVENTS)
         self.checkpoints: deque[Checkpoint] = deque(maxlen=_MAX_EVENTS)
-        self.epochs: deque[EpochsFed] = deque(maxlen=_MAX_EPOCHS)
+        self.epochs: deque[tuple[int, EpochsFed]] = deque(maxlen=_MAX_EPOCHS)
         self.sample: Sampled | None = None
         self.series = Series()
         self.spans: deque[Span] = deque(maxlen=_MAX_SPANS)
@@ -175,7 +178,7 @@ class History:
             case Checkpoint():
                 self.checkpoints.append(event)
             case EpochsFed():
-                self.epochs.append(event)
+                self.epochs.append((self.generation, event))
             case Printed():
                 self.logs[event.node_id] = event
             case Stacks():
@@ -253,7 +256,9 @@ class History:
             self.begun.append((event.time_s, event.generation, event.reason))
             self.failed.clear()
             self._recent.clear()
-        self.state, self.generation = event.state, event.generation
+        self.is_stopped, self.generation = event.state == "stopped", event.generation
+        if event.state not in ("stopping", "stopped") or self.state not in ("finished", "failed"):
+            self.state = event.state
         if event.places:
             self.places = {place.node_id: place for place in event.places}
         known = {problem for _, _, problem in self.problems}

@@ -53,7 +53,7 @@ from sparkdl.dashboard.events import (
 from sparkdl.driver.controller import Call, Controller, View
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.show import node_state
-from sparkdl.driver.waits import in_step
+from sparkdl.driver.waits import Shares, in_step
 
 _log = logging.getLogger(__name__)
 
@@ -243,6 +243,7 @@ def sampled(spec: ClusterSpec, now_s: float, view: View) -> Sampled:
 
 
 _NOTHING, _IDLE = NodeActive(0), NodeLoad(0.0, 0)
+_UNKNOWN = Shares(math.nan, math.nan, math.nan)
 
 
 def _loads(loads: list[NodeLoad]) -> dict[str, list[float]]:
@@ -253,15 +254,12 @@ def _loads(loads: list[NodeLoad]) -> dict[str, list[float]]:
 
 def _waits(view: View, node_ids: Iterable[int]) -> dict[str, list[float | None]]:
     shares = view.waits.shares(in_step(view.state))
-    if not shares:
-        return {}
-    found = [shares.get(node_id) for node_id in node_ids]
+    found = [shares.get(node_id, _UNKNOWN) for node_id in node_ids] if shares else []
+    columns = {name: [getattr(each, name) for each in found] for name in ("rows", "others", "lag")}
     return {
-        "rows": [each and each.rows for each in found],
-        "others": [
-            None if each is None or math.isnan(each.others) else each.others for each in found
-        ],
-        "lag": [each and each.lag for each in found],
+        name: [None if math.isnan(share) else share for share in column]
+        for name, column in columns.items()
+        if column
     }
 
 
@@ -366,7 +364,7 @@ class Dashboard:
         deadline = Deadline.after(_ANSWER_S)
         answer: AnyEvent
         if isinstance(asked, AskLog):
-            lines = controller.fetch_log(asked.node_id, asked.lines, deadline)
+            lines = controller.fetch_logs(asked.node_id, asked.lines, deadline)
             answer = Printed(asked.cluster, controller.wall_s(), asked.node_id, lines)
         else:
             answer = Stacks(asked.cluster, controller.wall_s(), controller.fetch_stacks(deadline))

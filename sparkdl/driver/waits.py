@@ -118,10 +118,11 @@ class Waits:
 
         There are none until all nodes have been looked at for a minute.
         """
-        by_slice = [
-            self._lags_in(number, node_ids) for number in range(self._newest - SLICES, self._newest)
-        ]
-        if len(node_ids) < 2 or not all(by_slice):
+        if len(node_ids) < 2:
+            return {}
+        minute = range(self._newest - SLICES, self._newest)
+        by_slice = [self._lags_in(number, node_ids) for number in minute]
+        if not all(by_slice):
             return {}
         lags = {node: statistics.median(part[node] for part in by_slice) for node in node_ids}
         return {node: lag for node, lag in lags.items() if lag >= AWAITED}

@@ -179,6 +179,11 @@ class Activity:
         self._own.clear()
         self._log = log
 
+    @property
+    def generation(self) -> int:
+        """That of the child."""
+        return self._now.generation
+
     def note(self, message: Local) -> None:
         """Take what the child says."""
         now = self._now

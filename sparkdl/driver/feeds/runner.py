@@ -249,9 +249,9 @@ class FeedRunner:
                 if isinstance(state, Idle):
                     self._controller.view.calls.pop(name, None)
                 else:
-                    by_spark = isinstance(state, Delivering) and state.job > 0
-                    received = state.received if by_spark else None
-                    call = Call(state.run.before, state.run.rows, received)
+                    call = Call(state.run.before, state.run.rows)
+                    if isinstance(state, Delivering) and state.job:
+                        call = replace(call, received=state.received)
                     self._controller.view.calls[name] = call
                 self._controller.changed.notify_all()
         for action in actions:
