@@ -217,8 +217,8 @@ class History:
         waits = f"nodes have waited for rows for {share:.0%} of the last minute"
         if "computing" in stages:
             return (
-                f"Spark has brought no rows yet, and {waits}: it is still computing them, or has "
-                "no task slot free."
+                f"The rows are still being computed, or wait for a task slot of Spark: none has "
+                f"come yet, and {waits}."
             )
         if "fed" in stages:
             return (

@@ -124,7 +124,7 @@ class Waits:
         by_slice = [self._lags_in(number, node_ids) for number in minute]
         if not all(by_slice):
             return {}
-        lags = {node: statistics.median(part[node] for part in by_slice) for node in node_ids}
+        lags = {node: statistics.median_low([part[node] for part in by_slice]) for node in node_ids}
         return {node: lag for node, lag in lags.items() if lag >= AWAITED}
 
     def _lags_in(self, number: int, node_ids: Collection[int]) -> Mapping[int, float]:

@@ -95,7 +95,7 @@ def waiting(stage: str, rows: float | None, time_s: float = 1.0) -> Sampled:
         (
             "computing",
             0.65,
-            "Spark has brought no rows yet, and nodes have waited for rows for 65%",
+            "The rows are still being computed, or wait for a task slot of Spark: none",
         ),
         ("", 0.65, "Nodes have waited for rows for 65% of the last minute, and the driver feeds"),
         ("", 0.02, ""),
