@@ -91,8 +91,8 @@ class FeedColumns(msgspec.Struct, frozen=True):
         epochs: that are over.
         goal: rows that all nodes together have used when the call that is being fed is over; 0
             where there is none, or that is not known yet.
-        stage: `computing`: rows are being fed, and Spark has brought none of them yet; `fed`:
-            any later; empty while no rows are fed.
+        stage: of the call that is being fed, empty if there is none: `computing`: none of its rows
+            has come yet; `fed`: some have; `delivered`: all have, and the nodes read them.
     """
 
     received: list[int]

@@ -225,6 +225,11 @@ class History:
                 f"Training waits for the feed: {waits}. More or larger partitions at once, or "
                 "fewer nodes, would help."
             )
+        if "delivered" in stages:
+            return (
+                f"All rows have come to the nodes; {waits}: before that, or for nodes that have "
+                "more left to read."
+            )
         return f"{waits.capitalize()}, and the driver feeds none."
 
     def left_s(self) -> float:

@@ -99,18 +99,22 @@ class Call:
         before: the counts by node id when it began.
         rows: how many there are to read, 0 while that is not known.
         received: rows by node id before the Spark job that runs now; `None` while none does.
+        is_delivered: all rows have come to the nodes, which read them.
     """
 
     before: Mapping[int, FeedCount]
     rows: int
     received: Mapping[int, int] | None = None
+    is_delivered: bool = False
 
-    def is_computing(self, counts: Mapping[int, FeedCount]) -> bool:
-        """Whether Spark's job has brought no row yet, to nodes that have these counts."""
-        return self.received is not None and all(
-            count.rows_received <= self.received.get(node_id, 0)
-            for node_id, count in counts.items()
-        )
+    def stage(self, counts: Mapping[int, FeedCount]) -> str:
+        """Return how far the feeding is, to nodes that have these counts; see `FeedColumns`."""
+        before = self.received
+        if before is not None and all(
+            count.rows_received <= before.get(node_id, 0) for node_id, count in counts.items()
+        ):
+            return "computing"
+        return "delivered" if self.is_delivered else "fed"
 
 
 @dataclass

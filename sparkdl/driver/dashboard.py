@@ -267,7 +267,7 @@ def _columns(feed: str, counts: list[FeedCount | None], call: Call | None) -> Fe
     found = [count or FeedCount(feed) for count in counts]
     stage, goal = "", 0
     if call is not None:
-        stage = "computing" if call.is_computing(dict(enumerate(found))) else "fed"
+        stage = call.stage(dict(enumerate(found)))
         goal = call.rows and call.rows + sum(map(_used, call.before.values()))
     return FeedColumns(
         [count.rows_received for count in found],

@@ -98,6 +98,7 @@ def waiting(stage: str, rows: float | None, time_s: float = 1.0) -> Sampled:
             "The rows are still being computed, or wait for a task slot of Spark: none",
         ),
         ("", 0.65, "Nodes have waited for rows for 65% of the last minute, and the driver feeds"),
+        ("delivered", 0.65, "All rows have come to the nodes; nodes have waited for rows for 65%"),
         ("", 0.02, ""),
         ("fed", None, ""),
     ],

@@ -48,6 +48,7 @@ from sparkdl.driver.feeds.state import (
     LogFetched,
     Nodes,
     NodesSeen,
+    Reading,
     Request,
     Requested,
     Send,
@@ -249,7 +250,8 @@ class FeedRunner:
                 if isinstance(state, Idle):
                     self._controller.view.calls.pop(name, None)
                 else:
-                    call = Call(state.run.before, state.run.rows)
+                    is_delivered = isinstance(state, Reading)
+                    call = Call(state.run.before, state.run.rows, is_delivered=is_delivered)
                     if isinstance(state, Delivering) and state.job:
                         call = replace(call, received=state.received)
                     self._controller.view.calls[name] = call
