@@ -11,7 +11,7 @@ Runs in: agent, child
       │◀────────────────────────── Imported, Running│  the framework is; map_fun is called
       │◀────────────────────────── Consumed, Release│  rows read; segments no longer needed
       │◀───────── Results + descriptor, Terminated  │
-      │◀─────────────────────────── Reported, Traced│  the step that user code is at, what it does
+      │◀─────────────────── Reported, Waited, Traced│  the step that user code is at, what it does
       │◀─ Checkpointed ─── Commit ──▶  Committed ─▶│  the parts of a checkpoint, and the whole
       │◀─ Given ───────────────────────── Gathered ▶│  a value of each node for all nodes
       │◀─ ProfileTaken ───────────── TakeProfile ─▶│  what the child does for a while, if asked
@@ -221,6 +221,14 @@ class Reported(LocalMessage, frozen=True):
     metrics: dict[str, float | str] = {}
 
 
+class Waited(LocalMessage, frozen=True):
+    """How long this process has waited since `map_fun` began. See `NodeActive`."""
+
+    watched_s: float
+    rows_s: float
+    others_s: float
+
+
 class Checkpointed(LocalMessage, frozen=True):
     """This node's part of a checkpoint is written.
 
@@ -330,6 +338,7 @@ Local = (
     | ReadFailed
     | Results
     | Reported
+    | Waited
     | Traced
     | Checkpointed
     | Commit

@@ -185,6 +185,9 @@ class NodeActive(Message, frozen=True):
         metrics: text where it is no finite number, for which JSON has no other way.
         batches: of files that the node reads itself (`ctx.parquet`).
         log_nbytes: printed so far; looked at seldom.
+        watched_s: seconds in `map_fun` in which it was looked at; see `node/waits.py`.
+        rows_s: of these the seconds that it waited for rows.
+        others_s: those that it waited for other nodes; below 0 if that is not known.
     """
 
     generation: int
@@ -192,6 +195,9 @@ class NodeActive(Message, frozen=True):
     metrics: dict[str, float | str] = {}
     batches: int = 0
     log_nbytes: int = 0
+    watched_s: float = 0.0
+    rows_s: float = 0.0
+    others_s: float = -1.0
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -257,15 +263,17 @@ class LogLines(Message, frozen=True):
 
 
 class LastLines(Message, frozen=True):
-    """The last lines of a child that has ended, sent before how it ended."""
+    """The last lines of a child of `generation` that has ended, sent before how it ended."""
 
+    generation: int
     lines: tuple[str, ...]
 
 
 class LogTail(Message, frozen=True):
-    """The answer to `FetchLog`."""
+    """The answer to `FetchLog`: lines of the child of `generation`."""
 
     request: int
+    generation: int
     lines: tuple[str, ...]
 
 

@@ -91,6 +91,8 @@ class FeedColumns(msgspec.Struct, frozen=True):
         epochs: that are over.
         goal: rows that all nodes together have used when the call that is being fed is over; 0
             where there is none, or that is not known yet.
+        stage: of the call that is being fed, empty if there is none: `computing`: none of its rows
+            has come yet; `fed`: some have; `delivered`: all have, and the nodes read them.
     """
 
     received: list[int]
@@ -98,6 +100,7 @@ class FeedColumns(msgspec.Struct, frozen=True):
     steps: list[int]
     epochs: list[int]
     goal: int = 0
+    stage: str = ""
 
 
 class EpochsFed(Event, frozen=True):
@@ -125,6 +128,9 @@ class Sampled(Event, frozen=True):
         metrics: that it has reported with them, by name; None where a node has none.
         load: what they take of their machines, by name as in `NodeLoad`.
         feeds: by name.
+        waits: shares of the last minute, by what a node waited for: `rows`, `others` (the other
+            nodes); `lag`: how much longer the others waited for nodes, if for this one. None where
+            that is not known.
     """
 
     states: list[str]
@@ -133,6 +139,7 @@ class Sampled(Event, frozen=True):
     metrics: dict[str, list[float | None]] = {}
     feeds: dict[str, FeedColumns] = {}
     load: dict[str, list[float]] = {}
+    waits: dict[str, list[float | None]] = {}
 
 
 class Printed(Event, frozen=True):

@@ -93,9 +93,10 @@ class NodeRow:
     """A node as the table has it.
 
     Attributes:
+        used: rows of all epochs, each of which may read the same rows again.
         rate: steps, or else batches, in a second of the last minute.
-        waiting_rows: that have come and were not used yet.
-        is_slow: it takes fewer steps than most.
+        is_slow: it takes fewer steps than most, or the others wait for it.
+        waits: shares of the last minute, see `Sampled`.
         load: what it takes of its machine; see `NodeLoad`.
     """
 
@@ -111,14 +112,10 @@ class NodeRow:
     epochs: int = 0
     rate: float = float("nan")
     is_slow: bool = False
+    waits: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     load: Mapping[str, float] = field(default_factory=dict)
     problem: str = ""
-
-    @property
-    def waiting_rows(self) -> int:
-        """Rows that are there and were not used yet."""
-        return max(0, self.received - self.used)
 
     @property
     def step_s(self) -> float:
@@ -126,28 +123,21 @@ class NodeRow:
         return 1 / self.rate if self.rate > 0 else math.nan
 
 
-@dataclass(frozen=True)
-class _Look:
-    """A sample, and of its nodes: those that are fed, those without rows, the others' rows."""
-
-    sample: Sampled
-    fed: int
-    without: int
-    held: int
-
-
 class History:
     """One cluster's past and present.
 
     Attributes:
+        state: as in `Changed`; of a cluster that has finished or failed this, also when it is
+            stopped.
         problems: of all generations: when, which generation, what.
+        epochs: the last ones, with the generation that they came to, whose numbers begin at 0.
         begun: of each generation: when, its number, why there is another one.
     """
 
     def __init__(self, cluster: str, time_s: float) -> None:
         self.cluster = cluster
         self.launched = Launched(cluster, time_s, "", ())
-        self.state = "gathering"
+        self.state, self.is_stopped = "gathering", False
         self.generation = -1
         self.now_s = time_s
         self.ended_s: float | None = None
@@ -156,14 +146,14 @@ class History:
         self.problems: deque[tuple[float, int, Problem]] = deque(maxlen=_MAX_EVENTS)
         self.begun: deque[tuple[float, int, str]] = deque(maxlen=_MAX_EVENTS)
         self.checkpoints: deque[Checkpoint] = deque(maxlen=_MAX_EVENTS)
-        self.epochs: deque[EpochsFed] = deque(maxlen=_MAX_EPOCHS)
+        self.epochs: deque[tuple[int, EpochsFed]] = deque(maxlen=_MAX_EPOCHS)
         self.sample: Sampled | None = None
         self.series = Series()
         self.spans: deque[Span] = deque(maxlen=_MAX_SPANS)
         self.logs: dict[int, Printed] = {}
         self.stacks: Stacks | None = None
         self._open: dict[int, Span] = {}
-        self._recent: deque[_Look] = deque(maxlen=_MAX_RECENT)
+        self._recent: deque[Sampled] = deque(maxlen=_MAX_RECENT)
         self._rows: list[NodeRow] | None = None
         """What `rows` has returned: several readers look at once."""
 
@@ -188,7 +178,7 @@ class History:
             case Checkpoint():
                 self.checkpoints.append(event)
             case EpochsFed():
-                self.epochs.append(event)
+                self.epochs.append((self.generation, event))
             case Printed():
                 self.logs[event.node_id] = event
             case Stacks():
@@ -204,25 +194,43 @@ class History:
         rows = [self._row(node_id) for node_id in range(len(self.launched.nodes))]
         rates = [row.rate for row in rows if row.rate > 0]
         limit = _SLOW * statistics.median(rates) if rates else 0.0
-        rows = [replace(row, is_slow=True) if row.rate < limit else row for row in rows]
+        rows = [
+            replace(row, is_slow=True) if row.rate < limit or row.waits.get("lag") else row
+            for row in rows
+        ]
         return sorted(rows, key=lambda row: (row.rank < 0, row.rank, row.node_id))
 
     def bottleneck(self) -> str:
-        """Return who waits for whom, in words; empty where nothing is fed."""
-        looks = sum(look.fed for look in self._recent)
-        if not looks or self.state in ENDED:
+        """Return who waits for whom, in words; empty where nothing is fed and nobody waits."""
+        sample = self.sample
+        share = math.nan if sample is None else _waiting(sample)
+        if sample is None or math.isnan(share) or self.state in ENDED:
             return ""
-        share = sum(look.without for look in self._recent) / looks
-        rows = sum(look.held for look in self._recent) / looks
-        if share >= _MOST:
+        stages = {feed.stage for feed in sample.feeds.values()}
+        if share < _MOST:
             return (
-                f"Training waits for the feed: {share:.0%} of the last looks found a node without "
-                "rows. More or larger partitions at once, or fewer nodes, would help."
+                f"Training does not wait for the feed: nodes have waited for rows for {share:.0%} "
+                "of the last minute."
+                if stages - {""}
+                else ""
             )
-        return (
-            f"The feed waits for training: nodes have {rows:,.0f} rows each that they have not "
-            f"used yet; {share:.0%} of the last looks found one without rows."
-        )
+        waits = f"nodes have waited for rows for {share:.0%} of the last minute"
+        if "computing" in stages:
+            return (
+                f"The rows are still being computed, or wait for a task slot of Spark: none has "
+                f"come yet, and {waits}."
+            )
+        if "fed" in stages:
+            return (
+                f"Training waits for the feed: {waits}. More or larger partitions at once, or "
+                "fewer nodes, would help."
+            )
+        if "delivered" in stages:
+            return (
+                f"All rows have come to the nodes; {waits}: before that, or for nodes that have "
+                "more left to read."
+            )
+        return f"{waits.capitalize()}, and the driver feeds none."
 
     def left_s(self) -> float:
         """Return in how many seconds what is being fed will be read; NaN where that is not known.
@@ -231,7 +239,7 @@ class History:
         """
         if len(self._recent) < 2 or self.state in ENDED:
             return math.nan
-        first, last = self._recent[0].sample, self._recent[-1].sample
+        first, last = self._recent[0], self._recent[-1]
         left = [
             (feed.goal - sum(feed.used)) / rate
             for name, feed in last.feeds.items()
@@ -253,7 +261,9 @@ class History:
             self.begun.append((event.time_s, event.generation, event.reason))
             self.failed.clear()
             self._recent.clear()
-        self.state, self.generation = event.state, event.generation
+        self.is_stopped, self.generation = event.state == "stopped", event.generation
+        if event.state not in ("stopping", "stopped") or self.state not in ("finished", "failed"):
+            self.state = event.state
         if event.places:
             self.places = {place.node_id: place for place in event.places}
         known = {problem for _, _, problem in self.problems}
@@ -274,19 +284,15 @@ class History:
             if state == TRAINING and step >= 0:
                 self._open[node_id].note_step(step)
         is_later = bool(self._recent)
-        fed = list(_fed(event))
-        without = sum(used >= received for received, used in fed)
-        held = sum(max(0, received - used) for received, used in fed)
-        self._recent.append(_Look(event, len(fed), without, held))
-        while event.time_s - self._recent[0].sample.time_s > _RECENT_S:
+        self._recent.append(event)
+        while event.time_s - self._recent[0].time_s > _RECENT_S:
             self._recent.popleft()
-        values = {"without rows": without / len(fed)} if fed else {}
+        values = {} if math.isnan(share := _waiting(event)) else {"without rows": share}
         if before is not None and is_later and event.time_s > before.time_s:
             span_s = event.time_s - before.time_s
-            then = list(_fed(before))
+            now, then = _rows(event), _rows(before)
             for name, index in (("rows in", 0), ("rows used", 1)) if event.feeds else ():
-                more = sum(rows[index] for rows in fed) - sum(rows[index] for rows in then)
-                values[name] = max(0.0, more / span_s)
+                values[name] = max(0.0, (now[index] - then[index]) / span_s)
         self.series.add(event.time_s, {**values, **_values(event)})
 
     def _row(self, at: int) -> NodeRow:
@@ -317,16 +323,20 @@ class History:
                 if (value := column[at]) is not None
             },
             load={name: column[at] for name, column in sample.load.items()},
+            waits={
+                name: value
+                for name, column in sample.waits.items()
+                if (value := column[at]) is not None
+            },
         )
 
     def _rate(self, at: int) -> float:
         """Return how many steps a node takes in a second: those it reports, or else its batches."""
         if not self._recent:
             return math.nan
-        last = self._recent[-1].sample
+        last = self._recent[-1]
         does_report = last.steps[at] >= 0
-        samples = (look.sample for look in self._recent)
-        first = next(each for each in samples if (each.steps[at] >= 0) is does_report)
+        first = next(each for each in self._recent if (each.steps[at] >= 0) is does_report)
         span_s = last.time_s - first.time_s
         return max(0.0, (_steps(last, at) - _steps(first, at)) / span_s) if span_s > 0 else math.nan
 
@@ -366,12 +376,21 @@ def _gained(first: FeedColumns, last: FeedColumns) -> int:
     return sum(last.used) - sum(first.used)
 
 
-def _fed(sample: Sampled) -> Iterator[tuple[int, int]]:
-    """Yield the rows received and used, of each node in `map_fun` and each feed."""
-    for feed in sample.feeds.values():
-        for state, *rows in zip(sample.states, feed.received, feed.used, strict=True):
-            if state == TRAINING:
-                yield rows[0], rows[1]
+def _rows(sample: Sampled) -> tuple[int, int]:
+    """Return how many rows the nodes in `map_fun` have received and used."""
+    rows = [
+        (received, used)
+        for feed in sample.feeds.values()
+        for state, received, used in zip(sample.states, feed.received, feed.used, strict=True)
+        if state == TRAINING
+    ]
+    return sum(received for received, _ in rows), sum(used for _, used in rows)
+
+
+def _waiting(sample: Sampled) -> float:
+    """Return the mean share of the last minute that nodes have waited for rows; NaN for none."""
+    known = [share for share in sample.waits.get("rows", ()) if share is not None]
+    return statistics.fmean(known) if known else math.nan
 
 
 def _values(sample: Sampled) -> dict[str, float]:

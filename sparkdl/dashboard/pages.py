@@ -225,7 +225,11 @@ class Nodes(Page):
         for row in rows:
             counts[row.state] = counts.get(row.state, 0) + 1
         said = ", ".join(f"{count:,} {escape(state)}" for state, count in sorted(counts.items()))
-        slow = [row.name for row in rows if row.is_slow]
+        slow = [
+            f"{row.name} (the others wait for it)" if row.waits.get("lag") else row.name
+            for row in rows
+            if row.is_slow
+        ]
         if slow:
             said += f'; <b class="wait">slow: {escape(", ".join(slow[:8]))}</b>'
         show_text(self._counts, f"<p>{said}</p>")
@@ -245,7 +249,7 @@ class Feed(Page):
     def _models(self) -> Sequence[UIElement]:
         self._words = text_box()
         rows = Curves("Rows per second, all nodes", these("rows in", "rows used"))
-        waits = Curves("Share of the nodes that wait for rows", these("without rows"))
+        waits = Curves("Share of the last minute without rows", these("without rows"))
         waits.figure.y_range = Range1d(start=-0.02, end=1.02)
         self._curves = (rows, waits)
         self._table = text_box()
@@ -257,13 +261,12 @@ class Feed(Page):
         sample = history.sample
         lines = []
         for name, feed in sorted(sample.feeds.items()) if sample else ():
-            received, used = sum(feed.received), sum(feed.used)
             epochs = f"{min(feed.epochs)}" + (
                 f" to {max(feed.epochs)}" if min(feed.epochs) != max(feed.epochs) else ""
             )
-            cells = (name, f"{received:,}", f"{used:,}", f"{max(0, received - used):,}", epochs)
+            cells = (name, f"{sum(feed.received):,}", f"{sum(feed.used):,}", epochs)
             lines.append(html_row("td", cells))
-        head = html_row("th", ("Feed", "Rows received", "used", "waiting at nodes", "Epochs done"))
+        head = html_row("th", ("Feed", "Rows received", "Rows used, all epochs", "Epochs done"))
         feeds = f"<table>{head}{''.join(lines)}</table>" if lines else ""
         show_text(self._table, feeds + _epochs(history))
 
@@ -347,7 +350,7 @@ class Logs(Page):
             self._reset(history)
         node_id = int(self._node.value or 0)
         is_due = time.monotonic() - self._asked_s >= _LOOK_S
-        if self.source.ask and is_due and history.state != "stopped":
+        if self.source.ask and is_due and not history.is_stopped:
             self._asked_s = time.monotonic()
             self.source.ask(AskLog(history.cluster, node_id, _LOG_LINES))
         printed = history.logs.get(node_id)
@@ -409,7 +412,11 @@ _NODE_COLUMNS = (
     ),
     Column("used", "Rows used", 85, _fed(lambda row: row.used), "0,0", is_optional=True),
     Column(
-        *("waiting_rows", "Waiting", 70, _fed(lambda row: row.waiting_rows), "0,0"),
+        *("waits_rows", "Waits: rows", 85, lambda row: row.waits.get("rows", math.nan), "0%"),
+        is_optional=True,
+    ),
+    Column(
+        *("waits_others", "Nodes", 60, lambda row: row.waits.get("others", math.nan), "0%"),
         is_optional=True,
     ),
     Column("epochs", "Epochs", 60, _fed(lambda row: row.epochs), "0,0", is_optional=True),
@@ -429,9 +436,10 @@ _NODE_COLUMNS = (
     Column("metrics", "Metrics", 200, lambda row: _metrics(row.metrics)),
 )
 _NETWORK_NOTE = (
-    '<p class="soft">The time of a step is a mean of the last minute. Waiting: rows that the node '
-    "has and has not used. In and out: what crosses the network interfaces of the node's host or "
-    "container, for all processes there, without loopback.</p>"
+    '<p class="soft">The time of a step is a mean of the last minute. Rows used: of all epochs. '
+    "Waits: shares of the last minute in which the node waited for rows, and for the other nodes "
+    "in collectives, which is not known of nodes with GPUs. In and out: what crosses the network "
+    "interfaces of the node's host or container, for all processes there, without loopback.</p>"
 )
 
 
@@ -475,15 +483,17 @@ def _generations(history: History) -> str:
 def _epochs(history: History) -> str:
     """Return a table of how the rows of the last epochs have come, the newest first."""
     lines = []
-    for fed in reversed(history.epochs):
+    for generation, fed in reversed(history.epochs):
         way = "files that nodes read" if fed.way == "files" else "partitions that were fed"
         ways = [(f"{fed.first}", way)]
         if fed.last > fed.first:
             more = f"{fed.first + 1}" + (f" to {fed.last}" if fed.last > fed.first + 1 else "")
             ways.insert(0, (more, "rows that nodes kept"))
         at = duration(fed.time_s - history.launched.time_s)
-        lines += [html_row("td", (fed.feed, *way, f"{fed.rows:,}", at)) for way in ways]
-    head = html_row("th", ("Feed", "Epoch", "Its rows come from", "Rows", "Known after"))
+        feed = fed.feed, str(generation)
+        lines += [html_row("td", (*feed, *way, f"{fed.rows:,}", at)) for way in ways]
+    titles = ("Feed", "Generation", "Epoch", "Its rows come from", "Rows", "Known after")
+    head = html_row("th", titles)
     return f"<table>{head}{''.join(lines)}</table>" if lines else ""
 
 

@@ -74,8 +74,9 @@ from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.roster import Roster
 from sparkdl.driver.lifecycle.state import failure_of, generation_of, is_empty
 from sparkdl.driver.lifecycle.transitions import begin, step
-from sparkdl.driver.logs import NodeLogs
+from sparkdl.driver.logs import Attempt, LastAttempts, NodeLogs, joined
 from sparkdl.driver.threads import Changed
+from sparkdl.driver.waits import Waits
 from sparkdl.driver.warm import Keeper
 from sparkdl.node.task import Problem
 
@@ -88,6 +89,32 @@ _PROGRESS_S = 0.05
 """
 _MANY = 1000
 """Nodes: more than a hundred thousand objects that live as long as the cluster."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of `cluster.feed` that is under way.
+
+    Attributes:
+        before: the counts by node id when it began.
+        rows: how many there are to read, 0 while that is not known.
+        received: rows by node id before the Spark job that runs now; `None` while none does.
+        is_delivered: all rows have come to the nodes, which read them.
+    """
+
+    before: Mapping[int, FeedCount]
+    rows: int
+    received: Mapping[int, int] | None = None
+    is_delivered: bool = False
+
+    def stage(self, counts: Mapping[int, FeedCount]) -> str:
+        """Return how far the feeding is, to nodes that have these counts; see `FeedColumns`."""
+        before = self.received
+        if before is not None and all(
+            count.rows_received <= before.get(node_id, 0) for node_id, count in counts.items()
+        ):
+            return "computing"
+        return "delivered" if self.is_delivered else "fed"
 
 
 @dataclass
@@ -105,9 +132,10 @@ class View:
     """What the nodes have done beside their feeds, by node id."""
     load: dict[int, NodeLoad] = field(default_factory=dict)
     """What the nodes take of their machines, by node id; empty unless somebody looks."""
-    calls: dict[str, tuple[Mapping[int, FeedCount], int]] = field(default_factory=dict)
-    """Of each feed that is being fed: the counts by node id when the call began, and how many rows
-    there are to read, 0 while that is not known."""
+    waits: Waits = field(default_factory=Waits)
+    """What the nodes have waited for in the last minute."""
+    calls: dict[str, Call] = field(default_factory=dict)
+    """The calls that are being fed, by feed."""
     epochs: deque[tuple[str, ShowEpochs]] = field(default_factory=lambda: deque(maxlen=_MANY))
     """The last epochs that nodes have the rows of, by feed; who shows them removes them."""
     have_feeds_ended: bool = False
@@ -170,8 +198,7 @@ class Controller:
         self._gatherings = Gatherings()
         self._joined: set[tuple[int, int]] = set()
         """Node and process id of each agent that has ever joined."""
-        self._last_lines: dict[int, tuple[str, ...]] = {}
-        """Of children that have ended, by node id."""
+        self._last = LastAttempts()
         self.address: ServerAddress | None = None
         self._logs = logs or NodeLogs()
         self._relaunch = relaunch
@@ -297,14 +324,24 @@ class Controller:
 
     def fetch_log(self, node_id: int, lines: int, deadline: Deadline) -> tuple[str, ...]:
         """Return the last lines of a node's child; what was kept of it if the node is gone."""
-        answers = self._ask([node_id], lambda number: FetchLog(number, lines), deadline)
-        if node_id in answers:
-            return tuple(answers[node_id])
+        return joined(self._attempts(node_id, lines, deadline)[-1:], lines)
+
+    def fetch_logs(self, node_id: int, lines: int, deadline: Deadline) -> tuple[str, ...]:
+        """Return the same, and before it what is kept of the node's children before this one."""
+        return joined(self._attempts(node_id, lines, deadline), lines)
+
+    def _attempts(self, node_id: int, lines: int, deadline: Deadline) -> list[Attempt]:
+        answer = self._ask([node_id], lambda number: FetchLog(number, lines), deadline).get(node_id)
         with self.changed:
-            kept = self._last_lines.get(node_id)
-        if kept is None:  # it is lost, and what it has not sent as well
-            return self._logs.tail(self._name(node_id), lines)
-        return kept[max(0, len(kept) - lines) :]
+            if answer is not None:
+                return [*self._last.before(node_id, answer.generation), answer]
+            kept = self._last.before(node_id)
+            generation = generation_of(states.before_stop(self.view.state)) or 0
+        if kept and kept[-1].generation >= generation:
+            return kept
+        # It is lost, and what it has not sent as well; its file has the lines of all its children.
+        written = self._logs.tail(self._name(node_id), lines)
+        return [Attempt(generation, written)] if written else kept
 
     def fetch_stacks(self, deadline: Deadline) -> dict[str, str]:
         """Return by node name what its child is doing, or why that is not known."""
@@ -406,12 +443,14 @@ class Controller:
                 self._note_gathering(agent_id, message)
             case BoardStarted():
                 self._note_tensorboard(message)
-            case LastLines(lines):
-                self._keep_log(agent_id, lines)
+            case LastLines(generation, lines):
+                self._keep_log(agent_id, Attempt(generation, lines))
             case LogLines():
                 self._hand_on_log(agent_id, message)
-            case LogTail(number, answer) | Stacks(number, answer):
-                self._requests.answer(number, answer)
+            case LogTail(number, generation, lines):
+                self._requests.answer(number, Attempt(generation, lines))
+            case Stacks(number, text):
+                self._requests.answer(number, text)
             case Profiled(number):
                 self._requests.answer(number, message)
 
@@ -554,6 +593,7 @@ class Controller:
                 return
             if isinstance(message, NodeActive):
                 self.view.activity[node_id] = message
+                self.view.waits.note(node_id, message, time.monotonic())
                 self._progress.request()
                 self._reporter(node_id, message)
                 return
@@ -602,17 +642,15 @@ class Controller:
         for answer in answers:
             self._broadcast(answer, {member.node.node_id for member in world.trainers}, None)
 
-    def _keep_log(self, agent_id: str, lines: tuple[str, ...]) -> None:
+    def _keep_log(self, agent_id: str, last: Attempt) -> None:
         node_id = self._node_of(agent_id)
         if node_id is not None:
             with self.changed:
-                self._last_lines[node_id] = lines
+                self._last.keep(node_id, last)
 
     def _hand_on_log(self, agent_id: str, printed: LogLines) -> None:
         node_id = self._node_of(agent_id)
         if node_id is not None:
-            with self.changed:
-                self._last_lines.pop(node_id, None)  # those of the round before
             self._logs.take(self._name(node_id), printed)
 
     def _send_request(self, request: PendingRequest) -> None:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import secrets
 import socket
 import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from functools import partial
@@ -49,9 +50,10 @@ from sparkdl.dashboard.events import (
     ask_of,
     line_of,
 )
-from sparkdl.driver.controller import Controller, View
+from sparkdl.driver.controller import Call, Controller, View
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.show import node_state
+from sparkdl.driver.waits import Shares, in_step
 
 _log = logging.getLogger(__name__)
 
@@ -230,14 +232,18 @@ def sampled(spec: ClusterSpec, now_s: float, view: View) -> Sampled:
         [each.step for each in active],
         {name: [each.numbers.get(name) for each in active] for name in names},
         {
-            feed: _columns(feed, [view.feeds.get((n, feed)) for n in node_ids], view.calls)
+            feed: _columns(
+                feed, [view.feeds.get((n, feed)) for n in node_ids], view.calls.get(feed)
+            )
             for feed in feeds
         },
         _loads([view.load.get(node_id) or _IDLE for node_id in node_ids]) if view.load else {},
+        _waits(view, node_ids),
     )
 
 
 _NOTHING, _IDLE = NodeActive(0), NodeLoad(0.0, 0)
+_UNKNOWN = Shares(math.nan, math.nan, math.nan)
 
 
 def _loads(loads: list[NodeLoad]) -> dict[str, list[float]]:
@@ -246,19 +252,30 @@ def _loads(loads: list[NodeLoad]) -> dict[str, list[float]]:
     return {name: column for name, column in columns.items() if name in always or any(column)}
 
 
-def _columns(
-    feed: str,
-    counts: list[FeedCount | None],
-    calls: Mapping[str, tuple[Mapping[int, FeedCount], int]],
-) -> FeedColumns:
+def _waits(view: View, node_ids: Iterable[int]) -> dict[str, list[float | None]]:
+    shares = view.waits.shares(in_step(view.state))
+    found = [shares.get(node_id, _UNKNOWN) for node_id in node_ids] if shares else []
+    columns = {name: [getattr(each, name) for each in found] for name in ("rows", "others", "lag")}
+    return {
+        name: [None if math.isnan(share) else share for share in column]
+        for name, column in columns.items()
+        if column
+    }
+
+
+def _columns(feed: str, counts: list[FeedCount | None], call: Call | None) -> FeedColumns:
     found = [count or FeedCount(feed) for count in counts]
-    before, to_read = calls.get(feed, ({}, 0))
+    stage, goal = "", 0
+    if call is not None:
+        stage = call.stage(dict(enumerate(found)))
+        goal = call.rows and call.rows + sum(map(_used, call.before.values()))
     return FeedColumns(
         [count.rows_received for count in found],
         [_used(count) for count in found],
         [count.steps for count in found],
         [count.epochs_done for count in found],
-        to_read and to_read + sum(map(_used, before.values())),
+        goal,
+        stage,
     )
 
 
@@ -347,7 +364,7 @@ class Dashboard:
         deadline = Deadline.after(_ANSWER_S)
         answer: AnyEvent
         if isinstance(asked, AskLog):
-            lines = controller.fetch_log(asked.node_id, asked.lines, deadline)
+            lines = controller.fetch_logs(asked.node_id, asked.lines, deadline)
             answer = Printed(asked.cluster, controller.wall_s(), asked.node_id, lines)
         else:
             answer = Stacks(asked.cluster, controller.wall_s(), controller.fetch_stacks(deadline))

@@ -380,6 +380,8 @@ class Cluster:
     def logs(self, rank: int, lines: int = 100) -> list[str]:
         """Return the last lines that a node's child has printed; also after it, and the cluster.
 
+        After a restart what the node's children printed in earlier attempts comes first; a line
+        above each says which attempt it was. Of those that have ended 1,000 lines are kept.
         Of a node that was lost with its agent none are known, unless `launch(log_dir=…)` keeps all.
 
         Args:
@@ -388,7 +390,7 @@ class Cluster:
         if not 0 <= rank < self.world.size:
             raise ConfigError(f"rank={rank} is not in 0..{self.world.size - 1}")
         node_id = self.world.members[rank].node.node_id
-        return list(self._controller.fetch_log(node_id, lines, Deadline.after(_FETCH_S)))
+        return list(self._controller.fetch_logs(node_id, lines, Deadline.after(_FETCH_S)))
 
     def stacks(self) -> dict[str, str]:
         """Return what all threads of the nodes' children are doing now, by node name.

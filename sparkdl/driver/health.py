@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from sparkdl.control.messages import FeedCount, NodeActive
 from sparkdl.core.deadline import Deadline
@@ -27,6 +28,7 @@ from sparkdl.core.throttle import rest_s
 from sparkdl.driver.controller import Controller, View
 from sparkdl.driver.feeds.report import waits_in_vain
 from sparkdl.driver.lifecycle.state import NodesBlamed, Running
+from sparkdl.driver.waits import Shares, in_step
 
 PERIOD_S = 60.0
 """Nodes are compared over so long."""
@@ -159,12 +161,22 @@ class Stragglers:
 
 
 def compare(
-    before: Stragglers, generation: int, nodes: Sequence[Progress], now_s: float
+    before: Stragglers,
+    generation: int,
+    nodes: Sequence[Progress],
+    now_s: float,
+    waits: Mapping[int, Shares] = MappingProxyType({}),
 ) -> tuple[Stragglers, str]:
     """Return what is known now and, at a period's end, which nodes do not keep up, or nothing.
 
-    A straggler took less than half the steps of the fastest node in the period; or it had unread
-    rows for most of it while no other had any, so that the feed waited for it.
+    A straggler took less than half the steps of the fastest node in the period, and has not read
+    all rows that it was brought; or it had unread rows for most of it while no other had any, and
+    took no more steps than they, so that the feed waited for it; or the others waited for it in
+    collectives, where steps take equally long.
+
+    Args:
+        waits: what the nodes have waited for, see `driver/waits.py`. A node that they show to be
+            one is named at once, for they are those of a minute.
     """
     unit, steps = steps_of(nodes)
     if (
@@ -178,32 +190,44 @@ def compare(
     if len(busy) == 1 < len(nodes):
         awaited[busy[0]] = awaited.get(busy[0], 0) + 1
     before = replace(before, looks=before.looks + 1, awaited=awaited)
-    if now_s - before.since_s < PERIOD_S:
+    holding_up = {node_id for node_id, shares in waits.items() if shares.lag}
+    if now_s - before.since_s < PERIOD_S and holding_up <= before.named:
         return before, ""
-    slow = _stragglers(before, nodes, steps)
-    is_known = slow.keys() == before.named and now_s - before.named_s < SILENCE_S
+    slow = _stragglers(before, nodes, steps, waits)
+    is_known = slow.keys() <= before.named and now_s - before.named_s < SILENCE_S
     if not slow or is_known:
         return Stragglers(
             generation, unit, steps, now_s, named=before.named, named_s=before.named_s
         ), ""
-    text = (
-        f"slower than the others for {now_s - before.since_s:.0f} s: {listed(slow.values(), '; ')}"
-    )
+    text = f"slower than the others in the last minute: {listed(slow.values(), '; ')}"
     return Stragglers(generation, unit, steps, now_s, named=frozenset(slow), named_s=now_s), text
 
 
 def _stragglers(
-    before: Stragglers, nodes: Sequence[Progress], steps: Mapping[int, int]
+    before: Stragglers,
+    nodes: Sequence[Progress],
+    steps: Mapping[int, int],
+    waits: Mapping[int, Shares],
 ) -> dict[int, str]:
     taken = {node_id: steps[node_id] - before.steps[node_id] for node_id in steps}
     most = max(taken.values(), default=0)
     slow = {}
     for node in nodes:
-        if most >= _MIN_STEPS and taken[node.node_id] * 2 < most:
+        if most >= _MIN_STEPS and taken[node.node_id] * 2 < most and not node.is_idle:
             slow[node.node_id] = f"{node} took {taken[node.node_id]} steps, the fastest {most}"
-        elif before.awaited.get(node.node_id, 0) * 2 > before.looks:
+        elif (shares := waits.get(node.node_id)) and shares.lag:
+            slow[node.node_id] = _held_up(node, shares)
+        elif before.awaited.get(node.node_id, 0) * 2 > before.looks and (
+            taken[node.node_id] <= max(n for other, n in taken.items() if other != node.node_id)
+        ):
             slow[node.node_id] = f"{node} has rows to read while the others wait for some"
     return slow
+
+
+def _held_up(node: Progress, shares: Shares) -> str:
+    text = f"the others wait for {node} in collectives, {shares.lag:.0%} of the time longer than it"
+    is_starved = shares.rows >= shares.lag / 2
+    return text + (f", which waits for rows {shares.rows:.0%} of the time" if is_starved else "")
 
 
 @dataclass(frozen=True)
@@ -336,7 +360,10 @@ class HangWatch:
             ).start()
         if isinstance(view.state, Running):
             generation = view.state.world.generation
-            self._stragglers, slow = compare(self._stragglers, generation, nodes, time.monotonic())
+            waits = view.waits.shares(in_step(view.state))
+            self._stragglers, slow = compare(
+                *(self._stragglers, generation, nodes, time.monotonic(), waits)
+            )
             if slow:
                 _log.warning("Cluster %s: %s", self._controller.spec.cluster_id, slow)
         wait_s = max(self._period_s, rest_s(time.thread_time() - begun_s))

@@ -6,13 +6,17 @@ Runs in: driver
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sparkdl.control.messages import LogLines
 from sparkdl.driver.log_files import LogFiles
 
 _log = logging.getLogger(__name__)
+
+MAX_LINES = 1000
+"""Of the children of a node that have ended."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,51 @@ class LogLine:
     node: str
     text: str
     is_error: bool = False
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """The last lines of a node's child of one generation."""
+
+    generation: int
+    lines: tuple[str, ...]
+
+
+class LastAttempts:
+    """The last lines of children that have ended, by node id.
+
+    Of a node no more are kept than of one child, the newest, however many have ended.
+    """
+
+    def __init__(self) -> None:
+        self._attempts: dict[int, list[Attempt]] = {}
+
+    def keep(self, node_id: int, attempt: Attempt) -> None:
+        """Take in what a child has printed last."""
+        kept, left = [attempt], MAX_LINES - len(attempt.lines)
+        for old in reversed(self.before(node_id, attempt.generation)):
+            lines = old.lines[max(0, len(old.lines) - left) :] if left > 0 else ()
+            left -= len(lines)
+            kept += [Attempt(old.generation, lines)] if lines else []
+        self._attempts[node_id] = kept[::-1]
+
+    def before(self, node_id: int, generation: float = math.inf) -> list[Attempt]:
+        """Return those of earlier generations, the oldest first."""
+        kept = self._attempts.get(node_id, [])
+        return [attempt for attempt in kept if attempt.generation < generation]
+
+
+def joined(attempts: Sequence[Attempt], limit: int) -> tuple[str, ...]:
+    """Return the last `limit` lines; if they are of several attempts, with a heading for each."""
+    found: list[str] = []
+    left = limit
+    for attempt in reversed(attempts):
+        lines = attempt.lines[max(0, len(attempt.lines) - left) :] if left > 0 else ()
+        left -= len(lines)
+        number = attempt.generation
+        heading = [f"sparkdl: attempt {number + 1} (generation {number})"]
+        found[:0] = [*(heading if len(attempts) > 1 and (lines or not found) else []), *lines]
+    return tuple(found)
 
 
 class NodeLogs:

@@ -6,6 +6,7 @@ Runs in: driver
 from __future__ import annotations
 
 import getpass
+import math
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ import msgspec
 
 from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.core.listing import listed
+from sparkdl.dashboard.events import Sampled
 from sparkdl.driver.run_socket import (
     RUN,
     STACKS,
@@ -26,6 +28,7 @@ from sparkdl.driver.run_socket import (
     folder_of_user,
     is_own,
 )
+from sparkdl.driver.waits import Shares
 
 _ANSWER_S = 5.0
 _GIB = 1 << 30
@@ -162,8 +165,6 @@ def _cells(run: Run, before: Run | None) -> Iterator[list[str]]:
         if then is not None and now.time_s > then.time_s and used:
             more = sum(used) - sum(feed.used[at] for feed in then.feeds.values())
             rate = f"{max(0, more) / (now.time_s - then.time_s):,.0f}"
-        ready = sum(feed.received[at] for feed in now.feeds.values()) - sum(used)
-        is_waiting = used and ready <= 0 and now.states[at] == "in map_fun"
         yield [
             name,
             run.hosts[at],
@@ -173,8 +174,15 @@ def _cells(run: Run, before: Run | None) -> Iterator[list[str]]:
             rate,
             f"{cores[at]:.1f}" if cores else "",
             f"{memory[at] / _GIB:.1f} GiB" if memory else "",
-            "rows" if is_waiting else "",
+            str(_shares(now, at) or ""),
         ]
+
+
+def _shares(sample: Sampled, at: int) -> Shares | None:
+    rows, others, lag = (
+        sample.waits.get(name, {at: None})[at] for name in ("rows", "others", "lag")
+    )
+    return None if rows is None else Shares(rows, math.nan if others is None else others, lag or 0)
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -35,6 +35,7 @@ from sparkdl.driver.lifecycle.state import (
     failure_of,
     status_of,
 )
+from sparkdl.driver.waits import Shares, in_step
 
 _log = logging.getLogger(__name__)
 
@@ -124,9 +125,12 @@ def as_html(spec: ClusterSpec, world: World, view: View, tensorboard_url: str | 
     head = ["node", "rank", "host", "pid", "state", *(f"feed {feed!r}" for feed in feeds)]
     if active:
         head.append("step")
+    waits = view.waits.shares(in_step(view.state))
+    if waits:
+        head.append("waits for")
     lines = [
         _line(head, "th"),
-        *(_line(_cells(m, view, feeds, active), "td") for m in _shown(world, view)),
+        *(_line(_cells(m, view, feeds, active, waits), "td") for m in _shown(world, view)),
     ]
     return "".join(
         [
@@ -193,7 +197,11 @@ def _what(spec: ClusterSpec) -> str:
 
 
 def _cells(
-    member: Member, view: View, feeds: Iterable[str], active: Mapping[int, NodeActive]
+    member: Member,
+    view: View,
+    feeds: Iterable[str],
+    active: Mapping[int, NodeActive],
+    waits: Mapping[int, Shares],
 ) -> Iterable[str]:
     node_id = member.node.node_id
     pid = view.pids.get(node_id)
@@ -203,6 +211,8 @@ def _cells(
         yield _progress(view.feeds.get((node_id, feed)))
     if active:
         yield _reported(active.get(node_id))
+    if waits:
+        yield str(waits.get(node_id, ""))
 
 
 def _reported(active: NodeActive | None) -> str:

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from sparkdl.control.channel import Consumed, Local, ReadParquet, Reported
+from sparkdl.control.channel import Consumed, Local, ReadParquet, Reported, Waited
 from sparkdl.control.messages import NodeActive
 from sparkdl.core.throttle import Throttle, period_s
 from sparkdl.node.error_lines import Marker, unmarked
@@ -181,12 +181,19 @@ class Activity:
         self._own.clear()
         self._log = log
 
+    @property
+    def generation(self) -> int:
+        """That of the child."""
+        return self._now.generation
+
     def note(self, message: Local) -> None:
         """Take what the child says."""
         now = self._now
         match message:
             case Reported(step, metrics):
                 now = replace(now, step=step, metrics=metrics)
+            case Waited(watched_s, rows_s, others_s):
+                now = replace(now, watched_s=watched_s, rows_s=rows_s, others_s=others_s)
             case ReadParquet(feed):
                 self._own[feed] = 0
             case Consumed(feed) if feed in self._own:

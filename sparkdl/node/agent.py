@@ -347,7 +347,8 @@ class Agent:
         if self._child:
             while self._spec.streams_log and (lines := self._child.log.new_lines(is_last=True)):
                 self._report(printed(lines))
-            self._report(messages.LastLines(self._child.log.tail(MAX_LAST_LINES)))
+            last = self._child.log.tail(MAX_LAST_LINES)
+            self._report(messages.LastLines(self._activity.generation, last))
         self._children.child_ended()
         self.handle(states.ChildExited(status))
 
@@ -372,7 +373,7 @@ class Agent:
                 self._detach()
             case messages.FetchLog(request, lines):
                 tail = self._child.log.tail(lines) if self._child else ()
-                self._report(messages.LogTail(request, tail))
+                self._report(messages.LogTail(request, self._activity.generation, tail))
             case messages.FetchStacks(request):
                 self._report_stacks(request)
             case messages.AskClock(sent_us):

@@ -47,6 +47,7 @@ from sparkdl.node.context import NodeContext, enter
 from sparkdl.node.heap import keep_freed_memory
 from sparkdl.node.link import AgentLink
 from sparkdl.node.resources import HadoopClasspath
+from sparkdl.node.waits import WaitWatch
 
 _PR_SET_PDEATHSIG = 1
 _MAX_TEXT_CHARS = 256 * 1024
@@ -126,7 +127,8 @@ def _run(arguments: ChildArguments, link: AgentLink) -> Returned | Raised:
         link.send(Running())
         if ctx.member.role.is_server:
             framework.serve(ctx.batches)
-        with trace.span("launch", "map_fun"):
+        others = len(start.world.trainers) > 1 and ctx.member.role.is_trainer and not ctx.num_gpus
+        with trace.span("launch", "map_fun"), WaitWatch(link.send, others):
             value, exited_at = _call(map_fun, args, ctx)
         framework.after_map_fun(has_failed=False)
         return _encode(value, exited_at)

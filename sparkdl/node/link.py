@@ -135,7 +135,7 @@ class AgentLink:
 
     def wait_commit(self, step: int, deadline: Deadline) -> Commit | None:
         """Wait for news of the checkpoint of `step`; `None` if there were none in time."""
-        return _wait_for(self._commits, lambda news: news.step == step, deadline)
+        return wait_for_nodes(self._commits, lambda news: news.step == step, deadline)
 
     def all_gather(self, value: Any, timeout_s: float, node: str) -> list[Any]:
         """Return the values that all nodes gave to this call, see `NodeContext.all_gather`."""
@@ -148,7 +148,7 @@ class AgentLink:
             number, self._num_gatherings = self._num_gatherings, self._num_gatherings + 1
             self.send(Given(number, data))
             deadline = Deadline.after(timeout_s)
-            end = _wait_for(self._gathered, lambda end: end.number == number, deadline)
+            end = wait_for_nodes(self._gathered, lambda end: end.number == number, deadline)
         if end is None:
             raise CoordinationError(
                 f"not all nodes called ctx.all_gather or ctx.barrier within {timeout_s:g} s; this "
@@ -337,10 +337,13 @@ class AgentLink:
             reader.end()
 
 
-def _wait_for(
+def wait_for_nodes(
     arrived: queue.Queue[T], is_wanted: Callable[[T], bool], deadline: Deadline
 ) -> T | None:
-    """Return the first wanted message; drop earlier ones, whose waits have timed out."""
+    """Return the first wanted message; drop earlier ones, whose waits have timed out.
+
+    A thread that stands here waits for the other nodes (`node/waits.py`).
+    """
     while True:
         try:
             message = arrived.get(timeout=deadline.wait_s)

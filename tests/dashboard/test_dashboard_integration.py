@@ -128,7 +128,8 @@ def test_it_is_known_how_many_rows_there_are_left_to_read(tmp_path: Path) -> Non
         for call in (1, 2):
             feeding = pool.submit(cluster.feed, range(100), epochs=2)
             known = cluster._controller.wait_for(
-                lambda view: view.calls.get("input", ({}, 0))[1] > 0, Deadline.after(SOON_S)
+                lambda view: "input" in view.calls and view.calls["input"].rows > 0,
+                Deadline.after(SOON_S),
             )
             assert known
             assert cluster._controller.look(goal) == call * 200

@@ -80,19 +80,67 @@ def test_counts_that_begin_anew_are_no_negative_rate() -> None:
     assert all(math.isnan(rate) or rate >= 0 for rate in made.series.columns["rows in"])
 
 
+def waiting(stage: str, rows: float | None, time_s: float = 1.0) -> Sampled:
+    """Return a sample of nodes that have used more rows than they received, as in all epochs."""
+    feed = FeedColumns([10] * 3, [50] * 3, [5] * 3, [4] * 3, 0, stage)
+    waits = {} if rows is None else {"rows": [rows, rows, None]}
+    return replace(sample(time_s, [0] * 3, [0] * 3), feeds={"input": feed}, waits=waits)
+
+
 @pytest.mark.parametrize(
-    ("received", "used", "words"),
+    ("stage", "rows", "words"),
     [
-        ([10, 10, 10], [10, 10, 10], "Training waits for the feed: 100%"),
-        ([90, 90, 90], [10, 10, 10], "The feed waits for training: nodes have 80 rows"),
+        ("fed", 0.02, "Training does not wait for the feed: nodes have waited for rows for 2%"),
+        ("fed", 0.65, "Training waits for the feed: nodes have waited for rows for 65%"),
+        (
+            "computing",
+            0.65,
+            "The rows are still being computed, or wait for a task slot of Spark: none",
+        ),
+        ("", 0.65, "Nodes have waited for rows for 65% of the last minute, and the driver feeds"),
+        ("delivered", 0.65, "All rows have come to the nodes; nodes have waited for rows for 65%"),
+        ("", 0.02, ""),
+        ("fed", None, ""),
     ],
 )
-def test_who_waits_is_named(received: list[int], used: list[int], words: str) -> None:
+def test_who_waits_is_named_as_the_nodes_say(stage: str, rows: float | None, words: str) -> None:
     made = history()
-    made.add(sample(1.0, received, used))
+    made.add(waiting(stage, rows))
     assert made.bottleneck().startswith(words)
+    assert bool(made.bottleneck()) == bool(words)
+    assert ("fewer nodes" in made.bottleneck()) == (stage == "fed" and rows == 0.65)
+    assert made.series.columns.get("without rows") == (None if rows is None else [rows])
     made.add(Changed("c", 2.0, "finished", 0))
     assert made.bottleneck() == ""
+
+
+def test_node_that_the_others_wait_for_is_slow_though_all_take_as_many_steps() -> None:
+    made = history()
+    made.add(Changed("c", 0.5, "running", 0, places(0, 1, 2)))
+    waits: dict[str, list[float | None]] = {
+        "rows": [0.0, 0.0, 0.0],
+        "others": [0.6, 0.05, 0.6],
+        "lag": [0.0, 0.55, 0.0],
+    }
+    for time_s in (1.0, 11.0):
+        steps = [int(time_s)] * 3
+        made.add(replace(sample(time_s, [0] * 3, [0] * 3, steps), waits=waits))
+    rows = made.rows()
+    assert len({row.rate for row in rows}) == 1
+    assert [row.is_slow for row in rows] == [False, True, False]
+    assert rows[1].waits == {"rows": 0.0, "others": 0.05, "lag": 0.55}
+
+
+@pytest.mark.parametrize("end", ["finished", "failed"])
+def test_run_that_has_ended_by_itself_does_not_end_as_stopped(end: str) -> None:
+    made = history()
+    for time_s, state in enumerate(("running", end, "stopping", "stopped")):
+        made.add(Changed("c", float(time_s), state, 0))
+    assert (made.state, made.is_stopped, made.elapsed_s) == (end, True, 1.0)
+    aborted = history()
+    for time_s, state in enumerate(("running", "stopping", "stopped")):
+        aborted.add(Changed("c", float(time_s), state, 0))
+    assert (aborted.state, aborted.is_stopped) == ("stopped", True)
 
 
 def test_nodes_are_in_the_order_of_ranks_and_the_slow_one_is_named() -> None:
@@ -182,8 +230,11 @@ def test_newest_cluster_is_shown_unless_another_is_named_and_few_are_kept() -> N
     assert gone is newest
 
 
-def test_the_last_epochs_are_kept() -> None:
+def test_the_last_epochs_are_kept_with_their_generation() -> None:
     made = history()
-    for epoch in range(60):
-        made.add(EpochsFed("c", float(epoch), "input", epoch, epoch, "files", 10))
-    assert [fed.first for fed in made.epochs] == list(range(10, 60))
+    for generation in (0, 1):
+        made.add(Changed("c", 0.5, "running", generation, places(0, 1, 2)))
+        for epoch in range(30):
+            made.add(EpochsFed("c", float(epoch), "input", epoch, epoch, "files", 10))
+    numbers = [(generation, fed.first) for generation, fed in made.epochs]
+    assert numbers == [(0, n) for n in range(10, 30)] + [(1, n) for n in range(30)]

@@ -95,7 +95,7 @@ def test_pages_show_a_training_whose_node_is_killed(browser: Any, tmp_path: Path
         page.wait_for_selector("td:text-is('2,400')", timeout=WAIT_MS)
         page.wait_for_selector("td:text-is('partitions that were fed')", timeout=WAIT_MS)
         kept = page.inner_text("tr:has(td:text-is('rows that nodes kept'))")
-        assert kept.split("\t")[:4] == ["input", "1 to 2", "rows that nodes kept", "800"]
+        assert kept.split("\t")[:5] == ["input", "0", "1 to 2", "rows that nodes kept", "800"]
         look_at(page, "nodes")
         page.wait_for_selector(".slick-cell:has-text('worker:1')", timeout=WAIT_MS)
         page.wait_for_selector(".slick-header-column:has-text('Step, ms')", timeout=WAIT_MS)
@@ -110,7 +110,7 @@ def test_pages_show_a_training_whose_node_is_killed(browser: Any, tmp_path: Path
         page.wait_for_selector("[role=status]:has-text('1 restart ')", timeout=WAIT_MS)
         check_on_a_phone_in_the_dark(browser, str(cluster.dashboard_url))
         done.touch()
-    page.wait_for_selector("[role=status]:has-text('stopped')", timeout=WAIT_MS)
+    page.wait_for_selector("[role=status]:has-text('finished')", timeout=WAIT_MS)
     assert page.title() == "Overview · sparkdl"
     assert not problems
 

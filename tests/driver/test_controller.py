@@ -407,8 +407,8 @@ def test_a_log_is_fetched_from_its_node(play: Play) -> None:
         asked = agents[1].hears()
         assert isinstance(asked, FetchLog)
         assert asked.lines == 20
-        agents[1].say(LogTail(asked.request + 1000, ("not asked for",)))
-        agents[1].say(LogTail(asked.request, (text, "line")))
+        agents[1].say(LogTail(asked.request + 1000, 0, ("not asked for",)))
+        agents[1].say(LogTail(asked.request, 0, (text, "line")))
         thread.join()
         assert answers.get_nowait() == (text, "line")
 
@@ -419,7 +419,7 @@ def test_the_log_of_a_node_that_is_not_there_or_does_not_answer_is_empty(play: P
     assert play.controller.fetch_log(0, 5, Deadline.after(0.05)) == ()
     asked = agents[0].hears()
     assert isinstance(asked, FetchLog)
-    agents[0].say(LogTail(asked.request, ("too late",)))
+    agents[0].say(LogTail(asked.request, 0, ("too late",)))
     agents[0].say(ChildReturned(0, b""))
     play.until(lambda view: bool(getattr(view.state, "returned", ())))
 
@@ -427,15 +427,41 @@ def test_the_log_of_a_node_that_is_not_there_or_does_not_answer_is_empty(play: P
 def test_the_last_lines_of_a_child_outlive_its_agent_and_the_cluster(play: Play) -> None:
     agents = play.world()
     twin = play.agent(0, "twin", offers=False)
-    twin.say(LastLines(("of nobody",)))
-    agents[0].say(LastLines(("of the first child",)))
-    agents[0].say(LastLines(("one", "two", "three")))
+    twin.say(LastLines(0, ("of nobody",)))
+    agents[0].say(LastLines(0, ("of the first child",)))
+    agents[0].say(LastLines(0, ("one", "two", "three")))
     agents[0].say(ChildReturned(0, b""))
     play.until(lambda view: bool(getattr(view.state, "returned", ())))
     play.controller.close()
     for lines, kept in ((2, ("two", "three")), (9, ("one", "two", "three")), (0, ())):
         assert play.controller.fetch_log(0, lines, Deadline.after(SOON_S)) == kept
     assert play.controller.fetch_log(1, 5, Deadline.after(SOON_S)) == ()
+
+
+def test_logs_of_earlier_attempts_come_before_those_of_the_child_that_runs(play: Play) -> None:
+    agents = play.world()
+    answers: queue.Queue[tuple[str, ...]] = queue.Queue()
+
+    def fetched(generation: int, limit: int = 9) -> tuple[str, ...]:
+        def fetch() -> None:
+            answers.put(play.controller.fetch_logs(0, limit, Deadline.after(SOON_S)))
+
+        thread = threading.Thread(target=fetch)
+        thread.start()
+        asked = agents[0].hears()
+        assert isinstance(asked, FetchLog)
+        agents[0].say(LogTail(asked.request, generation, ("now", "and now")))
+        thread.join()
+        return answers.get_nowait()
+
+    assert fetched(0) == ("now", "and now"), "one attempt has no heading"
+    agents[0].say(LastLines(0, ("now", "and now", "the end")))
+    assert fetched(0) == ("now", "and now"), "it is the same child, which has just ended"
+    headings = [f"sparkdl: attempt {n + 1} (generation {n})" for n in range(2)]
+    both = (headings[0], "now", "and now", "the end", headings[1], "now", "and now")
+    assert fetched(1) == both
+    assert fetched(1, 3) == (headings[0], "the end", headings[1], "now", "and now")
+    assert fetched(1, 2) == (headings[1], "now", "and now")
 
 
 def test_node_that_cannot_start_is_the_launchs_error(play: Play) -> None:

@@ -117,7 +117,12 @@ def test_table_tells_who_waits_for_rows_and_what_nodes_take() -> None:
         feeds = {"input": FeedColumns([900, 900], used, [9, 9], [0, 0])}
         load = {"cores": [1.25, 0.0], "memory_nbytes": [3.0 * 2**30, 2.0**29]}
         states, pids, steps = ["in map_fun"] * 2, [10, 0], [-1, 70]
-        sample = Sampled("c", time_s, states, pids, steps, {}, feeds, load)
+        waits: dict[str, list[float | None]] = {
+            "rows": [0.65, 0.0],
+            "others": [0.2, None],
+            "lag": [0.0, 0.4],
+        }
+        sample = Sampled("c", time_s, states, pids, steps, {}, feeds, load, waits)
         hosts, nodes = ("h", ""), ("worker:0", "worker:1")
         return Run("c", "train.py", 7, "torch", "Running", 90_061.0, nodes, hosts, sample)
 
@@ -126,8 +131,8 @@ def test_table_tells_who_waits_for_rows_and_what_nodes_take() -> None:
         "Cluster c: Running (train.py, 1d 01:01:01)",
         "",
         "NODE      HOST  PID  STATE       STEP  ROWS/S  CORES  MEMORY   WAITS FOR",
-        "worker:0  h     10   in map_fun        400     1.2    3.0 GiB  rows",
-        "worker:1             in map_fun  70    0       0.0    0.5 GiB",
+        "worker:0  h     10   in map_fun        400     1.2    3.0 GiB  rows 65%, nodes 20%",
+        "worker:1             in map_fun  70    0       0.0    0.5 GiB  awaited by the others",
     ]
     again = run(12.0, [1, 1])
     assert msgspec.json.decode(msgspec.json.encode(again), type=Run) == again

@@ -28,7 +28,7 @@ from sparkdl.control.messages import FeedEnd
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTypeError, SparkdlError
 from sparkdl.core.throttle import rest_s
-from sparkdl.driver.controller import Controller, View
+from sparkdl.driver.controller import Call, Controller, View
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.driver.feeds.report import waits_in_vain
@@ -37,6 +37,7 @@ from sparkdl.driver.feeds.state import (
     Answer,
     CancelJob,
     DeadlinePassed,
+    Delivering,
     Event,
     Feed,
     FetchLines,
@@ -47,6 +48,7 @@ from sparkdl.driver.feeds.state import (
     LogFetched,
     Nodes,
     NodesSeen,
+    Reading,
     Request,
     Requested,
     Send,
@@ -263,7 +265,11 @@ class FeedRunner:
                 if isinstance(state, Idle):
                     self._controller.view.calls.pop(name, None)
                 else:
-                    self._controller.view.calls[name] = (state.run.before, state.run.rows)
+                    is_delivered = isinstance(state, Reading)
+                    call = Call(state.run.before, state.run.rows, is_delivered=is_delivered)
+                    if isinstance(state, Delivering) and state.job:
+                        call = replace(call, received=state.received)
+                    self._controller.view.calls[name] = call
                 self._controller.changed.notify_all()
         for action in actions:
             self._perform(name, action)

@@ -461,7 +461,7 @@ class FeedReader:
         if not is_over():
             self._begin_wait()
             with trace.span("feed", "wait for rows", feed=self.feed):
-                self._wait_until(is_over)
+                self.wait_until(is_over)
         if is_ready():
             return
         if self._problem is not None:
@@ -469,7 +469,8 @@ class FeedReader:
         if self._is_lost:
             raise FeedClosedError(f"feed {self.feed!r}: the agent of this node is gone")
 
-    def _wait_until(self, is_over: Callable[[], bool]) -> None:
+    def wait_until(self, is_over: Callable[[], bool]) -> None:
+        """Wait; a thread that stands here waits for rows (`node/waits.py`)."""
         since_s = time.monotonic()
         while not self._changed.wait_for(is_over, self._left_s(since_s)):
             if self._left_s(since_s) == 0:

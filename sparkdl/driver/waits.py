@@ -1,0 +1,152 @@
+"""Who waits for whom: for rows, for the other nodes, and for which node the others wait. Pure.
+
+Runs in: driver
+
+Children report for how many seconds they have waited so far (`node/waits.py`). Here these become
+shares of the last minute, the only ones that there are: tables, pages, records and the log show
+them. In a synchronous training a step lasts equally long on all nodes; the straggler is the one
+that does not wait while the others do.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from sparkdl.control.messages import NodeActive
+from sparkdl.driver.lifecycle.state import Running, State
+
+SLICE_S = 10.0
+SLICES = 6
+"""Whole ones: the last minute. A node is awaited by what it does in most of them, so that neither a
+checkpoint nor the end of an epoch makes it a straggler."""
+AWAITED = 0.3
+"""A node is awaited if the others wait for nodes by more than this share of the time longer."""
+_TOLD = 0.1
+"""A share that is worth a word."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Shares of the last minute that a node has waited.
+
+    Attributes:
+        rows: for rows.
+        others: for other nodes; NaN if that is not known.
+        lag: how much longer the others waited for nodes, if they wait for this one; or else 0.
+    """
+
+    rows: float
+    others: float
+    lag: float = 0.0
+
+    def __str__(self) -> str:
+        """Return what the node waits for, in words; empty if it hardly does."""
+        told = [("rows", self.rows), ("nodes", self.others)]
+        said = [f"{what} {share:.0%}" for what, share in told if share >= _TOLD]
+        return ", ".join([*said, *(["awaited by the others"] if self.lag else [])])
+
+
+@dataclass
+class _Slice:
+    """Seconds of one node within ten seconds."""
+
+    watched_s: float = 0.0
+    rows_s: float = 0.0
+    others_s: float = 0.0
+
+    def __iadd__(self, other: _Slice) -> _Slice:
+        self.watched_s += other.watched_s
+        self.rows_s += other.rows_s
+        self.others_s += other.others_s
+        return self
+
+
+class Waits:
+    """What the nodes of one generation have waited for in the last minute."""
+
+    def __init__(self) -> None:
+        self._generation = -1
+        self._newest = 0
+        self._totals: dict[int, NodeActive] = {}
+        self._slices: dict[int, dict[int, _Slice]] = {}
+        """By node id and number."""
+
+    def note(self, node_id: int, active: NodeActive, now_s: float) -> None:
+        """Take in what a node has reported."""
+        if active.generation < self._generation:
+            return
+        if active.generation > self._generation:
+            self._totals.clear()
+            self._slices.clear()
+            self._generation = active.generation
+        before = self._totals.get(node_id)
+        if before is None or active.watched_s < before.watched_s:  # another child
+            before = NodeActive(active.generation, others_s=0.0)
+        self._totals[node_id] = active
+        self._newest = number = max(self._newest, int(now_s // SLICE_S))
+        slices = self._slices.setdefault(node_id, {})
+        slices.setdefault(number, _Slice())
+        slices[number] += _Slice(
+            active.watched_s - before.watched_s,
+            active.rows_s - before.rows_s,
+            active.others_s - before.others_s,
+        )
+        for old in [each for each in slices if each < number - SLICES]:
+            del slices[old]
+
+    def shares(self, node_ids: Collection[int]) -> dict[int, Shares]:
+        """Return what these nodes have waited for, of those that have reported lately."""
+        found = {}
+        lags = self.lags(node_ids)
+        for node_id in node_ids:
+            total = _Slice()
+            for number, part in self._slices.get(node_id, {}).items():
+                if number >= self._newest - SLICES:
+                    total += part
+            if total.watched_s > 0:
+                is_known = self._totals[node_id].others_s >= 0
+                others = total.others_s / total.watched_s if is_known else math.nan
+                lag = lags.get(node_id, 0.0)
+                found[node_id] = Shares(total.rows_s / total.watched_s, others, lag)
+        return found
+
+    def lags(self, node_ids: Collection[int]) -> dict[int, float]:
+        """Return the nodes that the others wait for, and how much longer those have waited.
+
+        There are none until all nodes have been looked at for a minute.
+        """
+        if len(node_ids) < 2:
+            return {}
+        minute = range(self._newest - SLICES, self._newest)
+        by_slice = [self._lags_in(number, node_ids) for number in minute]
+        if not all(by_slice):
+            return {}
+        lags = {node: statistics.median_low([part[node] for part in by_slice]) for node in node_ids}
+        return {node: lag for node, lag in lags.items() if lag >= AWAITED}
+
+    def _lags_in(self, number: int, node_ids: Collection[int]) -> Mapping[int, float]:
+        """Return how much longer the others waited in a slice; empty if that is not known."""
+        waited = {}
+        for node_id in node_ids:
+            part = self._slices.get(node_id, {}).get(number)
+            if part is None or part.watched_s < SLICE_S / 2 or self._totals[node_id].others_s < 0:
+                return {}
+            waited[node_id] = part.others_s / part.watched_s
+        typical = max(waited.values()) if len(waited) == 2 else statistics.median(waited.values())
+        return {node_id: typical - share for node_id, share in waited.items()}
+
+
+def in_step(state: State) -> list[int]:
+    """Return the nodes that train together now: those in `map_fun` that finish the job."""
+    if not isinstance(state, Running):
+        return []
+    return [
+        member.node.node_id
+        for member in state.world.members
+        if member.role.finishes_job
+        and member.node.node_id in state.in_map_fun
+        and member.node.node_id not in state.returned
+    ]

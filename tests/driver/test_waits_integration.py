@@ -1,0 +1,217 @@
+"""Who waits for whom in real trainings: nodes that train from memory, slow feeds, stragglers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sparkdl
+from sparkdl.core.deadline import Deadline
+from sparkdl.dashboard.events import Launched
+from sparkdl.dashboard.history import History
+from sparkdl.driver import waits
+from sparkdl.driver.dashboard import sampled
+from sparkdl.driver.waits import in_step
+from sparkdl.node.context import NodeContext
+from tests.doubles.nodes import SOON_S, launch
+
+_SLICE_S = 2.0
+"""In the place of ten seconds, so that a minute takes twelve."""
+_LOOK_S = 0.2
+
+
+def rest(seconds: float) -> None:
+    threading.Event().wait(seconds)
+
+
+def rest_as_users_do(seconds: float) -> None:
+    time.sleep(seconds)  # noqa: TID251 (what a straggler does)
+
+
+def until(is_true: Callable[[], object], within_s: float = SOON_S) -> bool:
+    deadline = Deadline.after(within_s)
+    while not is_true():
+        if deadline.has_passed:
+            return False
+        rest(_LOOK_S)
+    return True
+
+
+def train(args: Any, ctx: NodeContext) -> None:
+    """Take a while for each step, on rank 1 a longer one."""
+    batches = ctx.batches(20)
+    while ctx.has_epoch():
+        for _ in batches:
+            rest(0.03 + 0.06 * ctx.rank)
+
+
+def launched(cluster: sparkdl.Cluster) -> History:
+    history = History(cluster.spec.cluster_id, 0.0)
+    names = tuple(node.name for node in cluster.spec.nodes)
+    history.add(Launched(cluster.spec.cluster_id, 0.0, cluster.spec.framework, names))
+    return history
+
+
+def look(cluster: sparkdl.Cluster, history: History) -> str:
+    """Take a sample, as the dashboard does; return what its pages say of it."""
+    controller = cluster._controller
+    history.add(controller.look(lambda view: sampled(cluster.spec, controller.wall_s(), view)))
+    return history.bottleneck()
+
+
+def test_nodes_that_train_several_epochs_from_memory_do_not_wait_for_the_feed() -> None:
+    with launch(train, nodes=2) as cluster:
+        history, said = launched(cluster), set[str]()
+        feeding = cluster.feed_async([(float(n),) for n in range(800)], epochs=5)
+        while not feeding.done():
+            said.add(look(cluster, history)[:36])
+            rest(_LOOK_S)
+        rows = {row.name: row for row in history.rows()}
+    assert rows["worker:1"].used > rows["worker:1"].received > 0, "further epochs bring no rows"
+    assert "Training does not wait for the feed:" in said
+    assert not any(text.startswith("Training waits for the feed") for text in said)
+
+
+def test_feed_that_is_slower_than_the_training_is_what_nodes_wait_for(tmp_path: Path) -> None:
+    begins, ends = tmp_path / "begins", tmp_path / "ends"
+
+    def rows() -> Iterator[tuple[float]]:
+        until(begins.exists)
+        while not ends.exists():
+            yield from [(0.0,)] * 20
+            rest(0.3)
+
+    with launch(train, nodes=2) as cluster:
+        history = launched(cluster)
+        feeding = cluster.feed_async(rows())
+        assert until(lambda: look(cluster, history).startswith("The rows are still being computed"))
+        assert "fewer nodes" not in history.bottleneck()
+        begins.touch()
+        ends.touch()
+        feeding.result(SOON_S)
+        assert until(lambda: "the driver feeds none" in look(cluster, history))
+
+
+def step_with_torch(ctx: NodeContext, end: Path) -> Iterator[int]:
+    """Train until a file is there; yield before each step."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(256, 256))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    is_over, step = torch.zeros(1), 0
+    while not is_over.item():
+        yield step
+        optimizer.zero_grad()
+        model(torch.rand(64, 256)).square().mean().backward()
+        optimizer.step()
+        is_over = torch.tensor([float(end.exists())])
+        dist.all_reduce(is_over)
+        step += 1
+
+
+def step_with_tensorflow(ctx: NodeContext, end: Path) -> Iterator[int]:
+    """Train until a file is there; yield before each step."""
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        weights = tf.Variable(tf.zeros([256, 256]))
+
+    def of_replica(is_over: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.matmul(tf.random.uniform([64, 256]), weights) - 1.0))
+        gradient = tf.distribute.get_replica_context().all_reduce(
+            tf.distribute.ReduceOp.SUM, tape.gradient(loss, weights)
+        )
+        weights.assign_sub(0.01 * gradient)
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, is_over)
+
+    run = tf.function(lambda is_over: strategy.run(of_replica, (is_over,)))
+    is_over, step = False, 0
+    while not is_over:
+        yield step
+        is_over = bool(run(tf.constant(float(end.exists()))) > 0)
+        step += 1
+
+
+def train_in_step(args: tuple[str, str], ctx: NodeContext) -> None:
+    """Train together; rank 1 sleeps or computes in each step, or does nothing else."""
+    end, delay = args
+    framework = ctx._spec.framework
+    steps = {"torch": step_with_torch, "tensorflow": step_with_tensorflow}[framework]
+    for step in steps(ctx, Path(end)):
+        ctx.report(step)
+        if ctx.rank == 1 and delay == "sleeps":
+            rest_as_users_do(0.1)
+        elif ctx.rank == 1 and delay == "computes":
+            until_s = time.monotonic() + 0.1
+            while time.monotonic() < until_s:
+                pass
+    ctx.barrier()
+
+
+@pytest.fixture
+def short_minute(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Return how many seconds what is otherwise a minute takes now."""
+    monkeypatch.setattr(waits, "SLICE_S", _SLICE_S)
+    return _SLICE_S * waits.SLICES
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("framework", "delay"),
+    [
+        pytest.param("torch", "sleeps", marks=pytest.mark.torch),
+        pytest.param("torch", "computes", marks=[pytest.mark.torch, pytest.mark.deep]),
+        pytest.param("tensorflow", "sleeps", marks=[pytest.mark.tensorflow, pytest.mark.deep]),
+        pytest.param("tensorflow", "computes", marks=[pytest.mark.tensorflow, pytest.mark.deep]),
+    ],
+)
+@pytest.mark.usefixtures("short_minute")
+def test_node_that_the_others_wait_for_in_each_step_is_named(
+    framework: str, delay: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    end = tmp_path / "end"
+    options = {"framework": framework, "input_mode": "own", "hang_timeout": 30}
+    with launch(train_in_step, (str(end), delay), 2, **options) as cluster:
+        text = "the others wait for worker:1 (rank 1) in collectives"
+        assert until(lambda: text in caplog.text or "Running" not in cluster.status(), 120.0)
+        history = launched(cluster)
+        look(cluster, history)
+        end.touch()
+        cluster.results(60)
+    fast, slow = history.rows()
+    assert fast.waits["others"] > slow.waits["others"] + waits.AWAITED
+    assert (fast.is_slow, slow.is_slow) == (False, True)
+    assert "worker:0 (rank 0) in collectives" not in caplog.text
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "framework",
+    [
+        pytest.param("torch", marks=pytest.mark.torch),
+        pytest.param("tensorflow", marks=pytest.mark.tensorflow),
+    ],
+)
+def test_nobody_is_named_where_nodes_are_level(
+    framework: str, tmp_path: Path, short_minute: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    end = tmp_path / "end"
+    options = {"framework": framework, "input_mode": "own", "hang_timeout": 30}
+    with launch(train_in_step, (str(end), "nothing"), 2, **options) as cluster:
+        look_at = cluster._controller.look
+        assert until(lambda: len(look_at(lambda view: view.waits.shares(in_step(view.state)))) == 2)
+        rest(2 * short_minute)
+        end.touch()
+        cluster.results(60)
+    assert "slower than the others" not in caplog.text
