@@ -27,8 +27,7 @@ from sparkdl.driver.controller import Controller
 from sparkdl.driver.dashboard import Dashboard, Recorder, dashboard_of_program
 from sparkdl.driver.ending import Ending, is_interrupt
 from sparkdl.driver.executors.executor import Executor, Launch
-from sparkdl.driver.feeds.report import awaited_by_all
-from sparkdl.driver.feeds.runner import failure_behind
+from sparkdl.driver.feeds.runner import failure_behind, never_fed
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.health import HangWatch
 from sparkdl.driver.lifecycle import state as states
@@ -351,10 +350,9 @@ def _start(
     def start() -> Controller:
         where.wait_turn(ending.is_wanted)
         newest, resumed = _at_newest_checkpoint(spec)
-        checkpoint = resumed.ref if resumed else None
         controller = Controller(
-            *(newest, token, logs, where.relaunch, checkpoint, ending.release),
-            *(where.forget_task, where.leave_host, tls),
+            *(newest, token, logs, where.relaunch, resumed.ref if resumed else None),
+            *(ending.release, where.forget_task, where.leave_host, tls),
         )
         if resumed:
             controller.checkpoints.coverage.restore(resumed.manifest.feeds)
@@ -370,7 +368,7 @@ def _start(
                 *(partial(failure_behind, controller), controller.is_lost),
                 tls.to_send() if tls else None,
                 warm_key(),
-                partial(_unfed, controller),
+                partial(never_fed, controller),
             ),
             lambda problem: controller.submit(states.LaunchBroke(problem)),
             lambda standing: controller.submit(states.SlotsCounted(standing)),
@@ -390,10 +388,6 @@ def _start(
         if is_interrupt(error, handled):
             raise KeyboardInterrupt("the launch was ended, and all nodes with it") from None
         raise
-
-
-def _unfed(controller: Controller) -> str:
-    return controller.look(lambda view: awaited_by_all(view.state, view.feeds))
 
 
 def _at_newest_checkpoint(spec: ClusterSpec) -> tuple[ClusterSpec, Found | None]:

@@ -31,7 +31,7 @@ from sparkdl.core.throttle import rest_s
 from sparkdl.driver.controller import Call, Controller, View
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import CoverageStore
-from sparkdl.driver.feeds.report import waits_in_vain
+from sparkdl.driver.feeds.report import awaited_by_all, waits_in_vain
 from sparkdl.driver.feeds.state import (
     Action,
     Answer,
@@ -419,6 +419,11 @@ def failure_behind(controller: Controller, error: BaseException) -> SparkdlError
     if failure is None and before_stop(state) is not state:
         return FeedClosedError(SHUT_DOWN)
     return failure
+
+
+def never_fed(controller: Controller) -> str:
+    """Return the feeds that all nodes wait for and that were never fed, see `Launch.unfed`."""
+    return controller.look(lambda view: awaited_by_all(view.state, view.feeds))
 
 
 def _nodes(view: View, feed: str) -> Nodes:

@@ -215,9 +215,9 @@ def choose_placing(
     has_spare = _leaves_slots(nodes, topology, cpus or topology.task_cpus, gpus)
     if spec.placement == "attached" and is_fed and not has_spare:
         raise ConfigError(
-            f"placement='attached' keeps the slots of {count(nodes, 'node')}, and the Spark "
-            f"Connect server has {slots} for certain, so no feeding task might run; give it more "
-            "executors or cores, or use placement='detached'"
+            f"placement='attached' keeps all {topology.slots} slots, so no feeding task could run; "
+            "add an executor or a core, or use placement='detached'"
+            + (_GPU_ADVICE if topology.task_gpus and topology.takes_profiles else "")
         )
     attached = spec.placement == "attached" or (
         spec.placement == "auto" and (has_spare or not is_fed)
@@ -290,9 +290,9 @@ def _choose_by_number(spec: ClusterSpec, slots: int | None) -> Placing:
     is_full = is_fed and slots <= nodes
     if is_full and spec.placement == "attached":
         raise ConfigError(
-            f"placement='attached' keeps the slots of {count(nodes, 'node')}, and the Spark Connect "
-            f"server has {slots} for certain, so no feeding task might run; give it more executors or "
-            "cores, or use placement='detached'"
+            f"placement='attached' keeps the slots of {count(nodes, 'node')}, and the Spark "
+            f"Connect server has {slots} for certain, so no feeding task might run; give it more "
+            "executors or cores, or use placement='detached'"
         )
     attached = spec.placement == "attached" or (spec.placement == "auto" and not is_full)
     why = (

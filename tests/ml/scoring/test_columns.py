@@ -140,7 +140,7 @@ def test_only_input_may_be_asked_for_by_another_name_if_nobody_chose_its_own() -
         ({}, r"inputs are n \(float32 \[\?, 2\]\), w"),
         ({"v": "n", "s": "wrong"}, "must give each input"),
         ({"v": "n", "a": "n", "s": "w"}, "must give each input"),
-        ({"v": "n", "gone": "w"}, "names the column 'gone'.*columns are v, a, s, m"),
+        ({"v": "n", "gone": "w"}, "no column 'gone'.*columns are v, a, s, m"),
         ({"v": "w", "s": "n"}, "column 's' is of type string, which cannot feed"),
         ({"m": "n", "s": "w"}, "column 'm' is of type map"),
     ],
