@@ -101,14 +101,14 @@ FRAMEWORK_USERS = {  # who may import a framework: inside functions, for the dri
 MAX_LINES = 500
 MAX_FUNCTION_LINES = 60
 LONG_FILES = {  # longest each may become, and why it is one file
-    "control/messages.py": (640, "all messages between driver and agents"),
+    "control/messages.py": (670, "all messages between driver and agents"),
     "control/channel.py": (520, "all messages between agent and child, and their pipe"),
-    "node/agent.py": (540, "what each action of a node's life means, a case each"),
+    "node/agent.py": (550, "what each action of a node's life means, a case each"),
     "node/context.py": (520, "all that `ctx` offers to user code"),
     "feed/store/log.py": (560, "all that changes one feed of a node, under one lock"),
     "driver/feeds/state.py": (540, "all states and events of one machine"),
     "driver/feeds/transitions.py": (1000, "one table of transitions, read as a whole"),
-    "driver/controller.py": (640, "what each message and each action means, a case each"),
+    "driver/controller.py": (650, "what each message and each action means, a case each"),
     "driver/lifecycle/transitions.py": (570, "one table of transitions, read as a whole"),
 }
 LONG_FUNCTIONS = {  # and why each is one function

@@ -123,6 +123,7 @@ def _run(arguments: ChildArguments, link: AgentLink) -> Returned | Raised:
             framework.serve(ctx.batches)
         with trace.span("launch", "map_fun"):
             value = _call(map_fun, args, ctx)
+        link.watch.end()
         framework.after_map_fun(has_failed=False)
         return _encode(value)
     except SystemExit as stop:

@@ -19,6 +19,7 @@ from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.feed.adapters.mesh import equal_share, same_rows
 from sparkdl.feed.adapters.torch_workers import BatchServer, Columns, Hello, Plain, batches_from
 from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
+from sparkdl.feed.reader.reader import FeedReader
 
 if TYPE_CHECKING:
     import torch
@@ -85,6 +86,11 @@ class _FeedDataset:
     _shared: SharedRows | None = None
     _pid: int = field(default_factory=os.getpid, init=False)
     _iterations: int = field(default=0, init=False)
+
+    @property
+    def _sparkdl_reader(self) -> FeedReader | None:
+        """See `readers_of`."""
+        return None if self._batches is None else self._batches.reader
 
     def __iter__(self) -> Iterator[Any]:
         from torch.utils.data import get_worker_info

@@ -215,7 +215,7 @@ def _options(
         start_timeout = _seconds("HOROVOD_SPARK_START_TIMEOUT", _START_TIMEOUT_S)
     chosen: dict[str, Any] = {"reservation_timeout": start_timeout}
     if verbose != 0 or stdout is not None:
-        chosen["on_log"] = _Printer(stdout, with_time)
+        chosen["log_to_driver"] = _Printer(stdout, with_time)
     timeline = {**os.environ, **(env or {})}.get("HOROVOD_TIMELINE", "")
     if timeline and timeline.lower() != _DYNAMIC:
         chosen["timeline"] = timeline
