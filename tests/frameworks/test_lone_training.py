@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import pyarrow as pa
@@ -101,10 +102,10 @@ def test_code_of_another_framework_is_told_which_to_launch_with() -> None:
 def prepare(args: Any, ctx: NodeContext) -> list[float]:
     """Return what a loader gives that Accelerate has prepared."""
     import torch
-    from accelerate import Accelerator
 
+    accelerator = import_module("accelerate").Accelerator(cpu=True)
     loader = torch.utils.data.DataLoader(ctx.torch_dataset(8, x="x"), batch_size=None)
-    return [value for x in Accelerator(cpu=True).prepare(loader) for value in x.tolist()]
+    return [value for x in accelerator.prepare(loader) for value in x.tolist()]
 
 
 @pytest.mark.torch
