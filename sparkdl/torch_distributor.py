@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, SparkConfigError
 from sparkdl.driver.launch import launch
+from sparkdl.driver.logs import LogLine
 from sparkdl.driver.payload import pickle_user_code
 from sparkdl.torch_program import OnRows, Program, Returned, script_of, value_of
 
@@ -47,7 +48,8 @@ class TorchDistributor:
         epochs: how often it is fed.
         max_restarts: how often all processes begin anew after a failure.
         checkpoint_dir: folder of `ctx.checkpoint`, from whose last one they continue.
-        log_to_driver: print what the processes print, as they do.
+        log_to_driver: print what the processes print, as they do; or a function that is called with
+            each line.
         options: others of `sparkdl.launch`.
 
     Raises:
@@ -67,7 +69,7 @@ class TorchDistributor:
         epochs: int = 1,
         max_restarts: int = 0,
         checkpoint_dir: str | None = None,
-        log_to_driver: bool = True,
+        log_to_driver: bool | Callable[[LogLine], None] = True,
         **options: Any,
     ) -> None:
         if num_processes <= 0:

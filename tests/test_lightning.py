@@ -132,7 +132,7 @@ def test_trainer_is_fed_and_goes_on_after_a_failure(
     rows = [{"x": [0.3, 1.0], "y": 1.0}] * (NODES * BATCH * BATCHES)
     lines = Lines()
     options: dict[str, Any] = {"framework": "torch", "max_restarts": 2, "spare": False}
-    options["on_log"] = lines
+    options["log_to_driver"] = lines
     with launch(train, failures, NODES, checkpoint_dir=str(tmp_path), **options) as cluster:
         validation = cluster.feed_async(rows[:16], epochs=EPOCHS, name="validation")
         report = cluster.feed(rows, epochs=EPOCHS, timeout_s=_SOON_S)
@@ -213,7 +213,7 @@ def _loop(fabric: Any, net: Any) -> list[Any]:
 def test_every_strategy_trains_as_one_process_does_and_wrong_numbers_are_refused() -> None:
     lines = Lines()
     rows = [{"x": [0.3, 1.0], "y": 1.0}] * (NODES * BATCH * BATCHES)
-    with launch(share, "", NODES, framework="torch", on_log=lines) as cluster:
+    with launch(share, "", NODES, framework="torch", log_to_driver=lines) as cluster:
         cluster.feed(rows, epochs=EPOCHS, timeout_s=_SOON_S)
         results = cluster.results(_SOON_S)
     for rank, found in enumerate(results):

@@ -148,7 +148,7 @@ def test_local_mode_runs_functions_and_programs_without_spark(tmp_path: Path) ->
     heard: list[str] = []
     places = sparkdl.TorchDistributor(
         2, use_gpu=False, max_restarts=1, spare=False, checkpoint_dir=str(tmp_path / "kept"),
-        on_log=lambda line: heard.append(line.text),
+        log_to_driver=lambda line: heard.append(line.text),
     )  # fmt: skip
     with places.start(fail_once, str(tmp_path)) as cluster:
         first, second = cluster.results(_SOON_S)

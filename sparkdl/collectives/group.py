@@ -24,6 +24,7 @@ import cloudpickle
 import numpy as np
 
 from sparkdl.core.errors import CollectiveError, ConfigError, FrameworkMissingError
+from sparkdl.core.exchange import note_exchange
 
 T = TypeVar("T")
 Array = np.ndarray[Any, Any]
@@ -389,6 +390,7 @@ def connect(
     """
     if size == 1:
         return SingleMemberGroup(rank)
+    note_exchange()
     wanted = list(TRANSPORTS) if transport is None else [transport]
     installed = [name for name in wanted if name in TRANSPORTS and find_spec(TRANSPORTS[name])]
     key = secrets.token_bytes(32)

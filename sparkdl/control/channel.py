@@ -14,6 +14,7 @@ Runs in: agent, child
       │◀─────────────────── Reported, Waited, Traced│  the step that user code is at, what it does
       │◀─ Checkpointed ─── Commit ──▶  Committed ─▶│  the parts of a checkpoint, and the whole
       │◀─ Given ───────────────────────── Gathered ▶│  a value of each node for all nodes
+      │◀─ TrainsAlone ────────────────── LoneNodes ▶│  a training that no other node takes part in
       │◀─ ProfileTaken ───────────── TakeProfile ─▶│  what the child does for a while, if asked
       │◀────────────────────────── Returned, Raised │  last message
 
@@ -34,7 +35,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparkdl.control.descriptors import close_fd, receive_with_fds
-from sparkdl.control.messages import EpochEnd, FeedCovered, FeedHold, Granted, Traced
+from sparkdl.control.messages import (
+    EpochEnd,
+    FeedCovered,
+    FeedHold,
+    Granted,
+    LoneNodes,
+    Traced,
+    TrainsAlone,
+)
 from sparkdl.control.rows import EpochRows
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
@@ -345,6 +354,8 @@ Local = (
     | Committed
     | Given
     | Gathered
+    | TrainsAlone
+    | LoneNodes
     | TakeProfile
     | ProfileTaken
     | Returned

@@ -151,6 +151,7 @@ class ClusterSpec:
         is_watched: somebody looks at what nodes take of their machines.
         preload: modules that children import after the framework, before there is a world.
         is_traced: children tell what they do when, for a timeline.
+        independent_models: nodes that train without an exchange are what the user wants.
     """
 
     cluster_id: str
@@ -170,6 +171,7 @@ class ClusterSpec:
     preload: tuple[str, ...] = ()
     is_watched: bool = False
     is_traced: bool = False
+    independent_models: bool = False
     settings: Settings = field(default_factory=Settings)
 
     def __post_init__(self) -> None:

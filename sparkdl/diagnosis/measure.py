@@ -55,7 +55,7 @@ def measure(spark: SparkSession, nodes: int, **options: Any) -> Iterator[Check]:
             feed_timeout=START_S,
             hang_timeout=None,
             keep_warm_s=0.0,
-            on_log=_unheard,
+            log_to_driver=_unheard,
             **options,
         ) as cluster:
             yield Check(

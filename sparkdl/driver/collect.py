@@ -2,7 +2,8 @@
 
 Runs in: driver
 
-Parts of checkpoints and values of `ctx.all_gather` (both pure), and answers to questions.
+Parts of checkpoints, values of `ctx.all_gather` and nodes that train alone (all pure), and answers
+to questions.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from sparkdl.control.messages import (
     CheckpointPart,
     Gather,
     ToAgent,
+    TrainsAlone,
 )
 from sparkdl.control.rows import FeedCoverage
 from sparkdl.core.listing import listed
 from sparkdl.core.world import CheckpointRef, World
 from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.driver.threads import Changed
+from sparkdl.frameworks.lone_training import advice
 from sparkdl.node.checkpoint_store import Manifest
 
 MAX_GATHERED_NBYTES = MAX_MESSAGE_NBYTES // 4 * 3 - 64 * 1024
@@ -128,6 +131,45 @@ class Checkpoints:
                     "make the same checkpoints"
                 )
         return ""
+
+
+class LoneTrainers:
+    """The nodes of one world that train and exchange nothing, by the feed whose rows they share."""
+
+    def __init__(self) -> None:
+        self._generation = -1
+        self._nodes: dict[str, set[int]] = {}
+        self._has_warned = False
+
+    def note(self, world: World, node_id: int, message: TrainsAlone) -> int:
+        """Add a node; return how many share a feed with it, itself included; 0 of an old world."""
+        if message.generation != world.generation:
+            return 0
+        if self._generation != world.generation:
+            self._generation, self._nodes = world.generation, {}
+        for feed in message.feeds:
+            self._nodes.setdefault(feed, set()).add(node_id)
+        return self._count(message)
+
+    def warning(self, world: World, message: TrainsAlone, framework: str) -> str:
+        """Return what to say once two nodes share a feed; empty if there are fewer, or again.
+
+        Args:
+            framework: of the launch.
+        """
+        count, trainers = self._count(message), len(world.trainers)
+        if count < 2 or self._has_warned or message.generation != self._generation:
+            return ""
+        self._has_warned = True
+        feeds = ", ".join(map(repr, message.feeds))
+        return (
+            f"the nodes train models of their own: {count} of {trainers} so far have trained on "
+            f"their shares of feed {feeds} and have exchanged nothing, so the models are "
+            f"unrelated. {advice(message.library, framework)}"
+        )
+
+    def _count(self, message: TrainsAlone) -> int:
+        return max((len(self._nodes.get(feed, ())) for feed in message.feeds), default=0)
 
 
 class Gatherings:

@@ -44,6 +44,7 @@ from sparkdl.control.messages import (
     LastLines,
     LogLines,
     LogTail,
+    LoneNodes,
     NodeActive,
     NodeLoad,
     Offer,
@@ -51,6 +52,7 @@ from sparkdl.control.messages import (
     Refused,
     Stacks,
     ToAgent,
+    TrainsAlone,
 )
 from sparkdl.control.server import CoordinatorServer, ServerAddress
 from sparkdl.control.tls import Tls
@@ -63,6 +65,7 @@ from sparkdl.core.world import CheckpointRef, World
 from sparkdl.driver.collect import (
     Checkpoints,
     Gatherings,
+    LoneTrainers,
     PendingRequest,
     PendingRequests,
     Question,
@@ -196,6 +199,7 @@ class Controller:
         keeps = spec.settings.max_restarts > 0 or spec.checkpoint_dir is not None
         self.checkpoints = Checkpoints(spec.cluster_id, CoverageStore(keeps))
         self._gatherings = Gatherings()
+        self._lone_trainers = LoneTrainers()
         self._joined: set[tuple[int, int]] = set()
         """Node and process id of each agent that has ever joined."""
         self._last = LastAttempts()
@@ -441,6 +445,8 @@ class Controller:
                 self._note_checkpoint(agent_id, message)
             case Gather():
                 self._note_gathering(agent_id, message)
+            case TrainsAlone():
+                self._note_lone(agent_id, message)
             case BoardStarted():
                 self._note_tensorboard(message)
             case LastLines(generation, lines):
@@ -641,6 +647,16 @@ class Controller:
             answers = self._gatherings.leave(world, node_id, message.generation)
         for answer in answers:
             self._broadcast(answer, {member.node.node_id for member in world.trainers}, None)
+
+    def _note_lone(self, agent_id: str, message: TrainsAlone) -> None:
+        world, node_id = self._world(), self._node_of(agent_id)
+        if world is None or node_id is None:
+            return
+        count = self._lone_trainers.note(world, node_id, message)
+        if message.question >= 0:
+            self._server.send(agent_id, LoneNodes(message.generation, message.question, count))
+        elif warning := self._lone_trainers.warning(world, message, self.spec.framework):
+            _log.warning("Cluster %s: %s", self.spec.cluster_id, warning)
 
     def _keep_log(self, agent_id: str, last: Attempt) -> None:
         node_id = self._node_of(agent_id)

@@ -80,7 +80,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
     num_gpus: int | Mapping[str, int] | None = None,
     release_port: bool = True,
     tensorboard: bool | str = False,
-    log_to_driver: bool = False,
+    log_to_driver: bool | Callable[[LogLine], None] = False,
     log_dir: str | None = None,
     show_progress: bool | None = None,
     reservation_timeout: float = 600.0,
@@ -98,7 +98,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
     keep_checkpoints: int = 3,
     hang_timeout: float | None = 600.0,
     hang_action: HangAction = "report",
-    on_log: Callable[[LogLine], None] | None = None,
+    independent_models: bool = False,
     on_report: Callable[[Report], None] | None = None,
     tls: bool | tuple[str, str, str] | TlsFiles | None = None,
     dashboard: bool | None = None,
@@ -138,7 +138,8 @@ def launch(  # noqa: PLR0913 (one option, one name)
             runs. With it the launch returns when it answers, and `map_fun` runs meanwhile.
         log_to_driver: print the nodes' output here, each line behind `[worker:1]`, without what
             TensorFlow prints at every start. That comes as well where the nodes' environment has
-            `TF_CPP_MIN_LOG_LEVEL=0`; `Cluster.logs` has it in any case.
+            `TF_CPP_MIN_LOG_LEVEL=0`; `Cluster.logs` has it in any case. A function is called with
+            each of these lines, a `LogLine`, instead.
         log_dir: folder on the driver's machine in which all that the nodes print is kept, in
             `sparkdl-<cluster>/worker-0.log` and so on: the last 640 MiB of each node, in files of
             64 MiB. A full or slow disk costs lines, which the files tell of, and harms no node. See
@@ -176,7 +177,9 @@ def launch(  # noqa: PLR0913 (one option, one name)
         hang_timeout: seconds without a step, a row or an exit until the stacks of all nodes are
             logged; `None` for no watch.
         hang_action: what follows then: `report` nothing more, `restart` or `fail`.
-        on_log: called with each of these lines, instead of printing it.
+        independent_models: whether nodes that train on shares of the same rows and exchange nothing
+            are meant: each trains a model of its own then. Otherwise `fit` of Keras outside of a
+            strategy is an error, and a loop that exchanges nothing is logged as a warning.
         on_report: called with what nodes tell by `ctx.report`, a `Report` with `node`, `rank`,
             `step` and `metrics`: of reports in quick succession the last one, a few times a second.
             It is called on a thread that the cluster needs, so it must be quick. See
@@ -213,13 +216,14 @@ def launch(  # noqa: PLR0913 (one option, one name)
         placement=placement,
         num_gpus=dict(num_gpus) if isinstance(num_gpus, Mapping) else num_gpus,
         release_port=release_port,
-        log_to_driver=log_to_driver or on_log is not None,
+        log_to_driver=callable(log_to_driver) or log_to_driver,
         keeps_log=log_dir is not None,
         working_dir=os.getcwd(),
         tensorboard=(tensorboard if isinstance(tensorboard, str) else "") if tensorboard else None,
         driver_nodes=num_ps if driver_ps_nodes else 0,
         checkpoint_dir=checkpoint_dir,
         preload=_modules(preload),
+        independent_models=independent_models,
         settings=Settings(
             reservation_timeout_s=reservation_timeout,
             feed_timeout_s=feed_timeout,
@@ -252,7 +256,8 @@ def launch(  # noqa: PLR0913 (one option, one name)
         on_report,
     )
     spec = replace(spec, is_watched=watch.needs_load, is_traced=watch.timeline is not None)
-    logs = NodeLogs(on_log or (_print_line if log_to_driver else None), files)
+    take = log_to_driver if callable(log_to_driver) else _print_line if log_to_driver else None
+    logs = NodeLogs(take, files)
     cluster = _start(
         *(spec, where, environment, payload, logs, show_progress, chosen_tls),
         watch.begin,

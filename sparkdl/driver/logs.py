@@ -102,7 +102,7 @@ class NodeLogs:
                 if place not in printed.noise:
                     self._on_log(LogLine(node, line, place in printed.errors))
         except Exception:  # noqa: BLE001 (user code; it must not end the controller)
-            _log.exception("on_log failed; the nodes are not harmed")
+            _log.exception("log_to_driver=function failed; the nodes are not harmed")
 
     def tail(self, node: str, lines: int) -> tuple[str, ...]:
         """Return the last lines of a node that its file has; none without files."""

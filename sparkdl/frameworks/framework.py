@@ -164,6 +164,23 @@ _RUN_BY = {
     **dict.fromkeys(("none", "python", "sklearn", "scikit-learn", "xgboost"), "plain"),
 }
 """Other names that users give, and the framework under which they run."""
+_UNSET = {
+    "torch": re.compile("environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected"),
+    "jax": re.compile("coordinator_address should be defined"),
+}
+"""By framework: what its own code raises where it does not find the cluster."""
+
+
+def advice_about(error: BaseException, framework: str) -> str:
+    """Return which framework to launch with, if `error` is of code of another; else nothing."""
+    for needed, pattern in _UNSET.items():
+        if needed != framework and pattern.search(str(error)):
+            return (
+                f"The cluster was launched with framework={framework!r}, and only "
+                f"launch(…, framework={needed!r}) tells this code where the other nodes are"
+            )
+    return ""
+
 
 TRAINING = tuple(name for name in _FRAMEWORKS if name != Framework.name)
 """The names of those that compute something."""

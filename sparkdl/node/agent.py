@@ -320,7 +320,7 @@ class Agent:
         elif isinstance(message, channel.Given):
             if self._begun is not None:
                 self._report(messages.Gather(self._begun, message.number, message.value))
-        elif isinstance(message, messages.Traced):
+        elif isinstance(message, messages.Traced | messages.TrainsAlone):
             self._report(message)
         else:
             self._activity.note(message)
@@ -369,6 +369,9 @@ class Agent:
             case messages.AllGathered(generation, number, values, problem):
                 if self._begun == generation:
                     self._send_to_child(channel.Gathered(number, values, problem))
+            case messages.LoneNodes(generation):
+                if self._begun == generation:
+                    self._send_to_child(message)
             case messages.Detach():
                 self._detach()
             case messages.FetchLog(request, lines):

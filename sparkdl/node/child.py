@@ -42,7 +42,7 @@ from sparkdl.core.errors import ConfigError, ResultError, SparkdlError
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.imports import quick_imports
 from sparkdl.core.scratch import make_scratch_in
-from sparkdl.frameworks.framework import Framework, framework_named
+from sparkdl.frameworks.framework import Framework, advice_about, framework_named
 from sparkdl.node.context import NodeContext, enter
 from sparkdl.node.heap import keep_freed_memory
 from sparkdl.node.link import AgentLink
@@ -130,6 +130,7 @@ def _run(arguments: ChildArguments, link: AgentLink) -> Returned | Raised:
         others = len(start.world.trainers) > 1 and ctx.member.role.is_trainer and not ctx.num_gpus
         with trace.span("launch", "map_fun"), WaitWatch(link.send, others):
             value, exited_at = _call(map_fun, args, ctx)
+        link.watch.end()
         framework.after_map_fun(has_failed=False)
         return _encode(value, exited_at)
     except SystemExit as stop:
@@ -235,6 +236,7 @@ def _raised(
     """Describe an exception; the agent puts it into the log as well."""
     raised_s = time.monotonic()  # now: what follows takes time, and others fail because of this
     node = start.world.member(start.node_id) if start else None
+    advice = advice_about(error, framework.name)
     if kind in ("setup", "exception") and framework.is_port_lost(error):
         kind = "port"
     if node:
@@ -244,7 +246,7 @@ def _raised(
         Failure(
             node=node.node.name if node else "",
             kind=kind,
-            message=_in_short(error)[:_MAX_TEXT_CHARS],
+            message="\n".join(filter(None, (_in_short(error)[:_MAX_TEXT_CHARS], advice))),
             time_s=time.time(),
             node_id=start.node_id if start else -1,
             rank=node.rank if node else -1,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.core import trace
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.exchange import note_exchange
 from sparkdl.core.settings import visible_gpus
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
 from sparkdl.core.world import FIRST_TIME, Member, Resume, World
@@ -264,8 +265,10 @@ class NodeContext(LegacyContext):
             Elements `(x, y)`, with `tail="pad"` `(x, y, sample_weight)`; `x` alone without `y`;
             dicts of the columns without both. See `sparkdl.feed.adapters.torch.torch_dataset`.
         """
+        from sparkdl.feed.adapters.keras_epochs import let_epochs_differ
         from sparkdl.feed.adapters.torch import torch_dataset
 
+        let_epochs_differ()
         shared = None
         if mesh is not None:
             from sparkdl.feed.adapters.torch import SharedRows
@@ -399,6 +402,8 @@ class NodeContext(LegacyContext):
         """
         self._check_trains("ctx.all_gather and ctx.barrier")
         timeout_s = self._spec.settings.feed_timeout_s if timeout_s is None else timeout_s
+        if value is not None:
+            note_exchange()
         return self._link.all_gather(value, timeout_s, self.member.node.name)
 
     def barrier(self, timeout_s: float | None = None) -> None:
@@ -425,6 +430,7 @@ class NodeContext(LegacyContext):
                 framework has no mesh.
         """
         self._check_trains("ctx.mesh")
+        note_exchange()
         return framework_named(self._spec.framework).mesh(axes, self.world, self.member)
 
     def parameter_server_strategy(

@@ -5,6 +5,7 @@ Runs in: child
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import operator
@@ -14,7 +15,7 @@ import select
 import signal
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -45,7 +46,15 @@ from sparkdl.control.channel import (
 )
 from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS, close_fd
 from sparkdl.control.lease import SILENT_LOOKS, look_s
-from sparkdl.control.messages import EpochEnd, FeedCovered, FeedHold, Granted, Traced
+from sparkdl.control.messages import (
+    EpochEnd,
+    FeedCovered,
+    FeedHold,
+    Granted,
+    LoneNodes,
+    Traced,
+    TrainsAlone,
+)
 from sparkdl.control.rows import EpochRows
 from sparkdl.control.values import decode_value, encode_value
 from sparkdl.core import trace
@@ -65,6 +74,8 @@ from sparkdl.feed.parquet.paths import ParquetPaths
 from sparkdl.feed.reader.cursor import Item
 from sparkdl.feed.reader.reader import FeedReader
 from sparkdl.feed.reader.supply import Supply
+from sparkdl.feed.reader.watch import UNWATCHED, TrainingWatch
+from sparkdl.frameworks.lone_training import LoneTraining
 from sparkdl.node.profiler import Profiler
 from sparkdl.node.warm import changed_since
 
@@ -76,6 +87,8 @@ _TRACE_S = 0.5
 """
 _IDLE_S = 2.0
 """A child that has waited so long for its world is a spare, or others take longer to come up."""
+_ANSWER_S = 30.0
+"""For the driver's answer to a `fit` that would be alone; without one the training begins."""
 
 
 class AgentLink:
@@ -83,6 +96,7 @@ class AgentLink:
 
     Attributes:
         profiler: takes the profiles that the agent asks for.
+        watch: of the training, once there is a world.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -92,6 +106,8 @@ class AgentLink:
         self._starts: queue.Queue[tuple[Start, int] | None] = queue.Queue()
         self._commits: queue.Queue[Commit] = queue.Queue()
         self._gathered: queue.Queue[Gathered] = queue.Queue()
+        self._lone: queue.Queue[LoneNodes] = queue.Queue()
+        self._questions = itertools.count()
         self._gathering = threading.Lock()
         self._num_gatherings = 0
         self._lock = threading.Lock()  # of what follows: user code's threads ask for readers
@@ -104,6 +120,7 @@ class AgentLink:
         self._look_s: float | None = None
         self._began_s = psutil.Process().create_time()
         self._tracks = self._is_resumed = False
+        self.watch: TrainingWatch = UNWATCHED
         self._thread = threading.Thread(target=self._receive, name="sparkdl-link", daemon=True)
         self._thread.start()
 
@@ -168,6 +185,7 @@ class AgentLink:
                 supply = None if feed in self._own else self._supply
                 reader = FeedReader(feed, self.send, tracks=self._tracks, supply=supply)
                 self._readers[feed] = reader
+                reader.watch = self.watch
                 if self._is_resumed:
                     reader.resume()
                 if self._has_ended and feed not in self._own:
@@ -304,6 +322,7 @@ class AgentLink:
                 self._look_s = look_s(message.spec.settings.lease_s, len(message.spec.nodes))
                 member = message.world.member(message.node_id)
                 self._supply.expect(message.spec, member, message.resume != FIRST_TIME)
+                self.watch = self._watch(message)
                 self._track(message)
                 self._starts.put((message, fd))
             case CheckImports():
@@ -312,6 +331,8 @@ class AgentLink:
                 self._commits.put(message)
             case Gathered():
                 self._gathered.put(message)
+            case LoneNodes():
+                self._lone.put(message)
             case TakeProfile():
                 self.profiler.begin(message)
 
@@ -321,10 +342,31 @@ class AgentLink:
             self._tracks = start.spec.checkpoint_dir is not None
             self._is_resumed = start.resume != FIRST_TIME
             for reader in self._readers.values():
+                reader.watch = self.watch
                 if self._tracks:
                     reader.track()
                 if self._is_resumed:
                     reader.resume()
+
+    def _watch(self, start: Start) -> TrainingWatch:
+        """Return what looks whether this node trains with the others, if it is to."""
+        spec, own = start.spec, start.world.member(start.node_id)
+        trainers = [each for each in start.world.trainers if not each.role.is_server]
+        if spec.independent_models or own not in trainers or len(trainers) == 1:
+            return UNWATCHED
+        generation = start.world.generation
+
+        def report(feeds: Sequence[str], library: str) -> None:
+            self.send(TrainsAlone(generation, tuple(feeds), library))
+
+        def ask(feeds: Sequence[str], library: str) -> int:
+            number = next(self._questions)
+            self.send(TrainsAlone(generation, tuple(feeds), library, number))
+            deadline = Deadline.after(_ANSWER_S)
+            answer = wait_for_nodes(self._lone, lambda found: found.question == number, deadline)
+            return answer.count if answer else 0
+
+        return LoneTraining(report, ask, spec.framework, len(trainers))
 
     def _end(self, feed: str) -> None:
         if feed:

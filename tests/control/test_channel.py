@@ -52,7 +52,15 @@ from sparkdl.control.channel import (
     receive,
     send,
 )
-from sparkdl.control.messages import EpochEnd, FeedCovered, FeedHold, Granted, Traced
+from sparkdl.control.messages import (
+    EpochEnd,
+    FeedCovered,
+    FeedHold,
+    Granted,
+    LoneNodes,
+    Traced,
+    TrainsAlone,
+)
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec, plan_nodes
@@ -119,6 +127,8 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     Given: st.builds(Given, INT, st.binary(max_size=30)),
     TakeProfile: st.builds(TakeProfile, INT, NUMBER, TEXT, TEXT),
     ProfileTaken: st.builds(ProfileTaken, INT, st.dictionaries(TEXT, INT, max_size=3), TEXT, TEXT),
+    TrainsAlone: st.builds(TrainsAlone, INT, st.lists(TEXT).map(tuple), TEXT, INT),
+    LoneNodes: st.builds(LoneNodes, INT, INT, INT),
     Gathered: st.builds(Gathered, INT, st.lists(st.binary(max_size=9)).map(tuple), TEXT),
     Returned: st.builds(Returned, st.binary(max_size=30), TEXT),
     Raised: st.builds(

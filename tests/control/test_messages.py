@@ -46,6 +46,7 @@ from sparkdl.control.messages import (
     LastLines,
     LogLines,
     LogTail,
+    LoneNodes,
     NewRound,
     NodeActive,
     NodeLoad,
@@ -60,6 +61,7 @@ from sparkdl.control.messages import (
     StopChild,
     ToAgent,
     Traced,
+    TrainsAlone,
     decode_from_agent,
     decode_to_agent,
     encode,
@@ -162,6 +164,7 @@ FROM_AGENT: dict[type, st.SearchStrategy[Any]] = {
     ),
     CheckpointDone: st.builds(CheckpointDone, INT, INT, TEXT),
     Gather: st.builds(Gather, INT, INT, st.binary(max_size=40)),
+    TrainsAlone: st.builds(TrainsAlone, INT, st.lists(TEXT).map(tuple), TEXT, INT),
     Kept: st.just(Kept()),
 }
 TO_AGENT: dict[type, st.SearchStrategy[Any]] = {
@@ -170,6 +173,7 @@ TO_AGENT: dict[type, st.SearchStrategy[Any]] = {
     PassOn: st.builds(
         PassOn, TEXT, INT, TEXT, INT, st.lists(st.builds(RowsTo, TEXT, TEXT, INT)).map(tuple)
     ),
+    LoneNodes: st.builds(LoneNodes, INT, INT, INT),
     AllGathered: st.builds(AllGathered, INT, INT, st.lists(st.binary(max_size=9)).map(tuple), TEXT),
     NewRound: st.builds(NewRound, INT),
     StopChild: st.builds(StopChild, INT),

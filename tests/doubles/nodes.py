@@ -91,7 +91,7 @@ def _is_alive(process: psutil.Process) -> bool:
 
 @dataclass
 class Lines:
-    """What nodes print; give it to `launch` as `on_log`."""
+    """What nodes print; give it to `launch` as `log_to_driver`."""
 
     heard: list[LogLine] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)

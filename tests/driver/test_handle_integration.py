@@ -389,7 +389,7 @@ def test_lines_come_while_map_fun_runs_and_progress_bars_as_their_last_state(
         args.wait()
         print("three")
 
-    with launch(speak, gate, nodes=1, on_log=lines) as cluster:
+    with launch(speak, gate, nodes=1, log_to_driver=lines) as cluster:
         lines.wait_for("two")
         assert lines.of("worker:0") == ["one", "100 %", "two"]
         assert cluster.logs(0) == ["one", "100 %", "two"]

@@ -70,7 +70,9 @@ def test_log_of_a_node_that_is_lost_is_what_its_file_has(tmp_path: Path) -> None
     gate = Gate.at(tmp_path / "gate")
     with (
         pytest.raises(NodeLostError),
-        launch(speak, gate, nodes=1, log_dir=str(tmp_path), on_log=(lines := Lines())) as cluster,
+        launch(
+            speak, gate, nodes=1, log_dir=str(tmp_path), log_to_driver=(lines := Lines())
+        ) as cluster,
     ):
         lines.wait_for("last words")
         processes()["worker:0"].agent.kill()

@@ -142,7 +142,7 @@ def test_evaluator_that_dies_begins_anew_alone_and_a_last_time_is_left(
         return os.getpid()
 
     with launch(
-        train, nodes=2, eval_node=True, max_restarts=1, on_log=lines, input_mode="spark"
+        train, nodes=2, eval_node=True, max_restarts=1, log_to_driver=lines, input_mode="spark"
     ) as cluster:
         lines.wait_for("evaluating in world 0", 2)
         trainer = processes()["worker:0"].child.pid  # it ends once it has been fed
@@ -190,7 +190,7 @@ def test_world_shrinks_without_a_lost_node_and_grows_when_it_is_back(no_room: Pa
         return [ctx.task_index, ctx.num_workers, ctx.restarts]
 
     with launch(
-        train, nodes=3, max_restarts=1, min_nodes=2, elastic_timeout=1.0, on_log=lines
+        train, nodes=3, max_restarts=1, min_nodes=2, elastic_timeout=1.0, log_to_driver=lines
     ) as cluster:
         controller = cluster._controller
         lines.wait_for("world 0 has 3", 3)

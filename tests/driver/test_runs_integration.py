@@ -55,7 +55,7 @@ def test_running_clusters_are_listed_looked_at_and_gone(terminal: Terminal) -> N
     assert (status, said[:21]) == (0, "no cluster is running")
     assert terminal.run("stacks") == (1, f"sparkdl stacks: {said}")
     lines = Lines()
-    with launch(hold_still, on_log=lines) as cluster:
+    with launch(hold_still, log_to_driver=lines) as cluster:
         lines.wait_for("in map_fun", 2)
         cluster.reported(timeout_s=SOON_S)
         first = cluster.spec.cluster_id

@@ -24,7 +24,7 @@ def sleep_with_the_gil(args: Any, ctx: NodeContext) -> None:
 
 def test_stacks_are_told_of_children_that_hold_the_gil_and_of_those_that_are_stopped() -> None:
     lines = Lines()
-    with launch(sleep_with_the_gil, on_log=lines) as cluster:
+    with launch(sleep_with_the_gil, log_to_driver=lines) as cluster:
         lines.wait_for("in map_fun", 2)
         them = processes()
         them["worker:1"].child.send_signal(signal.SIGSTOP)

@@ -87,7 +87,7 @@ def test_cluster_trains_scores_and_answers_and_a_listener_learns_of_it_only_with
     lines = Lines()
     table = pa.table({"text": [f"{ROW} {i}" for i in range(1000)]})
     chosen: dict[str, Any] = {"off": False, "ours": True, "company": files}
-    with launch(train_and_score, on_log=lines, tls=chosen[how]) as cluster:
+    with launch(train_and_score, log_to_driver=lines, tls=chosen[how]) as cluster:
         assert cluster.feed(table).rows_used == 1000
         results = list(cluster.infer_rows(["a", "b", "c"], "score"))
         assert results == [f"{RESULT} {row}" for row in "abc"]

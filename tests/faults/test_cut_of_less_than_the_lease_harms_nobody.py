@@ -23,7 +23,7 @@ def test_cut_of_less_than_the_lease_harms_nobody(network_of_node_1: Network) -> 
 
     network_of_node_1.lease(1.0)
     lines = Lines()
-    with launch(wait_for_a_signal, on_log=lines) as cluster:
+    with launch(wait_for_a_signal, log_to_driver=lines) as cluster:
         lines.wait_for("in map_fun", 2)
         network_of_node_1.cut()
         cluster._controller.wait_for(lambda view: False, Deadline.after(0.9))

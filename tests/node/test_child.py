@@ -25,6 +25,7 @@ from sparkdl.control.channel import (
     Running,
     Start,
     Unframer,
+    Waited,
     receive,
     send,
 )
@@ -64,11 +65,11 @@ class Node:
             send(self.child.sock, start, port.fileno())
 
     def messages(self) -> list[Local]:
-        """Wait for the end of the pipe; return everything that the child said."""
+        """Wait for the end of the pipe; return what the child said, but for how long it waited."""
         unframer = Unframer()
         said: list[Local] = []
         while (some := receive(self.child.sock, unframer)) is not None:
-            said.extend(message for message, _fd in some)
+            said.extend(message for message, _fd in some if not isinstance(message, Waited))
         return said
 
     def outcome(self) -> Local:

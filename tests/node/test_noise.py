@@ -74,7 +74,7 @@ def test_driver_hears_it_where_it_is_asked_for_and_the_nodes_log_has_it(
     told = [*(NOISE if level == "0" else ()), "mine"]
     with (
         pytest.raises(NodeFailedError) as caught,
-        launch(speak_and_fail, gate, nodes=1, on_log=lines) as cluster,
+        launch(speak_and_fail, gate, nodes=1, log_to_driver=lines) as cluster,
     ):
         lines.wait_for("mine")
         assert lines.of("worker:0") == told
@@ -95,7 +95,7 @@ def test_a_start_of_tensorflow_says_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
     lines = Lines()
-    with launch(compute, framework="tensorflow", on_log=lines) as cluster:
+    with launch(compute, framework="tensorflow", log_to_driver=lines) as cluster:
         cluster.wait(120)
         assert any("oneDNN" in line for line in cluster.logs(0)), cluster.logs(0)
     assert lines.of("worker:0") == lines.of("worker:1") == ["2 2"]

@@ -138,7 +138,7 @@ def test_spare_that_ends_is_told_in_the_log_and_harms_no_training(
         (folder / preloaded.FAILS).touch()
     gate, lines = Gate.at(tmp_path / "gate"), Lines()
     told = "sparkdl: no process with imported libraries is kept for a restart: "
-    options: dict[str, Any] = {"preload": [preloaded.NAME], "on_log": lines}
+    options: dict[str, Any] = {"preload": [preloaded.NAME], "log_to_driver": lines}
     with launch(train, gate, 1, max_restarts=1, **options) as cluster:
         if how == "cannot import":
             lines.wait_for_part(

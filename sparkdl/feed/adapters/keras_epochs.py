@@ -123,6 +123,7 @@ class _Library:
         callbacks = _begun.get()
         _begun.set(None)
         if readers and callbacks is not None:
+            readers[0].watch.fit_begins(callbacks.model, [reader.feed for reader in readers])
             setattr(callbacks, _RUN, _Run(iterator, readers))
             setattr(iterator, _RUN, getattr(callbacks, _RUN))
         if not self._continues(iterator):
@@ -233,6 +234,11 @@ def _fit_of_keras() -> str:
     return f"keras.src.backend.{backend}.trainer:{names.get(backend, 'Trainer')}.fit"
 
 
+def _given_to(adapter: Any) -> Any:
+    """Return the data that an adapter of Keras 3 reads: a dataset, or a DataLoader of PyTorch."""
+    return getattr(adapter, "_dataset", getattr(adapter, "_dataloader", None))
+
+
 _LIBRARIES = (
     _Library(
         "keras",
@@ -241,7 +247,7 @@ _LIBRARIES = (
         "__iter__",
         "on_epoch_begin",
         "_num_batches",
-        lambda iterator: getattr(iterator.data_adapter, "_dataset", None),
+        lambda iterator: _given_to(iterator.data_adapter),
         lambda iterator: bool(iterator.steps_per_epoch),
         "keras.src.callbacks.callback_list:CallbackList",
     ),

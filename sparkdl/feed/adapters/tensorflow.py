@@ -92,6 +92,8 @@ def readers_of(dataset: Any) -> list[FeedReader]:
     if reader := getattr(dataset, _READER, None):
         return [reader]
     inputs: list[Any] = getattr(dataset, "_inputs", lambda: [])()
+    if (loaded := getattr(dataset, "dataset", None)) is not None:  # by a DataLoader of PyTorch
+        inputs = [loaded]
     return [reader for part in inputs for reader in readers_of(part)]
 
 

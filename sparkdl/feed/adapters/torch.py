@@ -5,8 +5,10 @@ Runs in: child
 
 from __future__ import annotations
 
+import inspect
 import os
 import socket
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.context import assert_spawning
@@ -15,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from sparkdl.core.errors import ConfigError, FeedTypeError
+from sparkdl.core.errors import ConfigError, FeedTypeError, FrameworkMissingError
+from sparkdl.core.patch import Function, Patch
 from sparkdl.feed.adapters.mesh import equal_share, same_rows
 from sparkdl.feed.adapters.torch_workers import BatchServer, Columns, Hello, Plain, batches_from
 from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
+from sparkdl.feed.reader.reader import FeedReader
 
 if TYPE_CHECKING:
     import torch
@@ -59,8 +63,44 @@ def torch_dataset(
     Raises:
         FeedTypeError: when iterated, if a column is neither numbers nor strings, or holds nulls.
     """
+    let_accelerate_keep_batches()
     server = BatchServer(batches, plain)
     return _make(server.inherited, x, y, batches, server, shared)
+
+
+_ACCELERATE = Patch(
+    "accelerate.accelerator:prepare_data_loader",
+    ("dataloader",),
+    lambda stock, dataloader, *args, **kwargs: _prepare(stock, dataloader, *args, **kwargs),
+)
+
+
+def let_accelerate_keep_batches() -> None:
+    """Have Hugging Face's Accelerate, where imported, take a node's batches as they are.
+
+    It shards a dataset among the processes, or has the first one read for all. A node's dataset
+    holds that node's rows already.
+    """
+    if "accelerate" not in sys.modules:
+        return
+    if objection := _ACCELERATE.objection():
+        raise FrameworkMissingError(
+            f"this Accelerate would shard the rows of ctx.torch_dataset a second time: {objection}."
+            " Install Accelerate 1.15, and give loaders of ctx.torch_dataset to the training loop "
+            "without accelerator.prepare until then"
+        )
+    _ACCELERATE.apply()
+
+
+def _prepare(stock: Function, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+    dataset = getattr(dataloader, "dataset", None)
+    if not isinstance(dataset, _FeedDataset):
+        return stock(dataloader, *args, **kwargs)
+    dataset.is_read_ahead = True
+    bound = inspect.signature(stock).bind(dataloader, *args, **kwargs)
+    alone = {"num_processes": 1, "process_index": 0, "torch_device_mesh": None}
+    bound.arguments.update(alone, dispatch_batches=False, split_batches=False)
+    return stock(*bound.args, **bound.kwargs)
 
 
 def plain(columns: Columns) -> Plain:
@@ -84,6 +124,13 @@ class _FeedDataset:
     _shared: SharedRows | None = None
     _pid: int = field(default_factory=os.getpid, init=False)
     _iterations: int = field(default=0, init=False)
+    is_read_ahead: bool = field(default=False, init=False)
+    """The loop over it is a batch ahead of the training: which rows that has used is not known."""
+
+    @property
+    def _sparkdl_reader(self) -> FeedReader | None:
+        """See `readers_of`."""
+        return None if self._batches is None else self._batches.reader
 
     def __iter__(self) -> Iterator[Any]:
         from torch.utils.data import get_worker_info
@@ -104,8 +151,20 @@ class _FeedDataset:
                 "the feed can be read in the node's process and in the workers of a DataLoader, "
                 "and this is neither. Use DataLoader(dataset, batch_size=None, num_workers=…)"
             )
-        own = (_own(plain(columns)) for columns in self._batches)
+        if sys._getframe(1).f_globals.get("__name__") == "accelerate.data_loader":
+            raise ConfigError(
+                "Accelerate has sharded the rows of this dataset, which are this node's share "
+                "already: import accelerate before the call of ctx.torch_dataset, which then tells "
+                "it so"
+            )
+        own = (_own(plain(columns)) for columns in self._read(self._batches))
         return self._elements(map(self._shared.exchange, own) if self._shared else own)
+
+    def _read(self, batches: EpochBatches) -> Iterator[Columns]:
+        for columns in batches:
+            if self.is_read_ahead:
+                batches.reader.read_ahead(None)
+            yield columns
 
     def __reduce__(self) -> tuple[Any, ...]:
         assert_spawning(self)

@@ -75,6 +75,7 @@ class EpochBatches:
             raise ConfigError(f"shuffle={self.shuffle} must be True, False or a number of rows")
 
     def __iter__(self) -> Iterator[Columns]:
+        self.reader.watch.iterate(self.reader.feed)
         return self._iteration(self.reader.claim())
 
     def _iteration(self, owner: int) -> Iterator[Columns]:
@@ -271,6 +272,7 @@ class _Epoch:
             self._of._carried = rest if carries else []
             self._carry(mark if carries else None, steps * size)
             self.continues = mark is not None and mark.goes_on
+            self._reader.watch.epoch_over(self._reader.feed, self.continues)
 
     def _carries(self, mark: EpochEnd) -> bool:
         """Whether the rows that are left come first in the next epoch."""

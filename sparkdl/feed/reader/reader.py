@@ -30,6 +30,7 @@ from sparkdl.core.errors import (
 from sparkdl.feed.reader.consumed import Origin, Part, Turn
 from sparkdl.feed.reader.cursor import Item, ReaderCursor, release_all
 from sparkdl.feed.reader.supply import Supply, end_of_feed
+from sparkdl.feed.reader.watch import UNWATCHED, TrainingWatch
 
 _log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class FeedReader:
         supply: Supply | None = None,
     ) -> None:
         self.feed, self._send = feed, send
+        self.watch: TrainingWatch = UNWATCHED
         self._supply, self._is_patient = supply, False
         self._timeout_s, self._report_period_s = timeout_s, report_period_s
         self._changed = threading.Condition()

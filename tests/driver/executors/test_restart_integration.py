@@ -80,7 +80,7 @@ def test_lost_node_is_replaced(
         spare=False,
         max_restarts=2 * len(faults),
         elastic_timeout=BACK_S,
-        on_log=lines,
+        log_to_driver=lines,
     ) as cluster:
         for happens in faults:
             world, agents, children = node_processes(lines, world + 1)
@@ -120,7 +120,7 @@ def test_job_that_has_failed_carries_nobody_though_its_thread_still_lives(
         spare=False,
         max_restarts=2,
         elastic_timeout=20.0,
-        on_log=lines,
+        log_to_driver=lines,
     ) as cluster:
         node_processes(lines)
         spark_cluster.sparkContext.cancelAllJobs()
@@ -142,7 +142,7 @@ def test_nodes_that_run_give_their_slots_back_and_come_back_all_the_same(
         placement="attached",
         spare=False,
         max_restarts=2,
-        on_log=lines,
+        log_to_driver=lines,
     ) as cluster:
         _, agents, children = node_processes(lines)
         assert spark_cluster.sparkContext.statusTracker().getActiveJobsIds()
@@ -190,7 +190,7 @@ def test_rows_of_a_lost_executor_are_fed_again_and_no_others(
             spare=False,
             max_restarts=2,
             checkpoint_dir=str(tmp_path),
-            on_log=lines,
+            log_to_driver=lines,
         ) as cluster,
         ThreadPoolExecutor(1) as pool,
     ):

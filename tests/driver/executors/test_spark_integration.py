@@ -158,7 +158,7 @@ def test_nodes_on_a_standalone_cluster_get_an_executor_each(
     lines = Lines()
     with (
         pytest.raises(sparkdl.SparkdlError),
-        launch(spark_standalone, map_funs.where_then_wait, on_log=lines) as cluster,
+        launch(spark_standalone, map_funs.where_then_wait, log_to_driver=lines) as cluster,
     ):
         _, agents, _ = node_processes(lines)
         assert len({executor_of(agent).pid for agent in agents}) == 2
@@ -322,7 +322,7 @@ def test_killed_agent_takes_its_child_along(spark_cluster: SparkSession) -> None
     lines = Lines()
     with (
         pytest.raises(NodeLostError) as raised,
-        launch(spark_cluster, map_funs.where_then_wait, on_log=lines) as cluster,
+        launch(spark_cluster, map_funs.where_then_wait, log_to_driver=lines) as cluster,
     ):
         _, agents, children = node_processes(lines)
         victim = min(agents)
@@ -377,7 +377,7 @@ def test_node_that_cannot_start_fails_no_task(spark_cluster: SparkSession) -> No
 @pytest.mark.parametrize("placement", ["detached", "attached"])
 def test_killed_executor_takes_its_node_along(spark_cluster: SparkSession, placement: str) -> None:
     lines = Lines()
-    options = {"placement": placement, "on_log": lines}
+    options = {"placement": placement, "log_to_driver": lines}
     with (
         pytest.raises(NodeLostError),
         launch(spark_cluster, map_funs.where_then_wait, **options) as cluster,

@@ -1,0 +1,23 @@
+"""Whether sparkdl has exchanged something between this process and other nodes.
+
+Runs in: child
+
+Collectives and `ctx.all_gather` note it here. What frameworks exchange by themselves is looked up
+by `frameworks/lone_training.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+
+_happened = threading.Event()
+
+
+def note_exchange() -> None:
+    """Note that this process takes part in an exchange between nodes."""
+    _happened.set()
+
+
+def has_exchanged() -> bool:
+    """Whether `note_exchange` has been called in this process."""
+    return _happened.is_set()
