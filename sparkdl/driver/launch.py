@@ -20,7 +20,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.settings import Environment, HangAction, Settings
-from sparkdl.core.spec import ClusterSpec, InputMode, Placement, plan_nodes
+from sparkdl.core.spec import ClusterSpec, InputMode, Placement, Printing, plan_nodes
 from sparkdl.core.tracking import follower_of_launch
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.dashboard import Dashboard, Recorder, dashboard_of_program
@@ -36,7 +36,7 @@ from sparkdl.driver.logs import LogLine, NodeLogs
 from sparkdl.driver.payload import pickle_user_code
 from sparkdl.driver.reports import Report, Reports
 from sparkdl.driver.run_socket import answering
-from sparkdl.driver.show import in_notebook, print_beside
+from sparkdl.driver.show import has_audience, in_notebook, print_beside
 from sparkdl.driver.timeline import Timeline, check_file
 from sparkdl.driver.warm import chosen_keep_s, warm_key
 from sparkdl.frameworks.framework import framework_named
@@ -78,7 +78,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
     num_gpus: int | Mapping[str, int] | None = None,
     release_port: bool = True,
     tensorboard: bool | str = False,
-    log_to_driver: bool = False,
+    log_to_driver: bool | None = None,
     log_dir: str | None = None,
     show_progress: bool | None = None,
     reservation_timeout: float = 600.0,
@@ -134,9 +134,11 @@ def launch(  # noqa: PLR0913 (one option, one name)
         tensorboard: whether TensorBoard runs beside the first node, see `Cluster.tensorboard_url`;
             the directory or URL that it shows, by default `tensorboard_<node id>` where `map_fun`
             runs. With it the launch returns when it answers, and `map_fun` runs meanwhile.
-        log_to_driver: print the nodes' output here, each line behind `[worker:1]`, without what
-            TensorFlow prints at every start. That comes as well where the nodes' environment has
-            `TF_CPP_MIN_LOG_LEVEL=0`; `Cluster.logs` has it in any case.
+        log_to_driver: print the nodes' output here, each line behind `[worker:1]`: of all nodes
+            (`True`) or of none (`False`). By default that of rank 0, where a person reads it: the
+            error stream is a terminal, or this is a notebook, or spark-submit runs the program in
+            client mode. Lines that TensorFlow prints at every start are left out, unless the nodes'
+            environment has `TF_CPP_MIN_LOG_LEVEL=0`; `Cluster.logs` has them in any case.
         log_dir: folder on the driver's machine in which all that the nodes print is kept, in
             `sparkdl-<cluster>/worker-0.log` and so on: the last 640 MiB of each node, in files of
             64 MiB. A full or slow disk costs lines, which the files tell of, and harms no node. See
@@ -211,7 +213,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
         placement=placement,
         num_gpus=dict(num_gpus) if isinstance(num_gpus, Mapping) else num_gpus,
         release_port=release_port,
-        log_to_driver=log_to_driver or on_log is not None,
+        prints=_printing(True if on_log is not None else log_to_driver),
         keeps_log=log_dir is not None,
         working_dir=os.getcwd(),
         tensorboard=(tensorboard if isinstance(tensorboard, str) else "") if tensorboard else None,
@@ -250,7 +252,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
         on_report,
     )
     spec = replace(spec, is_watched=watch.needs_load, is_traced=watch.timeline is not None)
-    logs = NodeLogs(on_log or (_print_line if log_to_driver else None), files)
+    logs = NodeLogs(on_log or (_print_line if spec.prints != "none" else None), files)
     cluster = _start(
         *(spec, where, environment, payload, logs, show_progress, chosen_tls),
         watch.begin,
@@ -258,7 +260,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
     if pages is not None:
         cluster.dashboard_url = pages.url
         _log.info("Cluster %s: its dashboard is at %s", spec.cluster_id, pages.url)
-        if show_progress or (show_progress is None and (sys.stderr.isatty() or in_notebook())):
+        if show_progress or (show_progress is None and has_audience()):
             print_beside(f"Dashboard: {pages.url}")
     return cluster
 
@@ -472,6 +474,12 @@ def _input_mode(mode: str | InputMode) -> InputMode:
             raise ConfigError(f"input_mode={mode!r}: choose 'spark' or 'own'")
         return _INPUT_MODES[mode.lower()]
     return InputMode(mode)
+
+
+def _printing(log_to_driver: bool | None) -> Printing:
+    if log_to_driver is None:
+        return "first" if has_audience() else "none"
+    return "all" if log_to_driver else "none"
 
 
 def _modules(names: Sequence[str]) -> tuple[str, ...]:

@@ -196,7 +196,7 @@ class SparkExecutor:
 
         self._keeper = self.thread(keep, f"sparkdl-keeper-{launch.spec.cluster_id}")
         self._keeper.start()
-        self._console = ConsoleBar(self._context, launch.spec.log_to_driver)
+        self._console = ConsoleBar(self._context, launch.spec.prints != "none")
         if self._console.is_there:
             away = self._console.keep_away
             self.thread(away, f"sparkdl-console-{launch.spec.cluster_id}").start()

@@ -216,6 +216,8 @@ def _options(
     chosen: dict[str, Any] = {"reservation_timeout": start_timeout}
     if verbose != 0 or stdout is not None:
         chosen["on_log"] = _Printer(stdout, with_time)
+    else:
+        chosen["log_to_driver"] = False
     timeline = {**os.environ, **(env or {})}.get("HOROVOD_TIMELINE", "")
     if timeline and timeline.lower() != _DYNAMIC:
         chosen["timeline"] = timeline
