@@ -27,6 +27,9 @@ _NOISE = re.compile(
             r"\] Unable to register cu\w+ factory: Attempting to register factory for plugin",
             r"\] computation placer already registered",
             r"\] TF-TRT Warning: Could not find TensorRT",
+            # Keras 3.15 at each `fit` of a dataset: it takes its own default for the caller's wish.
+            r"UserWarning: `shuffle=True` was passed, but will be ignored since the data `x`",
+            r"^  self\.data_adapter = data_adapters\.get_data_adapter\($",
         )
     )
 )

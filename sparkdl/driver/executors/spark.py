@@ -371,8 +371,6 @@ class SparkExecutor:
         self._here.close(deadline)
         if self._keeper is None:
             return
-        if self._console:
-            self._console.close()
         self._wanted.put(())
         self._keeper.join(deadline.wait_s)
         with self._lock:
@@ -384,6 +382,8 @@ class SparkExecutor:
             self._cancel(self._nodes_tag)
             for job in jobs:
                 job.join(_JOIN_S)
+        if self._console:  # until here the jobs of the nodes would have the bar drawn
+            self._console.close()
 
 
 def _is_dataframe(data: Any) -> bool:
