@@ -44,7 +44,9 @@ from sparkdl.frameworks.framework import framework_named
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
+    from typing_extensions import Unpack
 
+    from sparkdl.driver.options import LaunchOptions
     from sparkdl.node.checkpoint_store import Found
 
 _log = logging.getLogger(__name__)
@@ -272,7 +274,7 @@ def run(
     nodes: int = 1,
     *,
     timeout_s: float | None = None,
-    **options: Any,
+    **options: Unpack[LaunchOptions],
 ) -> list[Any]:
     """Launch a cluster that reads its own data, wait, and return the values of `map_fun` by rank.
 

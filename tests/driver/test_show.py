@@ -31,7 +31,14 @@ from sparkdl.driver.feeds.coverage import Call, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.lifecycle.roster import Agent, Roster, Seats
 from sparkdl.driver.lifecycle.state import Failed, Finished, Gathering, Running, Stopped, Stopping
-from sparkdl.driver.show import FeedBar, as_html, has_audience, is_submitted, node_state, print_beside
+from sparkdl.driver.show import (
+    FeedBar,
+    as_html,
+    has_audience,
+    is_submitted,
+    node_state,
+    print_beside,
+)
 from tests.doubles.screen import on_screen
 
 SPEC = ClusterSpec("c0ffee", plan_nodes(3, 1), framework="plain")

@@ -30,8 +30,8 @@ NOISE = [  # of TensorFlow 2.15, 2.18 and 2.21
     "Warning: Could not find TensorRT",
     "I0000 00:00:1795401362.843849   17539 coordination_service.cc:505] Example stragglers:",
     "/job:worker/replica:0/task:1",
-    "/venv/keras/src/trainers/epoch_iterator.py:74: UserWarning: `shuffle=True` was passed, but will "
-    "be ignored since the data `x` was provided as a tf.data.Dataset.",
+    "/venv/keras/src/trainers/epoch_iterator.py:74: UserWarning: `shuffle=True` was passed, but "
+    "will be ignored since the data `x` was provided as a tf.data.Dataset.",
     "  self.data_adapter = data_adapters.get_data_adapter(",
 ]
 WORDS = [

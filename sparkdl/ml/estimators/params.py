@@ -95,7 +95,7 @@ def _input_mode(value: Any) -> int:
     return int(value)
 
 
-def _bool_or_texts(value: Any) -> Any:
+def _bool_or_texts(value: Any) -> bool | Sequence[str]:
     return value if isinstance(value, bool) else TypeConverters.toListString(value)
 
 
@@ -158,8 +158,8 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("cache", False, _bool, "Persist the rows in Spark while training"),
     ("num_gpus", None, _whole(0), "GPUs for each node; by default what Spark assigned, or one"),
     ("log_dir", None, _text, "Folder for TensorBoard's logs"),
-    ("log_to_driver", None, _bool, "Print the output of all nodes on the driver, or of none; that of "
-     "the first where a person reads it, if it is not set"),
+    ("log_to_driver", None, _bool, "Print the output of all nodes on the driver, or of none; that "
+     "of the first where a person reads it, if it is not set"),
     ("placement", "auto", _one_of("auto", "attached", "detached"), "Whether nodes keep their task "
      "slots, see sparkdl.launch"),
     ("max_restarts", 0, _whole(0), "How often all nodes begin anew after a failure; at the last "
