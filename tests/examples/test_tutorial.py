@@ -32,9 +32,8 @@ def test_program_trains_and_scores_on_a_standalone_cluster_and_its_user_sees_it(
     spark_standalone.stop()  # its executors hold the slots
     submit = str(Path(sys.executable).with_name("spark-submit"))
     command = [submit, "--master", master, "--conf", "spark.log.level=WARN", str(path)]
-    run = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=os.environ, timeout=200
-    )
+    env = {**os.environ, "SPARKDL_DASHBOARD": "1"}  # as for a user, not as for a test
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=200)
     found = re.search(r"accuracy on test rows: (0\.\d+)", run.stdout)
     assert found, run.stdout + run.stderr
     assert float(found[1]) > 0.9

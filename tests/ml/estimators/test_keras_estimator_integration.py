@@ -263,14 +263,18 @@ class Unpicklable:
         """Do nothing."""
 
 
+unchecked: Any = KerasEstimator
+"""It, to be given what a type checker refuses."""
+
+
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: KerasEstimator(classifier, gone=1), "no parameter 'gone'"),
-        (lambda: KerasEstimator(classifier, batchSize=1), "did you mean 'batch_size'"),
+        (lambda: unchecked(classifier, gone=1), "no parameter 'gone'"),
+        (lambda: unchecked(classifier, batchSize=1), "did you mean 'batch_size'"),
         (lambda: KerasEstimator(classifier, epochs=-1), "epochs=-1 must be at least 1"),
         (
-            lambda: KerasEstimator(classifier, mode="job"),
+            lambda: unchecked(classifier, mode="job"),
             "mode='job' cannot be: choose one of",
         ),
         (
