@@ -196,9 +196,9 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("features_col", "features", _text, "Column of the features: array, vector or number"),
     ("label_col", "label", _text, "Column of the labels"),
     ("prediction_col", "prediction", _text, "Column of the predictions: the class as a double if "
-     "probability_col or raw_prediction_col is set, else the model's output"),
-    ("probability_col", None, _text, "Column of the classes' probabilities, a vector; set it if "
-     "the model's output is such"),
+     "there are scores of classes in another column, else the model's output"),
+    ("probability_col", None, _text, "Column of the classes' probabilities, a vector; "
+     "'probability' if the model ends in a softmax; set it for a sigmoid of two classes"),
     ("raw_prediction_col", None, _text, "Column of the classes' logits, a vector; set it if the "
      "model's output is such"),
     ("optimizer", "adam", as_config, "Its name, or a Keras optimizer"),
