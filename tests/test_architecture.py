@@ -41,7 +41,7 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
             "mlflow",
             *("tfos", "horovod"),
             "",  # sparkdl/__init__.py
-            *("demo", "cli", "__main__"),
+            *("demo", "migrate", "cli", "__main__"),
         )
     )
 }

@@ -27,7 +27,7 @@ sparkdl.run(None, train, None, 2, executor="local", framework="plain", max_resta
 sparkdl.run(None, train, None, 2, max_restart=1)
 sparkdl.run(None, train, None, 2, feed_timeout="long")
 sparkdl.launch(None, train, node=2)
-search(None, train, {}, trials=2, executor="lokal")
+search(None, train, {}, trials=2, executor="yarn")
 search(None, train, {}, trials=2, executor="local", num_gpus={"worker": 1})
 estimator = sparkdl.KerasEstimator(train, loss="mse", num_workers=2, epochs=2, seed=None)
 sparkdl.KerasEstimator(train, epoch=2)
