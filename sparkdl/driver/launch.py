@@ -20,7 +20,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, LaunchError
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.settings import Environment, HangAction, Settings
-from sparkdl.core.spec import ClusterSpec, InputMode, Placement, Printing, plan_nodes
+from sparkdl.core.spec import ClusterSpec, InputMode, Placement, plan_nodes
 from sparkdl.core.tracking import follower_of_launch
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.dashboard import Dashboard, Recorder, dashboard_of_program
@@ -36,7 +36,7 @@ from sparkdl.driver.logs import LogLine, NodeLogs
 from sparkdl.driver.payload import pickle_user_code
 from sparkdl.driver.reports import Report, Reports
 from sparkdl.driver.run_socket import answering
-from sparkdl.driver.show import has_audience, in_notebook, print_beside
+from sparkdl.driver.show import has_audience, in_notebook, print_beside, printing
 from sparkdl.driver.timeline import Timeline, check_file
 from sparkdl.driver.warm import chosen_keep_s, warm_key
 from sparkdl.frameworks.framework import framework_named
@@ -215,7 +215,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
         placement=placement,
         num_gpus=dict(num_gpus) if isinstance(num_gpus, Mapping) else num_gpus,
         release_port=release_port,
-        prints=_printing(True if on_log is not None else log_to_driver),
+        prints=printing(True if on_log is not None else log_to_driver),
         keeps_log=log_dir is not None,
         working_dir=os.getcwd(),
         tensorboard=(tensorboard if isinstance(tensorboard, str) else "") if tensorboard else None,
@@ -476,12 +476,6 @@ def _input_mode(mode: str | InputMode) -> InputMode:
             raise ConfigError(f"input_mode={mode!r}: choose 'spark' or 'own'")
         return _INPUT_MODES[mode.lower()]
     return InputMode(mode)
-
-
-def _printing(log_to_driver: bool | None) -> Printing:
-    if log_to_driver is None:
-        return "first" if has_audience() else "none"
-    return "all" if log_to_driver else "none"
 
 
 def _modules(names: Sequence[str]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ import psutil
 
 from sparkdl.control.messages import FeedCount, NodeActive
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.spec import ClusterSpec, InputMode
+from sparkdl.core.spec import ClusterSpec, InputMode, Printing
 from sparkdl.core.world import Member, World
 from sparkdl.driver.controller import Controller, View
 from sparkdl.driver.lifecycle.state import (
@@ -63,6 +63,13 @@ def has_audience() -> bool:
     passes its output on.
     """
     return sys.stderr.isatty() or in_notebook() or is_submitted()
+
+
+def printing(log_to_driver: Any) -> Printing:
+    """Return the nodes whose output this program prints, or hands to a function."""
+    if log_to_driver is None:
+        return "first" if has_audience() else "none"
+    return "all" if log_to_driver else "none"
 
 
 def is_submitted() -> bool:

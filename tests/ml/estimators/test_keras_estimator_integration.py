@@ -317,8 +317,10 @@ def test_softmax_gives_columns_that_evaluators_take_without_a_further_parameter(
         scored = stage.transform(frame)
         as_it_is = stage.copy().setOutputTypes({"prediction": "array<float>"})
         assert as_it_is.transform(frame).dtypes[2:] == [("prediction", "array<float>")]
-    for metric in ("accuracy", "logLoss"):
-        value = MulticlassClassificationEvaluator(metricName=metric).evaluate(scored)
+    metrics: tuple[Any, ...] = ("accuracy", "logLoss")
+    for metric in metrics:
+        evaluator = MulticlassClassificationEvaluator(metricName=metric)
+        value = evaluator.evaluate(scored)
         assert value == pytest.approx({"accuracy": 1.0, "logLoss": 0.5514}[metric], abs=1e-3)
 
 
