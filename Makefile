@@ -57,7 +57,9 @@ $(VENV)/.installed: setup.py constraints.txt Makefile
 	@# PyPI's PyTorch for Linux comes with CUDA; where this index cannot be reached, it is the one installed below.
 	@[ -z "$(TORCH)" ] || [ -z "$(TORCH_INDEX)" ] || $(VENV)/bin/python -m pip install -q -c constraints.txt --no-deps \
 	  --index-url $(TORCH_INDEX) --retries 0 --timeout 20 torch >/dev/null 2>&1 || true
-	@$(VENV)/bin/python -m pip install -q -c constraints.txt -e '.[dev$(addprefix $(comma),$(TENSORFLOW) $(TORCH) $(if $(TORCH),lightning) $(JAX))]'
+	@# As a path, not as a finder that runs: mypy, pyright and editors read paths alone.
+	@$(VENV)/bin/python -m pip install -q -c constraints.txt --config-settings editable_mode=compat \
+	  -e '.[dev$(addprefix $(comma),$(TENSORFLOW) $(TORCH) $(if $(TORCH),lightning) $(JAX))]'
 	@# Without its dependencies: it names the distribution tensorflow, which would overwrite tensorflow-cpu.
 	@$(VENV)/bin/python -m pip install -q -c constraints.txt --no-deps tf_keras
 	@touch $@

@@ -50,6 +50,9 @@ def main(argv: list[str] | None = None) -> int:
     commands.add_parser("runs", help="list the clusters that run, of drivers on this machine")
     _add_stacks(commands.add_parser("stacks", help="print what all nodes of a cluster do now"))
     _add_top(commands.add_parser("top", help="show the nodes of a cluster as a live table"))
+    _add_migrate(
+        commands.add_parser("migrate", help="have programs import sparkdl for what it stands for")
+    )
     _add_dashboard(commands.add_parser("dashboard", help="show what was recorded of a cluster"))
     commands.add_parser("version", help="print the versions of sparkdl and of what it drives")
     options, rest = parser.parse_known_args(argv)
@@ -69,6 +72,7 @@ def _status(options: argparse.Namespace) -> int:
         "runs": _runs,
         "stacks": _stacks,
         "top": _top,
+        "migrate": _migrate,
         "dashboard": _dashboard,
         "version": _version,
     }
@@ -107,6 +111,26 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     add("--gloo", action="store_true", help="accepted: it is used anyway")
     add("--verbose", action="store_true", help="accepted: lines of all processes are printed")
     add("program", nargs=argparse.REMAINDER, metavar="python train.py …")
+
+
+def _add_migrate(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Changes the imports of tensorflowonspark, horovod and pyspark's TorchDistributor to those "
+        "of sparkdl, in place. Comments and strings stay. A second run changes nothing."
+    )
+    parser.add_argument("files", metavar="FILE", nargs="+", type=Path,
+        help="programs, notebooks, or folders of them")  # fmt: skip
+    parser.add_argument("--diff", action="store_true", help="print the changes, and make none")
+
+
+def _migrate(options: argparse.Namespace) -> int:
+    from sparkdl.migrate import migrate
+
+    status = 0
+    for line in migrate(options.files, options.diff):
+        print(line, flush=True)
+        status = 1 if ": not changed: " in line else status
+    return status
 
 
 def _add_dashboard(parser: argparse.ArgumentParser) -> None:

@@ -186,6 +186,11 @@ def test_readme_is_read_in_two_minutes() -> None:
     assert len(lines) <= MAX_README_LINES
 
 
+def test_twenty_lines_of_the_readme_are_twenty() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Twenty lines")[2]
+    assert len(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0].splitlines()) == 20
+
+
 def test_index_links_every_page() -> None:
     index = ROOT / "docs" / "index.md"
     linked = {match.group(1) for match in _LINK.finditer(index.read_text(encoding="utf-8"))}

@@ -193,11 +193,6 @@ def visible_gpus(environ: Mapping[str, str] | None = None) -> tuple[str, ...] | 
     return tuple(takewhile(lambda entry: entry not in ("", "-1"), entries))
 
 
-def is_submitted(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether spark-submit has started this program, which then writes into a pipe to it."""
-    return "PYSPARK_GATEWAY_PORT" in (os.environ if environ is None else environ)
-
-
 def _prefix(text: str) -> str:
     parts = text.strip("/")
     return f"/{parts}" if parts else ""

@@ -13,6 +13,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.settings import Settings
 
 Placement = Literal["auto", "attached", "detached"]
+Printing = Literal["all", "first", "none"]
 
 DEFAULT_FEED = "input"
 """The feed that is meant where none is named; TensorFlowOnSpark's queue of that name."""
@@ -140,7 +141,7 @@ class ClusterSpec:
             `gpus_of`.
         release_port: close the reserved port just before `map_fun` starts; otherwise user
             code calls `ctx.release_port()`.
-        log_to_driver: stream the children's output to the driver's stdout.
+        prints: the nodes whose output the driver prints; `first` is the node of rank 0.
         keeps_log: stream it to files of the driver's.
         default_fs: Hadoop's default file system, for `ctx.absolute_path`.
         working_dir: the driver's working directory, likewise.
@@ -161,7 +162,7 @@ class ClusterSpec:
     placement: Placement = "auto"
     num_gpus: int | dict[str, int] | None = None
     release_port: bool = True
-    log_to_driver: bool = False
+    prints: Printing = "none"
     keeps_log: bool = False
     default_fs: str = "file://"
     working_dir: str = "."
@@ -205,10 +206,9 @@ class ClusterSpec:
             return self.num_gpus.get(node.role.name, None if node.role.wants_gpu else 0)
         return self.num_gpus if node.role.wants_gpu else 0
 
-    @property
-    def streams_log(self) -> bool:
-        """Whether agents send what their children print, as it comes."""
-        return self.log_to_driver or self.keeps_log
+    def is_printed(self, rank: int) -> bool:
+        """Whether the driver prints the output of the node of this rank, -1 before it has one."""
+        return self.prints == "all" or (self.prints == "first" and rank == 0)
 
     @property
     def num_tasks(self) -> int:

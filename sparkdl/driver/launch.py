@@ -37,7 +37,7 @@ from sparkdl.driver.logs import LogLine, NodeLogs
 from sparkdl.driver.payload import pickle_user_code
 from sparkdl.driver.reports import Report, Reports
 from sparkdl.driver.run_socket import answering
-from sparkdl.driver.show import in_notebook, print_beside
+from sparkdl.driver.show import has_audience, in_notebook, print_beside, printing
 from sparkdl.driver.timeline import Timeline, check_file
 from sparkdl.driver.warm import chosen_keep_s, warm_key
 from sparkdl.frameworks.framework import framework_named
@@ -45,7 +45,9 @@ from sparkdl.frameworks.framework import framework_named
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
+    from typing_extensions import Unpack
 
+    from sparkdl.driver.options import LaunchOptions
     from sparkdl.node.checkpoint_store import Found
 
 _log = logging.getLogger(__name__)
@@ -80,7 +82,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
     num_gpus: int | Mapping[str, int] | None = None,
     release_port: bool = True,
     tensorboard: bool | str = False,
-    log_to_driver: bool | Callable[[LogLine], None] = False,
+    log_to_driver: bool | Callable[[LogLine], None] | None = None,
     log_dir: str | None = None,
     show_progress: bool | None = None,
     reservation_timeout: float = 600.0,
@@ -136,10 +138,12 @@ def launch(  # noqa: PLR0913 (one option, one name)
         tensorboard: whether TensorBoard runs beside the first node, see `Cluster.tensorboard_url`;
             the directory or URL that it shows, by default `tensorboard_<node id>` where `map_fun`
             runs. With it the launch returns when it answers, and `map_fun` runs meanwhile.
-        log_to_driver: print the nodes' output here, each line behind `[worker:1]`, without what
-            TensorFlow prints at every start. That comes as well where the nodes' environment has
-            `TF_CPP_MIN_LOG_LEVEL=0`; `Cluster.logs` has it in any case. A function is called with
-            each of these lines, a `LogLine`, instead.
+        log_to_driver: print the nodes' output here, each line behind `[worker:1]`: of all nodes
+            (`True`) or of none (`False`). By default that of rank 0, where a person reads it: the
+            error stream is a terminal, or this is a notebook, or spark-submit runs the program in
+            client mode. Lines that TensorFlow prints at every start are left out, unless the nodes'
+            environment has `TF_CPP_MIN_LOG_LEVEL=0`; `Cluster.logs` has them in any case. A
+            function is called with each line of all nodes, a `LogLine`, instead.
         log_dir: folder on the driver's machine in which all that the nodes print is kept, in
             `sparkdl-<cluster>/worker-0.log` and so on: the last 640 MiB of each node, in files of
             64 MiB. A full or slow disk costs lines, which the files tell of, and harms no node. See
@@ -216,7 +220,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
         placement=placement,
         num_gpus=dict(num_gpus) if isinstance(num_gpus, Mapping) else num_gpus,
         release_port=release_port,
-        log_to_driver=callable(log_to_driver) or log_to_driver,
+        prints=printing(log_to_driver),
         keeps_log=log_dir is not None,
         working_dir=os.getcwd(),
         tensorboard=(tensorboard if isinstance(tensorboard, str) else "") if tensorboard else None,
@@ -256,8 +260,8 @@ def launch(  # noqa: PLR0913 (one option, one name)
         on_report,
     )
     spec = replace(spec, is_watched=watch.needs_load, is_traced=watch.timeline is not None)
-    take = log_to_driver if callable(log_to_driver) else _print_line if log_to_driver else None
-    logs = NodeLogs(take, files)
+    shown = log_to_driver if callable(log_to_driver) else _print_line
+    logs = NodeLogs(shown if spec.prints != "none" else None, files)
     cluster = _start(
         *(spec, where, environment, payload, logs, show_progress, chosen_tls),
         watch.begin,
@@ -265,7 +269,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
     if pages is not None:
         cluster.dashboard_url = pages.url
         _log.info("Cluster %s: its dashboard is at %s", spec.cluster_id, pages.url)
-        if show_progress or (show_progress is None and (sys.stderr.isatty() or in_notebook())):
+        if show_progress or (show_progress is None and has_audience()):
             print_beside(f"Dashboard: {pages.url}")
     return cluster
 
@@ -277,7 +281,7 @@ def run(
     nodes: int = 1,
     *,
     timeout_s: float | None = None,
-    **options: Any,
+    **options: Unpack[LaunchOptions],
 ) -> list[Any]:
     """Launch a cluster that reads its own data, wait, and return the values of `map_fun` by rank.
 

@@ -19,10 +19,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from html import escape
 from typing import Any
 
+import psutil
+
 from sparkdl.control.messages import FeedCount, NodeActive
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.settings import is_submitted
-from sparkdl.core.spec import ClusterSpec, InputMode
+from sparkdl.core.spec import ClusterSpec, InputMode, Printing
 from sparkdl.core.world import Member, World
 from sparkdl.driver.controller import Controller, View
 from sparkdl.driver.lifecycle.state import (
@@ -45,6 +46,7 @@ _MAX_LINES = 20
 _SOME = 3
 
 
+_SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 _LEFT = ' style="text-align:left"'
 PERIOD_S = 0.25
 """The bar is drawn this often; Spark's own stays away for half a second."""
@@ -54,6 +56,35 @@ def in_notebook() -> bool:
     """Whether this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
+def has_audience() -> bool:
+    """Whether a person reads what this program prints.
+
+    True on a terminal, in a notebook, and where spark-submit runs the program in client mode and
+    passes its output on.
+    """
+    return sys.stderr.isatty() or in_notebook() or is_submitted()
+
+
+def printing(log_to_driver: Any) -> Printing:
+    """Return the nodes whose output this program prints, or hands to a function."""
+    if log_to_driver is None:
+        return "first" if has_audience() else "none"
+    return "all" if log_to_driver else "none"
+
+
+def is_submitted() -> bool:
+    """Whether spark-submit runs this program, in client mode.
+
+    The program's parent is then the JVM of spark-submit, which copies both streams of the program
+    to its own standard output. The environment does not tell: over Spark Connect it names no
+    gateway, and in YARN's cluster mode it names one.
+    """
+    with suppress(psutil.Error):
+        parent = psutil.Process().parent()
+        return parent is not None and _SUBMIT in parent.cmdline()
+    return False
 
 
 def show_page(url: str, height: int) -> None:
@@ -374,12 +405,13 @@ def _logging_beside() -> Iterator[None]:
 def _submitted_width() -> int | None:
     """Return the width of the terminal to which spark-submit brings this program's output.
 
-    The program itself writes into a pipe there. `None` where there is none.
+    The program itself writes into a pipe there, its errors too, and spark-submit copies that to its
+    standard output. `None` where there is none.
     """
     if not is_submitted():
         return None
     with suppress(OSError):
-        fd = os.open(f"/proc/{os.getppid()}/fd/2", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+        fd = os.open(f"/proc/{os.getppid()}/fd/1", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
         try:
             return os.get_terminal_size(fd).columns - 1
         finally:

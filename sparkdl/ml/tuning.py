@@ -35,6 +35,9 @@ from sparkdl.driver.threads import begin
 if TYPE_CHECKING:
     import optuna
     import pandas as pd
+    from typing_extensions import Unpack
+
+    from sparkdl.driver.options import LaunchOptions
 
     Space = Mapping[str, Any] | Callable[[optuna.Trial], dict[str, Any]]
 
@@ -60,7 +63,7 @@ def search(  # noqa: PLR0913 (one option, one name)
     pruner: optuna.pruners.BasePruner | None = None,
     seed: int | None = None,
     trial_timeout_s: float | None = None,
-    **options: Any,
+    **options: Unpack[LaunchOptions],
 ) -> SearchResult:
     """Search for the parameters with which `objective(params, ctx)` is best.
 
@@ -92,7 +95,8 @@ def search(  # noqa: PLR0913 (one option, one name)
     found = _study(study, direction, sampler, pruner, seed)
     if spark is None and options.get("executor") != "local":
         spark = SparkSession.getActiveSession()  # which other threads do not know
-    options = {"input_mode": "own", "framework": "plain", **options}
+    options.setdefault("input_mode", "own")
+    options.setdefault("framework", "plain")
     stop = threading.Event()
 
     def run(params: dict[str, Any], report: Callable[[int, float], bool]) -> float:

@@ -345,8 +345,8 @@ class Agent:
             self._pipe.close()  # reads the child's last words first
         self._profiles.child_ended()
         if self._child:
-            while self._spec.streams_log and (lines := self._child.log.new_lines(is_last=True)):
-                self._report(printed(lines))
+            while self._streams_log and (lines := self._child.log.new_lines(is_last=True)):
+                self._report_lines(lines)
             last = self._child.log.tail(MAX_LAST_LINES)
             self._report(messages.LastLines(self._activity.generation, last))
         self._children.child_ended()
@@ -437,14 +437,22 @@ class Agent:
 
     def _on_child_print(self) -> None:
         self._activity.printed()
-        if self._spec.streams_log:
+        if self._streams_log:
             self._prints.request()
+
+    @property
+    def _streams_log(self) -> bool:
+        """Whether the driver prints or keeps the lines of this node as they come."""
+        return self._spec.keeps_log or self._spec.is_printed(self._rank)
 
     def _stream_log(self) -> None:
         """Send new lines; after a burst the others follow."""
         if self._child and (lines := self._child.log.new_lines()):
-            self._report(printed(lines))
+            self._report_lines(lines)
             self._prints.request()
+
+    def _report_lines(self, lines: tuple[str, ...]) -> None:
+        self._report(printed(lines, self._spec.is_printed(self._rank)))
 
     # The coordinator.
 

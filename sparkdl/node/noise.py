@@ -30,6 +30,9 @@ _NOISE = re.compile(
             r"\] Unable to register cu\w+ factory: Attempting to register factory for plugin",
             r"\] computation placer already registered",
             r"\] TF-TRT Warning: Could not find TensorRT",
+            # Keras 3.15 at each `fit` of a dataset: it takes its own default for the caller's wish.
+            r"UserWarning: `shuffle=True` was passed, but will be ignored since the data `x`",
+            r"^  self\.data_adapter = data_adapters\.get_data_adapter\($",
         )
     )
 )
@@ -47,14 +50,17 @@ def noise_in(lines: Sequence[str], environment: Mapping[str, str] = os.environ) 
     return tuple(place for place, line in enumerate(lines) if _NOISE.search(line))
 
 
-def printed(lines: Sequence[str]) -> LogLines:
+def printed(lines: Sequence[str], is_shown: bool) -> LogLines:
     """Return lines as the driver gets them.
 
     Args:
         lines: with the marks of error lines.
+        is_shown: whether the driver prints the lines of this node; those that it does not print are
+            all marked as noise.
     """
     plain = tuple(map(unmarked, lines))
-    return LogLines(plain, noise_in(plain), marked_in(lines))
+    noise = noise_in(plain) if is_shown else tuple(range(len(plain)))
+    return LogLines(plain, noise, marked_in(lines))
 
 
 def without_noise(lines: Sequence[str], last: int) -> tuple[str, ...]:

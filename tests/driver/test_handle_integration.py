@@ -376,6 +376,30 @@ def test_output_streams_to_the_driver_behind_the_name_of_its_node(
     assert "[worker:0] I am 0" in lines
 
 
+@pytest.mark.parametrize(("is_terminal", "printed"), [(True, ["[worker:0] rank 0"]), (False, [])])
+def test_first_node_alone_is_printed_by_default_where_a_person_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    is_terminal: bool,
+    printed: list[str],
+) -> None:
+    def speak(args: None, ctx: NodeContext) -> None:
+        print(f"rank {ctx.rank}")
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    with launch(speak, log_dir=str(tmp_path)):
+        pass
+    with launch(speak):
+        pass
+    with launch(speak, log_to_driver=False):
+        pass
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "rank" in line] == printed * 2
+    (kept,) = tmp_path.glob("*/worker-1.log")
+    assert "rank 1" in kept.read_text(encoding="utf-8"), "files have the lines of all nodes"
+
+
 def test_lines_come_while_map_fun_runs_and_progress_bars_as_their_last_state(
     tmp_path: Path,
 ) -> None:

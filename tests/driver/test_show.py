@@ -9,6 +9,7 @@ import os
 import pty
 import re
 import struct
+import subprocess
 import sys
 import termios
 from collections.abc import Iterator
@@ -22,7 +23,6 @@ from sparkdl.control.messages import ChildReturned, FeedCount, Hello, NodeActive
 from sparkdl.control.rows import CallShape
 from sparkdl.core.errors import LaunchError
 from sparkdl.core.failure import Failure
-from sparkdl.core.settings import is_submitted
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
 from sparkdl.driver import show
@@ -31,7 +31,14 @@ from sparkdl.driver.feeds.coverage import Call, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.lifecycle.roster import Agent, Roster, Seats
 from sparkdl.driver.lifecycle.state import Failed, Finished, Gathering, Running, Stopped, Stopping
-from sparkdl.driver.show import FeedBar, as_html, node_state, print_beside
+from sparkdl.driver.show import (
+    FeedBar,
+    as_html,
+    has_audience,
+    is_submitted,
+    node_state,
+    print_beside,
+)
 from tests.doubles.screen import on_screen
 
 SPEC = ClusterSpec("c0ffee", plan_nodes(3, 1), framework="plain")
@@ -226,9 +233,29 @@ def test_without_a_terminal_nobody_draws_and_no_other_bar_is_hidden(
     assert stream.getvalue() == ""
 
 
-def test_program_of_spark_submit_is_known_by_its_gateway() -> None:
-    assert is_submitted({"PYSPARK_GATEWAY_PORT": "40000"})
-    assert not is_submitted({"PATH": "/bin"})
+def test_program_of_spark_submit_is_known_by_its_parent_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "40000")  # as under YARN's ApplicationMaster
+    assert not is_submitted()
+    assert not has_audience()
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT")  # as over Spark Connect
+    program = "from sparkdl.driver.show import has_audience; print(has_audience())"
+    submit = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[2]])"
+    for main, answer in (
+        ("org.apache.spark.deploy.SparkSubmit", "True"),
+        ("org.apache.spark.deploy.yarn.ApplicationMaster", "False"),
+    ):
+        command = [sys.executable, "-c", submit, main, program]
+        run = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert run.stdout.strip() == answer
+
+
+def test_person_at_a_terminal_reads_what_the_program_prints(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with a_terminal(monkeypatch):
+        assert has_audience()
 
 
 def test_rows_of_a_call_are_known_when_those_of_all_partitions_are() -> None:

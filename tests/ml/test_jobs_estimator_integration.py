@@ -114,7 +114,7 @@ def test_fit_in_jobs_trains_as_one_process_and_scores(
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Spark's pool
 @pytest.mark.deep
 @pytest.mark.parametrize("mode", ["jobs", "nodes"])
-def test_spark_tunes_a_regression(spark_ml: SparkSession, mode: str) -> None:
+def test_spark_tunes_a_regression(spark_ml: SparkSession, mode: Any) -> None:
     import keras
 
     layer = keras.layers.Dense(1, kernel_initializer="zeros")

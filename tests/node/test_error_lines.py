@@ -23,4 +23,4 @@ def test_each_line_has_one_mark_however_it_is_written(parts: list[str]) -> None:
 def test_marks_do_not_reach_the_driver() -> None:
     lines = ("plain", f"{MARK}error", f"rest of a line {MARK}and an error")
     wanted = ("plain", "error", "rest of a line and an error")
-    assert printed(lines) == LogLines(wanted, (), (1,))
+    assert printed(lines, True) == LogLines(wanted, (), (1,))

@@ -30,6 +30,9 @@ NOISE = [  # of TensorFlow 2.15, 2.18 and 2.21
     "Warning: Could not find TensorRT",
     "I0000 00:00:1795401362.843849   17539 coordination_service.cc:505] Example stragglers:",
     "/job:worker/replica:0/task:1",
+    "/venv/keras/src/trainers/epoch_iterator.py:74: UserWarning: `shuffle=True` was passed, but "
+    "will be ignored since the data `x` was provided as a tf.data.Dataset.",
+    "  self.data_adapter = data_adapters.get_data_adapter(",
 ]
 WORDS = [
     "I am a line of the user's, and WARNING: All log messages are not meant",
@@ -40,6 +43,7 @@ WORDS = [
     "2024-05-01 10:00:00.123456: I myapp/trainer.cc:12] step 3",
     "I0501 10:00:00.123456   17395 trainer.cc:12] glog of another library",
     "WARNING:tensorflow:of its Python",
+    "UserWarning: Limiting steps_per_epoch to 5",
     "INFO:root:of Python",
     "",
 ]

@@ -206,7 +206,7 @@ class SparkExecutor:
 
         self._keeper = self.thread(keep, f"sparkdl-keeper-{launch.spec.cluster_id}")
         self._keeper.start()
-        self._console = ConsoleBar(self._context, launch.spec.log_to_driver)
+        self._console = ConsoleBar(self._context, launch.spec.prints != "none")
         if self._console.is_there:
             away = self._console.keep_away
             self.thread(away, f"sparkdl-console-{launch.spec.cluster_id}").start()
@@ -380,8 +380,6 @@ class SparkExecutor:
         self._here.close(deadline)
         if self._keeper is None:
             return
-        if self._console:
-            self._console.close()
         self._wanted.put(())
         self._keeper.join(deadline.wait_s)
         with self._lock:
@@ -396,6 +394,8 @@ class SparkExecutor:
             self._cancel(self._nodes_tag)
             for job in jobs:
                 job.join(_JOIN_S)
+        if self._console:  # until here the jobs of the nodes would have the bar drawn
+            self._console.close()
 
 
 def _is_dataframe(data: Any) -> bool:

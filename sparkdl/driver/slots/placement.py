@@ -228,10 +228,10 @@ def choose_placing(
             "set spark.dynamicAllocation.enabled=false, or placement='attached'"
         )
     why = "spare slots feed" if is_fed else "nothing has to be fed"
-    slots = count(topology.slots, "slot")
-    why = f"{slots}, {count(nodes, 'node')}: {why}"
+    there = count(topology.slots, "slot")
+    why = f"{there}, {count(nodes, 'node')}: {why}"
     if not attached:
-        why = f"{slots} for {count(nodes, 'node')}, which leaves none for feeding"
+        why = f"{there} for {count(nodes, 'node')}, which leaves none for feeding"
         cpus = None
     if cpus is None and gpus == topology.task_gpus:
         return Placing(attached, None, why)

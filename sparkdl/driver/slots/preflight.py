@@ -369,11 +369,12 @@ def _call(sc: SparkContext, kind: str, target: Any, method: str, returned: str) 
 
     Reflection would load the classes of all its methods, of which pyspark lacks some (protobuf).
     """
-    java = sc._jvm.java.lang
+    jvm: Any = sc._jvm
+    java = jvm.java.lang
     of, returns = (java.Class.forName(f"org.apache.spark.{name}") for name in (kind, returned))
     kinds = java.invoke.MethodType.methodType(returns)
     handle = java.invoke.MethodHandles.publicLookup().findVirtual(of, method, kinds)
-    arguments = sc._jvm.java.util.ArrayList()
+    arguments = jvm.java.util.ArrayList()
     arguments.add(target)
     return handle.invokeWithArguments(arguments)
 

@@ -247,8 +247,7 @@ def _options(
     if start_timeout is None:
         start_timeout = _seconds("HOROVOD_SPARK_START_TIMEOUT", _START_TIMEOUT_S)
     chosen: dict[str, Any] = {"reservation_timeout": start_timeout}
-    if printer is not None:
-        chosen["log_to_driver"] = printer
+    chosen["log_to_driver"] = printer or False
     timeline = {**os.environ, **(env or {})}.get("HOROVOD_TIMELINE", "")
     if timeline and timeline.lower() != _DYNAMIC:
         chosen["timeline"] = timeline

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import msgspec
@@ -54,6 +54,11 @@ from sparkdl.ml.scoring.columns import NUMBERS, TEXTS, input_columns, leaf_type
 from sparkdl.ml.scoring.model import KerasModel
 from sparkdl.ml.scoring.predict import SCORE_ROWS
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from sparkdl.ml.estimators.options import KerasParams
+
 _BATCH_ROWS = 32
 _MODEL = "model.keras"
 Trained = tuple[bytes, Signature, TrainingSummary]
@@ -93,7 +98,9 @@ class KerasEstimator(
 
     __module__ = "sparkdl"
 
-    def __init__(self, model: Any = None, *, callbacks: Any = (), **params: Any) -> None:
+    def __init__(
+        self, model: Any = None, *, callbacks: Any = (), **params: Unpack[KerasParams]
+    ) -> None:
         super().__init__()
         self._set_table_defaults(batch_size=_BATCH_ROWS)
         self._made: bytes | Callable[[], Any] | None = None

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError
 from sparkdl.core.scratch import scratch_folder
 from sparkdl.core.spelling import did_you_mean
-from sparkdl.ml.estimators.source import Tensor
+from sparkdl.ml.estimators.source import Signature, Tensor
 
 Made = bytes | Callable[[], Any]
 NO_LOSS = "the model has no loss: set loss=, or compile the model"
@@ -159,6 +160,26 @@ def tensor_of(tensor: Any, name: str | None = None) -> Tensor:
     dtype = keras.backend.standardize_dtype(tensor.dtype)
     dtype = "float32" if dtype == "bfloat16" else dtype
     return Tensor(name or tensor.name, dtype, (None, *tensor.shape[1:]))
+
+
+def with_softmax(signature: Signature, model: Any) -> Signature:
+    """Return the signature of a trained model; its only output says whether it is a softmax."""
+    if not len(signature.outputs) == len(getattr(model, "outputs", None) or ()) == 1:
+        return signature
+    is_softmax = _is_softmax(model.outputs[0])
+    return replace(signature, outputs=(replace(signature.outputs[0], is_softmax=is_softmax),))
+
+
+def _is_softmax(tensor: Any) -> bool:
+    """Whether the layer that makes a tensor ends in a softmax over the last axis."""
+    import keras
+
+    layer, _, place = getattr(tensor, "_keras_history", (None, 0, 0))
+    if outputs := getattr(layer, "outputs", None):  # a model within the model
+        return _is_softmax(outputs[place])
+    if isinstance(layer, keras.layers.Softmax):
+        return bool(layer.axis in (-1, len(tensor.shape) - 1))
+    return getattr(layer, "activation", None) is keras.activations.softmax
 
 
 def inputs_by_column(features: Mapping[str, str], inputs: Sequence[Tensor]) -> dict[str, Tensor]:

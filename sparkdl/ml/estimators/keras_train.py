@@ -27,6 +27,7 @@ from sparkdl.ml.estimators.keras_model import (
     compiled,
     inputs_by_column,
     inputs_of,
+    with_softmax,
 )
 from sparkdl.ml.estimators.source import Tensor, local_path
 from sparkdl.ml.scoring.tensorflow import keras_predictor
@@ -227,7 +228,8 @@ def callbacks_of(task: KerasTask, is_chief: bool) -> list[Any]:
 
 
 def _saved(model: Any, task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
-    signature = msgspec.json.encode(keras_predictor(model).signature).decode()
+    found = with_softmax(keras_predictor(model).signature, model)
+    signature = msgspec.json.encode(found).decode()
     if task.model_dir is None:
         return {"signature": signature, "content": as_content(model)}
     path = f"{local_path(ctx.absolute_path(task.model_dir))}/{task.name}.keras"

@@ -95,7 +95,7 @@ def _input_mode(value: Any) -> int:
     return int(value)
 
 
-def _bool_or_texts(value: Any) -> Any:
+def _bool_or_texts(value: Any) -> bool | Sequence[str]:
     return value if isinstance(value, bool) else TypeConverters.toListString(value)
 
 
@@ -158,7 +158,8 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("cache", False, _bool, "Persist the rows in Spark while training"),
     ("num_gpus", None, _whole(0), "GPUs for each node; by default what Spark assigned, or one"),
     ("log_dir", None, _text, "Folder for TensorBoard's logs"),
-    ("log_to_driver", False, _bool, "Print the nodes' output on the driver"),
+    ("log_to_driver", None, _bool, "Print the output of all nodes on the driver, or of none; that "
+     "of the first where a person reads it, if it is not set"),
     ("placement", "auto", _one_of("auto", "attached", "detached"), "Whether nodes keep their task "
      "slots, see sparkdl.launch"),
     ("max_restarts", 0, _whole(0), "How often all nodes begin anew after a failure; at the last "
@@ -195,9 +196,9 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("features_col", "features", _text, "Column of the features: array, vector or number"),
     ("label_col", "label", _text, "Column of the labels"),
     ("prediction_col", "prediction", _text, "Column of the predictions: the class as a double if "
-     "probability_col or raw_prediction_col is set, else the model's output"),
-    ("probability_col", None, _text, "Column of the classes' probabilities, a vector; set it if "
-     "the model's output is such"),
+     "there are scores of classes in another column, else the model's output"),
+    ("probability_col", None, _text, "Column of the classes' probabilities, a vector; "
+     "'probability' if the model ends in a softmax; set it for a sigmoid of two classes"),
     ("raw_prediction_col", None, _text, "Column of the classes' logits, a vector; set it if the "
      "model's output is such"),
     ("optimizer", "adam", as_config, "Its name, or a Keras optimizer"),

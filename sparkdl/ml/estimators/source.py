@@ -37,11 +37,13 @@ class Tensor:
         dtype: numpy's name, or `string` for text and bytes; `NUMBER` or `ANY` where it is open.
         shape: the first axis is the rows, None; further ones are None where they vary. None if not
             even their number is known.
+        is_softmax: whether a softmax makes the values of a row, as far as the framework says it.
     """
 
     name: str
     dtype: str
     shape: tuple[int | None, ...] | None
+    is_softmax: bool = False
 
     def __str__(self) -> str:
         dims = "…" if self.shape is None else ", ".join(str(n or "?") for n in self.shape)

@@ -18,7 +18,7 @@ import msgspec
 from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml.estimators.keras_model import as_content
+from sparkdl.ml.estimators.keras_model import as_content, with_softmax
 from sparkdl.ml.estimators.keras_train import KerasTask
 from sparkdl.ml.estimators.source import Signature
 from sparkdl.ml.estimators.training import Training, TrainingSummary, check_columns
@@ -181,7 +181,7 @@ def fit_keras(
         outcome = Loop(jobs, plan, master, spec).run(rows, validation)
     copy = final_copy(master.model)
     summary = TrainingSummary(outcome.history, seconds=outcome.seconds)
-    return as_content(copy), signature_of(copy), summary
+    return as_content(copy), with_softmax(signature_of(copy), copy), summary
 
 
 def _identity(task: KerasTask, master: KerasMaster) -> tuple[object, ...]:

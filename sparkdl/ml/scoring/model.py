@@ -37,6 +37,8 @@ from sparkdl.ml.scoring.task import Score
 from sparkdl.ml.scoring.transform import scored
 
 _FILES = "model"
+PROBABILITY = "probability"
+"""The column of a softmax, where `probability_col` names none; Spark ML's own name for it."""
 Parts = tuple[ModelSource, Signature, Any, tuple[StructType, tuple[OutputColumn, ...]]]
 
 
@@ -176,8 +178,9 @@ class KerasModel(_ScoringModel, params=COLUMNS):
 
     The model's output is the column `prediction_col`. If `probability_col` is set (or
     `raw_prediction_col`, for logits), the output is there as a vector, and `prediction_col` holds
-    the number of the class with the highest score. With `output_mapping`, its columns are there
-    instead.
+    the number of the class with the highest score. An only output that ends in a softmax is so by
+    itself, in the column `probability`, unless `output_types` names a type for `prediction_col`.
+    With `output_mapping`, its columns are there instead.
 
     Attributes:
         content: the trained model as a `.keras` file.
@@ -232,8 +235,10 @@ class KerasModel(_ScoringModel, params=COLUMNS):
                 "column, …}) instead of prediction_col"
             )
         (output,) = self._signature.outputs
-        prediction = self.getPredictionCol()
-        for column, complement in ((self.getProbabilityCol(), 1), (self.getRawPredictionCol(), 0)):
+        prediction, scores = self.getPredictionCol(), self.getProbabilityCol()
+        if output.is_softmax and not self.getRawPredictionCol() and prediction not in types:
+            scores = scores or PROBABILITY
+        for column, complement in ((scores, 1), (self.getRawPredictionCol(), 0)):
             if column:
                 return class_outputs(output, column, prediction, complement)
         if output.shape is not None and output.shape[1:] in ((), (1,)) and output.dtype != TEXT:

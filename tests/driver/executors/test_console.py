@@ -99,6 +99,7 @@ def test_on_a_terminal_each_line_stands_alone() -> None:
         while data := terminal.read(65536):
             written += data
     assert program.wait() == 0
+    assert b"[Stage" not in written, "all jobs are ours"
     lines = on_screen(written.decode())
     told = [line for line in lines if "trains on" in line or "of the program" in line]
     assert set(told) == {"[worker:0] trains on", "[worker:1] trains on", "of the program"}

@@ -263,14 +263,18 @@ class Unpicklable:
         """Do nothing."""
 
 
+unchecked: Any = KerasEstimator
+"""It, to be given what a type checker refuses."""
+
+
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: KerasEstimator(classifier, gone=1), "no parameter 'gone'"),
-        (lambda: KerasEstimator(classifier, batchSize=1), "did you mean 'batch_size'"),
+        (lambda: unchecked(classifier, gone=1), "no parameter 'gone'"),
+        (lambda: unchecked(classifier, batchSize=1), "did you mean 'batch_size'"),
         (lambda: KerasEstimator(classifier, epochs=-1), "epochs=-1 must be at least 1"),
         (
-            lambda: KerasEstimator(classifier, mode="job"),
+            lambda: unchecked(classifier, mode="job"),
             "mode='job' cannot be: choose one of",
         ),
         (
@@ -288,6 +292,43 @@ class Unpicklable:
 def test_what_cannot_work_is_refused_at_once(make: Any, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         make()
+
+
+def test_softmax_gives_columns_that_evaluators_take_without_a_further_parameter(
+    spark_ml: SparkSession,
+) -> None:
+    import keras
+
+    inner = keras.Sequential([keras.Input((3,)), keras.layers.Activation("softmax")])
+    for last in (inner, keras.layers.Softmax(), "softmax", "linear"):
+        layers = [keras.layers.Dense(3, kernel_initializer="identity")]
+        layers += [keras.layers.Activation(last) if isinstance(last, str) else last]
+        model = keras.Sequential([keras.Input((3,), name="x"), *layers])
+        stage: Any = stage_of(model)
+        frame = spark_ml.range(6, numPartitions=1).selectExpr(
+            "array(double(id % 3 = 0), double(id % 3 = 1), double(id % 3 = 2)) as features",
+            "double(id % 3) as label",
+        )
+        types = stage.transform(frame).dtypes[2:]
+        if last == "linear":
+            assert types == [("prediction", "array<float>")], "logits or a regression: no guess"
+            continue
+        assert types == [("probability", "vector"), ("prediction", "double")]
+        scored = stage.transform(frame)
+        as_it_is = stage.copy().setOutputTypes({"prediction": "array<float>"})
+        assert as_it_is.transform(frame).dtypes[2:] == [("prediction", "array<float>")]
+    metrics: tuple[Any, ...] = ("accuracy", "logLoss")
+    for metric in metrics:
+        evaluator = MulticlassClassificationEvaluator(metricName=metric)
+        value = evaluator.evaluate(scored)
+        assert value == pytest.approx({"accuracy": 1.0, "logLoss": 0.5514}[metric], abs=1e-3)
+
+
+def stage_of(model: Any) -> KerasModel:
+    from sparkdl.ml.estimators.keras_model import as_content, with_softmax
+    from sparkdl.ml.scoring.tensorflow import keras_predictor
+
+    return KerasModel(as_content(model), with_softmax(keras_predictor(model).signature, model))
 
 
 def test_model_of_several_outputs_maps_them(spark_ml: SparkSession) -> None:

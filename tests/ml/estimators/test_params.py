@@ -98,7 +98,7 @@ def test_what_concerns_the_launch_reaches_it() -> None:
     stage = TFEstimator(train_fn, args).setFeedTimeout(5).setNumGPUs(3)
     found = launch_options(stage.merge_args_params())
     assert found == {
-        "reservation_timeout": 600.0, "feed_timeout": 5.0, "num_gpus": 3, "log_to_driver": False,
+        "reservation_timeout": 600.0, "feed_timeout": 5.0, "num_gpus": 3, "log_to_driver": None,
         "placement": "detached", "max_restarts": 0, "checkpoint_dir": None,
         "tls": None,
     }  # fmt: skip

@@ -1,0 +1,216 @@
+"""`sparkdl migrate FILE…`: has a program import sparkdl in place of the libraries it stands for.
+
+Runs in: driver
+
+Positions come from `ast`, and the text is edited there: comments, strings and the format stay. A
+program that was migrated has nothing left to change, so a second run does nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+FACES = {"tensorflowonspark": "sparkdl.tfos", "horovod": "sparkdl.horovod"}
+"""Packages, and what has their names here."""
+_DISTRIBUTOR = "pyspark.ml.torch.distributor"
+_PACKAGE = Path(__file__).parent
+_FROM = re.compile(rb"from\s+")
+
+
+@dataclass(frozen=True)
+class Migrated:
+    """A program after the change.
+
+    Attributes:
+        changes: how many names were replaced.
+        warnings: what needs a look, by line.
+    """
+
+    text: str
+    changes: int
+    warnings: tuple[tuple[int, str], ...]
+
+
+class _Edit(NamedTuple):
+    """A name to replace; `column` counts bytes."""
+
+    line: int
+    column: int
+    old: str
+    new: str
+
+
+Warned = tuple[int, str]
+"""A line, and what needs a look there."""
+
+
+def migrated(text: str, outer: frozenset[str] = frozenset()) -> Migrated:
+    """Return a program with the imports of sparkdl.
+
+    Args:
+        outer: packages that another cell of the notebook imports by their own name.
+
+    Raises:
+        SyntaxError: if it is no Python.
+    """
+    head = "\ufeff" if text.startswith("\ufeff") else ""
+    lines = text[len(head) :].encode().splitlines(keepends=True)
+    tree = ast.parse(b"".join(lines))
+    bound = imported_by_name(tree) | outer
+    found = [each for node in ast.walk(tree) for each in _found(node, lines, bound)]
+    edits = {each for each in found if isinstance(each, _Edit)}
+    warnings = {each for each in found if not isinstance(each, _Edit)}
+    for number, column, old, new in sorted(edits, reverse=True):
+        line = lines[number - 1]
+        assert line[column:].startswith(old.encode()), (number, old)
+        lines[number - 1] = line[:column] + new.encode() + line[column + len(old.encode()) :]
+    return Migrated(head + b"".join(lines).decode(), len(edits), tuple(sorted(warnings)))
+
+
+def _found(
+    node: ast.AST, lines: Sequence[bytes], bound: frozenset[str]
+) -> Iterator[_Edit | Warned]:
+    if isinstance(node, ast.ImportFrom) and not node.level:
+        yield from _found_in_from(node, lines)
+    elif isinstance(node, ast.Import):
+        for alias in node.names:
+            root = alias.name.partition(".")[0]
+            if root in FACES:
+                yield _Edit(alias.lineno, alias.col_offset, root, FACES[root])
+                yield from ((alias.lineno, told) for told in _missing(alias.name))
+            elif alias.name == _DISTRIBUTOR:
+                yield alias.lineno, "write `from sparkdl import TorchDistributor`"
+    elif isinstance(node, ast.Name) and node.id in bound:
+        place = lines[node.lineno - 1][node.col_offset :]
+        if isinstance(node.ctx, ast.Load) and place.startswith(node.id.encode()):
+            yield _Edit(node.lineno, node.col_offset, node.id, FACES[node.id])
+        else:  # assigned to; or within an f-string, of which Python 3.11 knows no places
+            yield node.lineno, f"{node.id} is used here: see to it yourself"
+
+
+def _found_in_from(node: ast.ImportFrom, lines: Sequence[bytes]) -> Iterator[_Edit | Warned]:
+    start = _FROM.match(lines[node.lineno - 1], node.col_offset)
+    for old, new in _of_module(node):
+        if start is not None and lines[node.lineno - 1].startswith(old.encode(), start.end()):
+            yield _Edit(node.lineno, start.end(), old, new)
+        else:
+            yield node.lineno, f"write `from {new} import …` in one line"
+    yield from ((node.lineno, told) for told in _unknown(node))
+
+
+def imported_by_name(tree: ast.AST) -> frozenset[str]:
+    """Return the packages that are imported so that the program uses their own name."""
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.Import))
+    roots = (a.name.partition(".")[0] for node in imports for a in node.names if not a.asname)
+    return frozenset(root for root in roots if root in FACES)
+
+
+def _of_module(node: ast.ImportFrom) -> Iterator[tuple[str, str]]:
+    module = node.module or ""
+    root = module.partition(".")[0]
+    if root in FACES:
+        yield root, FACES[root]
+    elif module == _DISTRIBUTOR and {alias.name for alias in node.names} == {"TorchDistributor"}:
+        yield module, "sparkdl"
+
+
+def _unknown(node: ast.ImportFrom) -> Iterator[str]:
+    module = node.module or ""
+    if module.partition(".")[0] in FACES:
+        yield from _missing(module)
+        if path := _file(module):
+            source = path.read_text(encoding="utf-8")
+            for name in (alias.name for alias in node.names):
+                is_there = _file(f"{module}.{name}") or re.search(rf"\b{name}\b", source)
+                if name != "*" and not is_there:
+                    yield f"{_here(module)} has no {name}"
+    elif module == _DISTRIBUTOR and not list(_of_module(node)):
+        yield f"{module}: sparkdl has TorchDistributor alone; import it in a line of its own"
+
+
+def _missing(module: str) -> Iterator[str]:
+    if _file(module) is None:
+        yield f"there is no {_here(module)}"
+
+
+def _here(module: str) -> str:
+    root, dot, rest = module.partition(".")
+    return FACES[root] + dot + rest
+
+
+def _file(module: str) -> Path | None:
+    """Return the file of sparkdl's module that stands for another's."""
+    path = _PACKAGE.joinpath(*_here(module).split(".")[1:])
+    found = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return found if found.is_file() else None
+
+
+def migrated_notebook(text: str) -> Migrated:
+    """Return a notebook whose cells of code import sparkdl.
+
+    Raises:
+        ValueError: if it is no notebook; SyntaxError is one.
+    """
+    book = json.loads(text)
+    cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
+    sources = ["".join(cell["source"]) for cell in cells]
+    # Magics become comments of the same length, so that all positions stay.
+    plain = [re.sub(r"^(\s*)[%!]", r"\1#", source, flags=re.MULTILINE) for source in sources]
+    outer = frozenset().union(*(imported_by_name(ast.parse(source)) for source in plain))
+    changes, warnings = 0, []
+    for number, (cell, source, readable) in enumerate(zip(cells, sources, plain, strict=True), 1):
+        done = migrated(readable, outer)
+        changes += done.changes
+        warnings += [(line, f"cell {number} of code: {told}") for line, told in done.warnings]
+        if done.changes:
+            pairs = zip(source.splitlines(True), readable.splitlines(True), strict=True)
+            kept = [old if old != seen else None for old, seen in pairs]
+            new = done.text.splitlines(True)
+            cell["source"] = [old or line for old, line in zip(kept, new, strict=True)]
+    if not changes:
+        return Migrated(text, 0, tuple(warnings))
+    return Migrated(json.dumps(book, indent=1, ensure_ascii=False) + "\n", changes, tuple(warnings))
+
+
+def migrate(paths: Iterable[Path], is_dry: bool) -> Iterator[str]:
+    """Change files in place, each once; yield the lines to print.
+
+    Args:
+        is_dry: yield differences, and change nothing.
+    """
+    changes, files, seen = 0, 0, set[Path]()
+    for path in (each for given in paths for each in _programs(given)):
+        real = path.resolve()  # two links to one file are one file
+        if real in seen:
+            continue
+        seen.add(real)
+        try:
+            text = real.read_bytes().decode()
+            done = (migrated_notebook if path.suffix == ".ipynb" else migrated)(text)
+        except (OSError, ValueError, KeyError, SyntaxError) as error:
+            yield f"{path}: not changed: {type(error).__name__}: {error}"
+            continue
+        yield from (f"{path}:{line}: {told}" for line, told in done.warnings)
+        if not done.changes:
+            continue
+        changes, files = changes + done.changes, files + 1
+        if is_dry:
+            pair = (text.splitlines(), done.text.splitlines())
+            yield from difflib.unified_diff(*pair, str(path), str(path), lineterm="")
+        else:
+            real.write_bytes(done.text.encode())
+            yield f"{path}: {done.changes} changes"
+    yield f"{changes} changes in {files} of {len(seen)} files" + (" to make" if is_dry else "")
+
+
+def _programs(given: Path) -> Iterable[Path]:
+    if not given.is_dir():
+        return [given]
+    return sorted(p for kind in ("*.py", "*.ipynb") for p in given.rglob(kind) if p.is_file())

@@ -1,0 +1,61 @@
+"""The parameters of `KerasEstimator` as types, for its constructor.
+
+Runs in: anywhere
+
+Type checkers and editors alone read them. The fields are those of the table in `params.py`, written
+by `python -m scripts.options`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class KerasParams(TypedDict, total=False):
+    """The parameters of `KerasEstimator` by name."""
+
+    aggregation: Literal["tree", "slices"]
+    batch_size: int
+    cache: bool
+    checkpoint_dir: str | None
+    early_stopping_min_delta: float
+    early_stopping_monitor: str | None
+    early_stopping_patience: int | None
+    epochs: int
+    features_col: str
+    feed_reader: Literal["auto", "spark", "nodes"]
+    feed_timeout: float
+    handle_invalid: Literal["error", "skip", "keep"]
+    input_mapping: Mapping[str, Any]
+    keep: bool | Sequence[str]
+    label_col: str
+    learning_rate: float | None
+    log_dir: str | None
+    log_to_driver: bool | None
+    loss: Any
+    max_restarts: int
+    metrics: Any
+    mode: Literal["nodes", "jobs"]
+    model_dir: str | None
+    model_per: Literal["auto", "slot", "executor"]
+    num_gpus: int | None
+    num_workers: int
+    optimizer: Any
+    output_mapping: Mapping[str, Any]
+    output_types: Mapping[str, Any]
+    parquet_reader: Literal["auto", "python", "spark"]
+    placement: Literal["auto", "attached", "detached"]
+    prediction_col: str
+    probability_col: str | None
+    raw_prediction_col: str | None
+    reservation_timeout: float
+    seed: int | None
+    shuffle: bool
+    shutdown_timeout: float
+    sync_every: int
+    tls: bool | Sequence[str] | None
+    validation_indicator_col: str | None
+    weight_col: str | None

@@ -1,0 +1,72 @@
+"""The types of `**options`: they are those of what takes them, and a type checker uses them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scripts.options import WRITTEN, with_fields
+
+ROOT = Path(__file__).parent.parent.parent
+PROGRAM = """\
+import sparkdl
+from sparkdl.ml.tuning import search
+
+
+def train(args: object, ctx: sparkdl.NodeContext) -> int:
+    return ctx.rank
+
+
+sparkdl.run(None, train, None, 2, executor="local", framework="plain", max_restarts=1, timeout_s=9)
+sparkdl.run(None, train, None, 2, max_restart=1)
+sparkdl.run(None, train, None, 2, feed_timeout="long")
+sparkdl.launch(None, train, node=2)
+search(None, train, {}, trials=2, executor="yarn")
+search(None, train, {}, trials=2, executor="local", num_gpus={"worker": 1})
+estimator = sparkdl.KerasEstimator(train, loss="mse", num_workers=2, epochs=2, seed=None)
+sparkdl.KerasEstimator(train, epoch=2)
+sparkdl.KerasEstimator(train, mode="job")
+"""
+WRONG = {
+    10: 'Unexpected keyword argument "max_restart" for "run"',
+    11: 'Argument "feed_timeout" to "run" has incompatible type "str"; expected "float"',
+    12: 'Unexpected keyword argument "node" for "launch"',
+    13: 'Argument "executor" to "search" has incompatible type',
+    16: 'Unexpected keyword argument "epoch" for "KerasEstimator"',
+    17: 'Argument "mode" to "KerasEstimator" has incompatible type',
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "fields"), [pytest.param(*each, id=each[1]) for each in WRITTEN]
+)
+def test_types_of_options_are_those_of_what_takes_them(
+    path: Path, name: str, fields: Callable[[], dict[str, str]]
+) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert text == with_fields(text, name, fields()), "write them: python -m scripts.options"
+
+
+@pytest.mark.deep  # mypy reads all that sparkdl imports
+@pytest.mark.timeout(300)
+def test_type_checker_finds_sparkdl_and_reports_misspelt_and_wrong_options(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM, encoding="utf-8")
+    finders = Path(sysconfig.get_path("purelib")).glob("__editable___sparkdl_cluster_*_finder.py")
+    environment = dict(os.environ)
+    if any(finders):  # an installation that was not made by `make setup`
+        environment["MYPYPATH"] = str(ROOT)
+    command = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path), program.name]
+    run = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    errors = [line for line in run.stdout.splitlines() if ": error: " in line]
+    assert [int(line.split(":")[1]) for line in errors] == list(WRONG), run.stdout + run.stderr
+    for line, text in zip(errors, WRONG.values(), strict=True):
+        assert text in line

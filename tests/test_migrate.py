@@ -1,0 +1,110 @@
+"""`sparkdl migrate`: imports are changed, nothing else, and once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sparkdl import cli
+from sparkdl.migrate import migrated
+
+OLD = '''\
+"""Trains with horovod; see https://github.com/horovod/horovod."""
+import os, horovod.torch as hvd  # horovod's
+import horovod.spark
+import tensorflowonspark
+from horovod import spark as ä; import horovod.keras
+from tensorflowonspark import TFCluster, TFNode
+from pyspark.ml.torch.distributor import TorchDistributor
+from horovod.spark import (
+    run,  # one
+    run_elastic,
+)
+ä = "é"; horovod.spark.run(print, horovod.__name__)
+cluster = tensorflowonspark.TFCluster.run(accelerator='horovod')
+'''
+NEW = '''\
+"""Trains with horovod; see https://github.com/horovod/horovod."""
+import os, sparkdl.horovod.torch as hvd  # horovod's
+import sparkdl.horovod.spark
+import sparkdl.tfos
+from sparkdl.horovod import spark as ä; import sparkdl.horovod.keras
+from sparkdl.tfos import TFCluster, TFNode
+from sparkdl import TorchDistributor
+from sparkdl.horovod.spark import (
+    run,  # one
+    run_elastic,
+)
+ä = "é"; sparkdl.horovod.spark.run(print, sparkdl.horovod.__name__)
+cluster = sparkdl.tfos.TFCluster.run(accelerator='horovod')
+'''
+
+
+def test_imports_and_uses_change_and_comments_strings_and_links_stay() -> None:
+    done = migrated(OLD)
+    assert done.text == NEW
+    assert done.changes == 11
+    assert not done.warnings
+
+
+def test_second_run_changes_nothing_and_line_ends_and_marks_stay() -> None:
+    again = migrated(NEW)
+    assert (again.text, again.changes) == (NEW, 0)
+    marked = "\ufeffimport horovod.torch as hvd\r\nhvd.init()\r\n"
+    assert migrated(marked).text == marked.replace("horovod", "sparkdl.horovod")
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        ("import horovod.mxnet", "there is no sparkdl.horovod.mxnet"),
+        ("from tensorflowonspark import TFEstimatr", "sparkdl.tfos has no TFEstimatr"),
+        ("import horovod.torch\nhorovod = 1", "horovod is used here: see to it yourself"),
+        (
+            "from pyspark.ml.torch.distributor import TorchDistributor, Distributor",
+            "sparkdl has TorchDistributor alone",
+        ),
+    ],
+)
+def test_what_is_not_here_is_named(program: str, told: str) -> None:
+    assert any(told in text for _, text in migrated(program).warnings)
+
+
+def test_files_change_once_by_whatever_link_and_a_dry_run_changes_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program, link, wrong = (tmp_path / name for name in ("a.py", "b.py", "c.py"))
+    program.write_text("import horovod.torch as hvd\n", encoding="utf-8")
+    link.symlink_to(program)
+    wrong.write_text("print 'horovod'\n", encoding="utf-8")
+    assert cli.main(["migrate", "--diff", str(program)]) == 0
+    assert "+import sparkdl.horovod.torch as hvd" in capsys.readouterr().out
+    assert program.read_text(encoding="utf-8") == "import horovod.torch as hvd\n"
+    assert cli.main(["migrate", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert f"{wrong}: not changed: SyntaxError" in printed
+    assert printed.endswith("1 changes in 1 of 2 files\n")
+    assert program.read_text(encoding="utf-8") == "import sparkdl.horovod.torch as hvd\n"
+    assert link.is_symlink()
+    assert cli.main(["migrate", str(program), str(link)]) == 0
+    assert capsys.readouterr().out == "0 changes in 0 of 1 files\n"
+
+
+def test_cells_of_a_notebook_change_and_magics_and_text_stay(tmp_path: Path) -> None:
+    def cell(kind: str, *source: str) -> dict[str, object]:
+        return {"cell_type": kind, "source": list(source)}
+
+    cells = [
+        cell("markdown", "import horovod"),
+        cell("code", "%time\n", "import tensorflowonspark\n", "!pip install horovod"),
+        cell("code", "tensorflowonspark.TFCluster"),
+    ]
+    path = tmp_path / "n.ipynb"
+    path.write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    assert cli.main(["migrate", str(path)]) == 0
+    markdown, first, second = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    assert markdown["source"] == ["import horovod"]
+    assert first["source"] == ["%time\n", "import sparkdl.tfos\n", "!pip install horovod"]
+    assert second["source"] == ["sparkdl.tfos.TFCluster"]
