@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, SparkConfigError
 from sparkdl.driver.launch import launch
 from sparkdl.driver.logs import LogLine
-from sparkdl.driver.payload import pickle_user_code
+from sparkdl.driver.payload import pickled
 from sparkdl.torch_program import OnRows, Program, Returned, script_of, value_of
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class TorchDistributor:
             raise ConfigError(
                 f"train_object must be a function or a path, not {type(train_object).__name__}"
             )
-        pickle_user_code(partial(train_object, *args, **kwargs), None)  # names what cannot be
+        pickled(partial(train_object, *args, **kwargs), None)  # names what cannot be
         return Program(train_object, args, kwargs, returned, None if is_away else folder, is_away)
 
     def _launch(self, program: Program, input_mode: str) -> Cluster:

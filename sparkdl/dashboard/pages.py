@@ -490,10 +490,12 @@ def _epochs(history: History) -> str:
             more = f"{fed.first + 1}" + (f" to {fed.last}" if fed.last > fed.first + 1 else "")
             ways.insert(0, (more, "rows that nodes kept"))
         at = duration(fed.time_s - history.launched.time_s)
-        feed = fed.feed, str(generation)
-        lines += [html_row("td", (*feed, *way, f"{fed.rows:,}", at)) for way in ways]
-    titles = ("Feed", "Generation", "Epoch", "Its rows come from", "Rows", "Known after")
-    head = html_row("th", titles)
+        of = f" of generation {generation}" if generation else ""
+        lines += [
+            html_row("td", (fed.feed, epochs + of, way, f"{fed.rows:,}", at))
+            for epochs, way in ways
+        ]
+    head = html_row("th", ("Feed", "Epoch", "Its rows come from", "Rows", "Known after"))
     return f"<table>{head}{''.join(lines)}</table>" if lines else ""
 
 

@@ -42,6 +42,15 @@ def pickle_user_code(map_fun: Callable[..., Any], args: Any) -> bytes:
             f"map_fun must be a function of (args, ctx), not {type(map_fun).__name__}"
         )
     check_arity(map_fun)
+    return pickled(map_fun, args)
+
+
+def pickled(map_fun: Callable[..., Any], args: Any) -> bytes:
+    """Return the pickled `(map_fun, args)`, whatever the function is called with.
+
+    Raises:
+        ConfigError: if that fails; it names what is to blame.
+    """
     try:
         return bytes(cloudpickle.dumps((map_fun, args)))
     except Exception as error:

@@ -70,6 +70,7 @@ class WaitWatch:
         self._ident, self._main = threading.get_ident(), threading.get_native_id()
         self._totals: dict[Doing, float] = dict.fromkeys(("works", "rows", "others", "unknown"), 0)
         self._is_ready, self._is_over = threading.Event(), threading.Event()
+        self._random = random.Random()  # the module's own belongs to user code, which seeds it
         self._thread = threading.Thread(target=self._run, name="sparkdl-waits", daemon=True)
 
     def __enter__(self) -> WaitWatch:
@@ -112,7 +113,7 @@ class WaitWatch:
         last_s = reported_s = time.monotonic()
         is_over = False
         while not is_over:
-            wait_s = PERIOD_S * random.uniform(0.5, 1.5)
+            wait_s = PERIOD_S * self._random.uniform(0.5, 1.5)
             is_over = self._is_over.wait(wait_s)
             now_s = time.monotonic()
             is_late = now_s - last_s > wait_s + _LATE_S

@@ -176,5 +176,7 @@ def _returned_by(called: Any) -> _Instance | None:
         kind: Any = called
     else:
         annotation = str(getattr(called, "__annotations__", {}).get("return", ""))
-        kind = getattr(called, "__globals__", {}).get(annotation.removesuffix(" | None"))
+        kind = getattr(inspect.unwrap(called), "__globals__", {}).get(
+            annotation.removesuffix(" | None")
+        )
     return _Instance(kind) if isinstance(kind, type) and _is_ours(kind.__module__) else None

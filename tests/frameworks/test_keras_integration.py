@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparkdl.core.errors import EndOfFeedError
+from sparkdl.core.errors import ConfigError, EndOfFeedError
 from sparkdl.feed.adapters.tensorflow import readers_of
 from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab, lab
@@ -385,7 +386,8 @@ def test_epochs_that_are_not_fed_are_not_trained_nor_evaluated(single: Lab, libr
     begin("input", 20, 2).result(SOON_S)
     cluster.end_feeds(f"{library}-input")
     for rows in (20, 0, 20):
-        begin("gaps", rows).result(SOON_S)
+        with nullcontext() if rows else pytest.raises(ConfigError, match="have no rows"):
+            begin("gaps", rows).result(SOON_S)
     cluster.end_feeds(f"{library}-gaps")
     counted.result(SOON_S)
     cluster.end_feeds(f"{library}-counted")
