@@ -57,6 +57,8 @@ MAX_PIECE_NBYTES = 8 * 1024 * 1024
 MAX_COUNT_S = 30.0
 """How long rows that no node wants are counted, for the result of `cluster.feed`."""
 _VERDICT_LOOK_S = 1.0
+_SILENT_S = 2.0
+"""How long the driver may take to hear from a node why it cannot be reached: it may have failed."""
 MAX_JOINED_NBYTES = 32 * 1024 * 1024
 MAX_JOINED_S = 0.1
 """What small batches are joined to at most, and for how long, however many nodes there are."""
@@ -416,31 +418,39 @@ def _feed(spec: FeedSpec, batches: Iterator[pa.RecordBatch]) -> FedPartition:
         try:
             return feeder.feed(batches)
         except FeederError as error:
-            if unreachable := feeder.unreachable:
-                _wait_for_verdict(spec, unreachable, error)
+            if feeder.unreachable and (cause := _verdict(spec, feeder.unreachable, error)):
+                raise FeederError(cause) from None
             raise
 
 
-def _wait_for_verdict(spec: FeedSpec, targets: Sequence[Target], error: FeederError) -> None:
+def _verdict(spec: FeedSpec, targets: Sequence[Target], error: FeederError) -> str:
     """Wait until nodes can be reached again, or the driver has decided what follows.
 
     This task ends meanwhile if the driver gives a host up: Spark cancels its job. Were it to fail
     at once, its four attempts would be used up before. The driver hears of hosts that do not answer
     by `LinkWatch`: while it answers itself, it will decide, or have the task wait until it can.
+
+    Returns:
+        Why the cluster has failed, as far as the driver knows: a node that has raised cannot be
+        reached either. Empty otherwise.
     """
-    _log.warning("%s; waiting for the driver's decision", error)
     at_last, never = Deadline.after(spec.timeout_s), threading.Event()
+    silence: Deadline | None = Deadline.after(_SILENT_S)
     deadline = Deadline.after(spec.verdict_s)
     while not deadline.has_passed and not at_last.has_passed:
         found = {knock(target) for target in targets}
         if found == {"accepts"}:
-            return
+            return ""
         with suppress(OSError):  # this host itself is cut off, perhaps
-            if fetch_cause(spec.coordinator, spec.token, spec.trust) != "":
-                return
+            if (cause := fetch_cause(spec.coordinator, spec.token, spec.trust)) != "":
+                return cause or ""
             if "silent" in found:
                 deadline = Deadline.after(spec.verdict_s)
+        if silence is not None and silence.has_passed:
+            silence = None
+            _log.warning("%s; waiting for the driver's decision", error)
         never.wait(min(_VERDICT_LOOK_S, deadline.remaining_s))
+    return ""
 
 
 def _partition() -> int:
