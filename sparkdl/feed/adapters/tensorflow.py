@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkdl.core.errors import FeedTypeError
 from sparkdl.feed.reader.batches import SAMPLE_WEIGHT, EpochBatches, Names, arrange
 from sparkdl.feed.reader.reader import FeedReader
-from sparkdl.feed.values.columns import to_columns
+from sparkdl.feed.values.columns import no_tensor, to_columns
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -53,7 +52,8 @@ def tf_dataset(
     if pads:
         sample[SAMPLE_WEIGHT] = np.ones(first.num_rows, np.float32)
     rows = batches.batch_size if pads else None
-    signature = tf.nest.map_structure(lambda column: spec_of(column, rows), arrange(sample, x, y))
+    names = arrange({name: name for name in sample}, x, y)
+    signature = tf.nest.map_structure(lambda name: spec_of(name, sample[name], rows), names)
 
     def epoch() -> Iterator[Any]:
         for columns in batches:
@@ -97,7 +97,7 @@ def readers_of(dataset: Any) -> list[FeedReader]:
     return [reader for part in inputs for reader in readers_of(part)]
 
 
-def spec_of(column: np.ndarray, rows: int | None) -> tf.TensorSpec:
+def spec_of(name: str, column: np.ndarray, rows: int | None) -> tf.TensorSpec:
     """Return what a column is as a tensor; `rows` is the fixed size of a batch, if it has one.
 
     Raises:
@@ -107,12 +107,9 @@ def spec_of(column: np.ndarray, rows: int | None) -> tf.TensorSpec:
 
     if column.dtype != object:
         return tf.TensorSpec((rows, *column.shape[1:]), tf.as_dtype(column.dtype))
-    if len(column) and not isinstance(column[0], (str, bytes)):
-        raise FeedTypeError(
-            f"a column of {type(column[0]).__name__} values of different lengths has no tensor "
-            "shape; make all rows the same length, or read it with ctx.batches()"
-        )
-    return tf.TensorSpec((rows,), tf.string)
+    if not all(isinstance(value, (str, bytes)) for value in column.flat):
+        raise no_tensor(name, column)
+    return tf.TensorSpec((rows, *column.shape[1:]), tf.string)
 
 
 def let_strategies_keep_batches() -> None:

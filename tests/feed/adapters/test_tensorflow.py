@@ -105,11 +105,26 @@ def test_feed_that_ended_before_a_row_came_has_no_types() -> None:
             dataset(it)
 
 
-def test_column_that_has_no_tensor_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ([[1], [1, 2]], "'column' holds arrays of different lengths"),
+        ([["a"], ["b", "c"]], "'column' holds arrays of strings"),
+    ],
+)
+def test_column_that_has_no_tensor_is_refused_by_its_name(values: list[Any], words: str) -> None:
     with Arrivals() as it:
-        it.batch(pa.record_batch({"ragged": [[1], [1, 2]]}))
-        with pytest.raises(FeedTypeError, match="different lengths"):
-            dataset(it, "ragged")
+        it.batch(pa.record_batch({"column": values}))
+        with pytest.raises(FeedTypeError, match=words):
+            dataset(it, "column")
+
+
+def test_arrays_of_equally_many_strings_are_a_tensor() -> None:
+    with Arrivals() as it:
+        it.batch(pa.record_batch({"tags": [["a", "b"], ["c", "d"]]}))
+        it.end_epoch(0)
+        (batch,) = dataset(it, "tags")
+        assert batch.numpy().tolist() == [[b"a", b"b"], [b"c", b"d"]]
 
 
 def test_dataset_is_not_sharded_and_takes_no_rows_in_advance() -> None:

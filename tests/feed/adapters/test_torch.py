@@ -139,7 +139,8 @@ def test_writing_to_a_tensor_changes_nothing_but_itself(workers: int) -> None:
 @pytest.mark.parametrize(
     ("column", "words"),
     [
-        (pa.array([[1], [1, 2]]), "'c' holds ndarray values"),
+        (pa.array([[1], [1, 2]]), "'c' holds arrays of different lengths"),
+        (pa.array([["a", "b"], ["c", "d"]]), "'c' holds arrays of strings"),
         (pa.array([0, 1], pa.timestamp("us")), "'c' is of type datetime64"),
     ],
 )
