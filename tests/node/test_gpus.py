@@ -331,6 +331,18 @@ def test_without_the_package_a_node_says_that_it_sees_all_or_that_it_cannot(
     assert text.endswith("Ask for fewer (num_gpus=0 for none)")
 
 
+def test_host_without_a_driver_is_told_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, host: Any, share: Any
+) -> None:
+    host(Device(H100), has_package=False)
+    monkeypatch.setattr(gpus, "has_driver", lambda: False)
+    with pytest.raises(FrameworkMissingError) as refused:
+        share(1)
+    assert str(refused.value).partition("(num_gpus=1), ")[2].splitlines()[0] == (
+        "and this host has no NVIDIA driver: set num_gpus=0, or run the nodes on hosts with GPUs"
+    )
+
+
 def test_in_a_pod_a_node_claims_only_what_is_asked_for(host: Any, share: Any) -> None:
     """Claims do not reach other pods, whose GPUs an image may show all the same."""
     (uuid,) = host(Device(H100))
