@@ -263,8 +263,8 @@ def _claimed_share(
         except FrameworkMissingError as error:
             if not has_driver():
                 raise FrameworkMissingError(
-                    f"{_wish(count, who, why)}, and this host has no NVIDIA driver: set num_gpus=0, "
-                    "or run the nodes on hosts with GPUs"
+                    f"{_wish(count, who, why)}, and this host has no NVIDIA driver: set "
+                    "num_gpus=0, or run the nodes on hosts with GPUs"
                 ) from None
             raise FrameworkMissingError(
                 f"{_wish(count, who, why)}, and nobody can tell which are free: {error}. {_ADVICE}"
