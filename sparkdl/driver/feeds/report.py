@@ -25,10 +25,11 @@ class FeedReport:
         epochs: epochs that were fed whole; where the nodes wanted no more before the end, those
             that were used whole.
         rows: rows delivered, by node name; after a restart those since.
-        steps: batches that user code was given, by node name; 0 where it reads row by row. Like
-            `rows_padded`, `rows_dropped` and `passes` it counts from the last restart on.
+        steps: batches that user code was given, by node name, those that the checkpoint covers at
+            which the training went on among them; 0 where it reads row by row.
         rows_used: rows that user code was given, `rows_covered` among them.
-        rows_padded: rows that it was given again to fill a step, see `tail` of `ctx.batches`.
+        rows_padded: rows that it was given again to fill a step, see `tail` of `ctx.batches`. Like
+            `rows_dropped` and `passes` it counts from the last restart on.
         rows_dropped: rows that it was not given because they did not fill a step.
         rows_unused: rows that no node wanted, that a node received and did not read, of epochs that
             no node read, or that a node carries to an epoch to come. Where no node wants more,
@@ -67,6 +68,7 @@ class Fed:
 
     Attributes:
         delivered: rows of all epochs by node id, if none was ended early.
+        steps_before: batches that earlier generations used and a checkpoint covers, by node name.
         wanted: epochs that the call asked for.
         asked: rows of all epochs that were to be fed, 0 if that is not known.
         epoch_rows: rows of one epoch where the call has ended before its last, 0 otherwise.
@@ -81,6 +83,7 @@ class Fed:
     rows_refused: int
     delivered: Mapping[int, int]
     rows_covered: int = 0
+    steps_before: Mapping[str, int] = field(default_factory=dict)
     wanted: int = 1
     asked: int = 0
     epoch_rows: int = 0
@@ -138,7 +141,10 @@ def report(
     result = FeedReport(
         epochs,
         rows,
-        {name: since("steps", node_id) for node_id, name in names.items()},
+        {
+            **fed.steps_before,
+            **{n: fed.steps_before.get(n, 0) + since("steps", i) for i, n in names.items()},
+        },
         fed.rows_covered + total("rows_consumed"),
         total("rows_padded"),
         total("rows_dropped"),
@@ -169,7 +175,9 @@ def no_rows(feed: str) -> ConfigError:
 def covered_report(call: Call) -> FeedReport:
     """Return the report of a call of which a checkpoint covers all rows, perhaps since a moment."""
     covered = call.rows_covered
-    return FeedReport(call.request.epochs, rows_used=covered, rows_covered=covered)
+    return FeedReport(
+        call.request.epochs, steps=dict(call.batches), rows_used=covered, rows_covered=covered
+    )
 
 
 def _why(node: str, unread: int, has_left: bool, now: FeedCount) -> str:

@@ -221,6 +221,7 @@ def _begin(feed: Feed, world: World, call: Call, now_s: float) -> Step[Opening |
         partitions=call.shape.partitions,
     )
     before = feed.nodes.counts_of(_ids(members))
+    call.began_at = {member.node.name: before[member.node.node_id].steps for member in members}
     run = Run(
         call,
         left,
@@ -654,6 +655,7 @@ def _finish(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
         rows_refused=run.refused,
         delivered={} if run.is_unwanted else run.expected,
         rows_covered=run.covered,
+        steps_before=run.call.batches_before,
         wanted=run.call.request.epochs,
         asked=run.rows,
         epoch_rows=sum(run.call.shape.rows.values()) if run.is_unwanted and run.rows else 0,
