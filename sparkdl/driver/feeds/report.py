@@ -74,7 +74,8 @@ class Fed:
         epoch_rows: rows of one epoch where the call has ended before its last, 0 otherwise.
         continues: rows that were not used yet may be: more of the stream is to come.
         is_cut: no node wanted more, and the rows that were left have not been counted.
-        left_by: the nodes, by id, whose `map_fun` has returned.
+        left_by: the nodes, by id, that take no more rows.
+        stopped: those of them whose `map_fun` has not returned: the others had finished the job.
     """
 
     feed: str
@@ -90,6 +91,7 @@ class Fed:
     continues: bool = False
     is_cut: bool = False
     left_by: Collection[int] = ()
+    stopped: Collection[int] = ()
 
 
 def report(
@@ -128,7 +130,7 @@ def report(
     warning = ""
     if (unused or (is_left and fed.is_cut)) and not fed.continues:
         reasons = [
-            _why(name, unread[node_id], node_id in fed.left_by, after[node_id])
+            _why(fed, node_id, name, unread[node_id], after[node_id])
             for node_id, name in names.items()
             if unread[node_id] or node_id in fed.left_by
         ]
@@ -180,10 +182,12 @@ def covered_report(call: Call) -> FeedReport:
     )
 
 
-def _why(node: str, unread: int, has_left: bool, now: FeedCount) -> str:
+def _why(fed: Fed, node_id: int, node: str, unread: int, now: FeedCount) -> str:
     """Return why a node has not read all rows, in words."""
     received = f", which left {unread} unread that it had received" if unread else ""
-    if has_left:
+    if node_id in fed.stopped:
+        return f"{node} was stopped, because the nodes that finish the job had returned{received}"
+    if node_id in fed.left_by:
         return f"map_fun has returned on {node}{received}"
     if now.closed_to >= now.cut >= 0:
         return f"map_fun has called terminate() on {node}{received}"

@@ -663,6 +663,7 @@ def _finish(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
         is_cut=run.epoch <= run.last
         and (run.is_cut or (run.is_unwanted and not run.rows and run.epoch < run.last)),
         left_by=feed.nodes.gone(run.node_ids),
+        stopped=feed.nodes.stopped(run.members),
     )
     names = {member.node.node_id: member.node.name for member in run.members}
     result, warning = report(fed, names, run.before, feed.nodes.counts_of(run.node_ids))
