@@ -315,12 +315,14 @@ class CheckpointPart(Message, frozen=True):
     Args:
         feeds: by feed, what was used since the child started, and what the agent knows of before.
         problem: why the part could not be written instead; empty if it was.
+        batches: by feed, how many batches user code has used since the child started.
     """
 
     generation: int
     step: int
     feeds: dict[str, EpochRows]
     problem: str = ""
+    batches: dict[str, int] = {}
 
 
 class CheckpointDone(Message, frozen=True):

@@ -81,7 +81,8 @@ class Checkpoints:
         if missing:
             return leader, CheckpointCommit(self._generation, step, missing=missing)
         used = {node: part.feeds for node, part in parts.items()}
-        feeds = self.coverage.coverage(self._generation, used)
+        batches = {names[node]: part.batches for node, part in parts.items()}
+        feeds = self.coverage.coverage(self._generation, used, batches)
         self._parts = {s: p for s, p in self._parts.items() if s > step}
         self._committing[step] = feeds
         manifest = Manifest(

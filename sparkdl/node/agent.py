@@ -333,7 +333,8 @@ class Agent:
             self._report(messages.CheckpointDone(self._begun, message.step, message.url))
         else:
             feeds = self._feeds.coverage(message.feeds)
-            self._report(messages.CheckpointPart(self._begun, message.step, feeds, message.problem))
+            step, problem, batches = message.step, message.problem, message.batches
+            self._report(messages.CheckpointPart(self._begun, step, feeds, problem, batches))
 
     @property
     def _begun(self) -> int | None:

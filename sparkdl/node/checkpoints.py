@@ -126,7 +126,7 @@ class Checkpoints:
     def _write(self, step: int, batches: int | Mapping[str, int] | None) -> Iterator[Path]:
         store = self._store
         self._check(step)
-        feeds = self._link.positions(batches)
+        feeds, used = self._link.positions(batches), self._link.batches_used(batches)
         name = CheckpointName(step, self._spec.cluster_id, self._generation)
         if self._leads and self._last_step is None:
             with suppress(OSError):
@@ -147,7 +147,7 @@ class Checkpoints:
             raise
         finally:
             self._is_open = False
-        self._link.send(Checkpointed(step, feeds))
+        self._link.send(Checkpointed(step, feeds, batches=used))
         if self._leads:
             self._complete(name)
 

@@ -218,6 +218,15 @@ class AgentLink:
         Raises:
             ConfigError: see `FeedReader.position`, or if it is unclear which feed is meant.
         """
+        asked = self._asked(batches)
+        return {feed: self._readers[feed].position(count) for feed, count in asked.items()}
+
+    def batches_used(self, batches: int | Mapping[str, int] | None) -> dict[str, int]:
+        """Return how many batches of each feed `positions` covers; raises what that does."""
+        asked = self._asked(batches)
+        return {feed: self._readers[feed].batches_used(count) for feed, count in asked.items()}
+
+    def _asked(self, batches: int | Mapping[str, int] | None) -> dict[str, int | None]:
         with self._lock:
             readers = dict(self._readers)
         read = [feed for feed, reader in readers.items() if reader.batches_given]
@@ -227,7 +236,7 @@ class AgentLink:
             batches = {_meant(read, batches): batches} if read or batches else {}
         if unknown := sorted(set(batches) - set(readers)):
             raise ConfigError(f"batches= names {unknown}; this node reads {sorted(readers)}")
-        return {feed: readers[feed].position(batches.get(feed)) for feed in read}
+        return {feed: batches.get(feed) for feed in read}
 
     @property
     def steps(self) -> int:

@@ -60,6 +60,9 @@ class Link:
     def __init__(self, driver: Driver, node_id: int) -> None:
         self.driver, self.node_id = driver, node_id
 
+    def batches_used(self, batches: Any) -> dict[str, int]:
+        return {}
+
     def positions(self, batches: Any) -> dict[str, Any]:
         return {}
 

@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from msgspec import structs
@@ -40,6 +42,7 @@ M = TypeVar("M", bound=Callable[..., Any])
 
 READERS = ("auto", "spark", "nodes")
 """Who reads the Parquet files that a DataFrame is a scan of."""
+NONE_USED: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,10 @@ class Call:
         has_begun: some generation has been fed rows of it.
         jobs: what brought the rows of each epoch last.
         is_broken: feeding it failed; it is not tried again.
+        batches: how many batches each node has used that a checkpoint covers, by its name.
+        batches_before: those of earlier generations.
+        began_at: how many of the feed's batches each node had used when this generation began the
+            call.
     """
 
     number: int
@@ -99,6 +106,9 @@ class Call:
     has_begun: bool = False
     jobs: dict[int, str] = field(default_factory=dict)
     is_broken: bool = False
+    batches: dict[str, int] = field(default_factory=dict)
+    batches_before: dict[str, int] = field(default_factory=dict)
+    began_at: dict[str, int] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -239,6 +249,7 @@ class CallHistory:
             if any(rows.values()) or before.numbering == request.shape.numbering:
                 call.shape = agreed(self._feed, before, request.shape)
             call.cover(rows)
+            call.batches = call.batches_before = self._restored.batches.get(number, {})
         self._calls[number] = call
         return call
 
@@ -255,6 +266,7 @@ class CallHistory:
         self._owners, self._next_epoch = {}, 0
         for call in self._calls.values():
             call.has_ended_early = False
+            call.batches_before, call.began_at = call.batches, {}
         lost = [c for c in self._calls.values() if c.request.is_micro_batch and c.fed_in >= 0]
         for call in lost:
             del self._calls[call.number]
@@ -302,12 +314,16 @@ class CallHistory:
         self._forget()
 
     @_locked
-    def coverage(self, generation: int, parts: Iterable[EpochRows]) -> FeedCoverage:
+    def coverage(
+        self, generation: int, parts: Iterable[EpochRows], used: Mapping[str, int] = NONE_USED
+    ) -> FeedCoverage:
         """Return what a checkpoint covers, with what the last one does.
 
         Args:
             generation: whose epochs `parts` name: of each node the rows that it has used.
+            used: how many batches each node has used in `generation`, by its name.
         """
+        batches = self._batches(used if generation == self._generation else {})
         found: dict[int, list[EpochRows]] = {}
         reached = -1
         for part in parts if generation == self._generation else ():
@@ -331,7 +347,17 @@ class CallHistory:
                 shapes[number] = call.shape
             elif not left:
                 rows_by_call[number] = {call.request.epochs: {}}
-        return FeedCoverage(first, rows_by_call, shapes)
+        by_call = {number: by_node for number, by_node in batches.items() if by_node}
+        return FeedCoverage(first, rows_by_call, shapes, by_call)
+
+    def _batches(self, used: Mapping[str, int]) -> dict[int, dict[str, int]]:
+        """Share out what nodes have used: a call has what was used before the next one began."""
+        up_to, found = dict(used), {}
+        for call in reversed(self._calls.values()):
+            since = {n: max(0, up_to[n] - call.began_at[n]) for n in up_to if n in call.began_at}
+            found[call.number] = dict(Counter(call.batches_before) + Counter(since))
+            up_to = {n: min(count, call.began_at.get(n, count)) for n, count in up_to.items()}
+        return found
 
     @_locked
     def covered_to(self, generation: int) -> int:
@@ -351,6 +377,7 @@ class CallHistory:
                 call.whole = call.request.epochs
             else:
                 call.cover(coverage.rows.get(number, {}))
+            call.batches = coverage.batches.get(number, call.batches)
         self._forget()
 
     def _is_passed(self, call: Call, reached: int) -> bool:
@@ -400,7 +427,10 @@ class CoverageStore:
         self._restored = dict(coverage)
 
     def coverage(
-        self, generation: int, parts: Mapping[int, Mapping[str, EpochRows]]
+        self,
+        generation: int,
+        parts: Mapping[int, Mapping[str, EpochRows]],
+        used: Mapping[str, Mapping[str, int]] = NONE_USED,
     ) -> dict[str, FeedCoverage]:
         """Return by feed what a checkpoint of these parts covers.
 
@@ -409,13 +439,15 @@ class CoverageStore:
 
         Args:
             parts: by node id, by feed: rows used in `generation`.
+            used: by node name, by feed: batches used in `generation`.
         """
         feeds = {feed for part in parts.values() for feed in part}
         covered = {}
         for feed in sorted({*feeds, *self._histories, *self._restored}):
             found = [part[feed] for part in parts.values() if feed in part]
             if feed in self._histories:
-                covered[feed] = self._histories[feed].coverage(generation, found)
+                batches = {node: of[feed] for node, of in used.items() if feed in of}
+                covered[feed] = self._histories[feed].coverage(generation, found, batches)
             else:
                 before = self._restored.get(feed, FeedCoverage())
                 rows = merge_epochs([before.rows.get(0, {}), *found])

@@ -25,10 +25,11 @@ class FeedReport:
         epochs: epochs that were fed whole; where the nodes wanted no more before the end, those
             that were used whole.
         rows: rows delivered, by node name; after a restart those since.
-        steps: batches that user code was given, by node name; 0 where it reads row by row. Like
-            `rows_padded`, `rows_dropped` and `passes` it counts from the last restart on.
+        steps: batches that user code was given, by node name, those that the checkpoint covers at
+            which the training went on among them; 0 where it reads row by row.
         rows_used: rows that user code was given, `rows_covered` among them.
-        rows_padded: rows that it was given again to fill a step, see `tail` of `ctx.batches`.
+        rows_padded: rows that it was given again to fill a step, see `tail` of `ctx.batches`. Like
+            `rows_dropped` and `passes` it counts from the last restart on.
         rows_dropped: rows that it was not given because they did not fill a step.
         rows_unused: rows that no node wanted, that a node received and did not read, of epochs that
             no node read, or that a node carries to an epoch to come. Where no node wants more,
@@ -67,12 +68,14 @@ class Fed:
 
     Attributes:
         delivered: rows of all epochs by node id, if none was ended early.
+        steps_before: batches that earlier generations used and a checkpoint covers, by node name.
         wanted: epochs that the call asked for.
         asked: rows of all epochs that were to be fed, 0 if that is not known.
         epoch_rows: rows of one epoch where the call has ended before its last, 0 otherwise.
         continues: rows that were not used yet may be: more of the stream is to come.
         is_cut: no node wanted more, and the rows that were left have not been counted.
-        left_by: the nodes, by id, whose `map_fun` has returned.
+        left_by: the nodes, by id, that take no more rows.
+        stopped: those of them whose `map_fun` has not returned: the others had finished the job.
     """
 
     feed: str
@@ -81,12 +84,14 @@ class Fed:
     rows_refused: int
     delivered: Mapping[int, int]
     rows_covered: int = 0
+    steps_before: Mapping[str, int] = field(default_factory=dict)
     wanted: int = 1
     asked: int = 0
     epoch_rows: int = 0
     continues: bool = False
     is_cut: bool = False
     left_by: Collection[int] = ()
+    stopped: Collection[int] = ()
 
 
 def report(
@@ -125,7 +130,7 @@ def report(
     warning = ""
     if (unused or (is_left and fed.is_cut)) and not fed.continues:
         reasons = [
-            _why(name, unread[node_id], node_id in fed.left_by, after[node_id])
+            _why(fed, node_id, name, unread[node_id], after[node_id])
             for node_id, name in names.items()
             if unread[node_id] or node_id in fed.left_by
         ]
@@ -138,7 +143,10 @@ def report(
     result = FeedReport(
         epochs,
         rows,
-        {name: since("steps", node_id) for node_id, name in names.items()},
+        {
+            **fed.steps_before,
+            **{n: fed.steps_before.get(n, 0) + since("steps", i) for i, n in names.items()},
+        },
         fed.rows_covered + total("rows_consumed"),
         total("rows_padded"),
         total("rows_dropped"),
@@ -169,13 +177,17 @@ def no_rows(feed: str) -> ConfigError:
 def covered_report(call: Call) -> FeedReport:
     """Return the report of a call of which a checkpoint covers all rows, perhaps since a moment."""
     covered = call.rows_covered
-    return FeedReport(call.request.epochs, rows_used=covered, rows_covered=covered)
+    return FeedReport(
+        call.request.epochs, steps=dict(call.batches), rows_used=covered, rows_covered=covered
+    )
 
 
-def _why(node: str, unread: int, has_left: bool, now: FeedCount) -> str:
+def _why(fed: Fed, node_id: int, node: str, unread: int, now: FeedCount) -> str:
     """Return why a node has not read all rows, in words."""
     received = f", which left {unread} unread that it had received" if unread else ""
-    if has_left:
+    if node_id in fed.stopped:
+        return f"{node} was stopped, because the nodes that finish the job had returned{received}"
+    if node_id in fed.left_by:
         return f"map_fun has returned on {node}{received}"
     if now.closed_to >= now.cut >= 0:
         return f"map_fun has called terminate() on {node}{received}"

@@ -63,6 +63,11 @@ class Nodes:
         counts = self.counts_of(node_ids)
         return frozenset(n for n, count in counts.items() if count.closed or n in self.over)
 
+    def stopped(self, members: Iterable[Member]) -> frozenset[int]:
+        """Return those that are stopped because all nodes that finish the job have returned."""
+        ids = (m.node.node_id for m in members if not m.role.finishes_job)
+        return frozenset(ids) - self.over if self.has_finished else frozenset()
+
     def staying(self, node_ids: Iterable[int]) -> dict[int, FeedCount]:
         """Return what those that take more rows have received and read."""
         gone = self.gone(node_ids)

@@ -221,6 +221,7 @@ def _begin(feed: Feed, world: World, call: Call, now_s: float) -> Step[Opening |
         partitions=call.shape.partitions,
     )
     before = feed.nodes.counts_of(_ids(members))
+    call.began_at = {member.node.name: before[member.node.node_id].steps for member in members}
     run = Run(
         call,
         left,
@@ -654,6 +655,7 @@ def _finish(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
         rows_refused=run.refused,
         delivered={} if run.is_unwanted else run.expected,
         rows_covered=run.covered,
+        steps_before=run.call.batches_before,
         wanted=run.call.request.epochs,
         asked=run.rows,
         epoch_rows=sum(run.call.shape.rows.values()) if run.is_unwanted and run.rows else 0,
@@ -661,6 +663,7 @@ def _finish(feed: Feed, run: Run, error: Exception | None) -> Step[Idle]:
         is_cut=run.epoch <= run.last
         and (run.is_cut or (run.is_unwanted and not run.rows and run.epoch < run.last)),
         left_by=feed.nodes.gone(run.node_ids),
+        stopped=feed.nodes.stopped(run.members),
     )
     names = {member.node.node_id: member.node.name for member in run.members}
     result, warning = report(fed, names, run.before, feed.nodes.counts_of(run.node_ids))

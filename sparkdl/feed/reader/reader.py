@@ -399,6 +399,13 @@ class FeedReader:
         with self._changed:
             return self._cursor.consumed.position(batches)
 
+    def batches_used(self, batches: int | None) -> int:
+        """Return how many batches `position` covers; 0 where user code reads row by row."""
+        with self._changed:
+            consumed = self._cursor.consumed
+            used = consumed.count - (consumed.ahead or 0) if batches is None else batches
+            return min(used, self.steps)
+
     def forget(self, epoch: int) -> None:
         """Forget rows of the epochs before `epoch`: a checkpoint covers them."""
         with self._changed:

@@ -147,6 +147,11 @@ class DirectLoader(ParquetLoader):
 
         order, log = self._order, self.sink.log
         source = list_files(order.paths, order.columns, order.options)
+        if not source.num_rows:
+            raise ConfigError(
+                f"ctx.parquet: the files of {', '.join(order.paths)} have no rows, so there is "
+                "nothing to read. Check the path, and the job that wrote them"
+            )
         has_begun = False
         for epoch in itertools.takewhile(lambda e: e != order.epochs, itertools.count()):
             done = order.done.get(epoch, {}).get(0, ())

@@ -179,6 +179,18 @@ def test_rows_that_nobody_reads_are_counted_on_spark_and_told_with_the_nodes(
     assert "1000 rows were not used: map_fun has returned on worker:0; map_fun" in caplog.text
 
 
+def test_filter_that_no_row_passes_and_an_empty_rdd_are_errors_of_the_feed(
+    spark_local: SparkSession,
+) -> None:
+    nothing = spark_local.range(100, numPartitions=2).where("id > 100")
+    with launch(spark_local, map_funs.count_rows, nodes=1) as cluster:
+        for data in (nothing, spark_local.sparkContext.emptyRDD(), nothing.rdd):
+            with pytest.raises(ConfigError, match="the data have no rows, so there is nothing to"):
+                cluster.feed(data)
+        assert cluster.feed(spark_local.range(10)).rows_used == 10, "it can be fed again"
+        assert cluster.results(60)[0]["rows"] == 10
+
+
 def test_attached_nodes_keep_their_slots_and_inference_answers_each_row_in_order(
     spark_cluster: SparkSession,
 ) -> None:

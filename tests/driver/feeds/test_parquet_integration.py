@@ -327,6 +327,16 @@ def test_files_that_are_not_there_are_an_error_in_map_fun(own: Lab, tmp_path: Pa
         own.results()
 
 
+def test_files_without_rows_are_an_error_in_map_fun(own: Lab, tmp_path: Path) -> None:
+    def read(args: str, ctx: NodeContext) -> None:
+        list(ctx.parquet(args, 16, epochs=1))
+
+    pq.write_table(pa.table({"x": pa.array([], pa.int64())}), tmp_path / "part.parquet")
+    own.begin(read, str(tmp_path))
+    with pytest.raises(ConfigError, match=r"the files of .* have no rows, so there is nothing to"):
+        own.results()
+
+
 def test_damaged_file_is_an_error_in_map_fun_of_the_node_that_reads_it(
     own: Lab, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sparkdl.control.messages import ChildReturned, FeedCount
-from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.core.spec import EVALUATOR, WORKER, ClusterSpec, NodeSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
 from sparkdl.driver.feeds.report import (
     Fed,
@@ -17,6 +17,7 @@ from sparkdl.driver.feeds.report import (
     report,
     waits_in_vain,
 )
+from sparkdl.driver.feeds.state import Nodes
 from sparkdl.driver.lifecycle.roster import Roster
 from sparkdl.driver.lifecycle.state import Gathering, Running
 
@@ -92,3 +93,18 @@ def test_warning_says_which_node_has_not_read_rows_and_why(
     assert "Feed 'f': 9 rows were not used" in warning
     assert why in warning
     assert "worker:1" not in warning
+
+
+def test_evaluator_that_was_stopped_is_not_said_to_have_returned() -> None:
+    address = Address("a", 1, "")
+    nodes = {NodeSpec(0, WORKER, 0): address, NodeSpec(1, EVALUATOR, 0): address}
+    world = build_world(0, nodes)
+    assert not Nodes(world=world).stopped(world.members), "the job goes on"
+    finished = Nodes(world=world, has_finished=True, over=frozenset({0}))
+    stopped = finished.stopped(world.members)
+    assert stopped == {1}
+    assert not replace(finished, over=frozenset({0, 1})).stopped(world.members), "it has returned"
+    count = FeedCount("f")
+    fed = Fed("f", 1, 1, rows_refused=3, delivered={}, left_by=[1], stopped=stopped)
+    _, warning = report(fed, {1: "evaluator:0"}, {1: count}, {1: count})
+    assert "3 rows were not used: evaluator:0 was stopped, because the nodes that" in warning

@@ -46,7 +46,7 @@ def train(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
                     (folder / name).write_text(json.dumps(model))
             if args["deaths"].get(str(ctx.generation)) == [ctx.rank, step]:
                 os.kill(os.getpid(), signal.SIGKILL)
-    return {"model": model, "restored": restored, "generation": ctx.generation}
+    return {"model": model, "restored": restored, "generation": ctx.generation, "step": step}
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,12 @@ def test_final_model_has_each_row_once_an_epoch_however_often_nodes_die(
     mode = "own" if is_own else "spark"
     with launch(train, args, max_restarts=2, checkpoint_dir=folder, input_mode=mode) as cluster:
         if not is_own:
-            assert cluster.feed(data, epochs=2).rows_fed == 2 * ROWS
+            report = cluster.feed(data, epochs=2)
+            assert report.rows_fed == 2 * ROWS
         results = cluster.results(3 * SOON_S)
+    if not is_own:
+        steps = {f"worker:{rank}": result["step"] for rank, result in enumerate(results)}
+        assert report.steps == steps, "those that died behind their checkpoint count once"
     learnt = Counter(row for result in results for row in result["model"])
     if options["tail"] == "carry":  # the last rows fill no step
         assert sum(learnt.values()) == 2 * ROWS - 2 * ROWS % 18
