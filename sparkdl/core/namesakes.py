@@ -8,7 +8,6 @@ files may lie in the same folder as these: docs/deployment.md.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +28,8 @@ ADVICE = {
     "estimators": "use sparkdl.KerasEstimator (docs/spark-ml.md)",
     "graph": _SCORE,
     "horovod.runner_base": _HOROVOD,
+    "horovod.tensorflow.keras.LogCallback": "call ctx.report(step, loss=…) in a callback of your "
+    "own, in a function that sparkdl.launch or sparkdl.run starts (docs/tracking.md)",
     "image": _IMAGES,
     "imageInputPlaceholder": _SCORE,
     "imageSchema": _IMAGES,
@@ -39,7 +40,19 @@ ADVICE = {
     "xgboost": "use xgboost.spark, of the package xgboost",
 }
 """By name of an attribute or module. What is said of a package holds for its modules."""
-_FOLDERS = ("transformers", "graph", "xgboost", "image")
+_OF_OTHERS = {
+    "DeepspeedTorchDistributor": (
+        "pyspark.ml.deepspeed",
+        "run a function that calls deepspeed.initialize by sparkdl.TorchDistributor, or shard by "
+        "FSDP2 as ZeRO does (docs/pytorch.md)",
+    ),
+    "MirroredStrategyRunner": (
+        "spark_tensorflow_distributor",
+        "run a function that trains under MultiWorkerMirroredStrategy by sparkdl.run(spark, "
+        "train, args, nodes=2)",
+    ),
+}
+"""Names that people look for here: their home, and what to use instead."""
 
 
 def advise(name: str) -> None:
@@ -48,17 +61,24 @@ def advise(name: str) -> None:
     Raises:
         RemovedModuleError: an ImportError, because `from sparkdl import name` keeps its message.
     """
+    if name in _OF_OTHERS:
+        home, advice = _OF_OTHERS[name]
+        raise _removed(f"sparkdl has no {name}, which is {home}'s: {advice}")
     known = name
     while known and known not in ADVICE:
         known = known.rpartition(".")[0]
     if known:
-        from sparkdl.core.errors import RemovedModuleError  # not at each `import sparkdl`
-
-        raise RemovedModuleError(
+        raise _removed(
             f"sparkdl.{name} belongs to another package that is imported as sparkdl (Databricks' "
             f"Deep Learning Pipelines or HorovodRunner), and this one is sparkdl-cluster: "
             f"{ADVICE[known]}"
         )
+
+
+def _removed(text: str) -> ImportError:
+    from sparkdl.core.errors import RemovedModuleError  # not at each `import sparkdl`
+
+    return RemovedModuleError(text)
 
 
 class NamesakeModules:
@@ -68,8 +88,3 @@ class NamesakeModules:
         """Raise for a namesake's module; leave others to the usual error."""
         if fullname.startswith("sparkdl."):
             advise(fullname.removeprefix("sparkdl."))
-
-
-def mixed_with(folder: str) -> list[str]:
-    """Return the folders of a namesake that lie in the folder of this package."""
-    return [name for name in _FOLDERS if os.path.isdir(os.path.join(folder, name))]

@@ -10,15 +10,12 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from sparkdl.control.tls import Tls, TlsFiles, choose_tls
 from sparkdl.core.errors import ConfigError, SparkdlError, in_words
-from sparkdl.core.listing import listed
-from sparkdl.core.namesakes import mixed_with
 from sparkdl.core.paths import absolute_url
 from sparkdl.core.settings import Environment
 from sparkdl.core.spec import ClusterSpec, plan_nodes
@@ -156,7 +153,6 @@ def examine(
     """
     began_s = time.monotonic() if began_s is None else began_s
     checks = list(_here(asked, why_not) if spark is None else _there(spark, asked))
-    checks += _guarded("package", _judge_package, str(Path(__file__).parents[1]))
     return Report(tuple(checks), time.monotonic() - began_s)
 
 
@@ -167,17 +163,6 @@ def _session(spark: SparkSession | SparkContext | None) -> SparkSession | None:
         return session_of(spark)
     except ConfigError:
         return None
-
-
-def _judge_package(folder: str) -> Iterator[Check]:
-    """Say whether files of another package named sparkdl lie among these."""
-    if mixed := mixed_with(folder):
-        yield Check(
-            "package",
-            "warning",
-            f"{folder} also holds another package that is imported as sparkdl: {listed(mixed)}",
-            "pip uninstall sparkdl, then pip install --force-reinstall --no-deps sparkdl-cluster",
-        )
 
 
 def _guarded(name: str, judge: Callable[..., Any], *arguments: Any) -> Iterator[Check]:
@@ -201,6 +186,7 @@ def _here(asked: Asked, why_not: Check) -> Iterator[Check]:
     looks = asked.looks(urls, tls[0] if tls else None)
     driver = _driver(looks, asked.limit_s)
     yield from _guarded("versions", judges.judge_versions, driver, [])
+    yield from _guarded("package", judges.judge_packages, [driver])
     yield from _judge_facts([driver], _Paths(urls), asked, None)
 
 
@@ -236,6 +222,7 @@ def _looked_at(spark: SparkSession, asked: Asked, sizes: list[_Size]) -> Iterato
     paths = _Paths(wanted, "" if root == "file://" else f"{root}/")
     looks = {f"storage {url}": ["storage", url] for url in paths.all}
     driver = _driver(looks, asked.limit_s)
+    yield from _guarded("package", judges.judge_packages, [driver])
     yield from _guarded("Spark", lambda: _judge_spark(spark, driver))
     yield from _guarded("slots", _judge_slots, spark, asked, sizes)
     size = sizes[0] if sizes else _Size(None, asked.nodes or 1, asked.nodes or 1)
@@ -335,6 +322,9 @@ def _survey(
     )
     known = [*told.facts, *told.silent]
     yield from _guarded("versions", judges.judge_versions, driver, known)
+    here = (driver.host, driver.package)  # is judged already
+    others = [one for one in known if (one.host, one.package) != here]
+    yield from _guarded("package", judges.judge_packages, others)
     yield from _guarded("addresses", judges.judge_addresses, told.facts, told.url)
     yield from _guarded("clocks", judges.judge_clocks, told.facts)
     yield from _judge_facts(told.facts, paths, asked, size.topology)

@@ -92,6 +92,8 @@ class Facts(msgspec.Struct, frozen=True):
         address_error: why it has none, or no node could listen there.
         unreachable: why it does not reach the driver; most of the rest is unknown then.
         versions: of installed packages, by name; of Python as well.
+        package: the folder of what is imported as sparkdl there; empty if there is none.
+        foreign: folders in it that belong to another package named sparkdl.
         clock_s: how far its clock is ahead of the driver's, `None` if unknown.
         clock_bound_s: how much of that may be the time that messages took.
         peers: how many other executors it has tried to reach.
@@ -108,6 +110,8 @@ class Facts(msgspec.Struct, frozen=True):
     address_error: str = ""
     unreachable: str = ""
     versions: dict[str, str] = {}
+    package: str = ""
+    foreign: tuple[str, ...] = ()
     clock_s: float | None = None
     clock_bound_s: float = 0.0
     peers: int = 0

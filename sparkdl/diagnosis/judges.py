@@ -73,6 +73,21 @@ def _versions_of(name: str, driver: Facts, executors: Sequence[Facts]) -> Iterat
         yield Check(title, "problem" if is_bad else "warning", finding, advice)
 
 
+def judge_packages(facts: Sequence[Facts]) -> Iterator[Check]:
+    """Say where another package named sparkdl hides this one, or lies among its files."""
+    again = "pip uninstall sparkdl, then pip install --force-reinstall --no-deps sparkdl-cluster"
+    for folder, them in grouped(facts, lambda one: one.package).items():
+        hidden = [one for one in them if folder and not one.has_sparkdl]
+        if hidden:
+            text = f"{places(hidden)}: import sparkdl finds another package, at {folder}"
+            yield Check("package", "problem", text, f"In the Python environment there: {again}")
+        for mixed, some in grouped(them, lambda one: listed(one.foreign)).items():
+            ours = [one for one in some if one.has_sparkdl]
+            if mixed and ours:
+                also = f"{folder} also holds another package that is imported as sparkdl: {mixed}"
+                yield Check("package", "warning", f"{places(ours)}: {also}", again)
+
+
 def judge_executors(
     facts: Sequence[Facts], silent: Sequence[Facts], came: int, expected: int, waited_s: float
 ) -> Iterator[Check]:

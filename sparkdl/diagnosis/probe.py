@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
-from importlib import metadata
+from importlib import metadata, util
 from typing import Any
 
 PACKAGES = {
@@ -40,6 +40,8 @@ PACKAGES = {
     "jax": ("jax",),
 }
 """What is compared, and the distributions that bring it."""
+_FOREIGN_FOLDERS = ("transformers", "graph", "xgboost", "image")
+"""Those of another package that is imported as sparkdl: `core/namesakes.py`."""
 _CLOCK_ROUNDS = 7
 _CONNECT_S = 5.0
 _MARGIN_S = 10.0
@@ -125,12 +127,16 @@ def basics() -> dict[str, Any]:
                 versions[package] = metadata.version(name)
                 break
     host = socket.gethostname()
+    package = _package()
+    folders = [os.path.join(package, name) for name in _FOREIGN_FOLDERS]
     return {
         "executor": f"{host} {_boot_id()} {os.getppid()}",  # the daemon of its Python workers
         "host": host,
         "python": sys.executable,
         "platform": f"{platform.system()} {platform.machine()}",
         "versions": {name: version for name, version in versions.items() if version},
+        "package": package,
+        "foreign": [os.path.basename(path) for path in folders if os.path.isdir(path)],
     }
 
 
@@ -143,7 +149,7 @@ def own_address(host: str, port: int) -> str:
     try:
         from sparkdl.core.settings import Environment
         from sparkdl.node.resources import own_host
-    except ImportError:
+    except Exception:  # noqa: BLE001 (another package named sparkdl raises whatever it likes)
         return ""
     return own_host((host, port), Environment.read())
 
@@ -264,11 +270,23 @@ def _hear(stream: Any) -> dict[str, Any]:
 
 
 def _own_version() -> str:
+    """Return the version of sparkdl here; empty without it, or if another package hides it."""
+    if not os.path.isfile(os.path.join(_package(), "version.py")):
+        return ""  # do not run the code of another package
     try:
         from sparkdl.version import __version__
-    except ImportError:
+    except Exception:  # noqa: BLE001 (the files may be those of two packages)
         return ""
     return __version__
+
+
+def _package() -> str:
+    """Return the folder of what `import sparkdl` finds; empty if that is nothing."""
+    with suppress(ImportError, ValueError):
+        found = util.find_spec("sparkdl")
+        if found and found.origin:
+            return os.path.dirname(found.origin)
+    return ""
 
 
 def _boot_id() -> str:

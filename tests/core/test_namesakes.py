@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
 import sparkdl
 from sparkdl.core.errors import RemovedModuleError
-from sparkdl.diagnosis.doctor import _judge_package
 
 
 def test_name_of_a_namesake_is_an_import_error_that_says_what_to_use() -> None:
@@ -39,9 +37,19 @@ def test_other_names_have_the_usual_errors() -> None:
         import_module("sparkdl.lunch")
 
 
-def test_doctor_finds_files_of_a_namesake(tmp_path: Path) -> None:
-    assert not list(_judge_package(str(tmp_path)))
-    (tmp_path / "transformers").mkdir()
-    (check,) = _judge_package(str(tmp_path))
-    assert check.verdict == "warning"
-    assert "another package that is imported as sparkdl: transformers" in check.finding
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("MirroredStrategyRunner", r"spark_tensorflow_distributor's: .*sparkdl\.run\(spark"),
+        ("DeepspeedTorchDistributor", r"pyspark\.ml\.deepspeed's: .*sparkdl\.TorchDistributor"),
+    ],
+)
+def test_name_of_another_runner_says_whose_it_is_and_what_to_use(name: str, said: str) -> None:
+    with pytest.raises(RemovedModuleError, match=said):
+        getattr(sparkdl, name)
+
+
+@pytest.mark.tensorflow
+def test_log_callback_of_a_namesake_says_what_to_use() -> None:
+    with pytest.raises(ImportError, match=r"sparkdl-cluster: call ctx\.report\(step"):
+        from sparkdl.horovod.tensorflow.keras import LogCallback  # noqa: F401

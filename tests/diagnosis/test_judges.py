@@ -42,6 +42,22 @@ def with_version(facts: Facts, name: str, version: str) -> Facts:
     return replace(facts, versions={k: v for k, v in versions.items() if v})
 
 
+# Packages.
+
+
+def test_another_package_named_sparkdl_is_a_problem_if_it_hides_ours_and_else_a_warning() -> None:
+    ours = replace(A, package="/env/sparkdl")
+    assert not list(judges.judge_packages([DRIVER, ours, with_version(B, "sparkdl", "")]))
+    mixed = replace(ours, foreign=("graph", "transformers"))
+    hiding = replace(with_version(B, "sparkdl", ""), package="/old/sparkdl", foreign=("graph",))
+    checks = list(judges.judge_packages([ours, mixed, hiding]))
+    (warning,) = found(checks, "warning")
+    assert "a (10.0.0.1): /env/sparkdl also holds another package" in warning
+    assert "graph, transformers" in warning or "graph and transformers" in warning
+    (problem,) = found(checks, "problem")
+    assert "b (10.0.0.2): import sparkdl finds another package, at /old/sparkdl" in problem
+
+
 # Versions.
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 
+import pytest
 from pyspark import cloudpickle
 
 from sparkdl.diagnosis import probe
@@ -37,3 +39,30 @@ def test_executor_without_sparkdl_tells_of_itself(tmp_path: Path) -> None:
     assert "sparkdl" not in found["versions"]
     assert found["versions"]["Python"] == probe.basics()["versions"]["Python"]
     assert found["versions"]["pyarrow"]
+
+
+@pytest.mark.parametrize("has_ours", [False, True])
+def test_executor_names_another_package_that_is_imported_as_sparkdl(
+    tmp_path: Path, has_ours: bool
+) -> None:
+    package = tmp_path / "sparkdl"
+    (package / "transformers").mkdir(parents=True)
+    (package / "__init__.py").write_text("" if has_ours else "raise RuntimeError('no TensorFlow')")
+    if has_ours:
+        (package / "version.py").write_text("__version__ = '1.2'")
+    with by_value(probe):
+        code = cloudpickle.dumps(probe.basics)  # type: ignore[no-untyped-call]
+    (tmp_path / "task").write_bytes(code)
+    program = "import json, pickle, sys; print(json.dumps(pickle.load(open(sys.argv[1], 'rb'))()))"
+    found = json.loads(
+        subprocess.run(
+            [sys.executable, "-c", program, str(tmp_path / "task")],
+            capture_output=True,
+            timeout=60,
+            check=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        ).stdout
+    )
+    assert (found["package"], found["foreign"]) == (str(package), ["transformers"])
+    assert found["versions"].get("sparkdl") == ("1.2" if has_ours else None)

@@ -17,6 +17,7 @@ from tests.hosts.bed import SHARED, Bed, Host, Program
 
 LAUNCHED_S = 150.0
 ENDED_S = 150.0
+SHUT_DOWN_S = 20.0
 FORGOTTEN_S = 60.0
 """From the notice until all is fed: less than Spark's own timeout, and twice what it takes."""
 ROWS = 4000
@@ -78,7 +79,10 @@ def test_lost_host_costs_one_generation_and_no_row(
     assert_trained(driver)
     noticed, fed = driver.wait_for("noticed")["s"], driver.wait_for("fed")["s"]
     assert fed - noticed < FORGOTTEN_S, "a task fetched from the lost host"
-    said = driver.tail(400)
+    trained, shut_down = driver.wait_for("trained")["s"], driver.wait_for("shut down")["s"]
+    assert shut_down - trained < SHUT_DOWN_S, "it waited for the task on the lost host"
+    assert driver.process.wait(ENDED_S) == 0
+    said = driver.output.read_text(errors="replace")
     assert f"{bed['h2'].address} does not answer: not for 8 s" in said
     assert "did not end in time" not in said
 

@@ -11,6 +11,7 @@ import functools
 from typing import Any
 
 from sparkdl.collectives.group import Op
+from sparkdl.core.namesakes import advise
 from sparkdl.horovod.common import Average, ProcessSet, global_process_set
 from sparkdl.horovod.common.compression import Compression, Compressor
 from sparkdl.horovod.keras import *  # noqa: F403 (all of it, but for what follows)
@@ -62,3 +63,8 @@ def DistributedOptimizer(  # type: ignore[no-redef]  # noqa: N802, PLR0913 (Horo
 
 load_model = functools.partial(load, "tf.keras")
 """See `sparkdl.horovod.keras.load`."""
+
+
+def __getattr__(name: str) -> Any:
+    advise(f"horovod.tensorflow.keras.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
