@@ -1,4 +1,4 @@
-"""Who waits for whom in real trainings: nodes that train from memory, slow feeds, stragglers."""
+"""Who waits for whom in real trainings: nodes that train from memory, late feeds, stragglers."""
 
 from __future__ import annotations
 
@@ -77,14 +77,12 @@ def test_nodes_that_train_several_epochs_from_memory_do_not_wait_for_the_feed() 
     assert not any(text.startswith("Training waits for the feed") for text in said)
 
 
-def test_nodes_that_wait_for_rows_being_computed_are_not_said_to_be_too_many(
-    tmp_path: Path,
-) -> None:
+def test_nodes_without_rows_wait_for_their_computation_and_later_for_a_feed(tmp_path: Path) -> None:
     begins = tmp_path / "begins"
 
     def rows() -> Iterator[tuple[float]]:
         until(begins.exists)
-        yield from [(0.0,)] * 20
+        yield from [(0.0,)] * 80
 
     with launch(train, nodes=2) as cluster:
         history = launched(cluster)
