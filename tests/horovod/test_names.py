@@ -179,7 +179,13 @@ def test_helpers_that_programs_import_do_what_horovods_do(monkeypatch: pytest.Mo
     assert util.extension_available("mxnet") is False
     with pytest.raises(ImportError, match=r"horovod\.mxnet needs mxnet"):
         util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__, "mpi_lib")
-    assert util.is_version_greater_equal_than("2.21.0", "2.4.0")
+    for version, is_late in {
+        "2.21.0": True,
+        "2.4": True,
+        "2.4.0+cpu": True,
+        "2.4.0rc1": False,
+    }.items():
+        assert util.is_version_greater_equal_than(version, "2.4.0") == is_late
     with pytest.raises(ValueError, match=r"major\.minor\.patch"):
         util.is_version_greater_equal_than("2.21.0", "2.4")
     env = import_module("sparkdl.horovod.runner.common.util.env")
