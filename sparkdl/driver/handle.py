@@ -18,6 +18,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, ResultError, ShutdownTimeoutError
 from sparkdl.core.listing import listed
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
+from sparkdl.core.spelling import checks_keywords
 from sparkdl.core.world import World, host_port
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.ending import Ending, ends_if_interrupted
@@ -154,6 +155,7 @@ class Cluster:
         """
         return self._controller.look(lambda view: status_of(view.state))
 
+    @checks_keywords
     @ends_if_interrupted
     def feed(
         self,
@@ -195,6 +197,7 @@ class Cluster:
         request = FeedRequest(data, epochs, timeout_s, to, reader=reader)
         return self._feeds.feed(name, request, self._show_progress)
 
+    @checks_keywords
     def train_stream(
         self,
         data: DataFrame,
@@ -246,6 +249,7 @@ class Cluster:
         """
         return self._feeds.open_stream(name, timeout_s, to)
 
+    @checks_keywords
     def feed_async(
         self,
         data: Any,
@@ -272,6 +276,7 @@ class Cluster:
 
         return begin(feed, f"sparkdl-feed-{name}", self._executor.thread)
 
+    @checks_keywords
     def infer(
         self,
         data: Any,

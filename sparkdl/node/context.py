@@ -18,6 +18,7 @@ from sparkdl.core.errors import ConfigError
 from sparkdl.core.exchange import note_exchange
 from sparkdl.core.settings import visible_gpus
 from sparkdl.core.spec import DEFAULT_FEED, ClusterSpec
+from sparkdl.core.spelling import checks_keywords
 from sparkdl.core.world import FIRST_TIME, Member, Resume, World
 from sparkdl.feed.parquet.paths import ParquetPaths, Paths, parquet
 from sparkdl.feed.reader.batches import EpochBatches, Tail
@@ -96,6 +97,7 @@ class NodeContext(LegacyContext):
         """Whether this node leads: the chief, or the first worker where there is none."""
         return self.rank == 0
 
+    @checks_keywords
     def batches(
         self,
         batch_size: int,
@@ -152,6 +154,7 @@ class NodeContext(LegacyContext):
         """
         return self._link.reader(feed).has_epoch()
 
+    @checks_keywords
     def parquet(  # noqa: PLR0913 (what `batches` takes, and the files)
         self,
         path: Paths | ParquetPaths,
@@ -200,6 +203,7 @@ class NodeContext(LegacyContext):
         )
         return batches
 
+    @checks_keywords
     def dataset(  # noqa: PLR0913 (what `batches` takes, and the columns)
         self,
         batch_size: int,
