@@ -124,7 +124,7 @@ class Stream:
         if first is None:
             return Described(None, has_ended)
         rows = self._batches.batch_size if self._batches.tail == "pad" else None
-        specs = {name: spec_of(column, rows) for name, column in first.items()}
+        specs = {name: spec_of(name, column, rows) for name, column in first.items()}
         columns = (
             Column(name, spec.dtype.name, tuple(spec.shape.as_list()))
             for name, spec in specs.items()

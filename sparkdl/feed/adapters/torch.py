@@ -23,6 +23,7 @@ from sparkdl.feed.adapters.mesh import equal_share, same_rows
 from sparkdl.feed.adapters.torch_workers import BatchServer, Columns, Hello, Plain, batches_from
 from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
 from sparkdl.feed.reader.reader import FeedReader
+from sparkdl.feed.values.columns import ARRAYS_ADVICE, is_text, objects_in
 
 if TYPE_CHECKING:
     import torch
@@ -196,13 +197,11 @@ def _plain(name: str, column: np.ndarray) -> np.ndarray | list[Any]:
             "number, or read it with ctx.batches()"
         )
     values: list[Any] = column.tolist()
-    if column.dtype.kind == "O":
-        for value in values:
-            if not isinstance(value, (str, bytes)):
-                raise FeedTypeError(
-                    f"column {name!r} holds {type(value).__name__} values that make no tensor; "
-                    "arrays must have one shape in all rows, or be read with ctx.batches()"
-                )
+    if column.dtype.kind == "O" and not is_text(column):
+        raise FeedTypeError(
+            f"column {name!r} holds {objects_in(column)}, which PyTorch has no tensor for. "
+            f"{ARRAYS_ADVICE}"
+        )
     return values
 
 
