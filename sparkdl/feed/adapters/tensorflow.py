@@ -117,7 +117,7 @@ def text_labels(dataset: Any) -> list[str]:
         if len(inputs) != 1:
             return []
         dataset = inputs[0]
-    return names if any(is_text) else []
+    return list(names or []) if any(is_text) else []
 
 
 def spec_of(name: str, column: np.ndarray, rows: int | None) -> tf.TensorSpec:
