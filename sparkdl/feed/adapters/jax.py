@@ -25,6 +25,7 @@ from sparkdl.feed.adapters.keras_epochs import let_epochs_differ
 from sparkdl.feed.adapters.mesh import equal_share
 from sparkdl.feed.adapters.tensorflow import Fed
 from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
+from sparkdl.feed.values.columns import objects_in
 
 if TYPE_CHECKING:
     import jax
@@ -212,9 +213,10 @@ def numbers(name: str, column: np.ndarray) -> np.ndarray:
     import jax
 
     if column.dtype.kind not in "biufc":
+        kind = objects_in(column) if column.dtype == object else f"values of {column.dtype}"
         raise FeedTypeError(
-            f"column {name!r} is of type {column.dtype}, and JAX has arrays of numbers only. Name "
-            "the columns you want, or feed it as numbers"
+            f"column {name!r} holds {kind}, and JAX has arrays of numbers only. Name the columns "
+            "you want, or feed it as numbers, with arrays of one shape in all rows"
         )
     return column.astype(jax.dtypes.canonicalize_dtype(column.dtype), copy=False)
 

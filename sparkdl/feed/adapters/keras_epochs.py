@@ -28,7 +28,7 @@ from typing import Any
 
 from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.core.patch import Function, Patch
-from sparkdl.feed.adapters.tensorflow import readers_of
+from sparkdl.feed.adapters.tensorflow import readers_of, text_labels
 from sparkdl.feed.reader.reader import FeedReader
 
 _log = logging.getLogger(__name__)
@@ -190,6 +190,8 @@ def _fit(stock: Function, model: Any, *args: Any, **kwargs: Any) -> Any:
     bound = inspect.signature(stock).bind(model, *args, **kwargs)
     given = bound.arguments
     readers = readers_of(given.get("x"))
+    if readers:
+        _refuse_text_labels(model, given.get("x"), readers[0].feed)
     if any(reader.is_resumed and not reader.has_epoch() for reader in readers):
         _log.warning("fit has nothing left to train on: an earlier run has used all of it")
         given["initial_epoch"] = given.get("epochs", 1)
@@ -197,6 +199,20 @@ def _fit(stock: Function, model: Any, *args: Any, **kwargs: Any) -> Any:
     if model.stop_training:
         _terminate([r for r in readers_of(given.get("validation_data")) if r not in readers])
     return history
+
+
+def _refuse_text_labels(model: Any, dataset: Any, feed: str) -> None:
+    """Name the column whose text Keras' losses refuse; a `train_step` of the user's may take it."""
+    methods = (type(model).train_step, type(model).compute_loss)
+    is_stock = all(m.__module__.partition(".")[0] in ("keras", "tf_keras") for m in methods)
+    loss = getattr(model, "loss", None)
+    names = text_labels(dataset) if is_stock and loss else []
+    if names := [name for name in names if not isinstance(loss, dict) or name in loss]:
+        raise FeedTypeError(
+            f"feed {feed!r}: the label column {names[0]!r} holds text (tf.string), and Keras "
+            "computes losses of numbers. Index it before feeding, for example with "
+            "pyspark.ml.feature.StringIndexer, or in dataset.map(…) with keras.layers.StringLookup"
+        )
 
 
 def _before(stock: Function, callbacks: Any, *args: Any, **kwargs: Any) -> None:

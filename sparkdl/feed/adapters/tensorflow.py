@@ -13,13 +13,14 @@ import numpy as np
 
 from sparkdl.feed.reader.batches import SAMPLE_WEIGHT, EpochBatches, Names, arrange
 from sparkdl.feed.reader.reader import FeedReader
-from sparkdl.feed.values.columns import no_tensor, to_columns
+from sparkdl.feed.values.columns import ARRAYS_ADVICE, is_text, objects_in, to_columns
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 _MARK = "_sparkdl_is_step_batched"
 _READER = "_sparkdl_reader"
+_TEXT_LABELS = "_sparkdl_text_labels"
 
 
 def tf_dataset(
@@ -52,8 +53,8 @@ def tf_dataset(
     if pads:
         sample[SAMPLE_WEIGHT] = np.ones(first.num_rows, np.float32)
     rows = batches.batch_size if pads else None
-    names = arrange({name: name for name in sample}, x, y)
-    signature = tf.nest.map_structure(lambda name: spec_of(name, sample[name], rows), names)
+    specs = {name: spec_of(name, column, rows) for name, column in sample.items()}
+    signature = arrange(specs, x, y)
 
     def epoch() -> Iterator[Any]:
         for columns in batches:
@@ -76,6 +77,8 @@ def tf_dataset(
     warnings.filterwarnings("ignore", "Your input ran out of data", UserWarning)
     setattr(dataset, _MARK, True)
     setattr(dataset, _READER, batches.reader)
+    labels = [y] if isinstance(y, str) else y or []
+    setattr(dataset, _TEXT_LABELS, [name for name in labels if specs[name].dtype == tf.string])
     let_strategies_keep_batches()
     return dataset
 
@@ -97,6 +100,25 @@ def readers_of(dataset: Any) -> list[FeedReader]:
     return [reader for part in inputs for reader in readers_of(part)]
 
 
+def text_labels(dataset: Any) -> list[str]:
+    """Return the columns of text that `dataset` gives as labels; none where a `map` changed them.
+
+    Imports TensorFlow for datasets of TensorFlow alone.
+    """
+    spec = getattr(dataset, "element_spec", None)
+    if not isinstance(spec, tuple) or len(spec) < 2:
+        return []
+    import tensorflow as tf
+
+    is_text = [getattr(leaf, "dtype", None) == tf.string for leaf in tf.nest.flatten(spec[1])]
+    while any(is_text) and (names := getattr(dataset, _TEXT_LABELS, None)) is None:
+        inputs: list[Any] = getattr(dataset, "_inputs", lambda: [])()
+        if len(inputs) != 1:
+            return []
+        dataset = inputs[0]
+    return list(names or []) if any(is_text) else []
+
+
 def spec_of(name: str, column: np.ndarray, rows: int | None) -> tf.TensorSpec:
     """Return what a column is as a tensor; `rows` is the fixed size of a batch, if it has one.
 
@@ -107,9 +129,12 @@ def spec_of(name: str, column: np.ndarray, rows: int | None) -> tf.TensorSpec:
 
     if column.dtype != object:
         return tf.TensorSpec((rows, *column.shape[1:]), tf.as_dtype(column.dtype))
-    if not all(isinstance(value, (str, bytes)) for value in column.flat):
-        raise no_tensor(name, column)
-    return tf.TensorSpec((rows, *column.shape[1:]), tf.string)
+    if len(column) and not is_text(column):
+        raise FeedTypeError(
+            f"column {name!r} holds {objects_in(column)}, which TensorFlow has no tensor for. "
+            f"{ARRAYS_ADVICE}"
+        )
+    return tf.TensorSpec((rows,), tf.string)
 
 
 def let_strategies_keep_batches() -> None:

@@ -23,7 +23,7 @@ from sparkdl.feed.adapters.mesh import equal_share, same_rows
 from sparkdl.feed.adapters.torch_workers import BatchServer, Columns, Hello, Plain, batches_from
 from sparkdl.feed.reader.batches import EpochBatches, Names, arrange
 from sparkdl.feed.reader.reader import FeedReader
-from sparkdl.feed.values.columns import no_tensor
+from sparkdl.feed.values.columns import ARRAYS_ADVICE, is_text, objects_in
 
 if TYPE_CHECKING:
     import torch
@@ -199,6 +199,11 @@ def _plain(name: str, column: np.ndarray) -> np.ndarray | list[Any]:
     if column.dtype.kind == "O" and not all(isinstance(each, (str, bytes)) for each in column):
         raise no_tensor(name, column)
     values: list[Any] = column.tolist()
+    if column.dtype.kind == "O" and not is_text(column):
+        raise FeedTypeError(
+            f"column {name!r} holds {objects_in(column)}, which PyTorch has no tensor for. "
+            f"{ARRAYS_ADVICE}"
+        )
     return values
 
 

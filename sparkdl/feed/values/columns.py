@@ -31,6 +31,10 @@ from sparkdl.feed.values.row_codec import row_schema
 Columns = dict[str, Array]
 _NUMBERS = {"bool", "int", "float", "scalar", "decimal"}
 _STACKED = {"ndarray", "dense", "sparse"}
+ARRAYS_ADVICE = (
+    "Feed it as text or numbers, with arrays of one shape in all rows, or read it with "
+    "ctx.batches()"
+)
 
 
 def to_columns(batch: pa.RecordBatch, columns: Sequence[str] | None = None) -> Columns:
@@ -224,6 +228,22 @@ def no_tensor(name: str, column: Array) -> FeedTypeError:
 def objects(values: Sequence[Any]) -> Array:
     """Return an object array [rows], also where the values are sequences themselves."""
     return np.fromiter(values, object, len(values))
+
+
+def is_text(column: Array) -> bool:
+    """Return whether each row of an object array [rows] is a text or bytes."""
+    return column.ndim == 1 and all(isinstance(value, (str, bytes)) for value in column)
+
+
+def objects_in(column: Array) -> str:
+    """Return what the rows of an object array are, in words for an error."""
+    if is_text(column):
+        return "text"
+    if column.ndim > 1 or any(isinstance(v, np.ndarray) and v.dtype == object for v in column):
+        return "arrays of text or other objects"
+    if all(isinstance(value, np.ndarray) for value in column):
+        return "arrays of different lengths"
+    return f"values of {' and '.join(sorted({type(value).__name__ for value in column}))}"
 
 
 def _nulls(count: int, rows: int, kind: pa.DataType | str, where: str) -> FeedTypeError:

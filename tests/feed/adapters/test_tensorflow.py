@@ -114,17 +114,50 @@ def test_feed_that_ended_before_a_row_came_has_no_types() -> None:
 )
 def test_column_that_has_no_tensor_is_refused_by_its_name(values: list[Any], words: str) -> None:
     with Arrivals() as it:
-        it.batch(pa.record_batch({"column": values}))
-        with pytest.raises(FeedTypeError, match=words):
-            dataset(it, "column")
+        it.batch(pa.record_batch({"ragged": [[1], [1, 2]]}))
+        with pytest.raises(FeedTypeError, match="column 'ragged' holds arrays of different len"):
+            dataset(it, "ragged")
 
 
-def test_arrays_of_equally_many_strings_are_a_tensor() -> None:
+@pytest.mark.parametrize("words", [[["a", "b"], ["c", "d"]], [["a"], ["b", "c"]]])
+def test_arrays_of_text_are_refused_as_what_they_are(words: list[list[str]]) -> None:
     with Arrivals() as it:
-        it.batch(pa.record_batch({"tags": [["a", "b"], ["c", "d"]]}))
-        it.end_epoch(0)
-        (batch,) = dataset(it, "tags")
-        assert batch.numpy().tolist() == [[b"a", b"b"], [b"c", b"d"]]
+        it.batch(pa.record_batch({"words": words}))
+        with pytest.raises(FeedTypeError, match="column 'words' holds arrays of text"):
+            dataset(it, "words")
+
+
+def test_text_as_a_label_is_refused_by_name_before_keras_traces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import tensorflow as tf
+
+    from sparkdl.feed.adapters import keras_epochs
+
+    for library in keras_epochs._LIBRARIES:
+        if library.name == "keras":
+            for patch in library.patches():
+                module, _, path = patch.target.partition(":")
+                monkeypatch.setattr(f"{module}.{path}", patch.find())
+    keras_epochs.let_epochs_differ()
+    model = tf.keras.Sequential([tf.keras.Input((2,)), tf.keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with Arrivals() as it:
+        it.batch(rows(0, 4))
+        with pytest.raises(FeedTypeError, match=r"label column 's' holds text.*StringIndexer"):
+            model.fit(dataset(it, "x", "s").prefetch(1), verbose=0)
+
+
+def test_text_that_a_map_indexes_is_a_label() -> None:
+    import tensorflow as tf
+
+    from sparkdl.feed.adapters.tensorflow import text_labels
+
+    with Arrivals() as it:
+        it.batch(rows(0, 4))
+        data = dataset(it, "x", "s")
+        assert text_labels(data.prefetch(1)) == ["s"]
+        assert text_labels(data.map(lambda x, s: (x, tf.strings.length(s)))) == []
 
 
 def test_dataset_is_not_sharded_and_takes_no_rows_in_advance() -> None:

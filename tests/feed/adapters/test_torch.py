@@ -140,7 +140,7 @@ def test_writing_to_a_tensor_changes_nothing_but_itself(workers: int) -> None:
     ("column", "words"),
     [
         (pa.array([[1], [1, 2]]), "'c' holds arrays of different lengths"),
-        (pa.array([["a", "b"], ["c", "d"]]), "'c' holds arrays of strings"),
+        (pa.array([["a"], ["b"]]), "'c' holds arrays of text"),
         (pa.array([0, 1], pa.timestamp("us")), "'c' is of type datetime64"),
     ],
 )
@@ -160,7 +160,7 @@ def test_column_that_is_no_tensor_is_refused_by_name(
 
 def test_strings_of_all_kinds_are_lists() -> None:
     strings = {
-        "a": pa.array(["ä", "b"]),
+        "a": pa.array(["ä", ""]),
         "b": pa.array([b"\x00", b"\xff"]),
         "f": pa.array([True, False]),
     }
@@ -168,7 +168,7 @@ def test_strings_of_all_kinds_are_lists() -> None:
         it.batch(pa.record_batch(strings))
         it.end_epoch(0)
         (batch,) = dataset(it)
-        assert batch["a"] == ["ä", "b"]
+        assert batch["a"] == ["ä", ""]
         assert batch["b"] == [b"\x00", b"\xff"]
         assert batch["f"].tolist() == [True, False]
 
