@@ -331,7 +331,7 @@ def test_labels_of_text_are_refused_in_a_sentence(single: Lab) -> None:
     labels = pa.table({"x": [0.0] * 16, "y": ["cat"] * 16})
     single.cluster.feed([labels], name="text", timeout_s=SOON_S)
     (said,) = single.results()
-    assert said.startswith("the labels that fit is given are strings")
+    assert said.startswith("feed 'text': the label column 'y' holds text")
     assert "StringIndexer" in said
 
 

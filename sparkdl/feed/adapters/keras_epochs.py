@@ -124,7 +124,6 @@ class _Library:
         _begun.set(None)
         if readers and callbacks is not None:
             readers[0].watch.fit_begins(callbacks.model, [reader.feed for reader in readers])
-            _check_labels(callbacks.model, self.dataset_of(iterator))
             setattr(callbacks, _RUN, _Run(iterator, readers))
             setattr(iterator, _RUN, getattr(callbacks, _RUN))
         if not self._continues(iterator):
@@ -249,26 +248,6 @@ def _fit_of_keras() -> str:
     names = {"tensorflow": "TensorFlowTrainer", "jax": "JAXTrainer", "torch": "TorchTrainer"}
     backend = import_module("keras").backend.backend()
     return f"keras.src.backend.{backend}.trainer:{names.get(backend, 'Trainer')}.fit"
-
-
-def _check_labels(model: Any, data: Any) -> None:
-    """Refuse labels of text before Keras traces its losses, unless the model has its own step.
-
-    Raises:
-        FeedTypeError: if there are some.
-    """
-    spec = getattr(data, "element_spec", None)
-    if not isinstance(spec, tuple) or len(spec) == 1:
-        return
-    step = getattr(type(model), "train_step", None)
-    labels = import_module("tensorflow").nest.flatten(spec[1])
-    is_stock = getattr(step, "__module__", "").startswith(("keras.", "tf_keras."))
-    if is_stock and any(getattr(label, "dtype", None) == "string" for label in labels):
-        raise FeedTypeError(
-            "the labels that fit is given are strings, and losses take numbers. Index them before "
-            "they are fed (pyspark.ml.feature.StringIndexer), or in the dataset: "
-            "dataset.map(lambda x, y: (x, keras.layers.StringLookup(vocabulary=…)(y)))"
-        )
 
 
 def _given_to(adapter: Any) -> Any:

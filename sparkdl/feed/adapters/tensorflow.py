@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sparkdl.core.errors import FeedTypeError
 from sparkdl.feed.reader.batches import SAMPLE_WEIGHT, EpochBatches, Names, arrange
 from sparkdl.feed.reader.reader import FeedReader
 from sparkdl.feed.values.columns import ARRAYS_ADVICE, is_text, objects_in, to_columns

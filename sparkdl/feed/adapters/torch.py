@@ -196,8 +196,6 @@ def _plain(name: str, column: np.ndarray) -> np.ndarray | list[Any]:
             f"column {name!r} is of type {column.dtype}, which PyTorch does not have; feed it as a "
             "number, or read it with ctx.batches()"
         )
-    if column.dtype.kind == "O" and not all(isinstance(each, (str, bytes)) for each in column):
-        raise no_tensor(name, column)
     values: list[Any] = column.tolist()
     if column.dtype.kind == "O" and not is_text(column):
         raise FeedTypeError(

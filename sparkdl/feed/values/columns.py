@@ -205,26 +205,6 @@ def convert(column: pa.Array, codec: Codec | None = None, where: str = "the colu
     return to_array(column)
 
 
-def no_tensor(name: str, column: Array) -> FeedTypeError:
-    """Return the error of a column of objects that cannot be one tensor."""
-    value = next((each for each in column.flat if not isinstance(each, (str, bytes))), column)
-    if isinstance(value, np.ndarray) and value.dtype.kind in "OSU":
-        return FeedTypeError(
-            f"column {name!r} holds arrays of strings, which have no tensor. Make them numbers "
-            "(a vocabulary's index, pyspark.ml.feature.HashingTF) or into one string "
-            "(functions.concat_ws), or read the column with ctx.batches()"
-        )
-    if isinstance(value, (np.ndarray, list)):
-        return FeedTypeError(
-            f"column {name!r} holds arrays of different lengths, which have no tensor. Give all "
-            "rows one length (pad or cut them), or read the column with ctx.batches()"
-        )
-    return FeedTypeError(
-        f"column {name!r} holds values of type {type(value).__name__}, which have no tensor. Feed "
-        "them as numbers, or read the column with ctx.batches()"
-    )
-
-
 def objects(values: Sequence[Any]) -> Array:
     """Return an object array [rows], also where the values are sequences themselves."""
     return np.fromiter(values, object, len(values))
