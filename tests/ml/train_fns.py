@@ -170,6 +170,14 @@ def classifier() -> Any:
     )
 
 
+def softmax(classes: int) -> Any:
+    """Make a model of so many features and probabilities; its input has no name."""
+    import keras
+
+    layer = keras.layers.Dense(classes, activation="softmax", kernel_initializer="zeros")
+    return keras.Sequential([keras.Input((classes,)), layer])
+
+
 def halving(notes: Path) -> list[Any]:
     """Return a callback that halves the learning rate in each epoch, and notes it."""
     import keras

@@ -6,7 +6,7 @@ Runs in: driver
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -99,8 +99,13 @@ def kept_columns(columns: Sequence[str], keep: Keep) -> tuple[int, ...]:
     return tuple(columns.index(name) for name in keep)
 
 
-def check_names(kept: Sequence[str], results: Sequence[str]) -> None:
+def check_names(
+    kept: Sequence[str], results: Sequence[str], named_by: Callable[[str], str] = lambda _: "schema"
+) -> None:
     """Check that no two columns of the result have one name, in any case.
+
+    Args:
+        named_by: from a result's column to the parameter that names it.
 
     Raises:
         ConfigError: if they have; it says what to rename.
@@ -108,11 +113,12 @@ def check_names(kept: Sequence[str], results: Sequence[str]) -> None:
     counts = Counter(name.lower() for name in (*kept, *results))
     twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
+        named = dict.fromkeys(named_by(name) for name in results if name.lower() in twice)
         raise ConfigError(
             f"the result would have two columns {', '.join(map(repr, twice))}: the DataFrame's "
             f"({', '.join(kept)}) and the results' ({', '.join(results)}). Name the results "
-            "otherwise in schema=, rename the DataFrame's column (withColumnRenamed), or leave it "
-            "out with keep=[...]"
+            f"otherwise with {', '.join(f'{name}=' for name in named)}, rename the DataFrame's "
+            "column (withColumnRenamed), or leave it out with keep=[...]"
         )
 
 

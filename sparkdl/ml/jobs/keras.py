@@ -19,7 +19,12 @@ from sparkdl.ml.estimators.source import Signature
 from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.task import Master, Sum, unpack
 from sparkdl.ml.scoring.share import task_share
-from sparkdl.ml.scoring.tensorflow import output_names, prepare_worker, without_startup_noise
+from sparkdl.ml.scoring.tensorflow import (
+    layer_names,
+    output_names,
+    prepare_worker,
+    without_startup_noise,
+)
 
 if TYPE_CHECKING:
     from pyspark import Broadcast
@@ -134,8 +139,8 @@ def signature_of(model: Any) -> Signature:
     if isinstance(output := getattr(model, "output", None), dict):  # a Sequential may have none
         names = list(output)
     return Signature(
-        inputs_of(model),
-        tuple(tensor_of(t, name) for t, name in zip(model.outputs, names, strict=True)),
+        tuple(map(tensor_of, model.inputs, layer_names(model.inputs))),
+        tuple(map(tensor_of, model.outputs, names)),
     )
 
 

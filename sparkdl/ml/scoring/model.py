@@ -86,8 +86,18 @@ class _ScoringModel(Model, HasParams, Saved, params=["input_mapping", "batch_siz
     def _transform(self, dataset: DataFrame) -> DataFrame:
         score, results = self.score_of(dataset.schema)
         return scored(
-            dataset, score, results, self.getKeep(), self.getParquetReader(), self.getModelPer()
+            dataset,
+            score,
+            results,
+            self.getKeep(),
+            self.getParquetReader(),
+            self.getModelPer(),
+            self._named_by,
         )
+
+    def _named_by(self, _column: str) -> str:
+        """Return the parameter that names a column of the results."""
+        return "output_mapping"
 
     def _extra(self) -> dict[str, Any]:
         return {} if self._summary is None else {"summary": self._summary.saved()}
@@ -244,6 +254,13 @@ class KerasModel(_ScoringModel, params=COLUMNS):
         if output.shape is not None and output.shape[1:] in ((), (1,)) and output.dtype != TEXT:
             types = {prediction: "double", **types}
         return mapped_outputs({output.name: prediction}, types, self._signature)
+
+    def _named_by(self, column: str) -> str:
+        if self.getOutputMapping():
+            return "output_mapping"
+        if column == self.getPredictionCol():
+            return "prediction_col"
+        return "raw_prediction_col" if column == self.getRawPredictionCol() else "probability_col"
 
     def _extra(self) -> dict[str, Any]:
         signature = msgspec.json.encode(self._signature).decode()

@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -81,14 +81,14 @@ def keras_predictor(model: Any) -> Predictor:
             f"the model {model.name!r} is a {type(model).__name__} without known inputs. "
             "Save it with model.export(folder), which makes a SavedModel with a signature"
         )
-    names = [tensor.name for tensor in flat]
+    names = layer_names(flat)
     struct = flat[0] if len(flat) == 1 else model.input
     specs = [tf.TensorSpec((None, *t.shape[1:]), t.dtype) for t in flat]
 
     @tf.function(input_signature=specs, autograph=False)  # type: ignore[untyped-decorator]
     def run(*tensors: Any) -> Any:
-        by_name = dict(zip(names, tensors, strict=True))
-        return model(tf.nest.map_structure(lambda t: by_name[t.name], struct), training=False)
+        given = {id(t): value for t, value in zip(flat, tensors, strict=True)}
+        return model(tf.nest.map_structure(lambda t: given[id(t)], struct), training=False)
 
     concrete = run.get_concrete_function()
     traced = concrete.structured_outputs
@@ -132,9 +132,18 @@ def _saved_model(source: ModelSource) -> Predictor:
     )
 
 
+def layer_names(tensors: Sequence[Any]) -> list[str]:
+    """Return the names of the layers that make inputs or outputs of a Keras model.
+
+    A file keeps these. An input without a name is a tensor of another name than its layer, until
+    the model is loaded from a file.
+    """
+    return [tensor._keras_history.operation.name for tensor in tensors]
+
+
 def output_names(model: Any, count: int) -> list[str]:
     """Return the names of the layers that a Keras model's outputs come from; numbers if unclear."""
-    names = [tensor._keras_history.operation.name for tensor in model.outputs]
+    names = layer_names(model.outputs)
     if len(names) != count or len(set(names)) != count:
         return [f"output_{place}" for place in range(count)]
     return names

@@ -104,7 +104,13 @@ class TorchModel(
             self.getHandleInvalid(),
         )
         return scored(
-            dataset, score, outputs[0], self.getKeep(), self.getParquetReader(), self.getModelPer()
+            dataset,
+            score,
+            outputs[0],
+            self.getKeep(),
+            self.getParquetReader(),
+            self.getModelPer(),
+            lambda _: "output_mapping",
         )
 
     def _source(self) -> ModelSource:

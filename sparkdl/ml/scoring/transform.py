@@ -8,7 +8,7 @@ themselves; `file_columns` finds out whether they do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -36,6 +36,7 @@ def scored(
     keep: Keep,
     parquet_reader: str,
     model_per: str,
+    named_by: Callable[[str], str] = lambda _: "schema",
 ) -> DataFrame:
     """Return `frame` with the outputs' columns; starts no job.
 
@@ -47,6 +48,7 @@ def scored(
         keep: which columns of the DataFrame stay.
         parquet_reader: see `file_columns`.
         model_per: one of `MODEL_PER`.
+        named_by: see `check_names`.
 
     Raises:
         ConfigError: if a column is missing, or two would have one name, or the rows are not
@@ -55,7 +57,7 @@ def scored(
     score = replace(score, sharing=sharing_of(frame.sparkSession, model_per))
     kept = kept_columns(frame.columns, keep)
     names = [frame.columns[place] for place in kept]
-    check_names(names, results.names)
+    check_names(names, results.names, named_by)
     places = tuple(frame.columns.index(column.name) for column in score.inputs)
     if not hasattr(functions, "arrow_udf"):
         if parquet_reader == "python":

@@ -27,7 +27,7 @@ from sparkdl.ml.estimators.estimator import launch_options
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
 from sparkdl.ml.scoring.model import KerasModel
 from tests.doubles import sessions
-from tests.ml.train_fns import FEATURES, classifier, dying, halving, read_all
+from tests.ml.train_fns import FEATURES, classifier, dying, halving, read_all, softmax
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -303,7 +303,7 @@ def test_softmax_gives_columns_that_evaluators_take_without_a_further_parameter(
     for last in (inner, keras.layers.Softmax(), "softmax", "linear"):
         layers = [keras.layers.Dense(3, kernel_initializer="identity")]
         layers += [keras.layers.Activation(last) if isinstance(last, str) else last]
-        model = keras.Sequential([keras.Input((3,), name="x"), *layers])
+        model = keras.Sequential([keras.Input((3,)), *layers])
         stage: Any = stage_of(model)
         frame = spark_ml.range(6, numPartitions=1).selectExpr(
             "array(double(id % 3 = 0), double(id % 3 = 1), double(id % 3 = 2)) as features",
@@ -322,6 +322,48 @@ def test_softmax_gives_columns_that_evaluators_take_without_a_further_parameter(
         evaluator = MulticlassClassificationEvaluator(metricName=metric)
         value = evaluator.evaluate(scored)
         assert value == pytest.approx({"accuracy": 1.0, "logLoss": 0.5514}[metric], abs=1e-3)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_softmax_of_an_unnamed_input_is_fitted_scored_and_evaluated(
+    spark_ml: SparkSession, classes: int
+) -> None:
+    frame = spark_ml.range(60, numPartitions=1).selectExpr(
+        *(f"float(id % {classes} = {n}) as f{n}" for n in range(classes)),
+        f"double(id % {classes}) as label",
+    )
+    assembler = VectorAssembler(inputCols=frame.columns[:-1], outputCol="features")
+    estimator = KerasEstimator(
+        partial(softmax, classes),
+        loss="sparse_categorical_crossentropy",
+        optimizer="sgd",
+        learning_rate=1.0,
+        epochs=3,
+        batch_size=10,
+        num_workers=1,
+    )
+    scored = Pipeline(stages=[assembler, estimator]).fit(frame).transform(frame).cache()
+    assert MulticlassClassificationEvaluator(metricName="accuracy").evaluate(scored) == 1.0
+    if classes == 2:
+        found = BinaryClassificationEvaluator(rawPredictionCol="probability").evaluate(scored)
+        assert found == pytest.approx(1.0)
+    scored.unpersist()
+
+
+def test_columns_that_are_there_already_name_the_parameter_to_set(spark_ml: SparkSession) -> None:
+    import keras
+
+    stage: Any = stage_of(keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, "softmax")]))
+    columns = "array(1d, 2d) as features", "1d as Probability", "1d as prediction"
+    frame = spark_ml.range(2, numPartitions=1).selectExpr(*columns)
+    with pytest.raises(ConfigError, match=r"'probability'.*with probability_col=, rename"):
+        stage.transform(frame.drop("prediction"))
+    with pytest.raises(ConfigError, match="with probability_col=, prediction_col=, rename"):
+        stage.transform(frame)
+    chosen = stage.copy().setProbabilityCol("p").setPredictionCol("class")
+    assert chosen.transform(frame).columns[-2:] == ["p", "class"]
+    with pytest.raises(ConfigError, match="with raw_prediction_col=, rename"):
+        chosen.setRawPredictionCol("Probability").setProbabilityCol(None).transform(frame)
 
 
 def stage_of(model: Any) -> KerasModel:
