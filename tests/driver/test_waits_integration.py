@@ -129,6 +129,7 @@ def step_with_tensorflow(ctx: NodeContext, end: Path) -> Iterator[int]:
             tf.distribute.ReduceOp.SUM, tape.gradient(loss, weights)
         )
         weights.assign_sub(0.01 * gradient)
+        is_over = tf.identity(is_over)  # all_reduce refuses arguments: they have no device
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, is_over)
 
     run = tf.function(lambda is_over: strategy.run(of_replica, (is_over,)))
