@@ -31,8 +31,8 @@ def test_name_that_is_near_none_finds_nothing(name: str) -> None:
     ("method", "option", "meant"),
     [
         (Cluster.feed, "epoch", "epochs"),
-        (Cluster.feed_async, "nam", "name"),
-        (NodeContext.batches, "shufle", "shuffle"),
+        (Cluster.feed_async, "names", "name"),
+        (NodeContext.batches, "shuffles", "shuffle"),
     ],
 )
 def test_misspelt_option_of_a_feed_and_of_its_reader_is_named(
