@@ -8,6 +8,7 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/common/util.py
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -78,15 +79,23 @@ def is_version_greater_equal_than(ver: str, target: str) -> bool:
     """Whether version `ver` is `target` or a later one.
 
     Raises:
-        ConfigError: if they are no strings, or `target` is not like `major.minor.patch`.
+        ConfigError: if they are no strings that begin with numbers, or `target` is not like
+            `major.minor.patch`.
     """
-    from packaging.version import Version
-
     if not isinstance(ver, str) or not isinstance(target, str):
         raise ConfigError(f"{ver!r} and {target!r}: versions must be strings")
     if target.count(".") != 2:
         raise ConfigError(f"target={target!r}: must be of the form major.minor.patch")
-    return Version(ver) >= Version(target)
+    return _version(ver) >= _version(target)
+
+
+def _version(text: str) -> tuple[Any, ...]:
+    """Return what orders versions: their numbers, and whether they are final."""
+    found = re.match(r"v?(\d+(?:\.\d+)*)[.-]?(a|b|c|rc|dev)?", text)
+    if not found:
+        raise ConfigError(f"{text!r}: a version must begin with numbers, like 2.16.1")
+    numbers = [int(part) for part in found[1].split(".")]
+    return *numbers, *[0] * (6 - len(numbers)), found[2] is None
 
 
 def _cache(function: Callable[..., T]) -> Callable[..., T]:
