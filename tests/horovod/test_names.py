@@ -196,7 +196,7 @@ def test_best_model_checkpoint_has_the_order_of_its_module(module: str, order: s
     callbacks = import_module(f"sparkdl.horovod.{module}.callbacks")
     names = [*signature(callbacks.BestModelCheckpoint).parameters]
     assert names[: len(order.split())] == order.split()
-    assert callbacks.BestModelCheckpoint("loss", 1, filepath="there").save_best_only
+    assert callbacks.BestModelCheckpoint("loss", 1).save_best_only
 
 
 def test_helpers_that_programs_import_do_what_horovods_do(monkeypatch: pytest.MonkeyPatch) -> None:

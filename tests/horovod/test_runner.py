@@ -168,7 +168,7 @@ def test_what_needs_other_machines_is_refused() -> None:
     names = ("host_discovery_script", "use_mpi", "output_filename", "executable")
     for refused in names:
         with pytest.raises(ConfigError, match=refused):
-            sparkdl.horovod.run(large_or_none, (False,), **{refused: "there"})  # type: ignore[arg-type]
+            sparkdl.horovod.run(large_or_none, (False,), **{refused: "there"})
     with pytest.raises(ConfigError, match=r"more processes \(3\)"):
         sparkdl.horovod.run(
             *(os.getpid, (), None, 3, None, None, None, None, None, "localhost:2")  # by position
