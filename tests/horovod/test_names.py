@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import signature
@@ -155,12 +156,47 @@ def test_operations_are_found_where_horovod_defines_them() -> None:
         ),
         ("torch", "broadcast_optimizer_state", "optimizer root_rank model"),
         ("common.elastic", "run_fn", "func reset"),
+        ("torch.elastic", "run_fn", "func reset"),
+        ("tensorflow.elastic", "run_fn", "func reset"),
+        (
+            "runner",
+            "run",
+            "func args kwargs num_proc min_num_proc max_num_proc slots reset_limit cooldown_range "
+            "hosts hostfile host_discovery_script start_timeout ssh_port ssh_identity_file "
+            "disable_cache output_filename verbose use_gloo use_mpi mpi_args network_interface "
+            "network_interfaces executable np min_np max_np",
+        ),
+        (
+            "runner.util.threads",
+            "execute_function_multithreaded",
+            "fn args_list block_until_all_done max_concurrent_executions",
+        ),
+        (
+            "runner.util.threads",
+            "on_event",
+            "event func args stop check_stop_interval_s daemon silent",
+        ),
     ],
 )
 def test_arguments_have_horovods_names_and_order(module: str, name: str, order: str) -> None:
     function = getattr(import_module(f"sparkdl.horovod.{module}"), name)
     wanted = order.split()
     assert [*signature(function).parameters][: len(wanted)] == wanted
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("module", "order"),
+    [
+        ("keras", "monitor verbose mode save_freq"),
+        ("tensorflow.keras", "monitor verbose save_weights_only mode save_freq"),
+    ],
+)
+def test_best_model_checkpoint_has_the_order_of_its_module(module: str, order: str) -> None:
+    callbacks = import_module(f"sparkdl.horovod.{module}.callbacks")
+    names = [*signature(callbacks.BestModelCheckpoint).parameters]
+    assert names[: len(order.split())] == order.split()
+    assert callbacks.BestModelCheckpoint("loss", 1).save_best_only
 
 
 def test_helpers_that_programs_import_do_what_horovods_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,15 +224,21 @@ def test_helpers_that_programs_import_do_what_horovods_do(monkeypatch: pytest.Mo
         assert util.is_version_greater_equal_than(version, "2.4.0") == is_late
     with pytest.raises(ValueError, match=r"major\.minor\.patch"):
         util.is_version_greater_equal_than("2.21.0", "2.4")
+    for older, newer in (("2.4.0rc1", "2.4.0"), ("2.4", "2.4.1"), ("2.9.9", "2.10.0")):
+        assert not util.is_version_greater_equal_than(older, newer)
+    for same in ("2.4", "2.4.0+cu118", "2.4.0.post1"):
+        assert util.is_version_greater_equal_than(same, "2.4.0")
+    with pytest.raises(ValueError, match="must begin with numbers"):
+        util.is_version_greater_equal_than("latest", "2.4.0")
     env = import_module("sparkdl.horovod.runner.common.util.env")
+    assert not env.is_kubeflow_mpi()
+    monkeypatch.setenv("OMPI_MCA_plm_rsh_agent", "/etc/mpi/kubexec.sh")
+    assert env.is_kubeflow_mpi()
     monkeypatch.setenv("HOROVOD_RANK", "1")
     with pytest.raises(RuntimeError, match="only one of HOROVOD_RANK and HOROVOD_SIZE"):
         env.get_env_rank_and_size()
     monkeypatch.setenv("HOROVOD_SIZE", "3")
     assert env.get_env_rank_and_size() == (1, 3)
-    found: list[int] = []
-    import_module("sparkdl.horovod.runner.util.threads").in_thread(found.append, (1,)).join(10)
-    assert found == [1]
     monkeypatch.setenv("SPARKDL_TEST_KEPT", "before")
     monkeypatch.delenv("SPARKDL_TEST_NEW", raising=False)
     with util.env(SPARKDL_TEST_KEPT="within", SPARKDL_TEST_NEW="1", SPARKDL_TEST_NONE=None):
@@ -204,3 +246,51 @@ def test_helpers_that_programs_import_do_what_horovods_do(monkeypatch: pytest.Mo
         assert "SPARKDL_TEST_NONE" not in os.environ
     assert os.environ["SPARKDL_TEST_KEPT"] == "before"
     assert "SPARKDL_TEST_NEW" not in os.environ
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_functions_run_in_threads_as_horovods_do() -> None:
+    threads = import_module("sparkdl.horovod.runner.util.threads")
+    found: list[int] = []
+    threads.in_thread(found.append, (1,)).join(10)
+    assert found == [1]
+    call = threads.execute_function_multithreaded
+    assert call(divmod, [[7, 2], [9, 4]], max_concurrent_executions=1) == {0: (3, 1), 1: (2, 1)}
+    with pytest.raises(RuntimeError, match=r"divmod.* failed for the arguments at \[1\]"):
+        call(divmod, [[7, 2], [9, 0], [5, 1]])
+    called, stopped = threading.Event(), threading.Event()
+    waits = threads.on_event(called, found.append, (2,))
+    ends = threads.on_event(threading.Event(), found.append, (3,), stopped, 0.01, daemon=False)
+    called.set()
+    stopped.set()
+    for thread in (waits, ends):
+        thread.join(10)
+        assert not thread.is_alive()
+    assert found == [1, 2]
+    with pytest.raises(ValueError, match="event=None"):
+        threads.on_event(None, found.append)
+    with pytest.raises(ValueError, match="needs stop"):
+        threads.on_event(called, found.append, daemon=False)
+    with pytest.raises(ValueError, match="must be a tuple"):
+        threads.on_event(called, found.append, [1])
+
+
+def test_state_hears_of_hosts_while_it_trains() -> None:
+    elastic = import_module("sparkdl.horovod.common.elastic")
+    told: list[object] = []
+
+    class Listener(elastic.State):  # type: ignore[misc, name-defined]
+        def sync(self) -> None: ...
+
+        def on_hosts_updated(self, timestamp: float, update_res: object = None) -> None:
+            told.append((timestamp, update_res))
+
+    common = import_module("sparkdl.horovod.common")
+    common.init()
+    try:
+        notify = elastic.notification_manager.handle_hosts_updated
+        elastic.run_fn(lambda state: notify(1.0, "added"), common.init)(Listener())
+        notify(2.0, "removed")
+    finally:
+        common.shutdown()
+    assert told == [(1.0, "added")]

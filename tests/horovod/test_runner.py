@@ -165,9 +165,16 @@ def test_function_that_ends_its_process_has_no_result() -> None:
 
 
 def test_what_needs_other_machines_is_refused() -> None:
-    for refused in ("host_discovery_script", "use_mpi", "output_filename"):
+    names = ("host_discovery_script", "use_mpi", "output_filename", "executable")
+    for refused in names:
         with pytest.raises(ConfigError, match=refused):
             sparkdl.horovod.run(large_or_none, (False,), **{refused: "there"})
+    with pytest.raises(ConfigError, match=r"more processes \(3\)"):
+        sparkdl.horovod.run(
+            *(os.getpid, (), None, 3, None, None, None, None, None, "localhost:2")  # by position
+        )
+    with pytest.raises(ConfigError, match=r"more processes \(2\)"):
+        sparkdl.horovod.run(os.getpid, np=2, hosts="localhost:1")
 
 
 def test_variable_names_a_file_for_a_trace_of_all_processes(

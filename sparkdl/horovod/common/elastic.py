@@ -51,8 +51,12 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
             state._resume(ctx)
             if ctx.restarts:
                 state.on_reset()
-        state.sync()
-        return func(state, *args, **kwargs)
+        notification_manager.register_listener(state)
+        try:
+            state.sync()
+            return func(state, *args, **kwargs)
+        finally:
+            notification_manager.remove_listener(state)
 
     return wrapper
 
@@ -64,6 +68,36 @@ def run_fn(func: Callable[..., T], reset: Callable[[], Any]) -> Callable[..., T]
         reset: accepted; after a failure the processes start again.
     """
     return run(func)
+
+
+class WorkerNotificationManager:
+    """The states that learn of a change of hosts; `run` registers its state while it trains.
+
+    Horovod's driver sends such changes. Here a training learns of them by a restart, so listeners
+    hear only what the program itself passes to `handle_hosts_updated`.
+    """
+
+    def __init__(self) -> None:
+        self._listeners: dict[int, Any] = {}
+
+    def init(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: no service listens for Horovod's driver."""
+
+    def register_listener(self, listener: Any) -> None:
+        """Call `listener.on_hosts_updated` at each change."""
+        self._listeners[id(listener)] = listener
+
+    def remove_listener(self, listener: Any) -> None:
+        """Stop calling a listener."""
+        self._listeners.pop(id(listener), None)
+
+    def handle_hosts_updated(self, timestamp: float, update_res: Any) -> None:
+        """Notify all listeners of a change."""
+        for listener in tuple(self._listeners.values()):
+            listener.on_hosts_updated(timestamp, update_res)
+
+
+notification_manager = WorkerNotificationManager()
 
 
 class State:

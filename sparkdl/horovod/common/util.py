@@ -75,32 +75,27 @@ def check_installed_version(name: str, version: str, exception: Any = None) -> N
     """Do nothing: nothing was compiled for a version of a framework."""
 
 
-_VERSION = re.compile(r"(?P<numbers>\d+(\.\d+)*)(?P<before>[._-]?(a|b|rc|dev|alpha|beta|pre))?")
-"""Numbers, and what makes it a version before a final one: https://peps.python.org/pep-0440/"""
-
-
 def is_version_greater_equal_than(ver: str, target: str) -> bool:
     """Whether version `ver` is `target` or a later one.
 
     Raises:
-        ConfigError: if they are no strings, or `target` is not like `major.minor.patch`.
+        ConfigError: if they are no strings that begin with numbers, or `target` is not like
+            `major.minor.patch`.
     """
     if not isinstance(ver, str) or not isinstance(target, str):
         raise ConfigError(f"{ver!r} and {target!r}: versions must be strings")
     if target.count(".") != 2:
         raise ConfigError(f"target={target!r}: must be of the form major.minor.patch")
-    return _release(ver) >= _release(target)
+    return _version(ver) >= _version(target)
 
 
-def _release(version: str) -> tuple[tuple[int, ...], bool]:
-    """Return the numbers of a version without zeros at the end, and whether it is a final one."""
-    found = _VERSION.match(version)
-    if found is None:
-        raise ConfigError(f"{version!r}: must be a version like 2.13.0")
-    numbers = [int(number) for number in found["numbers"].split(".")]
-    while numbers and not numbers[-1]:
-        numbers.pop()
-    return tuple(numbers), not found["before"]
+def _version(text: str) -> tuple[Any, ...]:
+    """Return what orders versions: their numbers, and whether they are final."""
+    found = re.match(r"v?(\d+(?:\.\d+)*)[.-]?(a|b|c|rc|dev)?", text)
+    if not found:
+        raise ConfigError(f"{text!r}: a version must begin with numbers, like 2.16.1")
+    numbers = [int(part) for part in found[1].split(".")]
+    return *numbers, *[0] * (6 - len(numbers)), found[2] is None
 
 
 def _cache(function: Callable[..., T]) -> Callable[..., T]:

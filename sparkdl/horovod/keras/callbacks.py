@@ -298,6 +298,21 @@ class BestModel:
         super().on_train_begin(logs)  # type: ignore[misc]
 
 
+class BestModelOfKeras(BestModel):
+    """`BestModel` with its arguments in the order of `horovod.keras`, not of its `tf.keras`."""
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        save_weights_only: bool = False,
+        filepath: str | None = None,
+    ) -> None:
+        super().__init__(monitor, verbose, save_weights_only, mode, save_freq, filepath)
+
+
 def number(value: Any) -> float:
     """Return what a variable, a tensor or a number holds, as a float."""
     import tensorflow as tf
@@ -422,7 +437,10 @@ def classes(library: str) -> dict[str, type[Any]]:
         "MetricAverageCallback": (MetricAverage, callback),
         "LearningRateScheduleCallback": (Schedule, callback),
         "LearningRateWarmupCallback": (Warmup, callback),
-        "BestModelCheckpoint": (BestModel, checkpoint),
+        "BestModelCheckpoint": (
+            BestModelOfKeras if library == "keras" else BestModel,
+            checkpoint,
+        ),
         "CommitStateCallback": (CommitState, callback),
         "UpdateBatchStateCallback": (UpdateBatchState, callback),
         "UpdateEpochStateCallback": (UpdateEpochState, callback),

@@ -27,45 +27,73 @@ from sparkdl.horovod.spark import runner
 
 __all__ = ["run"]
 
-_ELASTIC = ("min_num_proc", "min_np", "max_num_proc", "max_np", "reset_limit", "elastic_timeout")
-_REFUSED = ("host_discovery_script", "mpi_args", "output_filename", "use_mpi")
-_WITHOUT_EFFECT = {  # on one machine
-    *("cooldown_range", "disable_cache", "network_interface", "slots"),
-    *("ssh_identity_file", "ssh_port"),
-}
 
-
-def run(
+def run(  # noqa: PLR0913 (Horovod's options)
     func: Callable[..., Any],
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    num_proc: int | None = None,
-    *,
-    np: int | None = None,
+    num_proc: int | None = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Sequence[int] | None = None,
     hosts: str | None = None,
     hostfile: str | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: int | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: str | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
     **options: Any,
 ) -> list[Any]:
     """Call `func(*args, **kwargs)` in `num_proc` processes; return the results by rank.
 
     Args:
-        num_proc: how many, 1 by default; `np` is its older name.
+        num_proc: how many; `np` is its older name.
+        min_num_proc, max_num_proc, reset_limit: of `horovod.spark.run_elastic`; with one of them,
+            or `elastic_timeout`, it runs as that does. `min_np`, `max_np` are their older names.
         hosts, hostfile: this machine's names and their slots, like `localhost:2`.
-        options: of `horovod.spark.run`; with `min_num_proc`, `reset_limit` or another one of
-            `horovod.spark.run_elastic` it runs as that does. What Horovod has for SSH and for
-            several hosts has no effect.
+        slots, cooldown_range, ssh_port, ssh_identity_file, disable_cache, network_interface,
+            network_interfaces: accepted; on one machine they have no effect.
+        start_timeout, verbose, use_gloo: see `horovod.spark.run`.
+        options: further ones of `horovod.spark.run`.
 
     Raises:
-        ConfigError: for other machines or MPI; or if it cannot work.
+        ConfigError: for other machines, MPI, `output_filename` or `executable`; or if it cannot
+            work.
         NodeFailedError: if a process failed; a RuntimeError, as in Horovod.
     """
-    runner.refuse(**{name: options.pop(name, None) for name in _REFUSED})
-    options = {name: value for name, value in options.items() if name not in _WITHOUT_EFFECT}
-    count = num_proc or np or 1
+    runner.refuse(
+        host_discovery_script=host_discovery_script,
+        mpi_args=mpi_args,
+        output_filename=output_filename,
+        use_mpi=use_mpi,
+        executable=executable,
+    )
+    count = np or num_proc or 1
     check_hosts(hosts, hostfile, count)
-    is_elastic = any(options.get(name) is not None for name in _ELASTIC)
-    call = runner.run_elastic if is_elastic else runner.run
-    return call(func, args, kwargs, count, **{"executor": "local", **options})
+    elastic = {
+        "min_num_proc": min_num_proc or min_np,
+        "max_num_proc": max_num_proc or max_np,
+        "reset_limit": reset_limit,
+        "elastic_timeout": options.pop("elastic_timeout", None),
+    }
+    options = {"executor": "local", "start_timeout": start_timeout, "verbose": verbose, **options}
+    if all(value is None for value in elastic.values()):
+        return runner.run(func, args, kwargs, count, **options)
+    return runner.run_elastic(func, args, kwargs, count, **elastic, **options)
 
 
 _log = logging.getLogger(__name__)

@@ -15,12 +15,12 @@ import numpy as np
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import HorovodInternalError
-from sparkdl.horovod.common.elastic import ObjectState, State
+from sparkdl.horovod.common.elastic import ObjectState, State, run_fn
 from sparkdl.horovod.common.elastic import run as _run
 from sparkdl.horovod.tensorflow.functions import broadcast_variables
 from sparkdl.horovod.tensorflow.optimizer import build, variables_of
 
-__all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run"]
+__all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run", "run_fn"]
 
 T = TypeVar("T")
 

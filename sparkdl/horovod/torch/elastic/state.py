@@ -8,9 +8,11 @@ https://github.com/horovod/horovod/blob/v0.28.1/horovod/torch/elastic/state.py
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.horovod.common.elastic import ObjectState
+from sparkdl.horovod.torch.elastic.sampler import ElasticSampler
 from sparkdl.horovod.torch.functions import (
     broadcast_object,
     broadcast_optimizer_state,
@@ -22,14 +24,112 @@ if TYPE_CHECKING:
     import torch
 
 
+class StateHandler:
+    """Keeps one attribute of a `TorchState`. Programs register subclasses for types of their own.
+
+    A commit writes all attributes of the handler except `value`, so these must be what `save` keeps
+    and must be picklable.
+
+    Args:
+        value: the attribute.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def save(self) -> None:
+        """Keep the state of the value in memory."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Make the state of the value what `save` has kept."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Make the state of the value on all processes that of rank 0."""
+        raise NotImplementedError
+
+    def set_value(self, value: Any) -> None:
+        """Take another value, and save its state."""
+        self.value = value
+        self.save()
+
+
+class SamplerStateHandler(StateHandler):
+    """Keeps whatever has `state_dict` and `load_state_dict`: samplers, schedulers, scalers."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self.save()
+
+    def save(self) -> None:
+        """Keep a copy in memory, of tensors on the CPU."""
+        self._saved = mapped(self.value.state_dict(), _copied)
+
+    def restore(self) -> None:
+        """Load what `save` has kept."""
+        self.value.load_state_dict(copy.deepcopy(self._saved))
+
+    def sync(self) -> None:
+        """Load the state of rank 0."""
+        self.value.load_state_dict(broadcast_object(self.value.state_dict()))
+
+
+class ModelStateHandler(SamplerStateHandler):
+    """Keeps a `torch.nn.Module`."""
+
+    def sync(self) -> None:
+        """Load the state of rank 0; its tensors travel without being pickled."""
+        import torch
+
+        tensors = self.value.state_dict()
+        rest = {k: v for k, v in tensors.items() if not isinstance(v, torch.Tensor)}
+        broadcast_parameters({k: v for k, v in tensors.items() if k not in rest})
+        if rest := broadcast_object(rest):
+            self.value.load_state_dict({**self.value.state_dict(), **rest})
+
+
+class OptimizerStateHandler(SamplerStateHandler):
+    """Keeps a `torch.optim.Optimizer`."""
+
+    def sync(self) -> None:
+        """Load the state of rank 0."""
+        broadcast_optimizer_state(self.value)
+
+
+Registry = Sequence[tuple[Any, Any]]
+_registry: Registry | None = None
+
+
+def get_handler_registry() -> Registry:
+    """Return pairs of a type and the class of its handler; the first that fits a value is used."""
+    global _registry
+    if _registry is None:
+        import torch
+
+        _registry = [
+            (torch.nn.Module, ModelStateHandler),
+            (torch.optim.Optimizer, OptimizerStateHandler),
+            (ElasticSampler, SamplerStateHandler),
+        ]
+    return _registry
+
+
+def set_handler_registry(registry: Registry) -> None:
+    """Use other handlers for each `TorchState` that is made from now on."""
+    global _registry
+    _registry = registry
+
+
 class TorchState(ObjectState):
     """The state of a training with PyTorch.
 
     Args:
         model: kept by its `state_dict`.
         optimizer: likewise.
-        kwargs: further attributes. Models, optimizers, schedulers, samplers, and whatever has
-            `state_dict` and `load_state_dict`, are kept by these; others as they are.
+        kwargs: further attributes. Those with a handler in `get_handler_registry` are kept by it;
+            schedulers, and whatever else has `state_dict` and `load_state_dict`, by these; others
+            as they are.
     """
 
     def __init__(
@@ -39,64 +139,68 @@ class TorchState(ObjectState):
         **kwargs: Any,
     ) -> None:
         everything = {"model": model, "optimizer": optimizer, **kwargs}
-        self._holders = [name for name, value in everything.items() if _is_holder(value)]
-        for name in self._holders:
-            setattr(self, name, everything[name])
-        self._saved_holders: dict[str, Any] = {}
-        super().__init__(**{n: v for n, v in everything.items() if n not in self._holders})
+        found = {name: _handler(value) for name, value in everything.items()}
+        self._handlers = {name: handler for name, handler in found.items() if handler is not None}
+        for name, handler in self._handlers.items():
+            object.__setattr__(self, name, handler.value)
+        super().__init__(**{n: v for n, v in everything.items() if n not in self._handlers})
         self.save()
+
+    if not TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value)
+            if name in self.__dict__.get("_handlers", ()):
+                self._handlers[name].set_value(value)
 
     def save(self) -> None:
         """Keep copies in memory, of tensors on the CPU."""
-        self._saved_holders = {
-            name: mapped(getattr(self, name).state_dict(), _copied) for name in self._holders
-        }
+        for handler in self._handlers.values():
+            handler.save()
         super().save()
 
     def restore(self) -> None:
         """Make all what `save` has kept."""
-        for name, saved in self._saved_holders.items():
-            getattr(self, name).load_state_dict(copy.deepcopy(saved))
+        for handler in self._handlers.values():
+            handler.restore()
         super().restore()
 
     def sync(self) -> None:
         """Make the state of all processes that of rank 0, and keep it."""
-        import torch
-
-        for name in self._holders:
-            value = getattr(self, name)
-            if isinstance(value, torch.nn.Module):
-                tensors = value.state_dict()
-                rest = {k: v for k, v in tensors.items() if not isinstance(v, torch.Tensor)}
-                broadcast_parameters({k: v for k, v in tensors.items() if k not in rest})
-                if rest := broadcast_object(rest):
-                    value.load_state_dict({**value.state_dict(), **rest})
-            elif isinstance(value, torch.optim.Optimizer):
-                broadcast_optimizer_state(value)
-            else:
-                value.load_state_dict(broadcast_object(value.state_dict()))
+        for handler in self._handlers.values():
+            handler.sync()
         super().sync()
         self.save()
 
     def snapshot(self) -> Any:
         """Return what `save` has kept."""
-        return {"holders": self._saved_holders, "objects": self._saved_state}
+        kept = {
+            name: {key: kept for key, kept in vars(handler).items() if key != "value"}
+            for name, handler in self._handlers.items()
+        }
+        return {"handlers": kept, "objects": self._saved_state}
 
     def load_snapshot(self, snapshot: Any) -> None:
         """Take it over."""
-        self._saved_holders = snapshot["holders"]
+        for name, kept in snapshot["handlers"].items():
+            vars(self._handlers[name]).update(kept)
         super().load_snapshot(snapshot["objects"])
 
     def reset(self) -> None:
         """Share out anew what samplers have left."""
-        for name in self._holders:
-            value = getattr(self, name)
+        for handler in self._handlers.values():
+            value = handler.value
             if callable(getattr(value, "reset", None)) and hasattr(value, "num_replicas"):
                 value.reset()
 
 
-def _is_holder(value: Any) -> bool:
-    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+def _handler(value: Any) -> Any:
+    """Return the handler of an attribute, or `None` for a plain object."""
+    for kind, handler in get_handler_registry():
+        if isinstance(value, kind):
+            return handler(value)
+    has_state = hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+    return SamplerStateHandler(value) if has_state else None
 
 
 def _copied(value: Any) -> Any:

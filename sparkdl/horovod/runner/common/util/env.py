@@ -10,6 +10,9 @@ from __future__ import annotations
 import os
 import re
 
+KUBEFLOW_MPI_EXEC = "/etc/mpi/kubexec.sh"
+LOG_LEVEL_STR = ["FATAL", "ERROR", "WARNING", "INFO", "DEBUG", "TRACE"]
+_RSH_AGENT = "OMPI_MCA_plm_rsh_agent"
 _LAUNCHERS = ("HOROVOD_{}", "OMPI_COMM_WORLD_{}", "PMI_{}")
 _NOT_PASSED_ON = re.compile(r"BASH_FUNC_|OLDPWD|.*CUDA_VISIBLE_DEVICES|_HOROVOD_SECRET_KEY")
 
@@ -33,3 +36,8 @@ def get_env_rank_and_size() -> tuple[int, int]:
         if found:
             raise RuntimeError(f"only one of {names[0]} and {names[1]} is set: set both or none")
     return 0, 1
+
+
+def is_kubeflow_mpi() -> bool:
+    """Whether Kubeflow's MPI operator has started this process."""
+    return os.environ.get(_RSH_AGENT) == KUBEFLOW_MPI_EXEC
