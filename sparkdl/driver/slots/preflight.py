@@ -91,7 +91,9 @@ def read_topology(
     sc = context_of(spark)
     if sc is None:
         return None
-    may_get_spare = time.time() - sc.startTime / 1000 < YOUNG_S
+    # A local cluster starts a lost executor again within seconds.
+    is_young = time.time() - sc.startTime / 1000 < YOUNG_S
+    may_get_spare = is_young or str(sc.master).startswith("local-cluster")
     is_fed = spec.input_mode is InputMode.SPARK
     wait = _ExecutorWait(spec.num_tasks, timeout_s)
     for_spare: Deadline | None = None
