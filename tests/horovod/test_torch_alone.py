@@ -131,6 +131,8 @@ def test_registered_handler_keeps_the_values_of_its_type() -> None:
         state.counter.count = 3
         state.sync()
         assert state.counter.count == 3
+        with pytest.raises(ConfigError, match=r"the state of 'counter'.*it keeps \['model'\]"):
+            hvd.elastic.TorchState(torch_linear(), epoch=0).load_snapshot(snapshot)
     finally:
         hvd.shutdown()
         of_torch.set_handler_registry(before)

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common.elastic import ObjectState
 from sparkdl.horovod.torch.elastic.sampler import ElasticSampler
 from sparkdl.horovod.torch.functions import (
@@ -181,8 +182,18 @@ class TorchState(ObjectState):
         return {"handlers": kept, "objects": self._saved_state}
 
     def load_snapshot(self, snapshot: Any) -> None:
-        """Take it over."""
+        """Take it over.
+
+        Raises:
+            ConfigError: if no handler here keeps an attribute that it has.
+        """
         for name, kept in snapshot["handlers"].items():
+            if name not in self._handlers:
+                raise ConfigError(
+                    f"the last commit has the state of {name!r}, which no handler of this "
+                    f"TorchState keeps (it keeps {[*self._handlers]}): give it the same "
+                    "attributes, or choose another checkpoint_dir"
+                )
             vars(self._handlers[name]).update(kept)
         super().load_snapshot(snapshot["objects"])
 
