@@ -155,8 +155,8 @@ class Cluster:
         """
         return self._controller.look(lambda view: status_of(view.state))
 
+    @ends_if_interrupted  # outermost: a traceback begins there
     @checks_keywords
-    @ends_if_interrupted
     def feed(
         self,
         data: Any,
