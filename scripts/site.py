@@ -31,7 +31,7 @@ REFERENCE = {
         ("driver.launch.launch", "driver.launch.run", "driver.handle.Cluster",
          "driver.profile.Profile", "feed.parquet.paths.parquet", "control.tls.TlsFiles",
          "core.failure.Failure", "driver.warm.stop_warm", "diagnosis.doctor.doctor",
-         "torch_distributor.TorchDistributor"),
+         "torch_distributor.TorchDistributor", "mlflow"),
     ),
     "nodes": (
         "Nodes",
@@ -43,7 +43,8 @@ REFERENCE = {
         "Stages of Spark ML pipelines.",
         ("ml.estimators.keras_estimator.KerasEstimator", "ml.estimators.estimator.TFEstimator",
          "ml.scoring.model.KerasModel", "ml.scoring.model.TFModel",
-         "ml.scoring.torch_model.TorchModel", "ml.tuning"),
+         "ml.scoring.torch_model.TorchModel", "ml.scoring.predict.predict",
+         "ml.tuning.search", "ml.tuning.search_estimator"),
     ),
     "errors": ("Errors", "Each is a `SparkdlError`, and one of Python's where one fits.",
                ("core.errors",)),

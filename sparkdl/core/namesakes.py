@@ -14,6 +14,7 @@ from typing import Any
 _SCORE = "sparkdl.KerasEstimator and its KerasModel, or sparkdl.TFModel, score a DataFrame"
 _IMAGES = "Spark reads images itself: spark.read.format('image') or format('binaryFile')"
 _HOROVOD = "call sparkdl.horovod.spark.run(train, kwargs={…}, num_proc=2) (docs/horovod.md)"
+_TFOS = "its modules are in sparkdl.tfos: from sparkdl.tfos import TFCluster"
 ADVICE = {
     "DeepImageFeaturizer": _SCORE,
     "DeepImagePredictor": _SCORE,
@@ -51,6 +52,9 @@ _OF_OTHERS = {
         "run a function that trains under MultiWorkerMirroredStrategy by sparkdl.run(spark, "
         "train, args, nodes=2)",
     ),
+    "TFCluster": ("TensorFlowOnSpark", _TFOS),
+    "TFNode": ("TensorFlowOnSpark", _TFOS),
+    "TFParallel": ("TensorFlowOnSpark", _TFOS),
 }
 """Names that people look for here: their home, and what to use instead."""
 

@@ -13,8 +13,8 @@ from pyspark.ml.functions import array_to_vector
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import functions as f
 
+from sparkdl import TorchModel, predict
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml import TorchModel, predict
 from tests.ml.models import linear
 from tests.ml.torch_models import two_in_two_out
 
