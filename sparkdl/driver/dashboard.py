@@ -394,7 +394,7 @@ def dashboard_of_program(wanted: bool | None, host: str) -> Dashboard | None:
         return None
     if not is_available():
         raise FrameworkMissingError(
-            "dashboard=True: bokeh is not installed: pip install 'sparkdl-cluster[dashboard]'"
+            "dashboard=True: bokeh is not installed: pip install bokeh"
         )
     try:
         return _program.dashboard(host)
