@@ -144,9 +144,7 @@ def _dashboard(options: argparse.Namespace) -> int:
     try:
         from sparkdl.dashboard.server import show_records
     except ModuleNotFoundError as error:
-        raise FrameworkMissingError(
-            f"{error.name} is not installed: pip install 'sparkdl-cluster[dashboard]'"
-        ) from error
+        raise FrameworkMissingError(f"{error.name} is not installed: pip install bokeh") from error
     show_records(Path(options.path), options.host, options.port)
     return 0
 

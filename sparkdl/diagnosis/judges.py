@@ -75,7 +75,10 @@ def _versions_of(name: str, driver: Facts, executors: Sequence[Facts]) -> Iterat
 
 def judge_packages(facts: Sequence[Facts]) -> Iterator[Check]:
     """Say where another package named sparkdl hides this one, or lies among its files."""
-    again = "pip uninstall sparkdl, then pip install --force-reinstall --no-deps sparkdl-cluster"
+    again = (
+        "pip uninstall sparkdl, then install sparkdl-cluster again, with pip's options "
+        "--force-reinstall --no-deps"
+    )
     for folder, them in grouped(facts, lambda one: one.package).items():
         hidden = [one for one in them if folder and not one.has_sparkdl]
         if hidden:

@@ -393,9 +393,7 @@ def dashboard_of_program(wanted: bool | None, host: str) -> Dashboard | None:
     if wanted is False:
         return None
     if not is_available():
-        raise FrameworkMissingError(
-            "dashboard=True: bokeh is not installed: pip install 'sparkdl-cluster[dashboard]'"
-        )
+        raise FrameworkMissingError("dashboard=True: bokeh is not installed: pip install bokeh")
     try:
         return _program.dashboard(host)
     except (OSError, ConfigError) as error:

@@ -111,8 +111,8 @@ class Cluster:
         """
         if self.dashboard_url is None:
             raise ConfigError(
-                "this cluster has no dashboard: pip install 'sparkdl-cluster[dashboard]' and "
-                "launch it with dashboard=True"
+                "this cluster has no dashboard: pip install bokeh, and launch "
+                "it with dashboard=True"
             )
         show_page(self.dashboard_url, height)
 

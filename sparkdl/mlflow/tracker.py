@@ -66,7 +66,7 @@ def autolog(
         log_input_examples: with its first rows, which takes a small job of Spark.
 
     Raises:
-        FrameworkMissingError: without MLflow: pip install 'sparkdl-cluster[mlflow]'.
+        FrameworkMissingError: without MLflow: pip install mlflow-skinny.
     """
     if disable:
         _program.end()
@@ -75,7 +75,7 @@ def autolog(
         import mlflow  # noqa: F401 (it takes seconds: now, and not when a training begins)
     except ImportError as error:
         raise FrameworkMissingError(
-            "sparkdl.mlflow.autolog: MLflow is not installed: pip install 'sparkdl-cluster[mlflow]'"
+            "sparkdl.mlflow.autolog: MLflow is not installed: pip install mlflow-skinny"
         ) from error
     _program.begin(_Options(log_models, log_input_examples))
 
