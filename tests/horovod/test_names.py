@@ -125,6 +125,12 @@ def test_operations_are_found_where_horovod_defines_them() -> None:
             _ = module.allreduces
 
 
+def test_tensorflows_helpers_are_found_beside_its_operations() -> None:
+    face = import_module("sparkdl.horovod.tensorflow")
+    for name in ("_executing_eagerly", "_make_subgraph", "_cache", "vars_to_refs", "refs_to_vars"):
+        assert getattr(face, name) is getattr(face.util, name)
+
+
 @pytest.mark.parametrize(
     ("module", "name", "order"),
     [
