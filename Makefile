@@ -62,6 +62,8 @@ $(VENV)/.installed: setup.py constraints.txt Makefile
 	  -e '.[dev$(addprefix $(comma),$(TENSORFLOW) $(TORCH) $(if $(TORCH),lightning) $(JAX))]'
 	@# Without its dependencies: it names the distribution tensorflow, which would overwrite tensorflow-cpu.
 	@$(VENV)/bin/python -m pip install -q -c constraints.txt --no-deps tf_keras
+	@# Not in an extra: without TORCH it would bring a PyTorch.
+	@[ -z "$(TORCH)" ] || $(VENV)/bin/python -m pip install -q -c constraints.txt accelerate
 	@touch $@
 
 demo: setup  ## train a small model on a small cluster, here

@@ -25,7 +25,8 @@ from sparkdl.driver.ending import Ending, ends_if_interrupted
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import FeedRequest
 from sparkdl.driver.feeds.feeds import Feeds, StreamFeed, StreamOptions, trigger_options
-from sparkdl.driver.feeds.report import FeedReport
+from sparkdl.driver.feeds.report import FeedReport, nothing_fed
+from sparkdl.driver.feeds.runner import LongWait
 from sparkdl.driver.lifecycle.state import before_stop, failure_of, has_ended, is_empty, status_of
 from sparkdl.driver.profile import Profile, taken
 from sparkdl.driver.show import LiveTable, as_html, show_page
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from sparkdl.driver.executors.stream_query import FeedQuery
 
 _FETCH_S = 5.0
+_LOOK_S = 1.0
 
 
 class Cluster:
@@ -349,10 +351,15 @@ class Cluster:
             ResultError: if the cluster was stopped first.
             TimeoutError: if the time is over first.
         """
-        if not self._controller.wait_for(
-            lambda view: has_ended(view.state), Deadline.after(timeout_s)
+        deadline = Deadline.after(timeout_s)
+        unfed = LongWait(self._controller, lambda view: nothing_fed(view.state, view.feeds))
+        while not self._controller.wait_for(
+            lambda view: has_ended(view.state), Deadline.after(min(_LOOK_S, deadline.remaining_s))
         ):
-            raise TimeoutError(f"{self._still_running()} still in map_fun after {timeout_s:g} s")
+            if deadline.has_passed:
+                names = self._still_running()
+                raise TimeoutError(f"{names} still in map_fun after {timeout_s:g} s")
+            unfed.look()
         self._raise_failure()
         if running := self._still_running():
             raise ResultError(f"the cluster was stopped before {running} had returned")

@@ -77,6 +77,8 @@ _log = logging.getLogger(__name__)
 
 EVERY = ""
 """In place of a feed: all of them, those that are not yet used too."""
+LONG_WAIT_S = 10.0
+"""How long nodes may wait for rows that nobody feeds before a log says so."""
 _BLAME_LINES = 10
 _FETCH_S = 5.0
 _CANCEL_S = 1.0
@@ -119,6 +121,28 @@ class JobThread:
                 job()
             except Exception:  # noqa: BLE001 (of Spark, which may be gone; the next job is run)
                 _log.warning("A job of a feed did not end in order", exc_info=True)
+
+
+class LongWait:
+    """Warns once where nodes have waited for the same for `LONG_WAIT_S`.
+
+    Args:
+        find: returns what they wait for in vain, in words; empty if they do not.
+    """
+
+    def __init__(self, controller: Controller, find: Callable[[View], str]) -> None:
+        self._controller, self._find = controller, find
+        self._found, self._due = "", Deadline.after(LONG_WAIT_S)
+
+    def look(self) -> None:
+        """Look again; on the loop the log is written, which no interrupt reaches."""
+        found = self._controller.look(self._find)
+        if found != self._found:
+            self._found, self._due = found, Deadline.after(LONG_WAIT_S)
+        elif found and self._due.has_passed:
+            said = ("Cluster %s: %s", self._controller.spec.cluster_id, found)
+            self._controller.soon(_log.warning, *said)
+            self._due = Deadline.after(None)
 
 
 class FeedRunner:

@@ -620,13 +620,17 @@ def _hold(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step[H
 def _look_cutting_short(state: CuttingShort, now_s: float) -> Step[CuttingShort | Idle]:
     run = state.run
     cut = state.feed.nodes.staying(run.node_ids)
-    if now_s < state.deadline_s and not all(c.cut >= run.epoch for c in cut.values()):
+    have_counted = all(c.cut >= run.epoch for c in cut.values())
+    if now_s < state.deadline_s and not have_counted:
         return state, []
     rows = {node_id: count.cut_rows for node_id, count in cut.items()}
+    end = _finish(state.feed, run, state.error)
+    is_empty = have_counted and not any(rows.values())
+    if is_empty and state.error is not None and not run.is_micro_batch:
+        return end  # no node is to see it: the next call, if one follows, begins after it
     if not all(rows.values()):  # where a node has no row, none has taken a step, and none is to
         rows = dict.fromkeys(rows, 0)
-    mark = _mark(run, run.epoch, rows)
-    return _then([mark], _finish(state.feed, run, state.error))
+    return _then([_mark(run, run.epoch, rows)], end)
 
 
 def _look_holding(state: Holding, now_s: float) -> Step[Holding | Idle]:

@@ -160,6 +160,7 @@ def check_slots_over_connect(
     """
     master = str(spark.conf.get("spark.master", ""))
     is_local = master.partition("[")[0] == "local"
+    cpus = int(spark.conf.get("spark.task.cpus", "1") or 1)
     wait = _ExecutorWait(num_nodes, timeout_s, _CONNECT_POLL_S)
     while True:
         slots = slots_over_connect(spark)
@@ -173,8 +174,8 @@ def check_slots_over_connect(
         if never or not wait.goes_on(f"{slots} at the Spark Connect server"):
             raise (ConfigError if never else ReservationTimeoutError)(
                 f"{needs(num_nodes)} at once, and the Spark Connect "
-                f"server has {slots}. Ask for fewer nodes (nodes=, num_executors=), or have the "
-                f"server {more_slots(master, num_nodes)}"
+                f"server has {slots}. Ask for fewer nodes (nodes=, num_executors=), or "
+                f"{more_slots(master, num_nodes, cpus, what='server')}"
             )
 
 

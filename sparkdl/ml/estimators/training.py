@@ -154,7 +154,10 @@ class Training:
         elif rows.isEmpty():
             none = "no rows to train on"
             if feed != DEFAULT_FEED:
-                none = f"no rows to validate with: {self.validation_col!r} is true in none"
+                none = (
+                    f"no rows to validate with: validation_indicator_col={self.validation_col!r} is "
+                    "true in none"
+                )
             raise ConfigError(f"the DataFrame has {none}")
 
     def _fed(self, rows: DataFrame) -> DataFrame:
