@@ -186,14 +186,6 @@ def test_stock_keras_fails_with_two_workers(programs: dict[str, Results]) -> Non
     assert all("PerReplica" in str(result["error"]) for result in programs["keras_stock"])
 
 
-@pytest.mark.deep
-@pytest.mark.skipif(not find_spec("tf_keras"), reason="tf_keras is not installed")
-def test_tf_keras_trains_on_two_workers(pair: Lab, tmp_path: Path) -> None:
-    pair.begin(program, ("tf_keras_trains", tmp_path))
-    chief, worker = pair.results()
-    assert chief == worker
-
-
 @pytest.mark.parametrize("strategy", ["none", "mirrored"])
 def test_shim_changes_nothing_on_one_node(alone: dict[str, Results], strategy: str) -> None:
     stock, shimmed = alone[strategy]
