@@ -197,7 +197,7 @@ def test_node_that_computes_while_a_thread_of_tf_data_looks_for_rows_is_not_said
         until(lambda: said.append(look(cluster, history)), 15.0)
         is_over.set()
         cluster.abort()
-        with pytest.raises(SparkdlError, match="aborted|stopped"):
+        with pytest.raises(SparkdlError, match=r"aborted|stopped"):
             feeding.result(SOON_S)
     assert len(said) > 10
     assert said[-1].startswith("Training does not wait for the feed")
