@@ -15,6 +15,7 @@ import pytest
 
 import sparkdl
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import SparkdlError
 from sparkdl.dashboard.events import Launched
 from sparkdl.dashboard.history import History
 from sparkdl.driver import runs, waits
@@ -192,13 +193,13 @@ def test_node_that_computes_while_a_thread_of_tf_data_looks_for_rows_is_not_said
     with launch(fit_with_keras, 1000, 1, framework="tensorflow") as cluster:
         history, said = launched(cluster), list[str]()
         feeding = cluster.feed_async(slow_rows(0.1, is_over))
-        until(lambda: "%" in look(cluster, history))
-        begun = Deadline.after(20.0)
-        while not begun.has_passed:
-            said.append(look(cluster, history))
-            rest(_LOOK_S)
+        assert until(lambda: "%" in look(cluster, history))
+        until(lambda: said.append(look(cluster, history)), 15.0)
         is_over.set()
-        feeding.result(SOON_S)
+        cluster.abort()
+        with pytest.raises(SparkdlError, match=r"aborted|stopped"):
+            feeding.result(SOON_S)
+    assert len(said) > 10
     assert said[-1].startswith("Training does not wait for the feed")
 
 

@@ -23,6 +23,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.examples.names import unknown_names
+from tests.pages.test_pages import LONE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SUBMIT = Path(sys.executable).with_name("spark-submit")
@@ -203,6 +204,7 @@ def as_a_user(tmp_path: Path) -> Run:
             check=False,
         )
         assert done.returncode == 0, done.stdout[-4000:]
+        assert LONE not in done.stdout, done.stdout[-4000:]
         return done.stdout
 
     return run
