@@ -285,9 +285,10 @@ def averages_slices_of_whole_numbers() -> dict[str, Any]:
     import tensorflow as tf
 
     hvd = begin()
-    found = {}
+    found: dict[str, list[Any]] = {}
     for dtype in ("uint8", "int8", "int32", "int64"):
-        slices = tf.IndexedSlices(tf.cast([[1], [1]], dtype), [hvd.rank(), 2], [3, 1])
+        rows, indices = tf.cast([[1], [1]], dtype), tf.constant([hvd.rank(), 2])
+        slices = tf.IndexedSlices(rows, indices, tf.constant([3, 1]))
         (grouped,) = hvd.grouped_allreduce([slices])
         for averaged in (grouped, hvd.allreduce(slices, average=True)):
             dense = tf.convert_to_tensor(averaged)
