@@ -150,16 +150,37 @@ def _check_names(parameter: str, value: Any, known: Any) -> None:
 
 def inputs_of(model: Any) -> tuple[Tensor, ...]:
     """Return what a Keras model takes."""
-    return tuple(tensor_of(tensor) for tensor in model.inputs)
+    return tuple(map(tensor_of, model.inputs, layer_names(model.inputs)))
 
 
-def tensor_of(tensor: Any, name: str | None = None) -> Tensor:
+def layer_names(tensors: Sequence[Any]) -> list[str]:
+    """Return the names of the layers that make inputs or outputs of a Keras model.
+
+    A file keeps these. An input without a name is a tensor of another name than its layer, until
+    the model is loaded from a file.
+    """
+    return [tensor._keras_history.operation.name for tensor in tensors]
+
+
+def as_inputs(model: Any, values: Mapping[str, Any]) -> Any:
+    """Return values, given by the names of a model's inputs, in the structure that it takes.
+
+    By name Keras takes neither the layer's nor the tensor's of an input without a name.
+    """
+    import keras
+
+    names = dict(zip(map(id, model.inputs), layer_names(model.inputs), strict=True))
+    found = keras.tree.map_structure(lambda tensor: values[names[id(tensor)]], model.input)
+    return keras.tree.lists_to_tuples(found)  # tf.data makes one tensor of a list
+
+
+def tensor_of(tensor: Any, name: str) -> Tensor:
     """Return an input or output of a Keras model."""
     import keras
 
     dtype = keras.backend.standardize_dtype(tensor.dtype)
     dtype = "float32" if dtype == "bfloat16" else dtype
-    return Tensor(name or tensor.name, dtype, (None, *tensor.shape[1:]))
+    return Tensor(name, dtype, (None, *tensor.shape[1:]))
 
 
 def with_softmax(signature: Signature, model: Any) -> Signature:
