@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from sparkdl.core.errors import RemovedModuleError
+from sparkdl.core.namesakes import advise
 
 __all__ = ["run"]
 _PACKAGE = "sparkdl.horovod."
@@ -43,6 +44,16 @@ _ADVICE = {
     "spark.lightning": "Horovod's estimator for Lightning: give a function with a Trainer, and the "
     "DataFrame, to sparkdl.TorchDistributor(feed=df), see docs/lightning.md",
     "spark.mpi_run": _ON_SPARK,
+    **dict.fromkeys(
+        (
+            *("spark.runner._get_indices_in_rank_order", "spark.runner._launch_job"),
+            *("spark.runner._make_mapper", "spark.runner._make_spark_thread"),
+            *("spark.runner._notify_and_register_task_addresses", "spark.runner._task_fn"),
+            *("spark.runner._register_task_addresses", "spark.task.gloo_exec_fn"),
+            *("spark.task.mpirun_exec_fn", "spark.task.task_info", "spark.task.task_service"),
+        ),
+        _ON_SPARK,
+    ),
     "spark.tensorflow": _SERVICE,
     "spark.torch": "Horovod's TorchEstimator: give the training function and the DataFrame to "
     "sparkdl.TorchDistributor(feed=df), see docs/pytorch.md",
@@ -50,7 +61,7 @@ _ADVICE = {
     "tensorflow.gradient_aggregation": _AGGREGATION,
     "tensorflow.gradient_aggregation_eager": _AGGREGATION,
 }
-"""What each module is, and what to use. What is said of a package holds of its modules."""
+"""What each module or name is, and what to use. What is said of a package holds of its modules."""
 
 
 class AbsentModules(MetaPathFinder):
@@ -64,13 +75,33 @@ class AbsentModules(MetaPathFinder):
         Raises:
             RemovedModuleError: an ImportError, as without this.
         """
-        name = fullname.removeprefix(_PACKAGE)
-        while name != fullname and name not in _ADVICE:
-            name = name.rpartition(".")[0] or fullname
-        if name != fullname:
-            raise RemovedModuleError(
-                f"sparkdl has no {fullname}: it is {_ADVICE[name]}. See docs/horovod.md"
-            )
+        refuse(fullname)
+
+
+def absent_name(module: str, name: str) -> Any:
+    """Raise for a name that a module lacks: the `__getattr__` of modules that Horovod fills more.
+
+    Raises:
+        RemovedModuleError: if it is Horovod's, see `refuse`.
+        AttributeError: for others.
+    """
+    refuse(f"{module}.{name}")
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+def refuse(fullname: str) -> None:
+    """Raise for a module or a name of Horovod's that is absent; do nothing for others.
+
+    Raises:
+        RemovedModuleError: an ImportError, because `from module import name` keeps its message.
+    """
+    name = fullname.removeprefix(_PACKAGE)
+    while name != fullname and name not in _ADVICE:
+        name = name.rpartition(".")[0] or fullname
+    if name != fullname:
+        raise RemovedModuleError(
+            f"sparkdl has no {fullname}: it is {_ADVICE[name]}. See docs/horovod.md"
+        )
 
 
 if not any(isinstance(finder, AbsentModules) for finder in sys.meta_path):
@@ -82,4 +113,5 @@ def __getattr__(name: str) -> Any:
         from sparkdl.horovod.runner import run
 
         return run
+    advise(f"horovod.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
