@@ -148,6 +148,10 @@ def _check_names(parameter: str, value: Any, known: Any) -> None:
         ) from error
 
 
+_UNNAMED = "input_layer"
+"""What Keras calls the layers of inputs without names, with a number that the process counts."""
+
+
 def inputs_of(model: Any) -> tuple[Tensor, ...]:
     """Return what a Keras model takes."""
     return tuple(map(tensor_of, model.inputs, layer_names(model.inputs)))
@@ -214,9 +218,12 @@ def inputs_by_column(features: Mapping[str, str], inputs: Sequence[Tensor]) -> d
     by_name = {tensor.name: tensor for tensor in inputs}
     if sorted(features.values()) == sorted(by_name):
         return {column: by_name[name] for column, name in features.items()}
+    unnamed = any(name.startswith(_UNNAMED) for name in by_name)
     raise ConfigError(
         f"the model has the inputs {', '.join(by_name)}, and input_mapping={dict(features)} must "
         "give each of them one column: setInputMapping({column: input, …})"
+        + ". Keras numbers inputs without names anew in each process: keras.Input(…, name=…) names "
+        "one" * unnamed
     )
 
 

@@ -143,10 +143,12 @@ def test_text_as_a_label_is_refused_by_name_before_keras_traces(
                 model.evaluate(dataset(it, "x", "s").prefetch(1), verbose=0)
             elif way == "validation":
                 numbers = tf.data.Dataset.from_tensors((tf.zeros([4, 2]), tf.zeros([4])))
-                model.fit(numbers, validation_data=dataset(it, "x", "s"), verbose=0)
+                data = dataset(it, "x", "s")
+                model.fit(numbers, validation_data=data, shuffle=False, verbose=0)
             elif way == "distributed":
+                data = dataset(it, "x", "s")
                 strategy = tf.distribute.MirroredStrategy(["CPU:0"])
-                data = strategy.experimental_distribute_dataset(dataset(it, "x", "s"))
+                data = strategy.experimental_distribute_dataset(data)
                 model.fit(data, steps_per_epoch=1, verbose=0)
             else:
                 model.fit(dataset(it, "x", "s").prefetch(1), verbose=0)
