@@ -110,7 +110,7 @@ def test_misspelt_name_is_the_usual_error() -> None:
     for statement in (
         "from sparkdl.horovod.spark.runner import run_elastik",
         "from sparkdl.horovod.spark.task import get_devices",
-        "from sparkdl.horovod import runn",
+        "from sparkdl.horovod import run_all",
     ):
         with pytest.raises(ImportError, match="cannot import name"):
             exec(statement, {})

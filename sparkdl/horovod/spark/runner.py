@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from sparkdl.core.errors import ConfigError, NodeFailedError, ReservationTimeoutError
 from sparkdl.driver.launch import launch
-from sparkdl.horovod import absent_name
+from sparkdl.horovod.absent import absent_name
 from sparkdl.horovod.spark.task import Task, unpacked
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Any
 import cloudpickle
 
 from sparkdl.core.settings import visible_gpus
-from sparkdl.horovod import absent_name
+from sparkdl.horovod.absent import absent_name
 from sparkdl.horovod.common.process_sets import Seat
 from sparkdl.node.context import NodeContext
 from sparkdl.node.error_lines import mark_error_lines
