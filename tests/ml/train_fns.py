@@ -109,6 +109,15 @@ def softmax(classes: int) -> Any:
     return keras.Sequential([keras.Input((classes,)), layer])
 
 
+def difference() -> Any:
+    """Make a model of two inputs without names, which starts as their difference."""
+    import keras
+
+    inputs = [keras.Input((1,)), keras.Input((1,))]
+    scale = keras.layers.Dense(1, kernel_initializer="ones")
+    return keras.Model(inputs, scale(keras.layers.Subtract()(inputs)))
+
+
 def halving(notes: Path) -> list[Any]:
     """Return a callback that halves the learning rate in each epoch, and notes it."""
     import keras

@@ -203,8 +203,8 @@ def test_feed_of_a_name_that_nobody_feeds_is_given_up_and_says_what_is_fed() -> 
         ends.begun()
         misspelt = ends.link.reader("inputs")
         message = (
-            r"nobody has fed 'inputs' to worker:0 within feed_timeout=0.05 s; being fed is 'input', "
-            "'test'"
+            r"nobody has fed 'inputs' to worker:0 within feed_timeout=0.05 s; "
+            "being fed is 'input', 'test'"
         )
         with pytest.raises(UnfedError, match=message):
             list(EpochBatches(misspelt, 4))

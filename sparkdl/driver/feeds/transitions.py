@@ -523,7 +523,8 @@ def _look_cutting(
     if silent:
         return state, []
     now, said = run.left[run.epoch - run.first], list[Action]()
-    if now.done and not any(count.cut_rows for count in cut.values()):
+    has_rows = any(state.brought.values()) or any(count.cut_rows for count in cut.values())
+    if now.done and not has_rows:
         run = replace(run, epoch=run.epoch + 1)
         if run.epoch <= run.last:  # nothing was left of it: no node is to see it
             said.append(
@@ -624,13 +625,13 @@ def _look_cutting_short(state: CuttingShort, now_s: float) -> Step[CuttingShort 
     if now_s < state.deadline_s and not have_counted:
         return state, []
     rows = {node_id: count.cut_rows for node_id, count in cut.items()}
-    end = _finish(state.feed, run, state.error)
-    is_empty = have_counted and not any(rows.values())
+    # A node that has begun anew by itself is not asked, and may have been brought rows since.
+    is_empty = have_counted and not any(rows.values()) and rows.keys() == run.node_ids
     if is_empty and state.error is not None and not run.is_micro_batch:
-        return end  # no node is to see it: the next call, if one follows, begins after it
+        return _finish(state.feed, run, state.error)  # no node is to see it: the next call skips it
     if not all(rows.values()):  # where a node has no row, none has taken a step, and none is to
         rows = dict.fromkeys(rows, 0)
-    return _then([_mark(run, run.epoch, rows)], end)
+    return _then([_mark(run, run.epoch, rows)], _finish(state.feed, run, state.error))
 
 
 def _look_holding(state: Holding, now_s: float) -> Step[Holding | Idle]:

@@ -69,9 +69,9 @@ class Supply:
         if not self._is_first or feed in self._begun:
             return None
         return UnfedError(
-            f"feed {feed!r} was never fed to {self._node}, and the driver has ended the feeds. Call "
-            f"cluster.feed(data, name={feed!r}) before cluster.results(), cluster.shutdown() or "
-            f"the end of the `with` block{self._fed(': give both sides the same name')}"
+            f"feed {feed!r} was never fed to {self._node}, and the driver has ended the feeds. "
+            f"Call cluster.feed(data, name={feed!r}) before cluster.results(), cluster.shutdown() "
+            f"or the end of the `with` block{self._fed(': give both sides the same name')}"
             f"{self._roles}"
         )
 

@@ -154,10 +154,8 @@ class Training:
         elif rows.isEmpty():
             none = "no rows to train on"
             if feed != DEFAULT_FEED:
-                none = (
-                    f"no rows to validate with: validation_indicator_col={self.validation_col!r} is "
-                    "true in none"
-                )
+                marker = f"validation_indicator_col={self.validation_col!r}"
+                none = f"no rows to validate with: {marker} is true in none"
             raise ConfigError(f"the DataFrame has {none}")
 
     def _fed(self, rows: DataFrame) -> DataFrame:

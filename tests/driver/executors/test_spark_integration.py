@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import threading
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -431,3 +432,14 @@ def test_setting_by_which_spark_encrypts_is_found(spark_local: SparkSession, set
         assert encrypting_setting(spark_local) == setting
     finally:
         spark_local.conf.unset(setting)
+
+
+def test_session_or_context_that_was_stopped_is_refused_by_what_it_is(
+    spark_session_on: Callable[[str], SparkSession],
+) -> None:
+    spark = spark_session_on("local[1]")
+    context: Any = spark.sparkContext
+    spark.stop()
+    for stopped, name in ((spark, "SparkSession"), (context, "SparkContext")):
+        with pytest.raises(ConfigError, match=f"the {name} has been stopped. Start another one"):
+            launch(stopped, map_funs.count_rows, nodes=1)

@@ -78,7 +78,7 @@ def test_cluster_waits_to_be_fed_once_all_its_nodes_wait_for_what_was_never_fed(
     running = Running(Roster(SPEC), world)
     unfed = {(node, "input"): FeedCount("input") for node in (0, 1)}
     assert awaited_by_all(running, unfed) == "'input'"
-    assert nothing_fed(running, unfed).startswith("all nodes wait for rows of feed 'input', noth")
+    assert nothing_fed(running, unfed).startswith("all nodes wait for rows of feed 'input', ")
     assert nothing_fed(running, {(0, "input"): FeedCount("input")}) == ""
     assert awaited_by_all(running, {**unfed, (1, "more"): FeedCount("more")}) == "'input', 'more'"
     assert awaited_by_all(running, {(0, "input"): FeedCount("input")}) == ""

@@ -298,7 +298,7 @@ def test_accelerate_that_takes_loaders_in_another_way_is_refused(
     here = SimpleNamespace(prepare_data_loader=lambda loader: loader)
     monkeypatch.setitem(sys.modules, "accelerate", SimpleNamespace(accelerator=here))
     monkeypatch.setitem(sys.modules, "accelerate.accelerator", here)
-    with pytest.raises(FrameworkMissingError, match="a second time: .*Install Accelerate 1.15"):
+    with pytest.raises(FrameworkMissingError, match=r"a second time: .*Install Accelerate 1\.15"):
         let_accelerate_keep_batches()
 
 
