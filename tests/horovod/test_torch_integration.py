@@ -35,6 +35,7 @@ def operate(args: None, ctx: NodeContext) -> dict[str, Any]:
     import torch
 
     import sparkdl.horovod.torch as hvd
+    from sparkdl.horovod.common import group_of
 
     torch.set_num_threads(1)
     hvd.shutdown()
@@ -59,7 +60,7 @@ def operate(args: None, ctx: NodeContext) -> dict[str, Any]:
     under_way(hvd, ctx)
     found["last"] = joins(hvd)
     found["beside"] = beside(torch.distributed, hvd)
-    before = distributed(hvd)
+    before = group_of(), distributed(hvd)
     hvd.barrier()
     hvd.shutdown()
     assert not hvd.is_initialized()
