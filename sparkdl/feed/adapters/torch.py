@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.context import assert_spawning
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -105,9 +106,9 @@ def _prepare(stock: Function, dataloader: Any, *args: Any, **kwargs: Any) -> Any
 
 
 def _is_called_by(module: str) -> bool:
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame and frame.f_globals.get("__name__") != module:
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return frame is not None
 
 
