@@ -14,7 +14,7 @@ from sparkdl.core.listing import MOST, listed
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.driver.feeds.coverage import Call
-from sparkdl.driver.lifecycle.state import Running, State
+from sparkdl.driver.lifecycle.state import Running, State, generation_of
 
 
 @dataclass(frozen=True, repr=False)
@@ -274,8 +274,11 @@ def awaited_by_all(state: State, feeds: Mapping[tuple[int, str], FeedCount]) -> 
 
 
 def nothing_fed(state: State, feeds: Mapping[tuple[int, str], FeedCount]) -> str:
-    """Return that all nodes wait and the driver feeds nothing; empty if a node does not wait."""
-    named = awaited_by_all(state, feeds)
+    """Return that all nodes wait and the driver feeds nothing; empty if a node does not wait.
+
+    After a restart nodes may wait for more of what was fed before.
+    """
+    named = "" if generation_of(state) else awaited_by_all(state, feeds)
     return named and (
         f"all nodes wait for rows of feed {named}, nothing was fed yet, and the driver waits for "
         "map_fun to return. Call cluster.feed(…) before cluster.wait(), or feed in another thread "

@@ -80,6 +80,8 @@ def test_cluster_waits_to_be_fed_once_all_its_nodes_wait_for_what_was_never_fed(
     assert awaited_by_all(running, unfed) == "'input'"
     assert nothing_fed(running, unfed).startswith("all nodes wait for rows of feed 'input', ")
     assert nothing_fed(running, {(0, "input"): FeedCount("input")}) == ""
+    again = build_world(1, {node: Address("h", 1, "") for node in SPEC.nodes})
+    assert nothing_fed(replace(running, world=again), unfed) == "", "it may have been fed before"
     assert awaited_by_all(running, {**unfed, (1, "more"): FeedCount("more")}) == "'input', 'more'"
     assert awaited_by_all(running, {(0, "input"): FeedCount("input")}) == ""
     for count in (FeedCount("more", began=0), FeedCount("more", closed=True)):
