@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from sparkdl.control.channel import Returned
+from sparkdl.core.codes import Code
 from sparkdl.core.failure import Failure, signal_name
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import FIRST_TIME, Resume, World
-from sparkdl.feed.transfer.messages import CLUSTER_FAILED
 
 Then = Literal["idle", "round", "gone"]
 
@@ -311,12 +311,16 @@ def _child_stop(
 ) -> Step[WithChild | Ending]:
     if event.generation != state.generation:
         return state, []
-    why = f"{CLUSTER_FAILED}: {event.reason}" if event.reason else "the node ends"
+    why = _cluster_failed(event.reason) if event.reason else "the node ends"
     return _end_child("idle", state.generation, event.grace_s, now_s, why)
 
 
 def _idle_child_stop(state: Idle, event: ChildStopRequested, now_s: float) -> Step[Idle]:
-    return state, [CloseFeeds(f"{CLUSTER_FAILED}: {event.reason}")] if event.reason else []
+    return state, [CloseFeeds(_cluster_failed(event.reason))] if event.reason else []
+
+
+def _cluster_failed(reason: str) -> str:
+    return f"{Code.CLUSTER_FAILED} the cluster has failed: {reason}"
 
 
 def _round(state: WithChild, event: RoundRequested, now_s: float) -> Step[WithChild | Ending]:

@@ -79,7 +79,7 @@ ORPHANED = Orphaned("the executor is gone")
 EXPIRED = DeadlinePassed()
 
 ENDS: list[Action] = [CloseFeeds("the node ends"), Terminate()]
-WHY = CloseFeeds("the cluster has failed: worker:0 raised ValueError")
+WHY = CloseFeeds("[SPARKDL-CLUSTER-FAILED] the cluster has failed: worker:0 raised ValueError")
 ALL_FAILED: list[Action] = [WHY, Terminate()]
 HAS_ENDED: list[Action] = [CloseFeeds("map_fun has ended")]
 HAS_RAISED: list[Action] = [CloseFeeds(FAILURE.describe())]

@@ -25,6 +25,7 @@ from itertools import count
 from typing import Any
 
 from sparkdl.control.messages import FeedEnd
+from sparkdl.core.codes import Code
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTypeError, SparkdlError
 from sparkdl.core.throttle import rest_s
@@ -71,7 +72,7 @@ from sparkdl.driver.lifecycle.state import (
     restarted_alone_s,
 )
 from sparkdl.driver.threads import Thread, begin
-from sparkdl.feed.transfer.messages import SHUT_DOWN, WRONG_ANSWER, FeederError, FeedSpec
+from sparkdl.feed.transfer.messages import SHUT_DOWN, FeedSpec
 
 _log = logging.getLogger(__name__)
 
@@ -391,9 +392,8 @@ class FeedRunner:
                 fed = self._executor.feed(action.data, action.spec)
                 event = JobEnded(action.job, tuple(fed))
         except Exception as error:  # noqa: BLE001 (raised in the call that waits for the job)
-            # Spark raises its own errors: what the task raised is known by its name in their text.
             is_of_data = isinstance(error, (ConfigError, FeedTypeError))
-            is_cut_off = FeederError.__name__ in f"{error!r} {error}"
+            is_cut_off = Code.FEED_LOST.is_in(error)
             event = JobBroke(action.job, error, is_of_data, is_cut_off)
         self._cancelled.discard((name, action.job))
         self._controller.soon(self._handle, name, event)
@@ -410,10 +410,9 @@ def failure_behind(controller: Controller, error: BaseException) -> SparkdlError
 
     It waits a moment for the failure to be known: the feeder may have noticed it before the driver.
     """
-    text = f"{error!r} {error}"
-    if FeederError.__name__ not in text:
+    if not Code.FEED_LOST.is_in(error):
         return None
-    if WRONG_ANSWER not in text:
+    if not Code.WRONG_ANSWER.is_in(error):
         controller.wait_for(lambda view: has_ended(view.state), Deadline.after(REASON_S))
     failure, state = controller.look(lambda view: (failure_of(view.state), view.state))
     if failure is None and before_stop(state) is not state:

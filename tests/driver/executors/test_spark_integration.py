@@ -232,7 +232,10 @@ def test_action_on_a_dataframe_of_results_says_the_cause_when_the_nodes_have_gon
             frame.count()
         deadline = Deadline.after(60)
         assert cluster._controller.wait_for(lambda view: is_empty(view.state), deadline)
-        with pytest.raises(PythonException, match=r"cluster has failed: .*no such layer"):
+        with pytest.raises(
+            PythonException,
+            match=r"\[SPARKDL-CLUSTER-FAILED\] .*no such layer",
+        ):
             frame.count()
         cluster.abort()
 
