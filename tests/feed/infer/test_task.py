@@ -150,9 +150,7 @@ def test_nodes_that_have_gone_are_no_riddle_the_coordinator_tells_the_cause() ->
             act()  # it has not failed, as far as is known
         controller.submit(LaunchBroke(LaunchError("no such layer")))
         assert controller.wait_for(lambda view: has_ended(view.state), Deadline.after(SOON_S))
-        with pytest.raises(
-            FeederError, match=r"has failed: no such layer .*refused"
-        ):
+        with pytest.raises(FeederError, match=r"has failed: no such layer .*refused"):
             act()
     finally:
         controller.close()
