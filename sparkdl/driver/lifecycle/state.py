@@ -66,6 +66,11 @@ class Cut:
     node_host: str
     host: str
 
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Both ends."""
+        return frozenset({self.node_host, self.host})
+
 
 @dataclass(frozen=True)
 class Running:

@@ -75,7 +75,6 @@ class FeedSpec:
         skipped: partitions of which all rows are `done`; they are not even read.
         partitions: how many there were when rows were fed before; 0 where that is not known.
         patience_s: how long inference waits for nodes that are between two generations.
-        verdict_s: how long a feeder that cannot reach a node waits for the driver's decision.
         host_timeout_s: after how much silence of a node's host a feeder says so; 0 for never.
         coordinator: its URL, to ask why no node answers.
         trust: what nodes and coordinator have to show; `None` where they are not encrypted.
@@ -96,7 +95,6 @@ class FeedSpec:
     skipped: frozenset[int] = frozenset()
     partitions: int = 0
     patience_s: float = 10.0
-    verdict_s: float = 0.0
     host_timeout_s: float = 0.0
     coordinator: str = ""
     trust: Trust | None = None
