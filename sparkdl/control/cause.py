@@ -33,13 +33,13 @@ class CutLink:
 
     Attributes:
         generation: of the world that is fed.
-        host: the feeder's, as nodes on it are known; `None` for its address on the way to the
+        host: the feeder's, as nodes on it are known; empty for its address on the way to the
             driver.
     """
 
     generation: int
     node_id: int
-    host: str | None = None
+    host: str = ""
 
 
 def parse_cut_link(path: str, num_nodes: int) -> CutLink | None:

@@ -113,14 +113,9 @@ class ChildExited:
 
 @dataclass(frozen=True)
 class RoundRequested:
-    """The coordinator wants a new child for `generation`.
-
-    Attributes:
-        is_again: though there has been one already, which has ended.
-    """
+    """The coordinator wants a new child for `generation`."""
 
     generation: int
-    is_again: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,10 +165,9 @@ Event = (
 
 @dataclass(frozen=True)
 class Spawn:
-    """Start a child for `generation` and offer it, at the same port if it is `is_again`."""
+    """Start a child for `generation` and offer it."""
 
     generation: int
-    is_again: bool = False
 
 
 @dataclass(frozen=True)
@@ -330,8 +324,6 @@ def _round(state: WithChild, event: RoundRequested, now_s: float) -> Step[WithCh
 
 
 def _idle_round(state: Idle, event: RoundRequested, now_s: float) -> Step[Idle | Ready]:
-    if event.is_again and event.generation == state.generation:
-        return Ready(event.generation), [Spawn(event.generation, is_again=True)]
     if event.generation <= state.generation:
         return state, []
     return Ready(event.generation), [Spawn(event.generation)]

@@ -63,13 +63,12 @@ from sparkdl.driver.feeds.transitions import REASON_S, is_stream_over, step
 from sparkdl.driver.lifecycle.state import (
     Finished,
     Running,
-    away_of,
     before_stop,
     failure_of,
     feed_problem_of,
     generation_of,
     has_ended,
-    restarted_alone_s,
+    left_of,
 )
 from sparkdl.driver.threads import Thread, begin
 from sparkdl.feed.transfer.messages import SHUT_DOWN, FeedSpec
@@ -437,8 +436,7 @@ def _nodes(view: View, feed: str) -> Nodes:
         problem=feed_problem_of(state),
         has_failed=failure_of(state) is not None,
         has_finished=isinstance(state, Finished),
-        over=frozenset(getattr(state, "returned", {})) | away_of(state),
-        restarted_s=restarted_alone_s(state),
+        over=frozenset(getattr(state, "returned", {})) | left_of(state),
         counts=counts,
         progress=view.progress,
     )

@@ -64,7 +64,7 @@ class LinkWatch:
         self._spec = spec
         self._awaited = awaited
         self._silences: dict[str, Silence] = {}
-        self._own_host = Environment.read().node_host
+        self._own_host = Environment.read().node_host or ""
         self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sparkdl-links", daemon=True)
 
