@@ -25,7 +25,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, JobFailedError, SparkdlError
-from sparkdl.core.jobs import context_of, named_jobs, raised_in_task
+from sparkdl.core.jobs import context_of, named_jobs
+from sparkdl.driver.slots.spark_errors import raised_in_task, was_shut_down
 from sparkdl.ml.estimators.training import column as column_of
 from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.task import STORED_SCHEMA, Forget, Store, Sum, Work, added, joined, total
@@ -182,7 +183,7 @@ class Jobs:
                 with self._named(what):
                     return run()
             except (Py4JJavaError, PySparkException) as error:
-                if "SparkContext was shut down" in str(error) or not self._retries:
+                if was_shut_down(error) or not self._retries:
                     raise _explained(error) from None
                 self._retries -= 1
                 _log.warning("A job of the training failed and is run again: %s", _explained(error))

@@ -24,7 +24,8 @@ from sparkdl.core.errors import (
 )
 from sparkdl.driver.feeds import transitions
 from sparkdl.driver.lifecycle.state import is_empty
-from sparkdl.driver.slots.preflight import check_slots_over_connect, encrypting_setting
+from sparkdl.driver.slots.advice import encrypting_setting
+from sparkdl.driver.slots.preflight import check_slots_over_connect
 from tests.doubles.nodes import Lines
 from tests.doubles.sessions import jobs_of
 from tests.driver.executors import map_funs
