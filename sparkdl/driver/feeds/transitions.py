@@ -700,6 +700,8 @@ def _broke(feed: Feed, call: Call, error: Exception) -> tuple[Feed, list[Action]
 def _seen(state: R, event: NodesSeen, now_s: float) -> Step[R]:
     """Take what is known of the nodes now."""
     nodes = event.nodes
+    if nodes == state.feed.nodes:
+        return state, []
     has_moved = nodes.progress != state.run.progress
     state = with_feed(state, nodes=nodes)
     if has_moved:
