@@ -31,6 +31,7 @@ from sparkdl.ml.estimators.training import column as column_of
 from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.task import STORED_SCHEMA, Forget, Store, Sum, Work, added, joined, total
 from sparkdl.ml.scoring.columns import NUMBERS, leaf_type
+from sparkdl.node.task import parse_problem
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -200,8 +201,6 @@ def _check_type(name: str, kind: t.DataType) -> None:
 
 def _explained(error: Exception) -> SparkdlError:
     """Return what the Python of a task raised, as far as Spark's text shows it."""
-    first = raised_in_task(error)
-    kind, _, text = first.partition(": ")
-    if kind.endswith("errors.ConfigError"):
-        return ConfigError(text)
-    return JobFailedError(f"a Spark job of the training failed: {first}")
+    if problem := parse_problem(str(error)):
+        return problem.at_driver()
+    return JobFailedError(f"a Spark job of the training failed: {raised_in_task(error)}")
