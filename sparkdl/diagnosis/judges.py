@@ -13,8 +13,8 @@ from sparkdl.core.listing import count, listed
 from sparkdl.diagnosis.facts import Facts, grouped, places, so_many
 from sparkdl.diagnosis.probe import PACKAGES
 from sparkdl.diagnosis.report import Check, Verdict
+from sparkdl.driver.slots.advice import Advice
 from sparkdl.driver.slots.placement import Topology
-from sparkdl.driver.slots.preflight import Advice
 from sparkdl.node.task import cannot_reach_driver
 
 CLOCK_WARNING_S = 2.0

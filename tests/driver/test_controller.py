@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from sparkdl.control.auth import bearer
-from sparkdl.control.cause import report_cut
+from sparkdl.control.cause import CutLink, fetch_cause
 from sparkdl.control.client import CoordinatorClient
 from sparkdl.control.messages import (
     Begin,
@@ -326,14 +326,14 @@ def test_host_that_a_feeder_does_not_reach_is_left_though_its_agent_answers() ->
     left: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
     with playing(leave_host=lambda *host: left.put(host)) as play:
         agents = play.world()
-        assert report_cut(play.url, TOKEN, None, 0, 1, "host-0") == ""
+        assert fetch_cause(play.url, TOKEN, None, CutLink(0, 1, "host-0")) == ""
         assert left.get(timeout=SOON_S) == ("host-1", True)
         assert agents[1].hears() == Stop(0.0)
         failed = play.until_is(states.Failed)
         error = failure_of(failed)
         assert isinstance(error, NodeLostError)
         assert "on host-1 cannot be reached from host-0, though the driver reaches" in str(error)
-        assert str(error) in str(report_cut(play.url, TOKEN, None, 0, 1, "host-0"))
+        assert str(error) in str(fetch_cause(play.url, TOKEN, None, CutLink(0, 1, "host-0")))
 
 
 # The stop.

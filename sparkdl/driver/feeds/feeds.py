@@ -248,7 +248,6 @@ class Feeds:
         coordinator = controller.address.url if controller.address else ""
         self._feed_spec = FeedSpec(
             *("", 0, "", (), token, settings.feed_timeout_s),
-            verdict_s=2 * settings.host_timeout_s,
             host_timeout_s=settings.host_timeout_s,
             coordinator=coordinator,
             trust=controller.tls.trust if controller.tls else None,

@@ -25,6 +25,7 @@ from itertools import count
 from typing import Any
 
 from sparkdl.control.messages import FeedEnd
+from sparkdl.core.codes import Code
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTypeError, SparkdlError
 from sparkdl.core.throttle import rest_s
@@ -62,16 +63,15 @@ from sparkdl.driver.feeds.transitions import REASON_S, is_stream_over, step
 from sparkdl.driver.lifecycle.state import (
     Finished,
     Running,
-    away_of,
     before_stop,
     failure_of,
     feed_problem_of,
     generation_of,
     has_ended,
-    restarted_alone_s,
+    left_of,
 )
 from sparkdl.driver.threads import Thread, begin
-from sparkdl.feed.transfer.messages import SHUT_DOWN, WRONG_ANSWER, FeederError, FeedSpec
+from sparkdl.feed.transfer.messages import SHUT_DOWN, FeedSpec
 
 _log = logging.getLogger(__name__)
 
@@ -415,9 +415,8 @@ class FeedRunner:
                 fed = self._executor.feed(action.data, action.spec)
                 event = JobEnded(action.job, tuple(fed))
         except Exception as error:  # noqa: BLE001 (raised in the call that waits for the job)
-            # Spark raises its own errors: what the task raised is known by its name in their text.
             is_of_data = isinstance(error, (ConfigError, FeedTypeError))
-            is_cut_off = FeederError.__name__ in f"{error!r} {error}"
+            is_cut_off = Code.FEED_LOST.is_in(error)
             event = JobBroke(action.job, error, is_of_data, is_cut_off)
         self._cancelled.discard((name, action.job))
         self._controller.soon(self._handle, name, event)
@@ -434,10 +433,9 @@ def failure_behind(controller: Controller, error: BaseException) -> SparkdlError
 
     It waits a moment for the failure to be known: the feeder may have noticed it before the driver.
     """
-    text = f"{error!r} {error}"
-    if FeederError.__name__ not in text:
+    if not Code.FEED_LOST.is_in(error):
         return None
-    if WRONG_ANSWER not in text:
+    if not Code.WRONG_ANSWER.is_in(error):
         controller.wait_for(lambda view: has_ended(view.state), Deadline.after(REASON_S))
     failure, state = controller.look(lambda view: (failure_of(view.state), view.state))
     if failure is None and before_stop(state) is not state:
@@ -462,8 +460,7 @@ def _nodes(view: View, feed: str) -> Nodes:
         problem=feed_problem_of(state),
         has_failed=failure_of(state) is not None,
         has_finished=isinstance(state, Finished),
-        over=frozenset(getattr(state, "returned", {})) | away_of(state),
-        restarted_s=restarted_alone_s(state),
+        over=frozenset(getattr(state, "returned", {})) | left_of(state),
         counts=counts,
         progress=view.progress,
     )

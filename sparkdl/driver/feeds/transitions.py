@@ -228,7 +228,6 @@ def _begin(feed: Feed, world: World, call: Call, now_s: float) -> Step[Opening |
         spec,
         members,
         before,
-        feed.nodes.restarted_s,
         call.rows_covered,
         _brought_before(feed, members),
         spec.epoch,
@@ -705,11 +704,8 @@ def _broke(feed: Feed, call: Call, error: Exception) -> tuple[Feed, list[Action]
 
 def _seen(state: R, event: NodesSeen, now_s: float) -> Step[R]:
     """Take what is known of the nodes now."""
-    # A node that has begun anew by itself has lost what it had of the run: it is over for the run,
-    # also when it was away for so short a time that nobody has seen it away.
-    anew = {n for n, s in event.nodes.restarted_s.items() if s != state.run.restarted_s.get(n)}
-    nodes = replace(event.nodes, over=event.nodes.over | anew)
-    if nodes == state.feed.nodes:  # the runner compares with what it says, which lacks `anew`
+    nodes = event.nodes
+    if nodes == state.feed.nodes:
         return state, []
     has_moved = nodes.progress != state.run.progress
     state = with_feed(state, nodes=nodes)

@@ -64,7 +64,7 @@ class Supply:
     def never_fed(self, feed: str) -> UnfedError | None:
         """Return the error that says that `feed` has ended without a call that fed it, if so.
 
-        A world that continues an earlier one, and a node that comes back alone, cannot know.
+        A world that continues an earlier one cannot know.
         """
         if not self._is_first or feed in self._begun:
             return None

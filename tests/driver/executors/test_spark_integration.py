@@ -25,7 +25,8 @@ from sparkdl.core.errors import (
 )
 from sparkdl.driver.feeds import transitions
 from sparkdl.driver.lifecycle.state import is_empty
-from sparkdl.driver.slots.preflight import check_slots_over_connect, encrypting_setting
+from sparkdl.driver.slots.advice import encrypting_setting
+from sparkdl.driver.slots.preflight import check_slots_over_connect
 from tests.doubles.nodes import Lines
 from tests.doubles.sessions import jobs_of
 from tests.driver.executors import map_funs
@@ -233,7 +234,10 @@ def test_action_on_a_dataframe_of_results_says_the_cause_when_the_nodes_have_gon
             frame.count()
         deadline = Deadline.after(60)
         assert cluster._controller.wait_for(lambda view: is_empty(view.state), deadline)
-        with pytest.raises(PythonException, match=r"cluster has failed: .*no such layer"):
+        with pytest.raises(
+            PythonException,
+            match=r"\[SPARKDL-CLUSTER-FAILED\] .*no such layer",
+        ):
             frame.count()
         cluster.abort()
 
