@@ -26,6 +26,7 @@ from sparkdl.core.tracking import follower_of_launch
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.dashboard import Dashboard, Recorder, dashboard_of_program
 from sparkdl.driver.ending import Ending, is_interrupt
+from sparkdl.driver.events import Report
 from sparkdl.driver.executors.executor import Executor, Launch
 from sparkdl.driver.feeds.runner import failure_behind, never_fed
 from sparkdl.driver.handle import Cluster
@@ -35,8 +36,7 @@ from sparkdl.driver.lifecycle.state import failure_of, has_ended
 from sparkdl.driver.log_files import LogFiles, check_folder
 from sparkdl.driver.logs import LogLine, NodeLogs
 from sparkdl.driver.payload import pickle_user_code
-from sparkdl.driver.reports import Report, Reports
-from sparkdl.driver.run_socket import answering
+from sparkdl.driver.run_socket import answer_runs
 from sparkdl.driver.show import has_audience, in_notebook, print_beside, printing
 from sparkdl.driver.timeline import Timeline, check_file
 from sparkdl.driver.warm import chosen_keep_s, warm_key
@@ -329,19 +329,16 @@ class _Watch:
         return self.is_recorded or self.tracker is not None
 
     def begin(self, controller: Controller) -> None:
-        """Begin to look at it; nobody who does can fail later."""
-        controller.at_end.enter_context(answering(controller))
+        """Attach all subscribers, before the first node starts."""
+        answer_runs(controller)
         if self.is_recorded:
             Recorder(controller, self.record, self.pages).start()
         if self.timeline is not None:
             Timeline(controller, self.timeline).start()
         if self.tracker is not None:
             self.tracker.follow(controller)
-        takers = [
-            taker for taker in (self.on_report, self.tracker and self.tracker.report) if taker
-        ]
-        if takers:
-            controller.on_activity(Reports(controller, takers).take)
+        if self.on_report is not None:
+            controller.subscribe(self.on_report, Report)
 
 
 def _start(

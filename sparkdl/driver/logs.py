@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sparkdl.control.messages import LogLines
+from sparkdl.driver.events import Logged
 from sparkdl.driver.log_files import LogFiles
 
 _log = logging.getLogger(__name__)
@@ -91,8 +91,9 @@ class NodeLogs:
         self._on_log = on_log
         self._files = files
 
-    def take(self, node: str, printed: LogLines) -> None:
+    def take(self, event: Logged) -> None:
         """Hand on lines of a node."""
+        node, printed = event.node, event.printed
         if self._files is not None:
             self._files.add(node, printed.lines)
         if self._on_log is None:

@@ -9,7 +9,7 @@ import getpass
 import math
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ import msgspec
 
 from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.core.listing import listed
-from sparkdl.dashboard.events import Sampled
+from sparkdl.driver.history import History, NodeRow, folded
 from sparkdl.driver.run_socket import (
     RUN,
     STACKS,
@@ -28,7 +28,7 @@ from sparkdl.driver.run_socket import (
     folder_of_user,
     is_own,
 )
-from sparkdl.driver.waits import Shares
+from sparkdl.driver.waits import in_words
 
 _ANSWER_S = 5.0
 _GIB = 1 << 30
@@ -139,50 +139,35 @@ def runs_table() -> list[str]:
         except SilentDriverError:
             lines.append([each.cluster, "", "", "", "does not answer"])
             continue
-        nodes = f"{len(run.nodes)} {run.framework}"
-        program = f"{run.program} ({run.pid})"
-        lines.append([run.cluster, program, nodes, _duration(run.elapsed_s), run.state])
+        now = folded(run.present)
+        nodes = f"{len(now.launched.nodes)} {now.launched.framework}"
+        program, elapsed = f"{run.program} ({run.pid})", _duration(now.elapsed_s)
+        lines.append([now.cluster, program, nodes, elapsed, now.status])
     return _aligned([["ID", "PROGRAM (PID)", "NODES", "ELAPSED", "STATE"], *lines]) if lines else []
 
 
-def nodes_table(run: Run, before: Run | None) -> list[str]:
-    """Return what the nodes of a cluster do, a line each.
-
-    Args:
-        before: the same cluster, a moment ago.
-    """
-    head = f"Cluster {run.cluster}: {run.state} ({run.program}, {_duration(run.elapsed_s)})"
+def nodes_table(program: str, cluster: History) -> list[str]:
+    """Return what the nodes of a cluster do, a line each."""
+    what = f"{program}, {_duration(cluster.elapsed_s)}"
     titles = ["NODE", "HOST", "PID", "STATE", "STEP", "ROWS/S", "CORES", "MEMORY", "WAITS FOR"]
-    return [head, "", *_aligned([titles, *_cells(run, before)])]
+    rows = sorted(cluster.rows(), key=lambda row: row.node_id)
+    head = f"Cluster {cluster.cluster}: {cluster.status} ({what})"
+    return [head, "", *_aligned([titles, *map(_cells, rows)])]
 
 
-def _cells(run: Run, before: Run | None) -> Iterator[list[str]]:
-    now, then = run.sample, before.sample if before else None
-    cores, memory = (now.load.get(name) for name in ("cores", "memory_nbytes"))
-    for at, name in enumerate(run.nodes):
-        used = [feed.used[at] for feed in now.feeds.values()]
-        rate = ""
-        if then is not None and now.time_s > then.time_s and used:
-            more = sum(used) - sum(feed.used[at] for feed in then.feeds.values())
-            rate = f"{max(0, more) / (now.time_s - then.time_s):,.0f}"
-        yield [
-            name,
-            run.hosts[at],
-            str(now.pids[at] or ""),
-            now.states[at],
-            f"{now.steps[at]:,}" if now.steps[at] >= 0 else "",
-            rate,
-            f"{cores[at]:.1f}" if cores else "",
-            f"{memory[at] / _GIB:.1f} GiB" if memory else "",
-            str(_shares(now, at) or ""),
-        ]
-
-
-def _shares(sample: Sampled, at: int) -> Shares | None:
-    rows, others, lag = (
-        sample.waits.get(name, {at: None})[at] for name in ("rows", "others", "lag")
-    )
-    return None if rows is None else Shares(rows, math.nan if others is None else others, lag or 0)
+def _cells(row: NodeRow) -> list[str]:
+    cores, memory = (row.load.get(name) for name in ("cores", "memory_nbytes"))
+    return [
+        row.name,
+        row.host,
+        str(row.pid or ""),
+        row.state,
+        f"{row.step:,}" if row.step >= 0 else "",
+        "" if math.isnan(row.rows_rate) else f"{row.rows_rate:,.0f}",
+        "" if cores is None else f"{cores:.1f}",
+        "" if memory is None else f"{memory / _GIB:.1f} GiB",
+        in_words(row.waits),
+    ]
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

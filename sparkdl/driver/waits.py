@@ -49,6 +49,13 @@ class Shares:
         return ", ".join([*said, *(["awaited by the others"] if self.lag else [])])
 
 
+def in_words(waits: Mapping[str, float]) -> str:
+    """Return what a node waits for, by shares as `Sampled` has them."""
+    if "rows" not in waits:
+        return ""
+    return str(Shares(waits["rows"], waits.get("others", math.nan), waits.get("lag", 0.0)))
+
+
 @dataclass
 class _Slice:
     """Seconds of one node within ten seconds."""

@@ -55,11 +55,12 @@ from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, World, build_world
-from sparkdl.driver.controller import Controller, View
+from sparkdl.driver.controller import Controller
 from sparkdl.driver.lifecycle import cut_links, transitions
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.state import failure_of
 from sparkdl.driver.logs import LogLine, NodeLogs
+from sparkdl.driver.view import View
 
 HOST, TOKEN = "127.0.0.1", "the-token"
 SOON_S = 20.0

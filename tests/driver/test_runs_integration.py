@@ -13,8 +13,9 @@ import msgspec
 import pytest
 
 from sparkdl.cli import main
-from sparkdl.dashboard.events import FeedColumns, Sampled
 from sparkdl.driver import runs
+from sparkdl.driver.events import Changed, FeedColumns, Launched, Place, Sampled
+from sparkdl.driver.history import folded
 from sparkdl.driver.run_socket import Run, folder_of_user
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S, Lines, launch
@@ -113,7 +114,7 @@ def test_folder_that_others_may_enter_is_not_used(terminal: Terminal) -> None:
 
 
 def test_table_tells_who_waits_for_rows_and_what_nodes_take() -> None:
-    def run(time_s: float, used: list[int]) -> Run:
+    def sample(time_s: float, used: list[int]) -> Sampled:
         feeds = {"input": FeedColumns([900, 900], used, [9, 9], [0, 0])}
         load = {"cores": [1.25, 0.0], "memory_nbytes": [3.0 * 2**30, 2.0**29]}
         states, pids, steps = ["in map_fun"] * 2, [10, 0], [-1, 70]
@@ -122,11 +123,14 @@ def test_table_tells_who_waits_for_rows_and_what_nodes_take() -> None:
             "others": [0.2, None],
             "lag": [0.0, 0.4],
         }
-        sample = Sampled("c", time_s, states, pids, steps, {}, feeds, load, waits)
-        hosts, nodes = ("h", ""), ("worker:0", "worker:1")
-        return Run("c", "train.py", 7, "torch", "Running", 90_061.0, nodes, hosts, sample)
+        return Sampled("c", time_s, states, pids, steps, {}, feeds, load, waits)
 
-    told = runs.nodes_table(run(12.0, [900, 500]), run(10.0, [100, 500]))
+    launched = Launched("c", 0.0, "torch", ("worker:0", "worker:1"))
+    running = Changed("c", 1.0, "running", 0, (Place(0, 0, "h"),), status="Running")
+    before = Run("train.py", 7, [launched, running, sample(90_059.0, [100, 500])])
+    after = Run("train.py", 7, [launched, running, sample(90_061.0, [900, 500])])
+    assert msgspec.json.decode(msgspec.json.encode(after), type=Run) == after
+    told = runs.nodes_table("train.py", folded([*before.present, *after.present]))
     assert told == [
         "Cluster c: Running (train.py, 1d 01:01:01)",
         "",
@@ -134,5 +138,3 @@ def test_table_tells_who_waits_for_rows_and_what_nodes_take() -> None:
         "worker:0  h     10   in map_fun        400     1.2    3.0 GiB  rows 65%, nodes 20%",
         "worker:1             in map_fun  70    0       0.0    0.5 GiB  awaited by the others",
     ]
-    again = run(12.0, [1, 1])
-    assert msgspec.json.decode(msgspec.json.encode(again), type=Run) == again
