@@ -14,6 +14,7 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -93,6 +94,7 @@ _PROGRESS_S = 0.05
 """
 _MANY = 1000
 """Nodes: more than a hundred thousand objects that live as long as the cluster."""
+_STATE_EVENTS = {events.Launched, events.Changed, events.Checkpoint, events.Sampled}
 _FIRST_CLOCKS = 4
 """Of a host that has just joined so many answers are asked for: the fastest of them counts."""
 
@@ -155,6 +157,7 @@ class Controller:
         self._requests = PendingRequests(self._server.send, self.changed)
         self._stream, self._seen = Stream(), Seen(spec.cluster_id)
         self._stream.add(self._logs.take, events.Logged)
+        deque(self._seen.news(self.view.state, self.begun_s), maxlen=0)  # subscribers begin there
         self._clocks: dict[str, tuple[int, int]] = {}
         """Of each agent that is asked for its host's clock: its node, and how often it answered."""
         self._progress = Throttle(self._loop, self._notify, _PROGRESS_S)
@@ -236,7 +239,7 @@ class Controller:
         for which it may wait for a limited time. What it raises is logged.
         """
         with self.changed:
-            for event in self.present():
+            for event in self.present() if _STATE_EVENTS & {*kinds} else ():
                 if type(event) in kinds:
                     notify(subscriber, event)
             is_first = events.Sampled in kinds and not self._stream.wants(events.Sampled)
@@ -331,8 +334,10 @@ class Controller:
             self._stream.end(ended)
             self._loop.close()
             return
-        self._call(self._server.stop())
-        self._stream.end(ended)
+        try:
+            self._call(self._server.stop())
+        finally:
+            self._stream.end(ended)
         self._logs.close()
         if self._server.keeps:
             self.soon(Keeper(self._loop, self._thread, self._server, is_there).look)
@@ -477,9 +482,7 @@ class Controller:
 
     def _publish_state(self) -> None:
         now_s, state = self.wall_s(), self.view.state
-        self.publish(events.Stepped(self.spec.cluster_id, now_s, state))
-        if not self._stream.wants(events.Changed, events.Checkpoint):
-            return
+        self.publish(events.Stepped(self.spec.cluster_id, now_s))
         for event in self._seen.news(state, now_s):
             self.publish(event)
             if isinstance(event, events.Changed) and event.is_over:
@@ -491,7 +494,7 @@ class Controller:
 
     def _sample(self) -> None:
         """Sample from time to time, as long as anything can change."""
-        if self._stream.wants(events.Sampled) and not is_empty(self.view.state):
+        if not is_empty(self.view.state):
             self._publish_sample()
             self.later(period_s(len(self.spec.nodes)), self._sample)
 
@@ -558,19 +561,14 @@ class Controller:
         """Hand on spans, and what is needed to date them; a clock is asked for again then."""
         if agent_id not in self._clocks:
             return
-        (node_id, asked), cluster, now_s = (
-            self._clocks[agent_id],
-            self.spec.cluster_id,
-            self.wall_s(),
-        )
+        node_id, answers = self._clocks[agent_id]
+        of = self.spec.cluster_id, self.wall_s(), agent_id, node_id
         if isinstance(message, Traced):
-            self.publish(events.Spanned(cluster, now_s, agent_id, node_id, message))
-            self._ask_clock(agent_id)
-            return
-        read = agent_id, node_id, message.sent_us, message.local_us
-        self.publish(events.ClockRead(cluster, now_s, *read))
-        self._clocks[agent_id] = node_id, asked + 1
-        if asked + 1 < _FIRST_CLOCKS:
+            self.publish(events.Spanned(*of, message))
+        else:
+            self.publish(events.ClockRead(*of, message.sent_us, message.local_us))
+            self._clocks[agent_id] = node_id, answers + 1
+        if isinstance(message, Traced) or answers + 1 < _FIRST_CLOCKS:
             self._ask_clock(agent_id)
 
     def _note_pid(self, agent_id: str, pid: int) -> None:
@@ -605,10 +603,8 @@ class Controller:
 
     def _publish_report(self, node_id: int, now: NodeActive, before: NodeActive | None) -> None:
         """Hand on what a node has done, if it is a report and a new one."""
-        is_known = before is not None and before.generation == now.generation
-        if is_known and before and (before.step, before.metrics) == (now.step, now.metrics):
-            return
-        if now.step < 0 or not self._stream.wants(events.Report):
+        known = before and (before.generation, before.step, before.metrics)
+        if now.step < 0 or known == (now.generation, now.step, now.metrics):
             return
         world = self._world()
         rank = world.member(node_id).rank if world and world.has(node_id) else -1

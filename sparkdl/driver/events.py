@@ -9,7 +9,6 @@ one JSON object a line. The others stay in the driver.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
@@ -229,13 +228,7 @@ class Logged(Event, frozen=True):
 
 
 class Stepped(Event, frozen=True):
-    """The cluster's machine has taken an event.
-
-    Attributes:
-        state: of `driver/lifecycle/state.py`, for those who decide by it.
-    """
-
-    state: Any
+    """The cluster's machine has taken an event: those who decide by its state look again."""
 
 
 class Ended(Event, frozen=True):

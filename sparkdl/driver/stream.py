@@ -35,9 +35,9 @@ class Stream:
         self._by_kind: dict[type[Event], tuple[Subscriber, ...]] = {}
         self._ended: Ended | None = None
 
-    def wants(self, *kinds: type[Event]) -> bool:
-        """Whether anyone has subscribed to one of these kinds."""
-        return any(kind in self._by_kind for kind in kinds)
+    def wants(self, kind: type[Event]) -> bool:
+        """Whether anyone has subscribed to this kind."""
+        return kind in self._by_kind
 
     def add(self, subscriber: Subscriber, *kinds: type[Event]) -> None:
         """Have `subscriber` called with each event of these kinds; the caller holds a lock."""
