@@ -193,16 +193,15 @@ def _top(options: argparse.Namespace) -> int:
 
     is_once, never = options.once or not sys.stdout.isatty(), threading.Event()
     cluster = chosen(options.id)
-    history = folded(cluster.run().present)
+    history = folded(cluster.present())
     while not never.wait(_TOP_S):  # rates are those between looks
         try:
-            run = cluster.run()
+            for event in cluster.present():
+                history.add(event)
         except RunEndedError as end:
             print(end)
             break
-        for event in run.present:
-            history.add(event)
-        table = "\n".join(nodes_table(run.program, history))
+        table = "\n".join(nodes_table(history))
         print(table if is_once else f"{_CLEAR}{table}", flush=True)
         if is_once:
             break

@@ -78,7 +78,7 @@ from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.roster import Roster
 from sparkdl.driver.lifecycle.state import failure_of, generation_of, is_empty
 from sparkdl.driver.lifecycle.transitions import begin, step
-from sparkdl.driver.logs import Attempt, LastAttempts, NodeLogs, joined
+from sparkdl.driver.logs import Attempt, LastAttempts, joined
 from sparkdl.driver.stream import Stream, Subscriber, notify, period_s
 from sparkdl.driver.threads import Changed
 from sparkdl.driver.view import Seen, View, launched, sampled
@@ -103,7 +103,7 @@ class Controller:
     """One cluster's coordinator. `start`, use, `close`.
 
     Args:
-        logs: is given the children's output, on the controller's thread.
+        log_tail: returns the last lines of a node that are in a file; for agents that are lost.
         relaunch: called there to bring new agents for nodes; must not block.
         checkpoint: what the first world resumes from.
         release: called there once no agent will come or go any more; must not block.
@@ -117,7 +117,7 @@ class Controller:
         self,
         spec: ClusterSpec,
         token: str,
-        logs: NodeLogs | None = None,
+        log_tail: Callable[[str, int], tuple[str, ...]] = lambda node, lines: (),
         relaunch: Callable[[Sequence[NodeSpec]], None] | None = None,
         checkpoint: CheckpointRef | None = None,
         release: Callable[[], None] = lambda: None,
@@ -139,7 +139,7 @@ class Controller:
         """Node and process id of each agent that has ever joined."""
         self._last = LastAttempts()
         self.address: ServerAddress | None = None
-        self._logs = logs or NodeLogs()
+        self._log_tail = log_tail
         self._relaunch = relaunch
         self._release = release
         self._forget_task = forget_task
@@ -156,7 +156,6 @@ class Controller:
         self._timer: asyncio.TimerHandle | None = None
         self._requests = PendingRequests(self._server.send, self.changed)
         self._stream, self._seen = Stream(), Seen(spec.cluster_id)
-        self._stream.add(self._logs.take, events.Logged)
         deque(self._seen.news(self.view.state, self.begun_s), maxlen=0)  # subscribers begin there
         self._clocks: dict[str, tuple[int, int]] = {}
         """Of each agent that is asked for its host's clock: its node, and how often it answered."""
@@ -291,7 +290,7 @@ class Controller:
         if kept and kept[-1].generation >= generation:
             return kept
         # It is lost, and what it has not sent as well; its file has the lines of all its children.
-        written = self._logs.tail(self._name(node_id), lines)
+        written = self._log_tail(self._name(node_id), lines)
         return [Attempt(generation, written)] if written else kept
 
     def fetch_stacks(self, deadline: Deadline) -> dict[str, str]:
@@ -338,7 +337,6 @@ class Controller:
             self._call(self._server.stop())
         finally:
             self._stream.end(ended)
-        self._logs.close()
         if self._server.keeps:
             self.soon(Keeper(self._loop, self._thread, self._server, is_there).look)
             return
@@ -599,7 +597,7 @@ class Controller:
                     self.view.feeds[node_id, now.feed] = now
                     self.view.progress += 1
         self._progress.request()
-        self.publish(events.FeedMoved(self.spec.cluster_id, self.wall_s(), node_id))
+        self.publish(events.Stepped(self.spec.cluster_id, self.wall_s()))
 
     def _publish_report(self, node_id: int, now: NodeActive, before: NodeActive | None) -> None:
         """Hand on what a node has done, if it is a report and a new one."""

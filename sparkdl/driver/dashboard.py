@@ -241,7 +241,7 @@ def dashboard_of_program(wanted: bool | None, host: str) -> Dashboard | None:
     if not is_available():
         raise FrameworkMissingError("dashboard=True: bokeh is not installed: pip install bokeh")
     try:
-        return _program.dashboard(host)
+        return _running_dashboard(host)
     except (OSError, ConfigError) as error:
         if wanted:
             raise
@@ -251,35 +251,23 @@ def dashboard_of_program(wanted: bool | None, host: str) -> Dashboard | None:
 
 def end_dashboard() -> None:
     """End the dashboard of this program, if there is one; the next launch starts another."""
-    _program.end()
+    with _lock:
+        while _running:
+            _running.pop().close()
 
 
-class _Program:
-    """The one dashboard of this program."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._dashboard: Dashboard | None = None
-
-    def dashboard(self, host: str) -> Dashboard:
-        with self._lock:
-            if self._dashboard is None or not self._dashboard.is_there:
-                environment = Environment.read()
-                self._dashboard = Dashboard(
-                    environment.dashboard_host or host,
-                    environment.dashboard_ports,
-                    environment.dashboard_prefix,
-                )
-            return self._dashboard
-
-    def end(self) -> None:
-        with self._lock:
-            if self._dashboard is not None:
-                self._dashboard.close()
-            self._dashboard = None
+_lock = threading.Lock()
+_running: list[Dashboard] = []
+"""The one dashboard of this program, if there is one."""
 
 
-_program = _Program()
+def _running_dashboard(host: str) -> Dashboard:
+    with _lock:
+        if not _running or not _running[0].is_there:
+            found = Environment.read()
+            host = found.dashboard_host or host
+            _running[:] = [Dashboard(host, found.dashboard_ports, found.dashboard_prefix)]
+        return _running[0]
 
 
 def _listener(host: str, ports: tuple[int, ...]) -> socket.socket:

@@ -33,12 +33,14 @@ class Launched(Event, frozen=True):
     Attributes:
         nodes: their names, by node id.
         input_mode: `spark` or `own`.
-        feed_memory_nbytes: of rows that a node holds at most; 0 where that is not known.
+        program, pid: of the driver.
     """
 
     framework: str
     nodes: tuple[str, ...]
     input_mode: str = ""
+    program: str = ""
+    pid: int = 0
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -197,12 +199,6 @@ class NodeMoved(Event, frozen=True):
     problem: str = ""
 
 
-class FeedMoved(Event, frozen=True):
-    """A node has reported how far its feeds are."""
-
-    node_id: int
-
-
 class Spanned(Event, frozen=True):
     """Spans of a node's child, by the clock of its host."""
 
@@ -228,7 +224,7 @@ class Logged(Event, frozen=True):
 
 
 class Stepped(Event, frozen=True):
-    """The cluster's machine has taken an event: those who decide by its state look again."""
+    """The state, or a feed's counts, may be others: those who decide by them look again."""
 
 
 class Ended(Event, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from sparkdl.driver.events import (
@@ -345,15 +345,13 @@ class History:
         last = self._recent[-1]
         does_report = last.steps[at] >= 0
         first = next(each for each in self._recent if (each.steps[at] >= 0) is does_report)
-        span_s = last.time_s - first.time_s
-        return max(0.0, (_steps(last, at) - _steps(first, at)) / span_s) if span_s > 0 else math.nan
+        return _growth(first, last, lambda sample: _steps(sample, at))
 
     def _rows_rate(self, at: int) -> float:
-        if len(self._recent) < 2 or not self._recent[-1].feeds:
+        if not self._recent or not self._recent[-1].feeds:
             return math.nan
         first, last = self._recent[0], self._recent[-1]
-        used = [sum(feed.used[at] for feed in each.feeds.values()) for each in (first, last)]
-        return max(0, used[1] - used[0]) / (last.time_s - first.time_s)
+        return _growth(first, last, lambda s: sum(feed.used[at] for feed in s.feeds.values()))
 
     def _note_phase(self, node_id: int, phase: str, time_s: float) -> None:
         span = self._open.get(node_id)
@@ -363,16 +361,6 @@ class History:
             span.end_s = time_s
             self.spans.append(span)
         self._open[node_id] = Span(node_id, phase, time_s, time_s)
-
-
-def folded(events: Iterable[Event]) -> History:
-    """Return what events, at least one, say of their cluster."""
-    history: History | None = None
-    for event in events:
-        history = history or History(event.cluster, event.time_s)
-        history.add(event)
-    assert history is not None
-    return history
 
 
 class Clusters:
@@ -394,6 +382,21 @@ class Clusters:
         """Return a cluster's history; the newest one's if it is not named or not known."""
         newest = next(reversed(self.histories.values()), None)
         return self.histories.get(cluster or "", newest)
+
+
+def folded(events: Iterable[Event]) -> History:
+    """Return what events of one cluster say of it."""
+    clusters = Clusters()
+    for event in events:
+        clusters.add(event)
+    (history,) = clusters.histories.values()
+    return history
+
+
+def _growth(first: Sampled, last: Sampled, count: Callable[[Sampled], int]) -> float:
+    """Return by how much a count has grown in a second; NaN where that is not known."""
+    span_s = last.time_s - first.time_s
+    return max(0.0, (count(last) - count(first)) / span_s) if span_s > 0 else math.nan
 
 
 def _gained(first: FeedColumns, last: FeedColumns) -> int:

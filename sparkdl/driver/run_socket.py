@@ -13,7 +13,6 @@ import logging
 import os
 import socket
 import stat
-import sys
 import tempfile
 import threading
 from contextlib import ExitStack, suppress
@@ -24,28 +23,16 @@ import msgspec
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.driver.controller import Controller
-from sparkdl.driver.events import AnyEvent, Ended
+from sparkdl.driver.events import Ended
 
 _log = logging.getLogger(__name__)
 
 SUFFIX = ".sock"
-RUN, STACKS = b"run\n", b"stacks\n"
-"""What may be asked. The answers are JSON: a `Run`, and texts by node."""
+PRESENT, STACKS = b"present\n", b"stacks\n"
+"""What may be asked. The answers are JSON: see `Controller.present`, and texts by node."""
 STACKS_S = 5.0
 _ASK_S = 5.0
 _BACKLOG = 16
-
-
-class Run(msgspec.Struct, frozen=True):
-    """A cluster that runs.
-
-    Attributes:
-        present: the events that say all that it is and does now.
-    """
-
-    program: str
-    pid: int
-    present: list[AnyEvent]
 
 
 def folder_of_user() -> Path:
@@ -119,10 +106,8 @@ def _answer(controller: Controller, asking: socket.socket) -> None:
         asking.settimeout(_ASK_S)
         try:
             asked = asking.recv(64)
-            if asked == RUN:
-                program = Path(sys.argv[0]).name or "python"
-                run = Run(program, os.getpid(), controller.present())
-                asking.sendall(msgspec.json.encode(run))
+            if asked == PRESENT:
+                asking.sendall(msgspec.json.encode(controller.present()))
             elif asked == STACKS:
                 stacks = controller.fetch_stacks(Deadline.after(STACKS_S))
                 asking.sendall(msgspec.json.encode(stacks))

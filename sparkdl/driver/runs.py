@@ -6,7 +6,6 @@ Runs in: driver
 from __future__ import annotations
 
 import getpass
-import math
 import socket
 import time
 from collections.abc import Sequence
@@ -18,20 +17,12 @@ import msgspec
 
 from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.core.listing import listed
-from sparkdl.driver.history import History, NodeRow, folded
-from sparkdl.driver.run_socket import (
-    RUN,
-    STACKS,
-    STACKS_S,
-    SUFFIX,
-    Run,
-    folder_of_user,
-    is_own,
-)
-from sparkdl.driver.waits import in_words
+from sparkdl.driver.events import AnyEvent
+from sparkdl.driver.history import History, folded
+from sparkdl.driver.run_socket import PRESENT, STACKS, STACKS_S, SUFFIX, folder_of_user, is_own
+from sparkdl.driver.show import table
 
 _ANSWER_S = 5.0
-_GIB = 1 << 30
 
 
 class SilentDriverError(SparkdlError):
@@ -53,17 +44,17 @@ class Found:
         """Its id."""
         return self.path.name.removesuffix(SUFFIX)
 
-    def run(self) -> Run:
-        """Return what it does now.
+    def present(self) -> list[AnyEvent]:
+        """Return the events that say all that it is and does now.
 
         Raises:
             RunEndedError: if it does nothing any more.
             SilentDriverError: if its driver does not answer.
         """
-        return msgspec.json.decode(self._ask(RUN, _ANSWER_S), type=Run)
+        return msgspec.json.decode(self._ask(PRESENT, _ANSWER_S), type=list[AnyEvent])
 
     def stacks(self) -> dict[str, str]:
-        """Return the stacks of its nodes, see `Cluster.stacks`; raises as `run` does."""
+        """Return the stacks of its nodes, see `Cluster.stacks`; raises as `present` does."""
         answer = self._ask(STACKS, STACKS_S + _ANSWER_S)
         return msgspec.json.decode(answer, type=dict[str, str])
 
@@ -107,7 +98,7 @@ def chosen(cluster: str | None) -> Found:
     there = []
     for each in found():
         with suppress(RunEndedError, SilentDriverError):
-            each.run()
+            each.present()
             there.append(each)
     names = listed([each.cluster for each in there])
     if not there:
@@ -133,41 +124,26 @@ def runs_table() -> list[str]:
     lines = []
     for each in found():
         try:
-            run = each.run()
+            now = folded(each.present())
         except RunEndedError:
             continue
         except SilentDriverError:
             lines.append([each.cluster, "", "", "", "does not answer"])
             continue
-        now = folded(run.present)
         nodes = f"{len(now.launched.nodes)} {now.launched.framework}"
-        program, elapsed = f"{run.program} ({run.pid})", _duration(now.elapsed_s)
-        lines.append([now.cluster, program, nodes, elapsed, now.status])
+        elapsed = _duration(now.elapsed_s)
+        lines.append([now.cluster, _program(now), nodes, elapsed, now.status])
     return _aligned([["ID", "PROGRAM (PID)", "NODES", "ELAPSED", "STATE"], *lines]) if lines else []
 
 
-def nodes_table(program: str, cluster: History) -> list[str]:
-    """Return what the nodes of a cluster do, a line each."""
-    what = f"{program}, {_duration(cluster.elapsed_s)}"
-    titles = ["NODE", "HOST", "PID", "STATE", "STEP", "ROWS/S", "CORES", "MEMORY", "WAITS FOR"]
-    rows = sorted(cluster.rows(), key=lambda row: row.node_id)
-    head = f"Cluster {cluster.cluster}: {cluster.status} ({what})"
-    return [head, "", *_aligned([titles, *map(_cells, rows)])]
+def nodes_table(cluster: History) -> list[str]:
+    """Return what the nodes of a cluster do, a line each, below headings."""
+    head = f"Cluster {cluster.cluster}: {cluster.status} ({_program(cluster)}"
+    return [f"{head}, {_duration(cluster.elapsed_s)})", "", *_aligned(table(cluster))]
 
 
-def _cells(row: NodeRow) -> list[str]:
-    cores, memory = (row.load.get(name) for name in ("cores", "memory_nbytes"))
-    return [
-        row.name,
-        row.host,
-        str(row.pid or ""),
-        row.state,
-        f"{row.step:,}" if row.step >= 0 else "",
-        "" if math.isnan(row.rows_rate) else f"{row.rows_rate:,.0f}",
-        "" if cores is None else f"{cores:.1f}",
-        "" if memory is None else f"{memory / _GIB:.1f} GiB",
-        in_words(row.waits),
-    ]
+def _program(cluster: History) -> str:
+    return f"{cluster.launched.program} ({cluster.launched.pid})"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -15,6 +15,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -33,7 +34,7 @@ _TABLE_PERIOD_S = 0.5
 _MAX_LINES = 20
 """Of the table: so many nodes are all shown."""
 _SOME = 3
-
+_GIB = 1 << 30
 
 _SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 _LEFT = ' style="text-align:left"'
@@ -143,34 +144,50 @@ class LiveTable(Batches):
 
 
 def as_html(history: History, tensorboard_url: str | None = None) -> str:
-    """Return the table: of each node its place, its process, what it does, the rows it has read.
+    """Return a cluster's table, below a line of its state.
 
     Args:
         tensorboard_url: where TensorBoard answers.
     """
-    feeds = history.sample.feeds if history.sample else {}
-    rows = [row for row in history.rows() if row.rank >= 0] or history.rows()
-    has_steps = any(row.step >= 0 for row in rows)
-    waits = {row.node_id: in_words(row.waits) for row in rows if row.waits}
-    head = ["node", "rank", "host", "pid", "state", *(f"feed {feed!r}" for feed in feeds)]
-    head += ["step"] * has_steps + ["waits for"] * bool(waits)
-    lines = [_line(head, "th")]
-    for row in _shown(rows, feeds):
-        rank = str(row.rank) if row.rank >= 0 else ""
-        cells = [row.name, rank, row.host, str(row.pid or ""), row.state]
-        cells += [_progress(feed, row.node_id) for feed in feeds.values()]
-        cells += [_reported(row)] * has_steps + [waits.get(row.node_id, "")] * bool(waits)
-        lines.append(_line(cells, "td"))
-    cause = history.cause
+    launched, cause = history.launched, history.cause
+    fed = "fed by this driver" if launched.input_mode == "spark" else "reads its own data"
+    what = f"{len(launched.nodes)} nodes, {launched.framework}, {fed}"
+    head, *lines = table(history)
     return "".join(
         [
             f"<b>Cluster {escape(history.cluster)}: {escape(history.status)}</b>",
-            f" ({escape(_what(history.launched))}{escape(_counts(rows))})",
+            f" ({escape(what)}{escape(_counts(history.rows()))})",
             f' <a href="{escape(tensorboard_url)}">TensorBoard</a>' if tensorboard_url else "",
-            f"<table>{''.join(lines)}</table>",
+            f"<table>{_line(head, 'th')}{''.join(_line(line, 'td') for line in lines)}</table>",
             f"<pre>{escape(cause.headline)}</pre>" if cause else "",
         ]
     )
+
+
+def table(history: History) -> list[list[str]]:
+    """Return of each node its place, its process, what it does, how far it is, below headings.
+
+    Columns of what no node has are left out.
+    """
+    feeds = history.sample.feeds if history.sample else {}
+    rows = [row for row in history.rows() if row.rank >= 0] or history.rows()
+    columns: dict[str, Callable[[NodeRow], str]] = {
+        "node": lambda row: row.name,
+        "rank": lambda row: str(row.rank) if row.rank >= 0 else "",
+        "host": lambda row: row.host,
+        "pid": lambda row: str(row.pid or ""),
+        "state": lambda row: row.state,
+        "step": _reported,
+        **{f"feed {name!r}": partial(_progress, feed) for name, feed in feeds.items()},
+        "rows/s": lambda row: "" if math.isnan(row.rows_rate) else f"{row.rows_rate:,.0f}",
+        "cores": lambda row: f"{row.load['cores']:.1f}" if row.load else "",
+        "memory": lambda row: f"{row.load['memory_nbytes'] / _GIB:.1f} GiB" if row.load else "",
+        "waits for": lambda row: in_words(row.waits),
+    }
+    shown = _shown(rows, feeds)
+    found = {head: [cell(row) for row in shown] for head, cell in columns.items()}
+    kept = {head: cells for head, cells in found.items() if any(cells)}
+    return [[*kept], *map(list, zip(*kept.values(), strict=True))]
 
 
 def _shown(rows: list[NodeRow], feeds: Mapping[str, FeedColumns]) -> list[NodeRow]:
@@ -188,7 +205,7 @@ def _shown(rows: list[NodeRow], feeds: Mapping[str, FeedColumns]) -> list[NodeRo
     }
     if len({*steps.values()}) > 1:
         shown += heapq.nsmallest(_SOME, most, key=lambda row: steps[row.node_id])
-    found = {row.node_id: row for row in shown}
+    found = {row.node_id for row in shown}
     return [row for row in rows if row.node_id in found]
 
 
@@ -200,21 +217,15 @@ def _counts(rows: list[NodeRow]) -> str:
     return "; " + ", ".join(f"{n:,} {what}" for what, n in states.most_common())
 
 
-def _what(launched: Launched) -> str:
-    fed = "fed by this driver" if launched.input_mode == "spark" else "reads its own data"
-    return f"{len(launched.nodes)} nodes, {launched.framework}, {fed}"
-
-
 def _reported(row: NodeRow) -> str:
-    if row.step < 0:
-        return ""
     metrics = (f"{name} {value:.4g}" for name, value in row.metrics.items())
-    return ", ".join([f"{row.step:,}", *metrics])
+    return ", ".join([f"{row.step:,}", *metrics]) if row.step >= 0 else ""
 
 
-def _progress(feed: FeedColumns, node_id: int) -> str:
-    done = {"row": feed.used[node_id], "step": feed.steps[node_id], "epoch": feed.epochs[node_id]}
-    return ", ".join(f"{n:,} {what}{'s' * (n != 1)}" for what, n in done.items() if n)
+def _progress(feed: FeedColumns, row: NodeRow) -> str:
+    done = {"row": feed.used, "step": feed.steps, "epoch": feed.epochs}
+    counts = {what: column[row.node_id] for what, column in done.items()}
+    return ", ".join(f"{n:,} {what}{'s' * (n != 1)}" for what, n in counts.items() if n)
 
 
 def _line(cells: Iterable[str], tag: str) -> str:

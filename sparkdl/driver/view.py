@@ -6,8 +6,11 @@ Runs in: driver
 from __future__ import annotations
 
 import math
+import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from sparkdl.control.messages import BoardStarted, FeedCount, NodeActive, NodeLoad
 from sparkdl.core.failure import Failure
@@ -79,7 +82,9 @@ def launched(spec: ClusterSpec, begun_s: float) -> Launched:
     """Return the first event of a cluster."""
     names = tuple(node.name for node in spec.nodes)
     mode = spec.input_mode.name.lower()
-    return Launched(spec.cluster_id, begun_s, spec.framework, names, mode)
+    program = Path(sys.argv[0]).name or "python"
+    about = spec.framework, names, mode, program, os.getpid()
+    return Launched(spec.cluster_id, begun_s, *about)
 
 
 @dataclass

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 from websockets.exceptions import ConnectionClosed
@@ -59,11 +60,11 @@ from sparkdl.core.world import Address, World, build_world
 from sparkdl.driver import controller as controller_module
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.events import Changed as StateChanged
-from sparkdl.driver.events import Ended, Event, Launched, Report, Sampled
+from sparkdl.driver.events import Ended, Event, Launched, Logged, Report, Sampled
 from sparkdl.driver.lifecycle import cut_links, transitions
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.state import failure_of
-from sparkdl.driver.logs import LogLine, NodeLogs
+from sparkdl.driver.logs import LogLine, hand_on
 from sparkdl.driver.view import View
 
 HOST, TOKEN = "127.0.0.1", "the-token"
@@ -155,8 +156,10 @@ def playing(
     leave_host: Callable[[str, bool], None] = lambda host, is_there: None,
 ) -> Iterator[Play]:
     spec = ClusterSpec("test", plan_nodes(num_nodes), settings=settings or Settings())
-    play = Play(Controller(spec, TOKEN, NodeLogs(on_log), leave_host=leave_host))
+    play = Play(Controller(spec, TOKEN, leave_host=leave_host))
     try:
+        if on_log is not None:
+            play.controller.subscribe(partial(hand_on, on_log), Logged)
         play.url = play.controller.start(HOST, (0,)).url
         yield play
     finally:

@@ -14,9 +14,9 @@ import pytest
 
 from sparkdl.cli import main
 from sparkdl.driver import runs
-from sparkdl.driver.events import Changed, FeedColumns, Launched, Place, Sampled
+from sparkdl.driver.events import AnyEvent, Changed, FeedColumns, Launched, Place, Sampled
 from sparkdl.driver.history import folded
-from sparkdl.driver.run_socket import Run, folder_of_user
+from sparkdl.driver.run_socket import folder_of_user
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S, Lines, launch
 
@@ -70,7 +70,7 @@ def test_running_clusters_are_listed_looked_at_and_gone(terminal: Terminal) -> N
         assert said.startswith("worker:0\n")
         status, said = terminal.run("top", first[:4], "--once")
         assert (status, said.splitlines()[0][:25]) == (0, f"Cluster {first}: Running")
-        assert "worker:0  127.0.0.1" in said
+        assert "worker:0  0     127.0.0.1" in said
         assert "in map_fun  1,234" in said
         with launch(hold_still) as other:
             status, said = terminal.run("top")
@@ -125,16 +125,19 @@ def test_table_tells_who_waits_for_rows_and_what_nodes_take() -> None:
         }
         return Sampled("c", time_s, states, pids, steps, {}, feeds, load, waits)
 
-    launched = Launched("c", 0.0, "torch", ("worker:0", "worker:1"))
-    running = Changed("c", 1.0, "running", 0, (Place(0, 0, "h"),), status="Running")
-    before = Run("train.py", 7, [launched, running, sample(90_059.0, [100, 500])])
-    after = Run("train.py", 7, [launched, running, sample(90_061.0, [900, 500])])
-    assert msgspec.json.decode(msgspec.json.encode(after), type=Run) == after
-    told = runs.nodes_table("train.py", folded([*before.present, *after.present]))
+    launched = Launched("c", 0.0, "torch", ("worker:0", "worker:1"), "spark", "train.py", 7)
+    running = Changed("c", 1.0, "running", 0, (Place(0, 0, "h"), Place(1, 1, "")), status="Running")
+    before = [launched, running, sample(90_059.0, [100, 500])]
+    after = [launched, running, sample(90_061.0, [900, 500])]
+    assert msgspec.json.decode(msgspec.json.encode(after), type=list[AnyEvent]) == after
+    told = runs.nodes_table(folded([*before, *after]))
     assert told == [
-        "Cluster c: Running (train.py, 1d 01:01:01)",
+        "Cluster c: Running (train.py (7), 1d 01:01:01)",
         "",
-        "NODE      HOST  PID  STATE       STEP  ROWS/S  CORES  MEMORY   WAITS FOR",
-        "worker:0  h     10   in map_fun        400     1.2    3.0 GiB  rows 65%, nodes 20%",
-        "worker:1             in map_fun  70    0       0.0    0.5 GiB  awaited by the others",
+        "node      rank  host  pid  state       step  feed 'input'       rows/s  cores  memory   "
+        "waits for",
+        "worker:0  0     h     10   in map_fun        900 rows, 9 steps  400     1.2    3.0 GiB  "
+        "rows 65%, nodes 20%",
+        "worker:1  1                in map_fun  70    500 rows, 9 steps  0       0.0    0.5 GiB  "
+        "awaited by the others",
     ]

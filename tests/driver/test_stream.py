@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sparkdl.driver.events import Changed, Ended, Event, FeedMoved, Launched, Stepped
+from sparkdl.driver.events import Changed, Ended, Event, Launched, Stepped
 from sparkdl.driver.stream import Batches, Stream
 from tests.doubles.nodes import SOON_S
 
@@ -38,9 +38,9 @@ def test_subscriber_hears_its_kinds_and_the_end_as_the_last() -> None:
     stream, heard = Stream(), list[Event]()
     stream.add(heard.append, Stepped, Ended)
     stream.publish(Stepped("c", 1.0))
-    stream.publish(FeedMoved("c", 2.0, 0))
+    stream.publish(Launched("c", 2.0, "plain", ()))
     assert stream.wants(Stepped)
-    assert not stream.wants(FeedMoved)
+    assert not stream.wants(Launched)
     stream.end(ENDED)
     stream.publish(Stepped("c", 10.0))
     assert heard == [Stepped("c", 1.0), ENDED]

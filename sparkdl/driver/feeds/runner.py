@@ -29,7 +29,7 @@ from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTypeError, SparkdlError
 from sparkdl.core.throttle import rest_s
 from sparkdl.driver.controller import Controller
-from sparkdl.driver.events import EpochsFed, FeedMoved, Stepped
+from sparkdl.driver.events import EpochsFed, Stepped
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.driver.feeds.report import awaited_by_all, waits_in_vain
@@ -173,7 +173,7 @@ class FeedRunner:
         self._announced: set[tuple[str, int]] = set()
         self._problem: Exception | None = None
         self._is_looking, self._rests_until_s = False, -math.inf
-        controller.subscribe(self._look_soon, Stepped, FeedMoved)
+        controller.subscribe(self._look_soon, Stepped)
 
     # from any thread
 
@@ -265,7 +265,7 @@ class FeedRunner:
 
     # on the controller's loop
 
-    def _look_soon(self, _: Stepped | FeedMoved) -> None:
+    def _look_soon(self, _: Stepped) -> None:
         """Look at once, but not for each message: many nodes report progress all the time."""
         if not self._is_looking:
             self._is_looking = True
