@@ -375,6 +375,7 @@ class Controller:
 
     def said(self, agent_id: str, message: FromAgent) -> None:  # noqa: C901, PLR0912 (one case a message)
         """An agent has sent a message."""
+        node_id = self._node_of(agent_id)
         match message:
             case Offer():
                 self._note_phase(agent_id, "offered", message.generation)
@@ -383,7 +384,9 @@ class Controller:
                 self._handle(states.AgentDetached(agent_id))
             case ChildRunning():
                 self._note_phase(agent_id, "entered", message.generation)
-                self._note_pid(agent_id, message.pid)
+                if node_id is not None:
+                    with self.changed:
+                        self.view.pids[node_id] = message.pid
                 self._handle(states.ChildEntered(agent_id, message))
             case ChildReturned():
                 self._note_phase(agent_id, "returned", message.generation)
@@ -405,10 +408,12 @@ class Controller:
                 self._note_lone(agent_id, message)
             case BoardStarted():
                 self._note_tensorboard(message)
-            case LastLines(generation, lines):
-                self._keep_log(agent_id, Attempt(generation, lines))
-            case LogLines():
-                self._hand_on_log(agent_id, message)
+            case LastLines(generation, lines) if node_id is not None:
+                with self.changed:
+                    self._last.keep(node_id, Attempt(generation, lines))
+            case LogLines() if node_id is not None:
+                of = self.spec.cluster_id, self.wall_s(), self._name(node_id)
+                self.publish(events.Logged(*of, message))
             case LogTail(number, generation, lines):
                 self._requests.answer(number, Attempt(generation, lines))
             case Stacks(number, text):
@@ -569,12 +574,6 @@ class Controller:
         if isinstance(message, Traced) or answers + 1 < _FIRST_CLOCKS:
             self._ask_clock(agent_id)
 
-    def _note_pid(self, agent_id: str, pid: int) -> None:
-        node_id = self._node_of(agent_id)
-        if node_id is not None:
-            with self.changed:
-                self.view.pids[node_id] = pid
-
     def _note_progress(self, agent_id: str, message: FeedProgress | NodeActive | NodeLoad) -> None:
         node_id = self._node_of(agent_id)
         if node_id is None:
@@ -654,18 +653,6 @@ class Controller:
             self._server.send(agent_id, LoneNodes(message.generation, message.question, count))
         elif warning := self._lone_trainers.warning(world, message, self.spec.framework):
             _log.warning("Cluster %s: %s", self.spec.cluster_id, warning)
-
-    def _keep_log(self, agent_id: str, last: Attempt) -> None:
-        node_id = self._node_of(agent_id)
-        if node_id is not None:
-            with self.changed:
-                self._last.keep(node_id, last)
-
-    def _hand_on_log(self, agent_id: str, printed: LogLines) -> None:
-        node_id = self._node_of(agent_id)
-        if node_id is not None:
-            name = self._name(node_id)
-            self.publish(events.Logged(self.spec.cluster_id, self.wall_s(), name, printed))
 
     def _send_request(self, request: PendingRequest) -> None:
         roster = self._roster()
