@@ -354,8 +354,11 @@ def _start(
         where.wait_turn(ending.is_wanted)
         newest, resumed = _at_newest_checkpoint(spec)
         controller = Controller(
-            *(newest, token, watch.files.tail if watch.files else lambda node, lines: ()),
-            *(where.relaunch, resumed.ref if resumed else None),
+            newest,
+            token,
+            watch.files.tail if watch.files else lambda node, lines: (),
+            where.relaunch,
+            resumed.ref if resumed else None,
             *(ending.release, where.forget_task, where.leave_host, tls),
         )
         if resumed:

@@ -237,7 +237,7 @@ def test_agent_that_the_driver_forgot_ends_after_the_lease(node: NewNode) -> Non
     one = node(ignore_term, spec).start()
     pair = one.in_map_fun()
     silence = threading.Event()
-    one.controller.soon(silence.wait, SOON_S)  # type: ignore[arg-type]
+    one.controller.soon(silence.wait, SOON_S)
     gone = all_gone([pair.child])
     silence.set()
     assert gone
