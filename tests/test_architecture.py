@@ -27,7 +27,6 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
             *(
                 "version",
                 "core",
-                "dashboard",
                 "control",
                 "storage",
                 "feed",
@@ -38,6 +37,7 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
             *("node", "driver", "ml"),
             # The faces. Each is a door for somebody: nothing inside knows them.
             *("torch_program", "torch_distributor", "lightning", "keras", "diagnosis"),
+            "dashboard",
             "mlflow",
             *("tfos", "horovod"),
             "",  # sparkdl/__init__.py

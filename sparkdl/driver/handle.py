@@ -29,7 +29,7 @@ from sparkdl.driver.feeds.report import FeedReport, nothing_fed
 from sparkdl.driver.feeds.runner import LongWait
 from sparkdl.driver.lifecycle.state import before_stop, failure_of, has_ended, is_empty, status_of
 from sparkdl.driver.profile import Profile, taken
-from sparkdl.driver.show import LiveTable, as_html, show_page
+from sparkdl.driver.show import LiveTable, show_page
 from sparkdl.driver.threads import begin
 from sparkdl.feed.transfer.messages import FeedSpec
 
@@ -72,7 +72,7 @@ class Cluster:
         self._show_progress = show_progress
         self._feeds = Feeds(controller, executor, token, lambda: self.world)
         ending.first = self._feeds.close
-        self._table = LiveTable(controller, self._repr_mimebundle_)
+        self._table = LiveTable(controller, self.tensorboard_url, lambda: repr(self))
 
     def __enter__(self) -> Cluster:
         return self
@@ -93,9 +93,7 @@ class Cluster:
         return f"Cluster({self.spec.cluster_id}: {nodes}; {self.status()})"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        world, url = self.world, self.tensorboard_url()
-        html = self._controller.look(lambda view: as_html(self.spec, world, view, url))
-        return {"text/html": html, "text/plain": repr(self)}
+        return self._table.render()
 
     def _ipython_display_(self) -> None:
         self._table.show()

@@ -15,8 +15,8 @@ import pytest
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import NodeFailedError, NodeLostError
 from sparkdl.core.world import CheckpointRef
-from sparkdl.driver.controller import View
 from sparkdl.driver.lifecycle.state import CheckpointMade, Gathering, Running
+from sparkdl.driver.view import View
 from sparkdl.node.context import NodeContext
 from tests.doubles.gates import Gate
 from tests.doubles.map_funs import die, hang

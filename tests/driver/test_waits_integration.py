@@ -16,10 +16,9 @@ import pytest
 import sparkdl
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError
-from sparkdl.dashboard.events import Launched
-from sparkdl.dashboard.history import History
 from sparkdl.driver import runs, waits
-from sparkdl.driver.dashboard import sampled
+from sparkdl.driver.events import Sampled
+from sparkdl.driver.history import History, folded
 from sparkdl.driver.waits import in_step
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S, launch
@@ -55,16 +54,14 @@ def train(args: Any, ctx: NodeContext) -> None:
 
 
 def launched(cluster: sparkdl.Cluster) -> History:
-    history = History(cluster.spec.cluster_id, 0.0)
-    names = tuple(node.name for node in cluster.spec.nodes)
-    history.add(Launched(cluster.spec.cluster_id, 0.0, cluster.spec.framework, names))
-    return history
+    return folded(cluster._controller.present())
 
 
 def look(cluster: sparkdl.Cluster, history: History) -> str:
-    """Take a sample, as the dashboard does; return what its pages say of it."""
-    controller = cluster._controller
-    history.add(controller.look(lambda view: sampled(cluster.spec, controller.wall_s(), view)))
+    """Take a sample; return what the dashboard's pages say of it."""
+    for event in cluster._controller.present():
+        if isinstance(event, Sampled):
+            history.add(event)
     return history.bottleneck()
 
 
@@ -178,7 +175,7 @@ def test_training_that_the_feed_holds_up_is_said_to_wait_for_it(
         try:
             waits_for_it = "Training waits for the feed: nodes have waited for rows for"
             assert until(lambda: look(cluster, history).startswith(waits_for_it))
-            table = runs.nodes_table(runs.chosen(cluster.spec.cluster_id).run(), None)
+            table = runs.nodes_table(folded(runs.chosen(cluster.spec.cluster_id).present()))
         finally:
             is_over.set()
         feeding.result(SOON_S)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.driver.controller import View
 from sparkdl.driver.handle import Cluster
+from sparkdl.driver.view import View
 from sparkdl.node.context import NodeContext
 from tests.doubles import preloaded
 from tests.doubles.frameworks import LOSES_PORTS

@@ -28,7 +28,7 @@ from sparkdl.core.paths import absolute_url
 from sparkdl.core.spec import ClusterSpec, InputMode
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.core.world import World
-from sparkdl.driver.controller import Controller, View
+from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import READERS, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport, no_rows, not_fed
@@ -39,6 +39,7 @@ from sparkdl.driver.lifecycle.policy import MAX_BACKOFF_S
 from sparkdl.driver.lifecycle.state import failure_of, generation_of, has_ended
 from sparkdl.driver.show import FeedBar
 from sparkdl.driver.threads import begin
+from sparkdl.driver.view import View
 from sparkdl.feed.parquet.paths import parquet_paths
 from sparkdl.feed.parquet.source import ParquetSource, list_files
 from sparkdl.feed.transfer.messages import FeedSpec

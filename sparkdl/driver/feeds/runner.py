@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -29,7 +29,8 @@ from sparkdl.core.codes import Code
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTypeError, SparkdlError
 from sparkdl.core.throttle import rest_s
-from sparkdl.driver.controller import Call, Controller, View
+from sparkdl.driver.controller import Controller
+from sparkdl.driver.events import EpochsFed, Stepped
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.driver.feeds.report import awaited_by_all, waits_in_vain
@@ -71,6 +72,7 @@ from sparkdl.driver.lifecycle.state import (
     left_of,
 )
 from sparkdl.driver.threads import Thread, begin
+from sparkdl.driver.view import Call, View
 from sparkdl.feed.transfer.messages import SHUT_DOWN, FeedSpec
 
 _log = logging.getLogger(__name__)
@@ -171,7 +173,7 @@ class FeedRunner:
         self._announced: set[tuple[str, int]] = set()
         self._problem: Exception | None = None
         self._is_looking, self._rests_until_s = False, -math.inf
-        controller.observe(self._look_soon)
+        controller.subscribe(self._look_soon, Stepped)
 
     # from any thread
 
@@ -263,7 +265,7 @@ class FeedRunner:
 
     # on the controller's loop
 
-    def _look_soon(self) -> None:
+    def _look_soon(self, _: Stepped) -> None:
         """Look at once, but not for each message: many nodes report progress all the time."""
         if not self._is_looking:
             self._is_looking = True
@@ -331,8 +333,8 @@ class FeedRunner:
                 _log.error("Feed %r could not be fed again: %s", name, error)
                 self._problem = self._problem or error
             case ShowEpochs():
-                with self._controller.changed:
-                    self._controller.view.epochs.append((name, action))
+                cluster, now_s = self._controller.spec.cluster_id, self._controller.wall_s()
+                self._controller.publish(EpochsFed(cluster, now_s, name, *astuple(action)))
             case Warn(text):
                 _log.warning("%s", text)
 
