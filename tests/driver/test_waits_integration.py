@@ -179,7 +179,7 @@ def test_training_that_the_feed_holds_up_is_said_to_wait_for_it(
         finally:
             is_over.set()
         feeding.result(SOON_S)
-    assert len(re.findall(r" rows \d\d%", "\n".join(table))) == nodes
+    assert len(re.findall(r" rows \d+%", "\n".join(table))) == nodes
 
 
 @pytest.mark.deep
