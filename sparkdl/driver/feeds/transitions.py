@@ -624,7 +624,7 @@ def _look_cutting_short(state: CuttingShort, now_s: float) -> Step[CuttingShort 
     if now_s < state.deadline_s and not have_counted:
         return state, []
     rows = {node_id: count.cut_rows for node_id, count in cut.items()}
-    # A node that has begun anew by itself is not asked, and may have been brought rows since.
+    # A node that the others continue without is not asked, and may have been brought rows.
     is_empty = have_counted and not any(rows.values()) and rows.keys() == run.node_ids
     if is_empty and state.error is not None and not run.is_micro_batch:
         return _finish(state.feed, run, state.error)  # no node is to see it: the next call skips it
