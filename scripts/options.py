@@ -32,7 +32,9 @@ def keras_fields() -> dict[str, str]:
 
 
 def _taken(row: Row) -> str:
-    if words := inspect.getclosurevars(row.convert).nonlocals.get("words"):
+    if kind := inspect.getclosurevars(row.convert).nonlocals.get("kind"):
+        taken = kind.__name__
+    elif words := inspect.getclosurevars(row.convert).nonlocals.get("words"):
         taken = f"Literal[{', '.join(map(repr, words))}]"
     else:
         returned = inspect.signature(row.convert).return_annotation

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sparkdl.core import errors
     from sparkdl.core.errors import NodeFailedError, SparkdlError
     from sparkdl.core.failure import Failure
+    from sparkdl.core.options import Feeding, Observe, Recovery, Roles, Startup
     from sparkdl.diagnosis.doctor import doctor
     from sparkdl.driver.handle import Cluster
     from sparkdl.driver.launch import launch, run
@@ -38,11 +39,16 @@ if TYPE_CHECKING:
 _HOMES = {
     "Cluster": "sparkdl.driver.handle",
     "Failure": "sparkdl.core.failure",
+    "Feeding": "sparkdl.core.options",
     "KerasEstimator": "sparkdl.ml.estimators.keras_estimator",
     "KerasModel": "sparkdl.ml.scoring.model",
     "NodeContext": "sparkdl.node.context",
     "NodeFailedError": "sparkdl.core.errors",
+    "Observe": "sparkdl.core.options",
+    "Recovery": "sparkdl.core.options",
+    "Roles": "sparkdl.core.options",
     "SparkdlError": "sparkdl.core.errors",
+    "Startup": "sparkdl.core.options",
     "TFEstimator": "sparkdl.ml.estimators.estimator",
     "TFModel": "sparkdl.ml.scoring.model",
     "TlsFiles": "sparkdl.control.tls",
@@ -64,11 +70,16 @@ _HOMES = {
 __all__ = [
     "Cluster",
     "Failure",
+    "Feeding",
     "KerasEstimator",
     "KerasModel",
     "NodeContext",
     "NodeFailedError",
+    "Observe",
+    "Recovery",
+    "Roles",
     "SparkdlError",
+    "Startup",
     "TFEstimator",
     "TFModel",
     "TlsFiles",

@@ -192,7 +192,7 @@ class FeedDataModule(Adopted):
         x: column of the features, or several for a dict of features.
         y: column or columns of the labels.
         validation: name of the feed of the validation: `cluster.feed_async(df, epochs=…,
-            name="validation")`, begun before the training's.
+            feed="validation")`, begun before the training's.
         test: likewise, for `trainer.test`.
         num_workers: processes of each loader.
         rows: of one epoch, of all nodes together; makes `steps_per_epoch` known.

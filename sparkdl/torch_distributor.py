@@ -16,8 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, SparkConfigError
+from sparkdl.core.options import Feeding, Observe
 from sparkdl.driver.launch import launch
-from sparkdl.driver.logs import LogLine
 from sparkdl.driver.payload import pickled
 from sparkdl.torch_program import OnRows, Program, Returned, script_of, value_of
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from sparkdl.driver.handle import Cluster
 
 _log = logging.getLogger(__name__)
-_OWN = {"spark", "map_fun", "args", "nodes", "framework", "executor", "num_gpus", "input_mode"}
+_OWN = {"spark", "map_fun", "args", "nodes", "framework", "executor", "num_gpus"}
 _IGNORE_SSL = "pytorch.spark.distributor.ignoreSsl"
 
 
@@ -48,8 +48,7 @@ class TorchDistributor:
         epochs: how often it is fed.
         max_restarts: how often all processes begin anew after a failure.
         checkpoint_dir: folder of `ctx.checkpoint`, from whose last one they continue.
-        log_to_driver: print what the processes print, as they do; or a function that is called with
-            each line.
+        observe: of `sparkdl.launch`; by default what the processes print is printed, as they do.
         options: others of `sparkdl.launch`.
 
     Raises:
@@ -69,7 +68,7 @@ class TorchDistributor:
         epochs: int = 1,
         max_restarts: int = 0,
         checkpoint_dir: str | None = None,
-        log_to_driver: bool | Callable[[LogLine], None] = True,
+        observe: Observe = Observe(log_to_driver=True),
         **options: Any,
     ) -> None:
         if num_processes <= 0:
@@ -90,7 +89,7 @@ class TorchDistributor:
         self._options = {
             "max_restarts": max_restarts,
             "checkpoint_dir": checkpoint_dir,
-            "log_to_driver": log_to_driver,
+            "observe": observe,
             **options,
         }
 
@@ -145,7 +144,7 @@ class TorchDistributor:
                 "TorchDistributor(feed=…).start() would have to feed behind your back; leave out "
                 "feed=, and call cluster.feed(data, epochs=…) or cluster.feed_async"
             )
-        return self._launch(self._program("plain", train_object, args, kwargs, None), "spark")
+        return self._launch(self._program("plain", train_object, args, kwargs, None), is_fed=True)
 
     def _train_on_dataframe(
         self, train_function: Callable[..., Any], spark_dataframe: DataFrame, *args: Any, **kw: Any
@@ -169,7 +168,7 @@ class TorchDistributor:
     ) -> list[Any]:
         with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
             program = self._program(returned, train_object, args, kwargs, folder)
-            with self._launch(program, "own" if self._feed is None else "spark") as cluster:
+            with self._launch(program, is_fed=self._feed is not None) as cluster:
                 if self._feed is not None:
                     cluster.feed(self._feed, epochs=self._epochs)
                 return [value_of(value) for value in cluster.results()]
@@ -197,7 +196,7 @@ class TorchDistributor:
         pickled(partial(train_object, *args, **kwargs), None)  # names what cannot be
         return Program(train_object, args, kwargs, returned, None if is_away else folder, is_away)
 
-    def _launch(self, program: Program, input_mode: str) -> Cluster:
+    def _launch(self, program: Program, *, is_fed: bool) -> Cluster:
         if not self.local_mode:
             self._check_encryption()
         try:
@@ -209,8 +208,9 @@ class TorchDistributor:
                 framework="torch",
                 executor="local" if self.local_mode else "spark",
                 num_gpus=1 if self.use_gpu else 0,
-                input_mode=input_mode,
-                **self._options,
+                **{"feeding": Feeding(), **self._options}
+                if is_fed
+                else self._options | {"feeding": None},
             )
         except (ConfigError, FrameworkMissingError) as error:
             if "num_gpus" in str(error):  # there are too few: a RuntimeError, as pyspark's

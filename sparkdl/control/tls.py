@@ -157,7 +157,7 @@ class Tls:
 
 
 def choose_tls(asked: object, setting: str) -> Tls | None:
-    """Return what `launch(tls=asked)` means; `None` for no TLS.
+    """Return what `Startup(tls=asked)` means; `None` for no TLS.
 
     Args:
         setting: of Spark's, by which Spark encrypts its own connections; empty if it does not.
@@ -166,7 +166,7 @@ def choose_tls(asked: object, setting: str) -> Tls | None:
         ConfigError: if that cannot be had.
     """
     if asked is None and setting:
-        _log.info("TLS is on, as %s is; tls=False leaves it off", setting)
+        _log.info("TLS is on, as %s is; Startup(tls=False) leaves it off", setting)
     if isinstance(asked, (tuple, list)) and len(asked) in (3, 4) and all(map(_is_path, asked)):
         return read_tls(TlsFiles(*map(os.fspath, asked)))
     if asked is not None and not isinstance(asked, bool):

@@ -17,7 +17,7 @@ FailureKind = Literal[
 _HINTS: dict[str, str] = {
     "oom": (
         "The kernel killed it for memory. Give the executors more memory outside the JVM "
-        "(spark.executor.memoryOverhead), lower the batch size, or lower feed_memory."
+        "(spark.executor.memoryOverhead), lower the batch size, or lower Feeding(memory_nbytes=…)."
     ),
     "lost": (
         "Look for a lost executor in the Spark UI, and for spark.dynamicAllocation or "
@@ -28,8 +28,8 @@ _HINTS: dict[str, str] = {
         "other addresses, set SPARKDL_NODE_HOST on their executors to these."
     ),
     "hang": (
-        "It was ended because of hang_timeout; above is what it was doing, innermost call first. "
-        "Call ctx.report(step=…) in longer loops that read no feed, or raise hang_timeout."
+        "It was ended because of Recovery(hang_timeout_s=…); above is what it was doing, innermost call first. "
+        "Call ctx.report(step=…) in longer loops that read no feed, or raise Recovery(hang_timeout_s=…)."
     ),
     "exit": "User code or a library ended the process without raising; its last log lines tell.",
     "signal": "It ended from outside Python: a native crash, an operator, the kernel.",

@@ -29,7 +29,7 @@ ADVICE = {
     "estimators": "use sparkdl.KerasEstimator (docs/spark-ml.md)",
     "graph": _SCORE,
     "horovod.log_to_driver": "print in the function: sparkdl.horovod.spark.run prints the lines of "
-    "all processes, sparkdl.launch and sparkdl.run do so with log_to_driver=True",
+    "all processes, sparkdl.launch and sparkdl.run do so with observe=Observe(log_to_driver=True)",
     "horovod.runner_base": _HOROVOD,
     "horovod.tensorflow.keras.LogCallback": "call ctx.report(step, loss=…) in a callback of your "
     "own, in a function that sparkdl.launch or sparkdl.run starts (docs/tracking.md)",

@@ -10,111 +10,55 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Literal, get_args
 
 from sparkdl.core.errors import ConfigError
-
-MIN_HOST_TIMEOUT_S = 4.0
-HangAction = Literal["report", "restart", "fail"]
+from sparkdl.core.options import Feeding, Recovery, check_seconds
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Limits of one cluster. All times in seconds, all sizes in bytes.
+    """Limits of one cluster, as they travel to its executors. All times in seconds.
 
     Attributes:
-        reservation_timeout_s: until all nodes have gathered.
-        feed_timeout_s: without any row received or consumed; or that a node waits for a feed that
-            nobody has fed.
-        feed_memory_nbytes: received rows a node holds before its feeders are made to wait;
-            `None` takes an eighth of the memory.
-        feed_disk_nbytes: rows beyond that, which a node keeps on its executor's local disk to read
-            them again in later epochs; `None` takes a quarter of what is free.
+        start_timeout_s: until all nodes have gathered.
+        max_restarts: after failures within `restart_window_s`, before one is final.
+        recovery: what follows when something is lost or stands still.
+        feeding: how rows come.
         grace_s: between asking a child to end and killing it.
         lease_s: for which the network between driver and an agent may be cut without harm; after
             somewhat more than twice as long the agent ends its child, see `control/lease.py`.
-        host_timeout_s: after which a host counts as lost whose kernel acknowledges nothing. A cut
-            of half as long does no harm; a longer one may cost a restart.
         log_tail_lines: of a failed child that travel with its failure.
         max_port_retries: new rounds on new ports before a lost port counts as a failure.
-        max_restarts: after failures within `restart_window_s`, before one is final.
         spare: whether each node keeps a child that has imported its libraries for the next restart;
             `None` where there are restarts, and the memory that is left can be seen.
         keep_warm_s: how long agents stay for the next launch after this one has ended well.
-        min_nodes: with how many to continue if lost ones do not come back; `None` for all.
-        elastic_timeout_s: how long a restart waits for lost nodes.
         restart_backoff_s: before the second restart in a row; doubled before each further one.
         restart_window_s: a restart longer ago than this does not count any more.
-        keep_checkpoints: the newest, which are not deleted.
-        hang_timeout_s: without a step, a row or an exit; `None` for no watch.
-        hang_action: what follows: the stacks in the log alone, or a restart or failure as well.
     """
 
-    reservation_timeout_s: float = 600.0
-    feed_timeout_s: float = 600.0
-    feed_memory_nbytes: int | None = None
-    feed_disk_nbytes: int | None = None
+    start_timeout_s: float = 600.0
+    max_restarts: int = 0
+    recovery: Recovery = Recovery()
+    feeding: Feeding = Feeding()
     grace_s: float = 10.0
     lease_s: float = 20.0
-    host_timeout_s: float = 8.0
     log_tail_lines: int = 40
     max_port_retries: int = 3
-    max_restarts: int = 0
     spare: bool | None = None
     keep_warm_s: float = 0.0
-    min_nodes: int | None = None
-    elastic_timeout_s: float = 60.0
     restart_backoff_s: float = 1.0
     restart_window_s: float = 3600.0
-    keep_checkpoints: int = 3
-    hang_timeout_s: float | None = 600.0
-    hang_action: HangAction = "report"
 
     def __post_init__(self) -> None:
-        for name in ("reservation_timeout_s", "feed_timeout_s", "lease_s", "elastic_timeout_s"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)} must be above zero seconds, and finite"
-                )
-        if not MIN_HOST_TIMEOUT_S <= self.host_timeout_s < math.inf:
-            raise ConfigError(
-                f"host_timeout={self.host_timeout_s} must be at least {MIN_HOST_TIMEOUT_S:g} "
-                "seconds, and finite: hosts are asked each second whether they are there"
-            )
+        check_seconds("lease_s=", self.lease_s)
         if not 0 <= self.grace_s < math.inf:
             raise ConfigError(f"grace_s={self.grace_s} must be zero seconds or more, and finite")
-        if self.feed_memory_nbytes is not None and self.feed_memory_nbytes < 1:
-            raise ConfigError(f"feed_memory={self.feed_memory_nbytes} must be at least one byte")
-        if self.feed_disk_nbytes is not None and self.feed_disk_nbytes < 0:
-            raise ConfigError(f"feed_disk={self.feed_disk_nbytes} must be zero bytes or more")
-        self._check_recovery()
-        self._check_hangs()
-
-    def _check_hangs(self) -> None:
-        if self.hang_timeout_s is not None and not 0 < self.hang_timeout_s < math.inf:
-            raise ConfigError(
-                f"hang_timeout={self.hang_timeout_s} must be above zero seconds and finite, or None"
-            )
-        if self.hang_action not in get_args(HangAction):
-            raise ConfigError(
-                f"hang_action={self.hang_action!r}: choose {', '.join(get_args(HangAction))}"
-            )
-        if self.hang_action == "restart" and not self.max_restarts:
-            raise ConfigError("hang_action='restart' needs max_restarts=1 or more")
-
-    def _check_recovery(self) -> None:
         if self.max_restarts < 0:
             raise ConfigError(f"max_restarts={self.max_restarts} must be 0 or more")
+        if self.recovery.on_hang == "restart" and not self.max_restarts:
+            raise ConfigError("Recovery(on_hang='restart') needs max_restarts=1 or more")
         if self.spare and not (self.max_restarts or self.keep_warm_s):
-            raise ConfigError("spare=True needs max_restarts=1 or more, or keep_warm_s")
-        if not 0 <= self.keep_warm_s < math.inf:
-            raise ConfigError(
-                f"keep_warm_s={self.keep_warm_s} must be zero seconds or more, and finite"
-            )
-        if self.min_nodes is not None and self.min_nodes < 1:
-            raise ConfigError(f"min_nodes={self.min_nodes} must be 1 or more, or None for all")
-        if self.keep_checkpoints < 1:
-            raise ConfigError(f"keep_checkpoints={self.keep_checkpoints} must be 1 or more")
+            raise ConfigError("Startup(spare=True) needs max_restarts=1 or more, or keep_warm_s")
 
 
 @dataclass(frozen=True)

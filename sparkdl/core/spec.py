@@ -6,13 +6,12 @@ Runs in: anywhere
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
 from typing import Literal
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.options import Placement, Roles
 from sparkdl.core.settings import Settings
 
-Placement = Literal["auto", "attached", "detached"]
 Printing = Literal["all", "first", "none"]
 
 DEFAULT_FEED = "input"
@@ -81,7 +80,7 @@ def chief_named(name: str) -> Role:
     """
     if name in (WORKER.name, PS.name, EVALUATOR.name) or not name.isidentifier():
         raise ConfigError(
-            f"master_node={name!r} cannot name the chief; use 'chief' or 'master', or leave it out"
+            f"Roles(chief={name!r}) cannot name the chief; use 'chief' or 'master', or leave it out"
         )
     return replace(CHIEF, name=name)
 
@@ -98,16 +97,6 @@ def coordinated(role: Role) -> Role:
     return role
 
 
-class InputMode(IntEnum):
-    """How the children get their data. The numbers are TensorFlowOnSpark's."""
-
-    TENSORFLOW = 0
-    """`map_fun` reads its own data."""
-    SPARK = 1
-    """Spark tasks feed `map_fun`."""
-
-
-@dataclass(frozen=True)
 class NodeSpec:
     """One wanted node: its id (the number of its Spark partition), role and index in the role."""
 
@@ -129,6 +118,7 @@ class ClusterSpec:
         cluster_id: names the cluster in logs, process names and messages.
         nodes: by node id.
         framework: a name that `sparkdl.frameworks.framework.framework_named` knows.
+        is_fed: Spark tasks feed `map_fun`; otherwise it reads its own data.
         num_gpus: GPUs for each node that trains, or for the nodes of each role by its name; see
             `gpus_of`.
         release_port: close the reserved port just before `map_fun` starts; otherwise user
@@ -150,7 +140,7 @@ class ClusterSpec:
     cluster_id: str
     nodes: tuple[NodeSpec, ...]
     framework: str = "tensorflow"
-    input_mode: InputMode = InputMode.SPARK
+    is_fed: bool = True
     placement: Placement = "auto"
     num_gpus: int | dict[str, int] | None = None
     release_port: bool = True
@@ -168,16 +158,10 @@ class ClusterSpec:
     settings: Settings = field(default_factory=Settings)
 
     def __post_init__(self) -> None:
-        for name in self.preload:
-            if not (isinstance(name, str) and all(map(str.isidentifier, name.split(".")))):
-                raise ConfigError(
-                    f"preload={list(self.preload)}: {name!r} is no name of a module; give names as "
-                    "in an import, like ['transformers', 'scipy.stats']"
-                )
-        least = self.settings.min_nodes
+        least = self.settings.recovery.min_nodes
         if least is not None and least > len(self.nodes):
             raise ConfigError(
-                f"min_nodes={least} is more than the {len(self.nodes)} nodes there are"
+                f"Recovery(min_nodes={least}) is more than the {len(self.nodes)} nodes there are"
             )
         names = {node.role.name for node in self.nodes}
         by_role = self.num_gpus if isinstance(self.num_gpus, dict) else {"": self.num_gpus}
@@ -214,16 +198,12 @@ class ClusterSpec:
 
 
 def plan_nodes(
-    num_nodes: int,
-    num_ps: int = 0,
-    master_node: str | None = None,
-    eval_node: bool = False,
-    is_coordinated: bool = False,
+    num_nodes: int, roles: Roles = Roles(), is_coordinated: bool = False
 ) -> tuple[NodeSpec, ...]:
     """Give each node id a role: first ps, then the chief, the evaluator, the workers.
 
-    The order is TensorFlowOnSpark's: `plan_nodes(5, 1, "chief", True)` is ps 0, chief 1,
-    evaluator 2, workers 3 and 4.
+    The order is TensorFlowOnSpark's: of 5 nodes with `Roles(ps=1, chief="chief", evaluator=True)`,
+    ps is 0, chief 1, evaluator 2, workers are 3 and 4.
 
     Args:
         is_coordinated: the chief trains on servers that ps and workers run.
@@ -233,46 +213,44 @@ def plan_nodes(
     """
     if num_nodes < 1:
         raise ConfigError(f"a cluster needs at least one node, not {num_nodes}")
-    if num_ps < 0:
-        raise ConfigError(f"num_ps={num_ps} is negative")
-    roles: list[Role] = [PS] * num_ps
-    if master_node is not None:
-        roles.append(chief_named(master_node))
-    if eval_node:
-        roles.append(EVALUATOR)
-    others = [f"{num_ps} ps", *(role.name for role in roles[num_ps:])]
-    num_workers = num_nodes - len(roles)
-    if num_workers < 0 or not (num_workers or master_node):
+    planned: list[Role] = [PS] * roles.ps
+    if roles.chief is not None:
+        planned.append(chief_named(roles.chief))
+    if roles.evaluator:
+        planned.append(EVALUATOR)
+    others = [f"{roles.ps} ps", *(role.name for role in planned[roles.ps :])]
+    num_workers = num_nodes - len(planned)
+    if num_workers < 0 or not (num_workers or roles.chief):
         raise ConfigError(
             f"{num_nodes} nodes do not leave room for a worker beside {', '.join(others)}; raise "
             "the number of nodes (num_executors)"
         )
-    roles += [WORKER] * num_workers
+    planned += [WORKER] * num_workers
     if is_coordinated:
-        _check_coordinated(num_ps, master_node, num_workers)
-        roles = [coordinated(role) for role in roles]
+        _check_coordinated(roles, num_workers)
+        planned = [coordinated(role) for role in planned]
     counts: dict[str, int] = {}
     nodes = []
-    for node_id, role in enumerate(roles):
+    for node_id, role in enumerate(planned):
         index = counts.get(role.name, 0)
         counts[role.name] = index + 1
         nodes.append(NodeSpec(node_id, role, index))
     return tuple(nodes)
 
 
-def _check_coordinated(num_ps: int, master_node: str | None, num_workers: int) -> None:
-    if not num_ps:
+def _check_coordinated(roles: Roles, num_workers: int) -> None:
+    if not roles.ps:
         raise ConfigError(
-            "coordinator=True needs parameter servers: set num_ps to 1 or more, or leave it out"
+            "Roles(coordinator=True) needs parameter servers: set ps to 1 or more, or leave it out"
         )
-    if master_node is None:
+    if roles.chief is None:
         raise ConfigError(
-            f"num_ps={num_ps} needs a chief, which runs map_fun on servers that ps and workers "
-            "run: pass master_node='chief' (it is one of the nodes). With coordinator=False "
+            f"Roles(ps={roles.ps}) needs a chief, which runs map_fun on servers that ps and "
+            "workers run: add chief='chief' (it is one of the nodes). With coordinator=False "
             "map_fun runs on all nodes, and starts its own servers"
         )
     if not num_workers:
         raise ConfigError(
-            f"num_ps={num_ps} with a chief leaves no worker, and workers do the steps; raise the "
-            "number of nodes (num_executors)"
+            f"Roles(ps={roles.ps}) with a chief leaves no worker, and workers do the steps; raise "
+            "the number of nodes (num_executors)"
         )

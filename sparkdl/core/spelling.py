@@ -6,7 +6,8 @@ Runs in: anywhere
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -32,11 +33,20 @@ def checks_keywords(function: Callable[P, T]) -> Callable[P, T]:
             if name not in known:
                 raise TypeError(
                     f"{function.__qualname__}() got an unexpected keyword argument {name!r}"
-                    f"{did_you_mean(name, known)}"
+                    f"{_within(name, known) or did_you_mean(name, known)}"
                 )
         return function(*args, **options)
 
     return call
+
+
+def _within(name: str, known: Mapping[str, inspect.Parameter]) -> str:
+    """Return where a name belongs that is a field of one of the defaults, if there is one."""
+    for option, parameter in known.items():
+        kind = type(parameter.default)
+        if is_dataclass(kind) and name in {each.name for each in fields(kind)}:
+            return f"; it is part of `{option}`: {option}={kind.__name__}({name}=…)"
+    return ""
 
 
 def _letters(name: str) -> str:

@@ -63,7 +63,7 @@ class Asked:
     framework: str | None = None
     num_gpus: int | None = None
     paths: tuple[str, ...] = ()
-    tls: bool | tuple[str, str, str] | TlsFiles | None = None
+    tls: bool | TlsFiles | None = None
     is_quick: bool = False
     limit_s: float = LIMIT_S
     wait_s: float = WAIT_S
@@ -106,7 +106,7 @@ def doctor(  # noqa: PLR0913 (one option, one name)
     framework: str | None = None,
     num_gpus: int | None = None,
     paths: Sequence[str] = (),
-    tls: bool | tuple[str, str, str] | TlsFiles | None = None,
+    tls: bool | TlsFiles | None = None,
     quick: bool = False,
     limit_s: float = LIMIT_S,
     wait_s: float = WAIT_S,
@@ -123,7 +123,7 @@ def doctor(  # noqa: PLR0913 (one option, one name)
         num_gpus: GPUs for each node, as for `launch`.
         paths: paths or URLs that nodes read or write; Hadoop's default file system is looked at
             anyway.
-        tls: as for `launch`.
+        tls: as for `Startup`.
         quick: whether to leave out the launch that measures feed and all-reduce.
         limit_s: seconds for whatever may hang: an import, a storage.
         wait_s: seconds that the first executors wait for the last.
@@ -209,7 +209,7 @@ def _there(spark: SparkSession, asked: Asked) -> Iterator[Check]:
         return
     from sparkdl.diagnosis.measure import measure
 
-    yield from measure(spark, sizes[0].nodes, tls=asked.tls)
+    yield from measure(spark, sizes[0].nodes, asked.tls)
 
 
 def _looked_at(spark: SparkSession, asked: Asked, sizes: list[_Size]) -> Iterator[Check]:

@@ -110,7 +110,7 @@ def judge_executors(
             f"{came} of {count(expected, 'task slot')} have answered; the others are busy, or "
             "their executors are not there",
             "End other jobs of the application, and look at Spark's UI for executors that do not "
-            "come. A launch waits for slots for reservation_timeout",
+            "come. A launch waits for slots for Startup(timeout_s=…)",
         )
     elif facts:
         hosts = len({each.host for each in facts})

@@ -199,7 +199,7 @@ def _judge_memory(machine: Machine, on_host: int) -> Judged | None:
         "warning",
         f"{_nbytes(machine.free_nbytes)} of {_nbytes(machine.memory_nbytes)} are free, and the "
         f"feeds of {count(on_host, 'node')} may hold {_nbytes(wanted)} beside the models",
-        "Set feed_memory lower, give the executors more memory, or fewer to a host",
+        "Set Feeding(memory_nbytes=…) lower, give the executors more memory, or fewer to a host",
     )
 
 

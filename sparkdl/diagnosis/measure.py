@@ -35,11 +35,11 @@ _SLOW_FEED_MBS = 20.0
 _SLOW_REDUCE_MBS = 100.0
 
 
-def measure(spark: SparkSession, nodes: int, **options: Any) -> Iterator[Check]:
+def measure(spark: SparkSession, nodes: int, tls: bool | TlsFiles | None) -> Iterator[Check]:
     """Launch, feed, reduce; what fails is a problem, and the end.
 
     Args:
-        options: of `launch`.
+        tls: as for `Startup`.
     """
     began_s, what = time.monotonic(), "launch"
     try:
@@ -49,14 +49,10 @@ def measure(spark: SparkSession, nodes: int, **options: Any) -> Iterator[Check]:
             nodes=nodes,
             framework="plain",
             num_gpus=0,
-            show_progress=False,
-            dashboard=False,
-            reservation_timeout=START_S,
-            feed_timeout=START_S,
-            hang_timeout=None,
-            keep_warm_s=0.0,
-            log_to_driver=_unheard,
-            **options,
+            recovery=Recovery(hang_timeout_s=None),
+            feeding=Feeding(timeout_s=START_S),
+            observe=Observe(progress=False, dashboard=False, on_log=_unheard),
+            startup=Startup(timeout_s=START_S, keep_warm_s=0.0, tls=tls),
         ) as cluster:
             yield Check(
                 "launch",

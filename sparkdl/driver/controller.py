@@ -149,7 +149,7 @@ class Controller:
             token,
             self,
             spec.settings.lease_s,
-            spec.settings.host_timeout_s,
+            spec.settings.recovery.host_timeout_s,
             tls=tls,
             num_nodes=len(spec.nodes),
         )

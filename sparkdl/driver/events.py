@@ -32,13 +32,13 @@ class Launched(Event, frozen=True):
 
     Attributes:
         nodes: their names, by node id.
-        input_mode: `spark` or `own`.
+        is_fed: by this driver; otherwise its nodes read their own data.
         program, pid: of the driver.
     """
 
     framework: str
     nodes: tuple[str, ...]
-    input_mode: str = ""
+    is_fed: bool = True
     program: str = ""
     pid: int = 0
 

@@ -112,7 +112,7 @@ class Cluster:
         if self.dashboard_url is None:
             raise ConfigError(
                 "this cluster has no dashboard: pip install bokeh, and launch "
-                "it with dashboard=True"
+                "it with observe=Observe(dashboard=True)"
             )
         show_page(self.dashboard_url, height)
 
@@ -142,7 +142,7 @@ class Cluster:
         return board if board and board.port and not is_gone else None
 
     def tensorboard_url(self) -> str | None:
-        """Return where TensorBoard answers; `None` without it (`launch(…, tensorboard=True)`)."""
+        """Return where TensorBoard answers; `None` without it (`Observe(tensorboard=True)`)."""
         board, host = self.board, self.world.members[0].host
         if board is None:
             return None
@@ -161,14 +161,14 @@ class Cluster:
         self,
         data: Any,
         epochs: int = 1,
-        name: str = DEFAULT_FEED,
+        feed: str = DEFAULT_FEED,
         timeout_s: float | None = None,
-        to: str | None = None,
+        role: str | None = None,
         reader: str = "auto",
     ) -> FeedReport:
         """Stream `data` into the training `epochs` times; blocks until the nodes have read it.
 
-        The data crosses Spark once if the nodes can hold it, in `feed_memory` and `feed_disk`;
+        The data crosses Spark once if the nodes can hold it, in `Feeding(memory_nbytes=…, disk_nbytes=…)`;
         later epochs are read from there. A DataFrame that is a mere scan of Parquet files does not
         cross Spark: the nodes read its files, see `reader`. It also returns when a node has called
         `terminate()` or none wants more rows. Afterwards the cluster can be fed again.
@@ -177,9 +177,9 @@ class Cluster:
             data: a DataFrame or an RDD; with `executor="local"` a `pyarrow.Table` or rows. Or
                 Parquet files, which the nodes read themselves: a path or pattern, a list of them,
                 or what `sparkdl.parquet` returns, which chooses columns and opens other storages.
-            name: which feed; `ctx.batches(…, feed=name)` reads it.
+            feed: which feed; `ctx.batches(…, feed=feed)` reads it.
             timeout_s: seconds without any row received or read before it is an error.
-            to: feed the nodes of this role, `evaluator` for example; by default those that train.
+            role: feed the nodes of this role, `evaluator` for example; by default those that train.
             reader: who reads the Parquet files that a DataFrame is a scan of. With `auto` the nodes
                 do, if they are local files and it is sure that the rows are those that Spark would
                 give; a log says which way was taken, and why. `nodes` also reads from other
@@ -194,16 +194,16 @@ class Cluster:
             FeedClosedError: if the cluster has ended.
             KeyboardInterrupt: by Ctrl-C, which ends the cluster; in `wait`, `shutdown` as well.
         """
-        request = FeedRequest(data, epochs, timeout_s, to, reader=reader)
-        return self._feeds.feed(name, request, self._show_progress)
+        request = FeedRequest(data, epochs, timeout_s, role, reader=reader)
+        return self._feeds.feed(feed, request, self._show_progress)
 
     @checks_keywords
     def train_stream(
         self,
         data: DataFrame,
-        name: str = DEFAULT_FEED,
+        feed: str = DEFAULT_FEED,
         timeout_s: float | None = None,
-        to: str | None = None,
+        role: str | None = None,
         *,
         checkpoint_location: str | None = None,
         trigger: str | Mapping[str, Any] | None = None,
@@ -215,7 +215,7 @@ class Cluster:
         stops when a node has called `terminate()`, all have returned or one has failed.
 
         Args:
-            name, to: see `feed`.
+            feed, to: see `feed`.
             timeout_s: seconds in which no row of a micro-batch that is being fed is received or
                 read before it is an error. While no data come no time counts.
             checkpoint_location: where Spark keeps the offsets, to resume from after a restart.
@@ -231,7 +231,7 @@ class Cluster:
             NodeFailedError: if a node failed before.
         """
         options = StreamOptions(checkpoint_location, query_name, trigger_options(trigger))
-        open_stream = partial(self.open_stream, name, timeout_s, to)
+        open_stream = partial(self.open_stream, feed, timeout_s, role)
         if not self._executor.takes_streams:
             raise ConfigError(
                 "train_stream needs Spark; with executor='local' feed with cluster.open_stream()"
@@ -241,28 +241,28 @@ class Cluster:
         return start_query(data, open_stream, options, self._executor.thread)
 
     def open_stream(
-        self, name: str = DEFAULT_FEED, timeout_s: float | None = None, to: str | None = None
+        self, feed: str = DEFAULT_FEED, timeout_s: float | None = None, role: str | None = None
     ) -> StreamFeed:
         """Return what feeds micro-batches of any source, one by one; nodes read them as one.
 
         For sources that `train_stream` does not know. See `feed` for the arguments and errors.
         """
-        return self._feeds.open_stream(name, timeout_s, to)
+        return self._feeds.open_stream(feed, timeout_s, role)
 
     @checks_keywords
     def feed_async(
         self,
         data: Any,
         epochs: int = 1,
-        name: str = DEFAULT_FEED,
+        feed: str = DEFAULT_FEED,
         timeout_s: float | None = None,
-        to: str | None = None,
+        role: str | None = None,
         reader: str = "auto",
     ) -> Future[FeedReport]:
         """Do what `feed` does in a thread of its own, beside other feeds.
 
         So validation data is there when an epoch of training ends:
-        `cluster.feed_async(validation, epochs=3, name="validation")`, then `cluster.feed(training,
+        `cluster.feed_async(validation, epochs=3, feed="validation")`, then `cluster.feed(training,
         epochs=3)`.
 
         Returns:
@@ -271,16 +271,16 @@ class Cluster:
         show = bool(self._show_progress)  # by default none: it would cross the bar of another feed
 
         def feed() -> FeedReport:
-            request = FeedRequest(data, epochs, timeout_s, to, reader=reader)
-            return self._feeds.feed(name, request, show)
+            request = FeedRequest(data, epochs, timeout_s, role, reader=reader)
+            return self._feeds.feed(feed, request, show)
 
-        return begin(feed, f"sparkdl-feed-{name}", self._executor.thread)
+        return begin(feed, f"sparkdl-feed-{feed}", self._executor.thread)
 
     @checks_keywords
     def infer(
         self,
         data: Any,
-        name: str = DEFAULT_FEED,
+        feed: str = DEFAULT_FEED,
         schema: Any = None,
         timeout_s: float | None = None,
         keep: bool | Sequence[str] = True,
@@ -294,7 +294,7 @@ class Cluster:
         Args:
             data: a DataFrame or an RDD; with `executor="local"` what `feed` takes.
             schema: the results' columns, like `"prediction float"`, or a StructType. A Row or dict
-                fills them by name, a tuple or list by position. Without it a few rows are answered
+                fills them by feed, a tuple or list by position. Without it a few rows are answered
                 at once, in a job of their own, to find out; that alone is not lazy.
             timeout_s: how long rows that a node has may wait for their results.
             keep: which of the DataFrame's columns to return: all, none, or those named.
@@ -306,16 +306,16 @@ class Cluster:
         Raises:
             ConfigError: if `schema` or `keep` cannot work, or two columns would have one name.
         """
-        return self._executor.infer(data, self._asking(name, timeout_s), schema, keep)
+        return self._executor.infer(data, self._asking(feed, timeout_s), schema, keep)
 
     def infer_rows(
-        self, data: Any, name: str = DEFAULT_FEED, timeout_s: float | None = None
+        self, data: Any, feed: str = DEFAULT_FEED, timeout_s: float | None = None
     ) -> Any:
         """Return the results alone as an RDD of what `batch_results` was given; lazy.
 
         With `executor="local"` it is an iterator. See `infer` for the rest.
         """
-        return self._executor.infer_rows(data, self._asking(name, timeout_s))
+        return self._executor.infer_rows(data, self._asking(feed, timeout_s))
 
     def results(self, timeout_s: float | None = None) -> list[Any]:
         """End the feeds, wait for every `map_fun` to return, and return their values by rank.
@@ -362,7 +362,7 @@ class Cluster:
         if running := self._still_running():
             raise ResultError(f"the cluster was stopped before {running} had returned")
 
-    def end_feeds(self, name: str | None = None) -> None:
+    def end_feeds(self, feed: str | None = None) -> None:
         """Stop streams, and announce to the nodes that no more rows will come: of one feed or all.
 
         After a restart it waits until the rows that no checkpoint covers have been fed again.
@@ -370,7 +370,7 @@ class Cluster:
         Raises:
             SparkdlError: if they could not be.
         """
-        self._feeds.end(name)
+        self._feeds.end(feed)
         self._feeds.raise_problem()
 
     def reported(self, after: int = -1, timeout_s: float = 0.0) -> tuple[int, dict[str, float]]:
@@ -392,7 +392,7 @@ class Cluster:
 
         After a restart what the node's children printed in earlier attempts comes first; a line
         above each says which attempt it was. Of those that have ended 1,000 lines are kept.
-        Of a node that was lost with its agent none are known, unless `launch(log_dir=…)` keeps all.
+        Of a node that was lost with its agent none are known, unless `Observe(log_dir=…)` keeps all.
 
         Args:
             rank: the node's rank in `world`.
@@ -475,7 +475,7 @@ class Cluster:
         if any(member.role.is_server for member in self.world.fed):
             raise ConfigError(
                 "inference is answered by map_fun, which the workers of parameter servers do not "
-                "run; load the saved model in a cluster without num_ps"
+                "run; load the saved model in a cluster without parameter servers"
             )
         return spec
 

@@ -23,7 +23,6 @@ from sparkdl.control.messages import FeedCount, NodeActive
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.failure import Failure
 from sparkdl.core.listing import MOST, listed
-from sparkdl.core.spec import InputMode
 from sparkdl.core.throttle import rest_s
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.feeds.report import waits_in_vain
@@ -89,7 +88,7 @@ def progress_of(
         feeds: by node id and feed, what nodes have said of their feeds.
         activity: by node id, what they have said beside that.
     """
-    may_be_fed = state.roster.spec.input_mode is InputMode.SPARK and not have_feeds_ended
+    may_be_fed = state.roster.spec.is_fed and not have_feeds_ended
     found = []
     by_node: dict[int, list[FeedCount]] = {}
     for (node_id, _), count in feeds.items():
@@ -374,7 +373,7 @@ class HangWatch:
         if not isinstance(view.state, Running):
             return Watch(), None
         generation, now_s = view.state.world.generation, time.monotonic()
-        start_s = self._controller.spec.settings.reservation_timeout_s
+        start_s = self._controller.spec.settings.start_timeout_s
         return look(self._watch, generation, nodes, now_s, self._timeout_s, start_s)
 
     def _report(self, hang: Hang) -> None:
@@ -385,19 +384,19 @@ class HangWatch:
         vain = self._controller.look(lambda view: waits_in_vain(spec, view.feeds))
         vain = vain and f"; {vain}"
         _log.warning(
-            "Cluster %s: %s%s (hang_timeout=%g s, hang_action=%r)\n%s",
+            "Cluster %s: %s%s (Recovery(hang_timeout_s=%g, on_hang=%r))\n%s",
             self._controller.spec.cluster_id,
             hang.describe(),
             vain,
             self._timeout_s,
-            settings.hang_action,
+            settings.recovery.on_hang,
             _described(stacks, hang),
         )
         # The stacks have taken a while: the training may have moved meanwhile.
         has_moved = not self._controller.look(
             lambda view: self._look(view, _progress(view))[0].is_reported
         )
-        if settings.hang_action == "report" or has_moved:
+        if settings.recovery.on_hang == "report" or has_moved:
             return
         hosts, pids = self._controller.look(lambda view: (_hosts(view), dict(view.pids)))
         failures = tuple(

@@ -57,11 +57,11 @@ def has_audience() -> bool:
     return sys.stderr.isatty() or in_notebook() or is_submitted()
 
 
-def printing(log_to_driver: Any) -> Printing:
+def printing(observe: Observe) -> Printing:
     """Return the nodes whose output this program prints, or hands to a function."""
-    if log_to_driver is None:
-        return "first" if has_audience() else "none"
-    return "all" if log_to_driver else "none"
+    if observe.on_log is not None or observe.log_to_driver:
+        return "all"
+    return "first" if observe.log_to_driver is None and has_audience() else "none"
 
 
 def is_submitted() -> bool:
@@ -150,7 +150,7 @@ def as_html(history: History, tensorboard_url: str | None = None) -> str:
         tensorboard_url: where TensorBoard answers.
     """
     launched, cause = history.launched, history.cause
-    fed = "fed by this driver" if launched.input_mode == "spark" else "reads its own data"
+    fed = "fed by this driver" if launched.is_fed else "reads its own data"
     what = f"{len(launched.nodes)} nodes, {launched.framework}, {fed}"
     head, *lines = table(history)
     return "".join(

@@ -81,9 +81,8 @@ class View:
 def launched(spec: ClusterSpec, begun_s: float) -> Launched:
     """Return the first event of a cluster."""
     names = tuple(node.name for node in spec.nodes)
-    mode = spec.input_mode.name.lower()
     program = Path(sys.argv[0]).name or "python"
-    about = spec.framework, names, mode, program, os.getpid()
+    about = spec.framework, names, spec.is_fed, program, os.getpid()
     return Launched(spec.cluster_id, begun_s, *about)
 
 

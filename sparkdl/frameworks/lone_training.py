@@ -6,7 +6,7 @@ A child knows two things of itself: whether an optimizer has taken a step, and w
 connects the process with other nodes. It reports to the driver when the first is so and the second
 is not, after its first epoch; `fit` of Keras asks the driver before it begins. One such node may be
 meant (a chief that alone trains), several on one feed are a mistake unless the launch says
-`independent_models=True`.
+`Roles(independent_models=True)`.
 
 Everything here looks at libraries that the program has imported, and imports none. Where an
 installed version does not have what is looked at, nothing is reported.
@@ -29,7 +29,7 @@ from sparkdl.feed.reader.watch import TrainingWatch
 
 _log = logging.getLogger(__name__)
 
-OPTION = "launch(…, independent_models=True)"
+OPTION = "launch(…, roles=Roles(independent_models=True))"
 _MANY_MICRO_BATCHES = 100
 _STRATEGY = (
     "strategy = tf.distribute.MultiWorkerMirroredStrategy(), and `with strategy.scope():` around "

@@ -68,7 +68,7 @@ def connect(
     if not servers or not member.role.is_chief:
         raise ConfigError(
             f"{member.node.name} has no parameter servers to train on: call this on the "
-            "chief of a cluster with num_ps=1 or more and master_node='chief', and without "
+            "chief of a cluster with Roles(ps=1, chief='chief') or more servers, and without "
             "coordinator=False"
         )
     import tensorflow as tf

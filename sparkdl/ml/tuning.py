@@ -95,7 +95,7 @@ def search(  # noqa: PLR0913 (one option, one name)
     found = _study(study, direction, sampler, pruner, seed)
     if spark is None and options.get("executor") != "local":
         spark = SparkSession.getActiveSession()  # which other threads do not know
-    options.setdefault("input_mode", "own")
+    options.setdefault("feeding", None)
     options.setdefault("framework", "plain")
     stop = threading.Event()
 

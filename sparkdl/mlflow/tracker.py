@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import FrameworkMissingError
 from sparkdl.core.jobs import context_of, tagged_jobs
-from sparkdl.core.spec import InputMode
 from sparkdl.core.tracking import Kind, track_by, tracked
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.events import Changed, Ended, Report, Sampled
@@ -214,7 +213,7 @@ class _Follower:
             "nodes": len(spec.nodes),
             "roles": ", ".join(node.name for node in spec.nodes)[:MAX_TEXT],
             "framework": spec.framework,
-            "input_mode": "spark" if spec.input_mode is InputMode.SPARK else "own",
+            "is_fed": spec.is_fed,
             "placement": spec.placement,
             "max_restarts": spec.settings.max_restarts,
             **({"checkpoint_dir": spec.checkpoint_dir} if spec.checkpoint_dir else {}),

@@ -27,7 +27,6 @@ from sparkdl.control.lease import beat_s
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.settings import Environment, visible_gpus
-from sparkdl.core.spec import InputMode
 from sparkdl.core.throttle import Throttle, period_s
 from sparkdl.core.trace import now_us
 from sparkdl.core.world import FIRST_TIME
@@ -106,7 +105,7 @@ class Agent:
         self._client: CoordinatorClient | None = None
         self._board: TensorBoard | None = None
         settings, nodes = self._spec.settings, len(self._spec.nodes)
-        log_s = log_period_s(settings.hang_timeout_s)
+        log_s = log_period_s(settings.recovery.hang_timeout_s)
         self._activity = Activity(self._loop, self._report, log_s, nodes)
         self._prints = Throttle(self._loop, self._stream_log, period_s(LOG_PERIOD_S, nodes))
         self._profiles = Profiles(self._loop, self._report, self._node.name)
@@ -120,12 +119,12 @@ class Agent:
         from sparkdl.feed.store.store import StoreLimits
 
         self._connect = CoordinatorClient.connect
-        memory = feed_memory(settings.feed_memory_nbytes)
-        disk = feed_disk(settings.feed_disk_nbytes, work_dir)
+        memory = feed_memory(settings.feeding.memory_nbytes)
+        disk = feed_disk(settings.feeding.disk_nbytes, work_dir)
         store = StoreLimits(memory, disk, work_dir, keeps=settings.max_restarts > 0)
         self._feeds = NodeFeeds(
             store,
-            settings.feed_timeout_s,
+            settings.feeding.timeout_s,
             self._send_to_child,
             self._report,
             nodes,
@@ -459,7 +458,7 @@ class Agent:
     async def _join(self) -> None:
         agent_spec, tls = self._agent_spec, self._agent_spec.tls
         address = ""
-        if self._spec.input_mode is InputMode.SPARK and self._node.role.can_be_fed:
+        if self._spec.is_fed and self._node.role.can_be_fed:
             own_tls = tls.on_this_host() if tls else None
             address = self._feeds.listen(self._host, agent_spec.token, own_tls)
         settings = self._spec.settings
@@ -467,7 +466,7 @@ class Agent:
             agent_spec.url,
             agent_spec.token,
             settings.lease_s,
-            settings.host_timeout_s,
+            settings.recovery.host_timeout_s,
             tls.trust if tls else None,
             len(self._spec.nodes),
         )

@@ -195,13 +195,13 @@ class Checkpoints:
             raise
         self._link.send(Committed(name.step, url))
         try:
-            keep = self._spec.settings.keep_checkpoints
+            keep = self._spec.settings.recovery.keep_checkpoints
             self._store.sweep(name, keep, self._resumed.name if self._resumed else "")
         except OSError as error:
             _log.warning("Old checkpoints could not be deleted: %s", error)
 
     def _await_parts(self, step: int) -> Manifest:
-        timeout_s = self._spec.settings.feed_timeout_s
+        timeout_s = self._spec.settings.feeding.timeout_s
         deadline = Deadline.after(timeout_s)
         missing: tuple[str, ...] = ()
         while (news := self._link.wait_commit(step, deadline)) is not None:
@@ -214,7 +214,7 @@ class Checkpoints:
         raise CheckpointError(
             f"there is no checkpoint of step {step}: within {timeout_s:g} s nothing came from "
             f"{who}. Call ctx.checkpoint on all nodes that train, with the same steps; "
-            "feed_timeout is how long the first node waits"
+            "Feeding(timeout_s=…) is how long the first node waits"
         )
 
     @contextmanager

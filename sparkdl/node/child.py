@@ -147,7 +147,7 @@ def _import_more(framework: Framework) -> None:
 
 
 def _preload(modules: Sequence[str]) -> None:
-    """Import what `launch(preload=…)` names.
+    """Import what `Startup(preload=…)` names.
 
     Raises:
         ConfigError: if one of them cannot be imported.
@@ -157,7 +157,7 @@ def _preload(modules: Sequence[str]) -> None:
             import_module(name)
         except Exception as error:
             raise ConfigError(
-                f"preload names {name!r}, which cannot be imported on {socket.gethostname()}: "
+                f"Startup(preload=…) names {name!r}, which cannot be imported on {socket.gethostname()}: "
                 f"{type(error).__name__}: {error}. Repair or install it there, or leave it out"
             ) from error
 

@@ -170,7 +170,7 @@ class NodeContext(LegacyContext):
         """Return Parquet files as batches of numpy arrays; each `iter` is one epoch.
 
         The nodes that train share the rows: call it on all of them, alike. Other nodes read all
-        rows. A node reads ahead, and once only what fits into `feed_memory` and `feed_disk`. Each
+        rows. A node reads ahead, and once only what fits into `Feeding(memory_nbytes=…, disk_nbytes=…)`. Each
         call reads for itself: keep what it returns.
 
         Args:
@@ -336,7 +336,7 @@ class NodeContext(LegacyContext):
             trace.add("step", name, since_us, self._step_us, "steps", message.metrics)
 
     def span(self, name: str, **about: Any) -> AbstractContextManager[None]:
-        """Show what is done inside in the timeline of `launch(timeline=…)`; cheap without one.
+        """Show what is done inside in the timeline of `Observe(timeline=…)`; cheap without one.
 
         Spans of one thread lie within each other or follow one another: `with` sees to that.
 
@@ -364,7 +364,7 @@ class NodeContext(LegacyContext):
         """Make a checkpoint of what is written into the folder that is yielded.
 
         Call it on all nodes that train, with the same steps. It is complete, or not there at all;
-        the first node waits for the others, up to `feed_timeout`. An exception inside leaves no
+        the first node waits for the others, up to `Feeding(timeout_s=…)`. An exception inside leaves no
         checkpoint, and those before untouched. On a local or mounted `checkpoint_dir` all nodes
         write into one and the same folder: nodes that write different things need different names.
 
@@ -398,14 +398,14 @@ class NodeContext(LegacyContext):
         Args:
             value: None, booleans, numbers, strings, bytes, numpy arrays, and lists, tuples, sets
                 and dicts of them; some 12 MB at most for all nodes together.
-            timeout_s: seconds to wait for the others, by default the launch's `feed_timeout`.
+            timeout_s: seconds to wait for the others, by default `Feeding(timeout_s=…)` of the launch.
 
         Raises:
             ConfigError: on a node that does not train, or for a value that cannot travel.
             CoordinationError: if a node did not call in time, or returned without it.
         """
         self._check_trains("ctx.all_gather and ctx.barrier")
-        timeout_s = self._spec.settings.feed_timeout_s if timeout_s is None else timeout_s
+        timeout_s = self._spec.settings.feeding.timeout_s if timeout_s is None else timeout_s
         if value is not None:
             note_exchange()
         return self._link.all_gather(value, timeout_s, self.member.node.name)

@@ -117,7 +117,7 @@ def _check_preload(spec: ClusterSpec, host: str) -> None:
     if missing:
         raise Problem(
             "ConfigError",
-            f"preload names {missing[0]!r}, and {sys.executable} on executor {host} finds no such "
+            f"Startup(preload=…) names {missing[0]!r}, and {sys.executable} on executor {host} finds no such "
             "module. Install it there, ship it (spark.submit.pyFiles), or leave it out",
         ).error()
 

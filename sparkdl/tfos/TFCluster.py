@@ -11,11 +11,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.jobs import named_jobs
-from sparkdl.core.spec import DEFAULT_FEED, InputMode
+from sparkdl.core.options import Feeding, Observe, Roles, Startup
+from sparkdl.core.spec import DEFAULT_FEED
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
@@ -34,6 +37,15 @@ DEFAULT_QUEUES = ("input", "output", "error")
 DEFAULT_EPOCHS = 10
 """What `num_epochs=0` has always meant."""
 _TURN_S = 1.0
+
+
+class InputMode(IntEnum):
+    """How the nodes get their data. The numbers are TensorFlowOnSpark's."""
+
+    TENSORFLOW = 0
+    """`map_fun` reads its own data."""
+    SPARK = 1
+    """Spark tasks feed `map_fun`."""
 
 
 class TFCluster:
@@ -55,7 +67,7 @@ class TFCluster:
         spec = cluster.spec
         self.sc = sc
         self.cluster = cluster
-        self.input_mode = spec.input_mode
+        self.input_mode = InputMode(spec.is_fed)
         self.queues = list(queues)
         self.server = Server(len(spec.nodes), cluster.tls)
         self.defaultFS = spec.default_fs
@@ -272,7 +284,8 @@ def run(
         queues: names of the feeds.
         eval_node: whether one node is an evaluator; needs `InputMode.TENSORFLOW`.
         release_port: `False` to keep the port until `ctx.release_port()`.
-        options: whatever else `sparkdl.launch` takes: `max_restarts`, `checkpoint_dir` and so on.
+        options: whatever else `sparkdl.launch` takes: `max_restarts`, `checkpoint_dir`, `recovery`
+            and so on.
 
     Raises:
         ConfigError: if it cannot work as asked; nothing was started.
@@ -286,16 +299,27 @@ def run(
         map_fun,
         tf_args,
         num_executors,
-        num_ps=num_ps,
-        tensorboard=(log_dir or True) if tensorboard else False,
-        driver_ps_nodes=driver_ps_nodes,
-        input_mode=input_mode,
-        master_node=master_node,
-        reservation_timeout=reservation_timeout,
-        eval_node=eval_node,
-        release_port=release_port,
-        num_gpus=num_gpus(tf_args),
-        **options,
+        **{
+            "num_gpus": num_gpus(tf_args),
+            **options,
+            "roles": replace(
+                options.get("roles", Roles()),
+                ps=num_ps,
+                ps_on_driver=driver_ps_nodes,
+                chief=master_node,
+                evaluator=eval_node,
+            ),
+            "feeding": options.get("feeding", Feeding()) if input_mode else None,
+            "observe": replace(
+                options.get("observe", Observe()),
+                tensorboard=(log_dir or True) if tensorboard else False,
+            ),
+            "startup": replace(
+                options.get("startup", Startup()),
+                timeout_s=reservation_timeout,
+                release_port=release_port,
+            ),
+        },
     )
     try:
         return TFCluster(sc, cluster, queues)

@@ -67,7 +67,7 @@ def run(
     pickle_user_code(map_fn, tf_args)  # which names what cannot be pickled
     one = Run(map_fn, num_executors)
     if use_barrier:
-        options: dict[str, Any] = {"num_gpus": num_gpus(tf_args), "input_mode": "own"}
+        options: dict[str, Any] = {"num_gpus": num_gpus(tf_args), "feeding": None}
         with launch(sc, one, tf_args, num_executors, framework="plain", **options) as cluster:
             return _values(cluster.results())
     task = RunTask(one, tf_args, default_fs(SparkSession(sc)), os.getcwd())
@@ -129,7 +129,7 @@ class RunTask:
                 working_dir=self.working_dir,
             )
             options: dict[str, Any] = {"executor": "local", "framework": "plain"}
-            options |= {"input_mode": "own", "num_gpus": num_gpus(self.args)}
+            options |= {"feeding": None, "num_gpus": num_gpus(self.args)}
             try:
                 with launch(None, one, self.args, 1, **options) as cluster:
                     (returned,) = cluster.results()

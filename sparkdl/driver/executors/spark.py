@@ -28,7 +28,8 @@ from sparkdl.core.jobs import (
     tagged_jobs,
 )
 from sparkdl.core.listing import listed
-from sparkdl.core.spec import ClusterSpec, InputMode, NodeSpec, Placement
+from sparkdl.core.options import Placement
+from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver.executors.console import ConsoleBar
 from sparkdl.driver.executors.executor import Launch
 from sparkdl.driver.executors.local import LocalExecutor
@@ -416,8 +417,8 @@ def place(
         ReservationTimeoutError: if executors for all of them did not come in time.
     """
     session = session_of(spark)
-    is_fed = spec.input_mode is InputMode.SPARK
-    timeout_s, slots = spec.settings.reservation_timeout_s, None
+    is_fed = spec.is_fed
+    timeout_s, slots = spec.settings.start_timeout_s, None
     topology = read_topology(session, spec, timeout_s)
     if topology is None:
         slots = check_slots_over_connect(session, spec.num_tasks, timeout_s)

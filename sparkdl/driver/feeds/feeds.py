@@ -25,7 +25,7 @@ from sparkdl.control.rows import CallShape
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, SparkdlError
 from sparkdl.core.paths import absolute_url
-from sparkdl.core.spec import ClusterSpec, InputMode
+from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.core.world import World
 from sparkdl.driver.controller import Controller
@@ -248,16 +248,16 @@ class Feeds:
         settings = self._spec.settings
         coordinator = controller.address.url if controller.address else ""
         self._feed_spec = FeedSpec(
-            *("", 0, "", (), token, settings.feed_timeout_s),
-            host_timeout_s=settings.host_timeout_s,
+            *("", 0, "", (), token, settings.feeding.timeout_s),
+            host_timeout_s=settings.recovery.host_timeout_s,
             coordinator=coordinator,
             trust=controller.tls.trust if controller.tls else None,
         )
         if settings.max_restarts:
-            patience_s = settings.elastic_timeout_s + 2 * MAX_BACKOFF_S
+            patience_s = settings.recovery.wait_s + 2 * MAX_BACKOFF_S
             self._feed_spec = replace(self._feed_spec, patience_s=patience_s)
         self._runner: FeedRunner | None = None
-        if self._spec.input_mode is InputMode.SPARK:
+        if self._spec.is_fed:
             self._runner = FeedRunner(
                 controller, executor, controller.checkpoints.coverage, self._feed_spec
             )
@@ -265,7 +265,7 @@ class Feeds:
     def feed_spec(self, name: str, timeout_s: float | None, to: str | None = None) -> FeedSpec:
         """Return the instructions of feeders; raises what `Cluster.feed` does."""
         self._open_runner().raise_problem()
-        timeout = self._spec.settings.feed_timeout_s if timeout_s is None else timeout_s
+        timeout = self._spec.settings.feeding.timeout_s if timeout_s is None else timeout_s
         if timeout <= 0:
             raise ConfigError(f"timeout_s={timeout} must be above zero seconds")
         world = self._world()
@@ -354,7 +354,7 @@ class Feeds:
         """
         if self._runner is None:
             raise ConfigError(
-                "this cluster reads its own data; launch it with input_mode='spark' to feed it"
+                "this cluster reads its own data; launch it without feeding=None to feed it"
             )
         if self._is_closed:
             raise FeedClosedError("the cluster has been shut down")

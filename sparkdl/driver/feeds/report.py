@@ -296,5 +296,5 @@ def gone_beyond(
         f"feed {now.feed!r} has ended, and map_fun on {node} has gone on to another epoch, which "
         "has no batches. Let epochs=… of the feeding and the loop of map_fun say the same, or loop "
         f"`while ctx.has_epoch({now.feed!r})`; to validate, feed the validation rows as another "
-        "feed: cluster.feed_async(rows, epochs=…, name='validation')"
+        "feed: cluster.feed_async(rows, epochs=…, feed='validation')"
     )

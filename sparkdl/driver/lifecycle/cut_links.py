@@ -51,7 +51,7 @@ def noted(state: Running, event: LinkCut, now_s: float) -> Step[Running]:
     cuts = {**state.cuts, cut: event.wall_s}
     if cut in state.cuts or not state.world.has(event.node_id):
         return state, []
-    deadline_s = now_s + _SETTLE_SHARE * roster.spec.settings.host_timeout_s
+    deadline_s = now_s + _SETTLE_SHARE * roster.spec.settings.recovery.host_timeout_s
     name = roster.spec.nodes[event.node_id].name
     text = f"{name} on {cut.node_host} cannot be reached from {cut.host}: one of them is given up"
     after = replace(state, cuts=cuts, deadline_s=min(state.deadline_s, deadline_s))

@@ -130,8 +130,8 @@ def counted(state: R, event: SlotsCounted, now_s: float) -> Step[R]:
     if standing.room < num_nodes:
         text += f". Until there are more slots {num_nodes} nodes are too many: lost ones " + (
             "are done without, as min_nodes allows"
-            if before.spec.settings.min_nodes is not None
-            else "are waited for until elastic_timeout"
+            if before.spec.settings.recovery.min_nodes is not None
+            else "are waited for until Recovery(wait_s=…)"
         )
     word = Warn if is_new or standing.room < num_nodes else Report
     detaches = detach(roster) if isinstance(after, Running) else []

@@ -120,7 +120,7 @@ class Roster:
         `min_nodes`, and those that the cluster cannot do without, are wanted in any case.
         """
         missing = sorted(self.missing(), key=lambda node: node.role.is_expendable)
-        least = self.spec.settings.min_nodes
+        least = self.spec.settings.recovery.min_nodes
         if self.room is None or least is None:
             return tuple(missing)
         needed = sum(not node.role.is_expendable for node in missing)
@@ -185,7 +185,7 @@ class Roster:
             elif not (may_be_small and node.role.is_expendable):
                 return None
         needed = sum(node.role.is_needed for node in self.spec.nodes)
-        if len(addresses) < (self.spec.settings.min_nodes or needed):
+        if len(addresses) < (self.spec.settings.recovery.min_nodes or needed):
             return None
         if not any(node.role.finishes_job for node in addresses):
             return None

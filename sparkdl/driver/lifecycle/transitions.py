@@ -81,7 +81,7 @@ STAY_S = 3.0
 def begin(spec: ClusterSpec, now_s: float, checkpoint: CheckpointRef | None = None) -> Gathering:
     """Return the first state; its world resumes at `checkpoint`."""
     roster = Roster(spec, checkpoint=checkpoint, is_detaching=spec.placement == "detached")
-    return Gathering(roster, 0, now_s + spec.settings.reservation_timeout_s)
+    return Gathering(roster, 0, now_s + spec.settings.start_timeout_s)
 
 
 def step(state: State, event: Event, now_s: float) -> Step[State]:
@@ -162,7 +162,7 @@ def _gathering_expired(
 ) -> Step[Gathering | Running | Failed]:
     roster = state.roster
     if state.is_held:
-        deadline_s = now_s + roster.spec.settings.elastic_timeout_s
+        deadline_s = now_s + roster.spec.settings.recovery.wait_s
         return _try_begin(replace(state, is_held=False, deadline_s=deadline_s))
     after, actions = _try_begin(state, may_be_small=state.world is not None)
     if isinstance(after, Running):
@@ -173,18 +173,18 @@ def _gathering_expired(
         why = f" The last attempt: {state.problem}" if state.problem else ""
         note = (
             f"{state.reason}; but {missing or 'not all children'} did not come back within "
-            f"elastic_timeout={roster.spec.settings.elastic_timeout_s:g} s, and min_nodes="
-            f"{roster.spec.settings.min_nodes}. See the Spark UI for free slots and executors.{why}"
+            f"Recovery(wait_s=…) of {roster.spec.settings.recovery.wait_s:g} s, and min_nodes="
+            f"{roster.spec.settings.recovery.min_nodes}. See the Spark UI for free slots and executors.{why}"
         )
         failed = Failed(roster, state.failures, None, {}, state.world, note, now_s + STAY_S)
         return failed, stops
     total = len(roster.spec.nodes)
-    timeout_s = roster.spec.settings.reservation_timeout_s
+    timeout_s = roster.spec.settings.start_timeout_s
     problem = ReservationTimeoutError(
         f"{total - len(roster.missing())} of {total} nodes came up within {timeout_s:g} s; "
         f"missing: {missing or 'none, but not all children started'}. Their Spark tasks are "
         "waiting for a free slot or cannot reach the driver; see the Spark UI, free slots or ask "
-        "for fewer nodes, or raise reservation_timeout"
+        "for fewer nodes, or raise Startup(timeout_s=…)"
     )
     return Failed(roster, (), problem, deadline_s=now_s + STAY_S), stops
 
@@ -304,7 +304,7 @@ def _settled_s(state: Failing, now_s: float) -> float:
     suspects = nodes - {failure.node_id for failure in state.failures} - state.returned.keys()
     if has_cause or not suspects:
         return now_s + SETTLE_S
-    return now_s + state.roster.spec.settings.host_timeout_s + SETTLE_S
+    return now_s + state.roster.spec.settings.recovery.host_timeout_s + SETTLE_S
 
 
 def _running_checkpoint(
@@ -324,7 +324,7 @@ def _running_checkpoint(
     gathering = Gathering(
         roster,
         state.world.generation + 1,
-        now_s + roster.spec.settings.elastic_timeout_s,
+        now_s + roster.spec.settings.recovery.wait_s,
         reason=reason,
         world=state.world,
         is_growth=True,
@@ -397,14 +397,14 @@ def _decide(
     is_held = False
     if isinstance(decision, Retry):
         history = replace(history, port_retries=history.port_retries + 1)
-        deadline_s = now_s + settings.reservation_timeout_s
+        deadline_s = now_s + settings.start_timeout_s
         said: Action = Report(decision.reason)
         failures = ()
     else:
         cause = min(failures, key=lambda failure: failure.order)
         history = replace(history, restarts_s=(*history.restarts_s, now_s), cause=cause)
         is_held = decision.backoff_s > 0
-        deadline_s = now_s + (decision.backoff_s if is_held else settings.elastic_timeout_s)
+        deadline_s = now_s + (decision.backoff_s if is_held else settings.recovery.wait_s)
         said = Warn(decision.reason)
     gathering = Gathering(
         replace(roster, history=history),

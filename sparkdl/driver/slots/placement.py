@@ -17,7 +17,7 @@ from typing import Literal
 
 from sparkdl.core.errors import ConfigError, ReservationTimeoutError
 from sparkdl.core.listing import count
-from sparkdl.core.spec import ClusterSpec, InputMode
+from sparkdl.core.spec import ClusterSpec
 
 _GPU_ADVICE = (
     ". Or leave out spark.task.resource.gpu.amount, so that feeding tasks need no GPU: nodes ask "
@@ -204,7 +204,7 @@ def choose_placing(
         ReservationTimeoutError: if it could hold them with executors that have not come yet.
     """
     nodes = spec.num_tasks
-    is_fed = spec.input_mode is InputMode.SPARK
+    is_fed = spec.is_fed
     if topology is None:
         return _choose_by_number(spec, slots)
     gpus = _node_gpus(spec, topology)
@@ -283,7 +283,7 @@ def needs(nodes: int) -> str:
 
 def _choose_by_number(spec: ClusterSpec, slots: int | None) -> Placing:
     """Decide over Spark Connect, where at most the number of slots is known."""
-    nodes, is_fed = spec.num_tasks, spec.input_mode is InputMode.SPARK
+    nodes, is_fed = spec.num_tasks, spec.is_fed
     if slots is None:
         attached = spec.placement != "detached"
         return Placing(attached, None, "the slots of this Spark Connect session are not known")
@@ -317,7 +317,7 @@ def _check_room(nodes: int, topology: Topology, gpus: float) -> None:
         room = replace(topology, cores=topology.most).room(topology.task_cpus, gpus)
         text += f", and room for {count(room, 'node')} once all executors are there"
     if found == "may fit":
-        text += ". No more executors came in time: raise reservation_timeout if they come later"
+        text += ". No more executors came in time: raise Startup(timeout_s=…) if they come later"
     text += ". Ask for fewer nodes (nodes=, num_executors=)"
     if wants_more_gpus:
         text += " or GPUs (num_gpus)"

@@ -22,7 +22,7 @@ from sparkdl.core.errors import (
     ReservationTimeoutError,
 )
 from sparkdl.core.jobs import context_of
-from sparkdl.core.spec import ClusterSpec, InputMode
+from sparkdl.core.spec import ClusterSpec
 from sparkdl.driver.slots.lost_hosts import executors_left, executors_of
 from sparkdl.driver.slots.placement import (
     Placing,
@@ -80,7 +80,7 @@ def read_topology(
     # A local cluster starts a lost executor again within seconds.
     is_young = time.time() - sc.startTime / 1000 < YOUNG_S
     may_get_spare = is_young or str(sc.master).startswith("local-cluster")
-    is_fed = spec.input_mode is InputMode.SPARK
+    is_fed = spec.is_fed
     wait = _ExecutorWait(spec.num_tasks, timeout_s)
     for_spare: Deadline | None = None
     while True:
@@ -193,12 +193,12 @@ def turn_of(
         spec.cluster_id,
         spec.num_tasks,
         spec.num_tasks * topology.slots_of(cpus, gpus),
-        spec.input_mode is InputMode.SPARK and placing.is_attached,
+        spec.is_fed and placing.is_attached,
         topology.room(cpus, gpus),
     )
     context = session.sparkContext
     gate = gate_of(str(context.applicationId))
-    timeout_s = spec.settings.reservation_timeout_s
+    timeout_s = spec.settings.start_timeout_s
     return Turn(gate, need, lambda: _topology(context).slots, timeout_s)
 
 
@@ -210,7 +210,7 @@ def counting(
     Returns:
         `None` where slots do not matter: nothing is fed, or Spark adds executors on demand.
     """
-    if spec.input_mode is not InputMode.SPARK:
+    if not spec.is_fed:
         return None
     if topology is None:
         is_dynamic = session.conf.get("spark.dynamicAllocation.enabled", "false") == "true"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 
 from sparkdl.core.errors import ConfigError, EndOfFeedError, SparkdlError, UnfedError
-from sparkdl.core.spec import ClusterSpec, InputMode
+from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.world import Member
 
 
@@ -36,13 +36,13 @@ class Supply:
         self._unfed_node, self._node = None, member.node.name
         if any(node.role.can_be_fed and not node.role.is_fed for node in spec.nodes):
             self._roles = ". A call feeds one role: the one that to=… names, or else all that train"
-        if spec.input_mode is not InputMode.SPARK:
-            self._unfed_node = "a cluster with input_mode='own', as sparkdl.run launches it"
+        if not spec.is_fed:
+            self._unfed_node = "a cluster with feeding=None, as sparkdl.run launches it"
         elif not member.role.can_be_fed:
             self._unfed_node = f"{member.node.name}, for its role takes no rows"
         self._is_first = not is_resumed and member.role.finishes_job
         if not is_resumed and (member.role.finishes_job or member.role.is_server):
-            self._timeout_s = spec.settings.feed_timeout_s
+            self._timeout_s = spec.settings.feeding.timeout_s
 
     def begin(self, feed: str) -> None:
         """Note that `feed` is being fed."""
@@ -58,7 +58,7 @@ class Supply:
             return None
         return ConfigError(
             f"feed {feed!r} cannot be read: nobody feeds {self._unfed_node}. Launch with "
-            "input_mode='spark' and call cluster.feed, or read files with ctx.parquet"
+            "feeding=Feeding() and call cluster.feed, or read files with ctx.parquet"
         )
 
     def never_fed(self, feed: str) -> UnfedError | None:
@@ -93,13 +93,13 @@ class Supply:
         """Return the error that says that nobody has fed `feed`."""
         others = ", ".join(repr(other) for other in sorted(self._begun))
         return UnfedError(
-            f"nobody has fed {feed!r} to {self._node} within feed_timeout={self._timeout_s:g} s; "
+            f"nobody has fed {feed!r} to {self._node} within {self._timeout_s:g} s (Feeding(timeout_s=…)); "
             + (
                 f"being fed is {others}: give cluster.feed(…, name=…) and ctx.batches(…, feed=…) "
                 "the same name"
                 if others
                 else "nothing is being fed here: call cluster.feed(…) in the driver, or launch "
-                "with a longer feed_timeout"
+                "with a longer Feeding(timeout_s=…)"
             )
             + self._roles
         )
@@ -113,6 +113,6 @@ def end_of_feed(feed: str, count: int) -> EndOfFeedError:
         "batches: each loop over it, each epoch of fit, and each evaluate or predict takes one. "
         "Let epochs=… of the feeding and the loop of map_fun say the same, or loop "
         f"`while ctx.has_epoch({feed!r})`. To validate, feed the validation rows as another feed: "
-        "cluster.feed_async(rows, epochs=…, name='validation') before cluster.feed(…), and read it "
+        "cluster.feed_async(rows, epochs=…, feed='validation') before cluster.feed(…), and read it "
         "with feed='validation'"
     )

@@ -279,5 +279,5 @@ class Exchange:
             f"{Code.WRONG_ANSWER} no result came for {timeout_s:g} s; {self._rows_out} of "
             f"{self._rows_in} rows of inference partition {self.name} were answered. map_fun must "
             "give batch_results exactly one result per row; if it only needs longer, raise the "
-            "timeout (feed_timeout)"
+            "timeout (Feeding(timeout_s=…))"
         )

@@ -19,7 +19,7 @@ _PID = 1
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
     """Write what rank 0 does into a file of its host, from now on; all processes may call this.
 
-    `sparkdl.launch(timeline=…)`, and the variable `HOROVOD_TIMELINE` where the training is started,
+    `Observe(timeline=…)`, and the variable `HOROVOD_TIMELINE` where the training is started,
     write one of all processes.
 
     Args:

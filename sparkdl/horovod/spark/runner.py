@@ -156,8 +156,11 @@ def run_elastic(  # noqa: PLR0913 (Horovod's options)
     options = _options(options, start_timeout, env, printer)
     options |= {
         "max_restarts": _ENDLESS_RESTARTS if reset_limit is None else reset_limit,
-        "min_nodes": min_num_proc or min_np,
-        "elastic_timeout": elastic_timeout,
+        "recovery": replace(
+            options.get("recovery", Recovery()),
+            min_nodes=min_num_proc or min_np,
+            wait_s=elastic_timeout,
+        ),
     }
     task = Task(fn, tuple(args), dict(kwargs or {}), dict(env or {}), marks_errors=bool(printer))
     with ExitStack() as stack:
@@ -202,7 +205,7 @@ class _Where:
 
 
 def _results(where: _Where, task: Task, options: dict[str, Any]) -> list[Any]:
-    options = {"framework": "plain", "input_mode": "own", **options}
+    options = {"framework": "plain", "feeding": None, **options}
     with ExitStack() as stack:
         if where.is_one_machine:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkdl-"))
@@ -249,12 +252,14 @@ def _options(
         raise ConfigError(f"env={env!r}: names and values must be strings")
     if start_timeout is None:
         start_timeout = _seconds("HOROVOD_SPARK_START_TIMEOUT", _START_TIMEOUT_S)
-    chosen: dict[str, Any] = {"reservation_timeout": start_timeout}
-    chosen["log_to_driver"] = printer or False
+    observe = options.get("observe", Observe())
+    if observe.log_to_driver is None and observe.on_log is None:
+        observe = replace(observe, log_to_driver=False, on_log=printer)
     timeline = {**os.environ, **(env or {})}.get("HOROVOD_TIMELINE", "")
-    if timeline and timeline.lower() != _DYNAMIC:
-        chosen["timeline"] = timeline
-    return {**chosen, **options}
+    if timeline and timeline.lower() != _DYNAMIC and observe.timeline is None:
+        observe = replace(observe, timeline=timeline)
+    startup = replace(options.get("startup", Startup()), timeout_s=start_timeout)
+    return {**options, "observe": observe, "startup": startup}
 
 
 @dataclass(frozen=True)

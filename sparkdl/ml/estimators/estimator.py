@@ -12,6 +12,7 @@ from pyspark.ml.base import Estimator
 from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.options import OBJECTS, Observe, Roles
 from sparkdl.core.tracking import tracked
 from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.estimators.params import SCORING, TABLE, TRAINING, TFParams
@@ -85,18 +86,25 @@ class TFEstimator(
             return_timeout_s=float(self._return_timeout_s(args)),
             cache=_value(args, "cache"),
             reader=_value(args, "feed_reader"),
-            options={
-                "num_ps": _value(args, "num_ps"),
-                "driver_ps_nodes": _value(args, "driver_ps_nodes"),
-                "master_node": args.master_node,
-                "tensorboard": (args.log_dir or True) if _value(args, "tensorboard") else False,
-                **launch_options(args),
-                "framework": args.framework,
-            },
+            options=self._options(args),
         )
         model = self._copyValues(TFModel(self.args))
         model._summary = training.run(dataset)
         return model
+
+    def _options(self, args: Any) -> dict[str, Any]:
+        board = (args.tensorboard_dir or True) if _value(args, "tensorboard") else False
+        options = launch_options(args)
+        return {
+            **options,
+            "framework": args.framework,
+            "roles": Roles(
+                ps=_value(args, "num_ps"),
+                ps_on_driver=_value(args, "driver_ps_nodes"),
+                chief=args.master_node,
+            ),
+            "observe": replace(options.get("observe", Observe()), tensorboard=board),
+        }
 
     def _columns(self, args: Any) -> tuple[str, ...]:
         columns = sorted(args.input_mapping)
@@ -121,11 +129,9 @@ def launch_options(args: Any) -> dict[str, Any]:
     Args:
         args: with the parameters of `HasTraining` as attributes.
     """
-    names = (
-        *("reservation_timeout", "feed_timeout", "num_gpus", "log_to_driver", "placement"),
-        *("max_restarts", "checkpoint_dir", "tls"),
-    )
-    return {name: _value(args, name) for name in names}
+    names = ("num_gpus", "max_restarts", "checkpoint_dir", *OBJECTS)
+    found = {name: _value(args, name) for name in names if name in TABLE}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _value(args: Any, name: str) -> Any:

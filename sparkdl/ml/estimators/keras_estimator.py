@@ -237,7 +237,7 @@ class KerasEstimator(
             patience=self.getEarlyStoppingPatience(),
             monitor=self.getEarlyStoppingMonitor(),
             min_delta=self.getEarlyStoppingMinDelta(),
-            log_dir=self.getLogDir(),
+            tensorboard_dir=self.getTensorboardDir(),
             model_dir=self.getModelDir(),
             saves=self.getCheckpointDir() is not None,
             name=self.uid,

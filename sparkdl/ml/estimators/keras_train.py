@@ -71,7 +71,7 @@ class KerasTask:
     patience: int | None
     monitor: str | None
     min_delta: float
-    log_dir: str | None
+    tensorboard_dir: str | None
     model_dir: str | None
     saves: bool
     name: str
@@ -98,9 +98,9 @@ def train(task: KerasTask, ctx: NodeContext) -> dict[str, Any]:
     import keras
     import tensorflow as tf
 
-    if task.log_dir and find_spec("tensorboard") is None:
+    if task.tensorboard_dir and find_spec("tensorboard") is None:
         raise FrameworkMissingError(
-            "log_dir needs TensorBoard on the executors: pip install tensorboard"
+            "tensorboard_dir needs TensorBoard on the executors: pip install tensorboard"
         )
     if task.seed is not None:
         keras.utils.set_random_seed(task.seed)
@@ -224,8 +224,8 @@ def callbacks_of(task: KerasTask, is_chief: bool) -> list[Any]:
                 restore_best_weights=True,
             )
         )
-    if task.log_dir and is_chief:
-        found.append(keras.callbacks.TensorBoard(task.log_dir, write_graph=False))
+    if task.tensorboard_dir and is_chief:
+        found.append(keras.callbacks.TensorBoard(task.tensorboard_dir, write_graph=False))
     return found
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.ml.param import Param, Params, TypeConverters
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.spec import InputMode
+from sparkdl.core.options import Feeding, Observe, Recovery, Startup
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.driver.feeds.coverage import READERS as FEED_READERS
 from sparkdl.ml.estimators.keras_model import as_config
@@ -21,6 +21,7 @@ from sparkdl.ml.estimators.namespace import Namespace
 from sparkdl.ml.scoring.share import MODEL_PER
 from sparkdl.ml.scoring.transform import READERS
 
+T = TypeVar("T")
 INVALID = ("error", "skip", "keep")
 """What becomes of a row with a null in an input column; the words are Spark ML's."""
 
@@ -87,7 +88,7 @@ def _one_of(*words: str) -> Callable[[Any], str]:
 
 
 def _input_mode(value: Any) -> int:
-    if int(value) != InputMode.SPARK:
+    if int(value) != _FROM_SPARK:
         raise ConfigError(
             "cannot be: an estimator is fed from its DataFrame, so only InputMode.SPARK works; "
             "to read files in map_fun use TFCluster.run or sparkdl.run"
@@ -95,16 +96,30 @@ def _input_mode(value: Any) -> int:
     return int(value)
 
 
+def _object(kind: type[T]) -> Callable[[Any], T]:
+    """Return what takes an option object, or its fields as a saved stage has them."""
+
+    def convert(value: Any) -> T:
+        if isinstance(value, kind):
+            return value
+        if isinstance(value, Mapping):
+            return kind(**value)
+        raise TypeError(f"Could not convert {value!r} to a sparkdl.{kind.__name__}")
+
+    return convert
+
+
 def _bool_or_texts(value: Any) -> bool | Sequence[str]:
     return value if isinstance(value, bool) else TypeConverters.toListString(value)
 
 
+_FROM_SPARK = 1
+"""TensorFlowOnSpark's number of `InputMode.SPARK`."""
 _ACCESSORS = {
     "num_ps": "NumPS",
     "driver_ps_nodes": "DriverPSNodes",
     "tfrecord_dir": "TFRecordDir",
     "num_gpus": "NumGPUs",
-    "tls": "TLS",
 }
 _int, _text, _bool, _float = (
     TypeConverters.toInt,
@@ -122,7 +137,7 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("grace_secs", 30, _int, "Seconds that train_fn may take to return after the last row; counts "
      "if it is set. It is not slept"),
     ("input_mapping", {}, _dict, "DataFrame column to the model's input"),
-    ("input_mode", int(InputMode.SPARK), _input_mode, "How nodes get data; always 1, from Spark"),
+    ("input_mode", _FROM_SPARK, _input_mode, "How nodes get data; always 1, from Spark"),
     ("master_node", "chief", _text, "Job name of the node that leads"),
     ("model_dir", None, _text, "Folder for checkpoints, or for the trained model"),
     ("num_ps", 0, _whole(0), "Parameter servers among the nodes"),
@@ -132,7 +147,7 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("protocol", "grpc", _text, "Passed to train_fn"),
     ("readers", 1, _int, "Passed to train_fn"),
     ("steps", 1000, _int, "Passed to train_fn"),
-    ("tensorboard", False, _bool, "Start TensorBoard beside the chief; it shows log_dir"),
+    ("tensorboard", False, _bool, "Start TensorBoard beside the chief; it shows tensorboard_dir"),
     ("tfrecord_dir", None, _text, "Passed to train_fn"),
     ("export_dir", None, _text, "The saved model: a SavedModel's folder, a .keras file, or "
      "weights (.weights.h5)"),
@@ -140,10 +155,12 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
      "serving_default, if it is not set"),
     ("tag_set", None, _text, "Tags of the SavedModel, separated by commas"),
     # what it lacked, for training
-    ("feed_timeout", 600.0, _seconds, "Seconds without any row received or read"),
+    ("recovery", None, _object(Recovery), "What follows when something is lost or stands still"),
+    ("feeding", None, _object(Feeding), "How rows come to the nodes"),
+    ("observe", None, _object(Observe), "Who sees what the cluster does"),
+    ("startup", None, _object(Startup), "Where nodes come up, and how"),
     ("feed_reader", "auto", _one_of(*FEED_READERS), "Who reads the Parquet files that the "
      "DataFrame is a scan of: the 'nodes', past the JVM, 'spark', or 'auto', see Cluster.feed"),
-    ("reservation_timeout", 600.0, _seconds, "Seconds until all nodes must be there"),
     ("shutdown_timeout", 259200.0, _seconds, "Seconds that train_fn may take to return after the "
      "last row"),
     ("validation_indicator_col", None, _text, "Boolean column: rows where it is true are not "
@@ -157,17 +174,11 @@ _ROWS: tuple[tuple[str, Any, Callable[[Any], Any], str], ...] = (
     ("seed", None, _int, "Of random numbers: initial weights, order of rows"),
     ("cache", False, _bool, "Persist the rows in Spark while training"),
     ("num_gpus", None, _whole(0), "GPUs for each node; by default what Spark assigned, or one"),
-    ("log_dir", None, _text, "Folder for TensorBoard's logs"),
-    ("log_to_driver", None, _bool, "Print the output of all nodes on the driver, or of none; that "
-     "of the first where a person reads it, if it is not set"),
-    ("placement", "auto", _one_of("auto", "attached", "detached"), "Whether nodes keep their task "
-     "slots, see sparkdl.launch"),
+    ("tensorboard_dir", None, _text, "Folder for TensorBoard's logs"),
     ("max_restarts", 0, _whole(0), "How often all nodes begin anew after a failure; at the last "
      "checkpoint, if there is a checkpoint_dir"),
     ("checkpoint_dir", None, _text, "Folder that all nodes reach. Each fit has a folder of its own "
      "in it for its checkpoints, which is deleted when it has succeeded"),
-    ("tls", None, _bool_or_texts, "Whether sparkdl's connections are encrypted, or paths of cert, "
-     "key and ca; by default where Spark encrypts its own"),
     ("framework", "tensorflow", _text, "What the nodes import: tensorflow, torch, plain"),
     # for transform
     ("output_types", {}, _dict, "DataFrame column to its type: 'vector', or a type of Spark like "
@@ -223,15 +234,15 @@ TABLE = {row[0]: Row(*row, _accessor(row[0])) for row in _ROWS}
 
 
 TRAINING = (
-    *("feed_timeout", "feed_reader", "reservation_timeout", "shutdown_timeout"),
+    *("recovery", "feeding", "observe", "startup", "feed_reader", "shutdown_timeout"),
     *(
         "validation_indicator_col",
         "weight_col",
         "early_stopping_patience",
         "early_stopping_monitor",
     ),
-    *("early_stopping_min_delta", "seed", "cache", "num_gpus", "log_dir", "log_to_driver"),
-    *("placement", "max_restarts", "checkpoint_dir", "tls"),
+    *("early_stopping_min_delta", "seed", "cache", "num_gpus", "tensorboard_dir"),
+    *("max_restarts", "checkpoint_dir"),
 )
 """What training needs beside TensorFlowOnSpark's parameters."""
 SCORING = (

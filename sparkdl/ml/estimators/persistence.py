@@ -10,6 +10,7 @@ cloudpickle: load only those you trust, as with any pickle.
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, is_dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -91,7 +92,11 @@ class StageWriter(MLWriter):
     def saveImpl(self, path: str) -> None:
         """Save into a folder that does not exist."""
         stage, spark = self._stage, self.sparkSession
-        params = {name: value for name, value in stage._to_save().items() if value is not None}
+        params = {
+            name: asdict(value) if is_dataclass(value) else value  # type: ignore[arg-type]
+            for name, value in stage._to_save().items()
+            if value is not None
+        }
         try:
             json.dumps(params)
         except TypeError as error:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 AGGREGATIONS = ("tree", "slices")
 _NODES_ONLY = (
-    *("num_gpus", "placement", "log_to_driver", "feed_timeout", "reservation_timeout"),
+    *("num_gpus", "recovery", "feeding", "observe", "startup"),
     *("shutdown_timeout", "feed_reader"),
 )
 _JOBS_ONLY = ("sync_every", "aggregation")

@@ -1,0 +1,269 @@
+"""What a launch can be asked for beside its function, its size and its framework.
+
+Runs in: anywhere
+
+Five objects, by the question that they answer. Each option is declared here and nowhere else:
+`launch`, `run`, `search` and the estimators take the objects as they are, and `Settings` carries
+them to the executors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from sparkdl.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from sparkdl.control.tls import TlsFiles
+    from sparkdl.driver.events import Report
+    from sparkdl.driver.logs import LogLine
+
+MIN_HOST_TIMEOUT_S = 4.0
+HangAction = Literal["report", "restart", "fail"]
+Placement = Literal["auto", "attached", "detached"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roles:
+    """What the nodes are.
+
+    Attributes:
+        ps: how many of the nodes are parameter servers.
+        chief: name of the chief's role, `chief` or TensorFlow 1's `master`, if one of the nodes is
+            to be a chief.
+        evaluator: whether one of the nodes is an evaluator.
+        coordinator: whether the chief alone runs `map_fun`, on servers that ps and workers run,
+            see docs/parameter-servers.md; by default with TensorFlow and `ps`. `False` runs
+            `map_fun` on all nodes.
+        ps_on_driver: run the parameter servers on the driver's machine, without slots of Spark.
+        independent_models: whether nodes that train on shares of the same rows and exchange nothing
+            are meant: each trains a model of its own then. Otherwise `fit` of Keras outside of a
+            strategy is an error, and a loop that exchanges nothing is logged as a warning.
+
+    Raises:
+        ConfigError: if the number of parameter servers is negative.
+    """
+
+    ps: int = 0
+    chief: str | None = None
+    evaluator: bool = False
+    coordinator: bool | None = None
+    ps_on_driver: bool = False
+    independent_models: bool = False
+
+    def __post_init__(self) -> None:
+        if self.ps < 0:
+            raise ConfigError(f"Roles(ps={self.ps}) must be 0 or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """What follows when something is lost or stands still. Times in seconds.
+
+    Attributes:
+        min_nodes: with how many to continue if lost ones do not come back; by default all.
+        wait_s: how long a restart waits for lost nodes.
+        host_timeout_s: without an answer of its kernel, after which a host counts as lost. A cut of
+            the network that lasts longer than half of that may cost a restart.
+        hang_timeout_s: without a step, a row or an exit, until the stacks of all nodes are logged;
+            `None` for no watch.
+        on_hang: what follows then: `report` nothing more, `restart` or `fail`.
+        keep_checkpoints: how many of the newest are kept in `checkpoint_dir`.
+
+    Raises:
+        ConfigError: if a value cannot be.
+    """
+
+    min_nodes: int | None = None
+    wait_s: float = 60.0
+    host_timeout_s: float = 8.0
+    hang_timeout_s: float | None = 600.0
+    on_hang: HangAction = "report"
+    keep_checkpoints: int = 3
+
+    def __post_init__(self) -> None:
+        check_seconds("Recovery(wait_s=", self.wait_s)
+        if not MIN_HOST_TIMEOUT_S <= self.host_timeout_s < math.inf:
+            raise ConfigError(
+                f"Recovery(host_timeout_s={self.host_timeout_s}) must be at least "
+                f"{MIN_HOST_TIMEOUT_S:g} seconds, and finite: hosts are asked each second whether "
+                "they are there"
+            )
+        if self.min_nodes is not None and self.min_nodes < 1:
+            raise ConfigError(
+                f"Recovery(min_nodes={self.min_nodes}) must be 1 or more, or None for all"
+            )
+        if self.keep_checkpoints < 1:
+            raise ConfigError(
+                f"Recovery(keep_checkpoints={self.keep_checkpoints}) must be 1 or more"
+            )
+        if self.hang_timeout_s is not None and not 0 < self.hang_timeout_s < math.inf:
+            raise ConfigError(
+                f"Recovery(hang_timeout_s={self.hang_timeout_s}) must be above zero seconds and "
+                "finite, or None"
+            )
+        if self.on_hang not in get_args(HangAction):
+            raise ConfigError(
+                f"Recovery(on_hang={self.on_hang!r}): choose {', '.join(get_args(HangAction))}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feeding:
+    """How rows come to the nodes.
+
+    Attributes:
+        timeout_s: seconds without any row received or read until feeding is an error; also those
+            that a node waits for the first row of a feed.
+        memory_nbytes: bytes of received rows that a node holds before feeders wait; by default an
+            eighth of the memory.
+        disk_nbytes: bytes on its executor's local disk in which a node keeps rows beyond that, if
+            later epochs are to read them again; by default a quarter of what is free.
+
+    Raises:
+        ConfigError: if a value cannot be.
+    """
+
+    timeout_s: float = 600.0
+    memory_nbytes: int | None = None
+    disk_nbytes: int | None = None
+
+    def __post_init__(self) -> None:
+        check_seconds("Feeding(timeout_s=", self.timeout_s)
+        if self.memory_nbytes is not None and self.memory_nbytes < 1:
+            raise ConfigError(
+                f"Feeding(memory_nbytes={self.memory_nbytes}) must be at least one byte"
+            )
+        if self.disk_nbytes is not None and self.disk_nbytes < 0:
+            raise ConfigError(f"Feeding(disk_nbytes={self.disk_nbytes}) must be zero bytes or more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observe:
+    """Who sees what the cluster does.
+
+    Attributes:
+        dashboard: whether pages in a browser show it, see `Cluster.dashboard_url`; by default where
+            the extra `dashboard` is installed. See docs/dashboard.md.
+        record: folder in which a file of what happens is written: `sparkdl dashboard FOLDER` shows
+            it again.
+        timeline: file on the driver's machine for a trace of all nodes, that ui.perfetto.dev
+            shows: launch phases, steps, waits for rows, collectives, checkpoints, failures.
+            `trace.json`, or `trace.json.gz` for a smaller one. See docs/timeline.md.
+        tensorboard: whether TensorBoard runs beside the first node, see `Cluster.tensorboard_url`;
+            the directory or URL that it shows, by default `tensorboard_<node id>` where `map_fun`
+            runs. With it the launch returns when it answers, and `map_fun` runs meanwhile.
+        log_dir: folder on the driver's machine in which all that the nodes print is kept, in
+            `sparkdl-<cluster>/worker-0.log` and so on: the last 640 MiB of each node, in files of
+            64 MiB. A full or slow disk costs lines, which the files tell of, and harms no node. See
+            docs/failures.md.
+        log_to_driver: print the nodes' output here, each line behind `[worker:1]`: of all nodes
+            (`True`) or of none (`False`). By default that of rank 0, where a person reads it: the
+            error stream is a terminal, or this is a notebook, or spark-submit runs the program in
+            client mode; and of none with `on_log`. Lines that TensorFlow prints at every start are
+            left out, unless the nodes' environment has `TF_CPP_MIN_LOG_LEVEL=0`; `Cluster.logs` has
+            them in any case.
+        on_log: called with each line of all nodes, a `LogLine`.
+        on_report: called with what nodes tell by `ctx.report`, a `Report` with `node`, `rank`,
+            `step` and `metrics`: of reports in quick succession the last one, a few times a second.
+            It is called on a thread that the cluster needs, so it must be quick. See
+            docs/tracking.md.
+        progress: progress bars; by default where the error stream is a terminal.
+    """
+
+    dashboard: bool | None = None
+    record: str | None = None
+    timeline: str | None = None
+    tensorboard: bool | str = False
+    log_dir: str | None = None
+    log_to_driver: bool | None = None
+    on_log: Callable[[LogLine], None] | None = None
+    on_report: Callable[[Report], None] | None = None
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        if callable(self.log_to_driver):
+            raise ConfigError("Observe(log_to_driver=…) is True or False; a function is on_log=…")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Startup:
+    """Where nodes come up, and how.
+
+    Attributes:
+        timeout_s: seconds until all nodes must be there, from when it is the cluster's turn:
+            clusters of one program wait for one another's slots, in the order of their launches.
+            Before that, as many seconds for executors that are still to come.
+        placement: `attached`: nodes keep their task slots, unless a loss of executors leaves none
+            for feeding. `detached`: they give them back to feeding tasks. `auto`: attached where
+            slots are left over.
+        preload: names of modules that nodes import besides the framework, while they wait for one
+            another; `["transformers"]`.
+        keep_warm_s: seconds that the nodes' processes stay on their executors for the next launch
+            of this program, after this one has ended well: without task slots, GPUs or ports, each
+            with a process that has everything imported. A launch of another framework or
+            environment starts new ones; `sparkdl.stop_warm()` ends them. By default 120 in a
+            notebook, 60 for a `fit` within a search, and else 0; the environment variable
+            SPARKDL_KEEP_WARM_S replaces these. Linux only. See docs/failures.md.
+        spare: whether each node keeps a second process, with everything imported, that takes over
+            at the next restart; it takes the memory of an import twice. By default with
+            `max_restarts`, where there is memory left. See docs/failures.md.
+        release_port: `False` to keep the framework's port reserved until `ctx.release_port()`.
+        tls: whether the connections of sparkdl are encrypted, with a certificate that is made for
+            this cluster, or with your own: `sparkdl.TlsFiles(cert, key, ca)`, paths at driver and
+            executors. By default where Spark encrypts its own. See docs/security.md.
+
+    Raises:
+        ConfigError: if a value cannot be.
+    """
+
+    timeout_s: float = 600.0
+    placement: Placement = "auto"
+    preload: Sequence[str] = ()
+    keep_warm_s: float | None = None
+    spare: bool | None = None
+    release_port: bool = True
+    tls: bool | TlsFiles | None = None
+
+    def __post_init__(self) -> None:
+        check_seconds("Startup(timeout_s=", self.timeout_s)
+        if self.placement not in get_args(Placement):
+            raise ConfigError(
+                f"Startup(placement={self.placement!r}): choose 'auto', 'attached' or 'detached'"
+            )
+        if self.keep_warm_s is not None and not 0 <= self.keep_warm_s < math.inf:
+            raise ConfigError(
+                f"Startup(keep_warm_s={self.keep_warm_s}) must be zero seconds or more, and finite"
+            )
+        names = (self.preload,) if isinstance(self.preload, str) else self.preload
+        if not isinstance(names, Iterable):
+            raise ConfigError(
+                f"Startup(preload={names!r}): give names of modules, like ['transformers']"
+            )
+        object.__setattr__(self, "preload", tuple(names))
+        for name in self.preload:
+            if not (isinstance(name, str) and all(map(str.isidentifier, name.split(".")))):
+                raise ConfigError(
+                    f"Startup(preload={list(self.preload)}): {name!r} is no name of a module; give "
+                    "names as in an import, like ['transformers', 'scipy.stats']"
+                )
+
+
+OBJECTS = {
+    "roles": Roles,
+    "recovery": Recovery,
+    "feeding": Feeding,
+    "observe": Observe,
+    "startup": Startup,
+}
+"""The option objects, by the parameter of `launch` that takes each."""
+
+
+def check_seconds(name: str, value: float) -> None:
+    """Check a time that has to pass and to end."""
+    if not 0 < value < math.inf:
+        closed = f"{name}{value})" if "(" in name else f"{name}{value}"
+        raise ConfigError(f"{closed} must be above zero seconds, and finite")
