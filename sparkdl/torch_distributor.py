@@ -48,6 +48,7 @@ class TorchDistributor:
         epochs: how often it is fed.
         max_restarts: how often all processes begin anew after a failure.
         checkpoint_dir: folder of `ctx.checkpoint`, from whose last one they continue.
+        feeding: of `sparkdl.launch`.
         observe: of `sparkdl.launch`; by default what the processes print is printed, as they do.
         options: others of `sparkdl.launch`.
 
@@ -68,6 +69,7 @@ class TorchDistributor:
         epochs: int = 1,
         max_restarts: int = 0,
         checkpoint_dir: str | None = None,
+        feeding: Feeding = Feeding(),
         observe: Observe = Observe(log_to_driver=True),
         **options: Any,
     ) -> None:
@@ -85,7 +87,7 @@ class TorchDistributor:
         if use_gpu:
             assert self.spark is not None
             self.num_processes = _with_gpus(self.spark, num_processes, local_mode)
-        self._feed, self._epochs = feed, epochs
+        self._feed, self._epochs, self._feeding = feed, epochs, feeding
         self._options = {
             "max_restarts": max_restarts,
             "checkpoint_dir": checkpoint_dir,
@@ -208,9 +210,8 @@ class TorchDistributor:
                 framework="torch",
                 executor="local" if self.local_mode else "spark",
                 num_gpus=1 if self.use_gpu else 0,
-                **{"feeding": Feeding(), **self._options}
-                if is_fed
-                else self._options | {"feeding": None},
+                feeding=replace(self._feeding, fed=is_fed),
+                **self._options,
             )
         except (ConfigError, FrameworkMissingError) as error:
             if "num_gpus" in str(error):  # there are too few: a RuntimeError, as pyspark's

@@ -85,7 +85,7 @@ class Recovery:
     keep_checkpoints: int = 3
 
     def __post_init__(self) -> None:
-        check_seconds("Recovery(wait_s=", self.wait_s)
+        check_seconds("Recovery(wait_s={})", self.wait_s)
         if not MIN_HOST_TIMEOUT_S <= self.host_timeout_s < math.inf:
             raise ConfigError(
                 f"Recovery(host_timeout_s={self.host_timeout_s}) must be at least "
@@ -116,9 +116,11 @@ class Feeding:
     """How rows come to the nodes.
 
     Attributes:
+        fed: whether `cluster.feed` and `infer` bring them; `False` where `map_fun` reads its own
+            data, as with `sparkdl.run`.
         timeout_s: seconds without any row received or read until feeding is an error; also those
             that a node waits for the first row of a feed.
-        memory_nbytes: bytes of received rows that a node holds before feeders wait; by default an
+        memory_nbytes: bytes of rows that a node holds before feeders wait, or it reads no further; by default an
             eighth of the memory.
         disk_nbytes: bytes on its executor's local disk in which a node keeps rows beyond that, if
             later epochs are to read them again; by default a quarter of what is free.
@@ -127,12 +129,13 @@ class Feeding:
         ConfigError: if a value cannot be.
     """
 
+    fed: bool = True
     timeout_s: float = 600.0
     memory_nbytes: int | None = None
     disk_nbytes: int | None = None
 
     def __post_init__(self) -> None:
-        check_seconds("Feeding(timeout_s=", self.timeout_s)
+        check_seconds("Feeding(timeout_s={})", self.timeout_s)
         if self.memory_nbytes is not None and self.memory_nbytes < 1:
             raise ConfigError(
                 f"Feeding(memory_nbytes={self.memory_nbytes}) must be at least one byte"
@@ -229,7 +232,7 @@ class Startup:
     tls: bool | TlsFiles | None = None
 
     def __post_init__(self) -> None:
-        check_seconds("Startup(timeout_s=", self.timeout_s)
+        check_seconds("Startup(timeout_s={})", self.timeout_s)
         if self.placement not in get_args(Placement):
             raise ConfigError(
                 f"Startup(placement={self.placement!r}): choose 'auto', 'attached' or 'detached'"
@@ -262,8 +265,7 @@ OBJECTS = {
 """The option objects, by the parameter of `launch` that takes each."""
 
 
-def check_seconds(name: str, value: float) -> None:
-    """Check a time that has to pass and to end."""
+def check_seconds(setting: str, value: float) -> None:
+    """Check a time that has to pass, and to end."""
     if not 0 < value < math.inf:
-        closed = f"{name}{value})" if "(" in name else f"{name}{value}"
-        raise ConfigError(f"{closed} must be above zero seconds, and finite")
+        raise ConfigError(f"{setting.format(value)} must be above zero seconds, and finite")

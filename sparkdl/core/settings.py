@@ -50,7 +50,7 @@ class Settings:
     restart_window_s: float = 3600.0
 
     def __post_init__(self) -> None:
-        check_seconds("lease_s=", self.lease_s)
+        check_seconds("lease_s={}", self.lease_s)
         if not 0 <= self.grace_s < math.inf:
             raise ConfigError(f"grace_s={self.grace_s} must be zero seconds or more, and finite")
         if self.max_restarts < 0:

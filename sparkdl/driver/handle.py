@@ -168,16 +168,17 @@ class Cluster:
     ) -> FeedReport:
         """Stream `data` into the training `epochs` times; blocks until the nodes have read it.
 
-        The data crosses Spark once if the nodes can hold it, in `Feeding(memory_nbytes=…, disk_nbytes=…)`;
-        later epochs are read from there. A DataFrame that is a mere scan of Parquet files does not
-        cross Spark: the nodes read its files, see `reader`. It also returns when a node has called
-        `terminate()` or none wants more rows. Afterwards the cluster can be fed again.
+        The data crosses Spark once if the nodes can hold it, in the memory and on the disk that
+        `Feeding` names; later epochs are read from there. A DataFrame that is a mere scan of
+        Parquet files does not cross Spark: the nodes read its files, see `reader`. It also returns
+        when a node has called `terminate()` or none wants more rows. Afterwards the cluster can be
+        fed again.
 
         Args:
             data: a DataFrame or an RDD; with `executor="local"` a `pyarrow.Table` or rows. Or
                 Parquet files, which the nodes read themselves: a path or pattern, a list of them,
                 or what `sparkdl.parquet` returns, which chooses columns and opens other storages.
-            feed: which feed; `ctx.batches(…, feed=feed)` reads it.
+            feed: its name; `ctx.batches(…, feed=…)` reads it.
             timeout_s: seconds without any row received or read before it is an error.
             role: feed the nodes of this role, `evaluator` for example; by default those that train.
             reader: who reads the Parquet files that a DataFrame is a scan of. With `auto` the nodes
@@ -215,7 +216,7 @@ class Cluster:
         stops when a node has called `terminate()`, all have returned or one has failed.
 
         Args:
-            feed, to: see `feed`.
+            feed, role: see `feed`.
             timeout_s: seconds in which no row of a micro-batch that is being fed is received or
                 read before it is an error. While no data come no time counts.
             checkpoint_location: where Spark keeps the offsets, to resume from after a restart.
@@ -270,11 +271,11 @@ class Cluster:
         """
         show = bool(self._show_progress)  # by default none: it would cross the bar of another feed
 
-        def feed() -> FeedReport:
+        def work() -> FeedReport:
             request = FeedRequest(data, epochs, timeout_s, role, reader=reader)
             return self._feeds.feed(feed, request, show)
 
-        return begin(feed, f"sparkdl-feed-{feed}", self._executor.thread)
+        return begin(work, f"sparkdl-feed-{feed}", self._executor.thread)
 
     @checks_keywords
     def infer(
@@ -294,7 +295,7 @@ class Cluster:
         Args:
             data: a DataFrame or an RDD; with `executor="local"` what `feed` takes.
             schema: the results' columns, like `"prediction float"`, or a StructType. A Row or dict
-                fills them by feed, a tuple or list by position. Without it a few rows are answered
+                fills them by name, a tuple or list by position. Without it a few rows are answered
                 at once, in a job of their own, to find out; that alone is not lazy.
             timeout_s: how long rows that a node has may wait for their results.
             keep: which of the DataFrame's columns to return: all, none, or those named.

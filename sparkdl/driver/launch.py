@@ -73,7 +73,7 @@ def launch(
     executor: Literal["spark", "local"] = "spark",
     roles: Roles = Roles(),
     recovery: Recovery = Recovery(),
-    feeding: Feeding | None = Feeding(),
+    feeding: Feeding = Feeding(),
     observe: Observe = Observe(),
     startup: Startup = Startup(),
 ) -> Cluster:
@@ -98,7 +98,7 @@ def launch(
         executor: `local` runs the nodes as processes of this machine, without Spark.
         roles: what the nodes are: parameter servers, a chief, an evaluator.
         recovery: what follows when something is lost or stands still.
-        feeding: how `cluster.feed` and `infer` bring rows; `None` where `map_fun` reads its own
+        feeding: how rows come to the nodes; `Feeding(fed=False)` where `map_fun` reads its own
             data.
         observe: who sees what the cluster does: dashboard, logs, reports, traces.
         startup: where nodes come up, and how: placement, imports, encryption.
@@ -117,7 +117,7 @@ def launch(
         cluster_id=secrets.token_hex(4),
         nodes=plan_nodes(nodes, roles, _is_coordinated(roles, framework)),
         framework=framework,
-        is_fed=feeding is not None,
+        is_fed=feeding.fed,
         placement=startup.placement,
         num_gpus=dict(num_gpus) if isinstance(num_gpus, Mapping) else num_gpus,
         release_port=startup.release_port,
@@ -133,7 +133,7 @@ def launch(
             start_timeout_s=startup.timeout_s,
             max_restarts=max_restarts,
             recovery=recovery,
-            feeding=feeding or Feeding(),
+            feeding=feeding,
             spare=startup.spare,
             keep_warm_s=chosen_keep_s(startup.keep_warm_s, in_notebook, os.environ),
         ),
@@ -176,12 +176,12 @@ def run(
 
     Args:
         timeout_s: seconds until `map_fun` must have returned everywhere.
-        options: as for `launch`; `feeding` is `None` unless given.
+        options: as for `launch`.
 
     Raises:
         NodeFailedError: if a node failed; and whatever `launch` and `Cluster.results` raise.
     """
-    options.setdefault("feeding", None)
+    options["feeding"] = replace(options.get("feeding", Feeding()), fed=False)
     cluster = launch(spark, map_fun, args, nodes, **options)
     try:
         values = cluster.results(timeout_s)
@@ -355,7 +355,7 @@ def _executor(
 
 def _check_objects(*given: object) -> None:
     for (name, kind), value in zip(OBJECTS.items(), given, strict=True):
-        if not isinstance(value, kind) and (name, value) != ("feeding", None):
+        if not isinstance(value, kind):
             raise ConfigError(
                 f"{name}={value!r} must be a sparkdl.{kind.__name__}: "
                 f"{name}={kind.__name__}({', '.join(each.name for each in fields(kind))})"

@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, ResultError
 from sparkdl.core.jobs import named_jobs
+from sparkdl.core.options import Feeding
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.core.tracking import tracked
 from sparkdl.driver.handle import Cluster
@@ -95,7 +96,7 @@ def search(  # noqa: PLR0913 (one option, one name)
     found = _study(study, direction, sampler, pruner, seed)
     if spark is None and options.get("executor") != "local":
         spark = SparkSession.getActiveSession()  # which other threads do not know
-    options.setdefault("feeding", None)
+    options["feeding"] = replace(options.get("feeding", Feeding()), fed=False)
     options.setdefault("framework", "plain")
     stop = threading.Event()
 

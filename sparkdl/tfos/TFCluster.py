@@ -309,7 +309,7 @@ def run(
                 chief=master_node,
                 evaluator=eval_node,
             ),
-            "feeding": options.get("feeding", Feeding()) if input_mode else None,
+            "feeding": replace(options.get("feeding", Feeding()), fed=bool(input_mode)),
             "observe": replace(
                 options.get("observe", Observe()),
                 tensorboard=(log_dir or True) if tensorboard else False,

@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from sparkdl.control.values import encode_value
 from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError, ResultError
 from sparkdl.core.jobs import named_jobs
+from sparkdl.core.options import Feeding
 from sparkdl.driver.executors.spark import default_fs
 from sparkdl.driver.launch import launch
 from sparkdl.driver.payload import pickle_user_code
@@ -67,7 +68,7 @@ def run(
     pickle_user_code(map_fn, tf_args)  # which names what cannot be pickled
     one = Run(map_fn, num_executors)
     if use_barrier:
-        options: dict[str, Any] = {"num_gpus": num_gpus(tf_args), "feeding": None}
+        options: dict[str, Any] = {"num_gpus": num_gpus(tf_args), "feeding": Feeding(fed=False)}
         with launch(sc, one, tf_args, num_executors, framework="plain", **options) as cluster:
             return _values(cluster.results())
     task = RunTask(one, tf_args, default_fs(SparkSession(sc)), os.getcwd())
@@ -129,7 +130,7 @@ class RunTask:
                 working_dir=self.working_dir,
             )
             options: dict[str, Any] = {"executor": "local", "framework": "plain"}
-            options |= {"feeding": None, "num_gpus": num_gpus(self.args)}
+            options |= {"feeding": Feeding(fed=False), "num_gpus": num_gpus(self.args)}
             try:
                 with launch(None, one, self.args, 1, **options) as cluster:
                     (returned,) = cluster.results()

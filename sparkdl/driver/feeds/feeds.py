@@ -354,7 +354,7 @@ class Feeds:
         """
         if self._runner is None:
             raise ConfigError(
-                "this cluster reads its own data; launch it without feeding=None to feed it"
+                "this cluster reads its own data; launch it without Feeding(fed=False) to feed it"
             )
         if self._is_closed:
             raise FeedClosedError("the cluster has been shut down")

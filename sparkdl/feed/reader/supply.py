@@ -37,7 +37,7 @@ class Supply:
         if any(node.role.can_be_fed and not node.role.is_fed for node in spec.nodes):
             self._roles = ". A call feeds one role: the one that to=… names, or else all that train"
         if not spec.is_fed:
-            self._unfed_node = "a cluster with feeding=None, as sparkdl.run launches it"
+            self._unfed_node = "a cluster with Feeding(fed=False), as sparkdl.run launches it"
         elif not member.role.can_be_fed:
             self._unfed_node = f"{member.node.name}, for its role takes no rows"
         self._is_first = not is_resumed and member.role.finishes_job
@@ -58,7 +58,7 @@ class Supply:
             return None
         return ConfigError(
             f"feed {feed!r} cannot be read: nobody feeds {self._unfed_node}. Launch with "
-            "feeding=Feeding() and call cluster.feed, or read files with ctx.parquet"
+            "Feeding(fed=True) and call cluster.feed, or read files with ctx.parquet"
         )
 
     def never_fed(self, feed: str) -> UnfedError | None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from sparkdl.core.errors import ConfigError, NodeFailedError, ReservationTimeoutError
+from sparkdl.core.options import Feeding, Observe, Recovery, Startup
 from sparkdl.driver.launch import launch
 from sparkdl.horovod.absent import absent_name
 from sparkdl.horovod.spark.task import Task, unpacked
@@ -205,7 +206,7 @@ class _Where:
 
 
 def _results(where: _Where, task: Task, options: dict[str, Any]) -> list[Any]:
-    options = {"framework": "plain", "feeding": None, **options}
+    options = {"framework": "plain", "feeding": Feeding(fed=False), **options}
     with ExitStack() as stack:
         if where.is_one_machine:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkdl-"))
