@@ -263,7 +263,7 @@ def nodes(num_nodes: int) -> dict[str, float]:
     rows = 1_000 * num_nodes
     parts = [pa.table({"x": range(rows // 8)}) for _ in range(8)]
     began_s = time.monotonic()
-    options = {"framework": "plain", "executor": "local", "show_progress": False}
+    options = {"framework": "plain", "executor": "local"}
     with sparkdl.launch(None, count, nodes=num_nodes, **options) as cluster:  # type: ignore[arg-type]
         launched_s = time.monotonic()
         report = cluster.feed(parts)

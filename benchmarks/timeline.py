@@ -36,7 +36,10 @@ def read(args: int, ctx: Any) -> tuple[int, float]:
 def rows_per_s(files: str, batch: int, epochs: int, timeline: str | None) -> float:
     """Return how many rows a second a node reads, the mean of two."""
     cluster = sparkdl.launch(
-        *(None, read, batch, 2), framework="plain", executor="local", timeline=timeline
+        *(None, read, batch, 2),
+        framework="plain",
+        executor="local",
+        observe=sparkdl.Observe(timeline=timeline),
     )
     with cluster:
         cluster.feed(sparkdl.parquet(files), epochs=epochs)

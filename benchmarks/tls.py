@@ -120,10 +120,8 @@ def main() -> None:
                     *(spark, train, parsed.repeats + 1, NODES),
                     framework="plain",
                     executor="spark" if spark else "local",
-                    placement="detached" if spark else "auto",  # or one would wait for the other
-                    show_progress=False,
-                    feed_memory=2 * nbytes,
-                    tls=has_tls,
+                    feeding=sparkdl.Feeding(memory_nbytes=2 * nbytes),
+                    startup=sparkdl.Startup(placement="detached" if spark else "auto", tls=has_tls),
                 )
             )
             for has_tls in NAMES

@@ -82,9 +82,9 @@ def main() -> None:
         args.nodes,
         executor="local",
         checkpoint_dir=args.checkpoints,
-        keep_checkpoints=2,
         max_restarts=3,
-        log_to_driver=True,
+        recovery=sparkdl.Recovery(keep_checkpoints=2),
+        observe=sparkdl.Observe(log_to_driver=True),
     ) as cluster:
         report = cluster.feed(digits(), epochs=EPOCHS)
         print(f"rows fed now: {sum(report.rows.values())} of {EPOCHS * 1792}")

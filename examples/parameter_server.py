@@ -64,12 +64,12 @@ def run(spark: SparkSession, args: argparse.Namespace) -> float:
     """Train and test; return the accuracy on the test rows."""
     training, test = digits(spark)
     cluster = sparkdl.launch(
-        spark, train, args, nodes=2 + args.workers, num_ps=1, master_node="chief"
+        spark, train, args, nodes=2 + args.workers, roles=sparkdl.Roles(ps=1, chief="chief")
     )
     with cluster:
         print(cluster.feed(training, epochs=args.epochs))
         cluster.end_feeds("input")
-        cluster.feed(test, name="test", to="chief")
+        cluster.feed(test, feed="test", role="chief")
         accuracy = float(cluster.results()[0])
     print(f"test accuracy {accuracy:.2f}, {args.workers} workers")
     return accuracy

@@ -87,7 +87,9 @@ def main() -> None:
     try:
         files = spark.readStream.schema("image array<float>, label long")
         stream = files.option("maxFilesPerTrigger", 1).parquet(args.data)
-        with sparkdl.launch(spark, train, args, args.nodes, log_to_driver=True) as cluster:
+        with sparkdl.launch(
+            spark, train, args, args.nodes, observe=sparkdl.Observe(log_to_driver=True)
+        ) as cluster:
             query = cluster.train_stream(
                 stream,
                 checkpoint_location=args.checkpoint,

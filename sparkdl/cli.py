@@ -134,9 +134,7 @@ def _migrate(options: argparse.Namespace) -> int:
 
 
 def _add_dashboard(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Shows in a browser what launch(observe=Observe(record=FOLDER)) has written."
-    )
+    parser.description = "Shows in a browser what a launch with Observe(record=FOLDER) has written."
     parser.add_argument("path", metavar="FOLDER", help="the folder, or one of the files in it")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (%(default)s)")
     parser.add_argument("--port", type=int, default=8780, help="0 for any (%(default)s)")
@@ -183,7 +181,7 @@ def _stacks(options: argparse.Namespace) -> int:
 def _add_top(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Shows the nodes of a cluster whose driver runs on this machine, once a second. In a pipe "
-        "it prints one table. Cores and memory are known with launch(observe=Observe(dashboard=True)), or record=."
+        "it prints one table. Cores and memory are known with Observe(dashboard=True) or record=."
     )
     _add_id(parser)
     parser.add_argument("--once", action="store_true", help="print one table and end")
@@ -229,7 +227,7 @@ def _add_doctor(parser: argparse.ArgumentParser) -> None:
         "--tls",
         action="store_true",
         default=None,
-        help="encrypt, as launch(startup=Startup(tls=True))",
+        help="encrypt, as Startup(tls=True)",
     )
     add("--quick", action="store_true", help="without the launch that measures feed and all-reduce")
     add("--limit", type=float, default=120.0, metavar="SECONDS",

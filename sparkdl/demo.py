@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkdl import Observe
 from sparkdl.tfos import TFCluster
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def run(spark: SparkSession, args: argparse.Namespace) -> float:
         args,
         args.nodes,
         input_mode=TFCluster.InputMode.SPARK,
-        log_to_driver=True,
+        observe=Observe(log_to_driver=True),
     )
     with cluster:
         cluster.train(train, num_epochs=args.epochs)

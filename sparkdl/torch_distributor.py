@@ -12,6 +12,7 @@ import logging
 import tempfile
 from collections.abc import Callable
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,7 @@ class TorchDistributor:
             if Spark's configuration has no GPUs for `use_gpu`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (pyspark's, and one option one name)
         self,
         num_processes: int = 1,
         local_mode: bool = True,

@@ -11,6 +11,7 @@ import pytest
 
 import sparkdl.lightning
 from sparkdl.core.errors import ConfigError, NodeFailedError
+from sparkdl.core.options import Feeding, Observe, Startup
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import Lines, launch
 
@@ -131,10 +132,14 @@ def test_trainer_is_fed_and_goes_on_after_a_failure(
 ) -> None:
     rows = [{"x": [0.3, 1.0], "y": 1.0}] * (NODES * BATCH * BATCHES)
     lines = Lines()
-    options: dict[str, Any] = {"framework": "torch", "max_restarts": 2, "spare": False}
+    options: dict[str, Any] = {
+        "framework": "torch",
+        "max_restarts": 2,
+        "startup": Startup(spare=False),
+    }
     options["log_to_driver"] = lines
     with launch(train, failures, NODES, checkpoint_dir=str(tmp_path), **options) as cluster:
-        validation = cluster.feed_async(rows[:16], epochs=EPOCHS, name="validation")
+        validation = cluster.feed_async(rows[:16], epochs=EPOCHS, feed="validation")
         report = cluster.feed(rows, epochs=EPOCHS, timeout_s=_SOON_S)
         validation.result(_SOON_S)
         results = cluster.results(_SOON_S)
@@ -213,7 +218,7 @@ def _loop(fabric: Any, net: Any) -> list[Any]:
 def test_every_strategy_trains_as_one_process_does_and_wrong_numbers_are_refused() -> None:
     lines = Lines()
     rows = [{"x": [0.3, 1.0], "y": 1.0}] * (NODES * BATCH * BATCHES)
-    with launch(share, "", NODES, framework="torch", log_to_driver=lines) as cluster:
+    with launch(share, "", NODES, framework="torch", observe=Observe(on_log=lines)) as cluster:
         cluster.feed(rows, epochs=EPOCHS, timeout_s=_SOON_S)
         results = cluster.results(_SOON_S)
     for rank, found in enumerate(results):
@@ -245,6 +250,8 @@ def test_nodes_on_one_host_without_the_plugin_are_told_of_it(kind: str) -> None:
     hint = r"plugins=\[sparkdl\.lightning\.Environment\(\)\], devices=1"
     with (
         pytest.raises(NodeFailedError, match=hint),
-        launch(without_plugin, kind, NODES, framework="torch", input_mode="own") as cluster,
+        launch(
+            without_plugin, kind, NODES, framework="torch", feeding=Feeding(fed=False)
+        ) as cluster,
     ):
         cluster.results(_SOON_S)

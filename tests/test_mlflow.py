@@ -22,6 +22,7 @@ import pytest
 import sparkdl
 import sparkdl.mlflow
 from sparkdl.core.errors import NodeFailedError
+from sparkdl.core.options import Feeding, Observe
 from sparkdl.mlflow import runs
 from sparkdl.node.context import NodeContext
 from tests.doubles import nodes
@@ -39,7 +40,7 @@ Choose = Callable[[str, str], None]
 
 
 def launch(map_fun: Any, args: Any = None, **options: Any) -> sparkdl.Cluster:
-    return nodes.launch(map_fun, args, dashboard=False, **options)
+    return nodes.launch(map_fun, args, **{"observe": Observe(dashboard=False), **options})
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,9 @@ def test_a_launch_is_a_run_with_metrics_parameters_and_its_parent(
     choose(place.uri, "launches")
     with mlflow.start_run(run_name="mine") as mine:
         checkpoints = str(tmp_path / "checkpoints")
-        with launch(falling, 10.0, checkpoint_dir=checkpoints, input_mode="own") as cluster:
+        with launch(
+            falling, 10.0, checkpoint_dir=checkpoints, feeding=Feeding(fed=False)
+        ) as cluster:
             cluster.results(SOON_S)
     assert sparkdl.mlflow.flush(SOON_S)
     run = place.runs("launches")["sparkdl launch"]
@@ -225,7 +228,7 @@ def test_a_launch_is_a_run_with_metrics_parameters_and_its_parent(
     params = run.params
     assert params["nodes"] == "2"
     assert params["framework"] == "plain"
-    assert params["input_mode"] == "own"
+    assert params["is_fed"] == "False"
     assert params["checkpoint_dir"].endswith("/checkpoints")
     assert place.history(run, "loss") == {0: 10.0, 1: 9.0, 2: 8.0}
     assert place.history(run, "worker-1/loss") == {0: 11.0, 1: 10.0, 2: 9.0}
@@ -274,7 +277,7 @@ def test_trials_are_nested_in_the_run_of_their_search(
     import optuna
 
     sampler = optuna.samplers.GridSampler({"x": [2.0, 3.0]})
-    options: Any = {"executor": "local", "show_progress": False, "dashboard": False}
+    options: Any = {"executor": "local", "observe": Observe(dashboard=False)}
     search(None, objective, {"x": [2.0, 3.0]}, trials=2, parallelism=2, sampler=sampler, **options)
     assert sparkdl.mlflow.flush(SOON_S)
     found = place.runs("trials")

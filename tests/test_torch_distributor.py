@@ -146,10 +146,7 @@ if __name__ == "__main__":
 
 def test_local_mode_runs_functions_and_programs_without_spark(tmp_path: Path) -> None:
     heard: list[str] = []
-    places = sparkdl.TorchDistributor(
-        2, use_gpu=False, max_restarts=1, spare=False, checkpoint_dir=str(tmp_path / "kept"),
-        log_to_driver=lambda line: heard.append(line.text),
-    )  # fmt: skip
+    places = sparkdl.TorchDistributor(2, use_gpu=False, max_restarts=1, checkpoint_dir=str(tmp_path / "kept"), observe=sparkdl.Observe(on_log=lambda line: heard.append(line.text)), startup=sparkdl.Startup(spare=False),)  # fmt: skip
     with places.start(fail_once, str(tmp_path)) as cluster:
         first, second = cluster.results(_SOON_S)
     assert first[:-1] == [3, ["0", "1", "manifest.json"], ["0", "2"]]
@@ -159,10 +156,10 @@ def test_local_mode_runs_functions_and_programs_without_spark(tmp_path: Path) ->
 
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    pair = sparkdl.TorchDistributor(2, use_gpu=False, log_to_driver=False)
+    pair = sparkdl.TorchDistributor(2, use_gpu=False, observe=sparkdl.Observe(log_to_driver=False))
     assert pair.run(str(program), str(tmp_path), "--lr", 0.5) is None
     assert [(tmp_path / rank).read_text() for rank in "01"] == ["--lr 0.5"] * 2
-    alone = sparkdl.TorchDistributor(use_gpu=False, log_to_driver=False)
+    alone = sparkdl.TorchDistributor(use_gpu=False, observe=sparkdl.Observe(log_to_driver=False))
     with pytest.raises(NodeFailedError, match='raise ValueError\\("line of the program"\\)'):
         alone.run(str(program), str(tmp_path), "fail")
 
@@ -256,7 +253,9 @@ def test_it_says_what_it_was_asked_for_and_fails_as_pysparks_does() -> None:
     }
     assert distributor.num_tasks == 3
     with pytest.raises(RuntimeError, match="KeyError: 'lost'"):
-        sparkdl.TorchDistributor(use_gpu=False, log_to_driver=False).run(fail)
+        sparkdl.TorchDistributor(use_gpu=False, observe=sparkdl.Observe(log_to_driver=False)).run(
+            fail
+        )
 
 
 def test_what_cannot_work_is_refused_before_anything_starts(tmp_path: Path) -> None:

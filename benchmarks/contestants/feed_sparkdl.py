@@ -63,7 +63,12 @@ def main() -> None:
         drain(data)
         args = argparse.Namespace(folder=folder, epochs=parsed.epochs, has_cold=not parsed.memory)
         with sparkdl.launch(
-            spark, train, args, nodes=NODES, framework="plain", feed_memory=budget
+            spark,
+            train,
+            args,
+            nodes=NODES,
+            framework="plain",
+            feeding=sparkdl.Feeding(memory_nbytes=budget),
         ) as cluster:
             wait_for_marks(folder, _DEADLINE_S)
             source = f"{parsed.path}/*.parquet" if parsed.source == "parquet" else data

@@ -130,12 +130,10 @@ def run_sparkdl(spark: SparkSession, folder: str, what: str, deadline_s: float) 
         folder,
         NODES,
         framework="torch",
-        input_mode="spark" if is_fed else "own",
+        feeding=sparkdl.Feeding(fed=is_fed),
         max_restarts=1,
-        min_nodes=1,
-        elastic_timeout=5.0,
         checkpoint_dir=str(Path(folder, "checkpoints")) if is_fed else None,
-        show_progress=False,
+        recovery=sparkdl.Recovery(min_nodes=1, wait_s=5.0),
     )
     try:
         feeding = cluster.feed_async(rows_of(spark, what)) if is_fed else None

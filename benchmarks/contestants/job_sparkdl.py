@@ -83,7 +83,6 @@ def job(parsed: argparse.Namespace, phases: Phases, told: Told) -> float:
             parsed,
             nodes=2,
             framework="tensorflow" if is_keras else "torch",
-            show_progress=False,
         ) as cluster:
             is_fed = parsed.source == "dataframe"
             data = spark.read.parquet(parsed.train) if is_fed else f"{parsed.train}/*.parquet"

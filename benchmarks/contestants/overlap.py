@@ -122,7 +122,7 @@ def main() -> None:
             args,
             nodes=1,
             framework="plain" if parsed.mode == "feed" else "tensorflow",
-            input_mode="own" if parsed.mode == "memory" else "spark",
+            feeding=sparkdl.Feeding(fed=parsed.mode != "memory"),
             **(ready if parsed.mode == "ready" else {}),
         ) as cluster:
             start = None

@@ -57,8 +57,7 @@ def recover(spark: SparkSession, parsed: argparse.Namespace) -> dict[str, Any]:
             2,
             framework=parsed.framework,
             max_restarts=1,
-            spare=parsed.spare,
-            show_progress=False,
+            startup=sparkdl.Startup(spare=parsed.spare),
         )
         try:
             feeding = cluster.feed_async(spark.range(ROWS).coalesce(2))

@@ -70,7 +70,12 @@ def main() -> None:
         rows = zip((images / 16).tolist(), labels.tolist(), strict=True)
         frame = spark.createDataFrame(rows, "image array<float>, label int").repartition(4)
         with sparkdl.launch(
-            spark, train, args, args.nodes, framework="jax", log_to_driver=True
+            spark,
+            train,
+            args,
+            args.nodes,
+            framework="jax",
+            observe=sparkdl.Observe(log_to_driver=True),
         ) as cluster:
             cluster.feed(frame, epochs=args.epochs)
             losses = cluster.results()[0]

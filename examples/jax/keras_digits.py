@@ -62,7 +62,13 @@ def main() -> None:
     pairs = zip((images / 16).tolist(), labels.tolist(), strict=True)
     rows = [{"image": image, "label": label} for image, label in pairs]
     with sparkdl.launch(
-        None, train, args, args.nodes, framework="jax", executor="local", log_to_driver=True
+        None,
+        train,
+        args,
+        args.nodes,
+        framework="jax",
+        executor="local",
+        observe=sparkdl.Observe(log_to_driver=True),
     ) as cluster:
         cluster.feed(rows, epochs=args.epochs)
         accuracy = cluster.results()[0]

@@ -84,7 +84,7 @@ def main() -> None:
         checkpoint_dir=args.checkpoints,
         max_restarts=1,
     ) as cluster:
-        cluster.feed_async(rows[1400:], epochs=args.epochs, name="validation")
+        cluster.feed_async(rows[1400:], epochs=args.epochs, feed="validation")
         cluster.feed(rows[:1400], epochs=args.epochs)
         print(f"Lightning: validation accuracy {cluster.results()[0]:.2f}")
 

@@ -72,7 +72,13 @@ def main() -> None:
     digits = [{"image": image, "label": label} for image, label in pairs]
     nodes = args.data * args.model
     with sparkdl.launch(
-        None, train, args, nodes, framework="jax", executor="local", log_to_driver=True
+        None,
+        train,
+        args,
+        nodes,
+        framework="jax",
+        executor="local",
+        observe=sparkdl.Observe(log_to_driver=True),
     ) as cluster:
         cluster.feed(digits, epochs=EPOCHS)
         losses = cluster.results()[0]

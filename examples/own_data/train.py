@@ -72,7 +72,12 @@ def main() -> None:
     spark = SparkSession.builder.appName("sparkdl own data").getOrCreate()
     try:
         accuracies = sparkdl.run(
-            spark, train, args, args.nodes, input_mode="own", log_to_driver=True
+            spark,
+            train,
+            args,
+            args.nodes,
+            feeding=sparkdl.Feeding(fed=False),
+            observe=sparkdl.Observe(log_to_driver=True),
         )
         print(f"own data: test accuracy {accuracies[0]:.2f}")
     finally:

@@ -77,7 +77,7 @@ def main() -> None:
         executor="local",
         checkpoint_dir=args.checkpoints,
         max_restarts=1,
-        log_to_driver=True,
+        observe=sparkdl.Observe(log_to_driver=True),
     )[0]
     print(f"FSDP2: accuracy {accuracy:.2f}")
 

@@ -85,7 +85,9 @@ def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> float:
 def main() -> None:
     """Run the nodes, and tell what the first one found."""
     args = parse()
-    results = sparkdl.run(None, train, args, args.nodes, executor="local", log_to_driver=True)
+    results = sparkdl.run(
+        None, train, args, args.nodes, executor="local", observe=sparkdl.Observe(log_to_driver=True)
+    )
     print(f"segmentation: intersection over union {results[0]:.2f}")
 
 

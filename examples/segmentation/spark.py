@@ -102,10 +102,12 @@ def main() -> None:
     args = parse()
     spark = SparkSession.builder.appName("sparkdl segmentation").getOrCreate()
     try:
-        with sparkdl.launch(spark, train, args, args.nodes, log_to_driver=True) as cluster:
+        with sparkdl.launch(
+            spark, train, args, args.nodes, observe=sparkdl.Observe(log_to_driver=True)
+        ) as cluster:
             # Begun before the training, and an epoch longer: that of `evaluate`.
             unseen = images_of(spark, 200, seed=1000)
-            cluster.feed_async(unseen, epochs=args.epochs + 1, name="validation")
+            cluster.feed_async(unseen, epochs=args.epochs + 1, feed="validation")
             report = cluster.feed(images_of(spark, args.images, seed=2), epochs=args.epochs)
             loss, overlap = cluster.results()[0]
         print(f"segmentation: {report.rows_used} rows used, by node {report.rows}")

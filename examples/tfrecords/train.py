@@ -75,7 +75,9 @@ def main() -> None:
         rows = spark.read.format("tfrecord").load(f"{args.data}/train")
         print(f"TFRecords: {rows.count()} training rows of {rows.schema.simpleString()}")
         args.steps = rows.count() // (args.nodes * args.batch_size)
-        accuracies = sparkdl.run(spark, train, args, args.nodes, log_to_driver=True)
+        accuracies = sparkdl.run(
+            spark, train, args, args.nodes, observe=sparkdl.Observe(log_to_driver=True)
+        )
         print(f"TFRecords: model saved in {args.model}")
         print(f"TFRecords: training accuracy {accuracies[0]:.2f}")
     finally:

@@ -25,7 +25,7 @@ from sparkdl.control.messages import (
 )
 from sparkdl.control.tls import Trust
 from sparkdl.core.errors import LaunchError
-from sparkdl.core.settings import Settings
+from sparkdl.core.options import Recovery
 
 
 class CoordinatorClient:
@@ -44,7 +44,7 @@ class CoordinatorClient:
         url: str,
         token: str,
         lease_s: float,
-        host_timeout_s: float = Settings.host_timeout_s,
+        host_timeout_s: float = Recovery.host_timeout_s,
         trust: Trust | None = None,
         num_nodes: int = 1,
     ) -> CoordinatorClient:

@@ -46,7 +46,7 @@ from sparkdl.control.messages import (
 from sparkdl.control.tls import HANDSHAKE_S, Tls
 from sparkdl.core.errors import ConfigError, ProtocolError
 from sparkdl.core.listing import ports_in_words
-from sparkdl.core.settings import Settings
+from sparkdl.core.options import Recovery
 from sparkdl.core.world import host_port
 
 _log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class CoordinatorServer:
         token: str,
         listener: Listener,
         lease_s: float,
-        host_timeout_s: float = Settings.host_timeout_s,
+        host_timeout_s: float = Recovery.host_timeout_s,
         hello_timeout_s: float = HELLO_TIMEOUT_S,
         tls: Tls | None = None,
         num_nodes: int = 0,

@@ -28,8 +28,9 @@ _HINTS: dict[str, str] = {
         "other addresses, set SPARKDL_NODE_HOST on their executors to these."
     ),
     "hang": (
-        "It was ended because of Recovery(hang_timeout_s=…); above is what it was doing, innermost call first. "
-        "Call ctx.report(step=…) in longer loops that read no feed, or raise Recovery(hang_timeout_s=…)."
+        "It was ended because of Recovery(hang_timeout_s=…); above is what it was doing, innermost "
+        "call first. Call ctx.report(step=…) in longer loops that read no feed, or raise "
+        "Recovery(hang_timeout_s=…)."
     ),
     "exit": "User code or a library ended the process without raising; its last log lines tell.",
     "signal": "It ended from outside Python: a native crash, an operator, the kernel.",

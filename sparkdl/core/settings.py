@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 from sparkdl.core.errors import ConfigError
@@ -38,8 +38,8 @@ class Settings:
 
     start_timeout_s: float = 600.0
     max_restarts: int = 0
-    recovery: Recovery = Recovery()
-    feeding: Feeding = Feeding()
+    recovery: Recovery = field(default_factory=Recovery)
+    feeding: Feeding = field(default_factory=Feeding)
     grace_s: float = 10.0
     lease_s: float = 20.0
     log_tail_lines: int = 40

@@ -97,6 +97,7 @@ def coordinated(role: Role) -> Role:
     return role
 
 
+@dataclass(frozen=True)
 class NodeSpec:
     """One wanted node: its id (the number of its Spark partition), role and index in the role."""
 

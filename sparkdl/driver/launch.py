@@ -60,7 +60,7 @@ MapFun = Callable[[Any, Any], Any]
 
 
 @checks_keywords
-def launch(
+def launch(  # noqa: PLR0913 (one question, one name)
     spark: SparkSession | SparkContext | None,
     map_fun: MapFun,
     args: Any = None,

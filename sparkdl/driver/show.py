@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 
+from sparkdl.core.options import Observe
 from sparkdl.core.spec import Printing
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.events import Changed, Ended, Event, FeedColumns, Launched, Sampled

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkdl.core.options import Feeding
 from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab, lab
 from tests.horovod.together import together
@@ -216,7 +217,7 @@ def computed(active: dict[int, Act], rank: int, place: int) -> list[Any] | None:
 
 @pytest.fixture(scope="module")
 def three(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with lab(tmp_path_factory.mktemp("three"), "torch", SIZE, input_mode="own") as made:
+    with lab(tmp_path_factory.mktemp("three"), "torch", SIZE, feeding=Feeding(fed=False)) as made:
         yield made
 
 

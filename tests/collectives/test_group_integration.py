@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparkdl.core.options import Feeding
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import launch
 
@@ -129,7 +130,7 @@ def lost(group: Any, ctx: NodeContext) -> dict[str, Any]:
 def test_members_have_what_numpy_computes() -> None:  # noqa: PLR0915 (one line, one result)
     arrays = [array(rank) for rank in range(SIZE)]
     stack = np.stack(arrays)
-    options: dict[str, Any] = {"framework": "torch", "input_mode": "own"}
+    options: dict[str, Any] = {"framework": "torch", "feeding": Feeding(fed=False)}
     with launch(exchange, nodes=SIZE, **options) as cluster:
         results = cluster.results(_SOON_S)
     shares = [slice(0, 2), slice(2, 3), slice(3, 4)]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from sparkdl.core.errors import ConfigError, NodeFailedError
+from sparkdl.core.options import Feeding
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import launch
 
@@ -83,7 +84,7 @@ def test_members_have_what_numpy_computes_and_waiting_for_one_ends_in_time(tmp_p
     """TensorFlow 2.21 itself sometimes aborts where it gives a collective up."""
     arrays = [array(rank) for rank in range(SIZE)]
     stack = np.stack(arrays)
-    options: dict[str, Any] = {"framework": "tensorflow", "input_mode": "own"}
+    options: dict[str, Any] = {"framework": "tensorflow", "feeding": Feeding(fed=False)}
     with (
         pytest.raises(NodeFailedError, match=r"all_reduce failed: .*timed out|SIGABRT"),
         launch(exchange_and_lose_one, tmp_path, SIZE, **options) as cluster,

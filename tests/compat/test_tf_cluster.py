@@ -37,7 +37,7 @@ def run() -> Iterator[Run]:
         def start(
             map_fun: Any, tf_args: Any = None, num_executors: int = 1, num_ps: int = 0, **more: Any
         ) -> TFCluster.TFCluster:
-            options = {"executor": "local", "framework": "plain", "show_progress": False, **more}
+            options = {"executor": "local", "framework": "plain", **more}
             sc: Any = None
             cluster = TFCluster.run(sc, map_fun, tf_args, num_executors, num_ps, **options)
             stack.callback(cluster.cluster.abort)

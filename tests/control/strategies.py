@@ -11,6 +11,7 @@ from typing import Any, get_args
 import msgspec.inspect as types
 from hypothesis import strategies as st
 
+from sparkdl.core.options import Roles
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, World, build_world
 
@@ -31,14 +32,15 @@ PLAIN: dict[type, st.SearchStrategy[Any]] = {
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
     nodes = plan_nodes(
-        draw(st.integers(3, 6)), draw(st.integers(0, 1)), "chief", draw(st.booleans())
+        draw(st.integers(3, 6)),
+        Roles(ps=draw(st.integers(0, 1)), chief="chief", evaluator=draw(st.booleans())),
     )
     return build_world(draw(INT), {n: Address(draw(TEXT), draw(INT), draw(TEXT)) for n in nodes})
 
 
 MADE: dict[type, st.SearchStrategy[Any]] = {
     World: worlds(),
-    ClusterSpec: st.builds(ClusterSpec, TEXT, st.just(plan_nodes(3, 1, "chief"))),
+    ClusterSpec: st.builds(ClusterSpec, TEXT, st.just(plan_nodes(3, Roles(ps=1, chief="chief")))),
 }
 """What is no mere record: its parts belong together."""
 

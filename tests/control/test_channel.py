@@ -28,11 +28,12 @@ from sparkdl.control.channel import (
     send,
 )
 from sparkdl.core.errors import ProtocolError
+from sparkdl.core.options import Roles
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, CheckpointRef, Resume, build_world
 from tests.control.strategies import messages
 
-NODES = plan_nodes(3, 1, "chief")
+NODES = plan_nodes(3, Roles(ps=1, chief="chief"))
 START = Start(
     build_world(2, {node: Address("h", 80 + node.node_id, "grpc://x") for node in NODES}),
     1,

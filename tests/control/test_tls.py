@@ -232,7 +232,10 @@ def test_wrong_root_wrong_name_and_no_tls_are_refused_in_a_line(
 
 def test_peers_that_do_not_shake_hands_are_dropped_and_do_not_hold_up_the_stop(ours: Tls) -> None:
     async def scene() -> None:
-        async with room(tls=ours, hello_timeout_s=0.05) as here, here.raw() as (reader, _):
+        async with (
+            room(hello_timeout_s=0.05, tls=ours) as here,
+            here.raw() as (reader, _),
+        ):
             assert await asyncio.wait_for(reader.read(), SOON_S) == b""  # hung up on
         async with room(tls=ours) as here, AsyncExitStack() as stack:
             for begun in (b"", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"):

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.options import Roles
 from sparkdl.core.spec import (
     CHIEF,
     EVALUATOR,
     PS,
     WORKER,
     ClusterSpec,
-    InputMode,
     NodeSpec,
     chief_named,
     plan_nodes,
@@ -56,9 +56,9 @@ def test_plan_is_the_cluster_template_of_tensorflowonspark(
     template = reference_template(num_nodes, num_ps, master_node, eval_node)
     if template is None:
         with pytest.raises(ConfigError, match="do not leave room for a worker"):
-            plan_nodes(num_nodes, num_ps, master_node, eval_node)
+            plan_nodes(num_nodes, Roles(ps=num_ps, chief=master_node, evaluator=eval_node))
         return
-    nodes = plan_nodes(num_nodes, num_ps, master_node, eval_node)
+    nodes = plan_nodes(num_nodes, Roles(ps=num_ps, chief=master_node, evaluator=eval_node))
     assert [node.node_id for node in nodes] == list(range(num_nodes))
     planned: dict[str, list[int]] = {}
     for node in nodes:
@@ -68,7 +68,7 @@ def test_plan_is_the_cluster_template_of_tensorflowonspark(
 
 
 def test_plan_is_ps_then_chief_then_evaluator_then_workers() -> None:
-    assert plan_nodes(5, 1, "chief", True) == (
+    assert plan_nodes(5, Roles(ps=1, chief="chief", evaluator=True)) == (
         NodeSpec(0, PS, 0),
         NodeSpec(1, CHIEF, 0),
         NodeSpec(2, EVALUATOR, 0),
@@ -83,12 +83,17 @@ def test_plan_is_ps_then_chief_then_evaluator_then_workers() -> None:
     [
         ((0,), "at least one node, not 0"),
         ((-3,), "at least one node, not -3"),
-        ((2, -1), "num_ps=-1 is negative"),
-        ((2, 2), r"2 nodes do not leave room for a worker beside 2 ps; .*\(num_executors\)"),
-        ((1, 0, None, True), r"beside 0 ps, (an )?evaluator; raise the number of nodes"),
-        ((2, 2, "chief", True), r"beside 2 ps, (a )?chief, (an )?evaluator; raise"),
-        ((3, 0, "worker"), "master_node='worker' cannot name the chief"),
-        ((3, 0, ""), "master_node='' cannot name the chief"),
+        (
+            (2, Roles(ps=2)),
+            r"2 nodes do not leave room for a worker beside 2 ps; .*\(num_executors\)",
+        ),
+        ((1, Roles(evaluator=True)), r"beside 0 ps, (an )?evaluator; raise the number of nodes"),
+        (
+            (2, Roles(ps=2, chief="chief", evaluator=True)),
+            r"beside 2 ps, (a )?chief, (an )?evaluator; raise",
+        ),
+        ((3, Roles(chief="worker")), "chief='worker'. cannot name the chief"),
+        ((3, Roles(chief="")), "chief=''. cannot name the chief"),
     ],
 )
 def test_plan_without_a_trainer_is_refused(arguments: tuple[Any, ...], words: str) -> None:
@@ -97,7 +102,7 @@ def test_plan_without_a_trainer_is_refused(arguments: tuple[Any, ...], words: st
 
 
 def test_a_chief_alone_is_a_cluster() -> None:
-    assert [node.name for node in plan_nodes(1, 0, "master")] == ["master:0"]
+    assert [node.name for node in plan_nodes(1, Roles(chief="master"))] == ["master:0"]
 
 
 @pytest.mark.parametrize("name", ["worker", "ps", "evaluator", "", "the chief", "7"])
@@ -115,7 +120,7 @@ def test_a_master_is_a_chief_but_for_its_name() -> None:
 
 
 def test_only_chief_and_workers_train_are_fed_and_finish_the_job() -> None:
-    spec = ClusterSpec("c", plan_nodes(5, 1, "chief", True))
+    spec = ClusterSpec("c", plan_nodes(5, Roles(ps=1, chief="chief", evaluator=True)))
     assert spec.num_trainers == 3
     for node in spec.nodes:
         trains = node.role.name in ("chief", "worker")
@@ -142,7 +147,9 @@ def test_only_chief_and_workers_train_are_fed_and_finish_the_job() -> None:
 def test_ps_and_evaluator_get_no_gpu_unless_asked_by_name(
     num_gpus: Any, expected: list[int | None]
 ) -> None:
-    spec = ClusterSpec("c", plan_nodes(4, 1, "chief", True), num_gpus=num_gpus)
+    spec = ClusterSpec(
+        "c", plan_nodes(4, Roles(ps=1, chief="chief", evaluator=True)), num_gpus=num_gpus
+    )
     assert [spec.gpus_of(node) for node in spec.nodes] == expected
 
 
@@ -159,7 +166,3 @@ def test_ps_and_evaluator_get_no_gpu_unless_asked_by_name(
 def test_gpus_that_no_node_can_have_are_refused(num_gpus: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         ClusterSpec("c", plan_nodes(2), num_gpus=num_gpus)
-
-
-def test_input_modes_have_the_numbers_of_tensorflowonspark() -> None:
-    assert (InputMode.TENSORFLOW, InputMode.SPARK) == (0, 1)

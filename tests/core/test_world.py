@@ -7,6 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkdl.core.options import Roles
 from sparkdl.core.spec import CHIEF, PS, WORKER, NodeSpec, plan_nodes
 from sparkdl.core.world import Address, Member, World, build_world
 
@@ -20,7 +21,9 @@ def world_of(nodes: tuple[NodeSpec, ...], hosts: list[str], seed: int = 0) -> Wo
     )
 
 
-NODES = plan_nodes(6, 2, "chief", True)  # ps ps chief evaluator worker worker
+NODES = plan_nodes(
+    6, Roles(ps=2, chief="chief", evaluator=True)
+)  # ps ps chief evaluator worker worker
 
 
 def test_ranks_are_chief_workers_then_ps_and_evaluator() -> None:
@@ -74,7 +77,9 @@ def test_every_world_is_in_order_whoever_came_first(
     num_ps: int, num_workers: int, chief: bool, evaluator: bool, seed: int, data: st.DataObject
 ) -> None:
     num_nodes = num_ps + num_workers + chief + evaluator
-    nodes = plan_nodes(num_nodes, num_ps, "chief" if chief else None, evaluator)
+    nodes = plan_nodes(
+        num_nodes, Roles(ps=num_ps, chief="chief" if chief else None, evaluator=evaluator)
+    )
     hosts = data.draw(st.lists(st.sampled_from("abc"), min_size=num_nodes, max_size=num_nodes))
     world = world_of(nodes, hosts, seed)
     assert world == world_of(nodes, hosts, seed + 1)

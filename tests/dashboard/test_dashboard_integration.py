@@ -20,6 +20,7 @@ import pytest
 import sparkdl
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.options import Observe
 from sparkdl.driver.dashboard import end_dashboard
 from sparkdl.driver.events import Changed, Sampled, event_of
 from sparkdl.driver.view import View, sampled
@@ -65,9 +66,9 @@ def process() -> psutil.Process:
 
 @pytest.mark.usefixtures("no_dashboard_stays")
 def test_pages_open_for_who_has_the_token_and_show_all_clusters_of_the_program() -> None:
-    with launch(train, 1, nodes=1, dashboard=True) as first:
+    with launch(train, 1, nodes=1, observe=Observe(dashboard=True)) as first:
         first.results()
-    with launch(train, 1, nodes=1, dashboard=True) as second:
+    with launch(train, 1, nodes=1, observe=Observe(dashboard=True)) as second:
         url = second.dashboard_url
         assert url is not None
         assert url == first.dashboard_url
@@ -88,7 +89,7 @@ def test_pages_open_for_who_has_the_token_and_show_all_clusters_of_the_program()
 @pytest.mark.usefixtures("no_dashboard_stays")
 @pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGSTOP])
 def test_training_does_not_notice_what_becomes_of_the_dashboard(what: signal.Signals) -> None:
-    with launch(train, 20, nodes=2, dashboard=True) as cluster:
+    with launch(train, 20, nodes=2, observe=Observe(dashboard=True)) as cluster:
         process().send_signal(what)
         assert cluster.results(60) == [0, 1]
 
@@ -142,7 +143,7 @@ def test_it_is_known_how_many_rows_there_are_left_to_read(tmp_path: Path) -> Non
 def test_record_holds_what_happened_and_is_refused_where_it_cannot_be_written(
     tmp_path: Path,
 ) -> None:
-    with launch(train, 12, nodes=2, record=str(tmp_path / "runs")) as cluster:
+    with launch(train, 12, nodes=2, observe=Observe(record=str(tmp_path / "runs"))) as cluster:
         assert cluster.dashboard_url is None
         cluster.results()
     (file,) = (tmp_path / "runs").iterdir()
@@ -156,11 +157,11 @@ def test_record_holds_what_happened_and_is_refused_where_it_cannot_be_written(
     wrong = tmp_path / "file"
     wrong.write_text("")
     with pytest.raises(ConfigError, match="record="):
-        launch(train, 1, nodes=1, record=str(wrong))
+        launch(train, 1, nodes=1, observe=Observe(record=str(wrong)))
 
 
 def test_recorded_run_is_shown_again_by_the_command(tmp_path: Path) -> None:
-    with launch(train, 1, nodes=1, record=str(tmp_path)) as cluster:
+    with launch(train, 1, nodes=1, observe=Observe(record=str(tmp_path))) as cluster:
         cluster.results()
     command = [sys.executable, "-m", "sparkdl", "dashboard", "--port", "0", str(tmp_path)]
     shown = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -188,7 +189,7 @@ def test_a_port_that_is_taken_is_an_error_only_for_who_asks(
         monkeypatch.setenv("SPARKDL_DASHBOARD", "1")
         monkeypatch.setenv("SPARKDL_DASHBOARD_PORT", str(taken.getsockname()[1]))
         with pytest.raises(ConfigError, match="SPARKDL_DASHBOARD_PORT"):
-            launch(train, 1, nodes=1, dashboard=True)
+            launch(train, 1, nodes=1, observe=Observe(dashboard=True))
         with launch(train, 1, nodes=1) as cluster:
             assert cluster.dashboard_url is None
             cluster.results()

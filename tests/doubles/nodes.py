@@ -27,7 +27,7 @@ def launch(
     map_fun: Callable[[Any, Any], Any], args: Any = None, nodes: int = 2, **options: Any
 ) -> sparkdl.Cluster:
     """Start a cluster without Spark and, unless `options` say otherwise, without a framework."""
-    options = {"framework": "plain", "executor": "local", "show_progress": False, **options}
+    options = {"framework": "plain", "executor": "local", **options}
     return sparkdl.launch(None, map_fun, args, nodes, **options)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import CheckpointError, ConfigError, NodeFailedError
+from sparkdl.core.options import Feeding, Recovery
 from sparkdl.node.checkpoint_store import open_store
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S, launch
@@ -35,7 +36,10 @@ def test_job_that_is_launched_again_goes_on_at_the_newest_checkpoint(tmp_path: P
         return last and (last.step, str(last.folder)), read
 
     folder = tmp_path / "checkpoints"
-    options: dict[str, Any] = {"input_mode": "own", "keep_checkpoints": 2}
+    options: dict[str, Any] = {
+        "recovery": Recovery(keep_checkpoints=2),
+        "feeding": Feeding(fed=False),
+    }
     with launch(train, checkpoint_dir=str(folder), **options) as cluster:
         assert cluster.results(SOON_S) == [(None, "")] * 2
         recorded = cluster._controller.view.state.roster.checkpoint  # type: ignore[union-attr]
@@ -76,7 +80,9 @@ def test_full_disk_leaves_the_checkpoints_before_it(tmp_path: Path) -> None:
             (folder / f"part-{ctx.rank}").write_bytes(b"3")
         return problems, left
 
-    with launch(train, str(tmp_path), checkpoint_dir=str(tmp_path), input_mode="own") as cluster:
+    with launch(
+        train, str(tmp_path), checkpoint_dir=str(tmp_path), feeding=Feeding(fed=False)
+    ) as cluster:
         (first, left), (second, _) = cluster.results(SOON_S)
     name = f"step-000000000{{}}-{cluster.spec.cluster_id}-0".format
     assert "worker:1 could not write its part: CheckpointError" in first[0]
@@ -115,8 +121,8 @@ def test_what_nodes_do_wrong_is_said_at_once_and_leaves_no_checkpoint(tmp_path: 
             attempt(8)
         return said
 
-    options: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "feed_timeout": 1.0}
-    with launch(train, input_mode="own", **options) as cluster:
+    options: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "feeding": Feeding(timeout_s=1.0)}
+    with launch(train, feeding=Feeding(fed=False), **options) as cluster:
         zero, one = cluster.results(SOON_S)
     for said in (zero, one):
         assert said[0] == "fine"
@@ -152,7 +158,11 @@ def test_chief_that_dies_after_the_rename_has_made_a_checkpoint_for_the_next_job
 
         return commit_and_die
 
-    options: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "input_mode": "own", "nodes": 1}
+    options: dict[str, Any] = {
+        "checkpoint_dir": str(tmp_path),
+        "nodes": 1,
+        "feeding": Feeding(fed=False),
+    }
     with pytest.raises(NodeFailedError), launch(train, True, **options) as cluster:
         with pytest.raises(NodeFailedError):
             cluster.wait(SOON_S)
@@ -194,5 +204,5 @@ def test_checkpoint_without_a_place_or_on_a_node_that_does_not_train(tmp_path: P
         Path(args, ctx.member.node.name).write_text(str(caught.value))
         return str(caught.value)
 
-    with launch(train, str(tmp_path), nodes=1, input_mode="own") as cluster:
+    with launch(train, str(tmp_path), nodes=1, feeding=Feeding(fed=False)) as cluster:
         assert "launch the cluster with checkpoint_dir=" in cluster.results(SOON_S)[0]

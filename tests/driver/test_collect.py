@@ -14,6 +14,7 @@ from sparkdl.control.messages import (
     TrainsAlone,
 )
 from sparkdl.control.rows import EpochRows, FeedCoverage
+from sparkdl.core.options import Roles
 from sparkdl.core.spec import plan_nodes
 from sparkdl.core.world import Address, CheckpointRef, World, build_world
 from sparkdl.driver.collect import MAX_GATHERED_NBYTES, Checkpoints, Gatherings, LoneTrainers
@@ -22,7 +23,8 @@ from sparkdl.node.checkpoint_store import Manifest
 
 
 def world_of(generation: int = 0, num_nodes: int = 2, **plan: object) -> World:
-    nodes = plan_nodes(num_nodes, **plan)  # type: ignore[arg-type]
+    is_coordinated = bool(plan.pop("is_coordinated", False))
+    nodes = plan_nodes(num_nodes, Roles(**plan), is_coordinated)  # type: ignore[arg-type]
     return build_world(generation, {node: Address("h", node.node_id, "") for node in nodes})
 
 
@@ -31,7 +33,7 @@ WORLD = world_of()
 
 def test_values_come_by_rank_once_all_are_there() -> None:
     gatherings = Gatherings()
-    world = world_of(num_nodes=3, master_node="chief", eval_node=True)  # ranks: 0, 2; then 1
+    world = world_of(num_nodes=3, chief="chief", evaluator=True)  # ranks: 0, 2; then 1
     assert gatherings.give(world, 2, Gather(0, 0, b"w")) == []
     assert gatherings.give(world, 1, Gather(0, 0, b"evaluator")) == []
     assert gatherings.give(world, 0, Gather(0, 0, b"c")) == [AllGathered(0, 0, (b"c", b"w"))]
@@ -113,9 +115,7 @@ def test_others_may_be_ahead_of_the_first() -> None:
 
 
 def test_only_nodes_that_run_map_fun_and_train_are_awaited() -> None:
-    coordinated = world_of(
-        num_nodes=4, num_ps=1, master_node="chief", eval_node=True, is_coordinated=True
-    )
+    coordinated = world_of(num_nodes=4, ps=1, chief="chief", evaluator=True, is_coordinated=True)
     chief, *others = [member.node.node_id for member in coordinated.members]
     checkpoints = Checkpoints("c", CoverageStore())
     (word,) = told(checkpoints, (chief, part(1)), world=coordinated)

@@ -200,7 +200,7 @@ def test_the_world_begins_when_all_have_offered_and_everyone_is_told(play: Play)
 
 
 def test_nodes_that_do_not_come_in_time_are_named_and_the_others_stopped() -> None:
-    with playing(3, Settings(reservation_timeout_s=0.2)) as play:
+    with playing(3, Settings(start_timeout_s=0.2)) as play:
         agent = play.agent(1)
         play.until_is(states.Failed)
         error = play.controller.look(lambda view: failure_of(view.state))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -21,8 +22,9 @@ from sparkdl.control.messages import (
 )
 from sparkdl.core.errors import LaunchError
 from sparkdl.core.failure import Failure, FailureKind
+from sparkdl.core.options import Recovery, Roles
 from sparkdl.core.settings import Settings
-from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
+from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import CheckpointRef, Resume
 from sparkdl.driver.lifecycle.policy import MAX_BACKOFF_S
 from sparkdl.driver.lifecycle.state import (
@@ -57,17 +59,21 @@ from sparkdl.driver.slots.placement import Standing
 
 EXPIRED = DeadlinePassed()
 KILLED = ("signal", 9)
+RECOVERY = {each.name for each in fields(Recovery)}
 
 
 class Play:
     """A cluster to which things happen; agents are "a", "b", "c" … of nodes 0, 1, 2 …"""
 
     def __init__(self, nodes: int = 3, options: Any = None, **settings: Any) -> None:
-        plan = {"num_ps": 0, "eval_node": False, **(options or {})}
-        mode = plan.pop("mode", InputMode.SPARK)
-        settings = {"max_restarts": 3, "elastic_timeout_s": 60.0, **settings}
+        plan = dict(options or {})
+        is_fed, is_coordinated = plan.pop("is_fed", True), plan.pop("is_coordinated", False)
+        recovery = {name: settings.pop(name) for name in RECOVERY & settings.keys()}
         self.spec = ClusterSpec(
-            "c", plan_nodes(nodes, **plan), input_mode=mode, settings=Settings(**settings)
+            "c",
+            plan_nodes(nodes, Roles(**plan), is_coordinated),
+            is_fed=is_fed,
+            settings=Settings(**{"max_restarts": 3, "recovery": Recovery(**recovery), **settings}),
         )
         self.state: State = begin(self.spec, 0.0)
         self.now_s = 0.0
@@ -250,8 +256,8 @@ def test_newcomer_that_goes_again_neither_fails_nor_delays_the_others() -> None:
     ("options", "victims"),
     [
         ({}, "bc"),
-        ({"master_node": "chief"}, "a"),
-        ({"num_ps": 1, "coordinator": False}, "a"),
+        ({"chief": "chief"}, "a"),
+        ({"ps": 1, "coordinator": False}, "a"),
     ],
 )
 def test_world_without_enough_nodes_or_a_role_does_not_begin(
@@ -278,7 +284,7 @@ def test_all_run_again_whoever_had_returned() -> None:
 
 
 def test_who_watches_the_nodes_may_blame_one_of_this_world() -> None:
-    play = Play(hang_action="restart")
+    play = Play(on_hang="restart")
     hang = play.failure("b", 0, "hang")
     play.say(NodesBlamed(1, (hang,)))
     assert isinstance(play.state, Running)
@@ -297,8 +303,8 @@ def test_stop_during_a_restart_ends_it() -> None:
 
 # Nodes that are not trainers. Node 0, "a", is the evaluator.
 
-EVALUATED = {"eval_node": True}
-SERVED = {"num_ps": 1, "master_node": "chief", "is_coordinated": True}
+EVALUATED = {"evaluator": True}
+SERVED = {"ps": 1, "chief": "chief", "is_coordinated": True}
 """ps:0 is "a", the chief "b", worker:0 and worker:1 "c" and "d"."""
 
 
@@ -336,10 +342,10 @@ def test_restart_of_all_does_not_need_the_evaluator() -> None:
     assert sent(play.expire(), Begin) == ["b", "c"]
 
 
-@pytest.mark.parametrize("mode", InputMode)
+@pytest.mark.parametrize("is_fed", [True, False])
 @pytest.mark.parametrize("victim", ["a", "c"])
-def test_lost_ps_or_worker_of_parameter_servers_restarts_all(victim: str, mode: InputMode) -> None:
-    play = Play(4, {**SERVED, "mode": mode})
+def test_lost_ps_or_worker_of_parameter_servers_restarts_all(victim: str, is_fed: bool) -> None:
+    play = Play(4, {**SERVED, "is_fed": is_fed})
     play.say(play.broke(victim))
     assert isinstance(play.state, Failing)
 
@@ -348,8 +354,8 @@ def test_lost_ps_or_worker_of_parameter_servers_restarts_all(victim: str, mode: 
 
 SPECS: list[dict[str, Any]] = [
     {"nodes": 3, "min_nodes": 2},
-    {"nodes": 4, "options": {"eval_node": True, "num_ps": 1}, "min_nodes": 3, "max_restarts": 2},
-    {"nodes": 4, "options": {**SERVED, "mode": InputMode.TENSORFLOW}, "restart_backoff_s": 0.0},
+    {"nodes": 4, "options": {"evaluator": True, "ps": 1}, "min_nodes": 3, "max_restarts": 2},
+    {"nodes": 4, "options": {**SERVED, "is_fed": False}, "restart_backoff_s": 0.0},
 ]
 
 
@@ -406,7 +412,7 @@ def validate(play: Play, asked: set[str]) -> None:
         holders = {a.agent_id for a in roster.agents.values() if a.holds_slot}
         assert not roster.is_detaching or holders <= asked
         assert {n.name for n in spec.nodes if not n.role.is_expendable} <= set(play.names)
-        assert len(play.names) >= (spec.settings.min_nodes or len(spec.nodes) - 1)
+        assert len(play.names) >= (spec.settings.recovery.min_nodes or len(spec.nodes) - 1)
         for member in state.world.members:
             assert not member.role.is_needed or member.node.node_id in state.roster.agents
     if isinstance(state, Gathering) and state.is_held:

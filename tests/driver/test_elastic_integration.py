@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.options import Recovery
 from sparkdl.node.context import NodeContext
 from tests.doubles.gates import Gate
 from tests.doubles.nodes import SOON_S, launch
@@ -55,7 +56,7 @@ def test_rows_of_a_world_that_shrinks_and_grows_are_used_once(
     tmp_path: Path, no_room: Path
 ) -> None:
     gates = [Gate.at(tmp_path / f"gate-{rank}") for rank in range(2)]
-    options: dict[str, Any] = {"min_nodes": 2, "elastic_timeout": 1.0, "max_restarts": 1}
+    options: dict[str, Any] = {"max_restarts": 1, "recovery": Recovery(min_nodes=2, wait_s=1.0)}
     folder = tmp_path / "checkpoints"
     args = {"no_room": no_room, "gates": gates}
     with launch(collect, args, nodes=3, checkpoint_dir=str(folder), **options) as cluster:

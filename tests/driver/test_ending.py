@@ -16,8 +16,9 @@ import pytest
 import sparkdl
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import LaunchError, ResultError
+from sparkdl.core.options import Observe, Recovery
 from sparkdl.core.settings import Environment, Settings
-from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
+from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.ending import Ending, ends_if_interrupted, is_interrupt
 from sparkdl.driver.threads import Changed, begin
 from tests.doubles.interrupts import Interrupts, PlayedNodes
@@ -42,12 +43,21 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> list[PlayedNodes]:
     return made
 
 
-def start(mode: InputMode = InputMode.TENSORFLOW) -> sparkdl.Cluster:
+def start(is_fed: bool = False) -> sparkdl.Cluster:
     spec = ClusterSpec(
-        "played", plan_nodes(2), "plain", mode, settings=Settings(hang_timeout_s=None)
+        "played",
+        plan_nodes(2),
+        "plain",
+        is_fed,
+        settings=Settings(recovery=Recovery(hang_timeout_s=None)),
     )
     cluster: sparkdl.Cluster = launching._start(
-        spec, PlayedNodes(), Environment(), b"", launching._Watch(), False
+        spec,
+        PlayedNodes(),
+        Environment(),
+        b"",
+        launching._Watch(Observe(progress=False), None, None, None, None, None),
+        None,
     )
     return cluster
 
@@ -122,7 +132,7 @@ def test_interrupted_call_leaves_a_cluster_that_the_next_call_ends(
     nodes: list[PlayedNodes], interrupts_of: Callable[[], Iterator[Interrupts]], method: str
 ) -> None:
     for interrupts in interrupts_of():
-        cluster = start(InputMode.SPARK)
+        cluster = start(is_fed=True)
         if method != "abort":
             nodes[-1].finish()
         interrupts.during(getattr(cluster, method))

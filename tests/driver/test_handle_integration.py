@@ -23,6 +23,7 @@ from sparkdl.core.errors import (
     ResultError,
     ShutdownTimeoutError,
 )
+from sparkdl.core.options import Feeding, Observe, Roles
 from sparkdl.driver.events import Report, Sampled, event_of
 from sparkdl.driver.lifecycle import transitions
 from sparkdl.driver.lifecycle.state import has_ended
@@ -60,7 +61,7 @@ def test_job_is_over_when_chief_and_workers_have_returned() -> None:
             signal.pause()
         return f"{ctx.job_name}:{ctx.task_index} {ctx.num_workers}"
 
-    options = {"num_ps": 1, "master_node": "chief", "eval_node": True, "input_mode": "own"}
+    options = {"roles": Roles(ps=1, chief="chief", evaluator=True), "feeding": Feeding(fed=False)}
     with launch(role, nodes=3, **options) as cluster:
         them = processes()
         assert cluster.results(SOON_S) == ["chief:0 1", None, None]
@@ -79,7 +80,9 @@ def test_value_that_cannot_travel_is_an_error_only_for_who_asks() -> None:
 
 def test_results_that_are_late_leave_the_cluster_running(tmp_path: Path) -> None:
     gate = Gate.at(tmp_path / "gate")
-    with launch(lambda args, ctx: args.wait(), gate, nodes=1, input_mode="own") as cluster:
+    with launch(
+        lambda args, ctx: args.wait(), gate, nodes=1, feeding=Feeding(fed=False)
+    ) as cluster:
         with pytest.raises(TimeoutError, match="worker:0 still in map_fun"):
             cluster.results(timeout_s=0.1)
         gate.open()
@@ -87,7 +90,10 @@ def test_results_that_are_late_leave_the_cluster_running(tmp_path: Path) -> None
 
 
 def test_results_of_a_cluster_that_was_stopped_before_are_an_error() -> None:
-    with launch(hang, nodes=1, input_mode="own") as cluster, ThreadPoolExecutor(1) as pool:
+    with (
+        launch(hang, nodes=1, feeding=Feeding(fed=False)) as cluster,
+        ThreadPoolExecutor(1) as pool,
+    ):
         waiting = pool.submit(cluster.results)
         cluster.abort()
         for ask in (waiting.result, cluster.results, cluster.wait):
@@ -183,7 +189,10 @@ def test_death_of_a_node_ends_the_feed_and_the_wait_for_results(
         while not feed.should_stop():
             feed.next_batch(10)
 
-    with launch(train, how, feed_memory=1 << 20) as cluster, ThreadPoolExecutor(2) as pool:
+    with (
+        launch(train, how, feeding=Feeding(memory_nbytes=1 << 20)) as cluster,
+        ThreadPoolExecutor(2) as pool,
+    ):
         feeding = pool.submit(cluster.feed, endless())
         waiting = pool.submit(cluster.wait)
         gate.open()
@@ -321,7 +330,7 @@ def test_shutdown_that_takes_too_long_stops_map_fun_and_names_who_was_late(limit
         if ctx.rank == 1:
             signal.pause()
 
-    cluster = launch(hang_in_one, input_mode="own")
+    cluster = launch(hang_in_one, feeding=Feeding(fed=False))
     them = processes()
     assert cluster._controller.wait_for(
         lambda view: getattr(view.state, "returned", {}).keys() == {0}, Deadline.after(SOON_S)
@@ -336,7 +345,7 @@ def test_with_block_that_raises_stops_at_once_and_raises_its_own_error() -> None
     them = {}
 
     def block() -> None:
-        with launch(hang, nodes=1, input_mode="own"):
+        with launch(hang, nodes=1, feeding=Feeding(fed=False)):
             them.update(processes())
             raise KeyError("mine")
 
@@ -365,7 +374,7 @@ def test_output_streams_to_the_driver_behind_the_name_of_its_node(
         print(f"I am {ctx.rank}")
         print("unfinished", end="", file=sys.stderr)
 
-    with launch(speak, log_to_driver=True):
+    with launch(speak, observe=Observe(log_to_driver=True)):
         pass
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("[worker:1]")] == [
@@ -387,11 +396,11 @@ def test_first_node_alone_is_printed_by_default_where_a_person_reads_it(
         print(f"rank {ctx.rank}")
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
-    with launch(speak, log_dir=str(tmp_path)):
+    with launch(speak, observe=Observe(log_dir=str(tmp_path))):
         pass
     with launch(speak):
         pass
-    with launch(speak, log_to_driver=False):
+    with launch(speak, observe=Observe(log_to_driver=False)):
         pass
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if "rank" in line] == printed * 2
@@ -412,7 +421,7 @@ def test_lines_come_while_map_fun_runs_and_progress_bars_as_their_last_state(
         args.wait()
         print("three")
 
-    with launch(speak, gate, nodes=1, log_to_driver=lines) as cluster:
+    with launch(speak, gate, nodes=1, observe=Observe(on_log=lines)) as cluster:
         lines.wait_for("two")
         assert lines.of("worker:0") == ["one", "100 %", "two"]
         assert cluster.logs(0) == ["one", "100 %", "two"]
@@ -430,7 +439,9 @@ def test_reports_of_what_is_not_finite_are_told_as_they_are(tmp_path: Path) -> N
     def diverge(args: None, ctx: NodeContext) -> None:
         ctx.report(1, loss=float("nan"), norm=float("inf"))
 
-    with launch(diverge, nodes=1, on_report=heard.append, record=str(tmp_path)) as cluster:
+    with launch(
+        diverge, nodes=1, observe=Observe(on_report=heard.append, record=str(tmp_path))
+    ) as cluster:
         cluster.results(SOON_S)
         step, numbers = cluster.reported()
     assert (step, math.isnan(numbers["loss"]), numbers["norm"]) == (1, True, math.inf)

@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 
 from sparkdl.control.messages import ChildReturned, FeedCount, NodeActive
-from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
+from sparkdl.core.options import Roles
+from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
 from sparkdl.driver.health import (
     PERIOD_S,
@@ -203,7 +204,7 @@ def test_stragglers_are_named_once_in_a_while() -> None:
 
 
 def test_rows_at_servers_are_progress_of_the_chief_that_steps_on_them() -> None:
-    nodes = plan_nodes(3, 1, "chief", is_coordinated=True)
+    nodes = plan_nodes(3, Roles(ps=1, chief="chief"), is_coordinated=True)
     world = build_world(0, {node: Address("h", 1, "") for node in nodes})
     running = Running(Roster(ClusterSpec("c", nodes)), world, frozenset({0, 1, 2}))
     feeds = {(2, "a"): FeedCount("a", 8, 4, steps=1, epoch_rows=8)}
@@ -213,7 +214,7 @@ def test_rows_at_servers_are_progress_of_the_chief_that_steps_on_them() -> None:
     assert chief.is_idle
 
 
-NODES = plan_nodes(4, 1, "chief", eval_node=True)
+NODES = plan_nodes(4, Roles(ps=1, chief="chief", evaluator=True))
 WORLD = build_world(3, {node: Address("h", 1, "") for node in NODES})
 SPEC = ClusterSpec("c", NODES, framework="plain")
 RUNNING = Running(Roster(SPEC), WORLD, frozenset({1, 3}))
@@ -253,6 +254,6 @@ def test_node_is_idle_once_it_has_read_all(count: FeedCount, is_idle: bool) -> N
     feeds = {(CHIEF, "a"): count, (WORKER, "a"): count}
     assert [n.is_idle for n in progress_of(RUNNING, feeds, {}, False)] == [is_idle] * 2
     assert not any(n.is_idle for n in progress_of(RUNNING, feeds, {}, True)), "no feed will come"
-    own = replace(SPEC, input_mode=InputMode.TENSORFLOW)
+    own = replace(SPEC, is_fed=False)
     running = replace(RUNNING, roster=Roster(own))
     assert not any(n.is_idle for n in progress_of(running, feeds, {}, False))

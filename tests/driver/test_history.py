@@ -24,7 +24,7 @@ NAMES = ("worker:0", "worker:1", "worker:2")
 
 def history(nodes: tuple[str, ...] = NAMES) -> History:
     made = History("c", 0.0)
-    made.add(Launched("c", 0.0, "plain", nodes, "spark"))
+    made.add(Launched("c", 0.0, "plain", nodes, True))
     return made
 
 

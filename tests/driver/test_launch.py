@@ -13,6 +13,7 @@ import pytest
 
 import sparkdl
 from sparkdl.core.errors import ConfigError, NodeFailedError
+from sparkdl.core.options import Recovery, Roles, Startup
 from sparkdl.node.context import NodeContext
 from tests.doubles.frameworks import LOSES_PORTS
 from tests.doubles.map_funs import hang
@@ -37,20 +38,12 @@ LOCAL: dict[str, Any] = {"framework": "plain", "executor": "local"}
         ({"framework": "sparkdl.core.spec:PS"}, "is no sparkdl.frameworks"),
         ({"framework": "sparkdl.core.errors:SparkdlError"}, "is no sparkdl.frameworks"),
         ({"executor": "yarn"}, "executor='yarn': choose 'spark' or 'local'"),
-        ({"placement": "here"}, "placement='here': choose"),
-        ({"input_mode": "kafka"}, "input_mode='kafka': choose 'spark' or 'own'"),
+        ({"feeding": None}, r"feeding=None must be a sparkdl.Feeding: feeding=Feeding\(fed, "),
         ({"nodes": 0}, "at least one node"),
-        ({"nodes": 2, "num_ps": 2}, "do not leave room for a worker"),
-        ({"num_ps": -1}, "num_ps=-1"),
-        ({"master_node": "ps"}, "cannot name the chief"),
-        ({"reservation_timeout": 0}, "reservation_timeout_s=0"),
-        ({"feed_timeout": -1}, "feed_timeout_s=-1"),
-        ({"feed_memory": 0}, "feed_memory=0"),
-        ({"min_nodes": 3}, "min_nodes=3 is more than the 2 nodes"),
-        ({"spare": True}, "spare=True needs max_restarts=1 or more"),
-        ({"preload": ["scipy.stats", "my-module"]}, "'my-module' is no name of a module"),
-        ({"preload": [5]}, "5 is no name of a module"),
-        ({"preload": 5}, "preload=5: give names of modules"),
+        ({"nodes": 2, "roles": Roles(ps=2)}, "do not leave room for a worker"),
+        ({"roles": Roles(chief="ps")}, "cannot name the chief"),
+        ({"recovery": Recovery(min_nodes=3)}, r"min_nodes=3\) is more than the 2 nodes"),
+        ({"startup": Startup(spare=True)}, r"spare=True\) needs max_restarts=1 or more"),
         ({"args": threading.Lock()}, "pickle.*'args'"),
         ({"map_fun": "train"}, "map_fun must be a function"),
     ],
@@ -69,6 +62,13 @@ def test_misspelt_option_of_launch_and_run_is_named() -> None:
     for call in (sparkdl.launch, sparkdl.run):
         with pytest.raises(TypeError, match=r"argument 'node'; did you mean 'nodes'\?"):
             call(None, hang, **wrong)
+
+
+def test_part_of_an_option_object_that_is_given_alone_is_told_its_place() -> None:
+    alone: dict[str, Any] = {"min_nodes": 1, **LOCAL}
+    place = r"'min_nodes'; it is part of `recovery`: recovery=Recovery\(min_nodes=…\)$"
+    with pytest.raises(TypeError, match=place):
+        sparkdl.launch(None, hang, **alone)
 
 
 def numpys_threads(args: None, ctx: NodeContext) -> list[str | None]:

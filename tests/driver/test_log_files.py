@@ -15,6 +15,7 @@ import pytest
 
 import sparkdl
 from sparkdl.core.errors import ConfigError, NodeFailedError, NodeLostError
+from sparkdl.core.options import Observe
 from sparkdl.driver import log_files
 from sparkdl.driver.log_files import LogFiles, check_folder
 from sparkdl.node.context import NodeContext
@@ -33,7 +34,7 @@ def test_each_node_has_a_file_of_all_its_lines_and_nothing_is_printed(
 
     folder = tmp_path / "a" / "logs"
     for _ in range(2):
-        with launch(speak, log_dir=str(folder)) as cluster:
+        with launch(speak, observe=Observe(log_dir=str(folder))) as cluster:
             cluster.wait(SOON_S)
         for rank in (0, 1):
             file = folder / f"sparkdl-{cluster.spec.cluster_id}" / f"worker-{rank}.log"
@@ -53,7 +54,7 @@ def test_files_tell_of_a_failure_and_the_log_answers_after_it(tmp_path: Path) ->
 
     with (
         pytest.raises(NodeFailedError),
-        launch(fail, nodes=1, log_dir=str(tmp_path)) as cluster,
+        launch(fail, nodes=1, observe=Observe(log_dir=str(tmp_path))) as cluster,
     ):
         cluster.wait(SOON_S)
     (file,) = tmp_path.glob("*/worker-0.log")
@@ -71,7 +72,7 @@ def test_log_of_a_node_that_is_lost_is_what_its_file_has(tmp_path: Path) -> None
     with (
         pytest.raises(NodeLostError),
         launch(
-            speak, gate, nodes=1, log_dir=str(tmp_path), log_to_driver=(lines := Lines())
+            speak, gate, nodes=1, observe=Observe(log_dir=str(tmp_path), on_log=(lines := Lines()))
         ) as cluster,
     ):
         lines.wait_for("last words")
@@ -94,7 +95,13 @@ def test_log_of_a_node_that_is_lost_is_what_its_file_has(tmp_path: Path) -> None
 )
 def test_a_folder_that_cannot_be_is_refused_before_anything_starts(log_dir: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
-        sparkdl.launch(None, print, log_dir=log_dir, framework="plain", executor="local")
+        sparkdl.launch(
+            None,
+            print,
+            framework="plain",
+            executor="local",
+            observe=sparkdl.Observe(log_dir=log_dir),
+        )
 
 
 def test_a_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +174,10 @@ def test_a_full_disk_harms_no_node(tmp_path: Path, caplog: pytest.LogCaptureFixt
         print("x" * 100)
         return "well"
 
-    with launch(speak, gate, nodes=1, log_dir=str(tmp_path / "full")) as cluster, no_room():
+    with (
+        launch(speak, gate, nodes=1, observe=Observe(log_dir=str(tmp_path / "full"))) as cluster,
+        no_room(),
+    ):
         gate.open()
         assert cluster.results(SOON_S) == ["well"]
         cluster.shutdown()

@@ -25,7 +25,7 @@ def train(args: object, ctx: sparkdl.NodeContext) -> int:
 
 sparkdl.run(None, train, None, 2, executor="local", framework="plain", max_restarts=1, timeout_s=9)
 sparkdl.run(None, train, None, 2, max_restart=1)
-sparkdl.run(None, train, None, 2, feed_timeout="long")
+sparkdl.run(None, train, None, 2, feeding=3)
 sparkdl.launch(None, train, node=2)
 search(None, train, {}, trials=2, executor="yarn")
 search(None, train, {}, trials=2, executor="local", num_gpus={"worker": 1})
@@ -35,7 +35,7 @@ sparkdl.KerasEstimator(train, mode="job")
 """
 WRONG = {
     10: 'Unexpected keyword argument "max_restart" for "run"',
-    11: 'Argument "feed_timeout" to "run" has incompatible type "str"; expected "float"',
+    11: 'Argument "feeding" to "run" has incompatible type "int"; expected "Feeding"',
     12: 'Unexpected keyword argument "node" for "launch"',
     13: 'Argument "executor" to "search" has incompatible type',
     16: 'Unexpected keyword argument "epoch" for "KerasEstimator"',

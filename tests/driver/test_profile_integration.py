@@ -17,6 +17,7 @@ import pytest
 
 from sparkdl import Cluster
 from sparkdl.core.errors import ConfigError, NodeFailedError
+from sparkdl.core.options import Observe
 from sparkdl.node.context import NodeContext
 from sparkdl.node.profiler import PERIOD_S
 from tests.doubles.nodes import Lines, launch, processes
@@ -100,7 +101,7 @@ def hold_on(args: Any, ctx: NodeContext) -> None:
 
 def test_nodes_that_hang_or_are_stopped_hold_up_no_other() -> None:
     lines = Lines()
-    with launch(hold_on, nodes=3, log_to_driver=lines) as cluster:
+    with launch(hold_on, nodes=3, observe=Observe(on_log=lines)) as cluster:
         lines.wait_for("in map_fun", 3)
         stopped = processes()["worker:1"].child
         stopped.send_signal(signal.SIGSTOP)
@@ -214,7 +215,9 @@ def test_frameworks_profilers_write_a_folder_for_each_node(
     tool: str, files: str, tmp_path: Path
 ) -> None:
     lines = Lines()
-    with launch(work_until_profiled, tool, framework=tool, log_to_driver=lines) as cluster:
+    with launch(
+        work_until_profiled, tool, framework=tool, observe=Observe(on_log=lines)
+    ) as cluster:
         lines.wait_for("in map_fun", 2)
         profile = cluster.profile(1.0, str(tmp_path), tool)
         cluster.wait()

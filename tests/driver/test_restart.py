@@ -14,6 +14,7 @@ import pytest
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import NodeFailedError, NodeLostError
+from sparkdl.core.options import Feeding, Observe, Recovery, Roles
 from sparkdl.core.world import CheckpointRef
 from sparkdl.driver.lifecycle.state import CheckpointMade, Gathering, Running
 from sparkdl.driver.view import View
@@ -64,7 +65,7 @@ def test_node_that_had_returned_runs_again(tmp_path: Path) -> None:
         return ctx.generation
 
     gate = Gate.at(tmp_path / "gate")
-    with launch(first_returns, gate, max_restarts=1, input_mode="own") as cluster:
+    with launch(first_returns, gate, max_restarts=1, feeding=Feeding(fed=False)) as cluster:
         assert cluster._controller.wait_for(
             lambda view: getattr(view.state, "returned", {}).keys() == {0}, Deadline.after(SOON_S)
         )
@@ -142,7 +143,7 @@ def test_training_goes_on_without_an_evaluator_that_dies(
         return os.getpid()
 
     with launch(
-        train, nodes=2, eval_node=True, max_restarts=1, log_to_driver=lines, input_mode="spark"
+        train, nodes=2, max_restarts=1, roles=Roles(evaluator=True), observe=Observe(on_log=lines)
     ) as cluster:
         lines.wait_for("evaluating in world 0")
         trainer = processes()["worker:0"].child.pid  # it ends once it has been fed
@@ -160,8 +161,8 @@ def test_feed_of_an_evaluator_that_dies_returns() -> None:
             if ctx.job_name == "evaluator":
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    with launch(train, nodes=2, eval_node=True, max_restarts=1) as cluster:
-        report = cluster.feed(range(1000), to="evaluator")
+    with launch(train, nodes=2, max_restarts=1, roles=Roles(evaluator=True)) as cluster:
+        report = cluster.feed(range(1000), role="evaluator")
         assert report.rows_used < 1000
         assert report.rows_unused <= 1000  # those that a feeder had in hand are unknown
         cluster.feed(range(8))
@@ -189,7 +190,11 @@ def test_world_shrinks_without_a_lost_node_and_grows_when_it_is_back(no_room: Pa
         return [ctx.task_index, ctx.num_workers, ctx.restarts]
 
     with launch(
-        train, nodes=3, max_restarts=1, min_nodes=2, elastic_timeout=1.0, log_to_driver=lines
+        train,
+        nodes=3,
+        max_restarts=1,
+        recovery=Recovery(min_nodes=2, wait_s=1.0),
+        observe=Observe(on_log=lines),
     ) as cluster:
         controller = cluster._controller
         lines.wait_for("world 0 has 3", 3)

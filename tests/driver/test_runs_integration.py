@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from sparkdl.cli import main
+from sparkdl.core.options import Observe
 from sparkdl.driver import runs
 from sparkdl.driver.events import AnyEvent, Changed, FeedColumns, Launched, Place, Sampled
 from sparkdl.driver.history import folded
@@ -56,7 +57,7 @@ def test_running_clusters_are_listed_looked_at_and_gone(terminal: Terminal) -> N
     assert (status, said[:21]) == (0, "no cluster is running")
     assert terminal.run("stacks") == (1, f"sparkdl stacks: {said}")
     lines = Lines()
-    with launch(hold_still, log_to_driver=lines) as cluster:
+    with launch(hold_still, observe=Observe(on_log=lines)) as cluster:
         lines.wait_for("in map_fun", 2)
         cluster.reported(timeout_s=SOON_S)
         first = cluster.spec.cluster_id
@@ -125,7 +126,7 @@ def test_table_tells_who_waits_for_rows_and_what_nodes_take() -> None:
         }
         return Sampled("c", time_s, states, pids, steps, {}, feeds, load, waits)
 
-    launched = Launched("c", 0.0, "torch", ("worker:0", "worker:1"), "spark", "train.py", 7)
+    launched = Launched("c", 0.0, "torch", ("worker:0", "worker:1"), True, "train.py", 7)
     running = Changed("c", 1.0, "running", 0, (Place(0, 0, "h"), Place(1, 1, "")), status="Running")
     before = [launched, running, sample(90_059.0, [100, 500])]
     after = [launched, running, sample(90_061.0, [900, 500])]

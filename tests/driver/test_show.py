@@ -33,7 +33,7 @@ PLACES = (Place(1, 0, "10.0.0.1"), Place(2, 1, "10.0.0.1"), Place(0, 2, "10.0.0.
 
 
 def history(*events: Event, nodes: tuple[str, ...] = NODES) -> History:
-    return folded([Launched("c0ffee", 0.0, "plain", nodes, "spark"), *events])
+    return folded([Launched("c0ffee", 0.0, "plain", nodes, True), *events])
 
 
 def running(places: tuple[Place, ...] = PLACES) -> Changed:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import NodeFailedError
+from sparkdl.core.options import Feeding, Observe, Recovery
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S, Lines, launch, processes
 
@@ -24,7 +25,7 @@ def sleep_with_the_gil(args: Any, ctx: NodeContext) -> None:
 
 def test_stacks_are_told_of_children_that_hold_the_gil_and_of_those_that_are_stopped() -> None:
     lines = Lines()
-    with launch(sleep_with_the_gil, log_to_driver=lines) as cluster:
+    with launch(sleep_with_the_gil, observe=Observe(on_log=lines)) as cluster:
         lines.wait_for("in map_fun", 2)
         them = processes()
         them["worker:1"].child.send_signal(signal.SIGSTOP)
@@ -71,7 +72,9 @@ def told() -> Iterator[Told]:
 
 
 def test_training_that_stands_still_is_told_of_with_all_stacks(told: Told) -> None:
-    with launch(stand_still, hang_timeout=1.0, input_mode="own") as cluster:
+    with launch(
+        stand_still, recovery=Recovery(hang_timeout_s=1.0), feeding=Feeding(fed=False)
+    ) as cluster:
         assert told.is_there.wait(SOON_S)
         (found,) = told.records
         assert found.levelno == logging.WARNING
@@ -88,7 +91,11 @@ def test_training_that_stands_still_is_told_of_with_all_stacks(told: Told) -> No
 def test_training_that_stands_still_fails_if_wanted_and_names_who_is_behind() -> None:
     with (
         pytest.raises(NodeFailedError, match=r"worker:1 \(rank 1, pid") as caught,
-        launch(stand_still, hang_timeout=0.5, hang_action="fail", input_mode="own") as cluster,
+        launch(
+            stand_still,
+            recovery=Recovery(hang_timeout_s=0.5, on_hang="fail"),
+            feeding=Feeding(fed=False),
+        ) as cluster,
     ):
         cluster.wait(SOON_S)
     (failure,) = caught.value.failures
@@ -102,6 +109,9 @@ def test_training_that_stands_still_fails_if_wanted_and_names_who_is_behind() ->
 @pytest.mark.deep  # as failing does, and a blamed node is a restart: test_elastic.py
 def test_training_that_stands_still_begins_anew_if_wanted() -> None:
     with launch(
-        stand_still, hang_timeout=0.5, hang_action="restart", max_restarts=1, input_mode="own"
+        stand_still,
+        max_restarts=1,
+        recovery=Recovery(hang_timeout_s=0.5, on_hang="restart"),
+        feeding=Feeding(fed=False),
     ) as cluster:
         assert cluster.results(3 * SOON_S) == [1, 1]

@@ -13,6 +13,7 @@ import pytest
 import sparkdl
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, NodeFailedError
+from sparkdl.core.options import Feeding
 from sparkdl.node.context import NodeContext
 from sparkdl.tfos import TFCluster
 from tests.doubles.meetings import STEP_S, Meetings, meet, parts, train
@@ -55,9 +56,7 @@ class Files:
 
 
 def launch(spark: SparkSession, map_fun: Any, args: Any, **options: Any) -> sparkdl.Cluster:
-    return sparkdl.launch(
-        spark, map_fun, args, 2, framework="plain", show_progress=False, **options
-    )
+    return sparkdl.launch(spark, map_fun, args, 2, framework="plain", **options)
 
 
 def test_query_goes_on_from_its_checkpoint_and_repeats_what_was_not_committed(
@@ -67,7 +66,9 @@ def test_query_goes_on_from_its_checkpoint_and_repeats_what_was_not_committed(
     files, offsets = Files(spark_cluster, tmp_path), str(tmp_path / "offsets")
     with Meetings() as meetings, Meetings() as held:
         args = {"port": meetings.port, "tail": "short", "held": held.port, "pause": [1, 1]}
-        with launch(spark_cluster, train, args, feed_memory=LITTLE, feed_disk=0) as cluster:
+        with launch(
+            spark_cluster, train, args, feeding=Feeding(memory_nbytes=LITTLE, disk_nbytes=0)
+        ) as cluster:
 
             def start() -> Any:
                 return cluster.train_stream(

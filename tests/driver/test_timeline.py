@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from sparkdl.control.messages import Traced
 from sparkdl.control.trace_file import Event
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.options import Observe
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.trace import Span
 from sparkdl.driver.events import Changed, ClockRead, NodeMoved, Place, Problem, Spanned
@@ -106,5 +107,5 @@ def test_path_that_cannot_be_a_file_is_an_error_before_anything_starts(tmp_path:
     }
     for path, words in wrongs.items():
         with pytest.raises(ConfigError, match=words):
-            launch(print, timeline=path)
+            launch(print, observe=Observe(timeline=path))
     assert check_file("timeline", tmp_path / "new" / "t.json") == str(tmp_path / "new" / "t.json")

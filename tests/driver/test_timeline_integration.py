@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from sparkdl.core.errors import NodeFailedError
+from sparkdl.core.options import Feeding, Observe
 from sparkdl.node.context import NodeContext
 from tests.doubles.gates import Gate
 from tests.doubles.map_funs import die
@@ -91,7 +92,7 @@ def no_room() -> Iterator[None]:
 
 def test_trace_shows_both_generations_of_a_node_that_was_killed(tmp_path: Path) -> None:
     path = tmp_path / "new" / "trace.json.gz"
-    with launch(train, input_mode="spark", max_restarts=1, timeline=str(path)) as cluster:
+    with launch(train, max_restarts=1, observe=Observe(timeline=str(path))) as cluster:
         cluster.feed([float(i) for i in range(ROWS)])
         cluster.results(3 * SOON_S)
     trace = json.loads(gzip.decompress(path.read_bytes()))
@@ -134,7 +135,9 @@ def reduce(args: Any, ctx: NodeContext) -> None:
 @pytest.mark.torch
 def test_a_collective_of_two_ranks_overlaps_in_time(tmp_path: Path) -> None:
     path, count = tmp_path / "trace.json", 20
-    with launch(reduce, count, input_mode="own", timeline=str(path)) as cluster:
+    with launch(
+        reduce, count, feeding=Feeding(fed=False), observe=Observe(timeline=str(path))
+    ) as cluster:
         cluster.results(3 * SOON_S)
     trace = json.loads(path.read_text())
     check_nesting(trace)
@@ -160,7 +163,12 @@ def test_full_disk_ends_the_trace_and_harms_no_node(
         return "well"
 
     path, gate, never = tmp_path / "trace.json", Gate.at(tmp_path / "gate"), threading.Event()
-    with launch(step, gate, nodes=1, input_mode="own", timeline=str(path)) as cluster, no_room():
+    with (
+        launch(
+            step, gate, nodes=1, feeding=Feeding(fed=False), observe=Observe(timeline=str(path))
+        ) as cluster,
+        no_room(),
+    ):
         while "ends here" not in caplog.text:
             never.wait(0.02)
         gate.open()
@@ -192,7 +200,9 @@ def test_node_that_fails_is_in_the_trace_with_its_error(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with (
         pytest.raises(NodeFailedError, match="of the user's"),
-        launch(fail, nodes=1, input_mode="own", timeline=str(path)) as cluster,
+        launch(
+            fail, nodes=1, feeding=Feeding(fed=False), observe=Observe(timeline=str(path))
+        ) as cluster,
     ):
         cluster.results(SOON_S)
     trace = json.loads(path.read_text())

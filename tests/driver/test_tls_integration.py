@@ -18,6 +18,7 @@ from sparkdl.control.cause import fetch_cause
 from sparkdl.control.descriptors import FdSender
 from sparkdl.control.tls import TlsFiles, new_tls
 from sparkdl.core.errors import ConfigError, LaunchError
+from sparkdl.core.options import Observe, Startup
 from sparkdl.feed.transfer.messages import Target
 from sparkdl.node.context import NodeContext
 from sparkdl.node.spec import AgentSpec, start_agent
@@ -87,7 +88,9 @@ def test_cluster_trains_scores_and_answers_and_a_listener_learns_of_it_only_with
     lines = Lines()
     table = pa.table({"text": [f"{ROW} {i}" for i in range(1000)]})
     chosen: dict[str, Any] = {"off": False, "ours": True, "company": files}
-    with launch(train_and_score, log_to_driver=lines, tls=chosen[how]) as cluster:
+    with launch(
+        train_and_score, observe=Observe(on_log=lines), startup=Startup(tls=chosen[how])
+    ) as cluster:
         assert cluster.feed(table).rows_used == 1000
         results = list(cluster.infer_rows(["a", "b", "c"], "score"))
         assert results == [f"{RESULT} {row}" for row in "abc"]
@@ -110,9 +113,9 @@ def test_certificate_that_cannot_be_used_starts_nothing(
     monkeypatch.setattr("sparkdl.driver.executors.local.start_agent", None)
     company = Company(tmp_path)
     with pytest.raises(ConfigError, match="certificate has expired"):
-        launch(train_and_score, tls=company.issue("this-host", NAME, days=-1))
+        launch(train_and_score, startup=Startup(tls=company.issue("this-host", NAME, days=-1)))
     with pytest.raises(ConfigError, match=r"cannot be read.*No such file"):
-        launch(train_and_score, tls=("no", "no", "no"))
+        launch(train_and_score, startup=Startup(tls=TlsFiles("no", "no", "no")))
 
 
 @pytest.mark.parametrize("lacks", ["file", "name"])
@@ -135,7 +138,7 @@ def test_executor_without_a_certificate_of_the_cluster_is_an_error_that_says_so(
     monkeypatch.setattr("sparkdl.driver.executors.local.start_agent", start)
     reason = "nowhere" if lacks == "file" else "Hostname mismatch"
     with pytest.raises(ConfigError, match=reason):
-        launch(train_and_score, tls=driver)
+        launch(train_and_score, startup=Startup(tls=driver))
 
 
 def test_agent_that_meets_another_coordinator_is_an_error_that_says_so(
@@ -146,4 +149,4 @@ def test_agent_that_meets_another_coordinator_is_an_error_that_says_so(
 
     monkeypatch.setattr("sparkdl.driver.executors.local.start_agent", start)
     with pytest.raises(LaunchError, match="is not this cluster's coordinator"):
-        launch(train_and_score, tls=True)
+        launch(train_and_score, startup=Startup(tls=True))

@@ -9,6 +9,7 @@ import pytest
 
 from sparkdl.control.messages import ChildReturned, Hello, NodeActive
 from sparkdl.core.failure import Failure
+from sparkdl.core.options import Roles
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
 from sparkdl.driver.events import Changed, Place
@@ -17,7 +18,7 @@ from sparkdl.driver.lifecycle.state import Failed, Finished, Gathering, Running,
 from sparkdl.driver.view import Seen, View, node_state, sampled
 
 SPEC = ClusterSpec("c", plan_nodes(2))
-FED = ClusterSpec("c0ffee", plan_nodes(3, 1), framework="plain")
+FED = ClusterSpec("c0ffee", plan_nodes(3, Roles(ps=1)), framework="plain")
 WORLD = build_world(0, {node: Address("10.0.0.1", 1, "") for node in FED.nodes})
 RUNNING = Running(Roster(FED), WORLD, frozenset({0, 1}))
 FAILURE = Failure("worker:0", "exception", "<b>no</b>", 0.0, node_id=1, rank=0, host="10.0.0.1")

@@ -16,6 +16,7 @@ import pytest
 import sparkdl
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError
+from sparkdl.core.options import Feeding, Recovery
 from sparkdl.driver import runs, waits
 from sparkdl.driver.events import Sampled
 from sparkdl.driver.history import History, folded
@@ -284,7 +285,11 @@ def test_node_that_the_others_wait_for_in_each_step_is_named(
     framework: str, delay: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     end = tmp_path / "end"
-    options = {"framework": framework, "input_mode": "own", "hang_timeout": 30}
+    options = {
+        "framework": framework,
+        "recovery": Recovery(hang_timeout_s=30),
+        "feeding": Feeding(fed=False),
+    }
     with launch(train_in_step, (str(end), delay), 2, **options) as cluster:
         text = "the others wait for worker:1 (rank 1) in collectives"
         assert until(lambda: text in caplog.text or "Running" not in cluster.status(), 120.0)
@@ -311,7 +316,11 @@ def test_nobody_is_named_where_nodes_are_level(
     framework: str, tmp_path: Path, short_minute: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     end = tmp_path / "end"
-    options = {"framework": framework, "input_mode": "own", "hang_timeout": 30}
+    options = {
+        "framework": framework,
+        "recovery": Recovery(hang_timeout_s=30),
+        "feeding": Feeding(fed=False),
+    }
     with launch(train_in_step, (str(end), "nothing"), 2, **options) as cluster:
         look_at = cluster._controller.look
         assert until(lambda: len(look_at(lambda view: view.waits.shares(in_step(view.state)))) == 2)

@@ -35,10 +35,9 @@ def test_brief_stop_of_spark_processes_harms_nobody(
         Plan(every=10),
         2,
         framework="plain",
-        show_progress=False,
-        placement="attached",
         checkpoint_dir=str(tmp_path),
         max_restarts=2,
+        startup=sparkdl.Startup(placement="attached"),
     ) as cluster:
         feeding = cluster.feed_async(rows.mapInArrow(slowly, "row long"))
         assert cluster._controller.wait_for(lambda v: v.progress > 3, Deadline.after(BACK_S))

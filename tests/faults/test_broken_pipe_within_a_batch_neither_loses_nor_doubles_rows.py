@@ -62,7 +62,7 @@ def test_spark_repeats_the_tasks_and_each_row_is_there_once(
 ) -> None:
     way_to_node_1.break_at = KEYS_NBYTES
     rows = spark_standalone.range(ROWS, numPartitions=4).withColumnRenamed("id", "row")
-    options: dict[str, Any] = {"framework": "plain", "show_progress": False}
+    options: dict[str, Any] = {"framework": "plain"}
     with sparkdl.launch(spark_standalone, train, Plan(every=999), 2, **options) as cluster:
         assert cluster.feed(rows).rows_fed == ROWS
         results = cluster.results(3 * SOON_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.options import Observe
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S, Lines, launch
 from tests.faults.conftest import Network
@@ -23,7 +24,7 @@ def test_cut_of_less_than_the_lease_harms_nobody(network_of_node_1: Network) -> 
 
     network_of_node_1.lease(1.0)
     lines = Lines()
-    with launch(wait_for_a_signal, log_to_driver=lines) as cluster:
+    with launch(wait_for_a_signal, observe=Observe(on_log=lines)) as cluster:
         lines.wait_for("in map_fun", 2)
         network_of_node_1.cut()
         cluster._controller.wait_for(lambda view: False, Deadline.after(0.9))

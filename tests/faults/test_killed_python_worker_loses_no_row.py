@@ -30,10 +30,9 @@ def test_killed_python_worker_loses_no_row(spark_standalone: SparkSession, tmp_p
         Plan(every=5),
         2,
         framework="plain",
-        show_progress=False,
-        placement="attached",
         checkpoint_dir=str(tmp_path),
         max_restarts=3,
+        startup=sparkdl.Startup(placement="attached"),
     ) as cluster:
         feeding = cluster.feed_async(rows.mapInArrow(slowly, "row long"))
         assert cluster._controller.wait_for(lambda v: v.progress > 3, Deadline.after(BACK_S))

@@ -44,12 +44,10 @@ def test_killed_spark_worker_loses_no_row(
         Plan(every=10, pause_s=0.05),
         2,
         framework="plain",
-        show_progress=False,
-        placement="attached",
         checkpoint_dir=str(tmp_path),
         max_restarts=9,
-        min_nodes=1,
-        elastic_timeout=3.0,
+        recovery=sparkdl.Recovery(min_nodes=1, wait_s=3.0),
+        startup=sparkdl.Startup(placement="attached"),
     ) as cluster:
         feeding = cluster.feed_async(rows)
         assert cluster._controller.wait_for(has_checkpoint, Deadline.after(BACK_S))
@@ -73,11 +71,9 @@ def test_nodes_that_come_back_leave_slots_for_feeding(
         Plan(every=10, pause_s=0.05),
         3,
         framework="plain",
-        show_progress=False,
         checkpoint_dir=str(tmp_path),
         max_restarts=3,
-        min_nodes=1,
-        elastic_timeout=5.0,
+        recovery=sparkdl.Recovery(min_nodes=1, wait_s=5.0),
     ) as cluster:
         assert cluster.spec.placement == "attached"
         feeding = cluster.feed_async(rows)

@@ -78,7 +78,7 @@ def test_rest_comes_first_in_the_next_epoch_with_every_tail() -> None:
     with launch(iterations, feeds, NODES) as cluster:
         cluster._controller.checkpoints.coverage.restore(coverage)
         for feed, _ in feeds:
-            told[feed] = cluster.feed(table(rows), epochs=2, name=feed)
+            told[feed] = cluster.feed(table(rows), epochs=2, feed=feed)
             cluster.end_feeds(feed)
         results = cluster.results(3 * SOON_S)
     for feed, tail in feeds:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.options import Recovery
 from tests.doubles.ledger import Plan, lost_and_doubled, table, train
 from tests.doubles.nodes import SOON_S, launch, processes
 
@@ -18,7 +19,10 @@ ROWS = 2 * 8 * 20
 def test_stopped_child_is_found_and_loses_no_row(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options: dict[str, Any] = {"hang_timeout": 2.0, "hang_action": "restart", "max_restarts": 9}
+    options: dict[str, Any] = {
+        "max_restarts": 9,
+        "recovery": Recovery(hang_timeout_s=2.0, on_hang="restart"),
+    }
     with launch(train, Plan(pause_s=0.03), checkpoint_dir=str(tmp_path), **options) as cluster:
         feeding = cluster.feed_async(table(ROWS, 3))
         child = processes()["worker:1"].child

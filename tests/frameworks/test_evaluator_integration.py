@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.options import Roles
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import all_gone, launch, processes
 
@@ -119,13 +120,13 @@ def awaited(path: Path) -> str:
 def test_evaluator_scores_checkpoints_on_rows_of_its_own_and_ends_with_the_job(
     num_ps: int, tmp_path: Path
 ) -> None:
-    options: dict[str, Any] = {"framework": "tensorflow", "num_ps": num_ps, "eval_node": True}
+    options: dict[str, Any] = {"framework": "tensorflow", "roles": Roles(ps=num_ps, evaluator=True)}
     with launch(
-        train_or_evaluate, str(tmp_path), 3 + num_ps, master_node="chief", **options
+        train_or_evaluate, str(tmp_path), 3 + num_ps, roles=Roles(chief="chief"), **options
     ) as cluster:
         evaluator = processes()["evaluator:0"]
         evaluating = cluster.feed_async(
-            rows(*range(100, 150)), name="evaluation", to="evaluator", timeout_s=SOON_S
+            rows(*range(100, 150)), feed="evaluation", role="evaluator", timeout_s=SOON_S
         )
         report = cluster.feed(rows(*range(100)), SAVES, timeout_s=SOON_S)
         assert evaluating.result(SOON_S).rows == {"evaluator:0": 50}

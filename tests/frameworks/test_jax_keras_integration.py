@@ -82,8 +82,8 @@ def test_fit_trains_on_all_rows_as_one_process_does(pair: Lab) -> None:
     rows = [{"x": x.tolist(), "y": float(y)} for x, y in zip(*data(), strict=True)]
     pair.begin(train, "rows")
     for _ in ("data", "model"):
-        pair.cluster.feed(rows, epochs=2, name="rows", timeout_s=_SOON_S)
-        pair.cluster.feed(rows * 2, name="rows", timeout_s=_SOON_S)
+        pair.cluster.feed(rows, epochs=2, feed="rows", timeout_s=_SOON_S)
+        pair.cluster.feed(rows * 2, feed="rows", timeout_s=_SOON_S)
     first, second = pair.results()
     for name, held in {"data": [4, 8], "model": [4, 4]}.items():
         assert first[name]["held"] == held
@@ -117,9 +117,9 @@ def beyond(feed: str, ctx: NodeContext) -> dict[str, Any]:
 def test_fit_ends_with_its_feed_and_the_feed_with_fit(pair: Lab) -> None:
     rows = [{"x": x.tolist(), "y": float(y)} for x, y in zip(*data(), strict=True)]
     pair.begin(beyond, "short")
-    pair.cluster.feed(rows, epochs=2, name="short", timeout_s=_SOON_S)
+    pair.cluster.feed(rows, epochs=2, feed="short", timeout_s=_SOON_S)
     pair.cluster.end_feeds("short")
-    pair.cluster.feed(rows, epochs=1000, name="long", timeout_s=_SOON_S)
+    pair.cluster.feed(rows, epochs=1000, feed="long", timeout_s=_SOON_S)
     first, second = pair.results()
     assert first == second
     assert [len(first["beyond"]), len(first["stopped"])] == [2, 2]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from sparkdl.core.options import Feeding, Startup
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import launch
 
@@ -89,10 +90,10 @@ def test_interrupted_training_on_a_feed_equals_an_undisturbed_one(
         framework="tensorflow",
         checkpoint_dir=str(tmp_path),
         max_restarts=1,
-        spare=False,
+        startup=Startup(spare=False),
     ) as cluster:
         report = cluster.feed(rows_of(nodes), epochs=EPOCHS, timeout_s=_SOON_S)
-        cluster.feed(rows_of(nodes), epochs=EPOCHS, name="again", timeout_s=_SOON_S)
+        cluster.feed(rows_of(nodes), epochs=EPOCHS, feed="again", timeout_s=_SOON_S)
         results = cluster.results(_SOON_S)
     assert report.rows_unused == 0
     for found in results:
@@ -136,7 +137,7 @@ def alone(args: None, ctx: NodeContext) -> dict[str, Any]:
 @pytest.mark.jax
 def test_interrupted_training_equals_an_undisturbed_one_with_each_backend(tmp_path: Path) -> None:
     options: dict[str, Any] = {"checkpoint_dir": str(tmp_path), "max_restarts": 1}
-    with launch(alone, nodes=2, input_mode="own", **options) as cluster:
+    with launch(alone, nodes=2, feeding=Feeding(fed=False), **options) as cluster:
         results = cluster.results(_SOON_S)
     assert results[0]["weights"] != results[1]["weights"], "each node has its own model"
     for found in results:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.core.errors import ConfigError, EndOfFeedError
+from sparkdl.core.options import Feeding
 from sparkdl.feed.adapters.tensorflow import readers_of
 from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab, lab
@@ -38,8 +39,8 @@ def pair(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
 @pytest.fixture(scope="module")
 def single(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """One node of two devices, whose feeds have little room."""
-    options = {"feed_memory": LITTLE, "feed_disk": 0}
-    with lab(tmp_path_factory.mktemp("single"), "tensorflow", 1, **options) as made:
+    little = Feeding(memory_nbytes=LITTLE, disk_nbytes=0)
+    with lab(tmp_path_factory.mktemp("single"), "tensorflow", 1, feeding=little) as made:
         made.begin(have_two_devices, None)
         made.results()
         yield made
@@ -270,8 +271,8 @@ def fit(args: dict[str, Any], ctx: NodeContext) -> dict[str, Any]:
 def test_two_workers_fit_uneven_partitions_without_a_number_of_steps(pair: Lab) -> None:
     pair.begin(fit, {"feed": "uneven", "eval": "uneven-eval"})
     cluster = pair.cluster
-    evaluating = cluster.feed_async(tables(1, 30), 3, name="uneven-eval", timeout_s=SOON_S)
-    report = cluster.feed(tables(1, 100, 0, 36), 3, name="uneven", timeout_s=SOON_S)
+    evaluating = cluster.feed_async(tables(1, 30), 3, feed="uneven-eval", timeout_s=SOON_S)
+    report = cluster.feed(tables(1, 100, 0, 36), 3, feed="uneven", timeout_s=SOON_S)
     assert evaluating.result(SOON_S).rows_used == 93
     chief, worker = pair.results()
     assert (report.rows_used, report.rows_unused, report.passes) == (411, 0, 1)
@@ -298,7 +299,7 @@ def test_one_fit_of_two_workers_goes_on_over_all_micro_batches_of_a_stream(pair:
 def test_no_row_is_lost_to_the_look_at_the_first_batch(single: Lab, prefetch: int) -> None:
     feed = f"prefetch-{prefetch}"
     single.begin(fit, {"feed": feed, "prefetch": prefetch})
-    report = single.cluster.feed(tables(*[50] * 10), 3, name=feed, timeout_s=SOON_S)
+    report = single.cluster.feed(tables(*[50] * 10), 3, feed=feed, timeout_s=SOON_S)
     (result,) = single.results()
     assert (report.rows_used, report.passes) == (1500, 3)
     assert result["rows"] == [500] * 3
@@ -315,8 +316,8 @@ def test_fit_that_is_stopped_early_ends_the_feeds_it_reads(nodes: Lab) -> None:
     feeds = {"feed": "stopped", "eval": "stopped-eval"}
     nodes.begin(fit, {**feeds, "stop_after": 2, "epochs": 1000})
     cluster = nodes.cluster
-    evaluating = cluster.feed_async(tables(20), 1000, name=feeds["eval"], timeout_s=SOON_S)
-    cluster.feed(tables(50, 50), 1000, name=feeds["feed"], timeout_s=SOON_S)
+    evaluating = cluster.feed_async(tables(20), 1000, feed=feeds["eval"], timeout_s=SOON_S)
+    cluster.feed(tables(50, 50), 1000, feed=feeds["feed"], timeout_s=SOON_S)
     evaluating.result(SOON_S)
     results = nodes.results()
     assert [len(result["history"]["loss"]) for result in results] == [2] * nodes.size
@@ -372,7 +373,7 @@ def test_epochs_that_are_not_fed_are_not_trained_nor_evaluated(single: Lab, libr
 
     def begin(feed: str, rows: int, epochs: int = 1) -> Any:
         few = [table.select(["x", "y"]) for table in tables(rows)]
-        return cluster.feed_async(few, epochs, name=f"{library}-{feed}", timeout_s=SOON_S)
+        return cluster.feed_async(few, epochs, feed=f"{library}-{feed}", timeout_s=SOON_S)
 
     counted, long, evaluating = begin("counted", 160), begin("long", 20, 3), begin("eval", 20)
     begin("input", 20, 2).result(SOON_S)
@@ -401,8 +402,8 @@ def test_two_workers_end_fit_at_the_same_epoch_and_with_it_all_its_feeds(
 ) -> None:
     pair.begin(fit, {"feed": "ended", "eval": "ended-eval", "epochs": 5})
     cluster = pair.cluster
-    evaluating = cluster.feed_async(tables(20, 4), 5, name="ended-eval", timeout_s=SOON_S)
-    cluster.feed(tables(50, 3), 2, name="ended", timeout_s=SOON_S)
+    evaluating = cluster.feed_async(tables(20, 4), 5, feed="ended-eval", timeout_s=SOON_S)
+    cluster.feed(tables(50, 3), 2, feed="ended", timeout_s=SOON_S)
     cluster.end_feeds("ended")
     evaluating.result(SOON_S)
     results = pair.results()

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.core.errors import NodeFailedError
+from sparkdl.core.options import Feeding, Roles
 from sparkdl.frameworks.framework import advice_about
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import launch
@@ -47,7 +48,7 @@ def train(how: str, ctx: NodeContext) -> int:
     ("how", "options", "is_warned"),
     [
         ("alone", {}, True),
-        ("alone", {"independent_models": True}, False),
+        ("alone", {"roles": Roles(independent_models=True)}, False),
         ("ddp", {}, False),
         ("averages", {}, False),
         ("scores", {}, False),
@@ -114,7 +115,7 @@ def test_failure_of_code_of_another_framework_says_which_to_launch_with(library:
     advice = f"framework='plain', and only launch.*framework='{library}'"
     with (
         pytest.raises(NodeFailedError, match=advice),
-        launch(connect, library, nodes=1, input_mode="own") as cluster,
+        launch(connect, library, nodes=1, feeding=Feeding(fed=False)) as cluster,
     ):
         cluster.results(60)
 

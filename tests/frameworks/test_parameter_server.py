@@ -14,6 +14,7 @@ import pytest
 import sparkdl
 from sparkdl.control.channel import Terminated
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.options import Feeding, Roles
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
 from sparkdl.feed.reader.batches import EpochBatches
@@ -58,7 +59,7 @@ def stream(feed: Arrivals) -> Iterator[Stream]:
 
 
 def test_the_chief_trains_and_the_workers_are_fed_and_serve() -> None:
-    nodes = plan_nodes(5, 1, "chief", True, is_coordinated=True)
+    nodes = plan_nodes(5, Roles(ps=1, chief="chief", evaluator=True), is_coordinated=True)
     flags = {
         node.name: (node.role.is_server, node.role.is_fed, node.role.finishes_job) for node in nodes
     }
@@ -74,10 +75,16 @@ def test_the_chief_trains_and_the_workers_are_fed_and_serve() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"num_ps": 1}, "num_ps=1 needs a chief.*master_node='chief'.*coordinator=False"),
-        ({"num_ps": 2, "master_node": "chief"}, "leaves no worker.*num_executors"),
-        ({"coordinator": True, "master_node": "chief"}, "coordinator=True needs parameter servers"),
-        ({"coordinator": True, "num_ps": 1, "framework": "plain"}, "'plain' has no parameter serv"),
+        ({"roles": Roles(ps=1)}, r"Roles\(ps=1\) needs a chief.*chief='chief'.*coordinator=False"),
+        ({"roles": Roles(ps=2, chief="chief")}, "leaves no worker.*num_executors"),
+        (
+            {"roles": Roles(coordinator=True, chief="chief")},
+            "coordinator=True.* needs parameter servers",
+        ),
+        (
+            {"framework": "plain", "roles": Roles(coordinator=True, ps=1)},
+            "'plain' has no parameter serv",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_starts(
@@ -93,12 +100,12 @@ def test_map_fun_runs_on_the_chief_while_ps_and_workers_serve_until_it_returns()
         assert list(ctx.batches(8, feed="go"))
         return ctx.job_name
 
-    options: dict[str, Any] = {"framework": SERVES, "num_ps": 1, "master_node": "chief"}
+    options: dict[str, Any] = {"framework": SERVES, "roles": Roles(ps=1, chief="chief")}
     with launch(wait_and_name, nodes=4, **options) as cluster:
         them = processes()
         assert cluster.feed(range(100)).rows == {"worker:0": 50, "worker:1": 50}
         unread = cluster.feed_async(range(100), 2)
-        cluster.feed(range(1), name="go", to="chief")
+        cluster.feed(range(1), feed="go", role="chief")
         assert cluster.results(SOON_S) == ["chief", None, None, None]
         assert unread.result(SOON_S).rows_used == 0
         assert all_gone(process.child for process in them.values())
@@ -111,8 +118,8 @@ def test_worker_that_dies_has_all_nodes_begin_anew(tmp_path: Path) -> None:
         return ctx.generation
 
     gate = Gate.at(tmp_path / "gate")
-    options: dict[str, Any] = {"framework": SERVES, "num_ps": 1, "master_node": "chief"}
-    options |= {"input_mode": "own", "max_restarts": 1}
+    options: dict[str, Any] = {"framework": SERVES, "roles": Roles(ps=1, chief="chief")}
+    options |= {"max_restarts": 1, "feeding": Feeding(fed=False)}
     with launch(wait_once, gate, 3, **options) as cluster, gate.wait_until_reached():
         processes()["worker:0"].child.kill()
         assert cluster.results(SOON_S) == [1, None, None]
@@ -122,7 +129,7 @@ def test_map_fun_runs_on_all_nodes_without_a_coordinator() -> None:
     def name(args: None, ctx: NodeContext) -> str:
         return ctx.job_name
 
-    options: dict[str, Any] = {"framework": SERVES, "num_ps": 1, "coordinator": False}
+    options: dict[str, Any] = {"framework": SERVES, "roles": Roles(ps=1, coordinator=False)}
     with launch(name, nodes=3, **options) as cluster:
         assert cluster.results(SOON_S)[:2] == ["worker", "worker"]
 
@@ -131,7 +138,7 @@ def test_map_fun_runs_on_all_nodes_without_a_coordinator() -> None:
     ("is_coordinated", "node_id"), [(False, 1), (True, 0), (True, 2)], ids=["none", "ps", "worker"]
 )
 def test_only_the_chief_of_servers_has_a_strategy(is_coordinated: bool, node_id: int) -> None:
-    nodes = plan_nodes(3, 1, "chief", is_coordinated=is_coordinated)
+    nodes = plan_nodes(3, Roles(ps=1, chief="chief"), is_coordinated=is_coordinated)
     world = build_world(0, {node: Address("h", node.node_id, "") for node in nodes})
     with socket.socket() as port:
         link = cast(AgentLink, None)

@@ -14,6 +14,7 @@ import pytest
 
 import sparkdl
 from sparkdl.core.errors import ConfigError, NodeFailedError
+from sparkdl.core.options import Feeding, Roles
 from sparkdl.frameworks.tensorflow_ps import _Steps
 from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab, lab
@@ -122,9 +123,9 @@ def uses_every_row_of_uneven_data_once(made: Lab) -> None:
     made.begin(sum_up, ("sums", ["n", "s"]))
     with pytest.raises(ConfigError, match="workers of parameter servers do not run"):
         cluster.infer_rows([1])
-    report = cluster.feed(tables(1, 100, 0, 36), 3, name="sums", timeout_s=SOON_S)
-    again = cluster.feed(tables(50), name="sums", timeout_s=SOON_S)
-    cluster.feed(tables(2), name="sums", timeout_s=SOON_S)  # of which one worker may have none
+    report = cluster.feed(tables(1, 100, 0, 36), 3, feed="sums", timeout_s=SOON_S)
+    again = cluster.feed(tables(50), feed="sums", timeout_s=SOON_S)
+    cluster.feed(tables(2), feed="sums", timeout_s=SOON_S)  # of which one worker may have none
     cluster.end_feeds("sums")
     (found,) = made.results()
     expected = 3 * sum(range(137)) + sum(range(50)) + 1
@@ -137,9 +138,9 @@ def fits_with_tf_keras(made: Lab) -> None:
     """Rows that `fit` leaves hold nobody up."""
     cluster = made.cluster
     made.begin(fit, None)
-    evaluating = cluster.feed_async(tables(8000), 4, name="eval", timeout_s=SOON_S)
+    evaluating = cluster.feed_async(tables(8000), 4, feed="eval", timeout_s=SOON_S)
     report = cluster.feed(tables(2000, 1000), 10, timeout_s=SOON_S)
-    cluster.feed(tables(3), name="after", to="chief", timeout_s=SOON_S)
+    cluster.feed(tables(3), feed="after", role="chief", timeout_s=SOON_S)
     cluster.end_feeds("after")
     (found,) = made.results()
     assert evaluating.result(SOON_S).rows_unused > 0
@@ -152,7 +153,7 @@ def fits_with_tf_keras(made: Lab) -> None:
 def test_chief_trains_on_fed_workers_until_one_of_them_lacks_a_column(
     tmp_path: Path, fits: bool
 ) -> None:
-    options: dict[str, Any] = {"num_ps": 1, "master_node": "chief"}
+    options: dict[str, Any] = {"roles": Roles(ps=1, chief="chief")}
     with (
         pytest.raises(NodeFailedError) as failed,
         lab(tmp_path, "tensorflow", 1, nodes=4, **options) as made,
@@ -162,7 +163,7 @@ def test_chief_trains_on_fed_workers_until_one_of_them_lacks_a_column(
         if fits:
             fits_with_tf_keras(made)
         made.begin(sum_up, ("lacks", ["n", "nope"]))
-        made.cluster.feed(tables(100, 100), name="lacks", timeout_s=SOON_S)
+        made.cluster.feed(tables(100, 100), feed="lacks", timeout_s=SOON_S)
         made.cluster.results(SOON_S)
     cause = failed.value.root_cause
     assert cause.node.startswith("worker:")
@@ -171,9 +172,14 @@ def test_chief_trains_on_fed_workers_until_one_of_them_lacks_a_column(
 
 
 def test_ps_on_the_drivers_machine_takes_no_slot_of_spark(spark_cluster: SparkSession) -> None:
-    options: dict[str, Any] = {"input_mode": "own", "framework": "plain", "show_progress": False}
+    options: dict[str, Any] = {"framework": "plain", "feeding": Feeding(fed=False)}
     with sparkdl.launch(
-        spark_cluster, name_or_hang, None, 5, num_ps=1, driver_ps_nodes=True, **options
+        spark_cluster,
+        name_or_hang,
+        None,
+        5,
+        roles=sparkdl.Roles(ps=1, ps_on_driver=True),
+        **options,
     ) as cluster:  # of four slots
         ps = processes()["ps:0"]
         assert ps.agent.ppid() == os.getpid()

@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import FrameworkMissingError
+from sparkdl.core.options import Roles
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, Member, World, build_world
 from sparkdl.frameworks.framework import Framework, framework_named
 from sparkdl.frameworks.tensorflow import TensorFlow
 
 
-def _world(*plan: Any) -> World:
-    """Return the world of `plan_nodes(*plan)`, node `n` on port `n`."""
-    return build_world(0, {node: Address("h", node.node_id, "") for node in plan_nodes(*plan)})
+def _world(nodes: int, ps: int = 0, chief: str | None = None, evaluator: bool = False) -> World:
+    """Return the world of these nodes, node `n` on port `n`."""
+    planned = plan_nodes(nodes, Roles(ps=ps, chief=chief, evaluator=evaluator))
+    return build_world(0, {node: Address("h", node.node_id, "") for node in planned})
 
 
 def _config(world: World, member: Member) -> Any:

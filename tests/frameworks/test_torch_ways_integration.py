@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparkdl.core.options import Feeding, Observe
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import Lines, launch
 
@@ -161,7 +162,9 @@ def train(args: None, ctx: NodeContext) -> dict[str, Any]:
 
 def test_each_way_trains_as_one_process_does() -> None:
     lines = Lines()
-    with launch(train, framework="torch", input_mode="own", log_to_driver=lines) as cluster:
+    with launch(
+        train, framework="torch", feeding=Feeding(fed=False), observe=Observe(on_log=lines)
+    ) as cluster:
         first, second = cluster.results(_SOON_S)
     assert not [line.text for line in lines.heard if "destroy" in line.text]
     expected = first["alone"]

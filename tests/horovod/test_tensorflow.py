@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from sparkdl.core.options import Feeding
 from tests.doubles.labs import Lab, lab
 from tests.doubles.nodes import launch
 from tests.horovod.keras_programs import (
@@ -47,7 +48,7 @@ _HOW: dict[str, Callable[[Any, Any], Any]] = {
 
 @pytest.fixture(scope="module")
 def pair(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with lab(tmp_path_factory.mktemp("pair"), "tensorflow", 2, input_mode="own") as made:
+    with lab(tmp_path_factory.mktemp("pair"), "tensorflow", 2, feeding=Feeding(fed=False)) as made:
         yield made
 
 
@@ -59,7 +60,7 @@ def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     if request.param == "gloo":
         found = together(request.getfixturevalue("pair"), everything)
     else:
-        options: dict[str, Any] = {"framework": "tensorflow", "input_mode": "own"}
+        options: dict[str, Any] = {"framework": "tensorflow", "feeding": Feeding(fed=False)}
         with launch(everything_without_torch, **options) as cluster:
             found = cluster.results(DONE_S)
     assert both(found, "transport") == [request.param] * 2
@@ -74,7 +75,7 @@ def fitted(request: pytest.FixtureRequest, tmp_path_factory: Any) -> list[dict[s
     if request.param == "keras":
         found = together(request.getfixturevalue("pair"), keras_3, folder)
     else:
-        with launch(tf_keras, folder, input_mode="own") as cluster:
+        with launch(tf_keras, folder, feeding=Feeding(fed=False)) as cluster:
             found = cluster.results(DONE_S)
     assert [each["module"] for each in found] == [request.param] * 2
     return found

@@ -12,6 +12,7 @@ import pytest
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.options import Feeding
 from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab, lab
 from tests.doubles.nodes import SOON_S
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture(scope="module")
 def three(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with lab(tmp_path_factory.mktemp("three"), "torch", SIZE, input_mode="own") as made:
+    with lab(tmp_path_factory.mktemp("three"), "torch", SIZE, feeding=Feeding(fed=False)) as made:
         yield made
 
 

@@ -213,7 +213,7 @@ def main() -> None:
     parser.add_argument("--address", required=True, help="of the driver's host")
     parser.add_argument("--fed", action="store_true")
     parser.add_argument("--pause", type=float, default=_PAUSE_S, help="seconds of each step")
-    parser.add_argument("--options", type=json.loads, default={}, help="of launch, as JSON")
+    parser.add_argument("--options", type=options_of, default={}, help="of launch, as JSON")
     args = parser.parse_args()
     start_nodes_on(args.hosts)
     local.LocalExecutor.driver_host = lambda self: args.address  # type: ignore[method-assign]
@@ -224,8 +224,7 @@ def main() -> None:
         len(args.hosts),
         framework=WAYS[args.way][0],
         executor="local",
-        input_mode="spark" if args.fed else "own",
-        show_progress=False,
+        feeding=sparkdl.Feeding(fed=args.fed),
         **args.options,
     )
     tell("launched", hosts=[member.host for member in cluster.world.members])

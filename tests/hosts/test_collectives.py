@@ -22,7 +22,7 @@ ENDED_S = 120.0
 NOTICED_S = 8.0 + 8.0
 """`host_timeout`, and as much again for a machine that is busy."""
 CHECKPOINTS = {"checkpoint_dir": str(SHARED / "checkpoints")}
-RESTARTS = {"max_restarts": 2, "min_nodes": 1, "elastic_timeout": 5.0, **CHECKPOINTS}
+RESTARTS = {"max_restarts": 2, "recovery": {"min_nodes": 1, "wait_s": 5.0}, **CHECKPOINTS}
 HOSTS = {0: "h1", 1: "h2"}
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]

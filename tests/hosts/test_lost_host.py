@@ -66,7 +66,7 @@ def is_alive(process: psutil.Process) -> bool:
     [
         (Host.cut, "{}"),
         (Host.power_off, "{}"),
-        (Host.cut, '{"tls": true}'),
+        (Host.cut, '{"startup": {"tls": true}}'),
     ],
 )
 def test_lost_host_costs_one_generation_and_no_row(
@@ -91,7 +91,9 @@ def test_lost_host_costs_one_generation_and_no_row(
 @pytest.mark.parametrize("host", ["h0", "h2"])
 def test_host_that_comes_back_takes_part_again(bed: Bed, host: str, cut_s: float) -> None:
     """That of the driver, or of a node, cut off for less and for more than `host_timeout`."""
-    driver = trained_until_checkpoint(bed, "--fault-within=0", '--options={"elastic_timeout": 60}')
+    driver = trained_until_checkpoint(
+        bed, "--fault-within=0", '--options={"recovery": {"min_nodes": 1, "wait_s": 60}}'
+    )
     bed[host].cut()
     NEVER.wait(cut_s)
     bed[host].mend()

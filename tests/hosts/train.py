@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 import sparkdl
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.options import Recovery
 from sparkdl.driver.lifecycle.state import Running
 from sparkdl.driver.view import View
 from tests.doubles.ledger import Plan, lost_and_doubled, train
@@ -58,18 +59,15 @@ def main() -> None:
     spark = SparkSession.builder.master(args.master).appName("hosts").getOrCreate()
     options = {
         "max_restarts": 3,
-        "min_nodes": 1,
-        "elastic_timeout": 5.0,
         "checkpoint_dir": str(args.folder / "checkpoints"),
-        **json.loads(args.options),
+        "recovery": Recovery(min_nodes=1, wait_s=5.0),
+        **options_of(args.options),
     }
     rows = spark.range(args.rows, numPartitions=args.partitions).withColumnRenamed("id", "row")
     if args.cached:
         rows.cache().count()
     plan = Plan(every=10, pause_s=args.pause)
-    cluster = sparkdl.launch(
-        spark, train, plan, args.nodes, framework="plain", show_progress=False, **options
-    )
+    cluster = sparkdl.launch(spark, train, plan, args.nodes, framework="plain", **options)
     try:
         tell("launched", placement=str(cluster.spec.placement))
         feeding = cluster.feed_async(rows)

@@ -45,7 +45,13 @@ def task(made: Any) -> KerasTask:
         **{"features": {"f": ""}, "label": "l", "weight": "w", "validates": False},
         **{"batch_size": 8, "epochs": 1, "optimizer": None, "loss": None, "metrics": None},
         **{"learning_rate": None, "shuffle": False, "seed": 1, "patience": None, "monitor": None},
-        **{"min_delta": 0.0, "log_dir": None, "model_dir": None, "saves": False, "name": "n"},
+        **{
+            "min_delta": 0.0,
+            "tensorboard_dir": None,
+            "model_dir": None,
+            "saves": False,
+            "name": "n",
+        },
     }
     return KerasTask(as_content(made), **options)
 

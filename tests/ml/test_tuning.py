@@ -12,7 +12,7 @@ from sparkdl.core.errors import ConfigError, FrameworkMissingError, ResultError
 from tests.ml.train_fns import curve
 
 pytestmark = pytest.mark.timeout(200)
-LOCAL: Any = {"executor": "local", "show_progress": False}
+LOCAL: Any = {"executor": "local"}
 SPACE: dict[str, Any] = {
     "x": optuna.distributions.FloatDistribution(-3, 3),
     "n": (1, 4),

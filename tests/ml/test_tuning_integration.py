@@ -29,10 +29,9 @@ def test_trials_on_sub_clusters_of_spark_take_turns(spark_ml: SparkSession) -> N
         distance,
         {"x": (0, 9)},
         trials=3,
-        parallelism=3,  # of two nodes each, and there are four slots
+        parallelism=3,
         nodes=2,
         study=study,
-        show_progress=False,
     )
     assert [trial.value for trial in found.trials] == [2.0, 1.0, 1.0]
     rows = found.to_spark(spark_ml).orderBy("number").collect()

@@ -10,6 +10,7 @@ import pytest
 
 import sparkdl
 from sparkdl.core.errors import NodeFailedError
+from sparkdl.core.options import Feeding, Roles
 from sparkdl.node.context import NodeContext, current
 from tests.doubles.nodes import SOON_S, launch
 
@@ -35,7 +36,9 @@ def gather(args: None, ctx: NodeContext) -> list[Any]:
 
 def test_all_nodes_have_the_values_of_all_also_after_a_restart() -> None:
     assert current() is None
-    with launch(gather, nodes=3, eval_node=True, max_restarts=1, input_mode="own") as cluster:
+    with launch(
+        gather, nodes=3, max_restarts=1, roles=Roles(evaluator=True), feeding=Feeding(fed=False)
+    ) as cluster:
         results = cluster.results(6 * SOON_S)
     for found in results[:2]:
         assert found[:-1] == [[0, n] for n in range(50)]
@@ -51,6 +54,4 @@ def leave_early(args: None, ctx: NodeContext) -> None:
 
 def test_node_that_returned_without_calling_fails_who_waits_for_it() -> None:
     with pytest.raises(NodeFailedError, match="worker:1 returned from map_fun without it"):
-        sparkdl.run(
-            None, leave_early, nodes=2, framework="plain", executor="local", show_progress=False
-        )
+        sparkdl.run(None, leave_early, nodes=2, framework="plain", executor="local")

@@ -20,6 +20,7 @@ import pytest
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, NodeLostError
+from sparkdl.core.options import Feeding, Roles
 from sparkdl.node.context import NodeContext
 from sparkdl.node.gpus import claimant_of, has_driver, list_gpus, open_nvml
 from tests.doubles.map_funs import hang
@@ -87,10 +88,14 @@ def folder_in(tmp_path: Path, name: str) -> Path:
 def test_clusters_at_once_share_a_hosts_gpus_but_no_gpu(host: Any, tmp_path: Path) -> None:
     uuids = host(4)
     one, two = folder_in(tmp_path, "one"), folder_in(tmp_path, "two")
-    roles: dict[str, Any] = {"num_ps": 1, "master_node": "chief", "eval_node": True}
+    roles: dict[str, Any] = {"roles": Roles(ps=1, chief="chief", evaluator=True)}
     with (
-        launch(see_and_stay, one, nodes=4, num_gpus=1, input_mode="own", **roles) as first,
-        launch(see_and_stay, two, nodes=1, num_gpus={"worker": 2}, input_mode="own") as second,
+        launch(
+            see_and_stay, one, nodes=4, num_gpus=1, feeding=Feeding(fed=False), **roles
+        ) as first,
+        launch(
+            see_and_stay, two, nodes=1, num_gpus={"worker": 2}, feeding=Feeding(fed=False)
+        ) as second,
     ):
         deadline, never = Deadline.after(SOON_S), threading.Event()
         while len([*one.glob("*-*"), *two.glob("*-*")]) < 5 and not deadline.has_passed:
@@ -103,7 +108,7 @@ def test_clusters_at_once_share_a_hosts_gpus_but_no_gpu(host: Any, tmp_path: Pat
         taken = [gpu for count, seen in given.values() for gpu in seen if count]
         assert sorted(taken) == sorted(uuids)
         with pytest.raises(ConfigError) as refused:
-            launch(see, two, nodes=1, num_gpus=5, input_mode="own")
+            launch(see, two, nodes=1, num_gpus=5, feeding=Feeding(fed=False))
         assert "worker:0 on host" in str(refused.value)
         assert "it has 4, of which 0 are free" in str(refused.value)
         for gpu in uuids:
@@ -122,7 +127,7 @@ def test_gpus_of_a_killed_agent_are_free_again(
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # an agent that is killed leaves its files
     with (
         pytest.raises(NodeLostError),
-        launch(hang, nodes=1, num_gpus=1, input_mode="own") as cluster,
+        launch(hang, nodes=1, num_gpus=1, feeding=Feeding(fed=False)) as cluster,
     ):
         them = processes()["worker:0"]
         assert claimant_of(gpu) == them.agent.pid
@@ -138,7 +143,9 @@ def test_gpus_of_a_killed_agent_are_free_again(
 def test_evaluator_gets_a_gpu_where_it_is_asked_for(host: Any, tmp_path: Path) -> None:
     (gpu,) = host(1)
     gpus, folder = {"evaluator": 1, "worker": 0}, folder_in(tmp_path, "told")
-    with launch(see, folder, eval_node=True, num_gpus=gpus, input_mode="own") as cluster:
+    with launch(
+        see, folder, num_gpus=gpus, roles=Roles(evaluator=True), feeding=Feeding(fed=False)
+    ) as cluster:
         cluster.results(SOON_S)
     assert told(folder) == {"worker-0": (0, [""]), "evaluator-0": (1, [gpu])}
 
@@ -183,8 +190,8 @@ def test_cuda_finds_the_gpu_that_a_node_was_given_and_no_other(
         there = list_gpus(nvml)
     assert there, "nvidia-smi is here, and NVML lists no GPU"
     wanted = 1 if there[0].uuid.startswith("MIG-") or not is_asked_for else len(there)
-    options: dict[str, Any] = {"num_ps": 1, "num_gpus": wanted if is_asked_for else None}
-    with launch(find, tmp_path, nodes=2, input_mode="own", **options) as cluster:
+    options: dict[str, Any] = {"num_gpus": wanted if is_asked_for else None, "roles": Roles(ps=1)}
+    with launch(find, tmp_path, nodes=2, feeding=Feeding(fed=False), **options) as cluster:
         cluster.results(6 * SOON_S)
         given = told(tmp_path)
         assert given["ps-0"] == (0, [])
@@ -216,7 +223,7 @@ def test_gpu_on_which_a_stranger_computes_is_not_given_away(
         stranger.kill()
     if not is_told:
         pytest.skip("this driver does not tell which processes compute: a container?")
-    with launch(find, tmp_path, nodes=1, num_gpus=1, input_mode="own") as cluster:
+    with launch(find, tmp_path, nodes=1, num_gpus=1, feeding=Feeding(fed=False)) as cluster:
         cluster.results(6 * SOON_S)
     assert told(tmp_path)["worker-0"][0] == 1
 
@@ -239,7 +246,7 @@ def test_framework_computes_on_the_gpu_that_its_node_claimed(
     if torch.version.cuda is None:
         pytest.skip("this PyTorch is built without CUDA")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    options: dict[str, Any] = {"num_gpus": 1, "input_mode": "own", "framework": "torch"}
+    options: dict[str, Any] = {"num_gpus": 1, "framework": "torch", "feeding": Feeding(fed=False)}
     with launch(multiply, tmp_path, nodes=1, **options) as cluster:
         cluster.results(12 * SOON_S)
     assert told(tmp_path) == {"worker-0": (1, [1, 64.0])}

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sparkdl.core.options import Feeding
 from sparkdl.node.context import NodeContext
 from sparkdl.node.resources import HadoopClasspath
 from tests.doubles.nodes import SOON_S, launch
@@ -110,13 +111,13 @@ def class_path(args: None, ctx: NodeContext) -> str | None:
 
 def test_nodes_have_the_jars_before_map_fun_begins(hadoop: Callable[..., None]) -> None:
     hadoop(JARS)
-    with launch(class_path, nodes=1, input_mode="own") as cluster:
+    with launch(class_path, nodes=1, feeding=Feeding(fed=False)) as cluster:
         assert cluster.results(SOON_S) == ["a.jar:b.jar"]
 
 
 def test_nodes_with_a_broken_hadoop_run_all_the_same(hadoop: Callable[..., None]) -> None:
     hadoop("echo broken >&2; exit 1")
-    with launch(class_path, nodes=1, input_mode="own") as cluster:
+    with launch(class_path, nodes=1, feeding=Feeding(fed=False)) as cluster:
         assert cluster.results(SOON_S) == [None]
         log = "\n".join(cluster.logs(0))
     assert "hdfs:// may not open" in log

@@ -33,8 +33,9 @@ from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS, close_fd
 from sparkdl.control.messages import EpochEnd
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, UnfedError
+from sparkdl.core.options import Feeding, Roles
 from sparkdl.core.settings import Settings
-from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
+from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import FIRST_TIME, Address, Resume, build_world
 from sparkdl.feed.adapters.tfos import DataFeed
 from sparkdl.feed.reader.batches import EpochBatches
@@ -100,7 +101,7 @@ def start(resume: Resume = FIRST_TIME, **options: Any) -> Start:
     return Start(world, 0, ClusterSpec("c", nodes, **options), resume)
 
 
-SOON_GIVEN_UP = Settings(feed_timeout_s=0.05)
+SOON_GIVEN_UP = Settings(feeding=Feeding(timeout_s=0.05))
 
 
 def row(item: object) -> int:
@@ -168,7 +169,7 @@ def test_end_of_all_feeds_ends_those_that_nobody_used_yet_too() -> None:
 
 def test_feed_of_a_cluster_that_nobody_feeds_is_refused_at_once_by_whatever_reads_it() -> None:
     with linked() as ends:
-        ends.send(start(input_mode=InputMode.TENSORFLOW))
+        ends.send(start(is_fed=False))
         ends.begun()
         reader = ends.link.reader("input")
         readers: list[Callable[[], Any]] = [
@@ -179,17 +180,17 @@ def test_feed_of_a_cluster_that_nobody_feeds_is_refused_at_once_by_whatever_read
             reader.has_epoch,
         ]
         for read in readers:
-            with pytest.raises(ConfigError, match=r"feed 'input' cannot be read.*input_mode='own'"):
+            with pytest.raises(ConfigError, match=r"feed 'input' cannot be read.*fed=False"):
                 read()
 
 
 def test_files_that_a_node_reads_itself_need_nobody_to_feed_them() -> None:
     with linked() as ends:
-        ends.send(start(input_mode=InputMode.TENSORFLOW, settings=SOON_GIVEN_UP))
+        ends.send(start(is_fed=False, settings=SOON_GIVEN_UP))
         ends.begun()
         own = ends.link.own_reader("parquet")
         waiting = Running(own.has_epoch)
-        waiting.join(4 * SOON_GIVEN_UP.feed_timeout_s)
+        waiting.join(4 * SOON_GIVEN_UP.feeding.timeout_s)
         assert waiting.is_alive()
         ends.send(EndMark(own.feed))
         assert not waiting.result()
@@ -203,8 +204,8 @@ def test_feed_of_a_name_that_nobody_feeds_is_given_up_and_says_what_is_fed() -> 
         ends.begun()
         misspelt = ends.link.reader("inputs")
         message = (
-            r"nobody has fed 'inputs' to worker:0 within feed_timeout=0.05 s; "
-            "being fed is 'input', 'test'"
+            r"nobody has fed 'inputs' to worker:0 within 0.05 s \(Feeding\(timeout_s=…\)\); "
+            r"being fed is 'input', 'test'"
         )
         with pytest.raises(UnfedError, match=message):
             list(EpochBatches(misspelt, 4))
@@ -224,7 +225,7 @@ def test_feed_that_may_still_come_is_waited_for(why: str) -> None:
     with linked() as ends:
         first = start(Resume(1) if why == "resumed" else FIRST_TIME, settings=SOON_GIVEN_UP)
         if why == "evaluator":
-            nodes = plan_nodes(2, eval_node=True)
+            nodes = plan_nodes(2, Roles(evaluator=True))
             world = build_world(0, {node: Address("h", 1, "") for node in nodes})
             first = Start(world, 0, ClusterSpec("c", nodes, settings=SOON_GIVEN_UP))
         ends.send(first)
@@ -236,7 +237,7 @@ def test_feed_that_may_still_come_is_waited_for(why: str) -> None:
             ends.link.reader("other").has_epoch()
         feed = DataFeed(reader, ends.link.send, train_mode=why != "inference")
         waiting = Running(lambda: feed.next_batch(1))
-        waiting.join(4 * SOON_GIVEN_UP.feed_timeout_s)
+        waiting.join(4 * SOON_GIVEN_UP.feeding.timeout_s)
         assert waiting.is_alive()
         ends.send(EndMark(""))
         assert waiting.result() == []

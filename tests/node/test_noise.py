@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparkdl.core.errors import NodeFailedError
+from sparkdl.core.options import Observe
 from sparkdl.node.context import NodeContext
 from sparkdl.node.noise import noise_in, without_noise
 from tests.doubles.gates import Gate
@@ -78,7 +79,7 @@ def test_driver_hears_it_where_it_is_asked_for_and_the_nodes_log_has_it(
     told = [*(NOISE if level == "0" else ()), "mine"]
     with (
         pytest.raises(NodeFailedError) as caught,
-        launch(speak_and_fail, gate, nodes=1, log_to_driver=lines) as cluster,
+        launch(speak_and_fail, gate, nodes=1, observe=Observe(on_log=lines)) as cluster,
     ):
         lines.wait_for("mine")
         assert lines.of("worker:0") == told
@@ -99,7 +100,7 @@ def test_a_start_of_tensorflow_says_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
     lines = Lines()
-    with launch(compute, framework="tensorflow", log_to_driver=lines) as cluster:
+    with launch(compute, framework="tensorflow", observe=Observe(on_log=lines)) as cluster:
         cluster.wait(120)
         assert any("oneDNN" in line for line in cluster.logs(0)), cluster.logs(0)
     assert lines.of("worker:0") == lines.of("worker:1") == ["2 2"]

@@ -14,6 +14,7 @@ import pytest
 
 import sparkdl
 from sparkdl.core.errors import NodeFailedError
+from sparkdl.core.options import Startup
 from sparkdl.node import warm
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S, all_gone, launch
@@ -42,7 +43,7 @@ def tell(args: Any, ctx: NodeContext) -> dict[str, Any]:
 
 
 def run(args: Any = None, keep_warm_s: float = 60.0, **options: Any) -> list[dict[str, Any]]:
-    with launch(tell, args, keep_warm_s=keep_warm_s, **options) as cluster:
+    with launch(tell, args, startup=Startup(keep_warm_s=keep_warm_s), **options) as cluster:
         results: list[dict[str, Any]] = cluster.results(3 * SOON_S)
     return results
 
@@ -75,7 +76,7 @@ def test_next_launch_uses_agents_and_children_of_the_last_one_until_something_di
 
     waiting = [waiting_child(agent) for agent in first]
     monkeypatch.setenv("MODE", "other")
-    others = run(keep_warm_s=0.0)
+    others = run(startup=Startup(keep_warm_s=0.0))
     assert {result["mode"] for result in others} == {"other"}
     assert not first & {
         psutil.Process(result["agent"]) for result in others if psutil.pid_exists(result["agent"])
@@ -87,7 +88,7 @@ def test_nothing_is_kept_after_a_failure_or_an_abort() -> None:
     before = set(psutil.Process().children(recursive=True))
     with pytest.raises(NodeFailedError, match="as asked"):
         run("fail")
-    with launch(tell, keep_warm_s=60.0) as cluster:
+    with launch(tell, startup=Startup(keep_warm_s=60.0)) as cluster:
         cluster.wait(3 * SOON_S)
         cluster.abort()
     assert all_gone(set(psutil.Process().children(recursive=True)) - before)
@@ -113,7 +114,7 @@ def test_agent_that_is_kept_ends_with_its_child_and_when_it_is_told_to(
 
 
 def test_agent_that_is_not_needed_in_time_ends() -> None:
-    (result,) = run(nodes=1, keep_warm_s=0.2)
+    (result,) = run(nodes=1, startup=Startup(keep_warm_s=0.2))
     assert not psutil.pid_exists(result["agent"]) or all_gone([psutil.Process(result["agent"])])
 
 

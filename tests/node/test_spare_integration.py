@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.options import Observe, Startup
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.view import View
 from sparkdl.node.context import NodeContext
@@ -73,7 +74,10 @@ def tell(args: Traced, ctx: NodeContext) -> dict[str, Any]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_each_restart_trains_in_children_that_had_imported_before_the_kill(folder: Path) -> None:
-    options: dict[str, Any] = {"framework": LOSES_PORTS, "preload": [preloaded.NAME]}
+    options: dict[str, Any] = {
+        "framework": LOSES_PORTS,
+        "startup": Startup(preload=[preloaded.NAME]),
+    }
     nodes = ("worker:0", "worker:1")
     with launch(tell, Traced(str(folder)), max_restarts=2, **options) as cluster:
         seen = {node.child.pid for node in processes().values()}
@@ -103,7 +107,9 @@ def hang_after_a_step(args: Any, ctx: NodeContext) -> int:
 
 
 def test_spare_stands_back_and_ends_with_its_agent(folder: Path) -> None:
-    with launch(hang_after_a_step, nodes=1, preload=[preloaded.NAME], max_restarts=1) as cluster:
+    with launch(
+        hang_after_a_step, nodes=1, max_restarts=1, startup=Startup(preload=[preloaded.NAME])
+    ) as cluster:
         spare = imported_spare("worker:0", folder)
         if sys.platform == "linux":
             assert os.sched_getscheduler(spare.pid) in (os.SCHED_IDLE, os.SCHED_BATCH)
@@ -114,7 +120,9 @@ def test_spare_stands_back_and_ends_with_its_agent(folder: Path) -> None:
 
 
 def test_no_spare_is_made_where_it_is_turned_off() -> None:
-    with launch(hang_after_a_step, nodes=1, max_restarts=1, spare=False) as cluster:
+    with launch(
+        hang_after_a_step, nodes=1, max_restarts=1, startup=Startup(spare=False)
+    ) as cluster:
         assert cluster.reported(timeout_s=SOON_S)[0] == 1, "the agent heard of it first"
         assert processes()["worker:0"].spare is None
         cluster.abort()
@@ -138,7 +146,10 @@ def test_spare_that_ends_is_told_in_the_log_and_harms_no_training(
         (folder / preloaded.FAILS).touch()
     gate, lines = Gate.at(tmp_path / "gate"), Lines()
     told = "sparkdl: no process with imported libraries is kept for a restart: "
-    options: dict[str, Any] = {"preload": [preloaded.NAME], "log_to_driver": lines}
+    options: dict[str, Any] = {
+        "observe": Observe(on_log=lines),
+        "startup": Startup(preload=[preloaded.NAME]),
+    }
     with launch(train, gate, 1, max_restarts=1, **options) as cluster:
         if how == "cannot import":
             lines.wait_for_part(

@@ -15,18 +15,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.core.errors import ProtocolError
+from sparkdl.core.options import Feeding, Recovery, Roles
 from sparkdl.core.settings import Settings
-from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
+from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.node.spec import AgentSpec, read_spec, start_agent, write_private
 
 SPEC = ClusterSpec(
     "c",
-    plan_nodes(4, 1, "master", True),
+    plan_nodes(4, Roles(ps=1, chief="master", evaluator=True)),
     "torch",
-    InputMode.TENSORFLOW,
+    False,
     "detached",
     num_gpus=2,
-    settings=Settings(1.5, 2, 3, 0, 5.5, 6, 7),
+    settings=Settings(
+        1.5, 2, Recovery(min_nodes=3, on_hang="fail"), Feeding(disk_nbytes=0), 5.5, 6
+    ),
 )
 AGENT = AgentSpec("ws://[::1]:5", "tök-en", 2, SPEC, "task", 3, 4242, ("0", "1"))
 PLAIN = AgentSpec("ws://h:1", "t", 0, ClusterSpec("c", plan_nodes(1)), "process")

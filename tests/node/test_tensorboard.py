@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from sparkdl.core.errors import FrameworkMissingError, LaunchError
+from sparkdl.core.options import Feeding, Observe
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.node.task import check_executor, parse_problem
 from tests.doubles.map_funs import hang
@@ -50,7 +51,9 @@ def test_board_answers_shows_its_folder_and_ends_with_the_cluster(
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     monkeypatch.setenv("TENSORBOARD_PORT", str(port))
-    with launch(hang, input_mode="own", tensorboard=str(tmp_path)) as cluster:
+    with launch(
+        hang, feeding=Feeding(fed=False), observe=Observe(tensorboard=str(tmp_path))
+    ) as cluster:
         board = board_of(processes()["worker:0"].agent)
         them = [board, *board.children(recursive=True)]
         assert cluster.board is not None
@@ -70,7 +73,7 @@ def test_board_ends_with_an_agent_that_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # an agent that is killed leaves its files
-    cluster = launch(hang, nodes=1, input_mode="own", tensorboard=True)
+    cluster = launch(hang, nodes=1, feeding=Feeding(fed=False), observe=Observe(tensorboard=True))
     try:
         agent = processes()["worker:0"].agent
         board = board_of(agent)
@@ -90,7 +93,7 @@ def test_board_that_cannot_have_its_port_ends_the_launch_with_its_own_words(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         monkeypatch.setenv("TENSORBOARD_PORT", str(taken.getsockname()[1]))
         with pytest.raises(LaunchError, match=r"does not answer on 127\.0\.0\.1") as caught:
-            launch(hang, nodes=1, input_mode="own", tensorboard=True)
+            launch(hang, nodes=1, feeding=Feeding(fed=False), observe=Observe(tensorboard=True))
     assert "could not bind to" in str(caught.value)
     assert "TENSORBOARD_PORT" in str(caught.value)
     assert not processes()
@@ -114,5 +117,5 @@ def test_missing_package_ends_the_launch_of_a_local_cluster(
 ) -> None:
     hide(tmp_path, monkeypatch, "tensorboard")
     with pytest.raises(FrameworkMissingError, match="pip install tensorboard"):
-        launch(hang, nodes=1, input_mode="own", tensorboard=True)
+        launch(hang, nodes=1, feeding=Feeding(fed=False), observe=Observe(tensorboard=True))
     assert not processes()

@@ -21,6 +21,7 @@ import msgspec
 import pytest
 
 from sparkdl.core.errors import ProtocolError
+from sparkdl.core.options import Startup
 from sparkdl.node import warm
 from sparkdl.node.warm import Fit, WarmAgent, changed_since, listen, misfit, take
 from tests.doubles.nodes import SOON_S
@@ -44,7 +45,7 @@ def test_an_agent_fits_a_launch_that_would_start_the_same() -> None:
         ({"executable": "/other/python"}, "the interpreter is '/other/python' now"),
         ({"folder": "/elsewhere"}, "the working directory is '/elsewhere' now"),
         ({"framework": "torch"}, "the framework is 'torch' now, and was 'tensorflow'"),
-        ({"preload": ()}, r"preload is \(\) now, and was \('numpy',\)"),
+        ({"startup": Startup(preload=())}, r"preload is \(\) now, and was \('numpy',\)"),
         ({"environment": {**ENVIRONMENT, "PYTHONPATH": "/a:/b:/c"}}, "^sys.path is another one$"),
         ({"environment": {**ENVIRONMENT, "SECRET": "other", "NEW": ""}}, "variables: NEW, SECRET$"),
         ({"environment": {"PYTHONPATH": "/a:/b"}}, "variables: OMP_NUM_THREADS, SECRET$"),

@@ -37,10 +37,7 @@ def stream(ssc: Any, rdds: int, rows: int) -> Any:
 
 
 def run(ssc: Any, map_fun: Any, args: Any = None, nodes: int = 1) -> TFCluster.TFCluster:
-    return TFCluster.run(
-        ssc.sparkContext, map_fun, args, nodes, input_mode=TFCluster.InputMode.SPARK,
-        framework="plain", show_progress=False,
-    )  # fmt: skip
+    return TFCluster.run(ssc.sparkContext, map_fun, args, nodes, input_mode=TFCluster.InputMode.SPARK, framework="plain",)  # fmt: skip
 
 
 def count(args: int, ctx: NodeContext) -> int:

@@ -6,6 +6,7 @@ Runs in: driver
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from pyspark.ml.base import Estimator

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sparkdl.core.options import Feeding, Observe, Recovery, Startup
+
 
 class KerasParams(TypedDict, total=False):
     """The parameters of `KerasEstimator` by name."""
@@ -27,14 +29,12 @@ class KerasParams(TypedDict, total=False):
     epochs: int
     features_col: str
     feed_reader: Literal["auto", "spark", "nodes"]
-    feed_timeout: float
+    feeding: Feeding | None
     handle_invalid: Literal["error", "skip", "keep"]
     input_mapping: Mapping[str, Any]
     keep: bool | Sequence[str]
     label_col: str
     learning_rate: float | None
-    log_dir: str | None
-    log_to_driver: bool | None
     loss: Any
     max_restarts: int
     metrics: Any
@@ -43,19 +43,20 @@ class KerasParams(TypedDict, total=False):
     model_per: Literal["auto", "slot", "executor"]
     num_gpus: int | None
     num_workers: int
+    observe: Observe | None
     optimizer: Any
     output_mapping: Mapping[str, Any]
     output_types: Mapping[str, Any]
     parquet_reader: Literal["auto", "python", "spark"]
-    placement: Literal["auto", "attached", "detached"]
     prediction_col: str
     probability_col: str | None
     raw_prediction_col: str | None
-    reservation_timeout: float
+    recovery: Recovery | None
     seed: int | None
     shuffle: bool
     shutdown_timeout: float
+    startup: Startup | None
     sync_every: int
-    tls: bool | Sequence[str] | None
+    tensorboard_dir: str | None
     validation_indicator_col: str | None
     weight_col: str | None

@@ -161,7 +161,7 @@ class Training:
         validating: Future[FeedReport] | None = None
         if validation is not None:
             validating = cluster.feed_async(
-                validation, self.epochs, name=VALIDATION, reader=self.reader
+                validation, self.epochs, feed=VALIDATION, reader=self.reader
             )
             # By a callback, so that its readers see its end also while this thread waits below.
             validating.add_done_callback(lambda _: cluster.end_feeds(VALIDATION))

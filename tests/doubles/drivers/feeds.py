@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sparkdl.core.options import Feeding
 from tests.doubles.drivers.driver import start
 from tests.doubles.map_funs import count_rows
 
@@ -16,7 +17,7 @@ def rows() -> Iterator[int]:
         yield 1
 
 
-with start(count_rows, feed_memory=1 << 20) as cluster:
+with start(count_rows, feeding=Feeding(memory_nbytes=1 << 20)) as cluster:
     try:
         cluster.feed(rows())
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sparkdl.core.options import Feeding
 from tests.doubles.drivers.driver import start
 from tests.doubles.map_funs import hang
 
@@ -18,7 +19,7 @@ def rows() -> Iterator[bytes]:
         yield ROW
 
 
-with start(hang, feed_memory=1 << 20) as cluster:
+with start(hang, feeding=Feeding(memory_nbytes=1 << 20)) as cluster:
     try:
         cluster.feed(rows())
     finally:

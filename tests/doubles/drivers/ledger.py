@@ -9,6 +9,7 @@ import json
 import sys
 from functools import partial
 
+from sparkdl.core.options import Recovery
 from sparkdl.core.settings import Settings
 from sparkdl.driver import launch as launching
 from tests.doubles.drivers.driver import start
@@ -29,8 +30,7 @@ with start(
     args=Plan(every=5, pause_s=pause_s),
     checkpoint_dir=folder,
     max_restarts=1000,
-    hang_timeout=HANG_S,
-    hang_action="restart",
+    recovery=Recovery(hang_timeout_s=HANG_S, on_hang="restart"),
 ) as cluster:
     for _ in range(calls):
         cluster.feed(table(rows, 3), epochs=epochs)

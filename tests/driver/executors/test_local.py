@@ -16,6 +16,7 @@ import pytest
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import LaunchError, NodeFailedError, ReservationTimeoutError
+from sparkdl.core.options import Feeding, Roles, Startup
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.executors import local
 from sparkdl.driver.executors.local import LocalExecutor
@@ -52,7 +53,7 @@ def test_agent_that_cannot_start_fails_the_launch_with_its_words(interpreter: Pa
 def test_agent_that_never_comes_is_named_when_the_time_is_over(interpreter: Path) -> None:
     write_script(interpreter, "exec cat >/dev/null")
     with pytest.raises(ReservationTimeoutError, match=r"0 of 2 .* missing: worker:0, worker:1"):
-        launch(hang, reservation_timeout=0.3)
+        launch(hang, startup=Startup(timeout_s=0.3))
 
 
 def test_agent_that_dies_early_fails_the_launch_or_the_cluster(
@@ -67,7 +68,7 @@ def test_agent_that_dies_early_fails_the_launch_or_the_cluster(
 
 
 def test_nodes_inside_a_spark_task_share_out_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = ClusterSpec("c", plan_nodes(4, 1, "chief", True))
+    spec = ClusterSpec("c", plan_nodes(4, Roles(ps=1, chief="chief", evaluator=True)))
     monkeypatch.setattr(local, "assigned_gpus", lambda: ("4", "5", "6", "7"))
     assert [(node.name, gpus) for node, gpus in local._with_gpus(spec, spec.nodes)] == [
         ("ps:0", ()),
@@ -109,7 +110,7 @@ def test_agent_that_does_not_end_in_time_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # an agent that is killed leaves its files
-    cluster = launch(hang, input_mode="own")
+    cluster = launch(hang, feeding=Feeding(fed=False))
     executor = cluster._executor
     assert isinstance(executor, LocalExecutor)
     them = processes()
@@ -128,7 +129,7 @@ def test_living_agent_of_a_node_that_is_asked_for_again_is_killed_only_if_it_was
     """Others are coming up."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # an agent that is killed leaves its files
     monkeypatch.setattr(local, "_KILL_WAIT_S", 0.1)
-    with launch(hang, nodes=1, input_mode="own") as cluster:
+    with launch(hang, nodes=1, feeding=Feeding(fed=False)) as cluster:
         executor, agent = cluster._executor, processes()["worker:0"].agent
         assert isinstance(executor, LocalExecutor)
         if is_lost:

@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.options import Feeding, Observe, Recovery, Startup
 from sparkdl.core.settings import Settings
-from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
+from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.executors.spark import SparkExecutor
 from sparkdl.driver.lifecycle.state import Running, SlotsCounted
 from sparkdl.driver.slots.placement import Standing, choose_placing
@@ -75,12 +76,11 @@ def test_lost_node_is_replaced(
         spark_cluster,
         map_funs.wait_without_file,
         str(end),
-        placement=placement,
-        input_mode="own",
-        spare=False,
         max_restarts=2 * len(faults),
-        elastic_timeout=BACK_S,
-        log_to_driver=lines,
+        recovery=Recovery(wait_s=BACK_S),
+        feeding=Feeding(fed=False),
+        observe=Observe(on_log=lines),
+        startup=Startup(placement=placement, spare=False),
     ) as cluster:
         for happens in faults:
             world, agents, children = node_processes(lines, world + 1)
@@ -115,12 +115,11 @@ def test_job_that_has_failed_carries_nobody_though_its_thread_still_lives(
     with launch(
         spark_cluster,
         map_funs.wait_in_the_first_world,
-        placement="attached",
-        input_mode="own",
-        spare=False,
         max_restarts=2,
-        elastic_timeout=20.0,
-        log_to_driver=lines,
+        recovery=Recovery(wait_s=20.0),
+        feeding=Feeding(fed=False),
+        observe=Observe(on_log=lines),
+        startup=Startup(placement="attached", spare=False),
     ) as cluster:
         node_processes(lines)
         spark_cluster.sparkContext.cancelAllJobs()
@@ -139,10 +138,9 @@ def test_nodes_that_run_give_their_slots_back_and_come_back_all_the_same(
     with launch(
         spark_cluster,
         map_funs.wait_in_the_first_world,
-        placement="attached",
-        spare=False,
         max_restarts=2,
-        log_to_driver=lines,
+        observe=Observe(on_log=lines),
+        startup=Startup(placement="attached", spare=False),
     ) as cluster:
         _, agents, children = node_processes(lines)
         assert spark_cluster.sparkContext.statusTracker().getActiveJobsIds()
@@ -167,7 +165,7 @@ def test_slots_are_counted_while_nodes_run(spark_cluster: SparkSession) -> None:
     standing = count()
     assert standing is not None
     assert (standing.room, standing.is_short) == (2, False)
-    own = replace(spec, input_mode=InputMode.TENSORFLOW)
+    own = replace(spec, is_fed=False)
     assert counting(spark_cluster, own, placing, topology) is None
     dynamic = replace(topology, is_dynamic=True)
     assert counting(spark_cluster, spec, placing, dynamic) is None
@@ -187,10 +185,10 @@ def test_rows_of_a_lost_executor_are_fed_again_and_no_others(
             spark_cluster,
             map_funs.use_rows,
             {"stops_at": 14},
-            spare=False,
             max_restarts=2,
             checkpoint_dir=str(tmp_path),
-            log_to_driver=lines,
+            observe=Observe(on_log=lines),
+            startup=Startup(spare=False),
         ) as cluster,
         ThreadPoolExecutor(1) as pool,
     ):

@@ -48,8 +48,8 @@ def scoring(spark: SparkSession, folder: Path) -> Iterator[Scorer]:
         str(how),
         nodes=2,
         framework="plain",
-        placement="attached",
-        feed_timeout=60.0,
+        feeding=sparkdl.Feeding(timeout_s=60.0),
+        startup=sparkdl.Startup(placement="attached"),
     ) as cluster:
         yield Scorer(cluster, how)
 
@@ -158,7 +158,11 @@ def test_many_batches_and_other_sizes_do_not_shift(
 def test_too_few_results_are_an_error(spark_local: SparkSession) -> None:
     with (
         sparkdl.launch(
-            spark_local, map_funs.forget, nodes=1, framework="plain", feed_timeout=1.0
+            spark_local,
+            map_funs.forget,
+            nodes=1,
+            framework="plain",
+            feeding=sparkdl.Feeding(timeout_s=1.0),
         ) as cluster,
         pytest.raises(PythonException, match=r"of 20 rows of inference partition .* answered"),
     ):

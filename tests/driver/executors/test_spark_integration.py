@@ -23,6 +23,7 @@ from sparkdl.core.errors import (
     NodeFailedError,
     NodeLostError,
 )
+from sparkdl.core.options import Feeding, Observe, Startup
 from sparkdl.driver.feeds import transitions
 from sparkdl.driver.lifecycle.state import is_empty
 from sparkdl.driver.slots.advice import encrypting_setting
@@ -41,7 +42,7 @@ BACK_S = 90.0
 
 
 def launch(spark: SparkSession, map_fun: Any, args: Any = None, **options: Any) -> Cluster:
-    options = {"framework": "plain", "nodes": 2, "feed_timeout": 60.0, **options}
+    options = {"framework": "plain", "nodes": 2, "feeding": Feeding(timeout_s=60.0), **options}
     return sparkdl.launch(spark, map_fun, args, **options)
 
 
@@ -160,7 +161,9 @@ def test_nodes_on_a_standalone_cluster_get_an_executor_each(
     lines = Lines()
     with (
         pytest.raises(sparkdl.SparkdlError),
-        launch(spark_standalone, map_funs.where_then_wait, log_to_driver=lines) as cluster,
+        launch(
+            spark_standalone, map_funs.where_then_wait, observe=Observe(on_log=lines)
+        ) as cluster,
     ):
         _, agents, _ = node_processes(lines)
         assert len({executor_of(agent).pid for agent in agents}) == 2
@@ -198,7 +201,7 @@ def test_attached_nodes_keep_their_slots_and_inference_answers_each_row_in_order
 ) -> None:
     tracker = spark_cluster.sparkContext.statusTracker()
     numbers = spark_cluster.sparkContext.parallelize(range(100), 5)
-    with launch(spark_cluster, map_funs.double, placement="attached") as cluster:
+    with launch(spark_cluster, map_funs.double, startup=Startup(placement="attached")) as cluster:
         assert len(tracker.getActiveJobsIds()) == 1
         assert cluster.infer(numbers).collect() == [2 * n for n in range(100)]
         frame = cluster.infer(numbers.map(float), schema="double")
@@ -249,7 +252,9 @@ def test_detached_nodes_give_their_slots_back_and_take_the_same_steps_on_uneven_
     skewed = context.parallelize([1, 1000, 0], 3).flatMap(lambda n: [(i,) for i in range(n)])
     frame = spark_cluster.createDataFrame(skewed, "id long")
     args = {"batch_size": 64, "epochs": 2}
-    with launch(spark_cluster, map_funs.steps_of_epochs, args, placement="detached") as cluster:
+    with launch(
+        spark_cluster, map_funs.steps_of_epochs, args, startup=Startup(placement="detached")
+    ) as cluster:
         assert has_no_jobs(spark_cluster)
         cluster.feed(frame, epochs=2)
         first, second = cluster.results(60)
@@ -265,8 +270,8 @@ def test_nodes_know_their_roles_and_each_other(spark_local: SparkSession) -> Non
         {"x": 1},
         nodes=2,
         framework="plain",
-        master_node="chief",
         timeout_s=60,
+        roles=sparkdl.Roles(chief="chief"),
     )
     assert [result["name"] for result in results] == ["chief:0", "worker:0"]
     spec = results[0]["spec"]
@@ -293,13 +298,18 @@ def test_workers_that_carried_nodes_stay_for_later_jobs_with_what_they_have_impo
     spark_local: SparkSession,
 ) -> None:
     before = workers_of(spark_local)
-    with launch(spark_local, map_funs.where, input_mode="own", placement="attached") as cluster:
+    with launch(
+        spark_local,
+        map_funs.where,
+        feeding=Feeding(fed=False),
+        startup=Startup(placement="attached"),
+    ) as cluster:
         cluster.results()
     assert all(map(psutil.pid_exists, before))
 
 
 def test_two_clusters_at_once_do_not_mix(spark_local: SparkSession) -> None:
-    one_node = {"nodes": 1, "placement": "attached"}
+    one_node = {"nodes": 1, "startup": Startup(placement="attached")}
     with (
         launch(spark_local, map_funs.count_rows, **one_node) as first,
         launch(spark_local, map_funs.count_rows, **one_node) as second,
@@ -339,7 +349,7 @@ def test_killed_agent_takes_its_child_along(spark_cluster: SparkSession) -> None
     lines = Lines()
     with (
         pytest.raises(NodeLostError) as raised,
-        launch(spark_cluster, map_funs.where_then_wait, log_to_driver=lines) as cluster,
+        launch(spark_cluster, map_funs.where_then_wait, observe=Observe(on_log=lines)) as cluster,
     ):
         _, agents, children = node_processes(lines)
         victim = min(agents)
@@ -394,7 +404,7 @@ def test_node_that_cannot_start_fails_no_task(spark_cluster: SparkSession) -> No
 @pytest.mark.parametrize("placement", ["detached", "attached"])
 def test_killed_executor_takes_its_node_along(spark_cluster: SparkSession, placement: str) -> None:
     lines = Lines()
-    options = {"placement": placement, "log_to_driver": lines}
+    options = {"observe": Observe(on_log=lines), "startup": Startup(placement=placement)}
     with (
         pytest.raises(NodeLostError),
         launch(spark_cluster, map_funs.where_then_wait, **options) as cluster,

@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import sparkdl
+from sparkdl.core.options import Startup
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S, all_gone
 from tests.doubles.sessions import CLUSTER, SparkSessions
@@ -30,7 +31,7 @@ def tell(args: Any, ctx: NodeContext) -> tuple[int, int]:
 
 def run(spark: SparkSession, **options: Any) -> dict[psutil.Process, int]:
     """Run two nodes; return the process id of each agent's child."""
-    options = {"framework": "plain", "keep_warm_s": 60.0, **options}
+    options = {"framework": "plain", "startup": Startup(keep_warm_s=60.0), **options}
     results = sparkdl.run(spark, tell, nodes=2, timeout_s=6 * SOON_S, **options)
     return {psutil.Process(agent): child for agent, child in results}
 
@@ -41,12 +42,12 @@ def run(spark: SparkSession, **options: Any) -> dict[psutil.Process, int]:
 def test_next_launch_uses_the_agents_of_the_last_one_which_hold_no_slot(
     spark_cluster: SparkSession, placement: str
 ) -> None:
-    first = run(spark_cluster, placement=placement)
+    first = run(spark_cluster, startup=Startup(placement=placement))
     waiting = {agent: agent.children()[0] for agent in first}
     assert spark_cluster.sparkContext.statusTracker().getActiveStageIds() == []
-    again = run(spark_cluster, placement=placement)
+    again = run(spark_cluster, startup=Startup(placement=placement))
     assert again == {agent: child.pid for agent, child in waiting.items()}
-    others = run(spark_cluster, placement=placement, preload=["json"])
+    others = run(spark_cluster, startup=Startup(placement=placement, preload=["json"]))
     assert not others.keys() & first.keys()
     assert all_gone(first), "who does not fit is of no use any more"
     processes = [*others, *(child for agent in others for child in agent.children())]

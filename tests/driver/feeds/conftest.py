@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from sparkdl.core.options import Feeding
 from tests.doubles.labs import Lab, lab
 
 LITTLE = 1 << 16
@@ -36,25 +37,29 @@ def _lab(
 @pytest.fixture(scope="module")
 def roomy(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Two nodes that hold whatever they are fed."""
-    yield from _lab(tmp_path_factory, "roomy", feed_memory=1 << 26)
+    yield from _lab(tmp_path_factory, "roomy", feeding=Feeding(memory_nbytes=1 << 26))
 
 
 @pytest.fixture(scope="module")
 def little(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Two nodes that hold 64 KiB; the rest has to wait."""
-    yield from _lab(tmp_path_factory, "little", feed_memory=LITTLE, feed_disk=0)
+    yield from _lab(
+        tmp_path_factory, "little", feeding=Feeding(memory_nbytes=LITTLE, disk_nbytes=0)
+    )
 
 
 @pytest.fixture(scope="module")
 def disk(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Two nodes that hold 64 KiB in memory, and the rest on disk."""
-    yield from _lab(tmp_path_factory, "disk", feed_memory=LITTLE, feed_disk=1 << 28)
+    yield from _lab(
+        tmp_path_factory, "disk", feeding=Feeding(memory_nbytes=LITTLE, disk_nbytes=1 << 28)
+    )
 
 
 @pytest.fixture(scope="module")
 def trio(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Three nodes that hold whatever they are fed."""
-    yield from _lab(tmp_path_factory, "trio", nodes=3, feed_memory=1 << 26)
+    yield from _lab(tmp_path_factory, "trio", nodes=3, feeding=Feeding(memory_nbytes=1 << 26))
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import FeedTimeoutError
+from sparkdl.core.options import Roles
 from sparkdl.driver.feeds import transitions
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.feed.reader.batches import Tail
@@ -64,7 +65,7 @@ def test_nodes_that_meet_at_every_step_use_each_row_once_an_epoch(
         nodes.begin(train, {"port": meetings.port, "feed": feed, "tail": tail})
         report = nodes.cluster.feed(parts(*SIZES[sizes]), 3, feed, STEP_S)
         results = ended(nodes, feed)
-    has_room = nodes.cluster.spec.settings.feed_disk_nbytes != 0
+    has_room = nodes.cluster.spec.settings.feeding.disk_nbytes != 0
     assert report.epochs == 3
     assert report.rows_unused == 0 or tail == "carry"
     assert report.rows_fed == 3 * count
@@ -267,7 +268,7 @@ def test_plain_feed_has_every_row_once_an_epoch(nodes: Lab, feed: str) -> None:
     report = nodes.cluster.feed(parts(1, 1000, 0), 3, feed, STEP_S)
     results = ended(nodes, feed)
     assert (report.rows_fed, report.rows_used) == (3003, 3003)
-    assert report.passes == 1 or nodes.cluster.spec.settings.feed_disk_nbytes == 0
+    assert report.passes == 1 or nodes.cluster.spec.settings.feeding.disk_nbytes == 0
     assert Counter(x for rows in results for x in rows) == Counter(dict.fromkeys(range(1001), 3))
 
 
@@ -297,8 +298,8 @@ def test_evaluation_is_fed_beside_training(nodes: Lab, feed: str) -> None:
 
 
 def test_evaluator_is_fed_beside_the_workers() -> None:
-    with launch(count_rows, eval_node=True) as cluster:
-        evaluating = cluster.feed_async(range(10), to="evaluator", timeout_s=STEP_S)
+    with launch(count_rows, roles=Roles(evaluator=True)) as cluster:
+        evaluating = cluster.feed_async(range(10), role="evaluator", timeout_s=STEP_S)
         assert evaluating.result(SOON_S).rows == {"evaluator:0": 10}
         assert cluster.feed(range(100), timeout_s=STEP_S).rows == {"worker:0": 100}
         assert cluster.results(SOON_S)[0] == [100, sum(range(100))]

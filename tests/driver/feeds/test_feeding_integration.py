@@ -23,6 +23,7 @@ from sparkdl.core.errors import (
     FeedTimeoutError,
     NodeFailedError,
 )
+from sparkdl.core.options import Feeding, Roles
 from sparkdl.node.context import NodeContext
 from tests.doubles.frameworks import LOSES_PORTS
 from tests.doubles.gates import Gate
@@ -58,12 +59,12 @@ def column(result: Any, i: int) -> int:
 
 def test_every_row_is_read_once_an_epoch_however_often_it_is_fed(roomy: Lab, feed: str) -> None:
     roomy.begin(count, feed)
-    first = roomy.cluster.feed(range(1000), epochs=3, name=feed)
+    first = roomy.cluster.feed(range(1000), epochs=3, feed=feed)
     assert first.epochs == 3
     assert first.rows_fed == 3000
     assert first.rows_unused == 0
     assert first.rows == {"worker:0": 1500, "worker:1": 1500}
-    assert roomy.cluster.feed(range(501), name=feed).rows_fed == 501
+    assert roomy.cluster.feed(range(501), feed=feed).rows_fed == 501
     results = ended(roomy, feed)
     assert column(results, 0) == 3501
     assert column(results, 1) == 3 * sum(range(1000)) + sum(range(501))
@@ -85,7 +86,7 @@ def test_data_far_beyond_the_memory_streams_through(little: Lab, feed: str) -> N
     table = pa.table({"x": column_x})
     parts = [table.slice(i, 8) for i in range(0, rows, 8)]
     little.begin(norm, feed)
-    assert little.cluster.feed(parts, epochs=2, name=feed).rows_fed == 2 * rows
+    assert little.cluster.feed(parts, epochs=2, feed=feed).rows_fed == 2 * rows
     results = ended(little, feed)
     assert column(results, 0) == 2 * rows
     assert column(results, 1) == 2 * 4096 * sum(range(rows))
@@ -93,7 +94,7 @@ def test_data_far_beyond_the_memory_streams_through(little: Lab, feed: str) -> N
 
 def test_fewer_rows_than_nodes_are_fed_all_the_same(roomy: Lab, feed: str) -> None:
     roomy.begin(count, feed)
-    assert roomy.cluster.feed([7], epochs=2, name=feed).rows_fed == 2
+    assert roomy.cluster.feed([7], epochs=2, feed=feed).rows_fed == 2
     assert column(ended(roomy, feed), 1) == 14
 
 
@@ -105,8 +106,8 @@ def test_data_without_rows_are_an_error_of_the_driver(
     nothing: list[Any] = [[], iter([]), pa.table({"x": pa.array([], pa.int64())}), str(tmp_path)]
     for data in nothing:
         with pytest.raises(ConfigError, match="the data have no rows, so there is nothing to"):
-            roomy.cluster.feed(data, name=feed)
-    assert roomy.cluster.feed([7], name=feed).rows_used == 1, "it can be fed again"
+            roomy.cluster.feed(data, feed=feed)
+    assert roomy.cluster.feed([7], feed=feed).rows_used == 1, "it can be fed again"
     assert column(ended(roomy, feed), 1) == 7
 
 
@@ -126,10 +127,10 @@ def test_call_that_failed_before_a_row_came_is_no_epoch_of_the_nodes(
     roomy.begin(rows_of_epochs, feed)
     for data, error in (([], ConfigError), (broken(), OSError), (iter([]), ConfigError)):
         with pytest.raises(error):
-            roomy.cluster.feed(data, epochs=3 if data == [] else 1, name=feed)
-    roomy.cluster.feed(range(20), epochs=2, name=feed)
+            roomy.cluster.feed(data, epochs=3 if data == [] else 1, feed=feed)
+    roomy.cluster.feed(range(20), epochs=2, feed=feed)
     with pytest.raises(ConfigError):
-        roomy.cluster.feed([], name=feed)
+        roomy.cluster.feed([], feed=feed)
     assert ended(roomy, feed) == [[10, 10]] * 2
 
 
@@ -190,7 +191,7 @@ def test_end_of_one_feed_does_not_cut_another(disk: Lab, feed: str, tmp_path: Pa
     disk.begin(leave_one, [feed, other, *gates])
     with ThreadPoolExecutor(1) as pool:
         training = pool.submit(disk.cluster.feed, iter(rows), 1, feed)
-        disk.cluster.feed(itertools.repeat(1), name=other)  # endless: returns as nobody wants it
+        disk.cluster.feed(itertools.repeat(1), feed=other)  # endless: returns as nobody wants it
         for gate in gates:
             gate.open()
         assert training.result(SOON_S).rows_fed == 500
@@ -223,7 +224,7 @@ def test_feed_ends_early_once_no_node_wants_more(roomy: Lab, feed: str) -> None:
         return rows
 
     roomy.begin(first_rows, feed)
-    report = roomy.cluster.feed(itertools.count(), name=feed)
+    report = roomy.cluster.feed(itertools.count(), feed=feed)
     assert report.epochs == 0
     assert report.rows_unused > 0
     assert ended(roomy, feed) == [10, 10]
@@ -245,7 +246,7 @@ def test_feed_that_nobody_reads_times_out_and_names_the_node_and_its_last_words(
     gate = Gate.at(tmp_path / "gate")
     roomy.begin(stall_in_one, [feed, gate])
     with gate.wait_until_reached(), pytest.raises(FeedTimeoutError) as caught:
-        roomy.cluster.feed(range(100), name=feed, timeout_s=STILL_S)
+        roomy.cluster.feed(range(100), feed=feed, timeout_s=STILL_S)
     ended(roomy, feed)
     story = str(caught.value)
     assert "no progress for 1 s: worker:1 has read 0 rows in 0 steps, and received 50" in story
@@ -266,7 +267,7 @@ def test_what_cannot_be_fed_is_refused_before_a_row_is_sent(roomy: Lab, feed: st
         with pytest.raises(ConfigError, match=text):
             roomy.cluster.feed(data, epochs, feed)
     with pytest.raises(ConfigError, match="timeout_s=0"):
-        roomy.cluster.feed([1], name=feed, timeout_s=0)
+        roomy.cluster.feed([1], feed=feed, timeout_s=0)
     assert ended(roomy, feed) == [[0, 0]] * 2
 
 
@@ -347,7 +348,7 @@ def test_results_of_inference_are_in_order_and_come_as_they_are_asked_for(
         while not feed.should_stop():
             feed.batch_results([2 * row for row in feed.next_batch(100)])
 
-    infer = partial(roomy.cluster.infer, name=feed)
+    infer = partial(roomy.cluster.infer, feed=feed)
     roomy.begin(double_named, feed)
     assert list(infer(range(1000))) == [2 * i for i in range(1000)]
     tables = [pa.table({"x": [1, 2]}), pa.table({"x": [3]}), pa.table({"x": [4, 5]})]
@@ -430,7 +431,7 @@ def misspells(feed: str, ctx: NodeContext) -> int:
 def test_feed_of_another_name_than_is_fed_is_told_with_both_names() -> None:
     with (
         pytest.raises(NodeFailedError, match=r"nobody has fed 'inputs' .* being fed is 'input'"),
-        launch(misspells, "inputs", nodes=1, feed_timeout=STILL_S) as cluster,
+        launch(misspells, "inputs", nodes=1, feeding=Feeding(timeout_s=STILL_S)) as cluster,
     ):
         cluster.feed(range(10), timeout_s=SOON_S)
 
@@ -441,7 +442,7 @@ def test_misspelt_name_of_a_feed_is_told_after_seconds_with_both_names(
     monkeypatch.setattr("sparkdl.driver.feeds.runner.LONG_WAIT_S", 0.5)
     with launch(misspells, "validation", nodes=1) as cluster:
         with pytest.raises(FeedTimeoutError):
-            cluster.feed(range(10), name="validations", timeout_s=2 * STILL_S)
+            cluster.feed(range(10), feed="validations", timeout_s=2 * STILL_S)
         cluster.abort()
     told = "feeds 'validations', and worker:0 reads 'validation', which has not been fed; did you"
     assert caplog.text.count(told) == 1
@@ -451,9 +452,9 @@ def test_feed_of_the_right_name_for_another_role_is_told_after_seconds(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sparkdl.driver.feeds.runner.LONG_WAIT_S", 0.5)
-    with launch(count_of_workers, nodes=2, eval_node=True) as cluster:
+    with launch(count_of_workers, nodes=2, roles=Roles(evaluator=True)) as cluster:
         with pytest.raises(FeedTimeoutError, match=r"'input' to evaluator:0 alone"):
-            cluster.feed(range(10), to="evaluator", timeout_s=2 * STILL_S)
+            cluster.feed(range(10), role="evaluator", timeout_s=2 * STILL_S)
         with pytest.raises(NodeFailedError, match=r"never fed to worker:0, .*A call feeds one rol"):
             cluster.results(SOON_S)
         cluster.abort()
@@ -487,7 +488,7 @@ def test_driver_that_gives_up_a_feed_first_says_which_one_is_read() -> None:
 
 
 def test_cluster_that_is_never_fed_ends_by_itself() -> None:
-    with launch(count_rows, nodes=1, feed_timeout=0.5) as cluster:
+    with launch(count_rows, nodes=1, feeding=Feeding(timeout_s=0.5)) as cluster:
         with pytest.raises(NodeFailedError, match=r"UnfedError: .* nothing is being fed here"):
             cluster.wait(SOON_S)
         cluster.abort()
@@ -514,7 +515,7 @@ def test_loop_that_goes_on_beyond_the_end_is_told_of_and_then_fails(
         return [sum(len(batch["value"]) for batch in batches) for _ in range(args[1])]
 
     roomy.begin(epochs, (feed, loops))
-    roomy.cluster.feed(range(20), epochs=2, name=feed)
+    roomy.cluster.feed(range(20), epochs=2, feed=feed)
     if loops == 3:
         assert ended(roomy, feed) == [[10, 10, 0]] * 2
     else:

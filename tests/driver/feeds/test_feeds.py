@@ -159,7 +159,7 @@ def test_micro_batch_that_the_cluster_has_had_is_not_fed_again(roomy: Lab, feed:
     assert [stream.feed_batch(parts(10), "q", batch) for batch in (0, 1, 1, 0)] == [True] * 4
     assert stream.feed_batch(parts(10), "another", 0)
     with pytest.raises(ConfigError, match="belongs to a stream"):
-        cluster.feed(parts(1), name=feed)
+        cluster.feed(parts(1), feed=feed)
     with pytest.raises(ConfigError, match="belongs to a stream"):
         cluster.open_stream(feed)
     cluster.end_feeds(feed)

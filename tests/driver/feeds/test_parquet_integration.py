@@ -15,6 +15,7 @@ import pytest
 
 import sparkdl
 from sparkdl.core.errors import ConfigError, FeedTimeoutError, ReadError
+from sparkdl.core.options import Feeding, Roles
 from sparkdl.feed.parquet.source import list_files
 from sparkdl.node.context import NodeContext
 from sparkdl.tfos import TFCluster
@@ -71,7 +72,9 @@ def ended(lab: Lab, feed: str) -> list[Any]:
 def own(run_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Two nodes that read data of their own, of which they hold 64 KiB."""
     folder = tmp_path_factory.mktemp("own")
-    with lab(folder, "plain", 2, input_mode="own", feed_memory=LITTLE, feed_disk=0) as made:
+    with lab(
+        folder, "plain", 2, feeding=Feeding(fed=False, memory_nbytes=LITTLE, disk_nbytes=0)
+    ) as made:
         yield made
 
 
@@ -127,7 +130,7 @@ def test_files_may_be_named_in_every_way(roomy: Lab, feed: str, tmp_path: Path) 
         sparkdl.parquet(folder, columns=["x"]),
         list_files(str(folder), ["x"]),
     ):
-        assert roomy.cluster.feed(data, name=feed).rows_fed == 500
+        assert roomy.cluster.feed(data, feed=feed).rows_fed == 500
     first, second = ended(roomy, feed)
     assert Counter(first + second) == Counter([*range(500)] * 5)
 
@@ -137,9 +140,9 @@ def test_paths_that_name_nothing_are_refused_before_anything_is_read(
 ) -> None:
     roomy.begin(read_all, feed)
     with pytest.raises(ConfigError, match="no Parquet file found"):
-        roomy.cluster.feed(tmp_path / "nothing.parquet", name=feed)
+        roomy.cluster.feed(tmp_path / "nothing.parquet", feed=feed)
     with pytest.raises(ConfigError, match="must be a list of names"):
-        roomy.cluster.feed(sparkdl.parquet(tmp_path, columns="x"), name=feed)
+        roomy.cluster.feed(sparkdl.parquet(tmp_path, columns="x"), feed=feed)
     assert ended(roomy, feed) == [[], []]
 
 
@@ -184,7 +187,7 @@ def test_share_of_a_node_that_has_returned_goes_to_the_others_in_the_next_pass(
         return read_all("input", ctx)
 
     folder = write(tmp_path / "data", rows=300, width=200)
-    with launch(leave_early, feed_memory=LITTLE, feed_disk=0) as cluster:
+    with launch(leave_early, feeding=Feeding(memory_nbytes=LITTLE, disk_nbytes=0)) as cluster:
         report = cluster.feed(folder, epochs=2)
         kept, left = cluster.results(SOON_S)
     assert (report.epochs, report.passes) == (2, 2)
@@ -203,7 +206,7 @@ def test_feed_that_nobody_reads_times_out(little: Lab, feed: str, tmp_path: Path
     folder = write(tmp_path / "data", rows=300, width=200)
     little.begin(late, [feed, *gates])
     with pytest.raises(FeedTimeoutError, match="worker:0 has read 0 rows"):
-        little.cluster.feed(folder, name=feed, timeout_s=1.0)
+        little.cluster.feed(folder, feed=feed, timeout_s=1.0)
     for gate in gates:
         gate.open()
     ended(little, feed)
@@ -221,7 +224,10 @@ def test_files_are_read_anew_when_a_node_loses_its_port(tmp_path: Path) -> None:
     folder, gate = write(tmp_path / "data", rows=300, width=200), Gate.at(tmp_path / "gate")
     with (
         launch(
-            lose_port_once, gate, framework=LOSES_PORTS, feed_memory=LITTLE, feed_disk=0
+            lose_port_once,
+            gate,
+            framework=LOSES_PORTS,
+            feeding=Feeding(memory_nbytes=LITTLE, disk_nbytes=0),
         ) as cluster,
         ThreadPoolExecutor(1) as pool,
     ):
@@ -314,7 +320,7 @@ def test_evaluator_reads_all_rows(tmp_path: Path) -> None:
         return rows
 
     args = (str(write(tmp_path / "data")), Gate.at(tmp_path / "gate"))
-    with launch(own, args, eval_node=True, input_mode="own") as cluster:
+    with launch(own, args, roles=Roles(evaluator=True), feeding=Feeding(fed=False)) as cluster:
         assert cluster.results(SOON_S)[0] == 1000
 
 

@@ -178,16 +178,16 @@ def test_a_later_run_feeds_what_the_checkpoint_does_not_cover(tmp_path: Path) ->
         }
         cluster._controller.checkpoints.coverage.restore(coverage)
         for feed in covered:
-            assert cluster.feed([1], name=feed) == FeedReport(1), "the first call is covered"
+            assert cluster.feed([1], feed=feed) == FeedReport(1), "the first call is covered"
         none = cluster.feed(table(0, 16), 2, "none")
         cluster.end_feeds("none")
         few = cluster.feed(table(0, 12), 2, "few")
         cluster.end_feeds("few")
         files = cluster.feed(str(tmp_path), 3, "files")
         with pytest.raises(ConfigError, match="1 partitions, and 4 when rows"):
-            cluster.feed(table(0, 12), name="other")
+            cluster.feed(table(0, 12), feed="other")
         with pytest.raises(ConfigError, match="1 partitions, and 3 when rows"):
-            cluster.feed(table(0, 12), name="known")
+            cluster.feed(table(0, 12), feed="known")
         first, second = cluster.results(SOON_S)
     both = {
         feed: [sorted([*a, *b]) for a, b in zip(first[feed], second[feed], strict=True)]

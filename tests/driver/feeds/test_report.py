@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sparkdl.control.messages import ChildReturned, FeedCount
+from sparkdl.core.options import Roles
 from sparkdl.core.spec import EVALUATOR, WORKER, ClusterSpec, NodeSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
 from sparkdl.driver.feeds.report import (
@@ -57,7 +58,7 @@ def test_nodes_that_wait_for_another_name_than_is_fed_are_told_of() -> None:
 
 
 def test_nodes_that_wait_for_a_feed_of_another_role_are_told_of() -> None:
-    spec = ClusterSpec("c", plan_nodes(3, eval_node=True))
+    spec = ClusterSpec("c", plan_nodes(3, Roles(evaluator=True)))
     (evaluator,) = (node for node in spec.nodes if node.role is EVALUATOR)
     workers = [node for node in spec.nodes if node is not evaluator]
     feeds = {(node.node_id, "input"): FeedCount("input") for node in workers}

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import sparkdl
+from sparkdl.core.options import Feeding
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S, launch
 
@@ -74,8 +75,8 @@ def test_final_model_has_each_row_once_an_epoch_however_often_nodes_die(
     is_own = source == "own files"
     args = {"options": options, "deaths": deaths, "own": str(tmp_path / "data") if is_own else ""}
     folder = str(tmp_path / "checkpoints")
-    mode = "own" if is_own else "spark"
-    with launch(train, args, max_restarts=2, checkpoint_dir=folder, input_mode=mode) as cluster:
+    fed = Feeding(fed=not is_own)
+    with launch(train, args, max_restarts=2, checkpoint_dir=folder, feeding=fed) as cluster:
         if not is_own:
             report = cluster.feed(data, epochs=2)
             assert report.rows_fed == 2 * ROWS

@@ -72,12 +72,12 @@ def test_rows_are_the_same_whoever_reads_the_files(
         assert set(auto.rows.values()) == {120}
         cluster.end_feeds("auto")
         with pytest.raises(ConfigError, match=r"reader='node' must be one of.*mean 'nodes'"):
-            cluster.feed(frame, name="nodes", reader="node")
+            cluster.feed(frame, feed="nodes", reader="node")
         with pytest.raises(ConfigError, match=r"reader='nodes'.*come through Sort"):
-            cluster.feed(frame.orderBy("x"), name="nodes", reader="nodes")
+            cluster.feed(frame.orderBy("x"), feed="nodes", reader="nodes")
         with pytest.raises(ConfigError, match="reader='spark' is for DataFrames"):
-            cluster.feed(str(folder), name="nodes", reader="spark")
-        assert cluster.feed_async(frame, name="nodes", reader="nodes").result().passes == 1
+            cluster.feed(str(folder), feed="nodes", reader="spark")
+        assert cluster.feed_async(frame, feed="nodes", reader="nodes").result().passes == 1
         cluster.end_feeds("nodes")
         assert cluster.feed(frame, 2, "spark", reader="spark").rows_fed == 240
         cluster.end_feeds("spark")
@@ -85,11 +85,11 @@ def test_rows_are_the_same_whoever_reads_the_files(
         assert "3 Parquet files themselves, 91 rows" in told("filtered")
         assert (sorted(filtered.rows.values()), filtered.rows_used) == ([90, 92], 182)
         cluster.end_feeds("filtered")
-        cluster.feed(frame.orderBy("x"), name="sorted")
+        cluster.feed(frame.orderBy("x"), feed="sorted")
         assert "the rows cross Spark, because its rows come through Sort" in told("sorted")
         cluster.end_feeds("sorted")
         os.utime(folder / "0.parquet", (1e9, 1e9))
-        assert cluster.feed(frame, name="changed").rows_fed == 120
+        assert cluster.feed(frame, feed="changed").rows_fed == 120
         assert "0.parquet has changed since Spark has listed it" in told("changed")
         cluster.end_feeds("changed")
         results = cluster.results()

@@ -8,7 +8,7 @@ import pytest
 
 from sparkdl.control.messages import Hello, NewRound, Stop
 from sparkdl.core.errors import NodeLostError
-from sparkdl.core.settings import Settings
+from sparkdl.core.options import Recovery
 from sparkdl.driver.lifecycle.state import (
     Action,
     AgentJoined,
@@ -25,7 +25,7 @@ from sparkdl.driver.lifecycle.state import (
 )
 from tests.driver.test_elastic import Play, said, sent
 
-SETTLE_S = Settings.host_timeout_s / 4
+SETTLE_S = Recovery.host_timeout_s / 4
 
 
 def cut(play: Play, feeder: str, node: str, generation: int = 0) -> LinkCut:
@@ -44,7 +44,7 @@ def decide(play: Play, *events: LinkCut) -> list[Action]:
 
 
 def test_host_is_given_up_and_the_others_begin_again_without_it() -> None:
-    play = Play(min_nodes=1, elastic_timeout_s=5.0)
+    play = Play(min_nodes=1, wait_s=5.0)
     assert "worker:1 on host-b cannot be reached from host-a" in said(play.say(cut(play, "a", "b")))
     assert play.state.deadline_s == play.now_s + SETTLE_S
     actions = play.expire()
@@ -92,7 +92,7 @@ def test_two_cuts_with_no_host_in_common_cost_two_hosts() -> None:
 
 def test_host_that_cannot_be_done_without_stays() -> None:
     """That of the chief, though the worker is the first to say something."""
-    play = Play(options={"master_node": "chief"}, min_nodes=1)
+    play = Play(options={"chief": "chief"}, min_nodes=1)
     chief = next(n for n in play.spec.nodes if n.role.is_chief).node_id
     worker = next(n for n in play.spec.nodes if not n.role.is_chief).node_id
     names = "abc"

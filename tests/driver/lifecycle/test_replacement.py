@@ -242,7 +242,7 @@ def test_standby_that_takes_a_seat_gives_its_slot_back_too() -> None:
 
 
 def test_needed_roles_come_before_others() -> None:
-    play = Play(4, {"num_ps": 1}, min_nodes=2)
+    play = Play(4, {"ps": 1}, min_nodes=2)
     play.say(FEWER)
     lose(play, "a", "c", "d")
     assert relaunched(play.actions) == ["ps:0"]

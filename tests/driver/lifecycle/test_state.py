@@ -27,6 +27,7 @@ from sparkdl.control.messages import (
 )
 from sparkdl.core.errors import IllegalTransitionError, LaunchError, ReservationTimeoutError
 from sparkdl.core.failure import Failure, FailureKind
+from sparkdl.core.options import Roles
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, CheckpointRef, World, build_world
@@ -70,7 +71,7 @@ from tests.doubles.machines import declared_steps_only
 
 steps_are_declared = declared_steps_only(TRANSITIONS)
 
-SPEC = ClusterSpec("c", plan_nodes(3, num_ps=1), settings=Settings(600.0, max_port_retries=2))
+SPEC = ClusterSpec("c", plan_nodes(3, Roles(ps=1)), settings=Settings(600.0, max_port_retries=2))
 """ps:0 is node 0 and agent "a", worker:0 is 1 and "b", worker:1 is 2 and "c"."""
 
 EXPIRED = DeadlinePassed()
@@ -169,7 +170,7 @@ STOP_FAILED = StopChild(0, failure("b").describe())
 STOPPING = Stopping(ALL, FINISHED, 25.0)
 STOPPED = Stopped(FINISHED)
 
-CUT_SETTLE_S = SPEC.settings.host_timeout_s / 4
+CUT_SETTLE_S = SPEC.settings.recovery.host_timeout_s / 4
 
 ENOUGH = Report("Placement: attached (4 slots for 3 nodes)")
 TOO_FEW = Warn(
@@ -415,7 +416,7 @@ def test_nodes_that_did_not_come_in_time_are_named() -> None:
 
 
 def test_many_that_are_missing_are_counted_rather_than_named() -> None:
-    spec = replace(roster().spec, nodes=plan_nodes(100, 0, None, False))
+    spec = replace(roster().spec, nodes=plan_nodes(100))
     state, _ = step(Gathering(replace(roster(), spec=spec), 0, 600.0), EXPIRED, 600.0)
     assert isinstance(state, Failed)
     missing = "worker:0, worker:1, worker:2, worker:3, worker:4 and 95 more. "
@@ -642,7 +643,7 @@ def broken_link(agent_id: str) -> ChildBroke:
 
 def test_cause_is_awaited_where_all_blame_a_connection() -> None:
     state, _ = step(RUNNING, broken_link("b"), 10.0)
-    assert state.deadline_s == 10.0 + SPEC.settings.host_timeout_s + SETTLE_S
+    assert state.deadline_s == 10.0 + SPEC.settings.recovery.host_timeout_s + SETTLE_S
     state, _ = step(state, left("c"), 14.0)
     assert state.deadline_s == 14.0 + SETTLE_S
     state, _ = step(state, EXPIRED, 15.0)

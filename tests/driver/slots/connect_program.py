@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 import sparkdl
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.options import Feeding
 
 
 def count(_args: Any, ctx: Any) -> int:
@@ -20,7 +21,7 @@ def count(_args: Any, ctx: Any) -> int:
 def main() -> None:
     builder = SparkSession.builder.config("spark.ui.enabled", "false")
     spark: Any = builder.remote("local[2]").getOrCreate()
-    options: dict[str, Any] = {"framework": "plain", "show_progress": False, "feed_timeout": 60}
+    options: dict[str, Any] = {"framework": "plain", "feeding": Feeding(timeout_s=60)}
     try:
         try:
             sparkdl.launch(spark, count, nodes=3, **options)

@@ -38,7 +38,7 @@ def test_launch_completes_once_workers_have_come_that_started_after_it(
     ]
     for timer in timers:
         timer.start()
-    with sparkdl.launch(spark, count, nodes=2, framework="plain", show_progress=False) as cluster:
+    with sparkdl.launch(spark, count, nodes=2, framework="plain") as cluster:
         assert time.monotonic() - began_s > _LATE_S
         cluster.feed(spark.range(40))
         assert sum(cluster.results()) == 40

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import ConfigError, ReservationTimeoutError
-from sparkdl.core.spec import ClusterSpec, InputMode, Placement, plan_nodes
+from sparkdl.core.options import Placement, Roles
+from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.slots.placement import (
     LASTING_S,
     UNCOUNTED,
@@ -29,9 +30,8 @@ DYNAMIC_ON, DYNAMIC_MOST = (f"spark.dynamicAllocation.{end}" for end in ("enable
 def spec(
     nodes: int, placement: Placement = "auto", is_fed: bool = True, num_ps: int = 0, **options: Any
 ) -> ClusterSpec:
-    mode = InputMode.SPARK if is_fed else InputMode.TENSORFLOW
-    planned = plan_nodes(nodes, num_ps)
-    return ClusterSpec("c", planned, placement=placement, input_mode=mode, **options)
+    planned = plan_nodes(nodes, Roles(ps=num_ps))
+    return ClusterSpec("c", planned, placement=placement, is_fed=is_fed, **options)
 
 
 @pytest.mark.parametrize(

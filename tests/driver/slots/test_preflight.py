@@ -13,7 +13,7 @@ from sparkdl.core.errors import (
     ConfigError,
     ReservationTimeoutError,
 )
-from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
+from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.slots import preflight
 from sparkdl.driver.slots.placement import Placing, choose_placing
 from sparkdl.driver.slots.preflight import (
@@ -79,8 +79,8 @@ def context(master: str, executors: Executors, **settings: str) -> Any:
     )
 
 
-def spec(nodes: int, mode: InputMode = InputMode.SPARK) -> ClusterSpec:
-    return ClusterSpec("c", plan_nodes(nodes), input_mode=mode)
+def spec(nodes: int, is_fed: bool = True) -> ClusterSpec:
+    return ClusterSpec("c", plan_nodes(nodes), is_fed=is_fed)
 
 
 @pytest.mark.parametrize("master", ["spark://m:7077", "k8s://m"])

@@ -10,6 +10,7 @@ import pytest
 
 import sparkdl
 from sparkdl.core.errors import CheckpointError
+from sparkdl.core.options import Feeding, Startup
 from sparkdl.driver.lifecycle import transitions
 from sparkdl.driver.slots.queue import gate_of
 
@@ -38,7 +39,11 @@ def test_next_launch_gets_the_slots_of_a_cluster_that_has_ended_and_was_not_shut
     """As programs do that catch what `inference` raises, and run the next cluster."""
     monkeypatch.setattr(transitions, "SETTLE_S", 2.0)  # the launch returns before it has failed
     map_fun: Any = fail if ends == "failed" else (lambda args, ctx: ctx.rank)
-    options: dict[str, Any] = {"framework": "plain", "input_mode": "own", "reservation_timeout": 60}
+    options: dict[str, Any] = {
+        "framework": "plain",
+        "feeding": Feeding(fed=False),
+        "startup": Startup(timeout_s=60),
+    }
     ended = sparkdl.launch(spark_local, map_fun, nodes=4, **options)
     try:
         assert sparkdl.run(spark_local, lambda args, ctx: ctx.rank, nodes=4, **options) == [
@@ -64,7 +69,7 @@ def test_parallel_clusters_take_turns_and_give_their_slots_back(
     def fit(_number: int) -> int:
         # Without turns both would get their two nodes, and no slot of four be left for feeding.
         with sparkdl.launch(
-            spark_local, count, nodes=2, framework="plain", show_progress=False, feed_timeout=60
+            spark_local, count, nodes=2, framework="plain", feeding=sparkdl.Feeding(timeout_s=60)
         ) as cluster:
             cluster.feed(rows)
             return sum(cluster.results())

@@ -197,7 +197,7 @@ def fed(train: Any, framework: str, *feeds: str) -> list[dict[str, Any]]:
     with launch(train, nodes=NODES, framework=framework) as cluster:
         cluster.feed(rows, epochs=EPOCHS, timeout_s=_SOON_S)
         for feed in feeds:
-            cluster.feed(few, name=feed, timeout_s=_SOON_S)
+            cluster.feed(few, feed=feed, timeout_s=_SOON_S)
         results = cluster.results(_SOON_S)
     for rank, found in enumerate(results):
         assert found["place"] == [rank // 2, rank % 2], "a model's nodes are neighbours"

@@ -13,6 +13,7 @@ from sparkdl.core.errors import (
     NodeFailedError,
     ShutdownTimeoutError,
 )
+from sparkdl.core.options import Observe, Roles
 from sparkdl.ml.estimators import training
 from sparkdl.ml.estimators.estimator import TFEstimator
 from sparkdl.ml.scoring.model import TFModel
@@ -123,6 +124,7 @@ def test_ps_and_tensorboard_are_asked_of_the_launch(
     monkeypatch.setattr(training, "launch", launch)
     estimator = plain(train_fns.read).setClusterSize(3).setNumPS(1).setDriverPSNodes(True)
     with pytest.raises(LaunchError):
-        estimator.setTensorboard(True).setLogDir("/logs").fit(frame)
-    found = {name: asked[name] for name in ("nodes", "num_ps", "driver_ps_nodes", "tensorboard")}
-    assert found == {"nodes": 3, "num_ps": 1, "driver_ps_nodes": True, "tensorboard": "/logs"}
+        estimator.setTensorboard(True).setTensorboardDir("/logs").fit(frame)
+    assert asked["nodes"] == 3
+    assert asked["roles"] == Roles(ps=1, ps_on_driver=True, chief="chief")
+    assert asked["observe"] == Observe(tensorboard="/logs")

@@ -114,7 +114,7 @@ def trained(spark_sessions: SparkSessions, tmp_path_factory: pytest.TempPathFact
         early_stopping_min_delta=0.02,
         seed=7,
         cache=True,
-        log_dir=str(folder / "logs") if HAS_BOARD else None,
+        tensorboard_dir=str(folder / "logs") if HAS_BOARD else None,
     )
     estimator.save(str(folder / "estimator"))
     loaded = KerasEstimator.load(str(folder / "estimator"))

@@ -14,6 +14,7 @@ from pyspark.ml.tuning import ParamGridBuilder
 
 import sparkdl
 from sparkdl.core.errors import ConfigError
+from sparkdl.core.options import Feeding, Startup
 from sparkdl.driver.launch import launch
 from sparkdl.ml.estimators.estimator import TFEstimator, launch_options
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
@@ -94,17 +95,11 @@ def test_set_parameters_beat_arguments_which_beat_defaults() -> None:
 
 
 def test_what_concerns_the_launch_reaches_it() -> None:
-    args = {"num_gpus": 2, "placement": "detached"}
-    stage = TFEstimator(train_fn, args).setFeedTimeout(5).setNumGPUs(3)
-    found = launch_options(stage.merge_args_params())
-    assert found == {
-        "reservation_timeout": 600.0, "feed_timeout": 5.0, "num_gpus": 3, "log_to_driver": None,
-        "placement": "detached", "max_restarts": 0, "checkpoint_dir": None,
-        "tls": None,
-    }  # fmt: skip
+    detached, patient = Startup(placement="detached"), Feeding(timeout_s=5.0)
+    stage = TFEstimator(train_fn, {"num_gpus": 2, "startup": detached})
+    found = launch_options(stage.setFeeding(patient).setNumGPUs(3).merge_args_params())
+    assert found == {"num_gpus": 3, "max_restarts": 0, "startup": detached, "feeding": patient}
     assert found.keys() <= inspect.signature(launch).parameters.keys()
-    stage.setTLS(("cert", "key", "ca"))
-    assert launch_options(stage.merge_args_params())["tls"] == ["cert", "key", "ca"]
 
 
 def test_argv_stays_a_list_beside_the_parameters() -> None:
@@ -141,9 +136,13 @@ def test_namespace_of_anything_else_is_refused() -> None:
     [
         ("BatchSize", 0, "(?m)^batch_size=0 must be at least 1$"),
         ("InputMode", 0, "^input_mode=0 cannot be: .* only InputMode.SPARK"),
-        ("FeedTimeout", -1, "^feed_timeout=-1 must be above zero seconds"),
-        ("Placement", "here", "^placement='here' cannot be: choose one of"),
-        ("Placement", "Attached", "choose one of .*; did you mean 'attached'"),
+        (
+            "Feeding",
+            {"timeout_s": -1},
+            "^feeding=.* Feeding.timeout_s=-1. must be above zero seconds",
+        ),
+        ("FeedReader", "here", "^feed_reader='here' cannot be: choose one of"),
+        ("FeedReader", "Nodes", "choose one of .*; did you mean 'nodes'"),
     ],
 )
 def test_values_that_cannot_work_are_refused(name: str, value: Any, match: str) -> None:

@@ -16,7 +16,9 @@ args = argparse.Namespace(epochs=50, steps_per_epoch=10, model_dir=tempfile.mkdt
 
 # block: The chief's calls
 
-with sparkdl.launch(spark, train, args, nodes=4, num_ps=1, master_node="chief") as cluster:
+with sparkdl.launch(
+    spark, train, args, nodes=4, roles=sparkdl.Roles(ps=1, chief="chief")
+) as cluster:
     fed = cluster.feed(frame, epochs=2)
 assert fed.rows_used == 1024, fed
 

@@ -12,4 +12,6 @@ def compute(args, ctx):
         matrix = tf.linalg.normalize(matrix @ matrix)[0]
 
 
-cluster = sparkdl.launch(spark, compute, args, nodes=2, framework="tensorflow", input_mode="own")
+cluster = sparkdl.launch(
+    spark, compute, args, nodes=2, framework="tensorflow", feeding=sparkdl.Feeding(fed=False)
+)

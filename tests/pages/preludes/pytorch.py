@@ -65,9 +65,9 @@ with sparkdl.launch(
     argparse.Namespace(steps=9),
     nodes=2,
     framework="torch",
-    input_mode="own",
     checkpoint_dir="/models/shards",
     max_restarts=1,
+    feeding=sparkdl.Feeding(fed=False),
 ) as cluster:
     cluster.results()
 assert cluster.reported()[0] == 8
