@@ -146,7 +146,14 @@ if __name__ == "__main__":
 
 def test_local_mode_runs_functions_and_programs_without_spark(tmp_path: Path) -> None:
     heard: list[str] = []
-    places = sparkdl.TorchDistributor(2, use_gpu=False, max_restarts=1, checkpoint_dir=str(tmp_path / "kept"), observe=sparkdl.Observe(on_log=lambda line: heard.append(line.text)), startup=sparkdl.Startup(spare=False),)  # fmt: skip
+    places = sparkdl.TorchDistributor(
+        2,
+        use_gpu=False,
+        max_restarts=1,
+        checkpoint_dir=str(tmp_path / "kept"),
+        observe=sparkdl.Observe(on_log=lambda line: heard.append(line.text)),
+        startup=sparkdl.Startup(spare=False),
+    )
     with places.start(fail_once, str(tmp_path)) as cluster:
         first, second = cluster.results(_SOON_S)
     assert first[:-1] == [3, ["0", "1", "manifest.json"], ["0", "2"]]

@@ -120,8 +120,8 @@ class Feeding:
             data, as with `sparkdl.run`.
         timeout_s: seconds without any row received or read until feeding is an error; also those
             that a node waits for the first row of a feed.
-        memory_nbytes: bytes of rows that a node holds before feeders wait, or it reads no further; by default an
-            eighth of the memory.
+        memory_nbytes: bytes of rows that a node holds before feeders wait, or it reads no further;
+            by default an eighth of the memory.
         disk_nbytes: bytes on its executor's local disk in which a node keeps rows beyond that, if
             later epochs are to read them again; by default a quarter of what is free.
 

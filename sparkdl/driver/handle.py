@@ -393,7 +393,8 @@ class Cluster:
 
         After a restart what the node's children printed in earlier attempts comes first; a line
         above each says which attempt it was. Of those that have ended 1,000 lines are kept.
-        Of a node that was lost with its agent none are known, unless `Observe(log_dir=…)` keeps all.
+        Of a node that was lost with its agent none are known, unless `Observe(log_dir=…)` keeps
+        all.
 
         Args:
             rank: the node's rank in `world`.

@@ -4,7 +4,8 @@ Runs in: driver
 
 They are the driver's and not the nodes': an executor's disk goes with its container, and object
 stores cannot be appended to. What a node prints comes over its control connection as for
-`Observe(log_to_driver=…)`, at most a megabyte at a time, and the more seldom the more nodes there are.
+`Observe(log_to_driver=…)`, at most a megabyte at a time, and the more seldom the more nodes there
+are.
 
 A thread writes, since a disk may be slow or hang. What waits for it is bounded; beyond that, and
 while the disk is full, lines are counted instead of kept, and the file says how many are missing.

@@ -157,8 +157,8 @@ def _preload(modules: Sequence[str]) -> None:
             import_module(name)
         except Exception as error:
             raise ConfigError(
-                f"Startup(preload=…) names {name!r}, which cannot be imported on {socket.gethostname()}: "
-                f"{type(error).__name__}: {error}. Repair or install it there, or leave it out"
+                f"Startup(preload=…) names {name!r}, which cannot be imported on "
+                f"{socket.gethostname()}: {type(error).__name__}: {error}. Repair or install it there, or leave it out"
             ) from error
 
 

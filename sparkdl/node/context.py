@@ -170,8 +170,8 @@ class NodeContext(LegacyContext):
         """Return Parquet files as batches of numpy arrays; each `iter` is one epoch.
 
         The nodes that train share the rows: call it on all of them, alike. Other nodes read all
-        rows. A node reads ahead, and once only what fits into `Feeding(memory_nbytes=…, disk_nbytes=…)`. Each
-        call reads for itself: keep what it returns.
+        rows. A node reads ahead, and once only what fits into the memory and on the disk that
+        `Feeding` names. Each call reads for itself: keep what it returns.
 
         Args:
             path: a folder, a file, a pattern, a list of these, or what `sparkdl.parquet` returns.
@@ -364,8 +364,8 @@ class NodeContext(LegacyContext):
         """Make a checkpoint of what is written into the folder that is yielded.
 
         Call it on all nodes that train, with the same steps. It is complete, or not there at all;
-        the first node waits for the others, up to `Feeding(timeout_s=…)`. An exception inside leaves no
-        checkpoint, and those before untouched. On a local or mounted `checkpoint_dir` all nodes
+        the first node waits for the others, up to `Feeding(timeout_s=…)`. An exception inside
+        leaves no checkpoint, and those before untouched. On a local or mounted `checkpoint_dir` all nodes
         write into one and the same folder: nodes that write different things need different names.
 
         Args:
@@ -398,7 +398,8 @@ class NodeContext(LegacyContext):
         Args:
             value: None, booleans, numbers, strings, bytes, numpy arrays, and lists, tuples, sets
                 and dicts of them; some 12 MB at most for all nodes together.
-            timeout_s: seconds to wait for the others, by default `Feeding(timeout_s=…)` of the launch.
+            timeout_s: seconds to wait for the others, by default
+                `Feeding(timeout_s=…)` of the launch.
 
         Raises:
             ConfigError: on a node that does not train, or for a value that cannot travel.

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 _KEPT_FREE = 1 / 8
 """Of all memory, beside what the spare takes: as much as the feeds' rows may."""
 _ON_YARN = (
-    "YARN counts this container's memory and does not say how much is left; launch(startup=Startup(spare=True)) if "
+    "YARN counts this container's memory and does not say how much is left; give Startup(spare=True) if "
     "spark.executor.memoryOverhead has room for another process with the framework imported"
 )
 

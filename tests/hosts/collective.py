@@ -33,7 +33,7 @@ from sparkdl.node.context import NodeContext
 from sparkdl.node.spec import AgentProcess, AgentSpec, start_agent
 from tests.doubles.ledger import table
 from tests.doubles.nodes import has_checkpoint
-from tests.hosts.train import has_begun_again, has_stopped
+from tests.hosts.train import has_begun_again, has_stopped, options_of
 
 STEPS = 240
 ROWS = 3200

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 import sparkdl
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.options import Recovery
+from sparkdl.core.options import OBJECTS, Recovery
 from sparkdl.driver.lifecycle.state import Running
 from sparkdl.driver.view import View
 from tests.doubles.ledger import Plan, lost_and_doubled, train
@@ -25,6 +25,14 @@ from tests.doubles.nodes import has_checkpoint
 
 _WAIT_S = 200.0
 _BEGAN_S = time.monotonic()
+
+
+def options_of(text: str) -> dict[str, Any]:
+    """Return options of `launch` from JSON, in which an object is a dict of its fields."""
+    found = json.loads(text)
+    return {
+        name: OBJECTS[name](**value) if name in OBJECTS else value for name, value in found.items()
+    }
 
 
 def tell(event: str, **values: Any) -> None:
@@ -57,7 +65,7 @@ def main() -> None:
     parser.add_argument("--options", default="{}", help="further options of launch, as JSON")
     args = parser.parse_args()
     spark = SparkSession.builder.master(args.master).appName("hosts").getOrCreate()
-    options = {
+    options: dict[str, Any] = {
         "max_restarts": 3,
         "checkpoint_dir": str(args.folder / "checkpoints"),
         "recovery": Recovery(min_nodes=1, wait_s=5.0),

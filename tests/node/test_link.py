@@ -204,7 +204,7 @@ def test_feed_of_a_name_that_nobody_feeds_is_given_up_and_says_what_is_fed() -> 
         ends.begun()
         misspelt = ends.link.reader("inputs")
         message = (
-            r"nobody has fed 'inputs' to worker:0 within 0.05 s \(Feeding\(timeout_s=…\)\); "
+            r"nobody has fed 'inputs' to worker:0 within Feeding\(timeout_s=0.05\); "
             r"being fed is 'input', 'test'"
         )
         with pytest.raises(UnfedError, match=message):

@@ -37,7 +37,11 @@ def stream(ssc: Any, rdds: int, rows: int) -> Any:
 
 
 def run(ssc: Any, map_fun: Any, args: Any = None, nodes: int = 1) -> TFCluster.TFCluster:
-    return TFCluster.run(ssc.sparkContext, map_fun, args, nodes, input_mode=TFCluster.InputMode.SPARK, framework="plain",)  # fmt: skip
+    return TFCluster.run(
+        *(ssc.sparkContext, map_fun, args, nodes),
+        input_mode=TFCluster.InputMode.SPARK,
+        framework="plain",
+    )
 
 
 def count(args: int, ctx: NodeContext) -> int:

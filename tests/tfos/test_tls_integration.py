@@ -36,9 +36,14 @@ def test_cluster_on_spark_trains_scores_and_is_asked_over_tls(
 ) -> None:
     sc = spark.sparkContext
     caplog.set_level("INFO", "sparkdl.control.tls")
-    cluster = TFCluster.run(sc, train_and_double, None, 2, input_mode=TFCluster.InputMode.SPARK, queues=["input", "score"], framework="plain",)  # fmt: skip
+    cluster = TFCluster.run(
+        *(sc, train_and_double, None, 2),
+        input_mode=TFCluster.InputMode.SPARK,
+        queues=["input", "score"],
+        framework="plain",
+    )
     with cluster:
-        assert "TLS is on, as spark.ssl.enabled is; tls=False leaves it off" in caplog.messages
+        assert "TLS is on, as spark.ssl.enabled is; Startup(tls=False) leaves it off" in caplog.messages
         addresses = [info["addr"] for info in cluster.cluster_info]
         assert all(address.startswith("grpc+tls://") for address in addresses)
         cluster.train(spark.range(100, numPartitions=4), num_epochs=1)

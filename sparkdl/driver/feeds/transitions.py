@@ -837,15 +837,16 @@ def _standstill(state: Delivering | Reading, event: LogFetched) -> FeedTimeoutEr
         return FeedTimeoutError(
             f"feed {state.feed.name!r}: its Spark job has brought no row to any node for "
             f"{state.run.spec.timeout_s:g} s. It still computes the rows, or waits for a task slot "
-            "that nodes or other jobs hold: look at it in the Spark UI. Raise the timeout of the feed in the "
-            "first case; in the second add executors or cores, or launch with placement='detached'"
+            "that nodes or other jobs hold: look at it in the Spark UI. Raise the timeout of the "
+            "feed in the first case; in the second add executors or cores, or launch with "
+            "Startup(placement='detached')"
         )
     tail = "".join(f"\n  | {line}" for line in event.lines) or " (nothing)"
     return FeedTimeoutError(
         f"feed {state.feed.name!r} made no progress for {state.run.spec.timeout_s:g} s: {name} "
         f"has read {count.rows_consumed} rows in {count.steps} steps, and received "
-        f"{count.rows_received}. Raise the timeout of the feed if a step may take longer; otherwise see "
-        f"what it waits for{event.unfed and f' ({event.unfed})'}. Last log lines of {name}:{tail}"
+        f"{count.rows_received}. Raise the timeout of the feed if a step may take longer; otherwise "
+        f"see what it waits for{event.unfed and f' ({event.unfed})'}. Last log lines of {name}:{tail}"
     )
 
 

@@ -171,10 +171,11 @@ def _gathering_expired(
     missing = _named(roster.missing())
     if state.failures:
         why = f" The last attempt: {state.problem}" if state.problem else ""
+        recovery = roster.spec.settings.recovery
         note = (
             f"{state.reason}; but {missing or 'not all children'} did not come back within "
-            f"Recovery(wait_s=…) of {roster.spec.settings.recovery.wait_s:g} s, and min_nodes="
-            f"{roster.spec.settings.recovery.min_nodes}. See the Spark UI for free slots and executors.{why}"
+            f"Recovery(wait_s={recovery.wait_s:g}), and min_nodes={recovery.min_nodes}. See the "
+            f"Spark UI for free slots and executors.{why}"
         )
         failed = Failed(roster, state.failures, None, {}, state.world, note, now_s + STAY_S)
         return failed, stops

@@ -93,9 +93,9 @@ class Supply:
         """Return the error that says that nobody has fed `feed`."""
         others = ", ".join(repr(other) for other in sorted(self._begun))
         return UnfedError(
-            f"nobody has fed {feed!r} to {self._node} within {self._timeout_s:g} s (Feeding(timeout_s=…)); "
+            f"nobody has fed {feed!r} to {self._node} within Feeding(timeout_s={self._timeout_s:g}); "
             + (
-                f"being fed is {others}: give cluster.feed(…, name=…) and ctx.batches(…, feed=…) "
+                f"being fed is {others}: give cluster.feed(…, feed=…) and ctx.batches(…, feed=…) "
                 "the same name"
                 if others
                 else "nothing is being fed here: call cluster.feed(…) in the driver, or launch "

@@ -331,8 +331,8 @@ class Feeder:
                     stream.target.name for stream in self._streams if not stream.is_closed
                 )
                 why = "; ".join(stream.shortage for stream in self._streams if stream.shortage) or (
-                    "its feed memory is full, and user code reads no rows. Raise the timeout of the feed if a "
-                    "step may take that long"
+                    "its feed memory is full, and user code reads no rows. Raise the timeout of "
+                    "the feed if a step may take that long"
                 )
                 raise FeedTimeoutError(
                     f"{names} stored no row of feed {self._spec.feed!r} for "

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.options import Feeding, Observe, Recovery, Startup
+from sparkdl.core.options import Feeding, Observe, Placement, Recovery, Startup
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.driver.executors.spark import SparkExecutor
@@ -64,7 +64,7 @@ def cancel_jobs(spark: SparkSession, agent: psutil.Process) -> None:
 )
 def test_lost_node_is_replaced(
     spark_cluster: SparkSession,
-    placement: str,
+    placement: Placement,
     faults: list[Callable[[SparkSession, psutil.Process], None]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -23,7 +23,7 @@ from sparkdl.core.errors import (
     NodeFailedError,
     NodeLostError,
 )
-from sparkdl.core.options import Feeding, Observe, Startup
+from sparkdl.core.options import Feeding, Observe, Placement, Startup
 from sparkdl.driver.feeds import transitions
 from sparkdl.driver.lifecycle.state import is_empty
 from sparkdl.driver.slots.advice import encrypting_setting
@@ -402,7 +402,9 @@ def test_node_that_cannot_start_fails_no_task(spark_cluster: SparkSession) -> No
 
 @pytest.mark.deep  # test_restart_integration has it with a restart
 @pytest.mark.parametrize("placement", ["detached", "attached"])
-def test_killed_executor_takes_its_node_along(spark_cluster: SparkSession, placement: str) -> None:
+def test_killed_executor_takes_its_node_along(
+    spark_cluster: SparkSession, placement: Placement
+) -> None:
     lines = Lines()
     options = {"observe": Observe(on_log=lines), "startup": Startup(placement=placement)}
     with (

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import sparkdl
-from sparkdl.core.options import Startup
+from sparkdl.core.options import Placement, Startup
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S, all_gone
 from tests.doubles.sessions import CLUSTER, SparkSessions
@@ -40,7 +40,7 @@ def run(spark: SparkSession, **options: Any) -> dict[psutil.Process, int]:
     "placement", ["attached", pytest.param("detached", marks=pytest.mark.deep)]
 )
 def test_next_launch_uses_the_agents_of_the_last_one_which_hold_no_slot(
-    spark_cluster: SparkSession, placement: str
+    spark_cluster: SparkSession, placement: Placement
 ) -> None:
     first = run(spark_cluster, startup=Startup(placement=placement))
     waiting = {agent: agent.children()[0] for agent in first}
