@@ -158,7 +158,8 @@ def _preload(modules: Sequence[str]) -> None:
         except Exception as error:
             raise ConfigError(
                 f"Startup(preload=…) names {name!r}, which cannot be imported on "
-                f"{socket.gethostname()}: {type(error).__name__}: {error}. Repair or install it there, or leave it out"
+                f"{socket.gethostname()}: {type(error).__name__}: {error}. Repair or "
+                "install it there, or leave it out"
             ) from error
 
 

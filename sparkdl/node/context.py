@@ -365,8 +365,9 @@ class NodeContext(LegacyContext):
 
         Call it on all nodes that train, with the same steps. It is complete, or not there at all;
         the first node waits for the others, up to `Feeding(timeout_s=…)`. An exception inside
-        leaves no checkpoint, and those before untouched. On a local or mounted `checkpoint_dir` all nodes
-        write into one and the same folder: nodes that write different things need different names.
+        leaves no checkpoint, and those before untouched. On a local or mounted `checkpoint_dir` all
+        nodes write into one and the same folder: nodes that write different things need different
+        names.
 
         Args:
             step: how far the training is, by your own count; larger each time.

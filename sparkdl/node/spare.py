@@ -43,8 +43,9 @@ _log = logging.getLogger(__name__)
 _KEPT_FREE = 1 / 8
 """Of all memory, beside what the spare takes: as much as the feeds' rows may."""
 _ON_YARN = (
-    "YARN counts this container's memory and does not say how much is left; give Startup(spare=True) if "
-    "spark.executor.memoryOverhead has room for another process with the framework imported"
+    "YARN counts this container's memory and does not say how much is left; give "
+    "Startup(spare=True) if spark.executor.memoryOverhead has room for another process with the "
+    "framework imported"
 )
 
 _END_S = 5.0

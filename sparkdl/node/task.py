@@ -118,7 +118,8 @@ def _check_preload(spec: ClusterSpec, host: str) -> None:
         raise Problem(
             "ConfigError",
             f"Startup(preload=…) names {missing[0]!r}, and {sys.executable} on executor {host} "
-            "finds no such module. Install it there, ship it (spark.submit.pyFiles), or leave it out",
+            "finds no such module. Install it there, ship it (spark.submit.pyFiles), or leave it "
+            "out",
         ).error()
 
 

@@ -43,7 +43,10 @@ def test_cluster_on_spark_trains_scores_and_is_asked_over_tls(
         framework="plain",
     )
     with cluster:
-        assert "TLS is on, as spark.ssl.enabled is; Startup(tls=False) leaves it off" in caplog.messages
+        assert (
+            "TLS is on, as spark.ssl.enabled is; Startup(tls=False) leaves it off"
+            in caplog.messages
+        )
         addresses = [info["addr"] for info in cluster.cluster_info]
         assert all(address.startswith("grpc+tls://") for address in addresses)
         cluster.train(spark.range(100, numPartitions=4), num_epochs=1)

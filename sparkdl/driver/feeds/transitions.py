@@ -845,8 +845,9 @@ def _standstill(state: Delivering | Reading, event: LogFetched) -> FeedTimeoutEr
     return FeedTimeoutError(
         f"feed {state.feed.name!r} made no progress for {state.run.spec.timeout_s:g} s: {name} "
         f"has read {count.rows_consumed} rows in {count.steps} steps, and received "
-        f"{count.rows_received}. Raise the timeout of the feed if a step may take longer; otherwise "
-        f"see what it waits for{event.unfed and f' ({event.unfed})'}. Last log lines of {name}:{tail}"
+        f"{count.rows_received}. Raise the feed's timeout if a step may take longer; otherwise "
+        f"see what it waits for{event.unfed and f' ({event.unfed})'}. Last log lines of "
+        f"{name}:{tail}"
     )
 
 

@@ -93,7 +93,8 @@ class Supply:
         """Return the error that says that nobody has fed `feed`."""
         others = ", ".join(repr(other) for other in sorted(self._begun))
         return UnfedError(
-            f"nobody has fed {feed!r} to {self._node} within Feeding(timeout_s={self._timeout_s:g}); "
+            f"nobody has fed {feed!r} to {self._node} within "
+            f"Feeding(timeout_s={self._timeout_s:g}); "
             + (
                 f"being fed is {others}: give cluster.feed(…, feed=…) and ctx.batches(…, feed=…) "
                 "the same name"
