@@ -80,7 +80,6 @@ from sparkdl.driver.lifecycle.transitions import begin, step
 from sparkdl.driver.logs import Attempt, LastAttempts, NodeLogs, joined
 from sparkdl.driver.threads import Changed
 from sparkdl.driver.waits import Waits
-from sparkdl.driver.warm import Keeper
 from sparkdl.node.task import Problem
 
 _log = logging.getLogger(__name__)
@@ -374,12 +373,8 @@ class Controller:
         """Return the Unix time in seconds; it does not jump while the cluster lives."""
         return self._born_s + time.monotonic()
 
-    def close(self, is_there: Callable[[], bool] = lambda: True) -> None:
-        """Close all connections and end the thread; if agents are kept, when these have ended.
-
-        Args:
-            is_there: whether their place still exists; they are ended when it does not.
-        """
+    def close(self) -> None:
+        """Close all connections and end the thread."""
         self.at_end.close()
         if len(self.spec.nodes) >= _MANY:
             gc.unfreeze()
@@ -390,9 +385,6 @@ class Controller:
             return
         self._call(self._server.stop())
         self._logs.close()
-        if self._server.keeps:
-            self.soon(Keeper(self._loop, self._thread, self._server, is_there).look)
-            return
         self.soon(self._loop.stop)
         self._thread.join(_THREAD_END_S)
 

@@ -135,7 +135,7 @@ class NodeTask:
         payload: the pickled `(map_fun, args)`.
         node_ids: by partition.
         tls: what the cluster's servers show; `None` without TLS.
-        warm_key: by which agents are found that an earlier launch of the driver has kept.
+        warm_key: by which agents of the driver find their zygotes.
     """
 
     url: str
@@ -216,18 +216,15 @@ class NodeTask:
         with tempfile.TemporaryFile() as stderr:
             process = start_agent(agent_spec, self.payload, sys.path, stderr.fileno())
             assert process.stdout is not None
-            problem, work_dir, ended = None, "", None
+            problem, work_dir = None, ""
             for printed in process.stdout:
                 line = msgspec.json.decode(printed, type=StatusLine)
                 problem = Problem(line.kind, line.error) if line.error else problem
                 work_dir = line.work_dir or work_dir
-                ended = line.status
-                if line.is_detached or line.is_kept:
+                if line.is_detached:
                     _leave(process)
                     return ""
             status = process.wait()
-            if ended is not None:  # of one that another task has started, the kernel tells no more
-                status = ended
             if work_dir:
                 shutil.rmtree(work_dir, ignore_errors=True)
             if problem and status:

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from sparkdl.control.channel import (
     Beat,
-    CheckImports,
     Checkpointed,
     Commit,
     Committed,
@@ -26,7 +25,6 @@ from sparkdl.control.channel import (
     Gathered,
     Given,
     Imported,
-    ImportsChecked,
     Local,
     ProfileTaken,
     Raised,
@@ -100,8 +98,6 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     Beat: st.just(Beat()),
     Imported: st.just(Imported()),
     Running: st.just(Running()),
-    CheckImports: st.just(CheckImports()),
-    ImportsChecked: st.builds(ImportsChecked, TEXT),
     Consumed: st.builds(Consumed, TEXT, INT, INT, INT, INT, INT, INT, INT, INT),
     Release: st.builds(Release, TEXT, st.lists(INT, max_size=3).map(tuple)),
     Terminated: st.builds(Terminated, TEXT),

@@ -42,7 +42,6 @@ from sparkdl.control.messages import (
     Gather,
     Granted,
     Hello,
-    Kept,
     LastLines,
     LogLines,
     LogTail,
@@ -165,7 +164,6 @@ FROM_AGENT: dict[type, st.SearchStrategy[Any]] = {
     CheckpointDone: st.builds(CheckpointDone, INT, INT, TEXT),
     Gather: st.builds(Gather, INT, INT, st.binary(max_size=40)),
     TrainsAlone: st.builds(TrainsAlone, INT, st.lists(TEXT).map(tuple), TEXT, INT),
-    Kept: st.just(Kept()),
 }
 TO_AGENT: dict[type, st.SearchStrategy[Any]] = {
     Begin: st.builds(Begin, worlds(), RESUMES),

@@ -117,7 +117,7 @@ def test_worker_that_dies_comes_back_at_its_address_and_the_chief_goes_on(tmp_pa
     with launch(wait, gate, 3, input_mode="own", max_restarts=1, **options) as cluster:
         address = cluster.world.cluster_spec()["worker"]
         with gate.wait_until_reached():
-            child = processes()["worker:0"].child
+            child = processes(nodes=3)["worker:0"].child
             child.kill()
             deadline, never = Deadline.after(SOON_S), threading.Event()
             while not is_another(processes(), "worker:0", child):

@@ -46,7 +46,7 @@ def test_worker_that_dies_comes_back_at_its_address_and_the_chief_goes_on(tmp_pa
     ) as cluster:
         address = cluster.world.cluster_spec()["worker"]
         with gate.wait_until_reached():
-            before = processes()
+            before = processes(nodes=3)
             before["worker:0"].child.kill()
         result, *_ = [value for value in cluster.results(DONE_S) if value]
         after = cluster.world.cluster_spec()["worker"]
