@@ -10,7 +10,7 @@
 #   make setup TORCH= JAX=                without PyTorch, without JAX
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-deep test-examples test-hosts coverage docs soak fuzz check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-allreduce bench-frameworks bench-tls bench-scale bench-hosts bench-job bench-dashboard bench-timeline bench-search screenshots browser peers clean
+.PHONY: help setup demo test test-deep test-examples test-hosts coverage docs soak fuzz check bench-launch bench-feed bench-overlap bench-tfrecords bench-inference bench-recovery bench-allreduce bench-frameworks bench-tls bench-scale bench-hosts bench-job bench-dashboard bench-timeline bench-waits bench-search screenshots browser peers clean
 
 VENV := .venv
 PEERS := .venv-peers
@@ -62,6 +62,8 @@ $(VENV)/.installed: setup.py constraints.txt Makefile
 	  -e '.[dev$(addprefix $(comma),$(TENSORFLOW) $(TORCH) $(if $(TORCH),lightning) $(JAX))]'
 	@# Without its dependencies: it names the distribution tensorflow, which would overwrite tensorflow-cpu.
 	@$(VENV)/bin/python -m pip install -q -c constraints.txt --no-deps tf_keras
+	@# Not in an extra: without TORCH it would bring a PyTorch.
+	@[ -z "$(TORCH)" ] || $(VENV)/bin/python -m pip install -q -c constraints.txt accelerate
 	@touch $@
 
 demo: setup  ## train a small model on a small cluster, here
@@ -160,6 +162,9 @@ bench-dashboard: setup  ## measure what the dashboard and a record cost the driv
 
 bench-timeline: setup  ## measure rows/s of a feed with a timeline and without
 	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/timeline.py $(ARGS)
+
+bench-waits: setup  ## measure steps/s with the thread that looks what a node waits for, and without
+	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/waits.py $(ARGS)
 
 bench-tls: setup  ## measure MB/s of a feed through sockets, with TLS and without
 	@PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/tls.py $(ARGS)

@@ -18,13 +18,13 @@ from scripts import chromium
 from sparkdl.control.messages import FeedCount, NodeActive, NodeLoad
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, build_world
-from sparkdl.dashboard.events import Changed, Launched, Place, event_of, line_of
-from sparkdl.dashboard.history import History
 from sparkdl.dashboard.pages import PAGES
-from sparkdl.driver.controller import View
-from sparkdl.driver.dashboard import Dashboard, sampled
+from sparkdl.driver.dashboard import Dashboard
+from sparkdl.driver.events import Changed, Launched, Place, event_of, line_of
+from sparkdl.driver.history import History
 from sparkdl.driver.lifecycle.roster import Roster
 from sparkdl.driver.lifecycle.state import Running
+from sparkdl.driver.view import View, sampled
 
 LONG_TASKS = """() => { window.busy_ms = 0; new PerformanceObserver(list => {
     for (const task of list.getEntries()) window.busy_ms += task.duration;

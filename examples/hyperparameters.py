@@ -12,7 +12,7 @@ import argparse
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from sparkdl import TFParallel
+from sparkdl.tfos import TFParallel
 
 if TYPE_CHECKING:
     from sparkdl.tfos.TFSparkNode import TFNodeContext

@@ -16,12 +16,11 @@ from sparkdl.core.namesakes import NamesakeModules, advise
 from sparkdl.version import __version__
 
 if TYPE_CHECKING:
-    from sparkdl import data, keras
+    from sparkdl import data, keras, mlflow
     from sparkdl.control.tls import TlsFiles
     from sparkdl.core import errors
-    from sparkdl.core.errors import SparkdlError
+    from sparkdl.core.errors import NodeFailedError, SparkdlError
     from sparkdl.core.failure import Failure
-    from sparkdl.core.spec import InputMode
     from sparkdl.diagnosis.doctor import doctor
     from sparkdl.driver.handle import Cluster
     from sparkdl.driver.launch import launch, run
@@ -29,24 +28,22 @@ if TYPE_CHECKING:
     from sparkdl.ml.estimators.estimator import TFEstimator
     from sparkdl.ml.estimators.keras_estimator import KerasEstimator
     from sparkdl.ml.scoring.model import KerasModel, TFModel
+    from sparkdl.ml.scoring.predict import predict
     from sparkdl.ml.scoring.torch_model import TorchModel
+    from sparkdl.ml.tuning import search
     from sparkdl.node.context import NodeContext
-    from sparkdl.tfos import TFCluster, TFNode, TFParallel
     from sparkdl.torch_distributor import TorchDistributor
 
 _HOMES = {
     "Cluster": "sparkdl.driver.handle",
     "Failure": "sparkdl.core.failure",
-    "InputMode": "sparkdl.core.spec",
     "KerasEstimator": "sparkdl.ml.estimators.keras_estimator",
     "KerasModel": "sparkdl.ml.scoring.model",
     "NodeContext": "sparkdl.node.context",
+    "NodeFailedError": "sparkdl.core.errors",
     "SparkdlError": "sparkdl.core.errors",
-    "TFCluster": "sparkdl.tfos",
     "TFEstimator": "sparkdl.ml.estimators.estimator",
     "TFModel": "sparkdl.ml.scoring.model",
-    "TFNode": "sparkdl.tfos",
-    "TFParallel": "sparkdl.tfos",
     "TlsFiles": "sparkdl.control.tls",
     "TorchDistributor": "sparkdl.torch_distributor",
     "TorchModel": "sparkdl.ml.scoring.torch_model",
@@ -55,23 +52,23 @@ _HOMES = {
     "errors": "sparkdl.core",
     "keras": "sparkdl",
     "launch": "sparkdl.driver.launch",
+    "mlflow": "sparkdl",
     "parquet": "sparkdl.feed.parquet.paths",
+    "predict": "sparkdl.ml.scoring.predict",
     "run": "sparkdl.driver.launch",
+    "search": "sparkdl.ml.tuning",
 }
 
 __all__ = [
     "Cluster",
     "Failure",
-    "InputMode",
     "KerasEstimator",
     "KerasModel",
     "NodeContext",
+    "NodeFailedError",
     "SparkdlError",
-    "TFCluster",
     "TFEstimator",
     "TFModel",
-    "TFNode",
-    "TFParallel",
     "TlsFiles",
     "TorchDistributor",
     "TorchModel",
@@ -81,8 +78,11 @@ __all__ = [
     "errors",
     "keras",
     "launch",
+    "mlflow",
     "parquet",
+    "predict",
     "run",
+    "search",
 ]
 
 if not any(isinstance(finder, NamesakeModules) for finder in sys.meta_path):
@@ -94,7 +94,7 @@ def __getattr__(name: str) -> Any:
         advise(name)
         raise AttributeError(f"module 'sparkdl' has no attribute {name!r}")
     home = import_module(_HOMES[name])
-    if name in ("TFCluster", "TFNode", "TFParallel", "data", "errors", "keras"):
+    if name in ("data", "errors", "keras", "mlflow"):
         return import_module(f"{_HOMES[name]}.{name}")
     return getattr(home, name)
 

@@ -144,9 +144,7 @@ def _dashboard(options: argparse.Namespace) -> int:
     try:
         from sparkdl.dashboard.server import show_records
     except ModuleNotFoundError as error:
-        raise FrameworkMissingError(
-            f"{error.name} is not installed: pip install 'sparkdl-cluster[dashboard]'"
-        ) from error
+        raise FrameworkMissingError(f"{error.name} is not installed: pip install bokeh") from error
     show_records(Path(options.path), options.host, options.port)
     return 0
 
@@ -190,22 +188,23 @@ def _add_top(parser: argparse.ArgumentParser) -> None:
 
 
 def _top(options: argparse.Namespace) -> int:
+    from sparkdl.driver.history import folded
     from sparkdl.driver.runs import RunEndedError, chosen, nodes_table
 
     is_once, never = options.once or not sys.stdout.isatty(), threading.Event()
     cluster = chosen(options.id)
-    before = cluster.run()
-    while not never.wait(_TOP_S):  # rates are those between two looks
+    history = folded(cluster.present())
+    while not never.wait(_TOP_S):  # rates are those between looks
         try:
-            run = cluster.run()
+            for event in cluster.present():
+                history.add(event)
         except RunEndedError as end:
             print(end)
             break
-        table = "\n".join(nodes_table(run, before))
+        table = "\n".join(nodes_table(history))
         print(table if is_once else f"{_CLEAR}{table}", flush=True)
         if is_once:
             break
-        before = run
     return 0
 
 

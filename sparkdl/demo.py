@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdl import TFCluster
+from sparkdl.tfos import TFCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

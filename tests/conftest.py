@@ -265,7 +265,7 @@ def spark_sessions(run_name: str, _nothing_outlives_the_run: None) -> Iterator[S
 def spark_session_on(spark_sessions: SparkSessions) -> Iterator[Callable[[str], SparkSession]]:
     """A function that returns a session on the master it is given, for this test alone."""
     yield spark_sessions.get
-    spark_sessions.stop()
+    spark_sessions.close()  # the JVM too, which this test may have started
 
 
 @pytest.fixture

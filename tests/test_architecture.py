@@ -27,7 +27,6 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
             *(
                 "version",
                 "core",
-                "dashboard",
                 "control",
                 "storage",
                 "feed",
@@ -38,6 +37,7 @@ LAYERS = {  # a module may import its own package, and packages of a lower numbe
             *("node", "driver", "ml"),
             # The faces. Each is a door for somebody: nothing inside knows them.
             *("torch_program", "torch_distributor", "lightning", "keras", "diagnosis"),
+            "dashboard",
             "mlflow",
             *("tfos", "horovod"),
             "",  # sparkdl/__init__.py
@@ -55,6 +55,7 @@ PYSPARK = {  # who may import pyspark
     "driver/executors/scored.py": "names and types the columns of results",
     "driver/executors/stream_query.py": "feeds the micro-batches of a query",
     "driver/slots/preflight.py": "compares the slots there are with those needed",
+    "driver/slots/lost_hosts.py": "has Spark remove executors",
     "*task.py": "runs inside a Spark task",
     "feed/transfer/feeder.py": "runs inside a Spark task",
     "node/resources.py": "asks the task for its GPUs",

@@ -191,6 +191,13 @@ def test_twenty_lines_of_the_readme_are_twenty() -> None:
     assert len(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0].splitlines()) == 20
 
 
+def test_nobody_is_sent_to_a_package_index_that_has_no_sparkdl() -> None:
+    """Before the package is published, an extra is installed from a clone, or by what it needs."""
+    sources = [*pages(), *(ROOT / "sparkdl").rglob("*.py"), *(ROOT / "notebooks").glob("*.ipynb")]
+    commands = re.compile(r"install [^`\n]*sparkdl-cluster\[|pip install [^`\n]*sparkdl-cluster")
+    assert not [path for path in sources if commands.search(path.read_text(encoding="utf-8"))]
+
+
 def test_index_links_every_page() -> None:
     index = ROOT / "docs" / "index.md"
     linked = {match.group(1) for match in _LINK.finditer(index.read_text(encoding="utf-8"))}

@@ -262,7 +262,7 @@ def test_trials_are_nested_in_the_run_of_their_search(
     place: Store | Server, choose: Choose
 ) -> None:
     pytest.importorskip("optuna")
-    from sparkdl.ml.tuning import search
+    from sparkdl import search
 
     def objective(params: dict[str, Any], ctx: NodeContext) -> float:
         if params["x"] == 3.0:

@@ -72,7 +72,7 @@ def score_torch(path: str) -> Callable[[Mapping[str, Array]], Array]:
 def job(parsed: argparse.Namespace, phases: Phases, told: Told) -> float:
     """Be the user's program."""
     import sparkdl
-    from sparkdl.ml import predict
+    from sparkdl import predict
 
     parsed.told = told
     is_keras = parsed.framework == "keras"

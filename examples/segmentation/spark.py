@@ -4,6 +4,8 @@
 
 Images come from a DataFrame, whatever its partitions are. The nodes need not know how many there
 are, nor how many steps that makes: all take the same number, and each row is used once an epoch.
+Images for the validation are a feed of their own: `fit` reads an epoch of it after each of its
+epochs, and `evaluate` one more.
 """
 
 from __future__ import annotations
@@ -61,21 +63,24 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> float:
-    """Train and score. Runs once in every node."""
+def train(args: argparse.Namespace, ctx: sparkdl.NodeContext) -> tuple[float, float]:
+    """Train and score; return the validation's loss, and `iou`. Runs once in every node."""
     import tensorflow as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     with strategy.scope():
         model = make_model()
     data = ctx.dataset(args.batch_size, x="image", y="mask", shuffle=True)
-    model.fit(data, epochs=args.epochs, verbose=2 if ctx.is_chief else 0)
+    unseen = ctx.dataset(args.batch_size, x="image", y="mask", feed="validation")
+    verbose = 2 if ctx.is_chief else 0
+    model.fit(data, validation_data=unseen, epochs=args.epochs, verbose=verbose)
+    loss = model.evaluate(unseen, verbose=0)
 
     images, masks = make_images(200, seed=1)
-    return iou(model.predict(images, verbose=0), masks)
+    return loss, iou(model.predict(images, verbose=0), masks)
 
 
-def images_of(spark, count: int):
+def images_of(spark, count: int, seed: int):
     """Return a DataFrame of `image` and `mask`: `array<array<float>>`, 32 by 32."""
     rows = "image array<array<float>>, mask array<array<float>>"
 
@@ -83,8 +88,8 @@ def images_of(spark, count: int):
         import pandas as pd
 
         for batch in batches:
-            for seed in batch["id"]:
-                images, masks = make_images(100, seed=2 + int(seed))
+            for number in batch["id"]:
+                images, masks = make_images(100, seed=seed + int(number))
                 yield pd.DataFrame({"image": images.tolist(), "mask": masks.tolist()})
 
     return spark.range(count // 100).repartition(4).mapInPandas(make, rows)
@@ -98,10 +103,13 @@ def main() -> None:
     spark = SparkSession.builder.appName("sparkdl segmentation").getOrCreate()
     try:
         with sparkdl.launch(spark, train, args, args.nodes, log_to_driver=True) as cluster:
-            report = cluster.feed(images_of(spark, args.images), epochs=args.epochs)
-            results = cluster.results()
+            # Begun before the training, and an epoch longer: that of `evaluate`.
+            unseen = images_of(spark, 200, seed=1000)
+            cluster.feed_async(unseen, epochs=args.epochs + 1, name="validation")
+            report = cluster.feed(images_of(spark, args.images, seed=2), epochs=args.epochs)
+            loss, overlap = cluster.results()[0]
         print(f"segmentation: {report.rows_used} rows used, by node {report.rows}")
-        print(f"segmentation: intersection over union {results[0]:.2f}")
+        print(f"segmentation: validation loss {loss:.3f}, intersection over union {overlap:.2f}")
     finally:
         spark.stop()
 

@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdl import TFParallel
+from sparkdl.tfos import TFParallel
 
 if TYPE_CHECKING:
     from sparkdl.tfos.TFSparkNode import TFNodeContext

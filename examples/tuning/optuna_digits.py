@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-from sparkdl.ml.tuning import search
+from sparkdl import search
 
 
 def train(params, ctx):

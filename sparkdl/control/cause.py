@@ -10,7 +10,6 @@ it says so in the path: the link between the two may be cut, and the driver reac
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -34,17 +33,13 @@ class CutLink:
 
     Attributes:
         generation: of the world that is fed.
-        host: the feeder's, as nodes on it are known.
+        host: the feeder's, as nodes on it are known; empty for its address on the way to the
+            driver.
     """
 
     generation: int
     node_id: int
-    host: str
-
-    @property
-    def path(self) -> str:
-        """What a feeder asks for, to say so."""
-        return f"{CUT_PATH}{self.generation}/{self.node_id}/{self.host}"
+    host: str = ""
 
 
 def parse_cut_link(path: str, num_nodes: int) -> CutLink | None:
@@ -55,46 +50,20 @@ def parse_cut_link(path: str, num_nodes: int) -> CutLink | None:
     return CutLink(int(found[1]), int(found[2]), found[3])
 
 
-def fetch_cause(coordinator: str, token: str, trust: Trust | None = None) -> str | None:
+def fetch_cause(
+    coordinator: str, token: str, trust: Trust | None = None, cut: CutLink | None = None
+) -> str | None:
     """Return why the cluster has failed; empty if it has not; None if it has finished.
 
     Args:
         coordinator: the URL that agents connect to.
         trust: what it has to show, if that is `wss://`.
+        cut: a link to report.
 
     Raises:
         OSError: if the coordinator does not answer: the cluster was shut down, as a rule.
     """
-    return _ask(coordinator, token, trust, lambda own_host: CAUSE_PATH)
-
-
-def report_cut(
-    coordinator: str,
-    token: str,
-    trust: Trust | None,
-    generation: int,
-    node_id: int,
-    host: str | None = None,
-) -> str | None:
-    """Say that a node's host does not answer; return what `fetch_cause` does.
-
-    Args:
-        host: this one, as nodes on it are known; its address on the way to the driver by default.
-
-    Raises:
-        OSError: if the coordinator does not answer.
-    """
-
-    def path(own_host: str) -> str:
-        return CutLink(generation, node_id, host or own_host).path
-
-    return _ask(coordinator, token, trust, path)
-
-
-def _ask(
-    coordinator: str, token: str, trust: Trust | None, path: Callable[[str], str]
-) -> str | None:
-    url = urlsplit(coordinator)
+    url, path = urlsplit(coordinator), CAUSE_PATH
     assert url.hostname
     assert url.port
     try:
@@ -103,8 +72,10 @@ def _ask(
                 connection.sock = trust.connect(url.hostname, url.port, _WAIT_S)
             else:
                 connection.connect()
-            what = path(str(connection.sock.getsockname()[0]))
-            connection.request("GET", what, headers={"Authorization": bearer(token)})
+            if cut is not None:
+                host = cut.host or connection.sock.getsockname()[0]
+                path = f"{CUT_PATH}{cut.generation}/{cut.node_id}/{host}"
+            connection.request("GET", path, headers={"Authorization": bearer(token)})
             answer = connection.getresponse()
             cause = answer.read().decode()
     except HTTPException as error:

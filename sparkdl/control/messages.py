@@ -396,14 +396,9 @@ class Begin(Message, frozen=True):
 
 
 class NewRound(Message, frozen=True):
-    """End the child if there is one, and offer a new one for `generation`.
-
-    Args:
-        is_again: the child of this very generation has ended, and the new one replaces it.
-    """
+    """End the child if there is one, and offer a new one for `generation`."""
 
     generation: int
-    is_again: bool = False
 
 
 class StopChild(Message, frozen=True):

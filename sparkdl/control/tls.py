@@ -37,7 +37,7 @@ _CLOCK_SKEW = datetime.timedelta(days=1)
 _LIFETIME = datetime.timedelta(days=3650)
 _MISSING = (
     "{why} is on, and TLS needs the package cryptography at the driver, to make the cluster's "
-    "certificate: pip install 'sparkdl-cluster[tls]'. Or give certificates of your own, "
+    "certificate: pip install cryptography. Or give certificates of your own, "
     "tls=sparkdl.TlsFiles(cert, key, ca), or leave the connections unencrypted, tls=False"
 )
 _WHAT_TO_GIVE = (

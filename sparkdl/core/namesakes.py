@@ -14,6 +14,7 @@ from typing import Any
 _SCORE = "sparkdl.KerasEstimator and its KerasModel, or sparkdl.TFModel, score a DataFrame"
 _IMAGES = "Spark reads images itself: spark.read.format('image') or format('binaryFile')"
 _HOROVOD = "call sparkdl.horovod.spark.run(train, kwargs={…}, num_proc=2) (docs/horovod.md)"
+_TFOS = "its modules are in sparkdl.tfos: from sparkdl.tfos import TFCluster"
 ADVICE = {
     "DeepImageFeaturizer": _SCORE,
     "DeepImagePredictor": _SCORE,
@@ -27,6 +28,8 @@ ADVICE = {
     "TextEstimator": "use sparkdl.KerasEstimator (docs/spark-ml.md)",
     "estimators": "use sparkdl.KerasEstimator (docs/spark-ml.md)",
     "graph": _SCORE,
+    "horovod.log_to_driver": "print in the function: sparkdl.horovod.spark.run prints the lines of "
+    "all processes, sparkdl.launch and sparkdl.run do so with log_to_driver=True",
     "horovod.runner_base": _HOROVOD,
     "horovod.tensorflow.keras.LogCallback": "call ctx.report(step, loss=…) in a callback of your "
     "own, in a function that sparkdl.launch or sparkdl.run starts (docs/tracking.md)",
@@ -51,6 +54,9 @@ _OF_OTHERS = {
         "run a function that trains under MultiWorkerMirroredStrategy by sparkdl.run(spark, "
         "train, args, nodes=2)",
     ),
+    "TFCluster": ("TensorFlowOnSpark", _TFOS),
+    "TFNode": ("TensorFlowOnSpark", _TFOS),
+    "TFParallel": ("TensorFlowOnSpark", _TFOS),
 }
 """Names that people look for here: their home, and what to use instead."""
 

@@ -35,8 +35,8 @@ class Role:
         wants_gpu: is given a GPU where there are any.
         is_server: runs a server of the framework until it is stopped; `map_fun` is not called.
         is_expendable: the cluster can continue with fewer such nodes, if `min_nodes` allows.
-        failure: what follows if such a node fails. `fatal`: all nodes begin anew, or the cluster
-            fails. `alone`: it restarts by itself, in the same world.
+        is_needed: if such a node fails, all nodes begin anew, or the cluster fails; otherwise the
+            others continue without it.
     """
 
     name: str
@@ -48,12 +48,7 @@ class Role:
     wants_gpu: bool = False
     is_server: bool = False
     is_expendable: bool = False
-    failure: Literal["fatal", "alone"] = "fatal"
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether the training cannot continue without such a node."""
-        return self.failure == "fatal" or self.is_server
+    is_needed: bool = True
 
 
 CHIEF = Role(
@@ -75,7 +70,7 @@ WORKER = Role(
     is_expendable=True,
 )
 PS = Role("ps")
-EVALUATOR = Role("evaluator", can_be_fed=True, is_expendable=True, failure="alone")
+EVALUATOR = Role("evaluator", can_be_fed=True, is_expendable=True, is_needed=False)
 
 
 def chief_named(name: str) -> Role:
@@ -94,15 +89,12 @@ def chief_named(name: str) -> Role:
 def coordinated(role: Role) -> Role:
     """Return `role` where the chief alone trains, on servers that ps and workers run.
 
-    Rows go to the workers. The job is over when the chief has returned. The chief continues
-    while a worker restarts; the variables of a ps are lost with it.
+    Rows go to the workers. The job is over when the chief has returned.
     """
     if role.is_chief:
         return replace(role, is_fed=False)
-    if role.name == PS.name:
+    if role.name in (PS.name, WORKER.name):
         return replace(role, is_server=True, finishes_job=False)
-    if role.name == WORKER.name:
-        return replace(role, is_server=True, finishes_job=False, failure="alone")
     return role
 
 

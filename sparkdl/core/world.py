@@ -6,7 +6,7 @@ Runs in: anywhere
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from sparkdl.core.spec import NodeSpec, Role
@@ -73,16 +73,6 @@ class World:
     @cached_property
     def _by_node(self) -> dict[int, Member]:
         return {member.node.node_id: member for member in self.members}
-
-    def moved(self, node_id: int, where: Address) -> World:
-        """Return this world with a member elsewhere."""
-        members = (
-            replace(m, host=where.host, port=where.port, data_address=where.data_address)
-            if m.node.node_id == node_id
-            else m
-            for m in self.members
-        )
-        return replace(self, members=tuple(members))
 
     def cluster_spec(self) -> dict[str, list[str]]:
         """Return TensorFlow's cluster spec: `{job: ["host:port", …]}`, by index."""

@@ -31,8 +31,6 @@ from bokeh.models import (
     UIElement,
 )
 
-from sparkdl.dashboard.events import Ask, AskLog, AskStacks
-from sparkdl.dashboard.history import Clusters, History, NodeRow, Span
 from sparkdl.dashboard.widgets import (
     CSS,
     MS,
@@ -48,6 +46,8 @@ from sparkdl.dashboard.widgets import (
     text_box,
     these,
 )
+from sparkdl.driver.events import Ask, AskLog, AskStacks
+from sparkdl.driver.history import Clusters, History, NodeRow, Span
 
 _PERIOD_MS = 1000
 _LOG_LINES = 1000

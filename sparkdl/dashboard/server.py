@@ -37,9 +37,9 @@ from tornado.websocket import WebSocketHandler
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.world import host_port
-from sparkdl.dashboard.events import SUFFIX, Ask, event_of, line_of
-from sparkdl.dashboard.history import Clusters
 from sparkdl.dashboard.pages import PAGES, Source
+from sparkdl.driver.events import SUFFIX, Ask, event_of, line_of
+from sparkdl.driver.history import Clusters
 
 _HEADERS = {
     "Content-Security-Policy": (

@@ -24,7 +24,7 @@ from bokeh.models import (
 )
 from bokeh.plotting import figure
 
-from sparkdl.dashboard.history import History
+from sparkdl.driver.history import History
 
 _HEIGHT = 240
 MS = 1000.0

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.core.jobs import raised_in_task
 from sparkdl.diagnosis.doctor import Asked, examine
 from sparkdl.diagnosis.report import Check, Report
+from sparkdl.driver.slots.spark_errors import raised_in_task
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -215,7 +215,7 @@ def _there(spark: SparkSession, asked: Asked) -> Iterator[Check]:
 def _looked_at(spark: SparkSession, asked: Asked, sizes: list[_Size]) -> Iterator[Check]:
     """Make all checks that need no launch; put what is known of the slots into `sizes`."""
     from sparkdl.driver.executors.spark import default_fs
-    from sparkdl.driver.slots.preflight import costly_settings_of, encrypting_setting
+    from sparkdl.driver.slots.advice import costly_settings_of, encrypting_setting
 
     root = default_fs(spark)
     wanted = [absolute_url(path, root, os.getcwd()) for path in asked.paths]
@@ -300,7 +300,7 @@ def _survey(
     """Ask the executors; yield what follows from what they say."""
     from sparkdl.diagnosis.desk import Desk
     from sparkdl.diagnosis.executors import survey
-    from sparkdl.driver.slots.preflight import explain_job_failure
+    from sparkdl.driver.slots.spark_errors import explain_job_failure
 
     desk = Desk(size.slots, asked.wait_s)
     try:

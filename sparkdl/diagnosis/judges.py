@@ -13,8 +13,8 @@ from sparkdl.core.listing import count, listed
 from sparkdl.diagnosis.facts import Facts, grouped, places, so_many
 from sparkdl.diagnosis.probe import PACKAGES
 from sparkdl.diagnosis.report import Check, Verdict
+from sparkdl.driver.slots.advice import Advice
 from sparkdl.driver.slots.placement import Topology
-from sparkdl.driver.slots.preflight import Advice
 from sparkdl.node.task import cannot_reach_driver
 
 CLOCK_WARNING_S = 2.0
@@ -75,7 +75,10 @@ def _versions_of(name: str, driver: Facts, executors: Sequence[Facts]) -> Iterat
 
 def judge_packages(facts: Sequence[Facts]) -> Iterator[Check]:
     """Say where another package named sparkdl hides this one, or lies among its files."""
-    again = "pip uninstall sparkdl, then pip install --force-reinstall --no-deps sparkdl-cluster"
+    again = (
+        "pip uninstall sparkdl, then install sparkdl-cluster again, with pip's options "
+        "--force-reinstall --no-deps"
+    )
     for folder, them in grouped(facts, lambda one: one.package).items():
         hidden = [one for one in them if folder and not one.has_sparkdl]
         if hidden:

@@ -116,7 +116,7 @@ def judge_machines(facts: Sequence[Facts], needs_shm: bool) -> Iterator[Check]:
                 "executor's Python",
                 "problem",
                 f"{places(them)}: no node can start: {error}",
-                "pip install sparkdl-cluster in the executors' Python, with what it needs",
+                "Install sparkdl-cluster in the executors' Python, with what it needs",
             )
     machines = _machines(facts)
     if not machines:

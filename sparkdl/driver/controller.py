@@ -15,23 +15,23 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import msgspec
 
 from sparkdl.control.cause import CutLink
 from sparkdl.control.messages import (
+    AskClock,
     BoardStarted,
     CheckpointDone,
     CheckpointPart,
     ChildFailed,
     ChildReturned,
     ChildRunning,
+    ClockTold,
     Detached,
-    FeedCount,
     FeedCovered,
     FeedEnd,
     FeedProgress,
@@ -52,6 +52,7 @@ from sparkdl.control.messages import (
     Refused,
     Stacks,
     ToAgent,
+    Traced,
     TrainsAlone,
 )
 from sparkdl.control.server import CoordinatorServer, ServerAddress
@@ -62,6 +63,7 @@ from sparkdl.core.garbage import uncollected
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.core.throttle import Throttle
 from sparkdl.core.world import CheckpointRef, World
+from sparkdl.driver import events
 from sparkdl.driver.collect import (
     Checkpoints,
     Gatherings,
@@ -72,14 +74,14 @@ from sparkdl.driver.collect import (
 )
 from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.driver.feeds.report import gone_beyond
-from sparkdl.driver.feeds.state import ShowEpochs
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.roster import Roster
 from sparkdl.driver.lifecycle.state import failure_of, generation_of, is_empty
 from sparkdl.driver.lifecycle.transitions import begin, step
-from sparkdl.driver.logs import Attempt, LastAttempts, NodeLogs, joined
+from sparkdl.driver.logs import Attempt, LastAttempts, joined
+from sparkdl.driver.stream import Stream, Subscriber, notify, period_s
 from sparkdl.driver.threads import Changed
-from sparkdl.driver.waits import Waits
+from sparkdl.driver.view import Seen, View, launched, sampled
 from sparkdl.node.task import Problem
 
 _log = logging.getLogger(__name__)
@@ -91,81 +93,16 @@ _PROGRESS_S = 0.05
 """
 _MANY = 1000
 """Nodes: more than a hundred thousand objects that live as long as the cluster."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call of `cluster.feed` that is under way.
-
-    Attributes:
-        before: the counts by node id when it began.
-        rows: how many there are to read, 0 while that is not known.
-        received: rows by node id before the Spark job that runs now; `None` while none does.
-        is_delivered: all rows have come to the nodes, which read them.
-    """
-
-    before: Mapping[int, FeedCount]
-    rows: int
-    received: Mapping[int, int] | None = None
-    is_delivered: bool = False
-
-    def stage(self, counts: Mapping[int, FeedCount]) -> str:
-        """Return how far the feeding is, to nodes that have these counts; see `FeedColumns`."""
-        before = self.received
-        if before is not None and all(
-            count.rows_received <= before.get(node_id, 0) for node_id, count in counts.items()
-        ):
-            return "computing"
-        return "delivered" if self.is_delivered else "fed"
-
-
-@dataclass
-class View:
-    """What the controller knows; other threads read it while they hold its condition."""
-
-    state: states.State
-    feeds: dict[tuple[int, str], FeedCount] = field(default_factory=dict)
-    progress: int = 0
-    """Counts every feed message with news, so that a wait can tell progress from silence."""
-    tensorboard: BoardStarted | None = None
-    pids: dict[int, int] = field(default_factory=dict)
-    """Of the nodes' children, by node id."""
-    activity: dict[int, NodeActive] = field(default_factory=dict)
-    """What the nodes have done beside their feeds, by node id."""
-    load: dict[int, NodeLoad] = field(default_factory=dict)
-    """What the nodes take of their machines, by node id; empty unless somebody looks."""
-    waits: Waits = field(default_factory=Waits)
-    """What the nodes have waited for in the last minute."""
-    calls: dict[str, Call] = field(default_factory=dict)
-    """The calls that are being fed, by feed."""
-    epochs: deque[tuple[str, ShowEpochs]] = field(default_factory=lambda: deque(maxlen=_MANY))
-    """The last epochs that nodes have the rows of, by feed; who shows them removes them."""
-    have_feeds_ended: bool = False
-    """It was announced to the nodes that no more rows will come."""
-
-
-class Ear(Protocol):
-    """Hears what agents say; see `Controller.overhear`."""
-
-    def heard(
-        self, agent_id: str, node_id: int | None, message: FromAgent | None
-    ) -> ToAgent | None:
-        """Return what to answer; called on the loop, so it must be quick, and not fail.
-
-        Args:
-            node_id: which node the agent is; `None` for a standby, and after the end.
-            message: `None` when the agent has left.
-        """
-
-    def close(self) -> None:
-        """Nothing more will be heard."""
+_STATE_EVENTS = {events.Launched, events.Changed, events.Checkpoint, events.Sampled}
+_FIRST_CLOCKS = 4
+"""Of a host that has just joined so many answers are asked for: the fastest of them counts."""
 
 
 class Controller:
     """One cluster's coordinator. `start`, use, `close`.
 
     Args:
-        logs: is given the children's output, on the controller's thread.
+        log_tail: returns the last lines of a node that are in a file; for agents that are lost.
         relaunch: called there to bring new agents for nodes; must not block.
         checkpoint: what the first world resumes from.
         release: called there once no agent will come or go any more; must not block.
@@ -179,7 +116,7 @@ class Controller:
         self,
         spec: ClusterSpec,
         token: str,
-        logs: NodeLogs | None = None,
+        log_tail: Callable[[str, int], tuple[str, ...]] = lambda node, lines: (),
         relaunch: Callable[[Sequence[NodeSpec]], None] | None = None,
         checkpoint: CheckpointRef | None = None,
         release: Callable[[], None] = lambda: None,
@@ -192,8 +129,6 @@ class Controller:
         self.changed = Changed()
         self._born_s = time.time() - time.monotonic()
         self.begun_s = self.wall_s()
-        self.at_end = ExitStack()
-        """Closed before anything else of this."""
         self.view = View(begin(spec, time.monotonic(), checkpoint))
         keeps = spec.settings.max_restarts > 0 or spec.checkpoint_dir is not None
         self.checkpoints = Checkpoints(spec.cluster_id, CoverageStore(keeps))
@@ -203,7 +138,7 @@ class Controller:
         """Node and process id of each agent that has ever joined."""
         self._last = LastAttempts()
         self.address: ServerAddress | None = None
-        self._logs = logs or NodeLogs()
+        self._log_tail = log_tail
         self._relaunch = relaunch
         self._release = release
         self._forget_task = forget_task
@@ -219,10 +154,10 @@ class Controller:
         )
         self._timer: asyncio.TimerHandle | None = None
         self._requests = PendingRequests(self._server.send, self.changed)
-        self._observer: Callable[[], None] = lambda: None
-        self._followers: list[Callable[[states.State], None]] = []
-        self._ear: Ear | None = None
-        self._reporter: Callable[[int, NodeActive], None] = lambda node_id, activity: None
+        self._stream, self._seen = Stream(), Seen(spec.cluster_id)
+        deque(self._seen.news(self.view.state, self.begun_s), maxlen=0)  # subscribers begin there
+        self._clocks: dict[str, tuple[int, int]] = {}
+        """Of each agent that is asked for its host's clock: its node, and how often it answered."""
         self._progress = Throttle(self._loop, self._notify, _PROGRESS_S)
         self._thread = threading.Thread(
             target=self._run, name=f"sparkdl-controller-{spec.cluster_id}", daemon=True
@@ -295,23 +230,34 @@ class Controller:
         """Whether nothing happens any more."""
         return self._loop.is_closed()
 
-    def observe(self, observer: Callable[[], None]) -> None:
-        """Have `observer` called on the loop after each change of the view; it must be quick."""
-        self._observer = observer
+    def subscribe(self, subscriber: Subscriber, *kinds: type[events.Event]) -> None:
+        """Have `subscriber` called with all events of some kinds, the present ones first.
 
-    def follow(self, follower: Callable[[states.State], None]) -> None:
-        """Have `follower` called on the loop with each state; it must be quick, and not fail."""
-        self._followers.append(follower)
+        It is called on the loop, so it must be quick; with `Ended` by the thread that closes this,
+        for which it may wait for a limited time. What it raises is logged.
+        """
+        with self.changed:
+            for event in self.present() if _STATE_EVENTS & {*kinds} else ():
+                if type(event) in kinds:
+                    notify(subscriber, event)
+            is_first = events.Sampled in kinds and not self._stream.wants(events.Sampled)
+            self._stream.add(subscriber, *kinds)
+        if is_first:
+            self.soon(self.later, period_s(len(self.spec.nodes)), self._sample)
 
-    def overhear(self, ear: Ear) -> None:
-        """Have `ear` told what comes from agents."""
-        self._ear = ear
+    def present(self) -> list[events.AnyEvent]:
+        """Return events that say all that the cluster is and does now, for who knows nothing."""
+        with self.changed:
+            now_s = self.wall_s()
+            news = Seen(self.spec.cluster_id).news(self.view.state, now_s)
+            sample = sampled(self.spec, now_s, self.view)
+            return [launched(self.spec, self.begun_s), *news, sample]
 
-    def on_activity(self, reporter: Callable[[int, NodeActive], None]) -> None:
-        """Have `reporter` called on the loop with what nodes have done; as `follow`'s is."""
-        self._reporter = reporter
+    def publish(self, event: events.Event) -> None:
+        """Have the subscribers to this kind of event called; only from the loop."""
+        self._stream.publish(event)
 
-    def soon(self, function: Callable[..., None], *arguments: Any) -> bool:
+    def soon(self, function: Callable[..., object], *arguments: Any) -> bool:
         """Have `function` called on the loop; false once the controller is closed."""
         try:
             self._loop.call_soon_threadsafe(function, *arguments)
@@ -343,7 +289,7 @@ class Controller:
         if kept and kept[-1].generation >= generation:
             return kept
         # It is lost, and what it has not sent as well; its file has the lines of all its children.
-        written = self._logs.tail(self._name(node_id), lines)
+        written = self._log_tail(self._name(node_id), lines)
         return [Attempt(generation, written)] if written else kept
 
     def fetch_stacks(self, deadline: Deadline) -> dict[str, str]:
@@ -375,16 +321,17 @@ class Controller:
 
     def close(self) -> None:
         """Close all connections and end the thread."""
-        self.at_end.close()
         if len(self.spec.nodes) >= _MANY:
             gc.unfreeze()
-        if self._ear is not None:
-            self._ear.close()
+        ended = events.Ended(self.spec.cluster_id, self.wall_s())
         if not self._thread.is_alive():
+            self._stream.end(ended)
             self._loop.close()
             return
-        self._call(self._server.stop())
-        self._logs.close()
+        try:
+            self._call(self._server.stop())
+        finally:
+            self._stream.end(ended)
         self.soon(self._loop.stop)
         self._thread.join(_THREAD_END_S)
 
@@ -408,7 +355,10 @@ class Controller:
         with self.changed:
             self._joined.add((hello.node_id, hello.pid))
         self._handle(states.AgentJoined(hello))
-        self._let_hear(hello.agent_id, hello)
+        self._note_phase(hello.agent_id, "joined", host=hello.host)
+        if self.spec.is_traced:
+            self._clocks[hello.agent_id] = hello.node_id, 0
+            self._ask_clock(hello.agent_id)
 
     def refused(self, message: Refused) -> None:
         """A node cannot start where it was to."""
@@ -417,20 +367,29 @@ class Controller:
 
     def said(self, agent_id: str, message: FromAgent) -> None:  # noqa: C901, PLR0912 (one case a message)
         """An agent has sent a message."""
-        self._let_hear(agent_id, message)
+        node_id = self._node_of(agent_id)
         match message:
             case Offer():
+                self._note_phase(agent_id, "offered", message.generation)
                 self._handle(states.AgentOffered(agent_id, message))
             case Detached():
                 self._handle(states.AgentDetached(agent_id))
             case ChildRunning():
-                self._note_pid(agent_id, message.pid)
+                self._note_phase(agent_id, "entered", message.generation)
+                if node_id is not None:
+                    with self.changed:
+                        self.view.pids[node_id] = message.pid
                 self._handle(states.ChildEntered(agent_id, message))
             case ChildReturned():
+                self._note_phase(agent_id, "returned", message.generation)
                 self._handle(states.ChildGaveResult(agent_id, message))
                 self._note_gathering(agent_id, message)
             case ChildFailed():
+                headline = message.failure.headline()
+                self._note_phase(agent_id, "failed", message.generation, problem=headline)
                 self._handle(states.ChildBroke(agent_id, self._dated(message)))
+            case Traced() | ClockTold():
+                self._note_clock(agent_id, message)
             case FeedProgress() | NodeActive() | NodeLoad():
                 self._note_progress(agent_id, message)
             case CheckpointPart() | CheckpointDone():
@@ -441,10 +400,12 @@ class Controller:
                 self._note_lone(agent_id, message)
             case BoardStarted():
                 self._note_tensorboard(message)
-            case LastLines(generation, lines):
-                self._keep_log(agent_id, Attempt(generation, lines))
-            case LogLines():
-                self._hand_on_log(agent_id, message)
+            case LastLines(generation, lines) if node_id is not None:
+                with self.changed:
+                    self._last.keep(node_id, Attempt(generation, lines))
+            case LogLines() if node_id is not None:
+                of = self.spec.cluster_id, self.wall_s(), self._name(node_id)
+                self.publish(events.Logged(*of, message))
             case LogTail(number, generation, lines):
                 self._requests.answer(number, Attempt(generation, lines))
             case Stacks(number, text):
@@ -454,7 +415,8 @@ class Controller:
 
     def left(self, agent_id: str, reason: str) -> None:
         """An agent's connection has ended."""
-        self._let_hear(agent_id, None)
+        self._note_phase(agent_id, "left")
+        self._clocks.pop(agent_id, None)
         self._handle(states.AgentLeft(agent_id, reason, self.wall_s()))
 
     def silent(self, hello: Hello) -> None:
@@ -508,12 +470,28 @@ class Controller:
                 self.view.feeds.clear()  # a node that another agent takes begins at zero
             self.view.state = state
             self.changed.notify_all()
-        for follower in self._followers:
-            follower(state)
+        self._publish_state()
         for action in actions:
             self._perform(action)
         self._arm_timer(state.deadline_s)
-        self._observer()
+
+    def _publish_state(self) -> None:
+        now_s, state = self.wall_s(), self.view.state
+        self.publish(events.Stepped(self.spec.cluster_id, now_s))
+        for event in self._seen.news(state, now_s):
+            self.publish(event)
+            if isinstance(event, events.Changed) and event.is_over:
+                self._publish_sample()
+
+    def _publish_sample(self) -> None:
+        if self._stream.wants(events.Sampled):
+            self.publish(sampled(self.spec, self.wall_s(), self.view))
+
+    def _sample(self) -> None:
+        """Sample from time to time, as long as anything can change."""
+        if not is_empty(self.view.state):
+            self._publish_sample()
+            self.later(period_s(len(self.spec.nodes)), self._sample)
 
     def _perform(self, action: states.Action) -> None:
         match action:
@@ -563,23 +541,30 @@ class Controller:
             if node_id in node_ids:
                 self._server.send(agent.hello.agent_id, message)
 
-    def _let_hear(self, agent_id: str, message: FromAgent | None) -> None:
-        if self._ear is None:
-            return
-        try:
-            answer = self._ear.heard(agent_id, self._node_of(agent_id), message)
-        except Exception:  # noqa: BLE001 (the training does not need it)
-            _log.exception("Nobody hears any more what the agents say, and the cluster goes on")
-            self._ear = None
-        else:
-            if answer is not None:
-                self._server.send(agent_id, answer)
-
-    def _note_pid(self, agent_id: str, pid: int) -> None:
-        node_id = self._node_of(agent_id)
+    def _note_phase(
+        self, agent_id: str, phase: str, generation: int = -1, host: str = "", problem: str = ""
+    ) -> None:
+        node_id = self._node_of(agent_id) if self._stream.wants(events.NodeMoved) else None
         if node_id is not None:
-            with self.changed:
-                self.view.pids[node_id] = pid
+            about = node_id, phase, generation, host, problem
+            self.publish(events.NodeMoved(self.spec.cluster_id, self.wall_s(), *about))
+
+    def _ask_clock(self, agent_id: str) -> None:
+        self._server.send(agent_id, AskClock(round(self.wall_s() * 1e6)))
+
+    def _note_clock(self, agent_id: str, message: Traced | ClockTold) -> None:
+        """Hand on spans, and what is needed to date them; a clock is asked for again then."""
+        if agent_id not in self._clocks:
+            return
+        node_id, answers = self._clocks[agent_id]
+        of = self.spec.cluster_id, self.wall_s(), agent_id, node_id
+        if isinstance(message, Traced):
+            self.publish(events.Spanned(*of, message))
+        else:
+            self.publish(events.ClockRead(*of, message.sent_us, message.local_us))
+            self._clocks[agent_id] = node_id, answers + 1
+        if isinstance(message, Traced) or answers + 1 < _FIRST_CLOCKS:
+            self._ask_clock(agent_id)
 
     def _note_progress(self, agent_id: str, message: FeedProgress | NodeActive | NodeLoad) -> None:
         node_id = self._node_of(agent_id)
@@ -590,10 +575,11 @@ class Controller:
                 self.view.load[node_id] = message
                 return
             if isinstance(message, NodeActive):
+                before = self.view.activity.get(node_id)
                 self.view.activity[node_id] = message
                 self.view.waits.note(node_id, message, time.monotonic())
                 self._progress.request()
-                self._reporter(node_id, message)
+                self._publish_report(node_id, message, before)
                 return
             for now in message.counts:
                 if beyond := gone_beyond(self._name(node_id), now, self.view.feeds):
@@ -602,7 +588,17 @@ class Controller:
                     self.view.feeds[node_id, now.feed] = now
                     self.view.progress += 1
         self._progress.request()
-        self._observer()
+        self.publish(events.Stepped(self.spec.cluster_id, self.wall_s()))
+
+    def _publish_report(self, node_id: int, now: NodeActive, before: NodeActive | None) -> None:
+        """Hand on what a node has done, if it is a report and a new one."""
+        known = before and (before.generation, before.step, before.metrics)
+        if now.step < 0 or known == (now.generation, now.step, now.metrics):
+            return
+        world = self._world()
+        rank = world.member(node_id).rank if world and world.has(node_id) else -1
+        about = self._name(node_id), rank, now.step, now.numbers
+        self.publish(events.Report(self.spec.cluster_id, self.wall_s(), *about))
 
     def _notify(self) -> None:
         with self.changed:
@@ -649,17 +645,6 @@ class Controller:
             self._server.send(agent_id, LoneNodes(message.generation, message.question, count))
         elif warning := self._lone_trainers.warning(world, message, self.spec.framework):
             _log.warning("Cluster %s: %s", self.spec.cluster_id, warning)
-
-    def _keep_log(self, agent_id: str, last: Attempt) -> None:
-        node_id = self._node_of(agent_id)
-        if node_id is not None:
-            with self.changed:
-                self._last.keep(node_id, last)
-
-    def _hand_on_log(self, agent_id: str, printed: LogLines) -> None:
-        node_id = self._node_of(agent_id)
-        if node_id is not None:
-            self._logs.take(self._name(node_id), printed)
 
     def _send_request(self, request: PendingRequest) -> None:
         roster = self._roster()

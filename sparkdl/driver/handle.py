@@ -25,10 +25,11 @@ from sparkdl.driver.ending import Ending, ends_if_interrupted
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import FeedRequest
 from sparkdl.driver.feeds.feeds import Feeds, StreamFeed, StreamOptions, trigger_options
-from sparkdl.driver.feeds.report import FeedReport
+from sparkdl.driver.feeds.report import FeedReport, nothing_fed
+from sparkdl.driver.feeds.runner import LongWait
 from sparkdl.driver.lifecycle.state import before_stop, failure_of, has_ended, is_empty, status_of
 from sparkdl.driver.profile import Profile, taken
-from sparkdl.driver.show import LiveTable, as_html, show_page
+from sparkdl.driver.show import LiveTable, show_page
 from sparkdl.driver.threads import begin
 from sparkdl.feed.transfer.messages import FeedSpec
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from sparkdl.driver.executors.stream_query import FeedQuery
 
 _FETCH_S = 5.0
+_LOOK_S = 1.0
 
 
 class Cluster:
@@ -70,7 +72,7 @@ class Cluster:
         self._show_progress = show_progress
         self._feeds = Feeds(controller, executor, token, lambda: self.world)
         ending.first = self._feeds.close
-        self._table = LiveTable(controller, self._repr_mimebundle_)
+        self._table = LiveTable(controller, self.tensorboard_url, lambda: repr(self))
 
     def __enter__(self) -> Cluster:
         return self
@@ -91,9 +93,7 @@ class Cluster:
         return f"Cluster({self.spec.cluster_id}: {nodes}; {self.status()})"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        world, url = self.world, self.tensorboard_url()
-        html = self._controller.look(lambda view: as_html(self.spec, world, view, url))
-        return {"text/html": html, "text/plain": repr(self)}
+        return self._table.render()
 
     def _ipython_display_(self) -> None:
         self._table.show()
@@ -111,8 +111,8 @@ class Cluster:
         """
         if self.dashboard_url is None:
             raise ConfigError(
-                "this cluster has no dashboard: pip install 'sparkdl-cluster[dashboard]' and "
-                "launch it with dashboard=True"
+                "this cluster has no dashboard: pip install bokeh, and launch "
+                "it with dashboard=True"
             )
         show_page(self.dashboard_url, height)
 
@@ -349,10 +349,15 @@ class Cluster:
             ResultError: if the cluster was stopped first.
             TimeoutError: if the time is over first.
         """
-        if not self._controller.wait_for(
-            lambda view: has_ended(view.state), Deadline.after(timeout_s)
+        deadline = Deadline.after(timeout_s)
+        unfed = LongWait(self._controller, lambda view: nothing_fed(view.state, view.feeds))
+        while not self._controller.wait_for(
+            lambda view: has_ended(view.state), Deadline.after(min(_LOOK_S, deadline.remaining_s))
         ):
-            raise TimeoutError(f"{self._still_running()} still in map_fun after {timeout_s:g} s")
+            if deadline.has_passed:
+                names = self._still_running()
+                raise TimeoutError(f"{names} still in map_fun after {timeout_s:g} s")
+            unfed.look()
         self._raise_failure()
         if running := self._still_running():
             raise ResultError(f"the cluster was stopped before {running} had returned")

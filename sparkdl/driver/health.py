@@ -25,9 +25,10 @@ from sparkdl.core.failure import Failure
 from sparkdl.core.listing import MOST, listed
 from sparkdl.core.spec import InputMode
 from sparkdl.core.throttle import rest_s
-from sparkdl.driver.controller import Controller, View
+from sparkdl.driver.controller import Controller
 from sparkdl.driver.feeds.report import waits_in_vain
 from sparkdl.driver.lifecycle.state import NodesBlamed, Running
+from sparkdl.driver.view import View
 from sparkdl.driver.waits import Shares, in_step
 
 PERIOD_S = 60.0

@@ -26,6 +26,7 @@ from sparkdl.core.tracking import follower_of_launch
 from sparkdl.driver.controller import Controller
 from sparkdl.driver.dashboard import Dashboard, Recorder, dashboard_of_program
 from sparkdl.driver.ending import Ending, is_interrupt
+from sparkdl.driver.events import Ended, Logged, Report
 from sparkdl.driver.executors.executor import Executor, Launch
 from sparkdl.driver.feeds.runner import failure_behind, never_fed
 from sparkdl.driver.handle import Cluster
@@ -33,10 +34,9 @@ from sparkdl.driver.health import HangWatch
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.state import failure_of, has_ended
 from sparkdl.driver.log_files import LogFiles, check_folder
-from sparkdl.driver.logs import LogLine, NodeLogs
+from sparkdl.driver.logs import LogLine, hand_on
 from sparkdl.driver.payload import pickle_user_code
-from sparkdl.driver.reports import Report, Reports
-from sparkdl.driver.run_socket import answering
+from sparkdl.driver.run_socket import answer_runs
 from sparkdl.driver.show import has_audience, in_notebook, print_beside, printing
 from sparkdl.driver.timeline import Timeline, check_file
 from sparkdl.driver.warm import chosen_keep_s, warm_key
@@ -239,14 +239,16 @@ def launch(  # noqa: PLR0913 (one option, one name)
         ),
     )
     payload = pickle_user_code(map_fun, args)
-    files = _log_files(log_dir, spec.cluster_id)
     where, spec = _executor(executor, spark, spec)
     # Nobody else has to reach the driver of a local cluster.
     environment = Environment() if executor == "local" else Environment.read()
     chosen_tls = choose_tls(tls, where.encrypting_setting())
     host = environment.driver_host or where.driver_host()
     pages = dashboard_of_program(dashboard, host)
+    shown = log_to_driver if callable(log_to_driver) else _print_line
     watch = _Watch(
+        shown if spec.prints != "none" else None,
+        _log_files(log_dir, spec.cluster_id) if log_dir is not None else None,
         pages,
         check_folder("record", record) if record is not None else None,
         check_file("timeline", timeline) if timeline is not None else None,
@@ -254,12 +256,7 @@ def launch(  # noqa: PLR0913 (one option, one name)
         on_report,
     )
     spec = replace(spec, is_watched=watch.needs_load, is_traced=watch.timeline is not None)
-    shown = log_to_driver if callable(log_to_driver) else _print_line
-    logs = NodeLogs(shown if spec.prints != "none" else None, files)
-    cluster = _start(
-        *(spec, where, environment, payload, logs, show_progress, chosen_tls),
-        watch.begin,
-    )
+    cluster = _start(spec, where, environment, payload, watch, show_progress, chosen_tls)
     if pages is not None:
         cluster.dashboard_url = pages.url
         _log.info("Cluster %s: its dashboard is at %s", spec.cluster_id, pages.url)
@@ -306,36 +303,34 @@ class _Watch:
         tracker: what `follower_of_launch` returns.
     """
 
-    pages: Dashboard | None
-    record: str | None
-    timeline: str | None
-    tracker: Any
-    on_report: Callable[[Report], None] | None
-
-    @property
-    def is_recorded(self) -> bool:
-        """Whether what happens is told as events."""
-        return self.pages is not None or self.record is not None
+    on_log: Callable[[LogLine], None] | None = None
+    files: LogFiles | None = None
+    pages: Dashboard | None = None
+    record: str | None = None
+    timeline: str | None = None
+    tracker: Any = None
+    on_report: Callable[[Report], None] | None = None
 
     @property
     def needs_load(self) -> bool:
         """Whether somebody wants to know what nodes take of their machines."""
-        return self.is_recorded or self.tracker is not None
+        return any(each is not None for each in (self.pages, self.record, self.tracker))
 
     def begin(self, controller: Controller) -> None:
-        """Begin to look at it; nobody who does can fail later."""
-        controller.at_end.enter_context(answering(controller))
-        if self.is_recorded:
+        """Attach all subscribers, before the first node starts."""
+        answer_runs(controller)
+        if self.on_log is not None:
+            controller.subscribe(partial(hand_on, self.on_log), Logged)
+        if self.files is not None:
+            controller.subscribe(self.files.take, Logged, Ended)
+        if self.pages is not None or self.record is not None:
             Recorder(controller, self.record, self.pages).start()
         if self.timeline is not None:
             Timeline(controller, self.timeline).start()
         if self.tracker is not None:
             self.tracker.follow(controller)
-        takers = [
-            taker for taker in (self.on_report, self.tracker and self.tracker.report) if taker
-        ]
-        if takers:
-            controller.on_activity(Reports(controller, takers).take)
+        if self.on_report is not None:
+            controller.subscribe(self.on_report, Report)
 
 
 def _start(
@@ -343,10 +338,9 @@ def _start(
     where: Executor,
     environment: Environment,
     payload: bytes,
-    logs: NodeLogs,
+    watch: _Watch,
     show_progress: bool | None,
     tls: Tls | None = None,
-    watch: Callable[[Controller], None] = lambda controller: None,
 ) -> Cluster:
     token, ending = new_token(), Ending(spec.cluster_id, where)
 
@@ -354,13 +348,17 @@ def _start(
         where.wait_turn(ending.is_wanted)
         newest, resumed = _at_newest_checkpoint(spec)
         controller = Controller(
-            *(newest, token, logs, where.relaunch, resumed.ref if resumed else None),
+            newest,
+            token,
+            watch.files.tail if watch.files else lambda node, lines: (),
+            where.relaunch,
+            resumed.ref if resumed else None,
             *(ending.release, where.forget_task, where.leave_host, tls),
         )
         if resumed:
             controller.checkpoints.coverage.restore(resumed.manifest.feeds)
         ending.controller = controller
-        watch(controller)
+        watch.begin(controller)
         host = environment.driver_host or where.driver_host()
         address = controller.start(host, environment.driver_ports)
         if spec.settings.hang_timeout_s is not None:
@@ -481,9 +479,7 @@ def _modules(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _log_files(log_dir: str | None, cluster_id: str) -> LogFiles | None:
-    if log_dir is None:
-        return None
+def _log_files(log_dir: str, cluster_id: str) -> LogFiles:
     files = LogFiles(os.path.join(check_folder("log_dir", log_dir), f"sparkdl-{cluster_id}"))
     _log.info("What the nodes of cluster %s print is kept in %s", cluster_id, files.folder)
     return files

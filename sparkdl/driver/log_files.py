@@ -23,6 +23,7 @@ from logging.handlers import RotatingFileHandler
 from urllib.parse import urlsplit
 
 from sparkdl.core.errors import ConfigError
+from sparkdl.driver.events import Ended, Logged
 
 _log = logging.getLogger(__name__)
 
@@ -96,7 +97,7 @@ def _own_path(option: str, path: str | os.PathLike[str], kind: str) -> str:
 
 
 class LogFiles:
-    """The files of one cluster. The owner calls `close`.
+    """The files of one cluster.
 
     Args:
         folder: for `worker-0.log` and so on, and `worker-0.log.1` for what was before; it is made
@@ -116,6 +117,13 @@ class LogFiles:
         self._waiting_chars = 0
         self._is_closed = False
         self._thread: threading.Thread | None = None
+
+    def take(self, event: Logged | Ended) -> None:
+        """Keep what an event of the cluster says; finish with the last one."""
+        if isinstance(event, Logged):
+            self.add(event.node, event.printed.lines)
+        else:
+            self.close()
 
     def add(self, node: str, lines: Sequence[str]) -> None:
         """Keep these lines; returns at once."""

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from sparkdl.control.tls import TlsFiles
     from sparkdl.core.settings import HangAction
     from sparkdl.core.spec import InputMode, Placement
+    from sparkdl.driver.events import Report
     from sparkdl.driver.logs import LogLine
-    from sparkdl.driver.reports import Report
 
 
 class LaunchOptions(TypedDict, total=False):

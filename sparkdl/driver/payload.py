@@ -59,11 +59,19 @@ def pickled(map_fun: Callable[..., Any], args: Any) -> bytes:
         # Spark's objects refuse with long texts of their own, about broadcasts and UDFs.
         is_sparks = bool(found) and all(each.spark for each in found)
         why = "" if is_sparks else f" ({type(error).__name__}: {error})"
-        advice = " ".join(dict.fromkeys(_ADVICE[each.spark] for each in found)) or _ADVICE[""]
         raise ConfigError(
             f"map_fun and its arguments go to the executors by pickle, which refuses {what}{why}. "
-            f"{advice}"
+            f"{advice_on(found, _ADVICE)}"
         ) from error
+
+
+def advice_on(found: Iterable[Culprit], advice: Mapping[str, str]) -> str:
+    """Return what to write in the place of what cannot be pickled.
+
+    Args:
+        advice: by `Culprit.spark`.
+    """
+    return " ".join(dict.fromkeys(advice[each.spark] for each in found)) or advice[""]
 
 
 def check_arity(function: Callable[..., Any], name: str = "map_fun") -> None:

@@ -13,51 +13,26 @@ import logging
 import os
 import socket
 import stat
-import sys
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from sparkdl.core.deadline import Deadline
-from sparkdl.core.world import World
-from sparkdl.dashboard.events import Sampled
-from sparkdl.driver.controller import Controller, View
-from sparkdl.driver.dashboard import sampled
-from sparkdl.driver.lifecycle.state import before_stop, status_of
+from sparkdl.driver.controller import Controller
+from sparkdl.driver.events import Ended
 
 _log = logging.getLogger(__name__)
 
 SUFFIX = ".sock"
-RUN, STACKS = b"run\n", b"stacks\n"
-"""What may be asked. The answers are JSON: a `Run`, and texts by node."""
+PRESENT, STACKS = b"present\n", b"stacks\n"
+"""What may be asked. The answers are JSON: see `Controller.present`, and texts by node."""
 STACKS_S = 5.0
 _ASK_S = 5.0
 _BACKLOG = 16
-
-
-class Run(msgspec.Struct, frozen=True):
-    """A cluster that runs.
-
-    Attributes:
-        state: as `Cluster.status` has it.
-        hosts: by node id, empty of those that have none yet.
-        sample: how far the nodes are, at its `time_s`.
-    """
-
-    cluster: str
-    program: str
-    pid: int
-    framework: str
-    state: str
-    elapsed_s: float
-    nodes: tuple[str, ...]
-    hosts: tuple[str, ...]
-    sample: Sampled
 
 
 def folder_of_user() -> Path:
@@ -75,9 +50,8 @@ def is_own(folder: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o77
 
 
-@contextmanager
-def answering(controller: Controller) -> Iterator[None]:
-    """Answer what is asked about a cluster; without a place for the socket, nothing is."""
+def answer_runs(controller: Controller) -> None:
+    """Answer what is asked about a cluster, until it has ended; without a socket, nothing is."""
     path = folder_of_user() / f"{controller.spec.cluster_id}{SUFFIX}"
     name, is_over = f"sparkdl-runs-{controller.spec.cluster_id}", threading.Event()
     with ExitStack() as begun:
@@ -89,11 +63,9 @@ def answering(controller: Controller) -> Iterator[None]:
             begun.pop_all()  # the thread closes it
         except (OSError, RuntimeError) as error:  # RuntimeError: no further thread
             _log.info("Cluster %s is not in `sparkdl runs`: %s", controller.spec.cluster_id, error)
-            yield
             return
-    try:
-        yield
-    finally:
+
+    def close(_: Ended) -> None:
         is_over.set()
         with suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)  # ends the `accept`; elsewhere than on Linux this:
@@ -103,6 +75,8 @@ def answering(controller: Controller) -> Iterator[None]:
             path.unlink()
             path.parent.rmdir()  # if it was the last
         thread.join(_ASK_S)
+
+    controller.subscribe(close, Ended)
 
 
 def _listen(path: Path) -> socket.socket:
@@ -132,28 +106,10 @@ def _answer(controller: Controller, asking: socket.socket) -> None:
         asking.settimeout(_ASK_S)
         try:
             asked = asking.recv(64)
-            if asked == RUN:
-                run = controller.look(partial(_run, controller, controller.wall_s()))
-                asking.sendall(msgspec.json.encode(run))
+            if asked == PRESENT:
+                asking.sendall(msgspec.json.encode(controller.present()))
             elif asked == STACKS:
                 stacks = controller.fetch_stacks(Deadline.after(STACKS_S))
                 asking.sendall(msgspec.json.encode(stacks))
         except Exception:  # noqa: BLE001 (whatever it is, the training does not need this)
             _log.debug("A question was not answered", exc_info=True)
-
-
-def _run(controller: Controller, now_s: float, view: View) -> Run:
-    spec = controller.spec
-    world: World | None = getattr(before_stop(view.state), "world", None)
-    hosts = {m.node.node_id: m.host for m in world.members} if world else {}
-    return Run(
-        spec.cluster_id,
-        Path(sys.argv[0]).name or "python",
-        os.getpid(),
-        spec.framework,
-        status_of(view.state),
-        now_s - controller.begun_s,
-        tuple(node.name for node in spec.nodes),
-        tuple(hosts.get(node.node_id, "") for node in spec.nodes),
-        sampled(spec, now_s, view),
-    )

@@ -6,10 +6,9 @@ Runs in: driver
 from __future__ import annotations
 
 import getpass
-import math
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,20 +17,12 @@ import msgspec
 
 from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.core.listing import listed
-from sparkdl.dashboard.events import Sampled
-from sparkdl.driver.run_socket import (
-    RUN,
-    STACKS,
-    STACKS_S,
-    SUFFIX,
-    Run,
-    folder_of_user,
-    is_own,
-)
-from sparkdl.driver.waits import Shares
+from sparkdl.driver.events import AnyEvent
+from sparkdl.driver.history import History, folded
+from sparkdl.driver.run_socket import PRESENT, STACKS, STACKS_S, SUFFIX, folder_of_user, is_own
+from sparkdl.driver.show import table
 
 _ANSWER_S = 5.0
-_GIB = 1 << 30
 
 
 class SilentDriverError(SparkdlError):
@@ -53,17 +44,17 @@ class Found:
         """Its id."""
         return self.path.name.removesuffix(SUFFIX)
 
-    def run(self) -> Run:
-        """Return what it does now.
+    def present(self) -> list[AnyEvent]:
+        """Return the events that say all that it is and does now.
 
         Raises:
             RunEndedError: if it does nothing any more.
             SilentDriverError: if its driver does not answer.
         """
-        return msgspec.json.decode(self._ask(RUN, _ANSWER_S), type=Run)
+        return msgspec.json.decode(self._ask(PRESENT, _ANSWER_S), type=list[AnyEvent])
 
     def stacks(self) -> dict[str, str]:
-        """Return the stacks of its nodes, see `Cluster.stacks`; raises as `run` does."""
+        """Return the stacks of its nodes, see `Cluster.stacks`; raises as `present` does."""
         answer = self._ask(STACKS, STACKS_S + _ANSWER_S)
         return msgspec.json.decode(answer, type=dict[str, str])
 
@@ -107,7 +98,7 @@ def chosen(cluster: str | None) -> Found:
     there = []
     for each in found():
         with suppress(RunEndedError, SilentDriverError):
-            each.run()
+            each.present()
             there.append(each)
     names = listed([each.cluster for each in there])
     if not there:
@@ -133,56 +124,26 @@ def runs_table() -> list[str]:
     lines = []
     for each in found():
         try:
-            run = each.run()
+            now = folded(each.present())
         except RunEndedError:
             continue
         except SilentDriverError:
             lines.append([each.cluster, "", "", "", "does not answer"])
             continue
-        nodes = f"{len(run.nodes)} {run.framework}"
-        program = f"{run.program} ({run.pid})"
-        lines.append([run.cluster, program, nodes, _duration(run.elapsed_s), run.state])
+        nodes = f"{len(now.launched.nodes)} {now.launched.framework}"
+        elapsed = _duration(now.elapsed_s)
+        lines.append([now.cluster, _program(now), nodes, elapsed, now.status])
     return _aligned([["ID", "PROGRAM (PID)", "NODES", "ELAPSED", "STATE"], *lines]) if lines else []
 
 
-def nodes_table(run: Run, before: Run | None) -> list[str]:
-    """Return what the nodes of a cluster do, a line each.
-
-    Args:
-        before: the same cluster, a moment ago.
-    """
-    head = f"Cluster {run.cluster}: {run.state} ({run.program}, {_duration(run.elapsed_s)})"
-    titles = ["NODE", "HOST", "PID", "STATE", "STEP", "ROWS/S", "CORES", "MEMORY", "WAITS FOR"]
-    return [head, "", *_aligned([titles, *_cells(run, before)])]
+def nodes_table(cluster: History) -> list[str]:
+    """Return what the nodes of a cluster do, a line each, below headings."""
+    head = f"Cluster {cluster.cluster}: {cluster.status} ({_program(cluster)}"
+    return [f"{head}, {_duration(cluster.elapsed_s)})", "", *_aligned(table(cluster))]
 
 
-def _cells(run: Run, before: Run | None) -> Iterator[list[str]]:
-    now, then = run.sample, before.sample if before else None
-    cores, memory = (now.load.get(name) for name in ("cores", "memory_nbytes"))
-    for at, name in enumerate(run.nodes):
-        used = [feed.used[at] for feed in now.feeds.values()]
-        rate = ""
-        if then is not None and now.time_s > then.time_s and used:
-            more = sum(used) - sum(feed.used[at] for feed in then.feeds.values())
-            rate = f"{max(0, more) / (now.time_s - then.time_s):,.0f}"
-        yield [
-            name,
-            run.hosts[at],
-            str(now.pids[at] or ""),
-            now.states[at],
-            f"{now.steps[at]:,}" if now.steps[at] >= 0 else "",
-            rate,
-            f"{cores[at]:.1f}" if cores else "",
-            f"{memory[at] / _GIB:.1f} GiB" if memory else "",
-            str(_shares(now, at) or ""),
-        ]
-
-
-def _shares(sample: Sampled, at: int) -> Shares | None:
-    rows, others, lag = (
-        sample.waits.get(name, {at: None})[at] for name in ("rows", "others", "lag")
-    )
-    return None if rows is None else Shares(rows, math.nan if others is None else others, lag or 0)
+def _program(cluster: History) -> str:
+    return f"{cluster.launched.program} ({cluster.launched.pid})"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

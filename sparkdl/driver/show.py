@@ -10,33 +10,23 @@ import logging
 import math
 import os
 import sys
-import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from html import escape
 from typing import Any
 
 import psutil
 
-from sparkdl.control.messages import FeedCount, NodeActive
-from sparkdl.core.deadline import Deadline
-from sparkdl.core.spec import ClusterSpec, InputMode, Printing
-from sparkdl.core.world import Member, World
-from sparkdl.driver.controller import Controller, View
-from sparkdl.driver.lifecycle.state import (
-    Failed,
-    Finished,
-    Gathering,
-    Running,
-    Stopped,
-    before_stop,
-    failure_of,
-    status_of,
-)
-from sparkdl.driver.waits import Shares, in_step
+from sparkdl.core.spec import Printing
+from sparkdl.driver.controller import Controller
+from sparkdl.driver.events import Changed, Ended, Event, FeedColumns, Launched, Sampled
+from sparkdl.driver.history import History, NodeRow, folded
+from sparkdl.driver.stream import Batches
+from sparkdl.driver.waits import in_words
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +34,7 @@ _TABLE_PERIOD_S = 0.5
 _MAX_LINES = 20
 """Of the table: so many nodes are all shown."""
 _SOME = 3
-
+_GIB = 1 << 30
 
 _SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 _LEFT = ' style="text-align:left"'
@@ -97,18 +87,31 @@ def show_page(url: str, height: int) -> None:
     display(IFrame(url, width="100%", height=height))
 
 
-class LiveTable:
-    """Shows what `render` returns, wherever it is asked to, and keeps it up to date.
+class LiveTable(Batches):
+    """Shows a cluster as a table, wherever it is asked to, and keeps that up to date.
 
     Args:
-        render: returns the cluster by MIME type: `text/html`, `text/plain`.
+        tensorboard_url: returns where TensorBoard answers.
+        text: returns the cluster in a line.
     """
 
-    def __init__(self, controller: Controller, render: Callable[[], dict[str, str]]) -> None:
-        self._controller = controller
-        self._render = render
+    def __init__(
+        self,
+        controller: Controller,
+        tensorboard_url: Callable[[], str | None],
+        text: Callable[[], str],
+    ) -> None:
         self._display_id = f"sparkdl-{controller.spec.cluster_id}"
-        self._thread: threading.Thread | None = None
+        super().__init__("The table of the cluster", self._display_id, _TABLE_PERIOD_S)
+        self._controller = controller
+        self._url, self._text = tensorboard_url, text
+        self._history = History(controller.spec.cluster_id, controller.begun_s)
+        self._shown: dict[str, str] = {}
+
+    def render(self, history: History | None = None) -> dict[str, str]:
+        """Return the cluster by MIME type: `text/html`, `text/plain`."""
+        history = history or folded(self._controller.present())
+        return {"text/html": as_html(history, self._url()), "text/plain": self._text()}
 
     def show(self) -> None:
         """Show it in the cell that runs.
@@ -120,156 +123,113 @@ class LiveTable:
             raise NotImplementedError
         from IPython.display import display
 
-        display(self._render(), raw=True, display_id=self._display_id)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._follow, name=self._display_id, daemon=True)
-            self._thread.start()
+        display(self.render(), raw=True, display_id=self._display_id)
+        if self.ident is None:  # not started yet
+            self._controller.subscribe(self.put, Launched, Changed, Sampled, Ended)
+            self.start()
 
-    def _follow(self) -> None:
-        """Update all that is shown, twice a second at most, until the cluster has ended."""
+    def _take(self, events: Sequence[Event], is_last: bool) -> None:
+        """Update all that is shown."""
         from IPython.display import update_display
 
-        shown, has_ended = None, False
-        while not has_ended:
-            has_ended = self._controller.wait_for(
-                lambda view: isinstance(view.state, Stopped), Deadline.after(_TABLE_PERIOD_S)
-            )
-            try:
-                now = self._render()
-                if now != shown:
-                    update_display(now, raw=True, display_id=self._display_id)
-                shown = now
-            except Exception:  # noqa: BLE001 (the front end's; the training does not need it)
-                _log.debug("The table of the cluster is not updated any more", exc_info=True)
-                return
+        for event in events:
+            self._history.add(event)
+        try:
+            now = self.render(self._history)
+            if now != self._shown:
+                update_display(now, raw=True, display_id=self._display_id)
+            self._shown = now
+        except Exception:  # noqa: BLE001 (the front end's; the training does not need it)
+            _log.debug("The table of the cluster was not updated", exc_info=True)
 
 
-def as_html(spec: ClusterSpec, world: World, view: View, tensorboard_url: str | None = None) -> str:
-    """Return the table: of each node its place, its process, what it does, the rows it has read.
+def as_html(history: History, tensorboard_url: str | None = None) -> str:
+    """Return a cluster's table, below a line of its state.
 
     Args:
-        view: while it is held.
         tensorboard_url: where TensorBoard answers.
     """
-    feeds = sorted({feed for _, feed in view.feeds})
-    active = {node_id: each for node_id, each in view.activity.items() if each.step >= 0}
-    head = ["node", "rank", "host", "pid", "state", *(f"feed {feed!r}" for feed in feeds)]
-    if active:
-        head.append("step")
-    waits = view.waits.shares(in_step(view.state))
-    if waits:
-        head.append("waits for")
-    lines = [
-        _line(head, "th"),
-        *(_line(_cells(m, view, feeds, active, waits), "td") for m in _shown(world, view)),
-    ]
+    launched, cause = history.launched, history.cause
+    fed = "fed by this driver" if launched.input_mode == "spark" else "reads its own data"
+    what = f"{len(launched.nodes)} nodes, {launched.framework}, {fed}"
+    head, *lines = table(history)
     return "".join(
         [
-            f"<b>Cluster {escape(spec.cluster_id)}: {escape(status_of(view.state))}</b>",
-            f" ({escape(_what(spec))}{escape(_counts(world, view))})",
+            f"<b>Cluster {escape(history.cluster)}: {escape(history.status)}</b>",
+            f" ({escape(what)}{escape(_counts(history.rows()))})",
             f' <a href="{escape(tensorboard_url)}">TensorBoard</a>' if tensorboard_url else "",
-            f"<table>{''.join(lines)}</table>",
-            _problem(view),
+            f"<table>{_line(head, 'th')}{''.join(_line(line, 'td') for line in lines)}</table>",
+            f"<pre>{escape(cause.headline)}</pre>" if cause else "",
         ]
     )
 
 
-def _shown(world: World, view: View) -> list[Member]:
-    """Return the members to show: of many the first, the last, the odd and the slowest."""
-    members = world.members
-    if len(members) <= _MAX_LINES:
-        return list(members)
-    shown = {*members[:_SOME], *members[-_SOME:]}
-    by_state: dict[str, list[Member]] = {}
-    for member in members:
-        by_state.setdefault(node_state(view, member.node.node_id), []).append(member)
-    for same in sorted(by_state.values(), key=len)[:-1]:
-        shown |= {*same[:_SOME]}
-    steps = Counter({node_id: active.step for node_id, active in view.activity.items()})
-    for (node_id, _), count in view.feeds.items():
-        steps[node_id] += count.steps
-    most = [m for same in sorted(by_state.values(), key=len)[-1:] for m in same]
-    if len({steps[m.node.node_id] for m in most}) > 1:
-        shown |= {*heapq.nsmallest(_SOME, most, key=lambda m: steps[m.node.node_id])}
-    return sorted(shown, key=lambda member: member.rank)
+def table(history: History) -> list[list[str]]:
+    """Return of each node its place, its process, what it does, how far it is, below headings.
+
+    Columns of what no node has are left out.
+    """
+    feeds = history.sample.feeds if history.sample else {}
+    rows = [row for row in history.rows() if row.rank >= 0] or history.rows()
+    columns: dict[str, Callable[[NodeRow], str]] = {
+        "node": lambda row: row.name,
+        "rank": lambda row: str(row.rank) if row.rank >= 0 else "",
+        "host": lambda row: row.host,
+        "pid": lambda row: str(row.pid or ""),
+        "state": lambda row: row.state,
+        "step": _reported,
+        **{f"feed {name!r}": partial(_progress, feed) for name, feed in feeds.items()},
+        "rows/s": lambda row: "" if math.isnan(row.rows_rate) else f"{row.rows_rate:,.0f}",
+        "cores": lambda row: f"{row.load['cores']:.1f}" if row.load else "",
+        "memory": lambda row: f"{row.load['memory_nbytes'] / _GIB:.1f} GiB" if row.load else "",
+        "waits for": lambda row: in_words(row.waits),
+    }
+    shown = _shown(rows, feeds)
+    found = {head: [cell(row) for row in shown] for head, cell in columns.items()}
+    kept = {head: cells for head, cells in found.items() if any(cells)}
+    return [[*kept], *map(list, zip(*kept.values(), strict=True))]
 
 
-def _counts(world: World, view: View) -> str:
+def _shown(rows: list[NodeRow], feeds: Mapping[str, FeedColumns]) -> list[NodeRow]:
+    """Return the nodes to show: of many the first, the last, the odd and the slowest."""
+    if len(rows) <= _MAX_LINES:
+        return rows
+    by_state: dict[str, list[NodeRow]] = {}
+    for row in rows:
+        by_state.setdefault(row.state, []).append(row)
+    *odd, most = sorted(by_state.values(), key=len)
+    shown = [*rows[:_SOME], *rows[-_SOME:], *(row for same in odd for row in same[:_SOME])]
+    steps = {
+        row.node_id: row.step + sum(feed.steps[row.node_id] for feed in feeds.values())
+        for row in most
+    }
+    if len({*steps.values()}) > 1:
+        shown += heapq.nsmallest(_SOME, most, key=lambda row: steps[row.node_id])
+    found = {row.node_id for row in shown}
+    return [row for row in rows if row.node_id in found]
+
+
+def _counts(rows: list[NodeRow]) -> str:
     """Return how many nodes do what, if not all are shown."""
-    if world.size <= _MAX_LINES:
+    if len(rows) <= _MAX_LINES:
         return ""
-    states = Counter(node_state(view, member.node.node_id) for member in world.members)
+    states = Counter(row.state for row in rows)
     return "; " + ", ".join(f"{n:,} {what}" for what, n in states.most_common())
 
 
-def node_state(view: View, node_id: int) -> str:
-    """Return what a node does, in a word or two.
-
-    It is `starting` while it has no agent, `gathering` until all nodes have one, and `preparing`
-    while its child imports and connects to the others.
-    """
-    state = before_stop(view.state)
-    if any(failure.node_id == node_id for failure in getattr(state, "failures", ())):
-        return "failed"
-    if node_id in getattr(state, "left", ()):
-        return "failed"
-    if node_id in getattr(state, "returned", {}):
-        return "returned"
-    if isinstance(state, Running) and state is view.state:
-        return "in map_fun" if node_id in state.in_map_fun else "preparing"
-    if isinstance(view.state, Gathering):
-        return "gathering" if node_id in view.state.roster.agents else "starting"
-    return "stopped" if isinstance(view.state, (Finished, Failed, Stopped)) else "stopping"
+def _reported(row: NodeRow) -> str:
+    metrics = (f"{name} {value:.4g}" for name, value in row.metrics.items())
+    return ", ".join([f"{row.step:,}", *metrics]) if row.step >= 0 else ""
 
 
-def _what(spec: ClusterSpec) -> str:
-    fed = "fed by this driver" if spec.input_mode is InputMode.SPARK else "reads its own data"
-    return f"{len(spec.nodes)} nodes, {spec.framework}, {fed}"
-
-
-def _cells(
-    member: Member,
-    view: View,
-    feeds: Iterable[str],
-    active: Mapping[int, NodeActive],
-    waits: Mapping[int, Shares],
-) -> Iterable[str]:
-    node_id = member.node.node_id
-    pid = view.pids.get(node_id)
-    yield from (member.node.name, str(member.rank), member.host, str(pid or ""))
-    yield node_state(view, node_id)
-    for feed in feeds:
-        yield _progress(view.feeds.get((node_id, feed)))
-    if active:
-        yield _reported(active.get(node_id))
-    if waits:
-        yield str(waits.get(node_id, ""))
-
-
-def _reported(active: NodeActive | None) -> str:
-    if active is None:
-        return ""
-    metrics = (f"{name} {value:.4g}" for name, value in active.numbers.items())
-    return ", ".join([f"{active.step:,}", *metrics])
-
-
-def _progress(count: FeedCount | None) -> str:
-    if count is None:
-        return ""
-    done = {"row": count.rows_consumed, "step": count.steps, "epoch": count.epochs_done}
-    return ", ".join(f"{n:,} {what}{'s' * (n != 1)}" for what, n in done.items() if n)
+def _progress(feed: FeedColumns, row: NodeRow) -> str:
+    done = {"row": feed.used, "step": feed.steps, "epoch": feed.epochs}
+    counts = {what: column[row.node_id] for what, column in done.items()}
+    return ", ".join(f"{n:,} {what}{'s' * (n != 1)}" for what, n in counts.items() if n)
 
 
 def _line(cells: Iterable[str], tag: str) -> str:
     return f"<tr>{''.join(f'<{tag}{_LEFT}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
-
-
-def _problem(view: View) -> str:
-    problem = failure_of(view.state)
-    if problem is None:
-        return ""
-    first, *_ = str(problem).splitlines() or [""]
-    return f"<pre>{escape(f'{type(problem).__name__}: {first}')}</pre>"
 
 
 class FeedBar:

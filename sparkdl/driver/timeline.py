@@ -13,51 +13,38 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import threading
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from dataclasses import replace as replaced
 from typing import Any
 
-from sparkdl.control.messages import (
-    AskClock,
-    ChildFailed,
-    ChildReturned,
-    ChildRunning,
-    ClockTold,
-    FromAgent,
-    Hello,
-    Offer,
-    Traced,
-)
-from sparkdl.control.trace_file import (
-    Event,
-    TraceFile,
-    TrackIds,
-    complete,
-    instant,
-    named_process,
-)
+from msgspec.structs import replace
+
+from sparkdl.control.messages import Traced
+from sparkdl.control.trace_file import Event as TraceEvent
+from sparkdl.control.trace_file import TraceFile, TrackIds, complete, instant, named_process
 from sparkdl.core.spec import ClusterSpec
-from sparkdl.dashboard.events import AnyEvent, Changed, Checkpoint, Problem
 from sparkdl.driver.clocks import HostClock
 from sparkdl.driver.controller import Controller
-from sparkdl.driver.dashboard import Seen
-from sparkdl.driver.lifecycle import state as states
+from sparkdl.driver.events import (
+    Changed,
+    Checkpoint,
+    ClockRead,
+    Ended,
+    Event,
+    NodeMoved,
+    Problem,
+    Spanned,
+)
 from sparkdl.driver.log_files import writable
+from sparkdl.driver.stream import Batches, period_s
 from sparkdl.version import __version__
 
 _log = logging.getLogger(__name__)
 
-_PERIOD_S = 1.0
-_NODES_PER_S = 2000
-"""Of more nodes, the file is written more seldom."""
-_END_S = 10.0
 _MAX_SPANS = 200_000
 """That wait while nothing can be written; what comes then is dropped."""
-_FIRST_ANSWERS = 4
-"""Of a host that has just joined: the fastest of them counts."""
 _MAX_CHARS = 2000
 _Args = dict[str, Any]
 _PHASES, _STATE = "phases", "state"
@@ -78,7 +65,7 @@ def check_file(option: str, path: str | os.PathLike[str]) -> str:
     return own
 
 
-class Timeline(threading.Thread):
+class Timeline(Batches):
     """Writes the trace of one cluster, from before its start until its controller is closed.
 
     Args:
@@ -88,94 +75,53 @@ class Timeline(threading.Thread):
         OSError: if the file cannot be written.
     """
 
+    end_s = 10.0
+
     def __init__(self, controller: Controller, path: str) -> None:
         spec = controller.spec
-        super().__init__(name=f"sparkdl-timeline-{spec.cluster_id}", daemon=True)
+        super().__init__(
+            "The timeline", f"sparkdl-timeline-{spec.cluster_id}", period_s(len(spec.nodes))
+        )
         self._file: TraceFile | None = TraceFile(path)
         self._now_us: Callable[[], int] = lambda: round(controller.wall_s() * 1e6)
         self._tracks = Tracks(spec, self._now_us())
-        self._period_s = max(_PERIOD_S, len(spec.nodes) / _NODES_PER_S)
-        self._seen = Seen(spec.cluster_id)
-        self._news: deque[Callable[[], Iterator[Event]]] = deque([self._tracks.begin])
+        self._trace = [*self._tracks.begin()]
         self._waiting = 0
-        self._nodes: dict[str, int] = {}
-        self._asked: dict[str, int] = {}
-        self._ends = threading.Event()
-        self._is_over = False
-        self._note(controller.view.state)
-        controller.follow(self._note)
-        controller.overhear(self)
+        kinds = Changed, Checkpoint, NodeMoved, ClockRead, Spanned, Ended
+        controller.subscribe(self.put, *kinds)
         atexit.register(self.close)
 
-    def heard(
-        self, agent_id: str, node_id: int | None, message: FromAgent | None
-    ) -> AskClock | None:
-        """See `Ear.heard`."""
-        now_us, tracks = self._now_us(), self._tracks
-        if isinstance(message, Hello):
-            self._nodes[agent_id] = message.node_id
-        of = self._nodes.get(agent_id)
-        if of is None or self._is_over:
-            return None
-        if isinstance(message, ClockTold):
-            self._news.append(partial(tracks.measured, agent_id, of, message, now_us))
-            self._asked[agent_id] = self._asked.get(agent_id, 0) + 1
-            return AskClock(now_us) if self._asked[agent_id] < _FIRST_ANSWERS else None
-        if isinstance(message, Traced):
-            if self._waiting + len(message.spans) > _MAX_SPANS:
-                dropped = message.dropped + len(message.spans)
-                message = Traced(message.generation, (), dropped)
-            self._waiting += len(message.spans)
-            self._news.append(partial(tracks.told, agent_id, of, message, now_us))
-            return AskClock(now_us)
-        if node_id is not None:
-            self._news.append(partial(tracks.reached, node_id, message, now_us))
-        return AskClock(now_us) if isinstance(message, Hello) else None
-
-    def run(self) -> None:
-        """Write what is new once a second, or more seldom of thousands of nodes."""
-        try:
-            has_ended = False
-            while not has_ended:
-                has_ended = self._ends.wait(self._period_s)
-                self._write()
-        except Exception:  # noqa: BLE001 (whatever it is, the training does not need this)
-            _log.exception("The timeline ends here, and the cluster goes on")
-        finally:
-            self._is_over = True
-            self._news.clear()
-            self._close_file()
+    def put(self, event: Event) -> None:
+        """Take an event; of spans only so many, while nothing can be written."""
+        if isinstance(event, Spanned):
+            traced = event.traced
+            if self._waiting + len(traced.spans) > _MAX_SPANS:
+                lost = Traced(traced.generation, (), traced.dropped + len(traced.spans))
+                event = replace(event, traced=lost)
+            self._waiting += len(event.traced.spans)
+        super().put(event)
 
     def close(self) -> None:
         """Write what is left, for ten seconds at most; the program may end then."""
         atexit.unregister(self.close)
-        self._ends.set()
+        super().close()
         if self.is_alive():
-            self.join(_END_S)
-            if self.is_alive():
-                _log.warning("The disk of the timeline is slow: its end may be missing")
+            _log.warning("The disk of the timeline is slow: its end may be missing")
 
-    def _note(self, state: states.State) -> None:
-        """Note a state, on the controller's thread."""
-        now_us, tracks = self._now_us(), self._tracks
-        for event in self._seen.news(state, now_us / 1e6):
-            self._news.append(partial(tracks.happened, event, now_us))
-
-    def _write(self) -> None:
-        events: list[Event] = []
-        while self._news:
-            events += self._news.popleft()()
-        self._waiting = 0
+    def _take(self, events: Sequence[Event], is_last: bool) -> None:
+        for event in events:
+            self._trace += self._tracks.add(event)
+        self._waiting, trace, self._trace = 0, self._trace, []
         if self._file is None:
             return
         tracks = self._tracks
         try:
-            self._file.write(events, tracks.open_events(self._now_us()), tracks.about())
+            self._file.write(trace, tracks.open_events(self._now_us()), tracks.about())
         except OSError as error:
             _log.warning("The timeline %s ends here: %s", self._file.path, error)
-            self._close_file()
+            self._finish()
 
-    def _close_file(self) -> None:
+    def _finish(self) -> None:
         if self._file is not None:
             self._file.close()
         self._file = None
@@ -209,7 +155,7 @@ class Tracks:
         self._errors_us: dict[str, int] = {}
         self._problems: set[tuple[int, Problem]] = set()
 
-    def begin(self) -> Iterator[Event]:
+    def begin(self) -> Iterator[TraceEvent]:
         """Yield the names of the nodes, and begin their launch."""
         yield from named_process(f"cluster {self._spec.cluster_id}", self._cluster, 0)
         for node in self._spec.nodes:
@@ -217,14 +163,26 @@ class Tracks:
             yield from named_process(node.name, pid, node.node_id + 1)
             yield from self._begin(pid, _PHASES, "start agent", "launch", 0, {})
 
-    def happened(self, event: AnyEvent, now_us: int) -> Iterator[Event]:
-        """Yield what a state of the cluster means."""
-        at_us, pid = now_us - self._zero_us, self._cluster
-        if isinstance(event, Checkpoint):
-            args = {"url": event.url}
-            yield from self._at(pid, _STATE, f"checkpoint {event.step}", "checkpoint", at_us, args)
-        if not isinstance(event, Changed):
-            return
+    def add(self, event: Event) -> Iterator[TraceEvent]:
+        """Yield what an event of the cluster means."""
+        at_us = round(event.time_s * 1e6) - self._zero_us
+        match event:
+            case Checkpoint(url=url, step=step):
+                at = self._cluster, _STATE
+                yield from self._at(*at, f"checkpoint {step}", "checkpoint", at_us, {"url": url})
+            case Changed():
+                yield from self._change(event, at_us)
+            case NodeMoved():
+                yield from self._move(event, self._pid(event.node_id), at_us)
+            case ClockRead(agent_id=agent_id):
+                clock = self._clocks.setdefault(agent_id, HostClock())
+                clock.sample(event.sent_us, event.local_us, at_us + self._zero_us)
+                self._errors_us[self._name(event.node_id)] = clock.error_us
+            case Spanned():
+                yield from self._span(event, self._pid(event.node_id), at_us)
+
+    def _change(self, event: Changed, at_us: int) -> Iterator[TraceEvent]:
+        pid = self._cluster
         known: _Args = {"generation": event.generation} if event.generation >= 0 else {}
         known |= {"reason": event.reason} if event.reason else {}
         yield from self._begin(pid, _STATE, event.state, "state", at_us, known)
@@ -238,37 +196,27 @@ class Tracks:
             at: _Args = {"host": place.host, "rank": place.rank, "generation": event.generation}
             yield from self._begin(own, _PHASES, "prepare", "launch", at_us, at)
 
-    def reached(self, node_id: int, message: FromAgent | None, now_us: int) -> Iterator[Event]:
-        """Yield what it means for a node's phases that its agent has said something, or left."""
-        pid, at_us = self._pid(node_id), now_us - self._zero_us
-        match message:
-            case Hello(host=host):
-                yield from self._begin(pid, _PHASES, "gather", "launch", at_us, {"host": host})
-            case Offer(generation):
-                about: _Args = {"generation": generation}
+    def _move(self, event: NodeMoved, pid: int, at_us: int) -> Iterator[TraceEvent]:
+        """Yield what an agent's message, or its leaving, means for the phases of its node."""
+        about: _Args = {"generation": event.generation}
+        match event.phase:
+            case "joined":
+                about = {"host": event.host}
                 yield from self._begin(pid, _PHASES, "gather", "launch", at_us, about)
-            case ChildRunning(generation):
-                about = {"generation": generation}
+            case "offered":
+                yield from self._begin(pid, _PHASES, "gather", "launch", at_us, about)
+            case "entered":
                 yield from self._begin(pid, _PHASES, "train", "train", at_us, about)
-            case ChildReturned():
+            case "returned":
                 yield from self._finish(pid, _PHASES, at_us)
-            case ChildFailed(_, failure):
-                yield from self._fail(pid, failure.headline(), at_us)
-            case None if (pid, _PHASES) in self._open:
+            case "failed":
+                yield from self._fail(pid, event.problem, at_us)
+            case "left" if (pid, _PHASES) in self._open:
                 yield from self._fail(pid, "its agent left", at_us)
 
-    def measured(
-        self, agent_id: str, node_id: int, answer: ClockTold, now_us: int
-    ) -> Iterator[Event]:
-        """Take what an agent's clock said; there is no event of that."""
-        clock = self._clocks.setdefault(agent_id, HostClock())
-        clock.sample(answer.sent_us, answer.local_us, now_us)
-        self._errors_us[self._name(node_id)] = clock.error_us
-        yield from ()
-
-    def told(self, agent_id: str, node_id: int, told: Traced, now_us: int) -> Iterator[Event]:
+    def _span(self, event: Spanned, pid: int, at_us: int) -> Iterator[TraceEvent]:
         """Yield the spans of a child, by the driver's clock."""
-        clock, pid = self._clocks.get(agent_id), self._pid(node_id)
+        clock, told = self._clocks.get(event.agent_id), event.traced
         dropped = told.dropped
         for span in told.spans:
             if clock is None or not clock.is_known:
@@ -283,11 +231,11 @@ class Tracks:
             at = pid, self._ids.tid(pid, span.track), start_us, stop_us - start_us
             yield complete(span.name, span.category, *at, span.args)
         if dropped:
-            self._dropped[self._name(node_id)] += dropped
+            self._dropped[self._name(event.node_id)] += dropped
             text = f"{dropped} spans were dropped"
-            yield from self._at(pid, _PHASES, text, "dropped", now_us - self._zero_us)
+            yield from self._at(pid, _PHASES, text, "dropped", at_us)
 
-    def open_events(self, now_us: int) -> Iterator[Event]:
+    def open_events(self, now_us: int) -> Iterator[TraceEvent]:
         """Yield the spans that have not ended, as far as they are now."""
         for (pid, track), begun in self._open.items():
             yield self._complete(pid, track, begun, now_us - self._zero_us)
@@ -304,23 +252,23 @@ class Tracks:
 
     def _begin(
         self, pid: int, track: str, name: str, category: str, at_us: int, args: _Args
-    ) -> Iterator[Event]:
+    ) -> Iterator[TraceEvent]:
         """End what is open and begin something else; of the same, add what is known of it."""
         before = self._open.get((pid, track))
         if before and before.name == name and _generations(before.args, args) < 2:
-            self._open[pid, track] = replace(before, args=before.args | args)
+            self._open[pid, track] = replaced(before, args=before.args | args)
             return
         yield from self._finish(pid, track, at_us)
         yield from self._named(pid, track)
         self._open[pid, track] = _Begun(name, category, at_us, args)
 
-    def _fail(self, pid: int, why: str, at_us: int) -> Iterator[Event]:
+    def _fail(self, pid: int, why: str, at_us: int) -> Iterator[TraceEvent]:
         yield from self._finish(pid, _PHASES, at_us, {"failure": why})
         yield from self._at(pid, _PHASES, why, "failure", at_us)
 
     def _finish(
         self, pid: int, track: str, at_us: int, args: _Args | None = None
-    ) -> Iterator[Event]:
+    ) -> Iterator[TraceEvent]:
         begun = self._open.pop((pid, track), None)
         if begun is not None:
             yield from self._named(pid, track)
@@ -328,17 +276,19 @@ class Tracks:
 
     def _complete(
         self, pid: int, track: str, begun: _Begun, at_us: int, args: _Args | None = None
-    ) -> Event:
+    ) -> TraceEvent:
         at = pid, self._ids.tid(pid, track), begun.start_us, max(0, at_us - begun.start_us)
         return complete(begun.name, begun.category, *at, {**begun.args, **(args or {})})
 
     def _at(
         self, pid: int, track: str, name: str, category: str, at_us: int, args: Any = None
-    ) -> Iterator[Event]:
+    ) -> Iterator[TraceEvent]:
         yield from self._named(pid, track)
         yield instant(name, category, pid, self._ids.tid(pid, track), at_us, args)
 
-    def _named(self, pid: int, track: str | int, told: Traced | None = None) -> Iterator[Event]:
+    def _named(
+        self, pid: int, track: str | int, told: Traced | None = None
+    ) -> Iterator[TraceEvent]:
         """Yield the name of a track, once."""
         name = ""
         if told is not None and isinstance(track, int):

@@ -42,11 +42,12 @@ class Shares:
     others: float
     lag: float = 0.0
 
-    def __str__(self) -> str:
-        """Return what the node waits for, in words; empty if it hardly does."""
-        told = [("rows", self.rows), ("nodes", self.others)]
-        said = [f"{what} {share:.0%}" for what, share in told if share >= _TOLD]
-        return ", ".join([*said, *(["awaited by the others"] if self.lag else [])])
+
+def in_words(waits: Mapping[str, float]) -> str:
+    """Return what a node waits for, by shares named as in `Shares`; empty if it hardly does."""
+    told = [("rows", waits.get("rows", 0.0)), ("nodes", waits.get("others", 0.0))]
+    said = [f"{what} {share:.0%}" for what, share in told if share >= _TOLD]
+    return ", ".join([*said, *(["awaited by the others"] if waits.get("lag") else [])])
 
 
 @dataclass

@@ -80,9 +80,11 @@ def advice(library: str, framework: str) -> str:
     """
     needed, code = _ADVICE.get(library, _ADVICE["torch"])
     setting = "" if framework == needed else f"launch(…, framework={needed!r}), "
+    # JAX has no optimizers of its own: what is noticed of it is that gradients are computed.
+    untrained = "the gradients are not used to train, " if library == "jax" else ""
     return (
-        f"For one model write {setting}{code}. If independent models are meant, or the nodes "
-        f"exchange by means that sparkdl does not know: {OPTION}"
+        f"For one model write {setting}{code}. If independent models are meant, {untrained}or the "
+        f"nodes exchange by means that sparkdl does not know: {OPTION}"
     )
 
 

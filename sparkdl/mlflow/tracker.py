@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import logging
 import secrets
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,18 +15,15 @@ from dataclasses import dataclass
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.control.messages import NodeLoad
-from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FrameworkMissingError
 from sparkdl.core.jobs import context_of, tagged_jobs
 from sparkdl.core.spec import InputMode
 from sparkdl.core.tracking import Kind, track_by, tracked
 from sparkdl.driver.controller import Controller
+from sparkdl.driver.events import Changed, Ended, Report, Sampled
 from sparkdl.driver.lifecycle import state as states
-from sparkdl.driver.reports import Report
 from sparkdl.mlflow.model import save_model
 from sparkdl.mlflow.runs import (
-    END_S,
     MAX_TEXT,
     Run,
     Writer,
@@ -43,9 +39,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_LOOK_S = 1.0
 _SAMPLED = 10
-"""Of these one is written; every ten seconds is MLflow's own interval."""
+"""Of so many one is written; every ten seconds is MLflow's own interval."""
 _TAG = "sparkdl-search-"
 _WITH_INNER = ("fit", "trial")
 """Spans in whose run a launch or a fit within them is told."""
@@ -66,7 +61,7 @@ def autolog(
         log_input_examples: with its first rows, which takes a small job of Spark.
 
     Raises:
-        FrameworkMissingError: without MLflow: pip install 'sparkdl-cluster[mlflow]'.
+        FrameworkMissingError: without MLflow: pip install mlflow-skinny.
     """
     if disable:
         _program.end()
@@ -75,7 +70,7 @@ def autolog(
         import mlflow  # noqa: F401 (it takes seconds: now, and not when a training begins)
     except ImportError as error:
         raise FrameworkMissingError(
-            "sparkdl.mlflow.autolog: MLflow is not installed: pip install 'sparkdl-cluster[mlflow]'"
+            "sparkdl.mlflow.autolog: MLflow is not installed: pip install mlflow-skinny"
         ) from error
     _program.begin(_Options(log_models, log_input_examples))
 
@@ -108,7 +103,6 @@ class _Tracker:
         self._writer = writer
         self._options = options
         self._searches: dict[str, Run] = {}
-        self._followers: list[_Follower] = []
 
     def begin(self, kind: Kind, within: _Span | None, facts: dict[str, Any]) -> _Span:
         """Begin a run, or go on in the one around it."""
@@ -160,17 +154,9 @@ class _Tracker:
     def cluster(self, within: _Span | None) -> _Follower:
         """Follow a cluster, in the run around it or in one of its own."""
         if within is not None and within.kind in _WITH_INNER:
-            found = _Follower(self, self._writer, within.run)
-        else:
-            run, begin = self._run("launch", within.run if within else None)
-            found = _Follower(self, self._writer, run, begin)
-        self._followers = [each for each in self._followers if not each.is_over] + [found]
-        return found
-
-    def join(self) -> None:
-        """Wait for the last words of clusters that have ended."""
-        for follower in self._followers:
-            follower.join()
+            return _Follower(self, self._writer, within.run)
+        run, begin = self._run("launch", within.run if within else None)
+        return _Follower(self, self._writer, run, begin)
 
     def finish(self, run: Run, status: str) -> None:
         """Have a run end."""
@@ -216,21 +202,13 @@ class _Follower:
     ) -> None:
         self._tracker, self._writer = tracker, writer
         self._run, self._begin = run, begin
-        self._controller: Controller | None = None
-        self._thread: threading.Thread | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the cluster has ended, and all is told of it."""
-        return self._thread is not None and not self._thread.is_alive()
-
-    def join(self) -> None:
-        """Wait for the thread, if its cluster has ended."""
-        if self._thread is not None and self._controller and self._controller.is_closed:
-            self._thread.join(END_S)
+        self._nodes: tuple[str, ...] = ()
+        self._loads: dict[str, dict[str, float]] = {}
+        """The last that is known of what each node takes, by its name."""
+        self._samples, self._is_over = 0, False
 
     def follow(self, controller: Controller) -> None:
-        """Look at a cluster from time to time, until its end."""
+        """Subscribe to the events of a cluster."""
         spec = controller.spec
         params = {
             "nodes": len(spec.nodes),
@@ -247,57 +225,48 @@ class _Follower:
             self._begin()
         self._writer.do(run, partial(write_params, run, params))
         self._writer.do(run, partial(write_tag, run, "sparkdl.cluster", spec.cluster_id))
-        name = f"sparkdl-mlflow-{spec.cluster_id}"
-        self._controller = controller
-        self._thread = threading.Thread(
-            target=self._look, args=(controller,), name=name, daemon=True
-        )
-        self._thread.start()
+        self._nodes = tuple(_dashed(node.name) for node in spec.nodes)
+        controller.subscribe(self._report, Report)
+        controller.subscribe(self._sample, Sampled)
+        controller.subscribe(partial(self._end, controller), Changed, Ended)
 
-    def report(self, report: Report) -> None:
-        """Take what a node has reported; on the controller's thread."""
+    def _report(self, report: Report) -> None:
         for name, value in report.metrics.items():
             key = name if report.rank == 0 else f"{_dashed(report.node)}/{name}"
             self._run.reported.add(key)
             self._writer.metric(self._run, key, value, report.step, report.time_s)
 
-    def _look(self, controller: Controller) -> None:
-        try:
-            looks, has_ended = 0, False
-            loads: dict[int, NodeLoad] = {}
-            while not has_ended:
-                has_ended = controller.is_closed or controller.wait_for(
-                    lambda view: states.is_empty(view.state), Deadline.after(_LOOK_S)
-                )
-                seen = controller.look(lambda view: dict(view.load))
-                # Without memory a process is not there yet, or has ended.
-                loads |= {node_id: load for node_id, load in seen.items() if load.memory_nbytes}
-                if has_ended or looks % _SAMPLED == 0:
-                    self._sample(controller, loads, looks)
-                looks += 1
-            self._end(controller.look(lambda view: view.state))
-        except Exception:  # noqa: BLE001 (whatever it is, the training does not need this)
-            _log.warning("A cluster is not tracked any more, and goes on", exc_info=True)
+    def _sample(self, sample: Sampled) -> None:
+        for at, memory_nbytes in enumerate(sample.load.get("memory_nbytes", ())):
+            if memory_nbytes:  # else its process is not there yet, or has ended
+                load = {name: column[at] for name, column in sample.load.items()}
+                self._loads[self._nodes[at]] = load
+        if self._samples % _SAMPLED == 0:
+            self._write_loads()
+        self._samples += 1
 
-    def _sample(self, controller: Controller, loads: dict[int, NodeLoad], step: int) -> None:
-        now_s = controller.wall_s()
-        for node_id, load in loads.items():
-            node = _dashed(controller.spec.nodes[node_id].name)
-            found = {"cores": load.cores, "memory_nbytes": load.memory_nbytes}
-            if load.feed_limit_nbytes:
-                found["feed_nbytes"] = load.feed_nbytes
-            if load.gpu_nbytes:
-                found |= {"gpu": load.gpu, "gpu_nbytes": load.gpu_nbytes}
-            for name, value in found.items():
-                self._writer.metric(self._run, f"system/{node}/{name}", value, step, now_s)
+    def _write_loads(self) -> None:
+        now_s = time.time()
+        for node, load in self._loads.items():
+            names = ["cores", "memory_nbytes"]
+            names += ["feed_nbytes"] if load.get("feed_limit_nbytes") else []
+            names += ["gpu", "gpu_nbytes"] if load.get("gpu_nbytes") else []
+            for name in names:
+                key, value = f"system/{node}/{name}", load.get(name, 0.0)
+                self._writer.metric(self._run, key, value, self._samples, now_s)
 
-    def _end(self, state: Any) -> None:
-        before = states.before_stop(state)
+    def _end(self, controller: Controller, event: Changed | Ended) -> None:
+        """Say what has become of the cluster, once it is over."""
+        if self._is_over or (isinstance(event, Changed) and not event.is_over):
+            return
+        self._is_over = True
+        self._write_loads()
+        state = controller.look(lambda view: view.state)
+        before, error = states.before_stop(state), states.failure_of(state)
         restarts = getattr(getattr(before, "roster", None), "history", None)
         if restarts is not None and restarts.restarts_s:
             count = len(restarts.restarts_s)
             self._writer.metric(self._run, "restarts", count, 0, time.time())
-        error = states.failure_of(state)
         if error is not None:
             self._writer.do(self._run, partial(write_failure, self._run, error))
         if self._begin is not None:
@@ -338,16 +307,12 @@ class _Program:
         track_by(self._tracker)
 
     def flush(self, timeout_s: float | None) -> bool:
-        if self._tracker is not None:
-            self._tracker.join()
         return self._writer is None or self._writer.flush(timeout_s)
 
     def end(self) -> None:
         track_by(None)
         self._unpatch.close()
         atexit.unregister(self.end)
-        if self._tracker is not None:
-            self._tracker.join()
         writer, self._writer, self._tracker = self._writer, None, None
         if writer is not None:
             writer.end()

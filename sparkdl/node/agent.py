@@ -185,8 +185,8 @@ class Agent:
     def _perform(self, actions: list[states.Action]) -> None:  # noqa: C901 (one case an action)
         for action in actions:
             match action:
-                case states.Spawn(generation, is_again):
-                    self._spawn(generation, is_again)
+                case states.Spawn(generation):
+                    self._spawn(generation)
                 case states.StartChild(world, resume):
                     self._rank = world.member(self._node.node_id).rank
                     self._resume = resume
@@ -221,19 +221,18 @@ class Agent:
         settings, say = self._spec.settings, self._add_to_log
         return Children(self._loop, spec, settings, place, say)
 
-    def _spawn(self, generation: int, is_again: bool) -> None:
+    def _spawn(self, generation: int) -> None:
         if self._child:
             self._child.close()
-        if not is_again or self._port.fileno() < 0:
-            self._port.close()
-            self._port = reserve_port(self._host, self._environment)
+        self._port.close()
+        self._port = reserve_port(self._host, self._environment)
         self._raised_s = 0.0
         self._child, self._pipe = self._children.start(self._on_child_message, self._on_child_exit)
         self._activity.begin(generation, self._child.log)
         self._child.log.watch(self._loop, self._on_child_print)
         if self._gpus.note:
             self._add_to_log(self._gpus.note)
-        if generation or is_again:
+        if generation:
             self._feeds.reopen(generation)
         self._report(messages.Offer(generation, int(self._port.getsockname()[1])))
 
@@ -359,8 +358,8 @@ class Agent:
         match message:
             case messages.Begin(world, resume):
                 self.handle(states.WorldBegan(world, resume))
-            case messages.NewRound(generation, is_again):
-                self.handle(states.RoundRequested(generation, is_again))
+            case messages.NewRound(generation):
+                self.handle(states.RoundRequested(generation))
             case messages.StopChild(generation, reason):
                 grace_s = self._spec.settings.grace_s
                 self.handle(states.ChildStopRequested(generation, grace_s, reason))

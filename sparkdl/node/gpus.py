@@ -69,7 +69,7 @@ def open_nvml() -> Iterator[Any]:
     except ImportError:
         raise FrameworkMissingError(
             "GPUs are found by the package nvidia-ml-py, which this Python does not have; "
-            "pip install nvidia-ml-py (or sparkdl-cluster[gpu]) on the executors"
+            "pip install nvidia-ml-py on the executors"
         ) from None
     try:
         pynvml.nvmlInit()

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from sparkdl.control.channel import Returned
+from sparkdl.core.codes import Code
 from sparkdl.core.failure import Failure, signal_name
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import FIRST_TIME, Resume, World
-from sparkdl.feed.transfer.messages import CLUSTER_FAILED
 
 Then = Literal["idle", "round", "gone"]
 
@@ -113,14 +113,9 @@ class ChildExited:
 
 @dataclass(frozen=True)
 class RoundRequested:
-    """The coordinator wants a new child for `generation`.
-
-    Attributes:
-        is_again: though there has been one already, which has ended.
-    """
+    """The coordinator wants a new child for `generation`."""
 
     generation: int
-    is_again: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,10 +165,9 @@ Event = (
 
 @dataclass(frozen=True)
 class Spawn:
-    """Start a child for `generation` and offer it, at the same port if it is `is_again`."""
+    """Start a child for `generation` and offer it."""
 
     generation: int
-    is_again: bool = False
 
 
 @dataclass(frozen=True)
@@ -311,12 +305,16 @@ def _child_stop(
 ) -> Step[WithChild | Ending]:
     if event.generation != state.generation:
         return state, []
-    why = f"{CLUSTER_FAILED}: {event.reason}" if event.reason else "the node ends"
+    why = _cluster_failed(event.reason) if event.reason else "the node ends"
     return _end_child("idle", state.generation, event.grace_s, now_s, why)
 
 
 def _idle_child_stop(state: Idle, event: ChildStopRequested, now_s: float) -> Step[Idle]:
-    return state, [CloseFeeds(f"{CLUSTER_FAILED}: {event.reason}")] if event.reason else []
+    return state, [CloseFeeds(_cluster_failed(event.reason))] if event.reason else []
+
+
+def _cluster_failed(reason: str) -> str:
+    return f"{Code.CLUSTER_FAILED} the cluster has failed: {reason}"
 
 
 def _round(state: WithChild, event: RoundRequested, now_s: float) -> Step[WithChild | Ending]:
@@ -326,8 +324,6 @@ def _round(state: WithChild, event: RoundRequested, now_s: float) -> Step[WithCh
 
 
 def _idle_round(state: Idle, event: RoundRequested, now_s: float) -> Step[Idle | Ready]:
-    if event.is_again and event.generation == state.generation:
-        return Ready(event.generation), [Spawn(event.generation, is_again=True)]
     if event.generation <= state.generation:
         return state, []
     return Ready(event.generation), [Spawn(event.generation)]

@@ -1,18 +1,13 @@
 """The Spark task of a node: checks its executor, starts an agent, stays with it or lets it go.
 
 Runs in: feeder, driver
-
-A task can only fail with text, so a problem is written into the exception as JSON behind a mark,
-which the driver finds again in what Spark makes of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
 import logging
-import re
 import shutil
 import socket
 import sys
@@ -26,6 +21,7 @@ import msgspec
 
 from sparkdl.control.messages import Refused
 from sparkdl.control.tls import Tls
+from sparkdl.core.codes import Code
 from sparkdl.core.errors import (
     ConfigError,
     FrameworkMissingError,
@@ -46,7 +42,6 @@ _log = logging.getLogger(__name__)
 NODE_SCHEMA = "node_id long"
 """Spark schema of what a node's task returns."""
 
-_PROBLEM_MARK = "sparkdl-problem:"
 _CONNECT_TIMEOUT_S = 10.0
 _KINDS: dict[str, type[SparkdlError]] = {
     kind.__name__: kind for kind in (ConfigError, FrameworkMissingError)
@@ -62,7 +57,7 @@ class Problem:
 
     def error(self) -> LaunchError:
         """Return the exception that carries this problem through Spark."""
-        return LaunchError(_PROBLEM_MARK + json.dumps([self.kind, self.text]))
+        return LaunchError(Code.RAISED.mark(self.kind, self.text))
 
     def at_driver(self) -> SparkdlError:
         """Return the exception to raise at the driver."""
@@ -71,8 +66,8 @@ class Problem:
 
 def parse_problem(text: str) -> Problem | None:
     """Find a problem in the text of a Spark error."""
-    found = re.search(re.escape(_PROBLEM_MARK) + r'(\["\w+", "(?:[^"\\]|\\.)*"\])', text)
-    return Problem(*json.loads(found.group(1))) if found else None
+    found = Code.RAISED.values_in(text)
+    return Problem(*found) if found else None
 
 
 def check_executor(spec: ClusterSpec, url: str) -> None:

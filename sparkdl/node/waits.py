@@ -5,14 +5,15 @@ Runs in: child
 A thread looks some twenty times a second at what the main thread does. It finds the same in every
 framework, and no call of user code gets slower. Three questions decide about a look:
 
-- Does the main thread, or one that fetches rows for it, wait in a feed? Python's frames tell.
+- Does the main thread wait in a feed, or one that fetches rows for it (as in `tf.data`) while no
+  thread runs? Python's frames tell.
 - Does the main thread stand in sparkdl's collectives, or in native code that waits for a futex, as
   those of PyTorch, TensorFlow and JAX do? The kernel tells what a thread sleeps in (`wchan`). A
   sleep, a file, a socket or a lock of Python's library is the node's own business: it works.
 - Does any thread of the process run meanwhile? Then the node works, whatever its main thread does.
 
 A GPU's collectives keep the host's threads running, so of such a node only waits for rows are
-known; likewise where there is no `wchan`, as on macOS.
+known; likewise of a node that trains alone, and where there is no `wchan`, as on macOS.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ class WaitWatch:
         self._has_others = has_others
         self._ident, self._main = threading.get_ident(), threading.get_native_id()
         self._totals: dict[Doing, float] = dict.fromkeys(("works", "rows", "others", "unknown"), 0)
+        self._is_told = False
         self._is_ready, self._is_over = threading.Event(), threading.Event()
         self._random = random.Random()  # the module's own belongs to user code, which seeds it
         self._thread = threading.Thread(target=self._run, name="sparkdl-waits", daemon=True)
@@ -91,7 +93,8 @@ class WaitWatch:
 
     def _run(self) -> None:
         try:
-            self._has_others = self._has_others and self._is_told()
+            self._is_told = self._tries_kernel()
+            self._has_others = self._has_others and self._is_told
             self._is_ready.set()
             self._watch()
         except FeedClosedError:
@@ -101,7 +104,7 @@ class WaitWatch:
         finally:
             self._is_ready.set()
 
-    def _is_told(self) -> bool:
+    def _tries_kernel(self) -> bool:
         """Whether the kernel tells that the main thread, which waits for this one, does so."""
         for _ in range(_TRIES):
             if "futex" in _sleeps_in(self._main):
@@ -136,14 +139,14 @@ class WaitWatch:
         place = place_of(main)
         if place == "rows":
             return "rows"
-        if not self._has_others:
-            return "unknown"
-        sleeps_in = _sleeps_in(self._main)
+        sleeps_in = _sleeps_in(self._main) if self._is_told else ""
         if sleeps_in == _RUNNING or "nanosleep" in sleeps_in:
             return "works"
         beside = {ident: place_of(frame) for ident, frame in frames.items()}
-        if "rows" in beside.values():
-            return "rows"
+        if "rows" in beside.values():  # as in tf.data, also beside a training of one node
+            return "works" if any_runs() else "rows"
+        if not self._has_others:
+            return "unknown"
         if place == "library" or (place == "native" and "futex" not in sleeps_in):
             return "works"
         produces = any(

@@ -23,6 +23,7 @@ from sparkdl.core.jobs import named_jobs
 from sparkdl.driver.executors.spark import default_fs
 from sparkdl.driver.launch import launch
 from sparkdl.driver.payload import pickle_user_code
+from sparkdl.node.task import Problem, parse_problem
 from sparkdl.tfos.TFSparkNode import TFNodeContext
 from sparkdl.tfos.util import num_gpus
 
@@ -129,8 +130,11 @@ class RunTask:
             )
             options: dict[str, Any] = {"executor": "local", "framework": "plain"}
             options |= {"input_mode": "own", "num_gpus": num_gpus(self.args)}
-            with launch(None, one, self.args, 1, **options) as cluster:
-                (returned,) = cluster.results()
+            try:
+                with launch(None, one, self.args, 1, **options) as cluster:
+                    (returned,) = cluster.results()
+            except NodeFailedError as error:
+                raise Problem(type(error).__name__, str(error)).error() from error
             yield returned
 
 
@@ -145,9 +149,5 @@ def _values(returned: Iterable[Mapping[str, Any]]) -> list[Any]:
 
 def _task_error(error: Exception) -> LaunchError:
     """Return the error of a task, out of what Spark makes of it."""
-    text = str(error)
-    name = f"{NodeFailedError.__module__}.{NodeFailedError.__name__}: "
-    _, is_nodes, story = text.partition(name)
-    if is_nodes:
-        story = story.partition("\n\n\tat ")[0].rstrip()
-    return LaunchError(f"a run of TFParallel failed: {story or text}")
+    problem = parse_problem(str(error))
+    return LaunchError(f"a run of TFParallel failed: {problem.text if problem else error}")

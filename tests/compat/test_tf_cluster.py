@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-import sparkdl
 from sparkdl.core.errors import ConfigError, LaunchError, NodeFailedError, ShutdownTimeoutError
 from sparkdl.node.context import NodeContext
 from sparkdl.tfos import TFCluster
@@ -53,7 +52,6 @@ def run() -> Iterator[Run]:
 
 def test_numbers_of_the_input_modes_stay() -> None:
     assert (int(TENSORFLOW), int(SPARK)) == (0, 1)
-    assert sparkdl.TFCluster is TFCluster
 
 
 def test_cluster_that_reads_its_own_data_tells_each_node_and_takes_no_rows(run: Run) -> None:

@@ -8,62 +8,29 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.control.channel import (
-    Beat,
-    Checkpointed,
-    Commit,
-    Committed,
-    Consumed,
-    EndMark,
-    FeedStart,
-    Gathered,
-    Given,
     Imported,
     Local,
-    ProfileTaken,
-    Raised,
-    ReadFailed,
-    ReadParquet,
-    Reclaim,
-    Release,
-    Reopened,
-    Reported,
     Results,
     Returned,
     Running,
     Segment,
     Start,
-    TakeProfile,
-    Terminated,
     Unframer,
-    Waited,
-    Withdraw,
-    Withdrawn,
     carries_fd,
     frame,
     receive,
     send,
 )
-from sparkdl.control.messages import (
-    EpochEnd,
-    FeedCovered,
-    FeedHold,
-    Granted,
-    LoneNodes,
-    Traced,
-    TrainsAlone,
-)
 from sparkdl.core.errors import ProtocolError
-from sparkdl.core.failure import Failure
 from sparkdl.core.spec import ClusterSpec, plan_nodes
-from sparkdl.core.trace import Span
 from sparkdl.core.world import Address, CheckpointRef, Resume, build_world
+from tests.control.strategies import messages
 
 NODES = plan_nodes(3, 1, "chief")
 START = Start(
@@ -72,66 +39,7 @@ START = Start(
     ClusterSpec("c", NODES),
     Resume(1, CheckpointRef("file:///c/7", 7)),
 )
-INT = st.integers(-(2**63), 2**63 - 1)
-TEXT = st.text(max_size=12)
-NUMBER = st.floats(allow_nan=False, allow_infinity=False)
-PART_ROWS = st.dictionaries(INT, st.lists(st.tuples(INT, INT), max_size=3).map(tuple), max_size=2)
-EPOCH_ROWS = st.dictionaries(INT, PART_ROWS, max_size=2)
-SPAN = st.builds(
-    Span, TEXT, TEXT, INT | TEXT, INT, INT, st.dictionaries(TEXT, INT | TEXT, max_size=2)
-)
-MESSAGES: dict[type, st.SearchStrategy[Any]] = {
-    Start: st.just(START),
-    Segment: st.builds(Segment, TEXT, INT, INT, INT, INT, TEXT, st.booleans(), st.booleans()),
-    FeedStart: st.builds(FeedStart, TEXT, INT),
-    Granted: st.builds(Granted, TEXT, INT, INT),
-    EpochEnd: st.builds(
-        EpochEnd, TEXT, INT, st.dictionaries(st.integers(0, 9), INT, max_size=3), st.booleans()
-    ),
-    FeedHold: st.builds(FeedHold, TEXT, INT),
-    FeedCovered: st.builds(FeedCovered, TEXT, INT),
-    Reopened: st.builds(Reopened, TEXT, INT),
-    EndMark: st.builds(EndMark, TEXT),
-    Reclaim: st.builds(Reclaim, TEXT),
-    Withdraw: st.builds(Withdraw, TEXT, INT, INT),
-    Withdrawn: st.builds(Withdrawn, TEXT, INT, st.dictionaries(INT, INT, max_size=3)),
-    Beat: st.just(Beat()),
-    Imported: st.just(Imported()),
-    Running: st.just(Running()),
-    Consumed: st.builds(Consumed, TEXT, INT, INT, INT, INT, INT, INT, INT, INT),
-    Release: st.builds(Release, TEXT, st.lists(INT, max_size=3).map(tuple)),
-    Terminated: st.builds(Terminated, TEXT),
-    ReadParquet: st.builds(
-        ReadParquet,
-        TEXT,
-        st.lists(TEXT, max_size=3).map(tuple),
-        st.lists(INT, max_size=3).map(tuple),
-        INT,
-        st.none() | st.lists(TEXT, max_size=3).map(tuple),
-        st.dictionaries(TEXT, TEXT | INT, max_size=2),
-        st.none() | INT,
-        st.none() | INT,
-    ),
-    ReadFailed: st.builds(ReadFailed, TEXT, TEXT, st.booleans()),
-    Results: st.builds(Results, TEXT, INT),
-    Reported: st.builds(Reported, INT, st.dictionaries(TEXT, NUMBER, max_size=2)),
-    Waited: st.builds(Waited, NUMBER, NUMBER, NUMBER),
-    Traced: st.builds(Traced, INT, st.tuples(SPAN), INT, st.dictionaries(INT, TEXT, max_size=2)),
-    Checkpointed: st.builds(Checkpointed, INT, st.dictionaries(TEXT, EPOCH_ROWS, max_size=2)),
-    Commit: st.builds(Commit, INT, TEXT),
-    Committed: st.builds(Committed, INT, TEXT),
-    Given: st.builds(Given, INT, st.binary(max_size=30)),
-    TakeProfile: st.builds(TakeProfile, INT, NUMBER, TEXT, TEXT),
-    ProfileTaken: st.builds(ProfileTaken, INT, st.dictionaries(TEXT, INT, max_size=3), TEXT, TEXT),
-    TrainsAlone: st.builds(TrainsAlone, INT, st.lists(TEXT).map(tuple), TEXT, INT),
-    LoneNodes: st.builds(LoneNodes, INT, INT, INT),
-    Gathered: st.builds(Gathered, INT, st.lists(st.binary(max_size=9)).map(tuple), TEXT),
-    Returned: st.builds(Returned, st.binary(max_size=30), TEXT),
-    Raised: st.builds(
-        Raised, st.builds(Failure, TEXT, st.just("exception"), TEXT, st.just(1.5)), st.just(2.5)
-    ),
-}
-MESSAGE: st.SearchStrategy[Local] = st.one_of(*MESSAGES.values())
+MESSAGE: st.SearchStrategy[Local] = st.one_of(*messages(Local).values())
 
 
 @pytest.fixture
@@ -168,10 +76,6 @@ def content(fd: int) -> bytes:
 
 
 # Framing.
-
-
-def test_every_message_is_tried_here() -> None:
-    assert set(MESSAGES) == set(get_args(Local))
 
 
 @given(st.lists(MESSAGE, max_size=8), st.data())

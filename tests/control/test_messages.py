@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,189 +14,22 @@ from hypothesis import strategies as st
 
 from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
-    AllGathered,
-    AskClock,
     Begin,
-    BoardStarted,
-    CheckpointCommit,
-    CheckpointDone,
-    CheckpointPart,
-    ChildFailed,
-    ChildReturned,
-    ChildRunning,
-    ClockTold,
-    Detach,
-    Detached,
-    EpochEnd,
-    FeedBegin,
-    FeedCount,
-    FeedCovered,
-    FeedCut,
-    FeedEnd,
-    FeedHold,
-    FeedProgress,
-    FetchLog,
-    FetchProfile,
-    FetchStacks,
     FromAgent,
-    Gather,
-    Granted,
-    Hello,
-    LastLines,
-    LogLines,
-    LogTail,
-    LoneNodes,
-    NewRound,
-    NodeActive,
-    NodeLoad,
-    Offer,
-    PassOn,
-    Profiled,
-    ReadShare,
-    Refused,
-    RowsTo,
-    Stacks,
-    Stop,
-    StopChild,
     ToAgent,
-    Traced,
-    TrainsAlone,
     decode_from_agent,
     decode_to_agent,
     encode,
     encode_for_agents,
 )
-from sparkdl.control.rows import DataFile, FileRange, Share, Storage
 from sparkdl.core.errors import ProtocolError
-from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.spec import plan_nodes
-from sparkdl.core.trace import Span
-from sparkdl.core.world import Address, CheckpointRef, Resume, World, build_world
+from sparkdl.core.world import Address, build_world
+from tests.control.strategies import INT, NUMBER, TEXT, messages
 
 Decode = Callable[[bytes | str], Any]
 
-INT = st.integers(-(2**63), 2**64 - 1)
-TEXT = st.text(max_size=20)
-LINES = st.lists(TEXT, max_size=4).map(tuple)
-TIME = st.floats(allow_nan=False, allow_infinity=False)
-FAILURES = st.builds(
-    Failure, TEXT, st.sampled_from(get_args(FailureKind)),
-    TEXT, TIME, INT, INT, TEXT, INT, st.none() | INT, st.none() | INT, TEXT, TEXT, LINES, INT,
-)  # fmt: skip
-
-PART_ROWS = st.dictionaries(INT, st.lists(st.tuples(INT, INT), max_size=3).map(tuple), max_size=2)
-EPOCH_ROWS = st.dictionaries(INT, PART_ROWS, max_size=2)
-SPAN = st.builds(
-    Span, TEXT, TEXT, INT | TEXT, INT, INT, st.dictionaries(TEXT, INT | TEXT, max_size=2)
-)
-RESUMES = st.builds(Resume, INT, st.none() | st.builds(CheckpointRef, TEXT, INT, INT))
-SHARES = st.builds(
-    Share,
-    st.builds(Storage, TEXT, st.dictionaries(TEXT, TEXT | INT, max_size=2)),
-    st.binary(max_size=20),
-    LINES,
-    st.lists(
-        st.builds(DataFile, TEXT, INT, st.lists(st.none() | TEXT, max_size=2).map(tuple)),
-        max_size=3,
-    ).map(tuple),
-    st.lists(st.builds(FileRange, INT, INT, INT, INT), max_size=3).map(tuple),
-)
-
-
-@st.composite
-def worlds(draw: st.DrawFn) -> World:
-    nodes = plan_nodes(
-        draw(st.integers(3, 6)), draw(st.integers(0, 1)), "chief", draw(st.booleans())
-    )
-    return build_world(draw(INT), {n: Address(draw(TEXT), draw(INT), draw(TEXT)) for n in nodes})
-
-
-FROM_AGENT: dict[type, st.SearchStrategy[Any]] = {
-    Hello: st.builds(Hello, INT, INT, TEXT, TEXT, INT, TEXT, TEXT, TEXT),
-    Detached: st.just(Detached()),
-    Offer: st.builds(Offer, INT, INT),
-    ChildRunning: st.builds(ChildRunning, INT, INT),
-    ChildReturned: st.builds(ChildReturned, INT, st.binary(max_size=40), TEXT),
-    ChildFailed: st.builds(ChildFailed, INT, FAILURES),
-    FeedProgress: st.lists(
-        st.builds(
-            FeedCount,
-            TEXT,
-            INT,
-            INT,
-            INT,
-            INT,
-            INT,
-            INT,
-            st.booleans(),
-            INT,
-            INT,
-            INT,
-            INT,
-            INT,
-            st.booleans(),
-            INT,
-            INT,
-            INT,
-            TEXT,
-            INT,
-        ),
-        max_size=3,
-    ).map(lambda counts: FeedProgress(tuple(counts))),
-    LastLines: st.builds(LastLines, INT, LINES),
-    Refused: st.builds(Refused, TEXT, TEXT),
-    LogLines: st.builds(LogLines, LINES),
-    LogTail: st.builds(LogTail, INT, INT, LINES),
-    Stacks: st.builds(Stacks, INT, TEXT),
-    Profiled: st.builds(Profiled, INT, st.dictionaries(TEXT, INT, max_size=3), TEXT, TEXT),
-    NodeActive: st.builds(
-        NodeActive,
-        *(INT, INT, st.dictionaries(TEXT, TIME, max_size=2), INT, INT),
-        *(TIME, TIME, TIME),
-    ),
-    NodeLoad: st.builds(NodeLoad, TIME, INT, INT, INT, TIME, INT),
-    Traced: st.builds(Traced, INT, st.tuples(SPAN), INT, st.dictionaries(INT, TEXT, max_size=2)),
-    ClockTold: st.builds(ClockTold, INT, INT),
-    BoardStarted: st.builds(BoardStarted, INT, INT, TEXT, st.booleans()),
-    CheckpointPart: st.builds(
-        CheckpointPart, INT, INT, st.dictionaries(TEXT, EPOCH_ROWS, max_size=2)
-    ),
-    CheckpointDone: st.builds(CheckpointDone, INT, INT, TEXT),
-    Gather: st.builds(Gather, INT, INT, st.binary(max_size=40)),
-    TrainsAlone: st.builds(TrainsAlone, INT, st.lists(TEXT).map(tuple), TEXT, INT),
-}
-TO_AGENT: dict[type, st.SearchStrategy[Any]] = {
-    Begin: st.builds(Begin, worlds(), RESUMES),
-    CheckpointCommit: st.builds(CheckpointCommit, INT, INT, TEXT),
-    PassOn: st.builds(
-        PassOn, TEXT, INT, TEXT, INT, st.lists(st.builds(RowsTo, TEXT, TEXT, INT)).map(tuple)
-    ),
-    LoneNodes: st.builds(LoneNodes, INT, INT, INT),
-    AllGathered: st.builds(AllGathered, INT, INT, st.lists(st.binary(max_size=9)).map(tuple), TEXT),
-    NewRound: st.builds(NewRound, INT),
-    StopChild: st.builds(StopChild, INT),
-    FeedBegin: st.builds(FeedBegin, TEXT, INT, INT, TEXT, st.just({1: ((0, 2),)}), INT),
-    ReadShare: st.builds(ReadShare, TEXT, INT, SHARES, st.booleans()),
-    FeedCut: st.builds(FeedCut, TEXT, INT),
-    FeedHold: st.builds(FeedHold, TEXT, INT),
-    FeedCovered: st.builds(FeedCovered, TEXT, INT),
-    Granted: st.builds(Granted, TEXT, INT, INT),
-    EpochEnd: st.builds(
-        EpochEnd, TEXT, INT, st.dictionaries(st.integers(0, 9), INT, max_size=4), st.booleans()
-    ),
-    FeedEnd: st.builds(FeedEnd, LINES),
-    FetchLog: st.builds(FetchLog, INT, INT),
-    FetchStacks: st.builds(FetchStacks, INT),
-    AskClock: st.builds(AskClock, INT),
-    FetchProfile: st.builds(FetchProfile, INT, TIME, TEXT, TEXT),
-    Stop: st.builds(Stop, TIME),
-    Detach: st.just(Detach()),
-}
-
-
-def test_every_message_is_tried_here() -> None:
-    assert set(FROM_AGENT) == set(get_args(FromAgent))
-    assert set(TO_AGENT) == set(get_args(ToAgent))
+FROM_AGENT, TO_AGENT = messages(FromAgent), messages(ToAgent)
 
 
 @given(st.one_of(*FROM_AGENT.values()))
@@ -233,7 +66,7 @@ def test_noise_is_a_protocol_error_and_nothing_else(decode: Decode, data: bytes 
 
 
 JSON: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | INT | TIME | TEXT,
+    st.none() | st.booleans() | INT | NUMBER | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=8,
 )

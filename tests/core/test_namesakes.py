@@ -49,6 +49,13 @@ def test_name_of_another_runner_says_whose_it_is_and_what_to_use(name: str, said
         getattr(sparkdl, name)
 
 
+def test_log_to_driver_of_a_namesake_says_what_to_use() -> None:
+    with pytest.raises(
+        ImportError, match=r"sparkdl-cluster: print in the function: .*log_to_drive"
+    ):
+        from sparkdl.horovod import log_to_driver  # noqa: F401
+
+
 @pytest.mark.tensorflow
 def test_log_callback_of_a_namesake_says_what_to_use() -> None:
     with pytest.raises(ImportError, match=r"sparkdl-cluster: call ctx\.report\(step"):

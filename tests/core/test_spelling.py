@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,4 +40,4 @@ def test_misspelt_option_of_a_feed_and_of_its_reader_is_named(
     method: Callable[..., Any], option: str, meant: str
 ) -> None:
     with pytest.raises(TypeError, match=rf"{option!r}; did you mean {meant!r}\?"):
-        method(None, None, **{option: 1})
+        method(SimpleNamespace(ending=None), None, **{option: 1})

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from sparkdl.diagnosis import judges, machine_judges
 from sparkdl.diagnosis.facts import Cut, Facts, Gpu, Imported, Machine
 from sparkdl.diagnosis.report import Check
+from sparkdl.driver.slots.advice import Advice
 from sparkdl.driver.slots.placement import Topology
-from sparkdl.driver.slots.preflight import Advice
 
 GIB = 1 << 30
 VERSIONS = {"Python": "3.11.7", "sparkdl": "0.1.0", "pyspark": "4.0.1", "numpy": "2.1.0"}

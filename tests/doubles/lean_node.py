@@ -5,8 +5,8 @@ Runs in: a process of a test
     python -m tests.doubles.lean_node DESCRIPTORS FD
 
 `FD` is the socket to the child, which is the test. Prints where feeders find the node, then does
-as standard input says, and ends with it: `end ROWS` ends epoch 0, `hold` takes all descriptors that
-are left, `let go` gives them back.
+as standard input says, and ends with it: `hold` takes all descriptors that are left, `let go` gives
+them back.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ import socket
 import sys
 
 from sparkdl.control.channel import ChildPipe
-from sparkdl.control.messages import EpochEnd
 from sparkdl.feed.store.endpoint import NodeFeeds
 from sparkdl.feed.store.store import StoreLimits
-from tests.doubles.feeds import FEED, SOON_S, TOKEN
+from tests.doubles.feeds import SOON_S, TOKEN
 
 
 async def main(descriptors: int, fd: int) -> None:
@@ -45,12 +44,8 @@ async def main(descriptors: int, fd: int) -> None:
                     held.append(os.dup(0))
             except OSError:
                 print(len(held), flush=True)
-        elif command == "let go":
-            while held:
-                os.close(held.pop())
-        else:
-            rows = int(command.removeprefix("end "))
-            feeds.on_driver_message(EpochEnd(FEED, 0, {0: rows}))
+        while command == "let go" and held:
+            os.close(held.pop())
     feeds.shut_down()
     pipe.close()
     sock.close()

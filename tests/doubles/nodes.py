@@ -15,9 +15,9 @@ import psutil
 
 import sparkdl
 from sparkdl.core.deadline import Deadline
-from sparkdl.driver.controller import View
 from sparkdl.driver.lifecycle.state import Running
 from sparkdl.driver.logs import LogLine
+from sparkdl.driver.view import View
 
 SOON_S = 30.0
 """Deadline of what takes a moment; a machine may be slow, so it is no measure of speed."""

@@ -29,6 +29,8 @@ ML = "local[4] with frameworks"
 CLUSTER = "local-cluster[2,2,1024]"
 CLUSTER_ONE_SLOT = "local-cluster[2,1,1024]"
 STANDALONE = "standalone"
+NO_WORKERS = "standalone without workers"
+"""Until `SparkSessions.add_worker`."""
 GPUS_PER_WORKER = 2
 """That Spark discovers on each worker of the standalone cluster; an executor gets one of them."""
 
@@ -75,6 +77,8 @@ class SparkSessions:
         url, special = master, {}
         if master == STANDALONE:
             url, special = self._start_standalone(), {"spark.executor.resource.gpu.amount": "1"}
+        elif master == NO_WORKERS:
+            url = self._start_standalone(workers=0)
         elif master == ML:
             url, special = LOCAL, {"spark.python.daemon.module": "sparkdl.ml.daemon"}
             special["spark.executorEnv.SPARKDL_PRELOAD"] = "tensorflow,torch,torch._dynamo"
@@ -147,25 +151,29 @@ class SparkSessions:
             "spark.port.maxRetries": "64",
         }
 
-    def _start_standalone(self, workers: int = 2, cores: int = 3) -> str:
+    def _start_standalone(self, workers: int = 2) -> str:
         port = free_port()
         url = f"spark://127.0.0.1:{port}"
-        deploy = "org.apache.spark.deploy"
-        common = ["--host", "127.0.0.1", "--webui-port", "0"]
-        self._start_daemon("master", f"{deploy}.master.Master", *common, "--port", str(port))
+        arguments = ("--host", "127.0.0.1", "--webui-port", "0", "--port", str(port))
+        self._start_daemon("master", "org.apache.spark.deploy.master.Master", *arguments)
         # Who finds a port and no master behind it yet tries again only after many seconds.
         log, line = self._folder / "master.log", "New state: ALIVE"
         _wait_for(f"{line!r} in {log}", lambda: line in log.read_text(errors="replace"))
-        size = ["--cores", str(cores), "--memory", "2g"]
         gpu = "-Dspark.worker.resource.gpu"
         script = self.discovery_script(GPUS_PER_WORKER)
         options = f"{gpu}.amount={GPUS_PER_WORKER} {gpu}.discoveryScript={script}"
         for number in range(workers):
-            work = ["--work-dir", str(self._folder / f"work-{number}")]
-            worker = f"{deploy}.worker.Worker"
-            arguments = (worker, *common, *size, *work, url)
-            self._start_daemon(f"worker-{number}", *arguments, SPARK_WORKER_OPTS=options)
+            self.add_worker(url, number, 3, SPARK_WORKER_OPTS=options)
         return url
+
+    def add_worker(self, url: str, number: int, cores: int, **more: str) -> None:
+        """Start a worker of the standalone cluster at `url`."""
+        arguments = (
+            *("org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--webui-port", "0"),
+            *("--cores", str(cores), "--memory", "2g"),
+            *("--work-dir", str(self._folder / f"work-{number}"), url),
+        )
+        self._start_daemon(f"worker-{number}", *arguments, **more)
 
     def _start_daemon(self, name: str, *arguments: str, **more: str) -> None:
         home = Path(os.environ["SPARK_HOME"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import signal
@@ -173,6 +174,17 @@ def test_place_that_cannot_be_written_is_refused_before_anything_starts(tmp_path
     ]:
         with pytest.raises(ConfigError, match=problem):
             launch(lambda args, ctx: None, checkpoint_dir=url)
+
+
+def test_folder_that_did_not_exist_is_said_to_have_been_created(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "sparkdl")
+    for _ in range(2):
+        with launch(lambda args, ctx: None, nodes=1, checkpoint_dir=str(tmp_path / "new" / "it")):
+            pass
+    said = [each.message for each in caplog.records if "was created" in each.message]
+    assert said == [f"checkpoint_dir=file://{tmp_path}/new/it did not exist and was created"]
 
 
 def test_checkpoint_without_a_place_or_on_a_node_that_does_not_train(tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from sparkdl.control.auth import bearer
-from sparkdl.control.cause import report_cut
+from sparkdl.control.cause import CutLink, fetch_cause
 from sparkdl.control.client import CoordinatorClient
 from sparkdl.control.messages import (
     Begin,
@@ -34,6 +35,7 @@ from sparkdl.control.messages import (
     LogLines,
     LogTail,
     NewRound,
+    NodeActive,
     Offer,
     Refused,
     Stop,
@@ -55,11 +57,15 @@ from sparkdl.core.failure import Failure, FailureKind
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, plan_nodes
 from sparkdl.core.world import Address, World, build_world
-from sparkdl.driver.controller import Controller, View
+from sparkdl.driver import controller as controller_module
+from sparkdl.driver.controller import Controller
+from sparkdl.driver.events import Changed as StateChanged
+from sparkdl.driver.events import Ended, Event, Launched, Logged, Report, Sampled
 from sparkdl.driver.lifecycle import cut_links, transitions
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.state import failure_of
-from sparkdl.driver.logs import LogLine, NodeLogs
+from sparkdl.driver.logs import LogLine, hand_on
+from sparkdl.driver.view import View
 
 HOST, TOKEN = "127.0.0.1", "the-token"
 SOON_S = 20.0
@@ -150,8 +156,10 @@ def playing(
     leave_host: Callable[[str, bool], None] = lambda host, is_there: None,
 ) -> Iterator[Play]:
     spec = ClusterSpec("test", plan_nodes(num_nodes), settings=settings or Settings())
-    play = Play(Controller(spec, TOKEN, NodeLogs(on_log), leave_host=leave_host))
+    play = Play(Controller(spec, TOKEN, leave_host=leave_host))
     try:
+        if on_log is not None:
+            play.controller.subscribe(partial(hand_on, on_log), Logged)
         play.url = play.controller.start(HOST, (0,)).url
         yield play
     finally:
@@ -326,14 +334,14 @@ def test_host_that_a_feeder_does_not_reach_is_left_though_its_agent_answers() ->
     left: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
     with playing(leave_host=lambda *host: left.put(host)) as play:
         agents = play.world()
-        assert report_cut(play.url, TOKEN, None, 0, 1, "host-0") == ""
+        assert fetch_cause(play.url, TOKEN, None, CutLink(0, 1, "host-0")) == ""
         assert left.get(timeout=SOON_S) == ("host-1", True)
         assert agents[1].hears() == Stop(0.0)
         failed = play.until_is(states.Failed)
         error = failure_of(failed)
         assert isinstance(error, NodeLostError)
         assert "on host-1 cannot be reached from host-0, though the driver reaches" in str(error)
-        assert str(error) in str(report_cut(play.url, TOKEN, None, 0, 1, "host-0"))
+        assert str(error) in str(fetch_cause(play.url, TOKEN, None, CutLink(0, 1, "host-0")))
 
 
 # The stop.
@@ -574,3 +582,57 @@ def test_close_is_not_held_up_by_a_peer_that_says_nothing(play: Play) -> None:
 def test_waiting_is_over_at_once_when_it_is_true_or_too_late(play: Play) -> None:
     assert play.controller.wait_for(lambda view: True, Deadline.after(0.0))
     assert not play.controller.wait_for(lambda view: False, Deadline.after(0.0))
+
+
+# Events.
+
+
+def test_subscriber_begins_with_the_present_and_hears_each_change_once(play: Play) -> None:
+    early, late = list[Event](), list[Event]()
+    play.controller.subscribe(early.append, Launched, StateChanged, Ended)
+    play.agent(1)
+    play.agent(0)
+    play.until_is(states.Running)
+    play.controller.subscribe(late.append, Launched, StateChanged, Ended)
+    play.controller.close()
+    said = [event.state for event in early if isinstance(event, StateChanged)]
+    assert said[:2] == ["gathering", "running"]
+    assert said.count("running") == 1
+    running = next(event for event in late if isinstance(event, StateChanged))
+    assert (running.state, len(running.places)) == ("running", 2)
+    assert [type(events[0]) for events in (early, late)] == [Launched] * 2
+    assert [type(events[-1]) for events in (early, late)] == [Ended] * 2
+
+
+def test_samples_come_while_there_is_anyone_to_sample_and_the_last_when_all_have_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(controller_module, "period_s", lambda nodes: 0.01)
+    sampled: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    with playing() as play:
+        agents = [play.agent(1), play.agent(0)]
+        play.controller.subscribe(sampled.put, Sampled, StateChanged)
+        for _ in range(4):
+            sampled.get(timeout=SOON_S)
+        play.controller.submit(states.StopAsked(0.0, SOON_S))
+        for agent in agents:
+            agent.leave()
+        while not (
+            isinstance(event := sampled.get(timeout=SOON_S), StateChanged) and event.is_over
+        ):
+            pass
+        assert isinstance(sampled.get(timeout=SOON_S), Sampled)
+        with pytest.raises(queue.Empty):
+            sampled.get(timeout=0.1)
+
+
+def test_report_is_handed_on_once_with_its_rank(play: Play) -> None:
+    reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+    play.controller.subscribe(reports.put, Report)
+    agent, _ = play.agent(1), play.agent(0)
+    play.until_is(states.Running)
+    for step in (3, 3, 4):
+        agent.say(NodeActive(0, step, {"loss": 0.5}))
+    first, second = (reports.get(timeout=SOON_S) for _ in range(2))
+    assert (first.node, first.rank, first.step, first.metrics) == ("worker:1", 1, 3, {"loss": 0.5})
+    assert second.step == 4

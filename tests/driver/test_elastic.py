@@ -13,7 +13,6 @@ from sparkdl.control.messages import (
     Begin,
     ChildFailed,
     ChildReturned,
-    ChildRunning,
     Detach,
     Hello,
     NewRound,
@@ -34,7 +33,6 @@ from sparkdl.driver.lifecycle.state import (
     AgentOffered,
     CheckpointMade,
     ChildBroke,
-    ChildEntered,
     ChildGaveResult,
     DeadlinePassed,
     Event,
@@ -297,45 +295,28 @@ def test_stop_during_a_restart_ends_it() -> None:
     assert "stopped before all had begun anew" in str(failure_of(play.state))
 
 
-# Nodes that begin anew alone. Node 0, "a", is the evaluator.
+# Nodes that are not trainers. Node 0, "a", is the evaluator.
 
 EVALUATED = {"eval_node": True}
 SERVED = {"num_ps": 1, "master_node": "chief", "is_coordinated": True}
 """ps:0 is "a", the chief "b", worker:0 and worker:1 "c" and "d"."""
 
 
-def test_evaluator_begins_anew_alone_and_the_others_do_not_notice() -> None:
+def test_evaluator_that_was_left_takes_part_again_when_all_begin_again() -> None:
     play = Play(3, EVALUATED)
-    actions = play.say(ChildEntered("a", ChildRunning(0, 7)), play.broke("a"))
-    assert "evaluator:0 alone: restart 1 of 3" in said(actions)
-    assert actions[1:] == [Send("a", NewRound(0, is_again=True))]
-    assert isinstance(play.state, Running)
-    assert play.state.in_map_fun == frozenset()
-    actions = play.say(play.offered("a", 0, 81))
-    assert sent(actions, Begin) == ["a"]
-    assert isinstance(play.state, Running)
-    assert play.state.world.generation == 0
-    assert play.state.world.member(0).port == 81
-    assert play.state.alone == frozenset()
-
-
-def test_evaluator_whose_agent_is_lost_comes_back_into_the_world() -> None:
-    play = Play(3, EVALUATED)
+    play.say(play.broke("a"))
+    assert play.say(play.left("a"), play.joined("a2"), play.offered("a2")) == []
     play.say(play.broke("b"))
     play.expire()
-    play.say(*(play.offered(i, 1) for i in "abc"))
-    actions = play.say(play.left("a"))
-    assert actions[1:] == [Relaunch((play.spec.nodes[0],))]
-    assert play.say(play.joined("a2")) == [Send("a2", NewRound(1))]
-    assert play.say(play.offered("a2")) == []
-    assert sent(play.say(play.offered("a2", 1)), Begin) == ["a2"]
+    play.say(*(play.offered(i, 1) for i in ("a2", "b", "c")))
     assert isinstance(play.state, Running)
-    assert play.state.world.member(0).host == "host-a2"
+    assert (play.state.left, play.state.world.member(0).host) == (frozenset(), "host-a2")
 
 
+@pytest.mark.parametrize("max_restarts", [0, 3])
 @pytest.mark.parametrize("happens", ["broke", "left"])
-def test_evaluator_without_restarts_left_is_left_behind(happens: str) -> None:
-    play = Play(3, EVALUATED, max_restarts=0)
+def test_evaluator_that_fails_is_left_behind(happens: str, max_restarts: int) -> None:
+    play = Play(3, EVALUATED, max_restarts=max_restarts)
     actions = play.say(getattr(play, happens)("a"))
     assert said(actions).startswith("The training goes on without evaluator:0: evaluator:0 (rank")
     assert len(actions) == 1
@@ -355,22 +336,11 @@ def test_restart_of_all_does_not_need_the_evaluator() -> None:
     assert sent(play.expire(), Begin) == ["b", "c"]
 
 
-def test_worker_of_parameter_servers_begins_anew_alone_at_its_address() -> None:
-    play = Play(4, {**SERVED, "mode": InputMode.TENSORFLOW})
-    assert play.say(play.broke("c"))[1:] == [Send("c", NewRound(0, is_again=True))]
-    assert sent(play.say(play.offered("c", 0, 80)), Begin) == ["c"]
-
-
-@pytest.mark.parametrize("happens", ["moved", "lost", "fed", "ps", "hopeless"])
-def test_what_the_chief_cannot_go_on_after_is_a_restart_of_all(happens: str) -> None:
-    mode = InputMode.SPARK if happens == "fed" else InputMode.TENSORFLOW
+@pytest.mark.parametrize("mode", InputMode)
+@pytest.mark.parametrize("victim", ["a", "c"])
+def test_lost_ps_or_worker_of_parameter_servers_restarts_all(victim: str, mode: InputMode) -> None:
     play = Play(4, {**SERVED, "mode": mode})
-    kind: FailureKind = "setup" if happens == "hopeless" else "signal"
-    victim = "a" if happens == "ps" else "c"
-    play.say(play.left("c") if happens == "lost" else play.broke(victim, 0, kind))
-    if happens == "moved":
-        assert isinstance(play.state, Running)
-        play.say(play.offered("c", 0, 81))
+    play.say(play.broke(victim))
     assert isinstance(play.state, Failing)
 
 

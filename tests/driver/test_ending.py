@@ -19,7 +19,6 @@ from sparkdl.core.errors import LaunchError, ResultError
 from sparkdl.core.settings import Environment, Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
 from sparkdl.driver.ending import Ending, ends_if_interrupted, is_interrupt
-from sparkdl.driver.logs import NodeLogs
 from sparkdl.driver.threads import Changed, begin
 from tests.doubles.interrupts import Interrupts, PlayedNodes
 
@@ -48,7 +47,7 @@ def start(mode: InputMode = InputMode.TENSORFLOW) -> sparkdl.Cluster:
         "played", plan_nodes(2), "plain", mode, settings=Settings(hang_timeout_s=None)
     )
     cluster: sparkdl.Cluster = launching._start(
-        spec, PlayedNodes(), Environment(), b"", NodeLogs(print), False
+        spec, PlayedNodes(), Environment(), b"", launching._Watch(), False
     )
     return cluster
 

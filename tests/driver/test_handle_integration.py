@@ -23,10 +23,9 @@ from sparkdl.core.errors import (
     ResultError,
     ShutdownTimeoutError,
 )
-from sparkdl.dashboard.events import Sampled, event_of
+from sparkdl.driver.events import Report, Sampled, event_of
 from sparkdl.driver.lifecycle import transitions
 from sparkdl.driver.lifecycle.state import has_ended
-from sparkdl.driver.reports import Report
 from sparkdl.node.context import NodeContext
 from tests.doubles.frameworks import IS_MISSING
 from tests.doubles.gates import Gate

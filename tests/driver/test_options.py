@@ -16,7 +16,7 @@ from scripts.options import WRITTEN, with_fields
 ROOT = Path(__file__).parent.parent.parent
 PROGRAM = """\
 import sparkdl
-from sparkdl.ml.tuning import search
+from sparkdl import search
 
 
 def train(args: object, ctx: sparkdl.NodeContext) -> int:

@@ -13,9 +13,10 @@ import msgspec
 import pytest
 
 from sparkdl.cli import main
-from sparkdl.dashboard.events import FeedColumns, Sampled
 from sparkdl.driver import runs
-from sparkdl.driver.run_socket import Run, folder_of_user
+from sparkdl.driver.events import AnyEvent, Changed, FeedColumns, Launched, Place, Sampled
+from sparkdl.driver.history import folded
+from sparkdl.driver.run_socket import folder_of_user
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S, Lines, launch
 
@@ -69,7 +70,7 @@ def test_running_clusters_are_listed_looked_at_and_gone(terminal: Terminal) -> N
         assert said.startswith("worker:0\n")
         status, said = terminal.run("top", first[:4], "--once")
         assert (status, said.splitlines()[0][:25]) == (0, f"Cluster {first}: Running")
-        assert "worker:0  127.0.0.1" in said
+        assert "worker:0  0     127.0.0.1" in said
         assert "in map_fun  1,234" in said
         with launch(hold_still) as other:
             status, said = terminal.run("top")
@@ -113,7 +114,7 @@ def test_folder_that_others_may_enter_is_not_used(terminal: Terminal) -> None:
 
 
 def test_table_tells_who_waits_for_rows_and_what_nodes_take() -> None:
-    def run(time_s: float, used: list[int]) -> Run:
+    def sample(time_s: float, used: list[int]) -> Sampled:
         feeds = {"input": FeedColumns([900, 900], used, [9, 9], [0, 0])}
         load = {"cores": [1.25, 0.0], "memory_nbytes": [3.0 * 2**30, 2.0**29]}
         states, pids, steps = ["in map_fun"] * 2, [10, 0], [-1, 70]
@@ -122,17 +123,21 @@ def test_table_tells_who_waits_for_rows_and_what_nodes_take() -> None:
             "others": [0.2, None],
             "lag": [0.0, 0.4],
         }
-        sample = Sampled("c", time_s, states, pids, steps, {}, feeds, load, waits)
-        hosts, nodes = ("h", ""), ("worker:0", "worker:1")
-        return Run("c", "train.py", 7, "torch", "Running", 90_061.0, nodes, hosts, sample)
+        return Sampled("c", time_s, states, pids, steps, {}, feeds, load, waits)
 
-    told = runs.nodes_table(run(12.0, [900, 500]), run(10.0, [100, 500]))
+    launched = Launched("c", 0.0, "torch", ("worker:0", "worker:1"), "spark", "train.py", 7)
+    running = Changed("c", 1.0, "running", 0, (Place(0, 0, "h"), Place(1, 1, "")), status="Running")
+    before = [launched, running, sample(90_059.0, [100, 500])]
+    after = [launched, running, sample(90_061.0, [900, 500])]
+    assert msgspec.json.decode(msgspec.json.encode(after), type=list[AnyEvent]) == after
+    told = runs.nodes_table(folded([*before, *after]))
     assert told == [
-        "Cluster c: Running (train.py, 1d 01:01:01)",
+        "Cluster c: Running (train.py (7), 1d 01:01:01)",
         "",
-        "NODE      HOST  PID  STATE       STEP  ROWS/S  CORES  MEMORY   WAITS FOR",
-        "worker:0  h     10   in map_fun        400     1.2    3.0 GiB  rows 65%, nodes 20%",
-        "worker:1             in map_fun  70    0       0.0    0.5 GiB  awaited by the others",
+        "node      rank  host  pid  state       step  feed 'input'       rows/s  cores  memory   "
+        "waits for",
+        "worker:0  0     h     10   in map_fun        900 rows, 9 steps  400     1.2    3.0 GiB  "
+        "rows 65%, nodes 20%",
+        "worker:1  1                in map_fun  70    500 rows, 9 steps  0       0.0    0.5 GiB  "
+        "awaited by the others",
     ]
-    again = run(12.0, [1, 1])
-    assert msgspec.json.decode(msgspec.json.encode(again), type=Run) == again

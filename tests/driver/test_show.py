@@ -14,63 +14,41 @@ import sys
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, TextIO
+from dataclasses import dataclass
+from typing import TextIO
 
 import pytest
 
-from sparkdl.control.messages import ChildReturned, FeedCount, Hello, NodeActive
 from sparkdl.control.rows import CallShape
-from sparkdl.core.errors import LaunchError
-from sparkdl.core.failure import Failure
-from sparkdl.core.spec import ClusterSpec, plan_nodes
-from sparkdl.core.world import Address, build_world
 from sparkdl.driver import show
-from sparkdl.driver.controller import View
+from sparkdl.driver.events import Changed, Event, FeedColumns, Launched, Place, Problem, Sampled
 from sparkdl.driver.feeds.coverage import Call, FeedRequest
 from sparkdl.driver.feeds.report import FeedReport
-from sparkdl.driver.lifecycle.roster import Agent, Roster, Seats
-from sparkdl.driver.lifecycle.state import Failed, Finished, Gathering, Running, Stopped, Stopping
-from sparkdl.driver.show import (
-    FeedBar,
-    as_html,
-    has_audience,
-    is_submitted,
-    node_state,
-    print_beside,
-)
+from sparkdl.driver.history import History, folded
+from sparkdl.driver.show import FeedBar, as_html, has_audience, is_submitted, print_beside
 from tests.doubles.screen import on_screen
 
-SPEC = ClusterSpec("c0ffee", plan_nodes(3, 1), framework="plain")
-WORLD = build_world(0, {node: Address("10.0.0.1", 1, "") for node in SPEC.nodes})
-RUNNING = Running(Roster(SPEC), WORLD, frozenset({0, 1}))
-FAILURE = Failure("worker:0", "exception", "<b>no</b>", 0.0, node_id=1, rank=0, host="10.0.0.1")
-RETURNED = {1: ChildReturned(0, b"")}
-SEATS = Seats({1: Agent(Hello(1, 0, "agent", "10.0.0.1", 1, "", "3.11", "task"))})
+NODES = ("ps:0", "worker:0", "worker:1")
+PLACES = (Place(1, 0, "10.0.0.1"), Place(2, 1, "10.0.0.1"), Place(0, 2, "10.0.0.1"))
 
 
-@pytest.mark.parametrize(
-    ("state", "words"),
-    [
-        (RUNNING, ["in map_fun", "in map_fun", "preparing"]),
-        (Gathering(Roster(SPEC, SEATS), 0, 0.0), ["starting", "gathering", "starting"]),
-        (replace(RUNNING, returned=RETURNED), ["in map_fun", "returned", "preparing"]),
-        (Finished(Roster(SPEC), WORLD, RETURNED), ["stopped", "returned", "stopped"]),
-        (Failed(Roster(SPEC), (FAILURE,)), ["stopped", "failed", "stopped"]),
-        (Stopping(Roster(SPEC), RUNNING, 0.0), ["stopping"] * 3),
-        (Stopped(replace(RUNNING, returned=RETURNED)), ["stopped", "returned", "stopped"]),
-    ],
-)
-def test_node_says_what_it_does(state: Any, words: list[str]) -> None:
-    assert [node_state(View(state), node.node_id) for node in SPEC.nodes] == words
+def history(*events: Event, nodes: tuple[str, ...] = NODES) -> History:
+    return folded([Launched("c0ffee", 0.0, "plain", nodes, "spark"), *events])
+
+
+def running(places: tuple[Place, ...] = PLACES) -> Changed:
+    return Changed("c0ffee", 1.0, "running", 0, places, status="Running")
 
 
 def test_table_has_a_line_for_each_node_and_a_column_for_each_feed() -> None:
     feeds = {
-        (1, "input"): FeedCount("input", rows_consumed=12_345, steps=10, epochs_done=1),
-        (2, "a&b"): FeedCount("a&b", rows_consumed=1),
+        "a&b": FeedColumns([0, 0, 1], [0, 0, 1], [0] * 3, [0] * 3),
+        "input": FeedColumns([0, 12_345, 0], [0, 12_345, 0], [0, 10, 0], [0, 1, 0]),
     }
-    html = as_html(SPEC, WORLD, View(RUNNING, feeds, pids={1: 4711}), "http://h:1/?a&b")
+    states = ["preparing", "in map_fun", "in map_fun"]
+    sample = Sampled("c0ffee", 2.0, states, [0, 4711, 0], [-1] * 3, {}, feeds)
+    html = as_html(history(running(), sample), "http://h:1/?a&b")
+    assert "<b>Cluster c0ffee: Running</b> (3 nodes, plain, fed by this driver)" in html
     lines = html.split("<tr>")[1:]
     assert len(lines) == 1 + 3
     assert "feed &#x27;a&amp;b&#x27;</th>" in lines[0]
@@ -80,21 +58,37 @@ def test_table_has_a_line_for_each_node_and_a_column_for_each_feed() -> None:
     assert 'href="http://h:1/?a&amp;b"' in html
 
 
+def test_table_tells_reports_and_who_is_waited_for() -> None:
+    waits: dict[str, list[float | None]] = {"rows": [None, 0.5, 0.0], "lag": [None, 0.0, 0.4]}
+    sample = Sampled(
+        *("c0ffee", 2.0, ["in map_fun"] * 3, [1] * 3, [-1, 1234, 7]),
+        {"loss": [None, 0.123456, None]},
+        waits=waits,
+    )
+    html = as_html(history(running(), sample))
+    for cell in ("1,234, loss 0.1235", "rows 50%", "awaited by the others"):
+        assert f">{cell}</td>" in html
+
+
 def test_table_of_a_failed_cluster_names_the_root_cause_and_nothing_of_it_is_html() -> None:
-    html = as_html(SPEC, WORLD, View(Failed(Roster(SPEC), (FAILURE,), world=WORLD)))
-    assert "NodeFailedError: worker:0" in html
-    assert "&lt;b&gt;no&lt;/b&gt;" in html
+    problem = Problem("worker:0", "worker:0 raised ValueError: <b>no</b>")
+    failing = Changed("c0ffee", 2.0, "failing", 0, (), (problem,))
+    assert "<pre>" not in as_html(history(running(), failing))
+    html = as_html(history(running(), failing, Changed("c0ffee", 3.0, "failed", 0, (), (problem,))))
+    assert "<pre>worker:0 raised ValueError: &lt;b&gt;no&lt;/b&gt;</pre>" in html
     assert "<b>no" not in html
-    stopped = Stopped(Failed(Roster(SPEC), (), LaunchError("the job was <cancelled>")))
-    assert "LaunchError: the job was &lt;cancelled&gt;" in as_html(SPEC, WORLD, View(stopped))
+    stopped = Changed("c0ffee", 3.0, "stopped", 0, (), (Problem("", "LaunchError: <cancelled>"),))
+    assert "LaunchError: &lt;cancelled&gt;" in as_html(history(stopped))
 
 
 def test_table_of_a_thousand_nodes_shows_a_few_those_that_differ_and_counts() -> None:
-    spec = ClusterSpec("c", plan_nodes(1000), framework="plain")
-    world = build_world(0, {node: Address("10.0.0.1", 1, "") for node in spec.nodes})
-    running = Running(Roster(spec), world, frozenset(range(1000)) - {500}, {600: RETURNED[1]})
-    steps = {n: NodeActive(0, step=7 if n == 700 else 20) for n in range(1000)}
-    html = as_html(spec, world, View(running, activity=steps))
+    nodes = tuple(f"worker:{n}" for n in range(1000))
+    places = tuple(Place(n, n, "10.0.0.1") for n in range(1000))
+    states = ["in map_fun"] * 1000
+    states[500], states[600] = "preparing", "returned"
+    steps = [7 if n == 700 else 20 for n in range(1000)]
+    sample = Sampled("c0ffee", 2.0, states, [1] * 1000, steps)
+    html = as_html(history(running(places), sample, nodes=nodes))
     assert "998 in map_fun, 1 " in html
     assert html.count("<tr>") < 20
     for node in (0, 999, 500, 600, 700):

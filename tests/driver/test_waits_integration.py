@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import queue
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import sparkdl
 from sparkdl.core.deadline import Deadline
-from sparkdl.dashboard.events import Launched
-from sparkdl.dashboard.history import History
-from sparkdl.driver import waits
-from sparkdl.driver.dashboard import sampled
+from sparkdl.core.errors import FeedClosedError
+from sparkdl.driver import runs, waits
+from sparkdl.driver.events import Sampled
+from sparkdl.driver.history import History, folded
 from sparkdl.driver.waits import in_step
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S, launch
@@ -51,16 +54,14 @@ def train(args: Any, ctx: NodeContext) -> None:
 
 
 def launched(cluster: sparkdl.Cluster) -> History:
-    history = History(cluster.spec.cluster_id, 0.0)
-    names = tuple(node.name for node in cluster.spec.nodes)
-    history.add(Launched(cluster.spec.cluster_id, 0.0, cluster.spec.framework, names))
-    return history
+    return folded(cluster._controller.present())
 
 
 def look(cluster: sparkdl.Cluster, history: History) -> str:
-    """Take a sample, as the dashboard does; return what its pages say of it."""
-    controller = cluster._controller
-    history.add(controller.look(lambda view: sampled(cluster.spec, controller.wall_s(), view)))
+    """Take a sample; return what the dashboard's pages say of it."""
+    for event in cluster._controller.present():
+        if isinstance(event, Sampled):
+            history.add(event)
     return history.bottleneck()
 
 
@@ -92,6 +93,111 @@ def test_nodes_without_rows_wait_for_their_computation_and_later_for_a_feed(tmp_
         begins.touch()
         feeding.result(SOON_S)
         assert until(lambda: "the driver feeds none" in look(cluster, history))
+
+
+_FEATURES = 1 << 16
+"""So that sixteen rows are a record batch, and travel as soon as they are there."""
+
+
+def slow_rows(pause_s: float, is_over: threading.Event) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a batch every now and then."""
+    features = np.random.default_rng(0).random(_FEATURES, np.float32)
+    while not is_over.is_set():
+        yield from [{"x": features, "y": np.float32(0)}] * 16
+        rest(pause_s)
+
+
+def read_in_a_thread(_: Any, ctx: NodeContext) -> None:
+    """Let a thread fetch the batches that the main thread waits for."""
+    fetched: queue.Queue[Any] = queue.Queue(2)
+
+    def fetch() -> None:
+        for batch in ctx.batches(8):
+            fetched.put(batch)
+        fetched.put(None)
+
+    threading.Thread(target=fetch, daemon=True).start()
+    while fetched.get() is not None:
+        pass
+
+
+def fit_with_keras(size: int, ctx: NodeContext) -> None:
+    """Fit, with products of matrices of some size in each step."""
+    import tensorflow as tf
+
+    class Product(tf.keras.layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            product = tf.random.uniform((size, size))
+            for _ in range(8):
+                product = tf.matmul(product, product) / size
+            return x + 0.0 * tf.reduce_sum(product)
+
+    several = ctx.num_workers > 1
+    strategy = (
+        tf.distribute.MultiWorkerMirroredStrategy() if several else tf.distribute.get_strategy()
+    )
+    with strategy.scope():
+        layers = [tf.keras.Input((_FEATURES,)), tf.keras.layers.Dense(1), Product()]
+        model = tf.keras.Sequential(layers)
+        model.compile(tf.keras.optimizers.SGD(1e-6), "mse")
+    model.fit(ctx.dataset(8, x="x", y="y"), verbose=0)
+
+
+def read_with_workers(_: Any, ctx: NodeContext) -> None:
+    """Read by a DataLoader, whose workers are processes."""
+    from torch.utils.data import DataLoader
+
+    for _ in DataLoader(ctx.torch_dataset(8, x="x", y="y"), batch_size=None, num_workers=1):
+        pass
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("framework", "map_fun", "nodes"),
+    [
+        pytest.param("plain", read_in_a_thread, 1),
+        pytest.param("torch", read_with_workers, 1, marks=[pytest.mark.torch, pytest.mark.deep]),
+        *(
+            pytest.param(
+                "tensorflow", fit_with_keras, n, marks=[pytest.mark.tensorflow, pytest.mark.deep]
+            )
+            for n in (1, 2)
+        ),
+    ],
+)
+def test_training_that_the_feed_holds_up_is_said_to_wait_for_it(
+    framework: str, map_fun: Any, nodes: int
+) -> None:
+    is_over = threading.Event()
+    with launch(map_fun, 8, nodes, framework=framework) as cluster:
+        history = launched(cluster)
+        feeding = cluster.feed_async(slow_rows(0.4, is_over))
+        try:
+            waits_for_it = "Training waits for the feed: nodes have waited for rows for"
+            assert until(lambda: look(cluster, history).startswith(waits_for_it))
+            table = runs.nodes_table(folded(runs.chosen(cluster.spec.cluster_id).present()))
+        finally:
+            is_over.set()
+        feeding.result(SOON_S)
+    assert len(re.findall(r" rows \d\d%", "\n".join(table))) == nodes
+
+
+@pytest.mark.deep
+@pytest.mark.tensorflow
+@pytest.mark.timeout(300)
+def test_node_that_computes_while_a_thread_of_tf_data_looks_for_rows_is_not_said_to_wait() -> None:
+    is_over = threading.Event()
+    with launch(fit_with_keras, 1000, 1, framework="tensorflow") as cluster:
+        history, said = launched(cluster), list[str]()
+        feeding = cluster.feed_async(slow_rows(0.1, is_over))
+        assert until(lambda: "%" in look(cluster, history))
+        until(lambda: said.append(look(cluster, history)), 15.0)
+        is_over.set()
+        cluster.abort()
+        with pytest.raises(FeedClosedError, match="shut down while it was being fed"):
+            feeding.result(SOON_S)
+    assert len(said) > 10
+    assert said[-1].startswith("Training does not wait for the feed")
 
 
 def step_with_torch(ctx: NodeContext, end: Path) -> Iterator[int]:

@@ -21,14 +21,14 @@ WRONG = {
     "def f(args, ctx): ctx.last_checkpoint.stop": "LastCheckpoint has no stop",
     "from sparkdl.node.context import current\ncurrent().rang": "NodeContext has no rang",
     "import sparkdl\nsparkdl.run(1, print, node=2)": "run takes no node",
-    "from sparkdl import TFCluster as T\nT.run(1, print, 1, 1, restarts=2)": "takes no restarts",
+    "from sparkdl.tfos.TFCluster import run\nrun(1, print, 1, 1, restarts=2)": "takes no restarts",
     "from sparkdl import KerasEstimator as E\nE(1, epoch=1, epochs=1)": "takes no epoch",
     "import sparkdl\nsparkdl.KerasEstimator().setEpoch(1)": "KerasEstimator has no setEpoch",
 }
 
 RIGHT = """
 import sparkdl.horovod.spark
-from sparkdl import TFCluster
+from sparkdl.tfos import TFCluster
 
 def train(args, ctx):
     import sparkdl.horovod.keras as hvd

@@ -345,13 +345,6 @@ def test_whoever_stops_asking_does_not_leave_the_node_waiting(
         serving.result()
 
 
-def test_inference_at_a_node_that_takes_no_rows_is_an_error() -> None:
-    with LocalNode() as node:
-        node.call(lambda: node.feeds.close("the child has died"))
-        with pytest.raises(FeederError, match=r"worker:0 failed: .*the child has died"):
-            infer(node, "0.a", [1])
-
-
 def test_inference_through_a_small_budget() -> None:
     with LocalNode(limit_nbytes=2_000) as node:
         serving = serve(node, lambda rows: [row + 1 for row in rows], batch_size=64)

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparkdl.core.errors import ConfigError, EndOfFeedError, FeedTypeError
+from sparkdl.core.errors import ConfigError, EndOfFeedError
 from sparkdl.feed.adapters.tensorflow import readers_of
 from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab, lab
@@ -186,14 +186,6 @@ def test_stock_keras_fails_with_two_workers(programs: dict[str, Results]) -> Non
     assert all("PerReplica" in str(result["error"]) for result in programs["keras_stock"])
 
 
-@pytest.mark.deep
-@pytest.mark.skipif(not find_spec("tf_keras"), reason="tf_keras is not installed")
-def test_tf_keras_trains_on_two_workers(pair: Lab, tmp_path: Path) -> None:
-    pair.begin(program, ("tf_keras_trains", tmp_path))
-    chief, worker = pair.results()
-    assert chief == worker
-
-
 @pytest.mark.parametrize("strategy", ["none", "mirrored"])
 def test_shim_changes_nothing_on_one_node(alone: dict[str, Results], strategy: str) -> None:
     stock, shimmed = alone[strategy]
@@ -310,29 +302,6 @@ def test_no_row_is_lost_to_the_look_at_the_first_batch(single: Lab, prefetch: in
     (result,) = single.results()
     assert (report.rows_used, report.passes) == (1500, 3)
     assert result["rows"] == [500] * 3
-
-
-def fit_text(feed: str, ctx: NodeContext) -> str:
-    """Fit labels of text; return the error."""
-    import keras
-
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    data = ctx.dataset(8, x="x", y="y", feed=feed)
-    with pytest.raises(FeedTypeError) as refused:
-        model.fit(data, verbose=0)
-    for reader in readers_of(data):
-        reader.terminate()
-    return str(refused.value)
-
-
-def test_labels_of_text_are_refused_in_a_sentence(single: Lab) -> None:
-    single.begin(fit_text, "text")
-    labels = pa.table({"x": [0.0] * 16, "y": ["cat"] * 16})
-    single.cluster.feed([labels], name="text", timeout_s=SOON_S)
-    (said,) = single.results()
-    assert said.startswith("feed 'text': the label column 'y' holds text")
-    assert "StringIndexer" in said
 
 
 @pytest.fixture(scope="module", params=["single", "pair"])

@@ -99,12 +99,72 @@ def test_code_of_another_framework_is_told_which_to_launch_with() -> None:
     assert advice_about(ValueError("RANK"), "tensorflow") == ""
 
 
-def prepare(args: Any, ctx: NodeContext) -> list[float]:
-    """Return what a loader gives that Accelerate has prepared."""
+def connect(library: str, ctx: NodeContext) -> None:
+    """Have a library look for the other nodes."""
+    if library == "torch":
+        import_module("torch.distributed").init_process_group("gloo")
+    else:
+        import_module("jax").distributed.initialize()
+
+
+@pytest.mark.parametrize(
+    "library", [pytest.param(name, marks=getattr(pytest.mark, name)) for name in ("torch", "jax")]
+)
+def test_failure_of_code_of_another_framework_says_which_to_launch_with(library: str) -> None:
+    advice = f"framework='plain', and only launch.*framework='{library}'"
+    with (
+        pytest.raises(NodeFailedError, match=advice),
+        launch(connect, library, nodes=1, input_mode="own") as cluster,
+    ):
+        cluster.results(60)
+
+
+def differentiate(how: str, ctx: NodeContext) -> int:
+    """Train two epochs with JAX, on global arrays or on the node's own; or compute no gradient."""
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    sharding = None
+    if how == "together":
+        sharding = NamedSharding(ctx.mesh(data=-1), PartitionSpec("data"))
+    loss_of = jax.jit(lambda weight, x, y: ((weight * x - y) ** 2).mean())
+    step_of = jax.jit(jax.value_and_grad(loss_of)) if how != "scores" else loss_of
+    batches, steps = ctx.jax_batches(8, x="x", y="y", sharding=sharding), 0
+    for _ in range(2):
+        for x, y, _weight in batches:
+            jax.block_until_ready(step_of(0.5, x, y))
+            steps += 1
+    return steps
+
+
+@pytest.mark.jax
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("how", "is_warned"),
+    [
+        ("alone", True),
+        pytest.param("together", False, marks=pytest.mark.deep),
+        pytest.param("scores", False, marks=pytest.mark.deep),
+    ],
+)
+def test_loops_of_jax_that_exchange_nothing_are_warned_of_once(
+    how: str, is_warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with launch(differentiate, how, framework="jax") as cluster:
+        cluster.feed(ROWS, epochs=2)
+        assert cluster.results(120) == [8, 8]
+    assert caplog.text.count(WARNING) == is_warned
+    assert caplog.text.count("gradients are not used to train") == is_warned
+
+
+def prepare(order: str, ctx: NodeContext) -> list[float]:
+    """Return what a loader gives that Accelerate has prepared, imported before or after it."""
     import torch
 
-    accelerator = import_module("accelerate").Accelerator(cpu=True)
+    if order == "before":
+        import_module("accelerate")
     loader = torch.utils.data.DataLoader(ctx.torch_dataset(8, x="x"), batch_size=None)
+    accelerator = import_module("accelerate").Accelerator(cpu=True)
     return [value for x in accelerator.prepare(loader) for value in x.tolist()]
 
 
@@ -112,7 +172,19 @@ def prepare(args: Any, ctx: NodeContext) -> list[float]:
 @pytest.mark.deep
 def test_accelerate_reads_each_row_once() -> None:
     pytest.importorskip("accelerate")
-    with launch(prepare, framework="torch") as cluster:
+    with launch(prepare, "before", framework="torch") as cluster:
         cluster.feed(ROWS)
         first, second = cluster.results(60)
     assert sorted(first + second) == ROWS["x"].to_pylist()
+
+
+@pytest.mark.torch
+@pytest.mark.deep
+def test_accelerate_that_is_imported_too_late_is_refused() -> None:
+    pytest.importorskip("accelerate")
+    with (
+        pytest.raises(NodeFailedError, match=r"import accelerate before the call of ctx\.torch_d"),
+        launch(prepare, "after", framework="torch") as cluster,
+    ):
+        cluster.feed(ROWS)
+        cluster.results(60)

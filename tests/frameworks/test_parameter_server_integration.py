@@ -6,9 +6,7 @@ import math
 import os
 import signal
 from functools import cache
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -42,17 +40,6 @@ def tables(*sizes: int) -> list[pa.Table]:
         found.append(pa.table({**columns, "x": x, "y": [3 * value + 1 for value in x]}))
         start += size
     return found
-
-
-def load_example() -> ModuleType:
-    """Return the module of the example, whose functions are pickled by value."""
-    path = Path(__file__).parents[2] / "examples" / "parameter_server.py"
-    spec = spec_from_file_location("parameter_server_example", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @cache
@@ -181,16 +168,6 @@ def test_chief_trains_on_fed_workers_until_one_of_them_lacks_a_column(
     assert cause.node.startswith("worker:")
     assert "the feed has no column 'nope'; its columns are 'n', 's', 'x', 'y'" in cause.message
     assert all_gone([process.child for process in them.values()])
-
-
-@pytest.mark.deep
-def test_example_trains_on_rows_that_spark_feeds(
-    spark_cluster: SparkSession, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-    example = load_example()
-    assert example.run(spark_cluster, example.parse([])) > 0.85
-    assert "2 workers" in capsys.readouterr().out
 
 
 def test_ps_on_the_drivers_machine_takes_no_slot_of_spark(spark_cluster: SparkSession) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import socket
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,14 +93,6 @@ def test_port_that_is_taken_is_recognised() -> None:
         with pytest.raises(tf.errors.UnknownError) as raised:
             tf.distribute.Server(cluster, job_name="worker", task_index=0)
     assert TensorFlow().is_port_lost(raised.value)
-
-
-@pytest.mark.deep
-@pytest.mark.tensorflow
-def test_port_that_is_taken_is_recognised_by_what_a_strategy_raises(tmp_path: Path) -> None:
-    program, result = Path(__file__).parent / "programs" / "port_taken.py", tmp_path / "result"
-    subprocess.run([sys.executable, str(program), str(result)], check=True, timeout=200)
-    assert json.loads(result.read_text()) is True
 
 
 @pytest.mark.tensorflow

@@ -281,6 +281,21 @@ def averages_sparse_gradients() -> dict[str, Any]:
     return found
 
 
+def averages_slices_of_whole_numbers() -> dict[str, Any]:
+    import tensorflow as tf
+
+    hvd = begin()
+    found: dict[str, list[Any]] = {}
+    for dtype in ("uint8", "int8", "int32", "int64"):
+        rows, indices = tf.cast([[1], [1]], dtype), tf.constant([hvd.rank(), 2])
+        slices = tf.IndexedSlices(rows, indices, tf.constant([3, 1]))
+        (grouped,) = hvd.grouped_allreduce([slices])
+        for averaged in (grouped, hvd.allreduce(slices, average=True)):
+            dense = tf.convert_to_tensor(averaged)
+            found.setdefault(dtype, []).append((dense.dtype.name, dense.numpy()[:, 0].tolist()))
+    return found
+
+
 def leaves_local_layers_alone() -> list[Any]:
     import tensorflow as tf
 
@@ -525,6 +540,7 @@ CASES = (
     keeps_the_order_of_the_program_in_graphs,
     differentiates,
     averages_sparse_gradients,
+    averages_slices_of_whole_numbers,
     leaves_local_layers_alone,
     joins_process_sets,
     sends_objects_and_variables,

@@ -97,8 +97,22 @@ def test_absent_module_says_so_in_each_form_of_an_import() -> None:
         "from sparkdl.horovod.spark import keras",
         "from sparkdl.horovod.spark.common.store import LocalStore",
         "import sparkdl.horovod.spark.torch as hvd_spark",
+        "from sparkdl.horovod.spark.runner import _task_fn",
+        "from sparkdl.horovod.spark.task import gloo_exec_fn, mpirun_exec_fn",
+        "from sparkdl.horovod.spark.task.task_service import SparkTaskService",
+        "import sparkdl.horovod.spark.task.mpirun_exec_fn",
     ):
         with pytest.raises(RemovedModuleError, match=r"docs/horovod\.md"):
+            exec(statement, {})
+
+
+def test_misspelt_name_is_the_usual_error() -> None:
+    for statement in (
+        "from sparkdl.horovod.spark.runner import run_elastik",
+        "from sparkdl.horovod.spark.task import get_devices",
+        "from sparkdl.horovod import run_all",
+    ):
+        with pytest.raises(ImportError, match="cannot import name"):
             exec(statement, {})
 
 
@@ -123,6 +137,12 @@ def test_operations_are_found_where_horovod_defines_them() -> None:
         assert module.handle_average_backwards_compatibility(None, False) is face.Sum
         with pytest.raises(AttributeError, match="no attribute 'allreduces'"):
             _ = module.allreduces
+
+
+def test_tensorflows_helpers_are_found_beside_its_operations() -> None:
+    face = import_module("sparkdl.horovod.tensorflow")
+    for name in ("_executing_eagerly", "_make_subgraph", "_cache", "vars_to_refs", "refs_to_vars"):
+        assert getattr(face, name) is getattr(face.util, name)
 
 
 @pytest.mark.parametrize(

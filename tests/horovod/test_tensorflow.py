@@ -184,6 +184,13 @@ def test_sparse_gradients_are_averaged(ranks: list[dict[str, Any]]) -> None:
             np.testing.assert_array_equal(values, [0.5, 0, 1, 0, 1])
 
 
+def test_averages_of_slices_of_whole_numbers_are_not_rounded(ranks: list[dict[str, Any]]) -> None:
+    for found in both(ranks, "averages_slices_of_whole_numbers"):
+        for dtype, averages in found.items():
+            wide = "float32" if dtype.endswith("8") else "float64"
+            assert averages == [(wide, [0.5, 0.5, 1.0])] * 2, dtype
+
+
 def test_local_layers_keep_their_gradients(ranks: list[dict[str, Any]]) -> None:
     assert both(ranks, "leaves_local_layers_alone") == [[1.5, 0.5], [1.5, 1.0]]
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.errors import ConfigError
 from sparkdl.node.context import NodeContext
 from tests.doubles.labs import Lab, lab
 from tests.doubles.nodes import SOON_S
@@ -34,6 +35,7 @@ def operate(args: None, ctx: NodeContext) -> dict[str, Any]:
     import torch
 
     import sparkdl.horovod.torch as hvd
+    from sparkdl.horovod.common import group_of
 
     torch.set_num_threads(1)
     hvd.shutdown()
@@ -58,12 +60,26 @@ def operate(args: None, ctx: NodeContext) -> dict[str, Any]:
     under_way(hvd, ctx)
     found["last"] = joins(hvd)
     found["beside"] = beside(torch.distributed, hvd)
+    before = group_of(), distributed(hvd)
     hvd.barrier()
     hvd.shutdown()
     assert not hvd.is_initialized()
     hvd.init()
     found["again"] = float(hvd.allreduce(torch.tensor(float(ctx.rank)), op=hvd.Sum))
+    assert hvd.join() in range(SIZE), f"{before} is of the processes before"
+    pairs = [hvd.add_process_set(ranks) for ranks in ([0, 1], [1, 2])]
+    of_sets = [distributed(hvd, process_set=pair) for pair in pairs if pair.included()]
+    with pytest.raises(ConfigError, match="with an optimizer of a process set"):
+        hvd.join()
+    assert of_sets
     return found
+
+
+def distributed(hvd: Any, **options: Any) -> Any:
+    import torch
+
+    sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
+    return hvd.DistributedOptimizer(sgd, **options)
 
 
 def beside(dist: Any, hvd: Any) -> list[float]:
@@ -271,7 +287,7 @@ def states(hvd: Any, rank: int) -> dict[str, Any]:
 def refusals(hvd: Any) -> None:
     import torch
 
-    from sparkdl.core.errors import ConfigError, RemovedError
+    from sparkdl.core.errors import RemovedError
 
     tensor = torch.zeros(2)
     wrongs: tuple[Any, ...] = (

@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 
 import sparkdl
 from sparkdl.core.deadline import Deadline
-from sparkdl.driver.controller import View
 from sparkdl.driver.lifecycle.state import Running
+from sparkdl.driver.view import View
 from tests.doubles.ledger import Plan, lost_and_doubled, train
 from tests.doubles.nodes import has_checkpoint
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from pyspark.sql import functions as f
 
+from sparkdl import predict
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml import predict
 
 if TYPE_CHECKING:
     from pathlib import Path

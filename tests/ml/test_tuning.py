@@ -7,8 +7,8 @@ from typing import Any
 import optuna
 import pytest
 
+from sparkdl import search
 from sparkdl.core.errors import ConfigError, FrameworkMissingError, ResultError
-from sparkdl.ml.tuning import search
 from tests.ml.train_fns import curve
 
 pytestmark = pytest.mark.timeout(200)

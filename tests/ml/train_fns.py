@@ -6,7 +6,6 @@ Here, and not beside the tests, for whoever runs a function imports its module.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import threading
 import time
@@ -70,15 +69,6 @@ def ignore_validation(args: Any, ctx: NodeContext) -> object:
     return object()
 
 
-def save_given(args: Any, ctx: NodeContext) -> None:
-    """Save the model that belongs to the number of epochs."""
-    feed = ctx.get_data_feed()
-    while not feed.should_stop():
-        feed.next_batch(100)
-    Path(args.export_dir).unlink(missing_ok=True)
-    shutil.copy(args.models[args.epochs - 1], args.export_dir)
-
-
 def read_all(args: Any, ctx: NodeContext) -> None:
     """Read the rows, as an estimator's own training does."""
     for _ in ctx.batches(100):
@@ -93,68 +83,9 @@ def never_return(args: Any, ctx: NodeContext) -> None:
     time.sleep(600)  # noqa: TID251
 
 
-def train_on_ps(args: Any, ctx: NodeContext) -> dict[str, Any]:
-    """Find z = 10 x on parameter servers until the rows are over. Runs on the chief alone."""
-    import tensorflow as tf
-
-    strategy = ctx.parameter_server_strategy()
-    with strategy.scope():
-        slope = tf.Variable(0.0)
-        rows = tf.Variable(0, dtype=tf.int64)
-    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    fed = ctx.fed_dataset_fn(args.batch_size, x="x", y="z", shuffle=True)
-    batches = iter(coordinator.create_per_worker_dataset(fed))
-
-    @tf.function  # type: ignore[untyped-decorator]
-    def step(batches: Any) -> None:
-        x, z = (tf.cast(column, tf.float32) / 40 for column in next(batches))
-        slope.assign_sub(tf.reduce_mean(x * (slope * x - z)))
-        rows.assign_add(tf.size(x, tf.int64))
-
-    slopes = []
-    try:
-        while True:
-            for _ in range(10):
-                coordinator.schedule(step, args=(batches,))
-            coordinator.join()
-            slopes.append(float(slope.numpy()))
-    except tf.errors.OutOfRangeError:
-        slopes.append(float(slope.numpy()))
-    return {
-        "history": {"slope": slopes},
-        "rows": int(rows.numpy()),
-        "is_on_ps": "/job:ps" in slope.device,
-    }
-
-
 def fail(args: Any, ctx: NodeContext) -> None:
     """Fail as user code does."""
     raise ArithmeticError("the user's own mistake")
-
-
-def train_digits(args: Any, ctx: NodeContext) -> dict[str, Any]:
-    """Train on several nodes and export a SavedModel, as in TensorFlowOnSpark's examples."""
-    import tensorflow as tf
-
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    with strategy.scope():
-        model = tf.keras.Sequential(
-            [
-                tf.keras.Input((64,), name="image"),
-                tf.keras.layers.Dense(64, activation="relu"),
-                tf.keras.layers.Dense(10, activation="softmax", name="scores"),
-            ]
-        )
-        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    history = model.fit(
-        ctx.dataset(args.batch_size, x="pixels", y="digit"), epochs=args.epochs, verbose=0
-    )
-    weights = model.get_weights()
-    if ctx.is_chief:
-        copy = tf.keras.models.model_from_json(model.to_json())
-        copy.set_weights(weights)
-        copy.export(args.export_dir, verbose=False)
-    return {name: [float(v) for v in values] for name, values in history.history.items()}
 
 
 def classifier() -> Any:
@@ -176,6 +107,15 @@ def softmax(classes: int) -> Any:
 
     layer = keras.layers.Dense(classes, activation="softmax", kernel_initializer="zeros")
     return keras.Sequential([keras.Input((classes,)), layer])
+
+
+def difference() -> Any:
+    """Make a model of two inputs without names, which starts as their difference."""
+    import keras
+
+    inputs = [keras.Input((1,)), keras.Input((1,))]
+    scale = keras.layers.Dense(1, kernel_initializer="ones")
+    return keras.Model(inputs, scale(keras.layers.Subtract()(inputs)))
 
 
 def halving(notes: Path) -> list[Any]:

@@ -25,9 +25,10 @@ from sparkdl.control.values import decode_value
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import WORKER, ClusterSpec, NodeSpec
-from sparkdl.driver.controller import Controller, View
+from sparkdl.driver.controller import Controller
 from sparkdl.driver.lifecycle import state as states
 from sparkdl.driver.lifecycle.roster import Roster
+from sparkdl.driver.view import View
 from sparkdl.node.context import NodeContext
 from sparkdl.node.spec import AgentSpec, StatusLine, start_agent
 from tests.doubles.nodes import SOON_S, NodeProcesses, all_gone, processes
@@ -236,7 +237,7 @@ def test_agent_that_the_driver_forgot_ends_after_the_lease(node: NewNode) -> Non
     one = node(ignore_term, spec).start()
     pair = one.in_map_fun()
     silence = threading.Event()
-    one.controller.soon(silence.wait, SOON_S)  # type: ignore[arg-type]
+    one.controller.soon(silence.wait, SOON_S)
     gone = all_gone([pair.child])
     silence.set()
     assert gone

@@ -203,7 +203,8 @@ def test_feed_of_a_name_that_nobody_feeds_is_given_up_and_says_what_is_fed() -> 
         ends.begun()
         misspelt = ends.link.reader("inputs")
         message = (
-            r"nobody has fed 'inputs' within feed_timeout=0.05 s; being fed is 'input', 'test'"
+            r"nobody has fed 'inputs' to worker:0 within feed_timeout=0.05 s; "
+            "being fed is 'input', 'test'"
         )
         with pytest.raises(UnfedError, match=message):
             list(EpochBatches(misspelt, 4))
@@ -214,7 +215,7 @@ def test_cluster_that_is_never_fed_is_given_up() -> None:
         ends.send(start(settings=SOON_GIVEN_UP))
         ends.begun()
         feed = DataFeed(ends.link.reader("input"), ends.link.send)
-        with pytest.raises(UnfedError, match=r"nothing is being fed: call cluster\.feed"):
+        with pytest.raises(UnfedError, match=r"nothing is being fed here: call cluster\.feed"):
             feed.next_batch(1)
 
 

@@ -79,7 +79,7 @@ ORPHANED = Orphaned("the executor is gone")
 EXPIRED = DeadlinePassed()
 
 ENDS: list[Action] = [CloseFeeds("the node ends"), Terminate()]
-WHY = CloseFeeds("the cluster has failed: worker:0 raised ValueError")
+WHY = CloseFeeds("[SPARKDL-CLUSTER-FAILED] the cluster has failed: worker:0 raised ValueError")
 ALL_FAILED: list[Action] = [WHY, Terminate()]
 HAS_ENDED: list[Action] = [CloseFeeds("map_fun has ended")]
 HAS_RAISED: list[Action] = [CloseFeeds(FAILURE.describe())]
@@ -102,7 +102,6 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (READY, SEGFAULTED, IDLE, [*HAS_CRASHED, ReportFailed(1, None, -11)]),
     (READY, RoundRequested(2), ENDING_ROUND, ENDS),
     (READY, RoundRequested(1), READY, []),
-    (READY, RoundRequested(1, is_again=True), READY, []),
     (READY, RoundRequested(0), READY, []),
     (READY, STOP_CHILD, ENDING_IDLE, ENDS),
     (READY, ChildStopRequested(0, 3.0), READY, []),
@@ -117,7 +116,6 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (BEGUN, EXITED, IDLE, [*HAS_EXITED, ReportFailed(1, None, 0)]),
     (BEGUN, RoundRequested(2), ENDING_ROUND, ENDS),
     (BEGUN, RoundRequested(1), BEGUN, []),
-    (BEGUN, RoundRequested(1, is_again=True), BEGUN, []),
     (BEGUN, STOP_CHILD, ENDING_IDLE, ENDS),
     (BEGUN, ChildStopRequested(0, 3.0), BEGUN, []),
     (BEGUN, STOP_FAILED, ENDING_IDLE, ALL_FAILED),
@@ -162,8 +160,6 @@ STEPS: list[tuple[State, Event, State, list[Action]]] = [
     (IDLE, BEGAN, IDLE, []),
     (IDLE, RoundRequested(2), Ready(2), [Spawn(2)]),
     (IDLE, RoundRequested(1), IDLE, []),
-    (IDLE, RoundRequested(1, is_again=True), READY, [Spawn(1, is_again=True)]),
-    (IDLE, RoundRequested(0, is_again=True), IDLE, []),
     (IDLE, STOP_CHILD, IDLE, []),
     (IDLE, STOP_FAILED, IDLE, [WHY]),
     (IDLE, STOP, GONE, [End("stopped")]),

@@ -37,7 +37,7 @@ def test_text_without_a_problem_has_none(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["sparkdl-problem:", 'sparkdl-problem:["a"]', 'sparkdl-problem:["a", "b', "[]"]
+    "text", ["[SPARKDL-RAISED", '[SPARKDL-RAISED "a" "b', 'SPARKDL-RAISED "a" "b"]', "[]"]
 )
 def test_half_a_problem_is_none(text: str) -> None:
     assert parse_problem(text) is None

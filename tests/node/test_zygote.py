@@ -19,8 +19,8 @@ import pytest
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import NodeFailedError
-from sparkdl.driver.controller import View
 from sparkdl.driver.handle import Cluster
+from sparkdl.driver.view import View
 from sparkdl.node.context import NodeContext
 from sparkdl.node.forking import CAN_FORK
 from tests.doubles import preloaded

@@ -19,7 +19,8 @@ import os, signal
 from pyspark.sql import SparkSession
 
 import sparkdl
-from sparkdl import KerasEstimator, TFCluster, TFEstimator
+from sparkdl import KerasEstimator, TFEstimator
+from sparkdl.tfos import TFCluster
 from tests.doubles.gates import Gate
 
 spark = (

@@ -15,6 +15,8 @@ from tests.examples.names import unknown_names
 from tests.pages.blocks import PAGES, PRELUDES, as_read, as_run, blocks_of, in_places, preludes_of
 
 DEADLINE_S = 280.0
+LONE = "the nodes train models of their own"
+"""A warning that no page's program deserves: they exchange gradients, or do not train."""
 SMALLER = {
     "num_executors=4": "num_executors=2",
     "nodes=4": "nodes=2",
@@ -152,3 +154,4 @@ def test_page_runs(page: Path, tmp_path: Path) -> None:
         check=False,
     )
     assert run.returncode == 0, run.stdout[-8000:]
+    assert LONE not in run.stdout, run.stdout[-8000:]

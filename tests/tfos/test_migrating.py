@@ -196,5 +196,3 @@ def test_variable_of_the_table_is_read_or_does_not_matter(name: str) -> None:
 
 def test_surface_has_the_version_that_it_has_the_names_of() -> None:
     assert sparkdl.tfos.__version__ == "2.2.5"
-    assert sparkdl.TFNode is import_module("sparkdl.tfos.TFNode")
-    assert sparkdl.TFParallel is import_module("sparkdl.tfos.TFParallel")

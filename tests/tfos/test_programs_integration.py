@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import runpy
 import sys
 from collections.abc import Callable
@@ -53,18 +52,3 @@ def test_digits_are_learnt_from_spark_exported_and_told(
     assert len(pairs) == 597
     assert len(parts) == 3
     assert sum(label == told for label, told in pairs) / len(pairs) > 0.8
-
-
-@pytest.mark.deep  # the other input mode, which tests/compat has without TensorFlow
-def test_nodes_that_read_their_own_data_train_in_step(
-    run_program: RunProgram, tmp_path: Path
-) -> None:
-    run_program("mnist_tf.py", "--batch_size", "32", "--model_dir", str(tmp_path))
-    losses = {
-        path.name.removeprefix("losses-"): ast.literal_eval(path.read_text())
-        for path in tmp_path.glob("losses-*")
-    }
-    assert set(losses) == {"chief-0", "worker-0"}
-    first, last = losses["chief-0"]
-    assert last < first
-    assert losses["worker-0"] == pytest.approx(losses["chief-0"])

@@ -14,7 +14,6 @@ from sparkdl.core.errors import NodeFailedError
 from sparkdl.node.context import NodeContext
 from sparkdl.tfos import TFCluster
 from sparkdl.tfos.reservation import Client
-from tests.doubles.meetings import Meetings, meet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,37 +81,6 @@ def test_stream_ends_when_a_client_asks_and_all_rows_until_then_are_read(
         assert client.request_stop() == "OK"
     cluster.shutdown(ssc)
     assert sum(cluster.cluster.results()) == 60
-
-
-def in_step(args: int, ctx: NodeContext) -> list[list[int]]:
-    """Read epochs until the feed ends, meeting the other node at each step; return the rows."""
-    epochs: list[list[int]] = []
-    batches = ctx.batches(4, even=True)
-    while batches.reader.peek_batch() is not None:
-        epochs.append([])
-        for batch in batches:
-            meet(args)
-            epochs[-1] += batch["value"].tolist()
-    return epochs
-
-
-@pytest.mark.deep  # streams of DataFrames are read by nodes in step as well
-def test_nodes_in_step_read_a_stream_of_uneven_rdds_and_idle_time_as_one_epoch(ssc: Any) -> None:
-    context = ssc.sparkContext
-    rdds = [context.parallelize(range(n), 2) for n in (1, 5, 0, 0, 0, 0, 0, 17, 3)]
-    with Meetings() as meetings:
-        cluster = run(ssc, in_step, meetings.port, nodes=2)
-        cluster.train(ssc.queueStream(rdds), feed_timeout=60)
-        ssc.start()
-        assert cluster.cluster._controller.wait_for(
-            lambda view: sum(count.rows_consumed for count in view.feeds.values()) >= 26,
-            Deadline.after(120),
-        )
-        cluster.server.done = True
-        cluster.shutdown(ssc)
-    first, second = cluster.cluster.results()
-    assert len(first) == len(second) == 1
-    assert sorted(first[0] + second[0]) == sorted(x for n in (1, 5, 17, 3) for x in range(n))
 
 
 def test_stream_ends_when_a_node_fails_and_its_error_is_told(ssc: Any) -> None:

@@ -27,7 +27,7 @@ from sparkdl.driver.executors.plan import (
 )
 from sparkdl.driver.executors.plan_filter import Wanted, wanted_rows
 from sparkdl.driver.executors.scored import arrow_schema
-from sparkdl.driver.slots.preflight import is_true
+from sparkdl.driver.slots.advice import is_true
 from sparkdl.feed.parquet.scan import Scan, ScannedColumn, ScannedFile, source_of
 from sparkdl.feed.parquet.source import ParquetSource
 

@@ -18,7 +18,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from sparkdl.core.errors import ConfigError
-from sparkdl.driver.slots.preflight import is_true
+from sparkdl.driver.slots.advice import is_true
 
 _PARQUET = "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat"
 _TRANSPARENT = ("Project", "Filter", "SubqueryAlias")

@@ -41,19 +41,18 @@ from sparkdl.driver.executors.scored import (
     result_schema,
     scored,
 )
+from sparkdl.driver.slots.advice import encrypting_setting, log_costly_settings
+from sparkdl.driver.slots.lost_hosts import leave_host
 from sparkdl.driver.slots.placement import LOOK_S, SlotWatch, Standing, choose_placing
 from sparkdl.driver.slots.preflight import (
     check_slots_over_connect,
     counting,
-    encrypting_setting,
-    explain_job_failure,
-    leave_host,
-    log_costly_settings,
     node_profile,
     read_topology,
     turn_of,
 )
 from sparkdl.driver.slots.queue import Turn
+from sparkdl.driver.slots.spark_errors import explain_job_failure
 from sparkdl.feed.infer.task import InferRdd, decode_results
 from sparkdl.feed.parquet.source import ParquetSource
 from sparkdl.feed.transfer.feeder import FED_SCHEMA, FeedDataFrame, FeedRdd, fed_partition

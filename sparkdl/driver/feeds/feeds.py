@@ -28,17 +28,18 @@ from sparkdl.core.paths import absolute_url
 from sparkdl.core.spec import ClusterSpec, InputMode
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.core.world import World
-from sparkdl.driver.controller import Controller, View
+from sparkdl.driver.controller import Controller
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import READERS, FeedRequest
-from sparkdl.driver.feeds.report import FeedReport, no_rows, other_names
-from sparkdl.driver.feeds.runner import EVERY, FeedRunner, JobThread
+from sparkdl.driver.feeds.report import FeedReport, no_rows, not_fed
+from sparkdl.driver.feeds.runner import EVERY, FeedRunner, JobThread, LongWait
 from sparkdl.driver.feeds.state import FeedAsked, StreamAsked, StreamEndAsked
 from sparkdl.driver.feeds.transitions import fed_members, feed_targets
 from sparkdl.driver.lifecycle.policy import MAX_BACKOFF_S
 from sparkdl.driver.lifecycle.state import failure_of, generation_of, has_ended
 from sparkdl.driver.show import FeedBar
 from sparkdl.driver.threads import begin
+from sparkdl.driver.view import View
 from sparkdl.feed.parquet.paths import parquet_paths
 from sparkdl.feed.parquet.source import ParquetSource, list_files
 from sparkdl.feed.transfer.messages import FeedSpec
@@ -48,8 +49,6 @@ _log = logging.getLogger(__name__)
 _TURN_S = 0.5
 """How often a query is asked whether it is still active."""
 _JOIN_S = 5.0
-OTHER_NAME_S = 10.0
-"""How long nodes may wait for a feed that was not fed, while another is, before a log says so."""
 _TRIGGERS = ("processingTime", "once", "availableNow")
 
 
@@ -250,7 +249,6 @@ class Feeds:
         coordinator = controller.address.url if controller.address else ""
         self._feed_spec = FeedSpec(
             *("", 0, "", (), token, settings.feed_timeout_s),
-            verdict_s=2 * settings.host_timeout_s,
             host_timeout_s=settings.host_timeout_s,
             coordinator=coordinator,
             trust=controller.tls.trust if controller.tls else None,
@@ -376,11 +374,11 @@ class Feeds:
             try:
                 rows, hide_others = partial(runner.rows_to_read, name), self._executor.hide_progress
                 with FeedBar(name, request.epochs, show, rows, hide_others) as bar:
-                    names = _Names(self.controller, name)
+                    in_vain = LongWait(self.controller, partial(self._not_fed, name, request.to))
 
                     def meanwhile() -> None:
                         self._show_rows(runner, name, bar)
-                        names.look()
+                        in_vain.look()
 
                     ask = partial(FeedAsked, request=request)
                     report: FeedReport = runner.ask(name, ask, carrier, meanwhile)
@@ -448,32 +446,20 @@ class Feeds:
         now = self.controller.look(lambda view: view.activity.get(first))
         bar.update(rows, now.numbers if now else {}, report is not None)
 
+    def _not_fed(self, name: str, to: str | None, view: View) -> str:
+        """Return which nodes wait for what is not fed to them; after a restart it is not known."""
+        world = getattr(view.state, "world", None)
+        if world is None or generation_of(view.state):
+            return ""
+        fed = {member.node.node_id for member in fed_members(world, to)}
+        return not_fed(self._spec, name, fed, view.feeds)
+
     def _check_no_stream(self, name: str) -> None:
         if name in self._streams:
             raise ConfigError(
                 f"feed {name!r} belongs to a stream until that has ended; stop its query first, or "
                 "use a feed of another name"
             )
-
-
-class _Names:
-    """Warns once where nodes wait for other feeds than the one that is fed."""
-
-    def __init__(self, controller: Controller, feed: str) -> None:
-        self._controller, self._feed = controller, feed
-        self._found, self._due = "", Deadline.after(OTHER_NAME_S)
-
-    def look(self) -> None:
-        """Warn if nodes have waited for the same feeds for `OTHER_NAME_S`."""
-        spec, feed = self._controller.spec, self._feed
-        found = self._controller.look(
-            lambda view: "" if generation_of(view.state) else other_names(spec, feed, view.feeds)
-        )
-        if found != self._found:
-            self._found, self._due = found, Deadline.after(OTHER_NAME_S)
-        elif found and self._due.has_passed:
-            _log.warning("Cluster %s: %s", spec.cluster_id, found)
-            self._due = Deadline.after(None)
 
 
 def listed(data: Any, spec: ClusterSpec) -> Any:

@@ -14,7 +14,7 @@ from sparkdl.core.listing import MOST, listed
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.core.spelling import did_you_mean
 from sparkdl.driver.feeds.coverage import Call
-from sparkdl.driver.lifecycle.state import Running, State
+from sparkdl.driver.lifecycle.state import Running, State, generation_of
 
 
 @dataclass(frozen=True, repr=False)
@@ -201,29 +201,50 @@ def waits_in_vain(spec: ClusterSpec, feeds: Mapping[tuple[int, str], FeedCount])
         feeds: by node id and feed, what nodes have reported.
     """
     unfed: dict[str, list[str]] = {}
-    fed = set()
+    fed: dict[str, list[str]] = {}
     for (node_id, feed), count in sorted(feeds.items()):
         if count.began >= 0 or count.rows_received:
-            fed.add(feed)
+            fed.setdefault(feed, []).append(spec.nodes[node_id].name)
         elif not count.closed:
             unfed.setdefault(feed, []).append(spec.nodes[node_id].name)
     named = ", ".join(f"{feed!r} ({listed(nodes)})" for feed, nodes in unfed.items())
-    others = ", ".join(map(repr, sorted(fed))) or "nothing"
+    others = ", ".join(
+        f"{feed!r} to {listed(nodes)} alone" if feed in unfed else repr(feed)
+        for feed, nodes in sorted(fed.items())
+    )
+    others = others or "nothing"
     return f"nobody has fed what is read: {named}; being fed is {others}" if unfed else ""
 
 
-def other_names(spec: ClusterSpec, fed: str, feeds: Mapping[tuple[int, str], FeedCount]) -> str:
-    """Return that nodes wait for feeds that were not fed while `fed` is; empty if none does.
+def not_fed(
+    spec: ClusterSpec, fed: str, to: Collection[int], feeds: Mapping[tuple[int, str], FeedCount]
+) -> str:
+    """Return that nodes wait for what was not fed to them while `fed` is; empty if none does.
 
     Args:
+        to: the nodes, by id, that are fed.
         feeds: by node id and feed, what nodes have reported.
     """
     waiting: dict[str, list[str]] = {}
     for (node_id, feed), count in sorted(feeds.items()):
-        if feed != fed and count.began < 0 and not count.rows_received and not count.closed:
+        is_fed = feed == fed and node_id in to
+        if not is_fed and count.began < 0 and not count.rows_received and not count.closed:
             waiting.setdefault(feed, []).append(spec.nodes[node_id].name)
-    if not waiting:
-        return ""
+    aside = waiting.pop(fed, [])
+    told = [_of_another_role(spec, fed, to, aside)] if aside else []
+    return ". ".join([*told, *([_of_another_name(fed, waiting)] if waiting else [])])
+
+
+def _of_another_role(spec: ClusterSpec, fed: str, to: Collection[int], waiting: list[str]) -> str:
+    names = listed([spec.nodes[node_id].name for node_id in sorted(to)])
+    return (
+        f"the driver feeds {fed!r} to {names} alone, and {listed(waiting)} reads {fed!r} as well. "
+        "A call feeds one role, the one that to=… names, or else the nodes that train: change "
+        "to=…, or feed each role under a name of its own (cluster.feed_async(…, name=…, to=…))"
+    )
+
+
+def _of_another_name(fed: str, waiting: Mapping[str, list[str]]) -> str:
     reads = "; ".join(
         f"{listed(nodes)} reads {feed!r}, which has not been fed{did_you_mean(feed, [fed])}"
         for feed, nodes in waiting.items()
@@ -250,6 +271,19 @@ def awaited_by_all(state: State, feeds: Mapping[tuple[int, str], FeedCount]) -> 
     if state.returned or not state.world.finishing <= waiting.keys():
         return ""
     return ", ".join(map(repr, sorted(set().union(*waiting.values()))))
+
+
+def nothing_fed(state: State, feeds: Mapping[tuple[int, str], FeedCount]) -> str:
+    """Return that all nodes wait and the driver feeds nothing; empty if a node does not wait.
+
+    After a restart nodes may wait for more of what was fed before.
+    """
+    named = "" if generation_of(state) else awaited_by_all(state, feeds)
+    return named and (
+        f"all nodes wait for rows of feed {named}, nothing was fed yet, and the driver waits for "
+        "map_fun to return. Call cluster.feed(…) before cluster.wait(), or feed in another thread "
+        "(cluster.feed_async)"
+    )
 
 
 def gone_beyond(

@@ -19,16 +19,18 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from itertools import count
 from typing import Any
 
 from sparkdl.control.messages import FeedEnd
+from sparkdl.core.codes import Code
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, FeedClosedError, FeedTypeError, SparkdlError
 from sparkdl.core.throttle import rest_s
-from sparkdl.driver.controller import Call, Controller, View
+from sparkdl.driver.controller import Controller
+from sparkdl.driver.events import EpochsFed, Stepped
 from sparkdl.driver.executors.executor import Executor
 from sparkdl.driver.feeds.coverage import CoverageStore
 from sparkdl.driver.feeds.report import awaited_by_all, waits_in_vain
@@ -62,21 +64,23 @@ from sparkdl.driver.feeds.transitions import REASON_S, is_stream_over, step
 from sparkdl.driver.lifecycle.state import (
     Finished,
     Running,
-    away_of,
     before_stop,
     failure_of,
     feed_problem_of,
     generation_of,
     has_ended,
-    restarted_alone_s,
+    left_of,
 )
 from sparkdl.driver.threads import Thread, begin
-from sparkdl.feed.transfer.messages import SHUT_DOWN, WRONG_ANSWER, FeederError, FeedSpec
+from sparkdl.driver.view import Call, View
+from sparkdl.feed.transfer.messages import SHUT_DOWN, FeedSpec
 
 _log = logging.getLogger(__name__)
 
 EVERY = ""
 """In place of a feed: all of them, those that are not yet used too."""
+LONG_WAIT_S = 10.0
+"""How long nodes may wait for rows that nobody feeds before a log says so."""
 _BLAME_LINES = 10
 _FETCH_S = 5.0
 _CANCEL_S = 1.0
@@ -121,6 +125,28 @@ class JobThread:
                 _log.warning("A job of a feed did not end in order", exc_info=True)
 
 
+class LongWait:
+    """Warns once where nodes have waited for the same for `LONG_WAIT_S`.
+
+    Args:
+        find: returns what they wait for in vain, in words; empty if they do not.
+    """
+
+    def __init__(self, controller: Controller, find: Callable[[View], str]) -> None:
+        self._controller, self._find = controller, find
+        self._found, self._due = "", Deadline.after(LONG_WAIT_S)
+
+    def look(self) -> None:
+        """Look again; on the loop the log is written, which no interrupt reaches."""
+        found = self._controller.look(self._find)
+        if found != self._found:
+            self._found, self._due = found, Deadline.after(LONG_WAIT_S)
+        elif found and self._due.has_passed:
+            said = ("Cluster %s: %s", self._controller.spec.cluster_id, found)
+            self._controller.soon(_log.warning, *said)
+            self._due = Deadline.after(None)
+
+
 class FeedRunner:
     """The feeds of a cluster, each in its state. Public methods may be called from any thread.
 
@@ -147,7 +173,7 @@ class FeedRunner:
         self._announced: set[tuple[str, int]] = set()
         self._problem: Exception | None = None
         self._is_looking, self._rests_until_s = False, -math.inf
-        controller.observe(self._look_soon)
+        controller.subscribe(self._look_soon, Stepped)
 
     # from any thread
 
@@ -239,7 +265,7 @@ class FeedRunner:
 
     # on the controller's loop
 
-    def _look_soon(self) -> None:
+    def _look_soon(self, _: Stepped) -> None:
         """Look at once, but not for each message: many nodes report progress all the time."""
         if not self._is_looking:
             self._is_looking = True
@@ -307,8 +333,8 @@ class FeedRunner:
                 _log.error("Feed %r could not be fed again: %s", name, error)
                 self._problem = self._problem or error
             case ShowEpochs():
-                with self._controller.changed:
-                    self._controller.view.epochs.append((name, action))
+                cluster, now_s = self._controller.spec.cluster_id, self._controller.wall_s()
+                self._controller.publish(EpochsFed(cluster, now_s, name, *astuple(action)))
             case Warn(text):
                 _log.warning("%s", text)
 
@@ -391,9 +417,8 @@ class FeedRunner:
                 fed = self._executor.feed(action.data, action.spec)
                 event = JobEnded(action.job, tuple(fed))
         except Exception as error:  # noqa: BLE001 (raised in the call that waits for the job)
-            # Spark raises its own errors: what the task raised is known by its name in their text.
             is_of_data = isinstance(error, (ConfigError, FeedTypeError))
-            is_cut_off = FeederError.__name__ in f"{error!r} {error}"
+            is_cut_off = Code.FEED_LOST.is_in(error)
             event = JobBroke(action.job, error, is_of_data, is_cut_off)
         self._cancelled.discard((name, action.job))
         self._controller.soon(self._handle, name, event)
@@ -410,10 +435,9 @@ def failure_behind(controller: Controller, error: BaseException) -> SparkdlError
 
     It waits a moment for the failure to be known: the feeder may have noticed it before the driver.
     """
-    text = f"{error!r} {error}"
-    if FeederError.__name__ not in text:
+    if not Code.FEED_LOST.is_in(error):
         return None
-    if WRONG_ANSWER not in text:
+    if not Code.WRONG_ANSWER.is_in(error):
         controller.wait_for(lambda view: has_ended(view.state), Deadline.after(REASON_S))
     failure, state = controller.look(lambda view: (failure_of(view.state), view.state))
     if failure is None and before_stop(state) is not state:
@@ -438,8 +462,7 @@ def _nodes(view: View, feed: str) -> Nodes:
         problem=feed_problem_of(state),
         has_failed=failure_of(state) is not None,
         has_finished=isinstance(state, Finished),
-        over=frozenset(getattr(state, "returned", {})) | away_of(state),
-        restarted_s=restarted_alone_s(state),
+        over=frozenset(getattr(state, "returned", {})) | left_of(state),
         counts=counts,
         progress=view.progress,
     )

@@ -35,7 +35,6 @@ class Nodes:
         has_failed: `problem` is a failure of the cluster, not its shutdown.
         has_finished: all nodes that finish the job have returned.
         over: nodes that have returned, or that the others continue without.
-        restarted_s: when a node last began anew by itself in this world, by node id.
         counts: what each node has received and read, by node id.
         progress: counts the news of all feeds: a larger number means that rows have moved.
     """
@@ -46,7 +45,6 @@ class Nodes:
     has_failed: bool = False
     has_finished: bool = False
     over: frozenset[int] = frozenset()
-    restarted_s: Mapping[int, float] = field(default_factory=dict)
     counts: Mapping[int, FeedCount] = field(default_factory=dict)
     progress: int = 0
 
@@ -156,7 +154,7 @@ class Run:
         left: the epochs of which there are rows to feed.
         spec: the instructions of feeders; its `epoch` is the number of the first of them.
         members: the nodes that are fed.
-        before, restarted_s: their counts and last restarts when it began.
+        before: their counts when it began.
         covered: rows of the call that a checkpoint covered when it began.
         brought_before: rows by node id that the stream has brought, whose micro-batch this is.
         epoch: the one that is being fed, or is to be next.
@@ -179,7 +177,6 @@ class Run:
     spec: FeedSpec
     members: tuple[Member, ...]
     before: Mapping[int, FeedCount]
-    restarted_s: Mapping[int, float]
     covered: int
     brought_before: Mapping[int, int]
     epoch: int

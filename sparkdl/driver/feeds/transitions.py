@@ -228,7 +228,6 @@ def _begin(feed: Feed, world: World, call: Call, now_s: float) -> Step[Opening |
         spec,
         members,
         before,
-        feed.nodes.restarted_s,
         call.rows_covered,
         _brought_before(feed, members),
         spec.epoch,
@@ -523,7 +522,8 @@ def _look_cutting(
     if silent:
         return state, []
     now, said = run.left[run.epoch - run.first], list[Action]()
-    if now.done and not any(count.cut_rows for count in cut.values()):
+    has_rows = any(state.brought.values()) or any(count.cut_rows for count in cut.values())
+    if now.done and not has_rows:
         run = replace(run, epoch=run.epoch + 1)
         if run.epoch <= run.last:  # nothing was left of it: no node is to see it
             said.append(
@@ -620,13 +620,17 @@ def _hold(feed: Feed, run: Run, error: Exception | None, now_s: float) -> Step[H
 def _look_cutting_short(state: CuttingShort, now_s: float) -> Step[CuttingShort | Idle]:
     run = state.run
     cut = state.feed.nodes.staying(run.node_ids)
-    if now_s < state.deadline_s and not all(c.cut >= run.epoch for c in cut.values()):
+    have_counted = all(c.cut >= run.epoch for c in cut.values())
+    if now_s < state.deadline_s and not have_counted:
         return state, []
     rows = {node_id: count.cut_rows for node_id, count in cut.items()}
+    # A node that has begun anew by itself is not asked, and may have been brought rows since.
+    is_empty = have_counted and not any(rows.values()) and rows.keys() == run.node_ids
+    if is_empty and state.error is not None and not run.is_micro_batch:
+        return _finish(state.feed, run, state.error)  # no node is to see it: the next call skips it
     if not all(rows.values()):  # where a node has no row, none has taken a step, and none is to
         rows = dict.fromkeys(rows, 0)
-    mark = _mark(run, run.epoch, rows)
-    return _then([mark], _finish(state.feed, run, state.error))
+    return _then([_mark(run, run.epoch, rows)], _finish(state.feed, run, state.error))
 
 
 def _look_holding(state: Holding, now_s: float) -> Step[Holding | Idle]:
@@ -700,11 +704,8 @@ def _broke(feed: Feed, call: Call, error: Exception) -> tuple[Feed, list[Action]
 
 def _seen(state: R, event: NodesSeen, now_s: float) -> Step[R]:
     """Take what is known of the nodes now."""
-    # A node that has begun anew by itself has lost what it had of the run: it is over for the run,
-    # also when it was away for so short a time that nobody has seen it away.
-    anew = {n for n, s in event.nodes.restarted_s.items() if s != state.run.restarted_s.get(n)}
-    nodes = replace(event.nodes, over=event.nodes.over | anew)
-    if nodes == state.feed.nodes:  # the runner compares with what it says, which lacks `anew`
+    nodes = event.nodes
+    if nodes == state.feed.nodes:
         return state, []
     has_moved = nodes.progress != state.run.progress
     state = with_feed(state, nodes=nodes)

@@ -7,7 +7,7 @@ waits for that; then hosts are given up until no cut is left between two that st
 that
 
 1. most others are cut off from: a host of which many say so is more likely to be the cause;
-2. can be done without: another round needs none of its nodes, as `min_nodes` allows;
+2. has expendable nodes alone;
 3. has fewer nodes: a host that only feeds costs no generation;
 4. does not have the first node;
 
@@ -18,7 +18,6 @@ said in this generation of hosts that have been given up is evidence against oth
 from __future__ import annotations
 
 import math
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from sparkdl.core.failure import Failure
@@ -82,39 +81,18 @@ def _given_up(state: Running) -> list[str]:
     chosen: list[str] = []
     while True:
         left = state.roster.left_hosts | set(chosen)
-        between = [cut for cut in state.cuts if not {cut.node_host, cut.host} & left]
+        between = {host for cut in state.cuts if not cut.hosts & left for host in cut.hosts}
         if not between:
             return chosen
-        hosts = {host for cut in between for host in (cut.node_host, cut.host)}
-        chosen.append(min(hosts, key=lambda host: _cost(state, left, host)))
+        chosen.append(min(between, key=lambda host: _cost(state, host)))
 
 
-def _cost(state: Running, left: AbstractSet[str], host: str) -> tuple[object, ...]:
+def _cost(state: Running, host: str) -> tuple[object, ...]:
     members = [member for member in state.world.members if member.host == host]
     is_first_here = state.world.members[0] in members
-    is_needed = bool(members) and not _can_do_without(state, left | {host})
-    return -len(_others(state, host)), is_needed, len(members), is_first_here, host
-
-
-def _can_do_without(state: Running, left: AbstractSet[str]) -> bool:
-    settings = state.roster.spec.settings
-    stay = [member for member in state.world.members if member.host not in left]
-    go = [member for member in state.world.members if member.host in left]
-    return (
-        settings.max_restarts > 0
-        and settings.min_nodes is not None
-        and len(stay) >= settings.min_nodes
-        and all(member.role.is_expendable for member in go)
-        and any(member.role.finishes_job for member in stay)
-    )
-
-
-def _others(state: Running, host: str) -> set[str]:
-    """Return the hosts between which and this one a link is cut."""
-    return {
-        *(cut.host for cut in state.cuts if cut.node_host == host),
-        *(cut.node_host for cut in state.cuts if cut.host == host),
-    }
+    is_needed = not all(member.role.is_expendable for member in members)
+    cut_off = {cut.hosts - {host} for cut in state.cuts if host in cut.hosts}
+    return -len(cut_off), is_needed, len(members), is_first_here, host
 
 
 def _failure(state: Running, member: Member) -> Failure:

@@ -81,7 +81,6 @@ class Roster:
 
     Attributes:
         history: of the rounds so far.
-        alone: of the nodes that have begun anew by themselves, by node id.
         checkpoint: the last one that is complete.
         is_detaching: agents are to give their task slots back once there is a world.
         room: for how many nodes there are slots; `None` for as many as there were at the launch.
@@ -92,7 +91,6 @@ class Roster:
     agents: Seats = field(default_factory=Seats)
     standbys: tuple[Agent, ...] = ()
     history: History = field(default_factory=History)
-    alone: Mapping[int, History] = field(default_factory=dict)
     checkpoint: CheckpointRef | None = None
     is_detaching: bool = False
     room: int | None = None

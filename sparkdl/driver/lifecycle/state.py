@@ -66,6 +66,11 @@ class Cut:
     node_host: str
     host: str
 
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Both ends."""
+        return frozenset({self.node_host, self.host})
+
 
 @dataclass(frozen=True)
 class Running:
@@ -73,7 +78,6 @@ class Running:
 
     Attributes:
         returned: the nodes whose `map_fun` has returned.
-        alone: nodes whose child is replaced by another in this world.
         left: nodes that have failed, and without which the training continues.
         cuts: what feeders have said, and when the last of them did, Unix time in seconds.
         deadline_s: when it is decided which of the hosts between them are given up.
@@ -83,7 +87,6 @@ class Running:
     world: World
     in_map_fun: frozenset[int] = frozenset()
     returned: Mapping[int, ChildReturned] = field(default_factory=dict)
-    alone: frozenset[int] = frozenset()
     left: frozenset[int] = frozenset()
     cuts: Mapping[Cut, float] = field(default_factory=dict)
     deadline_s: float = math.inf
@@ -341,16 +344,9 @@ def status_of(state: Any) -> str:
     return f"{type(state).__name__} (restart {number} because {cause})"
 
 
-def away_of(state: Any) -> frozenset[int]:
-    """Return the nodes that the others continue without, for now or for good."""
-    return state.alone | state.left if isinstance(state, Running) else frozenset()
-
-
-def restarted_alone_s(state: Any) -> dict[int, float]:
-    """Return when each node that has begun anew by itself did so last, by node id."""
-    if not isinstance(state, (Running, Finished)):
-        return {}
-    return {node_id: past.restarts_s[-1] for node_id, past in state.roster.alone.items()}
+def left_of(state: Any) -> frozenset[int]:
+    """Return the nodes that the others continue without."""
+    return state.left if isinstance(state, Running) else frozenset()
 
 
 def has_ended(state: Any) -> bool:

@@ -31,8 +31,6 @@ from sparkdl.driver.lifecycle.replacement import (
     detached,
     has_begun,
     is_too_many,
-    may_fail_alone,
-    offered_alone,
     refused,
     relaunch,
 )
@@ -272,28 +270,20 @@ def _running_settled(
     return (_failing(after, failures, now_s) if failures else after), actions
 
 
-def _running_offered(state: Running, event: AgentOffered, now_s: float) -> Step[Running | Failing]:
-    after = replace(state, roster=state.roster.offering(event.agent_id, event.offer))
-    return offered_alone(after, event.agent_id, event.offer, now_s) or (after, [])
+def _running_offered(state: Running, event: AgentOffered, now_s: float) -> Step[Running]:
+    return replace(state, roster=state.roster.offering(event.agent_id, event.offer)), []
 
 
 def _running_joined(state: Running, event: AgentJoined, now_s: float) -> Step[Running]:
-    """Seat the agent; one that others wait for is asked for a child of this round.
-
-    One that is not awaited must not keep the slot that feeding needs until its world begins.
-    """
+    """Seat the agent, which must not keep the slot that feeding needs until its world begins."""
     if is_too_many(state, event):
         return refused(state, event)
     after = replace(state, roster=state.roster.seated(Agent(event.hello)))
-    actions = detach(after.roster, event.hello.agent_id)
-    generation = state.world.generation
-    if generation == 0 or after.roster.node_of(event.hello.agent_id) not in state.alone:
-        return after, actions
-    return after, [Send(event.hello.agent_id, NewRound(generation)), *actions]
+    return after, detach(after.roster, event.hello.agent_id)
 
 
 def _fails(state: Running, failure: Failure, now_s: float) -> Step[Running | Failing]:
-    return continues_without(state, failure, now_s) or (_failing(state, (failure,), now_s), [])
+    return continues_without(state, failure) or (_failing(state, (failure,), now_s), [])
 
 
 def _failing(state: Running, failures: tuple[Failure, ...], now_s: float) -> Failing:
@@ -358,8 +348,8 @@ def _failing_left(state: Failing, event: AgentLeft, now_s: float) -> Step[Failin
 
 
 def _failed_as_well(state: Failing, failure: Failure, now_s: float) -> Failing:
-    """Note a failure, unless it is of a node whose failure none of the others minds."""
-    if may_fail_alone(state.roster, state.roster.spec.nodes[failure.node_id]):
+    """Note a failure, unless it is of a node that the others continue without."""
+    if not state.roster.spec.nodes[failure.node_id].role.is_needed:
         return state
     return _sooner(replace(state, failures=(*state.failures, failure)), now_s)
 

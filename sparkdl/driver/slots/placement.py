@@ -327,12 +327,18 @@ def _check_room(nodes: int, topology: Topology, gpus: float) -> None:
     raise (ConfigError if found == "never" else ReservationTimeoutError)(text)
 
 
-def more_slots(master: str, nodes: int, task_cpus: int = 1, is_dynamic: bool = False) -> str:
-    """Return how an application on this master gets slots for so many nodes."""
+def more_slots(
+    master: str, nodes: int, task_cpus: int = 1, is_dynamic: bool = False, what: str = "session"
+) -> str:
+    """Return how an application on this master gets slots for so many nodes.
+
+    Args:
+        what: of Spark runs the application: a session, or a Spark Connect server.
+    """
     kind = master.partition("[")[0]
     if kind == "local":
         return (
-            f"stop the session and start it with the master local[{nodes * task_cpus}] instead of "
+            f"stop the {what} and start it with the master local[{nodes * task_cpus}] instead of "
             f"{master}, or run the nodes beside Spark, with executor='local'"
         )
     if kind == "local-cluster":

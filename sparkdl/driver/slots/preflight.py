@@ -1,4 +1,4 @@
-"""What can be known to fail before anything starts, and which settings to change.
+"""The slots that there are, and what can be known to fail before anything starts.
 
 Runs in: driver
 """
@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import logging
 import re
-import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from pyspark import SparkContext
 from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResourceRequests
@@ -22,12 +19,11 @@ from pyspark.sql import SparkSession
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import (
     ConfigError,
-    LaunchError,
     ReservationTimeoutError,
-    SparkdlError,
 )
-from sparkdl.core.jobs import context_of, raised_in_task
+from sparkdl.core.jobs import context_of
 from sparkdl.core.spec import ClusterSpec, InputMode
+from sparkdl.driver.slots.lost_hosts import executors_left, executors_of
 from sparkdl.driver.slots.placement import (
     Placing,
     Standing,
@@ -38,7 +34,6 @@ from sparkdl.driver.slots.placement import (
     stand,
 )
 from sparkdl.driver.slots.queue import Need, Turn, gate_of
-from sparkdl.node.task import parse_problem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,16 +53,7 @@ _SLOW_POLL_S = 0.5
 _CONNECT_POLL_S = 1.0
 _LEAST_SHOWN = 2
 _DYNAMIC = "spark.dynamicAllocation.enabled"
-_NEEDED = ("sparkdl", "pyarrow", "numpy", "pandas", "cloudpickle", "msgspec", "psutil")
-"""What the task of a node imports."""
 _SPLITS = ("spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism")
-
-
-_ARROW = "spark.sql.execution.arrow"
-_UNIX_SOCKETS_SINCE = (4, 1)
-_FEW_ROWS = 1000
-_MAX_VAR_NBYTES = 2**31
-_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def read_topology(
@@ -160,6 +146,7 @@ def check_slots_over_connect(
     """
     master = str(spark.conf.get("spark.master", ""))
     is_local = master.partition("[")[0] == "local"
+    cpus = int(spark.conf.get("spark.task.cpus", "1") or 1)
     wait = _ExecutorWait(num_nodes, timeout_s, _CONNECT_POLL_S)
     while True:
         slots = slots_over_connect(spark)
@@ -173,8 +160,8 @@ def check_slots_over_connect(
         if never or not wait.goes_on(f"{slots} at the Spark Connect server"):
             raise (ConfigError if never else ReservationTimeoutError)(
                 f"{needs(num_nodes)} at once, and the Spark Connect "
-                f"server has {slots}. Ask for fewer nodes (nodes=, num_executors=), or have the "
-                f"server {more_slots(master, num_nodes)}"
+                f"server has {slots}. Ask for fewer nodes (nodes=, num_executors=), or "
+                f"{more_slots(master, num_nodes, cpus, what='server')}"
             )
 
 
@@ -256,31 +243,6 @@ def node_profile(placing: Placing) -> ResourceProfile | None:
     return ResourceProfileBuilder().require(requests).build
 
 
-def explain_job_failure(error: Exception) -> SparkdlError:
-    """Turn the failure of the nodes' Spark job into the error that says what to change."""
-    text = str(error)
-    problem = parse_problem(text)
-    if problem is not None:
-        return problem.at_driver()
-    if "PYTHON_VERSION_MISMATCH" in text:
-        detail = next(line for line in text.splitlines() if "PYTHON_VERSION_MISMATCH" in line)
-        return ConfigError(
-            f"driver and executors run different versions of Python: {detail.strip()}. Set "
-            "PYSPARK_PYTHON (or spark.pyspark.python) to the same version on all machines"
-        )
-    if lacking := re.search(f"No module named '({'|'.join(_NEEDED)})'", text):
-        return ConfigError(
-            f"the executors' Python has no {lacking[1]}; install sparkdl-cluster there, or ship an "
-            "environment with spark.archives and point PYSPARK_PYTHON into it"
-        )
-    if absent := re.search(r'Cannot run program "[^\n]*', text):
-        return ConfigError(
-            f"an executor starts no Python: {absent[0]}. Set PYSPARK_PYTHON (or "
-            "spark.pyspark.python) to one that is there on all machines"
-        )
-    return LaunchError(f"the Spark job that carries the nodes failed: {raised_in_task(error)}")
-
-
 def _is_local(sc: SparkContext) -> bool:
     return str(sc.master).partition("[")[0] == "local"
 
@@ -288,206 +250,10 @@ def _is_local(sc: SparkContext) -> bool:
 def _topology(sc: SparkContext) -> Topology:
     if _is_local(sc):
         return _of(sc, (sc.defaultParallelism,))
-    left = _left.get(str(sc.applicationId), ())
-    cores = [there.totalCores() for there in _executors(sc) if there.id() not in left]
+    left = executors_left(sc)
+    cores = [there.totalCores() for there in executors_of(sc) if there.id() not in left]
     return _of(sc, tuple(count for count in cores if count))
-
-
-def _executors(sc: SparkContext) -> list[Any]:
-    """Return Spark's summaries of its executors."""
-    found = sc._jsc.sc().statusStore().executorList(True)
-    all_of_them = [found.apply(i) for i in range(found.size())]
-    return [executor for executor in all_of_them if executor.id() != "driver"]
-
-
-_left: dict[str, set[str]] = {}
-"""By application, the executors that were on hosts that have been given up."""
-
-
-def leave_host(sc: SparkContext, host: str, is_there: bool) -> None:
-    """Have Spark start no more tasks on a host that is given up, and look for nothing there.
-
-    Left alone, Spark notices the loss of one that does not answer after `spark.network.timeout`,
-    two minutes by default. Until then it feeds from there, and other executors fetch cached blocks,
-    shuffle files and broadcast variables from there: those tasks neither end nor fail.
-
-    Args:
-        is_there: it is cut off from other hosts alone.
-    """
-    left = _left.setdefault(str(sc.applicationId), set())
-    # Replaced, because the host may come back; other masters start it elsewhere. But one that is
-    # there would get the next one from a standalone master at once.
-    is_replaced = not (is_there and str(sc.master).startswith("spark://"))
-    is_replaced |= is_true(sc.getConf().get(_DYNAMIC, "false"))  # Spark allows nothing else then
-    for executor in _executors(sc):
-        name = executor.hostPort().rpartition(":")[0].strip("[]")
-        if executor.id() in left or host not in (name, *_addresses(name)):
-            continue
-        left.add(executor.id())
-        spark = sc._jsc.sc()
-        kill = spark.killAndReplaceExecutor if is_replaced else spark.killExecutor
-        try:
-            is_killed = kill(executor.id())
-        finally:  # the master may be gone as well
-            is_forgotten = _forget(sc, executor.id(), name)
-        if is_killed or is_forgotten:
-            _log.warning(
-                "Excluded executor %s on %s from further tasks: its host was given up",
-                executor.id(),
-                host,
-            )
-
-
-def _forget(sc: SparkContext, executor_id: str, name: str) -> bool:
-    """Have the driver forget the cached blocks of an executor, and the shuffle files of its host.
-
-    A master cannot kill what does not answer, and until its heartbeat times out other executors
-    fetch from there. What it held is computed again elsewhere. Its tasks are left to Spark: it
-    would start that of the lost node again at once, in a slot that feeding needs.
-
-    Args:
-        name: what Spark calls its host.
-    """
-    try:
-        spark = sc._jsc.sc()
-        blocks = _call(sc, "SparkEnv", spark.env(), "blockManager", "storage.BlockManager")
-        master = _call(sc, "storage.BlockManager", blocks, "master", "storage.BlockManagerMaster")
-        master.removeExecutor(executor_id)
-        spark.schedulerBackend().removeWorker("", name, "sparkdl has given up this host")
-    except Exception as error:  # noqa: BLE001 (which py4j raises for what another Spark lacks)
-        _log.warning(
-            "Spark %s forgets the blocks of executor %s not at once, but when its heartbeat times "
-            "out (spark.network.timeout): %s",
-            sc.version,
-            executor_id,
-            raised_in_task(error),
-        )
-        return False
-    return True
-
-
-def _call(sc: SparkContext, kind: str, target: Any, method: str, returned: str) -> Any:
-    """Call a method of one of Spark's classes without reflection, by which py4j finds methods.
-
-    Reflection would load the classes of all its methods, of which pyspark lacks some (protobuf).
-    """
-    jvm: Any = sc._jvm
-    java = jvm.java.lang
-    of, returns = (java.Class.forName(f"org.apache.spark.{name}") for name in (kind, returned))
-    kinds = java.invoke.MethodType.methodType(returns)
-    handle = java.invoke.MethodHandles.publicLookup().findVirtual(of, method, kinds)
-    arguments = jvm.java.util.ArrayList()
-    arguments.add(target)
-    return handle.invokeWithArguments(arguments)
-
-
-def _addresses(name: str) -> set[str]:
-    with suppress(OSError):
-        return {str(found[4][0]) for found in socket.getaddrinfo(name, None)}
-    return set()
 
 
 def _of(sc: SparkContext, cores: tuple[int, ...]) -> Topology:
     return Topology.of(str(sc.master), cores, sc.getConf().get)
-
-
-@dataclass(frozen=True)
-class Advice:
-    """What to set in Spark, and why."""
-
-    setting: str
-    why: str
-    level: int = logging.INFO
-
-
-def costly_settings(conf: Mapping[str, str], version: str) -> list[Advice]:
-    """Return the settings that make feeding slower or batches fail; none if all is well.
-
-    Args:
-        conf: what is set; what is missing has Spark's default.
-        version: Spark's.
-    """
-    found = []
-    unix = "spark.python.unix.domain.socket.enabled"
-    if _release(version) >= _UNIX_SOCKETS_SINCE and not is_true(conf.get(unix)):
-        why = (
-            "rows go from the JVM to Python by TCP; by a Unix socket feeding was 30 to 50 % faster"
-        )
-        found.append(Advice(f"{unix}=true", f"{why}. To be set before the session starts"))
-    rows = conf.get(f"{_ARROW}.maxRecordsPerBatch", "")
-    if rows.isdigit() and 0 < int(rows) < _FEW_ROWS:
-        why = f"batches of {rows} rows cost more in passing them on than in their rows"
-        found.append(Advice(f"{_ARROW}.maxRecordsPerBatch=10000", why))
-    nbytes = _nbytes(conf.get(f"{_ARROW}.maxBytesPerBatch", "64m"))
-    is_large = is_true(conf.get(f"{_ARROW}.useLargeVarTypes"))
-    if not is_large and (nbytes <= 0 or nbytes >= _MAX_VAR_NBYTES):
-        why = "batches are not bounded, and one with 2 GiB of strings or binary in a column fails"
-        found.append(Advice(f"{_ARROW}.maxBytesPerBatch=64m", why, logging.WARNING))
-    if is_true(conf.get("spark.speculation")):
-        why = (
-            "a feeding task that waits for the trainer looks slow, and its partition is read twice"
-        )
-        found.append(Advice("spark.speculation=false", why, logging.WARNING))
-    if is_true(conf.get("spark.dynamicAllocation.enabled")):
-        why = "executors that idle between two feeds are removed and have to be started again"
-        found.append(Advice("spark.dynamicAllocation.minExecutors to those you need", why))
-    if conf.get("spark.python.worker.reuse", "true").lower() == "false":
-        why = "every feeding task starts a Python and imports pyarrow anew"
-        found.append(Advice("spark.python.worker.reuse=true", why, logging.WARNING))
-    return found
-
-
-def costly_settings_of(spark: SparkSession) -> list[Advice]:
-    """Return the settings of a session that cost speed."""
-    names = (
-        "spark.python.unix.domain.socket.enabled",
-        f"{_ARROW}.maxRecordsPerBatch",
-        f"{_ARROW}.maxBytesPerBatch",
-        f"{_ARROW}.useLargeVarTypes",
-        "spark.speculation",
-        "spark.dynamicAllocation.enabled",
-        "spark.python.worker.reuse",
-    )
-    values = {name: spark.conf.get(name, None) for name in names}
-    conf = {name: str(value) for name, value in values.items() if value is not None}
-    return costly_settings(conf, spark.version)
-
-
-def log_costly_settings(spark: SparkSession) -> None:
-    """Log a line for each setting that costs speed."""
-    try:
-        found = costly_settings_of(spark)
-    except Exception:  # noqa: BLE001 (advice is not worth a failed launch)
-        _log.debug("Spark's settings cannot be read", exc_info=True)
-        return
-    for advice in found:
-        _log.log(advice.level, "Set %s: %s", advice.setting, advice.why)
-
-
-def encrypting_setting(spark: SparkSession) -> str:
-    """Return the setting by which Spark encrypts its own connections; empty if it does not.
-
-    https://spark.apache.org/docs/latest/security.html#network-encryption
-    """
-    names = (
-        "spark.network.crypto.enabled",
-        "spark.ssl.rpc.enabled",
-        "spark.ssl.enabled",
-        "spark.authenticate.enableSaslEncryption",
-    )
-    return next((name for name in names if is_true(spark.conf.get(name, None))), "")
-
-
-def is_true(value: str | None) -> bool:
-    """Return whether a setting of Spark's is true."""
-    return value is not None and value.lower() == "true"
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
-
-
-def _nbytes(text: str) -> int:
-    """Return how many bytes Spark takes `text` for, like `64m`, `64MB`, `67108864`."""
-    found = re.fullmatch(r"(-?\d+)\s*([kmgt]?)i?b?", text.strip().lower())
-    return int(found[1]) * _UNITS.get(found[2], 1) if found else 1

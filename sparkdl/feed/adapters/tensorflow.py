@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 _MARK = "_sparkdl_is_step_batched"
 _READER = "_sparkdl_reader"
 _TEXT_LABELS = "_sparkdl_text_labels"
+_SOURCE = "_sparkdl_source"
+"""Of what a strategy has distributed: the dataset."""
 
 
 def tf_dataset(
@@ -120,6 +123,11 @@ def text_labels(dataset: Any) -> list[str]:
     return list(names or []) if any(is_text) else []
 
 
+def source_of(data: Any) -> Any:
+    """Return the dataset that a strategy has distributed; `data` itself if it is none such."""
+    return getattr(data, _SOURCE, data)
+
+
 def spec_of(name: str, column: np.ndarray, rows: int | None) -> tf.TensorSpec:
     """Return what a column is as a tensor; `rows` is the fixed size of a batch, if it has one.
 
@@ -156,8 +164,12 @@ def let_strategies_keep_batches() -> None:
     ) -> Any:
         spans_nodes = getattr(self.extended, "_num_workers", 1) > 1
         if spans_nodes and _is_step_batched(dataset):
-            return self.distribute_datasets_from_function(lambda _context: dataset, options)
-        return original(self, dataset, options)
+            found = self.distribute_datasets_from_function(lambda _context: dataset, options)
+        else:
+            found = original(self, dataset, options)
+        with suppress(AttributeError):  # without a strategy it is a dataset of TensorFlow's own
+            setattr(found, _SOURCE, dataset)
+        return found
 
     experimental_distribute_dataset.__doc__ = original.__doc__
     setattr(experimental_distribute_dataset, _MARK, True)

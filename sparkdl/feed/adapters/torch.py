@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.context import assert_spawning
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -104,6 +105,13 @@ def _prepare(stock: Function, dataloader: Any, *args: Any, **kwargs: Any) -> Any
     return stock(*bound.args, **bound.kwargs)
 
 
+def _is_called_by(module: str) -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame and frame.f_globals.get("__name__") != module:
+        frame = frame.f_back
+    return frame is not None
+
+
 def plain(columns: Columns) -> Plain:
     """Return columns as what a batch is made of: arrays of numbers, or lists of strings.
 
@@ -152,9 +160,9 @@ class _FeedDataset:
                 "the feed can be read in the node's process and in the workers of a DataLoader, "
                 "and this is neither. Use DataLoader(dataset, batch_size=None, num_workers=…)"
             )
-        if sys._getframe(1).f_globals.get("__name__") == "accelerate.data_loader":
+        if not self.is_read_ahead and _is_called_by("accelerate.data_loader"):
             raise ConfigError(
-                "Accelerate has sharded the rows of this dataset, which are this node's share "
+                "Accelerate shares out the rows of this dataset, which are this node's share "
                 "already: import accelerate before the call of ctx.torch_dataset, which then tells "
                 "it so"
             )

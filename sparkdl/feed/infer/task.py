@@ -27,12 +27,11 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from sparkdl.control.cause import fetch_cause
+from sparkdl.core.codes import Code
 from sparkdl.core.deadline import Deadline
 from sparkdl.feed.infer.columns import result_columns
 from sparkdl.feed.transfer.messages import (
-    CLUSTER_FAILED,
     SHUT_DOWN,
-    WRONG_ANSWER,
     ExchangeHeader,
     FeederError,
     FeedSpec,
@@ -204,7 +203,7 @@ def exchange(
             return
         except FeederError as error:
             is_there = is_there or not isinstance(error.__cause__, flight.FlightUnavailableError)
-            if WRONG_ANSWER in str(error) or CLUSTER_FAILED in str(error):
+            if Code.WRONG_ANSWER.is_in(error) or Code.CLUSTER_FAILED.is_in(error):
                 raise
             if partition.at(partition.answered) is None:
                 return  # it was lost with nothing left to answer
@@ -390,14 +389,16 @@ def _raise_cause(spec: FeedSpec, error: FeederError, is_final: bool) -> None:
             cause = fetch_cause(spec.coordinator, spec.token, spec.trust)
         except OSError:
             if is_final:
-                raise FeederError(f"{SHUT_DOWN} ({error})") from error
+                raise FeederError(f"{SHUT_DOWN} ({error.args[0]})") from error
             return
         if cause is None:
             raise FeederError(
-                f"map_fun has returned on every node, and none answers any more ({error})"
+                f"map_fun has returned on every node, and none answers any more ({error.args[0]})"
             ) from error
         if cause:
-            raise FeederError(f"{CLUSTER_FAILED}: {cause} ({error})") from error
+            raise FeederError(
+                f"{Code.CLUSTER_FAILED} the cluster has failed: {cause} ({error.args[0]})"
+            ) from error
     if is_final:
         raise error
 

@@ -21,6 +21,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from sparkdl.control.rows import Condition, DataFile, FileRange, Pick, Share
+from sparkdl.core.codes import Code
 from sparkdl.core.errors import ReadError
 from sparkdl.core.row_ranges import Range, count_rows, merge_ranges, overlap
 from sparkdl.feed.parquet.conditions import fulfil, parts_of, type_of
@@ -223,13 +224,11 @@ def _column(batch: pa.RecordBatch, path: Sequence[str]) -> pa.Array:
 def _picked(batch: pa.RecordBatch, pick: Pick, name: str) -> pa.Array:
     column = _column(batch, pick.path)
     if pick.refuses_nulls and column.null_count:
-        raise ReadError(refused_null(name))
+        raise ReadError(
+            f"{Code.NULL_VALUE.mark(name)} column {name!r} holds a null, for which the DataFrame "
+            "raises an error"
+        )
     return column
-
-
-def refused_null(name: str) -> str:
-    """Return what is said of a null in a column that refuses them."""
-    return f"column {name!r} holds a null, for which the DataFrame raises an error"
 
 
 def _wanted_rows(piece: _Piece, footer: pq.FileMetaData) -> list[Range]:

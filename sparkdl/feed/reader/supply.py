@@ -24,6 +24,7 @@ class Supply:
         self._timeout_s: float | None = None
         self._unfed_node: str | None = None
         self._is_first = False
+        self._node, self._roles = "this node", ""
 
     def expect(self, spec: ClusterSpec, member: Member, is_resumed: bool) -> None:
         """Give up feeds that nobody feeds, from now on.
@@ -32,7 +33,9 @@ class Supply:
             is_resumed: the world continues an earlier one. What was fed there may be over, which
                 is reported only when the feeds end.
         """
-        self._unfed_node = None
+        self._unfed_node, self._node = None, member.node.name
+        if any(node.role.can_be_fed and not node.role.is_fed for node in spec.nodes):
+            self._roles = ". A call feeds one role: the one that to=… names, or else all that train"
         if spec.input_mode is not InputMode.SPARK:
             self._unfed_node = "a cluster with input_mode='own', as sparkdl.run launches it"
         elif not member.role.can_be_fed:
@@ -61,14 +64,15 @@ class Supply:
     def never_fed(self, feed: str) -> UnfedError | None:
         """Return the error that says that `feed` has ended without a call that fed it, if so.
 
-        A world that continues an earlier one, and a node that comes back alone, cannot know.
+        A world that continues an earlier one cannot know.
         """
         if not self._is_first or feed in self._begun:
             return None
         return UnfedError(
-            f"feed {feed!r} was never fed, and the driver has ended the feeds. Call "
-            f"cluster.feed(data, name={feed!r}) before cluster.results(), cluster.shutdown() or "
-            f"the end of the `with` block{self._fed(': give both sides the same name')}"
+            f"feed {feed!r} was never fed to {self._node}, and the driver has ended the feeds. "
+            f"Call cluster.feed(data, name={feed!r}) before cluster.results(), cluster.shutdown() "
+            f"or the end of the `with` block{self._fed(': give both sides the same name')}"
+            f"{self._roles}"
         )
 
     def _fed(self, advice: str) -> str:
@@ -89,14 +93,15 @@ class Supply:
         """Return the error that says that nobody has fed `feed`."""
         others = ", ".join(repr(other) for other in sorted(self._begun))
         return UnfedError(
-            f"nobody has fed {feed!r} within feed_timeout={self._timeout_s:g} s; "
+            f"nobody has fed {feed!r} to {self._node} within feed_timeout={self._timeout_s:g} s; "
             + (
                 f"being fed is {others}: give cluster.feed(…, name=…) and ctx.batches(…, feed=…) "
                 "the same name"
                 if others
-                else "nothing is being fed: call cluster.feed(…) in the driver, or launch with a "
-                "longer feed_timeout"
+                else "nothing is being fed here: call cluster.feed(…) in the driver, or launch "
+                "with a longer feed_timeout"
             )
+            + self._roles
         )
 
 

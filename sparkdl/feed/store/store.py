@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkdl.control.rows import PartRows
+from sparkdl.core.codes import Code
 from sparkdl.core.errors import FeedClosedError, InferenceError
 from sparkdl.feed.store.budget import Budget, RetainedSegments
 from sparkdl.feed.store.log import Log
 from sparkdl.feed.store.segment import StoredSegment
-from sparkdl.feed.transfer.messages import CLUSTER_FAILED, WRONG_ANSWER
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class NodeStore:
         The first reason is reported, unless a later one is that the cluster has failed.
         """
         with self._lock:
-            if not self._closed or reason.startswith(CLUSTER_FAILED):
+            if not self._closed or Code.CLUSTER_FAILED.is_in(reason):
                 self._closed = reason
             logs, exchanges = list(self._logs.values()), list(self._exchanges.values())
         for log in logs:
@@ -226,8 +226,9 @@ class Exchange:
             self._moved_s = self._clock()
             if self._rows_out > self._rows_in:
                 self._failure = (
-                    f"map_fun gave {self._rows_out} results for {self._rows_in} rows of "
-                    f"{WRONG_ANSWER} {self.name}; batch_results needs exactly one result per row"
+                    f"{Code.WRONG_ANSWER} map_fun gave {self._rows_out} results for "
+                    f"{self._rows_in} rows of inference partition {self.name}; batch_results "
+                    "needs exactly one result per row"
                 )
             self._ready.append((data, rows))
             self._changed.notify_all()
@@ -275,7 +276,8 @@ class Exchange:
             self._changed.wait(left_s)
             return
         self._failure = (
-            f"no result came for {timeout_s:g} s; {self._rows_out} of {self._rows_in} rows of "
-            f"{WRONG_ANSWER} {self.name} were answered. map_fun must give batch_results exactly "
-            "one result per row; if it only needs longer, raise the timeout (feed_timeout)"
+            f"{Code.WRONG_ANSWER} no result came for {timeout_s:g} s; {self._rows_out} of "
+            f"{self._rows_in} rows of inference partition {self.name} were answered. map_fun must "
+            "give batch_results exactly one result per row; if it only needs longer, raise the "
+            "timeout (feed_timeout)"
         )

@@ -17,12 +17,10 @@ node while another node waits for rows.
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +32,7 @@ from sparkdl.core.errors import FeedTimeoutError
 from sparkdl.core.row_ranges import Range, count_rows, merge_ranges, uncovered
 from sparkdl.feed.store.segment import halve, join_small
 from sparkdl.feed.transfer.groups import Groups
-from sparkdl.feed.transfer.link_watch import LATE_S, LinkWatch
+from sparkdl.feed.transfer.link_watch import LATE_S, LinkWatch, await_decision
 from sparkdl.feed.transfer.messages import (
     FedPartition,
     FeederError,
@@ -42,12 +40,9 @@ from sparkdl.feed.transfer.messages import (
     PlanRequest,
     PutHeader,
     Target,
-    knock,
 )
 from sparkdl.feed.transfer.put_stream import Piece, PutStream
 from sparkdl.feed.values.row_codec import RowEncoder
-
-_log = logging.getLogger(__name__)
 
 PATIENCE_S = 1.5
 """How long the next batch waits for a node that has not acknowledged, before it goes to others."""
@@ -56,9 +51,6 @@ MAX_PIECE_NBYTES = 8 * 1024 * 1024
 """What one node gets at once, where the batches allow."""
 MAX_COUNT_S = 30.0
 """How long rows that no node wants are counted, for the result of `cluster.feed`."""
-_VERDICT_LOOK_S = 1.0
-_SILENT_S = 2.0
-"""How long the driver may take to hear from a node why it cannot be reached: it may have failed."""
 MAX_JOINED_NBYTES = 32 * 1024 * 1024
 MAX_JOINED_S = 0.1
 """What small batches are joined to at most, and for how long, however many nodes there are."""
@@ -418,39 +410,9 @@ def _feed(spec: FeedSpec, batches: Iterator[pa.RecordBatch]) -> FedPartition:
         try:
             return feeder.feed(batches)
         except FeederError as error:
-            if feeder.unreachable and (cause := _verdict(spec, feeder.unreachable, error)):
+            if feeder.unreachable and (cause := await_decision(spec, feeder.unreachable, error)):
                 raise FeederError(cause) from None
             raise
-
-
-def _verdict(spec: FeedSpec, targets: Sequence[Target], error: FeederError) -> str:
-    """Wait until nodes can be reached again, or the driver has decided what follows.
-
-    This task ends meanwhile if the driver gives a host up: Spark cancels its job. Were it to fail
-    at once, its four attempts would be used up before. The driver hears of hosts that do not answer
-    by `LinkWatch`: while it answers itself, it will decide, or have the task wait until it can.
-
-    Returns:
-        Why the cluster has failed, as far as the driver knows: a node that has raised cannot be
-        reached either. Empty otherwise.
-    """
-    at_last, never = Deadline.after(spec.timeout_s), threading.Event()
-    silence: Deadline | None = Deadline.after(_SILENT_S)
-    deadline = Deadline.after(spec.verdict_s)
-    while not deadline.has_passed and not at_last.has_passed:
-        found = {knock(target) for target in targets}
-        if found == {"accepts"}:
-            return ""
-        with suppress(OSError):  # this host itself is cut off, perhaps
-            if (cause := fetch_cause(spec.coordinator, spec.token, spec.trust)) != "":
-                return cause or ""
-            if "silent" in found:
-                deadline = Deadline.after(spec.verdict_s)
-        if silence is not None and silence.has_passed:
-            silence = None
-            _log.warning("%s; waiting for the driver's decision", error)
-        never.wait(min(_VERDICT_LOOK_S, deadline.remaining_s))
-    return ""
 
 
 def _partition() -> int:

@@ -1,4 +1,4 @@
-"""Tells the driver which nodes' hosts do not answer this one, while a feeder waits for them.
+"""Reports hosts of nodes that do not answer a feeder to the driver, and awaits its decision.
 
 Runs in: feeder
 
@@ -15,12 +15,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 
-from sparkdl.control.cause import report_cut
+from sparkdl.control.cause import CutLink, fetch_cause
+from sparkdl.core.deadline import Deadline
 from sparkdl.core.settings import Environment
 from sparkdl.feed.transfer.messages import FeedSpec, Target, knock
 
@@ -32,6 +33,9 @@ _LOOK_S = 1.0
 _MIN_LOOKS = 4
 """In a row, for this process may have stood still itself."""
 _END_S = 1.0
+_VERDICT_LOOK_S = 1.0
+_SILENT_S = 2.0
+"""How long the driver may take to hear from a node why it cannot be reached: it may have failed."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class LinkWatch:
         self._spec = spec
         self._awaited = awaited
         self._silences: dict[str, Silence] = {}
-        self._own_host = Environment.read().node_host
+        self._own_host = Environment.read().node_host or ""
         self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="sparkdl-links", daemon=True)
 
@@ -103,9 +107,36 @@ class LinkWatch:
                 "%s at %s has not answered for %.0f s; its rows are held for the driver's decision",
                 *(target.name, target.host, time.monotonic() - silence.since_s),
             )
-        spec = self._spec
+        spec, cut = self._spec, CutLink(self._spec.generation, target.node_id, self._own_host)
         with suppress(OSError):  # this host itself is cut off, perhaps
-            report_cut(
-                *(spec.coordinator, spec.token, spec.trust),
-                *(spec.generation, target.node_id, self._own_host),
-            )
+            fetch_cause(spec.coordinator, spec.token, spec.trust, cut)
+
+
+def await_decision(spec: FeedSpec, targets: Sequence[Target], error: Exception) -> str:
+    """Wait until nodes can be reached again, or the driver has decided what follows.
+
+    This task ends meanwhile if the driver gives a host up: Spark cancels its job. Were it to fail
+    at once, its four attempts would be used up before. The driver hears of hosts that do not answer
+    by `LinkWatch`: while it answers itself, it will decide, or have the task wait until it can.
+
+    Returns:
+        Why the cluster has failed, as far as the driver knows: a node that has raised cannot be
+        reached either. Empty otherwise.
+    """
+    at_last, never = Deadline.after(spec.timeout_s), threading.Event()
+    silence: Deadline | None = Deadline.after(_SILENT_S)
+    deadline = Deadline.after(2 * spec.host_timeout_s)
+    while not deadline.has_passed and not at_last.has_passed:
+        found = {knock(target) for target in targets}
+        if found == {"accepts"}:
+            return ""
+        with suppress(OSError):  # this host itself is cut off, perhaps
+            if (cause := fetch_cause(spec.coordinator, spec.token, spec.trust)) != "":
+                return cause or ""
+            if "silent" in found:
+                deadline = Deadline.after(2 * spec.host_timeout_s)
+        if silence is not None and silence.has_passed:
+            silence = None
+            _log.warning("%s; waiting for the driver's decision", error)
+        never.wait(min(_VERDICT_LOOK_S, deadline.remaining_s))
+    return ""

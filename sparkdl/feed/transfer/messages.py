@@ -21,15 +21,12 @@ import pyarrow.flight as flight
 
 from sparkdl.control.auth import bearer
 from sparkdl.control.tls import Trust
+from sparkdl.core.codes import Code
 from sparkdl.core.errors import ConfigError, SparkdlError
 from sparkdl.core.row_ranges import Range
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=TIMEOUT_MAX)]
-WRONG_ANSWER = "inference partition"
-"""In every reason that lies in the results: another node would give no better ones."""
-CLUSTER_FAILED = "the cluster has failed"
-"""In the reason of every node once no node answers any more."""
 SHUT_DOWN = (
     "the cluster has been shut down, and no node answers any more: results of inference are lazy, "
     "so run the action on them before the shutdown"
@@ -44,6 +41,9 @@ _LISTENING_S = 1.0
 
 class FeederError(SparkdlError):
     """A feeder lost its connection to a node; Spark tries the partition again."""
+
+    def __str__(self) -> str:
+        return f"{Code.FEED_LOST} {super().__str__()}"
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,6 @@ class FeedSpec:
         skipped: partitions of which all rows are `done`; they are not even read.
         partitions: how many there were when rows were fed before; 0 where that is not known.
         patience_s: how long inference waits for nodes that are between two generations.
-        verdict_s: how long a feeder that cannot reach a node waits for the driver's decision.
         host_timeout_s: after how much silence of a node's host a feeder says so; 0 for never.
         coordinator: its URL, to ask why no node answers.
         trust: what nodes and coordinator have to show; `None` where they are not encrypted.
@@ -96,7 +95,6 @@ class FeedSpec:
     skipped: frozenset[int] = frozenset()
     partitions: int = 0
     patience_s: float = 10.0
-    verdict_s: float = 0.0
     host_timeout_s: float = 0.0
     coordinator: str = ""
     trust: Trust | None = None

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from sparkdl.control.auth import is_authorized
-from sparkdl.control.descriptors import FdReceiver
+from sparkdl.control.descriptors import OUT_OF_DESCRIPTORS, FdReceiver
 from sparkdl.control.tls import Tls
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import FeedClosedError, InferenceError, ProtocolError, SparkdlError
@@ -116,7 +116,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             else:
                 outcome = log.append(batch, Deadline.after(FULL_WAIT_S), request)
             is_closed = outcome is Appended.CLOSED or not log.takes(epoch)
-            shortage = self._strangers.shortage() if outcome is Appended.SHORT else ""
+            shortage = OUT_OF_DESCRIPTORS if outcome is Appended.SHORT else ""
             ack = PutAck(outcome is Appended.STORED, is_closed, shortage=shortage)
             writer.write(msgspec.json.encode(ack))
 
@@ -219,7 +219,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             if outcome is Appended.FULL:
                 exchange.fail(f"the node's feed memory stayed full for {timeout_s:g} s")
             elif outcome is Appended.SHORT:
-                exchange.fail(self._strangers.shortage())
+                exchange.fail(OUT_OF_DESCRIPTORS)
             elif outcome is Appended.CLOSED:
                 exchange.fail("the node takes no more rows")
             if outcome is not Appended.STORED:

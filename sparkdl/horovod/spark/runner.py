@@ -15,11 +15,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from sparkdl.core.errors import ConfigError, NodeFailedError, ReservationTimeoutError
 from sparkdl.driver.launch import launch
+from sparkdl.horovod.absent import absent_name
 from sparkdl.horovod.spark.task import Task, unpacked
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from sparkdl.driver.logs import LogLine
 
 _log = logging.getLogger(__name__)
+__getattr__ = partial(absent_name, __name__)
 _START_TIMEOUT_S = 600.0
 _ENDLESS_RESTARTS = 1000
 _DYNAMIC = "dynamic"

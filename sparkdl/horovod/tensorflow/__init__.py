@@ -21,6 +21,13 @@ from sparkdl.horovod.tensorflow.optimizer import (
     DistributedOptimizer,
     PartialDistributedOptimizer,
 )
+from sparkdl.horovod.tensorflow.util import (  # noqa: F401 (Horovod has them here as well)
+    _cache,
+    _executing_eagerly,
+    _make_subgraph,
+    refs_to_vars,
+    vars_to_refs,
+)
 
 __all__ = [
     *basics.__all__,

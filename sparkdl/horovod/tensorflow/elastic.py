@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from sparkdl.core.codes import Code
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import HorovodInternalError
 from sparkdl.horovod.common.elastic import ObjectState, State, run_fn
@@ -23,6 +24,8 @@ from sparkdl.horovod.tensorflow.optimizer import build, variables_of
 __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run", "run_fn"]
 
 T = TypeVar("T")
+_THEIRS = "Collective"
+"""In the errors of TensorFlow's own collective operations."""
 
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
@@ -43,8 +46,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
         except HorovodInternalError:
             raise
         except tf.errors.OpError as error:
-            text = str(error.message)
-            if "Collective" in text or "MismatchError" in text:  # sparkdl's, or TensorFlow's own
+            if Code.COLLECTIVE_FAILED.is_in(text := str(error.message)) or _THEIRS in text:
                 raise HorovodInternalError(error.message) from error
             raise
 

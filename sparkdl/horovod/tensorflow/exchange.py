@@ -25,7 +25,8 @@ from sparkdl.collectives.tensorflow import (
     counter,
     tensorflow_errors,
 )
-from sparkdl.core.errors import ConfigError, RemovedError
+from sparkdl.core.codes import Code
+from sparkdl.core.errors import CollectiveError, ConfigError, RemovedError
 from sparkdl.horovod.common import ProcessSet, group_of
 
 Function = Callable[..., Sequence[np.ndarray]]
@@ -125,12 +126,24 @@ def in_turn(work: Function, tensors: Sequence[Any], like: Sequence[tuple[Any, An
             results = work(*[np.asarray(tensor) for tensor in tensors])  # views: `.numpy()` copies
         return [tf.convert_to_tensor(result) for result in results]
     with tf.device("CPU:0"), tf.control_dependencies([turn().read_value()]):
-        results = tf.numpy_function(work, list(tensors), [dtype for dtype, _ in like])
+        results = tf.numpy_function(_coded(work), list(tensors), [dtype for dtype, _ in like])
     with tf.control_dependencies(list(results)):
         turn().assign_add(1)
     for result, (_, shape) in zip(results, like, strict=True):
         result.set_shape(shape)
     return list(results)
+
+
+def _coded(work: Function) -> Function:
+    """Have errors say their code: TensorFlow makes text of what is raised inside a graph."""
+
+    def coded(*arrays: np.ndarray) -> Sequence[np.ndarray]:
+        try:
+            return work(*arrays)
+        except CollectiveError as error:
+            raise type(error)(f"{Code.COLLECTIVE_FAILED} {error}") from error.__cause__
+
+    return coded
 
 
 def turn() -> Any:

@@ -187,7 +187,7 @@ def allreduce(  # noqa: PLR0913 (Horovod's arguments)
 
     Args:
         tensor: of the same shape and dtype on all members; or `tf.IndexedSlices`, which are
-            gathered.
+            gathered. Averages of whole numbers in them are floats, as in Horovod.
         average: Horovod's old argument: `True` for Average, `False` for Sum.
         op: Average (the default), Sum, Min, Max or Product.
         prescale_factor, postscale_factor: the tensor is multiplied by them before and after.
@@ -392,7 +392,11 @@ def _reduce_slices(exchange: Exchange, slices: Any, how: Op, factors: tuple[floa
             "postscale_factor; tf.convert_to_tensor them for anything else (sparse_as_dense=True)"
         )
     values, indices = exchange.all_gather([slices.values, slices.indices])
-    if how is Op.AVERAGE:
+    if how is Op.AVERAGE and values.dtype.is_integer:
+        # Rows of the same index are added up by whoever reads them: none may be rounded before.
+        wide = tf.float32 if values.dtype.size < tf.int32.size else tf.float64
+        values = tf.cast(values, wide) / exchange.group.size
+    elif how is Op.AVERAGE:
         values = _scaled(values, 1 / exchange.group.size)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 

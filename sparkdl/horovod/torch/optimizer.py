@@ -19,7 +19,7 @@ from sparkdl.collectives.group import Group, Op
 from sparkdl.core.errors import ConfigError
 from sparkdl.horovod.common import Average, ProcessSet, global_process_set, group_of, op_of
 from sparkdl.horovod.common.exceptions import OrderOfCallsError
-from sparkdl.horovod.common.process_sets import has_peers, report_step
+from sparkdl.horovod.common.process_sets import has_peers, place, report_step
 from sparkdl.horovod.torch.compression import Compression, Compressor
 from sparkdl.horovod.torch.kernels import Reduction
 from sparkdl.horovod.torch.reducer import Options, Reducer
@@ -257,7 +257,8 @@ def join(device: int = -1) -> int:
         ConfigError: if there is an optimizer of a process set, which would wait for ever.
     """
     world = group_of()
-    if len(_OPTIMIZERS) > (world in _OPTIMIZERS):
+    sets = [group for group in place().groups.values() if group is not None and group is not world]
+    if any(group in _OPTIMIZERS for group in sets):  # those of before a shutdown do not count
         raise ConfigError("hvd.join() with an optimizer of a process set: there is no join for it")
     mine = _OPTIMIZERS.get(world, [])
     for _, weak in mine:

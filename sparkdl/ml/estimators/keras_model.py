@@ -148,18 +148,43 @@ def _check_names(parameter: str, value: Any, known: Any) -> None:
         ) from error
 
 
+_UNNAMED = "input_layer"
+"""What Keras calls the layers of inputs without names, with a number that the process counts."""
+
+
 def inputs_of(model: Any) -> tuple[Tensor, ...]:
     """Return what a Keras model takes."""
-    return tuple(tensor_of(tensor) for tensor in model.inputs)
+    return tuple(map(tensor_of, model.inputs, layer_names(model.inputs)))
 
 
-def tensor_of(tensor: Any, name: str | None = None) -> Tensor:
+def layer_names(tensors: Sequence[Any]) -> list[str]:
+    """Return the names of the layers that make inputs or outputs of a Keras model.
+
+    A file keeps these. An input without a name is a tensor of another name than its layer, until
+    the model is loaded from a file.
+    """
+    return [tensor._keras_history.operation.name for tensor in tensors]
+
+
+def as_inputs(model: Any, values: Mapping[str, Any]) -> Any:
+    """Return values, given by the names of a model's inputs, in the structure that it takes.
+
+    By name Keras takes neither the layer's nor the tensor's of an input without a name.
+    """
+    import keras
+
+    names = dict(zip(map(id, model.inputs), layer_names(model.inputs), strict=True))
+    found = keras.tree.map_structure(lambda tensor: values[names[id(tensor)]], model.input)
+    return keras.tree.lists_to_tuples(found)  # tf.data makes one tensor of a list
+
+
+def tensor_of(tensor: Any, name: str) -> Tensor:
     """Return an input or output of a Keras model."""
     import keras
 
     dtype = keras.backend.standardize_dtype(tensor.dtype)
     dtype = "float32" if dtype == "bfloat16" else dtype
-    return Tensor(name or tensor.name, dtype, (None, *tensor.shape[1:]))
+    return Tensor(name, dtype, (None, *tensor.shape[1:]))
 
 
 def with_softmax(signature: Signature, model: Any) -> Signature:
@@ -193,9 +218,12 @@ def inputs_by_column(features: Mapping[str, str], inputs: Sequence[Tensor]) -> d
     by_name = {tensor.name: tensor for tensor in inputs}
     if sorted(features.values()) == sorted(by_name):
         return {column: by_name[name] for column, name in features.items()}
+    unnamed = any(name.startswith(_UNNAMED) for name in by_name)
     raise ConfigError(
         f"the model has the inputs {', '.join(by_name)}, and input_mapping={dict(features)} must "
         "give each of them one column: setInputMapping({column: input, …})"
+        + ". Keras numbers inputs without names anew in each process: keras.Input(…, name=…) names "
+        "one" * unnamed
     )
 
 

@@ -22,11 +22,13 @@ from sparkdl.frameworks.keras_checkpoint import callback_for
 from sparkdl.ml.estimators.keras_model import (
     Made,
     as_content,
+    as_inputs,
     check_callbacks,
     check_size,
     compiled,
     inputs_by_column,
     inputs_of,
+    layer_names,
     with_softmax,
 )
 from sparkdl.ml.estimators.source import Tensor, local_path
@@ -163,11 +165,11 @@ def _data(task: KerasTask, ctx: NodeContext, model: Any, feed: str = "input") ->
     by_column = inputs_by_column(task.features, inputs_of(model))
     for column, tensor in by_column.items():
         _check_spec(column, batches.element_spec[0][column], tensor)
-    tensors = {tensor.name: tensor for tensor in model.inputs}
+    tensors = dict(zip(layer_names(model.inputs), model.inputs, strict=True))
 
     def arrange(features: dict[str, Any], label: Any) -> Any:
         x = {t.name: _fitted(features[c], tensors[t.name]) for c, t in by_column.items()}
-        x = x if len(x) > 1 else next(iter(x.values()))
+        x = as_inputs(model, x) if len(x) > 1 else next(iter(x.values()))
         if task.weight is None:
             return x, label
         return x, label, tf.cast(features[task.weight], tf.float32)

@@ -23,6 +23,7 @@ from pyspark.sql import Column, DataFrame, functions
 from pyspark.sql.types import BooleanType, StructField
 
 from sparkdl.control.values import decode_value, encode_value
+from sparkdl.core.codes import Code
 from sparkdl.core.errors import (
     ConfigError,
     FeedTypeError,
@@ -38,7 +39,6 @@ from sparkdl.driver.executors.spark import default_fs
 from sparkdl.driver.feeds.report import FeedReport
 from sparkdl.driver.handle import Cluster
 from sparkdl.driver.launch import launch
-from sparkdl.feed.parquet.read import refused_null
 from sparkdl.storage import locate, open_storage
 
 VALIDATION = "validation"
@@ -137,15 +137,9 @@ class Training:
     def _nulls_named(self) -> Iterator[None]:
         try:
             yield
-        except PySparkException as error:
-            for name in self.columns:
-                if (advice := null_advice(name)) in str(error):
-                    raise FeedTypeError(advice) from error
-            raise
-        except ReadError as error:
-            for name in self.columns:
-                if refused_null(name) in str(error):
-                    raise FeedTypeError(null_advice(name)) from error
+        except (PySparkException, ReadError) as error:
+            if found := Code.NULL_VALUE.values_in(error):
+                raise FeedTypeError(null_advice(found[0])) from error
             raise
 
     def _check(self, rows: DataFrame, feed: str) -> None:
@@ -154,7 +148,8 @@ class Training:
         elif rows.isEmpty():
             none = "no rows to train on"
             if feed != DEFAULT_FEED:
-                none = f"no rows to validate with: {self.validation_col!r} is true in none"
+                marker = f"validation_indicator_col={self.validation_col!r}"
+                none = f"no rows to validate with: {marker} is true in none"
             raise ConfigError(f"the DataFrame has {none}")
 
     def _fed(self, rows: DataFrame) -> DataFrame:
@@ -225,7 +220,8 @@ def without_nulls(field: StructField) -> Column:
     """Return a column, of which a null fails the job."""
     if not field.nullable:
         return column(field.name)
-    failing = functions.raise_error(functions.lit(null_advice(field.name)))
+    text = f"{Code.NULL_VALUE.mark(field.name)} {null_advice(field.name)}"
+    failing = functions.raise_error(functions.lit(text))
     return functions.coalesce(column(field.name), failing).alias(field.name)
 
 

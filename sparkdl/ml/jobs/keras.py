@@ -13,18 +13,13 @@ import numpy as np
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.values.ndarrays import Array
-from sparkdl.ml.estimators.keras_model import inputs_by_column, inputs_of, tensor_of
+from sparkdl.ml.estimators.keras_model import as_inputs, inputs_by_column, inputs_of, tensor_of
 from sparkdl.ml.estimators.keras_train import KerasTask, callbacks_of, make_model, own_callbacks
 from sparkdl.ml.estimators.source import Signature
 from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.task import Master, Sum, unpack
 from sparkdl.ml.scoring.share import task_share
-from sparkdl.ml.scoring.tensorflow import (
-    layer_names,
-    output_names,
-    prepare_worker,
-    without_startup_noise,
-)
+from sparkdl.ml.scoring.tensorflow import output_names, prepare_worker, without_startup_noise
 
 if TYPE_CHECKING:
     from pyspark import Broadcast
@@ -115,7 +110,7 @@ def arranged(task: KerasTask, model: Any, batch: Mapping[str, Array]) -> tuple[A
         (column,) = task.features
         x: Any = batch[column]
     else:
-        x = {name: batch[column] for column, name in task.features.items()}
+        x = as_inputs(model, {name: batch[column] for column, name in task.features.items()})
     weight = () if task.weight is None else (batch[task.weight],)
     return (x, batch[task.label], *weight)
 
@@ -139,7 +134,7 @@ def signature_of(model: Any) -> Signature:
     if isinstance(output := getattr(model, "output", None), dict):  # a Sequential may have none
         names = list(output)
     return Signature(
-        tuple(map(tensor_of, model.inputs, layer_names(model.inputs))),
+        inputs_of(model),
         tuple(map(tensor_of, model.outputs, names)),
     )
 

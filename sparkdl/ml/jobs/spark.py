@@ -25,11 +25,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
 
 from sparkdl.core.errors import ConfigError, JobFailedError, SparkdlError
-from sparkdl.core.jobs import context_of, named_jobs, raised_in_task
+from sparkdl.core.jobs import context_of, named_jobs
+from sparkdl.driver.slots.spark_errors import raised_in_task, was_shut_down
 from sparkdl.ml.estimators.training import column as column_of
 from sparkdl.ml.jobs.rows import Column
 from sparkdl.ml.jobs.task import STORED_SCHEMA, Forget, Store, Sum, Work, added, joined, total
 from sparkdl.ml.scoring.columns import NUMBERS, leaf_type
+from sparkdl.node.task import parse_problem
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -182,7 +184,7 @@ class Jobs:
                 with self._named(what):
                     return run()
             except (Py4JJavaError, PySparkException) as error:
-                if "SparkContext was shut down" in str(error) or not self._retries:
+                if was_shut_down(error) or not self._retries:
                     raise _explained(error) from None
                 self._retries -= 1
                 _log.warning("A job of the training failed and is run again: %s", _explained(error))
@@ -199,8 +201,6 @@ def _check_type(name: str, kind: t.DataType) -> None:
 
 def _explained(error: Exception) -> SparkdlError:
     """Return what the Python of a task raised, as far as Spark's text shows it."""
-    first = raised_in_task(error)
-    kind, _, text = first.partition(": ")
-    if kind.endswith("errors.ConfigError"):
-        return ConfigError(text)
-    return JobFailedError(f"a Spark job of the training failed: {first}")
+    if problem := parse_problem(str(error)):
+        return problem.at_driver()
+    return JobFailedError(f"a Spark job of the training failed: {raised_in_task(error)}")

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.core.errors import ReadError
+from sparkdl.core.errors import ConfigError, ReadError
 from sparkdl.core.imports import quick_imports
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.jobs.rows import Column, Rows, folder_of, store
 from sparkdl.node.resources import work_root
+from sparkdl.node.task import Problem
 
 if TYPE_CHECKING:
     from pyspark import Broadcast
@@ -268,7 +269,10 @@ class Work:
         else:
             rows = _rows(folder)
             self._check(number, rows.digest)
-            found = self._learn(number, rows) if self.steps else self._evaluate(number, rows)
+            try:
+                found = self._learn(number, rows) if self.steps else self._evaluate(number, rows)
+            except ConfigError as error:
+                raise Problem(ConfigError.__name__, str(error)).error() from error
         yield from parts(found, self.aggregation, self.groups)
 
     def _check(self, number: int, digest: int) -> None:

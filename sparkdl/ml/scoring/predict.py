@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.scored import Keep, arrow_schema, result_schema
-from sparkdl.driver.payload import culprits
+from sparkdl.driver.payload import advice_on, culprits
 from sparkdl.feed.values.ndarrays import Array
 from sparkdl.ml.estimators.params import TABLE
 from sparkdl.ml.estimators.source import ANY, Signature, Tensor, source_of_content
@@ -26,6 +26,17 @@ from sparkdl.ml.scoring.transform import scored
 Columns = dict[str, Array]
 SCORE_ROWS = 1024
 """Rows that a function is given at once, if nothing else is said."""
+_ADVICE = {
+    "": "Create it inside the function instead",
+    "rows": (
+        "Executors have no Spark session: join its columns to the DataFrame that is scored, or let "
+        "the function use what the driver has collected of it (collect, toPandas)"
+    ),
+    "session": (
+        "Executors have no Spark session: use it in the driver, and let the function use what it "
+        "returns"
+    ),
+}
 
 
 def predict(  # noqa: PLR0913 (what a model has as parameters)
@@ -138,10 +149,11 @@ def _pickled(make: Any, names: Sequence[str]) -> bytes:
     try:
         return bytes(cloudpickle.dumps((make, tuple(names))))
     except Exception as error:
-        what = "; ".join(each.text for each in culprits(make)) or "something that it refers to"
+        found = [*culprits(make)]
+        what = "; ".join(each.text for each in found) or "something that it refers to"
         raise ConfigError(
             f"{_name(make)} goes to the executors by pickle, which refuses {what} "
-            f"({type(error).__name__}: {error}). Create it inside the function instead"
+            f"({type(error).__name__}: {error}). {advice_on(found, _ADVICE)}"
         ) from error
 
 

@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from sparkdl.core.errors import ConfigError
 from sparkdl.feed.values.ndarrays import Array
-from sparkdl.ml.estimators.keras_model import from_content
+from sparkdl.ml.estimators.keras_model import from_content, layer_names
 from sparkdl.ml.estimators.source import ModelSource, Signature, Tensor
 from sparkdl.ml.scoring.predictor import Predictor
 from sparkdl.ml.scoring.saved_model import signature_key
@@ -130,15 +130,6 @@ def _saved_model(source: ModelSource) -> Predictor:
         run,
         _numpy,
     )
-
-
-def layer_names(tensors: Sequence[Any]) -> list[str]:
-    """Return the names of the layers that make inputs or outputs of a Keras model.
-
-    A file keeps these. An input without a name is a tensor of another name than its layer, until
-    the model is loaded from a file.
-    """
-    return [tensor._keras_history.operation.name for tensor in tensors]
 
 
 def output_names(model: Any, count: int) -> list[str]:

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from sparkdl.core.errors import ConfigError
 from sparkdl.driver.executors.plan import find_scan
 from sparkdl.driver.executors.scored import Keep, arrow_schema, by_place, check_names, kept_columns
-from sparkdl.driver.slots.preflight import is_true
+from sparkdl.driver.slots.advice import is_true
 from sparkdl.ml.scoring.files import FileColumns
 from sparkdl.ml.scoring.share import sharing_of
 from sparkdl.ml.scoring.task import Score, ScoreBatches, ScoreFiles, ScoreStructs

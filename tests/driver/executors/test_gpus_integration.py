@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import sparkdl
-from sparkdl import TFCluster
 from sparkdl.core.errors import ConfigError
+from sparkdl.tfos import TFCluster
 from tests.doubles.sessions import CLUSTER, GPUS_PER_WORKER, SparkSessions
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ import pytest
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.settings import Settings
 from sparkdl.core.spec import ClusterSpec, InputMode, plan_nodes
-from sparkdl.driver.controller import View
 from sparkdl.driver.executors.spark import SparkExecutor
 from sparkdl.driver.lifecycle.state import Running, SlotsCounted
 from sparkdl.driver.slots.placement import Standing, choose_placing
 from sparkdl.driver.slots.preflight import counting, read_topology
+from sparkdl.driver.view import View
 from tests.doubles.nodes import Lines
 from tests.driver.executors import map_funs
 from tests.driver.executors.test_spark_integration import (

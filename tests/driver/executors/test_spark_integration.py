@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import threading
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,8 @@ from sparkdl.core.errors import (
 )
 from sparkdl.driver.feeds import transitions
 from sparkdl.driver.lifecycle.state import is_empty
-from sparkdl.driver.slots.preflight import check_slots_over_connect, encrypting_setting
+from sparkdl.driver.slots.advice import encrypting_setting
+from sparkdl.driver.slots.preflight import check_slots_over_connect
 from tests.doubles.nodes import Lines
 from tests.doubles.sessions import jobs_of
 from tests.driver.executors import map_funs
@@ -232,7 +234,10 @@ def test_action_on_a_dataframe_of_results_says_the_cause_when_the_nodes_have_gon
             frame.count()
         deadline = Deadline.after(60)
         assert cluster._controller.wait_for(lambda view: is_empty(view.state), deadline)
-        with pytest.raises(PythonException, match=r"cluster has failed: .*no such layer"):
+        with pytest.raises(
+            PythonException,
+            match=r"\[SPARKDL-CLUSTER-FAILED\] .*no such layer",
+        ):
             frame.count()
         cluster.abort()
 
@@ -431,3 +436,14 @@ def test_setting_by_which_spark_encrypts_is_found(spark_local: SparkSession, set
         assert encrypting_setting(spark_local) == setting
     finally:
         spark_local.conf.unset(setting)
+
+
+def test_session_or_context_that_was_stopped_is_refused_by_what_it_is(
+    spark_session_on: Callable[[str], SparkSession],
+) -> None:
+    spark = spark_session_on("local[1]")
+    context: Any = spark.sparkContext
+    spark.stop()
+    for stopped, name in ((spark, "SparkSession"), (context, "SparkContext")):
+        with pytest.raises(ConfigError, match=f"the {name} has been stopped. Start another one"):
+            launch(stopped, map_funs.count_rows, nodes=1)

@@ -110,6 +110,29 @@ def test_data_without_rows_are_an_error_of_the_driver(
     assert column(ended(roomy, feed), 1) == 7
 
 
+def test_call_that_failed_before_a_row_came_is_no_epoch_of_the_nodes(
+    roomy: Lab, feed: str, tmp_path: Path
+) -> None:
+    def rows_of_epochs(feed: str, ctx: NodeContext) -> list[int]:
+        batches, rows = ctx.batches(10, feed=feed), list[int]()
+        while ctx.has_epoch(feed):
+            rows.append(sum(len(batch["value"]) for batch in batches))
+        return rows
+
+    def broken() -> Iterator[int]:
+        raise OSError("the disk is gone")
+        yield 0
+
+    roomy.begin(rows_of_epochs, feed)
+    for data, error in (([], ConfigError), (broken(), OSError), (iter([]), ConfigError)):
+        with pytest.raises(error):
+            roomy.cluster.feed(data, epochs=3 if data == [] else 1, name=feed)
+    roomy.cluster.feed(range(20), epochs=2, name=feed)
+    with pytest.raises(ConfigError):
+        roomy.cluster.feed([], name=feed)
+    assert ended(roomy, feed) == [[10, 10]] * 2
+
+
 def test_stream_without_rows_ends_with_one_warning(
     roomy: Lab, feed: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -392,6 +415,13 @@ def test_rows_are_counted_that_nodes_leave_which_return_and_the_warning_names_th
     assert "has returned on worker:1" in caplog.text
 
 
+def count_of_workers(_args: None, ctx: NodeContext) -> int:
+    """Read the feed where rows are trained on; an evaluator waits for its end."""
+    if ctx.job_name == "evaluator":
+        threading.Event().wait()
+    return sum(len(batch["value"]) for batch in ctx.batches(10))
+
+
 def misspells(feed: str, ctx: NodeContext) -> int:
     """Read a feed that nobody feeds."""
     return len(list(ctx.batches(10, feed=feed)))
@@ -408,13 +438,40 @@ def test_feed_of_another_name_than_is_fed_is_told_with_both_names() -> None:
 def test_misspelt_name_of_a_feed_is_told_after_seconds_with_both_names(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sparkdl.driver.feeds.feeds.OTHER_NAME_S", 0.5)
+    monkeypatch.setattr("sparkdl.driver.feeds.runner.LONG_WAIT_S", 0.5)
     with launch(misspells, "validation", nodes=1) as cluster:
         with pytest.raises(FeedTimeoutError):
             cluster.feed(range(10), name="validations", timeout_s=2 * STILL_S)
         cluster.abort()
     told = "feeds 'validations', and worker:0 reads 'validation', which has not been fed; did you"
     assert caplog.text.count(told) == 1
+
+
+def test_feed_of_the_right_name_for_another_role_is_told_after_seconds(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparkdl.driver.feeds.runner.LONG_WAIT_S", 0.5)
+    with launch(count_of_workers, nodes=2, eval_node=True) as cluster:
+        with pytest.raises(FeedTimeoutError, match=r"'input' to evaluator:0 alone"):
+            cluster.feed(range(10), to="evaluator", timeout_s=2 * STILL_S)
+        with pytest.raises(NodeFailedError, match=r"never fed to worker:0, .*A call feeds one rol"):
+            cluster.results(SOON_S)
+        cluster.abort()
+    assert caplog.text.count("feeds 'input' to evaluator:0 alone, and worker:0 reads 'input'") == 1
+
+
+def test_cluster_that_is_waited_for_and_not_fed_is_told_of(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparkdl.driver.feeds.runner.LONG_WAIT_S", 0.5)
+    with launch(count_rows) as cluster:
+        with pytest.raises(TimeoutError, match=r"worker:0, worker:1 still in map_fun after 4 s"):
+            cluster.wait(4 * STILL_S)
+        cluster.feed(range(10))
+        with pytest.raises(TimeoutError):
+            cluster.wait(2 * STILL_S)
+        assert [sum(counts) for counts in zip(*cluster.results(SOON_S), strict=True)] == [10, 45]
+    assert caplog.text.count("all nodes wait for rows of feed 'input', nothing was fed yet") == 1
 
 
 def test_driver_that_gives_up_a_feed_first_says_which_one_is_read() -> None:
@@ -431,7 +488,7 @@ def test_driver_that_gives_up_a_feed_first_says_which_one_is_read() -> None:
 
 def test_cluster_that_is_never_fed_ends_by_itself() -> None:
     with launch(count_rows, nodes=1, feed_timeout=0.5) as cluster:
-        with pytest.raises(NodeFailedError, match=r"UnfedError: .* nothing is being fed"):
+        with pytest.raises(NodeFailedError, match=r"UnfedError: .* nothing is being fed here"):
             cluster.wait(SOON_S)
         cluster.abort()
 
@@ -440,7 +497,9 @@ def test_feed_that_was_never_fed_is_an_error_when_the_feeds_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with launch(misspells, "input", nodes=1) as cluster:
-        with pytest.raises(NodeFailedError, match=r"UnfedError: feed 'input' was never fed, and"):
+        with pytest.raises(
+            NodeFailedError, match=r"UnfedError: feed 'input' was never fed to work"
+        ):
             cluster.results(SOON_S)
         cluster.abort()
     assert "has gone on to another epoch" not in caplog.text

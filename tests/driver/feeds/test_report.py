@@ -13,7 +13,8 @@ from sparkdl.driver.feeds.report import (
     Fed,
     awaited_by_all,
     gone_beyond,
-    other_names,
+    not_fed,
+    nothing_fed,
     report,
     waits_in_vain,
 )
@@ -45,13 +46,31 @@ def test_feed_that_began_brought_rows_or_is_not_read_any_more_is_no_reason() -> 
 
 def test_nodes_that_wait_for_another_name_than_is_fed_are_told_of() -> None:
     waits, fed = FeedCount("input"), FeedCount("inputs", began=0)
-    told = other_names(SPEC, "inputs", {(0, "input"): waits, (0, "inputs"): fed})
+    both = {0, 1}
+    told = not_fed(SPEC, "inputs", both, {(0, "input"): waits, (0, "inputs"): fed})
     assert "the driver feeds 'inputs', and worker:0 reads 'input', which has not" in told
     assert "did you mean 'inputs'?" in told
-    assert "did you mean" not in other_names(SPEC, "train", {(0, "validation"): waits})
+    assert "did you mean" not in not_fed(SPEC, "train", both, {(0, "validation"): waits})
     began = FeedCount("x", began=0)
-    assert other_names(SPEC, "inputs", {(0, "inputs"): fed, (0, "x"): began}) == ""
-    assert other_names(SPEC, "input", {(0, "input"): waits}) == "", "it has only just been asked"
+    assert not_fed(SPEC, "inputs", both, {(0, "inputs"): fed, (0, "x"): began}) == ""
+    assert not_fed(SPEC, "input", both, {(0, "input"): waits}) == "", "it has only just been asked"
+
+
+def test_nodes_that_wait_for_a_feed_of_another_role_are_told_of() -> None:
+    spec = ClusterSpec("c", plan_nodes(3, eval_node=True))
+    (evaluator,) = (node for node in spec.nodes if node.role is EVALUATOR)
+    workers = [node for node in spec.nodes if node is not evaluator]
+    feeds = {(node.node_id, "input"): FeedCount("input") for node in workers}
+    feeds[evaluator.node_id, "input"] = FeedCount("input", began=0)
+    told = not_fed(spec, "input", {evaluator.node_id}, feeds)
+    names = ", ".join(node.name for node in workers)
+    assert f"feeds 'input' to evaluator:0 alone, and {names} reads 'input' as well" in told
+    assert "change to=…" in told
+    feeds[workers[0].node_id, "inputs"] = FeedCount("inputs")
+    both = not_fed(spec, "input", {evaluator.node_id}, feeds)
+    assert told in both
+    assert "reads 'inputs', which has not been fed; did you mean 'input'?" in both
+    assert waits_in_vain(spec, feeds).endswith("being fed is 'input' to evaluator:0 alone")
 
 
 def test_cluster_waits_to_be_fed_once_all_its_nodes_wait_for_what_was_never_fed() -> None:
@@ -59,6 +78,10 @@ def test_cluster_waits_to_be_fed_once_all_its_nodes_wait_for_what_was_never_fed(
     running = Running(Roster(SPEC), world)
     unfed = {(node, "input"): FeedCount("input") for node in (0, 1)}
     assert awaited_by_all(running, unfed) == "'input'"
+    assert nothing_fed(running, unfed).startswith("all nodes wait for rows of feed 'input', ")
+    assert nothing_fed(running, {(0, "input"): FeedCount("input")}) == ""
+    again = build_world(1, {node: Address("h", 1, "") for node in SPEC.nodes})
+    assert nothing_fed(replace(running, world=again), unfed) == "", "it may have been fed before"
     assert awaited_by_all(running, {**unfed, (1, "more"): FeedCount("more")}) == "'input', 'more'"
     assert awaited_by_all(running, {(0, "input"): FeedCount("input")}) == ""
     for count in (FeedCount("more", began=0), FeedCount("more", closed=True)):

@@ -120,8 +120,9 @@ def test_arrays_of_text_are_refused_as_what_they_are(words: list[list[str]]) -> 
             dataset(it, "words")
 
 
+@pytest.mark.parametrize("way", ["fit", "evaluate", "validation", "distributed"])
 def test_text_as_a_label_is_refused_by_name_before_keras_traces(
-    monkeypatch: pytest.MonkeyPatch,
+    way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import tensorflow as tf
 
@@ -138,7 +139,19 @@ def test_text_as_a_label_is_refused_by_name_before_keras_traces(
     with Arrivals() as it:
         it.batch(rows(0, 4))
         with pytest.raises(FeedTypeError, match=r"label column 's' holds text.*StringIndexer"):
-            model.fit(dataset(it, "x", "s").prefetch(1), verbose=0)
+            if way == "evaluate":
+                model.evaluate(dataset(it, "x", "s").prefetch(1), verbose=0)
+            elif way == "validation":
+                numbers = tf.data.Dataset.from_tensors((tf.zeros([4, 2]), tf.zeros([4])))
+                data = dataset(it, "x", "s")
+                model.fit(numbers, validation_data=data, shuffle=False, verbose=0)
+            elif way == "distributed":
+                data = dataset(it, "x", "s")
+                strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+                data = strategy.experimental_distribute_dataset(data)
+                model.fit(data, steps_per_epoch=1, verbose=0)
+            else:
+                model.fit(dataset(it, "x", "s").prefetch(1), verbose=0)
 
 
 def test_text_that_a_map_indexes_is_a_label() -> None:

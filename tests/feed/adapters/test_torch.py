@@ -6,20 +6,27 @@ import os
 import pickle
 import re
 import signal
+import sys
 import tempfile
 import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkdl.core.errors import ConfigError, FeedTimeoutError, FeedTypeError
-from sparkdl.feed.adapters.torch import torch_dataset
+from sparkdl.core.errors import (
+    ConfigError,
+    FeedTimeoutError,
+    FeedTypeError,
+    FrameworkMissingError,
+)
+from sparkdl.feed.adapters.torch import let_accelerate_keep_batches, torch_dataset
 from sparkdl.feed.reader.batches import EpochBatches
 from tests.doubles.feeds import Arrivals, Running
 
@@ -283,6 +290,16 @@ def test_dataset_that_is_forgotten_lets_go_of_the_feed() -> None:
 def test_dataset_is_pickled_only_for_a_process_that_starts() -> None:
     with Arrivals() as it, pytest.raises(RuntimeError, match="inheritance"):
         pickle.dumps(dataset(it))
+
+
+def test_accelerate_that_takes_loaders_in_another_way_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = SimpleNamespace(prepare_data_loader=lambda loader: loader)
+    monkeypatch.setitem(sys.modules, "accelerate", SimpleNamespace(accelerator=here))
+    monkeypatch.setitem(sys.modules, "accelerate.accelerator", here)
+    with pytest.raises(FrameworkMissingError, match=r"a second time: .*Install Accelerate 1\.15"):
+        let_accelerate_keep_batches()
 
 
 def test_process_that_is_no_worker_of_a_loader_is_refused() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -322,40 +321,6 @@ def test_node_that_says_no_word_any_more_is_awaited_by_name(
         with pytest.raises(FeederError, match="worker:1: "):
             feeding.result()
         assert set(feed.awaited) == {link.target}, "until it is decided"
-
-
-@pytest.mark.parametrize("driver", ["decides nothing", "has failed", "is gone"])
-def test_decision_is_waited_for_as_long_as_the_driver_answers(
-    driver: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The host is silent for longer than a driver that is gone itself is waited for."""
-    target = Target(0, "worker:0", "grpc://127.0.0.1:1")
-    looks = 0
-
-    def knock(target: Target) -> str:
-        nonlocal looks
-        looks += 1
-        return "silent" if looks <= 10 else "accepts"
-
-    def fetch_cause(*coordinator: object) -> str:
-        if driver == "is gone":
-            raise OSError("no route")
-        return "it broke" if driver == "has failed" and looks == 5 else ""
-
-    monkeypatch.setattr(feeder, "knock", knock)
-    monkeypatch.setattr(feeder, "fetch_cause", fetch_cause)
-    monkeypatch.setattr(feeder, "_VERDICT_LOOK_S", 0.15)
-    spec = replace(order([target]), timeout_s=SOON_S, verdict_s=1.0)
-    monkeypatch.setattr(feeder, "_SILENT_S", 1.2)
-    caplog.set_level(logging.WARNING)
-    cause = feeder._verdict(spec, [target], FeederError("worker:0: no word"))
-    assert cause == ("it broke" if driver == "has failed" else "")
-    if driver != "is gone":
-        assert ("worker:0: no word" in caplog.text) == (driver == "decides nothing")
-    if driver == "is gone":
-        assert looks < 10
-    else:
-        assert looks == (11 if driver == "decides nothing" else 5)
 
 
 def test_error_in_the_partition_is_raised_and_leaves_no_connection() -> None:

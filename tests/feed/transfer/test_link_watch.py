@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from sparkdl.control.cause import CutLink
 from sparkdl.feed.transfer import link_watch, messages
 from sparkdl.feed.transfer.link_watch import LinkWatch, Silence
 from sparkdl.feed.transfer.messages import FeedSpec, Target, knock
-from tests.control.rooms import LOOPBACK, TOKEN, Room, play, room
+from tests.control.rooms import LOOPBACK, SOON_S, TOKEN, Room, play, room
 
 
 def target_of(listening: socket.socket, node_id: int = 0) -> Target:
@@ -101,3 +102,37 @@ def test_nobody_else_is_told_of(state: str) -> None:
 def test_watch_without_a_driver_to_tell_starts_no_thread() -> None:
     with LinkWatch(FeedSpec("f", 0, "run", (), TOKEN), lambda: []) as watch:
         assert not watch._thread.is_alive()
+
+
+@pytest.mark.parametrize("driver", ["decides nothing", "has failed", "is gone"])
+def test_decision_is_waited_for_as_long_as_the_driver_answers(
+    driver: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The host is silent for longer than a driver that is gone itself is waited for."""
+    target = Target(0, "worker:0", "grpc://127.0.0.1:1")
+    looks = 0
+
+    def knock(target: Target) -> str:
+        nonlocal looks
+        looks += 1
+        return "silent" if looks <= 10 else "accepts"
+
+    def fetch_cause(*coordinator: object) -> str:
+        if driver == "is gone":
+            raise OSError("no route")
+        return "it broke" if driver == "has failed" and looks == 5 else ""
+
+    monkeypatch.setattr(link_watch, "knock", knock)
+    monkeypatch.setattr(link_watch, "fetch_cause", fetch_cause)
+    monkeypatch.setattr(link_watch, "_VERDICT_LOOK_S", 0.15)
+    spec = FeedSpec("f", 0, "run", (target,), TOKEN, timeout_s=SOON_S, host_timeout_s=0.5)
+    monkeypatch.setattr(link_watch, "_SILENT_S", 1.2)
+    caplog.set_level(logging.WARNING)
+    cause = link_watch.await_decision(spec, [target], RuntimeError("worker:0: no word"))
+    assert cause == ("it broke" if driver == "has failed" else "")
+    if driver != "is gone":
+        assert ("worker:0: no word" in caplog.text) == (driver == "decides nothing")
+    if driver == "is gone":
+        assert looks < 10
+    else:
+        assert looks == (11 if driver == "decides nothing" else 5)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -30,14 +29,14 @@ def rows(count: int, seed: int = 0) -> tuple[Any, Any]:
     return x, y
 
 
-def compiled(package: str = "keras", metrics: tuple[str, ...] = ("accuracy",)) -> Any:
+def compiled(metrics: tuple[str, ...] = ("accuracy",)) -> Any:
     """Return a small binary classifier with the same initial weights every time.
 
     Args:
-        package: to make it with: "keras", or "tf_keras".
         metrics: to compile it with; "AUC" is one that is not the mean over the workers.
     """
-    keras = import_module(package)
+    import keras
+
     keras.utils.set_random_seed(7)
     model = keras.Sequential(
         [

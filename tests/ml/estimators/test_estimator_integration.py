@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-import logging
-import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.ml.evaluation import RegressionEvaluator
-from pyspark.ml.tuning import ParamGridBuilder, TrainValidationSplit
-from pyspark.sql import functions as f
 
 from sparkdl.core.errors import (
     ConfigError,
@@ -118,36 +111,6 @@ def test_what_cannot_work_is_refused_before_anything_runs(
         estimator.fit(frame)
 
 
-@pytest.mark.deep
-@pytest.mark.tensorflow
-@pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras' about numpy
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Spark's pool
-def test_train_validation_split_picks_the_better_model(frame: DataFrame, tmp_path: Path) -> None:
-    import keras
-    import numpy as np
-
-    paths = []
-    for name, slope in (("bad", 1.0), ("good", 10.0)):
-        layer = keras.layers.Dense(1, name="y")
-        model = keras.Sequential([keras.Input((1,), name="x"), layer])
-        layer.set_weights([np.array([[slope]]), np.zeros(1)])
-        paths.append(str(tmp_path / f"{name}.keras"))
-        model.save(paths[-1])
-    estimator = plain(train_fns.save_given, models=paths, export_dir=str(tmp_path / "out.keras"))
-    estimator.setInputMapping({"x": "x", "z": "label"}).setOutputMapping({"y": "p"})
-    estimator.setOutputTypes({"p": "double"})
-    grid = ParamGridBuilder().addGrid(estimator.epochs, [1, 2]).build()
-    evaluator = RegressionEvaluator(labelCol="z", predictionCol="p", metricName="mae")
-    tuned = TrainValidationSplit(
-        estimator=estimator, estimatorParamMaps=grid, evaluator=evaluator, seed=1
-    ).fit(frame.coalesce(1))
-    gc.collect()  # Spark leaves a pool of threads to it
-    assert tuned.validationMetrics[0] > 1 > tuned.validationMetrics[1] == pytest.approx(0, abs=1e-3)
-    assert isinstance(tuned.bestModel, TFModel)
-    scored = tuned.bestModel.transform(frame.coalesce(1))
-    assert scored.where(f.abs(f.col("p") - f.col("z")) > 0.01).count() == 0
-
-
 def test_ps_and_tensorboard_are_asked_of_the_launch(
     frame: DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,47 +126,3 @@ def test_ps_and_tensorboard_are_asked_of_the_launch(
         estimator.setTensorboard(True).setLogDir("/logs").fit(frame)
     found = {name: asked[name] for name in ("nodes", "num_ps", "driver_ps_nodes", "tensorboard")}
     assert found == {"nodes": 3, "num_ps": 1, "driver_ps_nodes": True, "tensorboard": "/logs"}
-
-
-@pytest.mark.deep
-@pytest.mark.tensorflow
-def test_ps_on_the_drivers_machine_train_and_tensorboard_shows_the_log_dir(
-    frame: DataFrame, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    caplog.set_level(logging.INFO, "sparkdl.ml")
-    estimator: Any = TFEstimator(train_fns.train_on_ps, {"batch_size": 8, "epochs": 20})
-    estimator.setInputMapping({"x": "x", "z": "z"}).setClusterSize(3)
-    estimator.setNumPS(1).setDriverPSNodes(True).setTensorboard(True).setLogDir(str(tmp_path))
-    model: Any = estimator.fit(frame)
-    chief, *others = model.summary.results
-    assert others == [None, None], "a worker and a ps, which serve"
-    assert (chief["rows"], chief["is_on_ps"]) == (20 * ROWS, True)
-    assert model.history["slope"][-1] == pytest.approx(10, abs=0.5)
-    assert model.summary.feed.rows_used == 20 * ROWS
-    assert re.search(r"TensorBoard answers at http://\S+:\d+", caplog.text)
-
-
-@pytest.mark.deep
-@pytest.mark.tensorflow
-@pytest.mark.timeout(400)
-def test_two_nodes_train_digits_and_the_model_scores_them(
-    spark_cluster: SparkSession, tmp_path: Path
-) -> None:
-    from sklearn.datasets import load_digits
-
-    images, digits = load_digits(return_X_y=True)
-    data = [((i / 16).tolist(), int(d)) for i, d in zip(images, digits, strict=True)]
-    frame = spark_cluster.createDataFrame(data, "pixels array<float>, digit int").repartition(2)
-    train, test = frame.randomSplit([0.8, 0.2], seed=1)
-    args = {"export_dir": str(tmp_path / "digits"), "epochs": 8}
-    estimator: Any = TFEstimator(train_fns.train_digits, args)
-    estimator.setClusterSize(2).setBatchSize(32).setInputMapping({"pixels": "image", "digit": "y"})
-    model: Any = estimator.fit(train)
-    assert len(model.history["loss"]) == 8
-    assert model.history["loss"][-1] < model.history["loss"][0]
-    (output,) = model.transform(test).columns[2:]
-    scored = model.setOutputMapping({output: "s"}).transform(test)
-    best = f.expr("array_position(s, array_max(s)) - 1")
-    right = scored.where(best == f.col("digit")).count()
-    assert right / test.count() > 0.9

@@ -25,9 +25,10 @@ from sparkdl.core.errors import ConfigError, FeedTypeError
 from sparkdl.ml.estimators import keras_estimator
 from sparkdl.ml.estimators.estimator import launch_options
 from sparkdl.ml.estimators.keras_estimator import KerasEstimator
+from sparkdl.ml.estimators.keras_model import inputs_of
 from sparkdl.ml.scoring.model import KerasModel
 from tests.doubles import sessions
-from tests.ml.train_fns import FEATURES, classifier, dying, halving, read_all, softmax
+from tests.ml.train_fns import FEATURES, classifier, difference, dying, halving, read_all, softmax
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -348,6 +349,29 @@ def test_softmax_of_an_unnamed_input_is_fitted_scored_and_evaluated(
         found = BinaryClassificationEvaluator(rawPredictionCol="probability").evaluate(scored)
         assert found == pytest.approx(1.0)
     scored.unpersist()
+
+
+def test_inputs_without_names_are_called_the_same_in_training_and_in_scoring(
+    spark_ml: SparkSession,
+) -> None:
+    frame = spark_ml.range(40, numPartitions=1).selectExpr(
+        "float(id) as more", "float(1) as less", "float(id - 1) as label"
+    )
+    model = difference()
+    names = [tensor.name for tensor in inputs_of(model)]
+    estimator = KerasEstimator(
+        model,
+        input_mapping=dict(zip(("more", "less"), names, strict=True)),
+        loss="mse",
+        optimizer="sgd",
+        learning_rate=0.0,
+        batch_size=10,
+        num_workers=1,
+    )
+    scored = estimator.fit(frame).transform(frame)
+    assert [row.prediction for row in scored.collect()] == pytest.approx(list(range(-1, 39)))
+    with pytest.raises(ConfigError, match=r"inputs input_layer.*in each process: keras\.Input"):
+        estimator.copy().setModel(difference).fit(frame)
 
 
 def test_columns_that_are_there_already_name_the_parameter_to_set(spark_ml: SparkSession) -> None:

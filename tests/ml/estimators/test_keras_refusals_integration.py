@@ -141,6 +141,9 @@ def test_empty_data_is_an_error_at_once(frame: DataFrame) -> None:
         KerasEstimator(network(), features_col="good").fit(none)
     with pytest.raises(ConfigError, match="the DataFrame has no rows to train on"):
         TFEstimator(print, {}).fit(none)
+    unmarked = TFEstimator(print, {"validation_indicator_col": "none"})
+    with pytest.raises(ConfigError, match="no rows to validate with: validation_indicator_col='no"):
+        unmarked.fit(frame)
 
 
 def test_model_without_loss_is_refused_also_where_it_is_set_later(frame: DataFrame) -> None:

@@ -18,6 +18,7 @@ from sparkdl.core.errors import ConfigError, FeedTypeError, JobFailedError
 from sparkdl.ml.jobs.rows import Column, Rows, num_steps, read_sample, store
 from sparkdl.ml.jobs.spark import _explained
 from sparkdl.ml.jobs.task import Sum, added, joined, num_groups, pack, parts, total, unpack
+from sparkdl.node.task import Problem
 from tests.ml import jobs_backend
 
 
@@ -117,7 +118,7 @@ def test_what_a_task_raised_is_told_without_sparks_trace() -> None:
     failed = _explained(Exception(text.format("sparkdl.core.errors.FeedTypeError: it holds nulls")))
     assert isinstance(failed, JobFailedError)
     assert str(failed).endswith("failed: sparkdl.core.errors.FeedTypeError: it holds nulls")
-    wrong = _explained(Exception(text.format("sparkdl.core.errors.ConfigError: set it")))
+    wrong = _explained(Exception(text.format(Problem("ConfigError", "set it").error())))
     assert isinstance(wrong, ConfigError)
     assert str(wrong) == "set it"
 

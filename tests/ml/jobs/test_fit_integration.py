@@ -161,6 +161,8 @@ def test_what_cannot_work_is_refused(data: DataFrame) -> None:
             fit_in_jobs(data, model_fn, loss_fn, adam, **options)
     with pytest.raises(ConfigError, match="no training rows"):
         fit_in_jobs(data.where("y > 100"), model_fn, loss_fn, adam)
+    with pytest.raises(ConfigError, match="no validation rows"):
+        fit_in_jobs(data, model_fn, loss_fn, adam, validation=data.where("y > 100"))
     text = data.withColumn("y", f.col("y").cast("string"))
     with pytest.raises(ConfigError, match="'y' is of type string: training as Spark jobs takes"):
         fit_in_jobs(text, model_fn, loss_fn, adam)

@@ -13,8 +13,8 @@ from pyspark.ml.functions import array_to_vector
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import functions as f
 
+from sparkdl import TorchModel, predict
 from sparkdl.core.errors import ConfigError
-from sparkdl.ml import TorchModel, predict
 from tests.ml.models import linear
 from tests.ml.torch_models import two_in_two_out
 
@@ -167,7 +167,7 @@ def test_function_that_fails_is_named_with_rows_and_partition(frame: DataFrame) 
 def test_predict_refuses_what_cannot_work_before_anything_runs(frame: DataFrame) -> None:
     import threading
 
-    lock = threading.Lock()
+    lock, spark = threading.Lock(), frame.sparkSession
     for change, wrong in (
         ({"input_cols": "x"}, "must be a list of one or more columns"),
         ({"input_cols": ["y"]}, r"name 'y', and the DataFrame's columns are id, a.b, x"),
@@ -175,7 +175,9 @@ def test_predict_refuses_what_cannot_work_before_anything_runs(frame: DataFrame)
         ({"schema": "a flot"}, "no schema of Spark"),
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"handle_invalid": "drop"}, "handle_invalid='drop' cannot be"),
-        ({"make": lambda: lock}, "the variable 'lock'"),
+        ({"make": lambda: lock}, "the variable 'lock' .*Create it inside the function instead"),
+        ({"make": lambda: frame}, "'frame' .*: join its columns to the DataFrame that is scored"),
+        ({"make": lambda: spark}, "'spark' .*: use it in the driver, and let the function use"),
         ({"make": 3}, "a function that makes the one to call, not int"),
     ):
         arguments: dict[str, Any] = {"make": calls, "input_cols": ["x"], "schema": "y float"}

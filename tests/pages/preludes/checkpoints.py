@@ -88,14 +88,19 @@ def initial_state():
     return {"weights": jnp.zeros((64, 10)), "bias": jnp.zeros(10)}
 
 
-def train_step(state, x, y, weight):
+@jax.jit
+def descend(state, x, y, weight):
     def loss(state):
         scores = jax.nn.log_softmax(x @ state["weights"] + state["bias"])
         each = -jnp.take_along_axis(scores, y[:, None], axis=1)[:, 0]
         return jnp.sum(each * weight) / jnp.sum(weight)
 
-    fail_once()
     return jax.tree.map(lambda w, s: w - 0.1 * s, state, jax.grad(loss)(state))
+
+
+def train_step(state, x, y, weight):
+    fail_once()
+    return descend(state, x, y, weight)
 
 
 # block: JAX

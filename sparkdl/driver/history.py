@@ -1,6 +1,6 @@
-"""What is kept of a cluster's events, for as long as it trains. Pure; its size is bounded.
+"""What a cluster does and has done, folded from its events. Pure; its size is bounded.
 
-Runs in: dashboard
+Runs in: driver, dashboard
 """
 
 from __future__ import annotations
@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from sparkdl.dashboard.events import (
-    AnyEvent,
+from sparkdl.driver.events import (
     Changed,
     Checkpoint,
     EpochsFed,
@@ -95,6 +94,7 @@ class NodeRow:
     Attributes:
         used: rows of all epochs, each of which may read the same rows again.
         rate: steps, or else batches, in a second of the last minute.
+        rows_rate: rows used in a second of the last minute.
         is_slow: it takes fewer steps than most, or the others wait for it.
         waits: shares of the last minute, see `Sampled`.
         load: what it takes of its machine; see `NodeLoad`.
@@ -111,6 +111,7 @@ class NodeRow:
     used: int = 0
     epochs: int = 0
     rate: float = float("nan")
+    rows_rate: float = float("nan")
     is_slow: bool = False
     waits: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -129,6 +130,8 @@ class History:
     Attributes:
         state: as in `Changed`; of a cluster that has finished or failed this, also when it is
             stopped.
+        status: the state in words, with the restarts.
+        cause: why a cluster that has ended did not finish.
         problems: of all generations: when, which generation, what.
         epochs: the last ones, with the generation that they came to, whose numbers begin at 0.
         begun: of each generation: when, its number, why there is another one.
@@ -138,11 +141,13 @@ class History:
         self.cluster = cluster
         self.launched = Launched(cluster, time_s, "", ())
         self.state, self.is_stopped = "gathering", False
+        self.status = "Gathering"
         self.generation = -1
         self.now_s = time_s
         self.ended_s: float | None = None
         self.places: dict[int, Place] = {}
         self.failed: dict[int, Problem] = {}
+        self.cause: Problem | None = None
         self.problems: deque[tuple[float, int, Problem]] = deque(maxlen=_MAX_EVENTS)
         self.begun: deque[tuple[float, int, str]] = deque(maxlen=_MAX_EVENTS)
         self.checkpoints: deque[Checkpoint] = deque(maxlen=_MAX_EVENTS)
@@ -162,12 +167,12 @@ class History:
         """Since the launch, until the end."""
         return (self.ended_s or self.now_s) - self.launched.time_s
 
-    def add(self, event: AnyEvent) -> None:
+    def add(self, event: Event) -> None:
         """Take in what has happened."""
         self.now_s = max(self.now_s, event.time_s)
         self._rows = None
         match event:
-            case Launched():
+            case Launched() if event != self.launched:
                 self.launched = event
                 for node_id in range(len(event.nodes)):
                     self._note_phase(node_id, "starting", event.time_s)
@@ -261,11 +266,13 @@ class History:
             self.begun.append((event.time_s, event.generation, event.reason))
             self.failed.clear()
             self._recent.clear()
+        self.status = event.status or event.state.capitalize()
         self.is_stopped, self.generation = event.state == "stopped", event.generation
         if event.state not in ("stopping", "stopped") or self.state not in ("finished", "failed"):
             self.state = event.state
         if event.places:
             self.places = {place.node_id: place for place in event.places}
+        self.cause = event.problems[0] if event.problems and event.state in ENDED else None
         known = {problem for _, _, problem in self.problems}
         names = {name: node_id for node_id, name in enumerate(self.launched.nodes)}
         for problem in event.problems:
@@ -317,6 +324,7 @@ class History:
             used=sum(feed.used[at] for feed in feeds),
             epochs=max((feed.epochs[at] for feed in feeds), default=0),
             rate=self._rate(at),
+            rows_rate=self._rows_rate(at),
             metrics={
                 name: value
                 for name, column in sample.metrics.items()
@@ -337,8 +345,13 @@ class History:
         last = self._recent[-1]
         does_report = last.steps[at] >= 0
         first = next(each for each in self._recent if (each.steps[at] >= 0) is does_report)
-        span_s = last.time_s - first.time_s
-        return max(0.0, (_steps(last, at) - _steps(first, at)) / span_s) if span_s > 0 else math.nan
+        return _growth(first, last, lambda sample: _steps(sample, at))
+
+    def _rows_rate(self, at: int) -> float:
+        if not self._recent or not self._recent[-1].feeds:
+            return math.nan
+        first, last = self._recent[0], self._recent[-1]
+        return _growth(first, last, lambda s: sum(feed.used[at] for feed in s.feeds.values()))
 
     def _note_phase(self, node_id: int, phase: str, time_s: float) -> None:
         span = self._open.get(node_id)
@@ -363,12 +376,27 @@ class Clusters:
             history = self.histories[event.cluster] = History(event.cluster, event.time_s)
             while len(self.histories) > _MAX_CLUSTERS:
                 del self.histories[next(iter(self.histories))]
-        history.add(event)  # type: ignore[arg-type]
+        history.add(event)
 
     def get(self, cluster: str | None = None) -> History | None:
         """Return a cluster's history; the newest one's if it is not named or not known."""
         newest = next(reversed(self.histories.values()), None)
         return self.histories.get(cluster or "", newest)
+
+
+def folded(events: Iterable[Event]) -> History:
+    """Return what events of one cluster say of it."""
+    clusters = Clusters()
+    for event in events:
+        clusters.add(event)
+    (history,) = clusters.histories.values()
+    return history
+
+
+def _growth(first: Sampled, last: Sampled, count: Callable[[Sampled], int]) -> float:
+    """Return by how much a count has grown in a second; NaN where that is not known."""
+    span_s = last.time_s - first.time_s
+    return max(0.0, (count(last) - count(first)) / span_s) if span_s > 0 else math.nan
 
 
 def _gained(first: FeedColumns, last: FeedColumns) -> int:

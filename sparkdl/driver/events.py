@@ -1,11 +1,18 @@
-"""What the driver tells the dashboard, and what a recorded run holds: one JSON object a line.
+"""The facts about a cluster, as its controller publishes them: see Events in docs/design.md.
 
 Runs in: driver, dashboard
+
+Those up to `Stacks` are also what a recorded run holds, and what the dashboard's process is sent:
+one JSON object a line. The others stay in the driver.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
+
+from sparkdl.control.messages import LogLines, Traced
 
 
 class Event(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -26,12 +33,14 @@ class Launched(Event, frozen=True):
     Attributes:
         nodes: their names, by node id.
         input_mode: `spark` or `own`.
-        feed_memory_nbytes: of rows that a node holds at most; 0 where that is not known.
+        program, pid: of the driver.
     """
 
     framework: str
     nodes: tuple[str, ...]
     input_mode: str = ""
+    program: str = ""
+    pid: int = 0
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -65,6 +74,8 @@ class Changed(Event, frozen=True):
         places: of a generation that begins.
         problems: what has failed, the cause first.
         reason: why there is another generation.
+        status: the state in words, with the restarts; see `Cluster.status`.
+        is_over: the cluster has ended, and its agents with it.
     """
 
     state: str
@@ -72,6 +83,8 @@ class Changed(Event, frozen=True):
     places: tuple[Place, ...] = ()
     problems: tuple[Problem, ...] = ()
     reason: str = ""
+    status: str = ""
+    is_over: bool = False
 
 
 class Checkpoint(Event, frozen=True):
@@ -155,6 +168,69 @@ class Stacks(Event, frozen=True):
     stacks: dict[str, str]
 
 
+class Report(Event, frozen=True):
+    """What a node has reported by `ctx.report(step, **metrics)`.
+
+    Attributes:
+        time_s: Unix time in seconds at which the report came to the driver.
+        node: its name, `worker:1` for example.
+        rank: its rank in the world.
+    """
+
+    node: str
+    rank: int
+    step: int
+    metrics: Mapping[str, float]
+
+
+class NodeMoved(Event, frozen=True):
+    """A node is in another phase of its life.
+
+    Attributes:
+        phase: `joined`, `offered`, `entered`, `returned`, `failed` or `left`.
+        host: of an agent that has joined.
+        problem: why its child has failed, in a line.
+    """
+
+    node_id: int
+    phase: str
+    generation: int = -1
+    host: str = ""
+    problem: str = ""
+
+
+class Spanned(Event, frozen=True):
+    """Spans of a node's child, by the clock of its host."""
+
+    agent_id: str
+    node_id: int
+    traced: Traced
+
+
+class ClockRead(Event, frozen=True):
+    """An agent, asked at `sent_us` by the driver's clock, has said what its host's clock shows."""
+
+    agent_id: str
+    node_id: int
+    sent_us: int
+    local_us: int
+
+
+class Logged(Event, frozen=True):
+    """A node's child has printed lines."""
+
+    node: str
+    printed: LogLines
+
+
+class Stepped(Event, frozen=True):
+    """The state, or a feed's counts, may be others: those who decide by them look again."""
+
+
+class Ended(Event, frozen=True):
+    """The controller is closed: the last event of all."""
+
+
 class AskLog(msgspec.Struct, frozen=True, tag=True):
     """Somebody looks at a node's log."""
 
@@ -178,7 +254,7 @@ _asks = msgspec.json.Decoder(Ask)
 _encoder = msgspec.json.Encoder()
 
 
-def line_of(message: AnyEvent | Ask) -> bytes:
+def line_of(message: Event | Ask) -> bytes:
     """Return the line that stands for a message."""
     return _encoder.encode(message) + b"\n"
 

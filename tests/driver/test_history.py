@@ -7,7 +7,7 @@ import math
 import pytest
 from msgspec.structs import replace
 
-from sparkdl.dashboard.events import (
+from sparkdl.driver.events import (
     Changed,
     Checkpoint,
     EpochsFed,
@@ -17,7 +17,7 @@ from sparkdl.dashboard.events import (
     Problem,
     Sampled,
 )
-from sparkdl.dashboard.history import MAX_POINTS, Clusters, History, Series
+from sparkdl.driver.history import MAX_POINTS, Clusters, History, Series
 
 NAMES = ("worker:0", "worker:1", "worker:2")
 

@@ -1,0 +1,117 @@
+"""Hosts that were given up: Spark starts nothing more there, and forgets what it had there.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from contextlib import suppress
+from typing import Any
+
+from pyspark import SparkContext
+
+from sparkdl.driver.slots.advice import is_true
+from sparkdl.driver.slots.spark_errors import raised_in_task
+
+_log = logging.getLogger(__name__)
+
+_DYNAMIC = "spark.dynamicAllocation.enabled"
+_left: dict[str, set[str]] = {}
+"""By application, the executors that were on hosts that have been given up."""
+
+
+def executors_left(sc: SparkContext) -> set[str]:
+    """Return the executors that were on hosts that have been given up."""
+    return _left.get(str(sc.applicationId), set())
+
+
+def executors_of(sc: SparkContext) -> list[Any]:
+    """Return Spark's summaries of its executors."""
+    found = sc._jsc.sc().statusStore().executorList(True)
+    all_of_them = [found.apply(i) for i in range(found.size())]
+    return [executor for executor in all_of_them if executor.id() != "driver"]
+
+
+def leave_host(sc: SparkContext, host: str, is_there: bool) -> None:
+    """Have Spark start no more tasks on a host that is given up, and look for nothing there.
+
+    Left alone, Spark notices the loss of one that does not answer after `spark.network.timeout`,
+    two minutes by default. Until then it feeds from there, and other executors fetch cached blocks,
+    shuffle files and broadcast variables from there: those tasks neither end nor fail.
+
+    Args:
+        is_there: it is cut off from other hosts alone.
+    """
+    left = _left.setdefault(str(sc.applicationId), set())
+    # Replaced, because the host may come back; other masters start it elsewhere. But one that is
+    # there would get the next one from a standalone master at once.
+    is_replaced = not (is_there and str(sc.master).startswith("spark://"))
+    is_replaced |= is_true(sc.getConf().get(_DYNAMIC, "false"))  # Spark allows nothing else then
+    for executor in executors_of(sc):
+        name = executor.hostPort().rpartition(":")[0].strip("[]")
+        if executor.id() in left or host not in (name, *_addresses(name)):
+            continue
+        left.add(executor.id())
+        spark = sc._jsc.sc()
+        kill = spark.killAndReplaceExecutor if is_replaced else spark.killExecutor
+        try:
+            is_killed = kill(executor.id())
+        finally:  # the master may be gone as well
+            is_forgotten = _forget(sc, executor.id(), name)
+        if is_killed or is_forgotten:
+            _log.warning(
+                "Excluded executor %s on %s from further tasks: its host was given up",
+                executor.id(),
+                host,
+            )
+
+
+def _forget(sc: SparkContext, executor_id: str, name: str) -> bool:
+    """Have the driver forget the cached blocks of an executor, and the shuffle files of its host.
+
+    A master cannot kill what does not answer, and until its heartbeat times out other executors
+    fetch from there. What it held is computed again elsewhere. Its tasks are left to Spark: it
+    would start that of the lost node again at once, in a slot that feeding needs.
+
+    Args:
+        name: what Spark calls its host.
+    """
+    try:
+        spark = sc._jsc.sc()
+        blocks = _call(sc, "SparkEnv", spark.env(), "blockManager", "storage.BlockManager")
+        master = _call(sc, "storage.BlockManager", blocks, "master", "storage.BlockManagerMaster")
+        master.removeExecutor(executor_id)
+        spark.schedulerBackend().removeWorker("", name, "sparkdl has given up this host")
+    except Exception as error:  # noqa: BLE001 (which py4j raises for what another Spark lacks)
+        _log.warning(
+            "Spark %s forgets the blocks of executor %s not at once, but when its heartbeat times "
+            "out (spark.network.timeout): %s",
+            sc.version,
+            executor_id,
+            raised_in_task(error),
+        )
+        return False
+    return True
+
+
+def _call(sc: SparkContext, kind: str, target: Any, method: str, returned: str) -> Any:
+    """Call a method of one of Spark's classes without reflection, by which py4j finds methods.
+
+    Reflection would load the classes of all its methods, of which pyspark lacks some (protobuf).
+    """
+    jvm: Any = sc._jvm
+    java = jvm.java.lang
+    of, returns = (java.Class.forName(f"org.apache.spark.{name}") for name in (kind, returned))
+    kinds = java.invoke.MethodType.methodType(returns)
+    handle = java.invoke.MethodHandles.publicLookup().findVirtual(of, method, kinds)
+    arguments = jvm.java.util.ArrayList()
+    arguments.add(target)
+    return handle.invokeWithArguments(arguments)
+
+
+def _addresses(name: str) -> set[str]:
+    with suppress(OSError):
+        return {str(found[4][0]) for found in socket.getaddrinfo(name, None)}
+    return set()

@@ -1,0 +1,56 @@
+"""What Spark's errors say: of the job of the nodes, of any task, and of its own end.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+import re
+
+from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
+from sparkdl.node.task import parse_problem
+
+_NEEDED = ("sparkdl", "pyarrow", "numpy", "pandas", "cloudpickle", "msgspec", "psutil")
+"""What the task of a node imports."""
+
+
+def explain_job_failure(error: Exception) -> SparkdlError:
+    """Turn the failure of the nodes' Spark job into the error that says what to change."""
+    text = str(error)
+    problem = parse_problem(text)
+    if problem is not None:
+        return problem.at_driver()
+    if "PYTHON_VERSION_MISMATCH" in text:
+        detail = next(line for line in text.splitlines() if "PYTHON_VERSION_MISMATCH" in line)
+        return ConfigError(
+            f"driver and executors run different versions of Python: {detail.strip()}. Set "
+            "PYSPARK_PYTHON (or spark.pyspark.python) to the same version on all machines"
+        )
+    if lacking := re.search(f"No module named '({'|'.join(_NEEDED)})'", text):
+        return ConfigError(
+            f"the executors' Python has no {lacking[1]}; install sparkdl-cluster there, or ship an "
+            "environment with spark.archives and point PYSPARK_PYTHON into it"
+        )
+    if absent := re.search(r'Cannot run program "[^\n]*', text):
+        return ConfigError(
+            f"an executor starts no Python: {absent[0]}. Set PYSPARK_PYTHON (or "
+            "spark.pyspark.python) to one that is there on all machines"
+        )
+    return LaunchError(f"the Spark job that carries the nodes failed: {raised_in_task(error)}")
+
+
+def raised_in_task(error: Exception) -> str:
+    """Return the line of a failed job's error that says what was raised in Python, or in the JVM.
+
+    Spark sends no exception from a task, only text: the traceback, and the JVM's around it.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = [line for line in lines if not line.startswith(("at ", "py4j"))]
+    in_python = [line for line in said if "Error: " in line]
+    in_jvm = [line.removeprefix(": ") for line in said if "Exception: " in line]
+    return (in_python or in_jvm or lines or [type(error).__name__])[0]
+
+
+def was_shut_down(error: Exception) -> bool:
+    """Whether a job failed because its SparkContext was stopped."""
+    return "SparkContext was shut down" in str(error)

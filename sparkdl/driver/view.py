@@ -1,0 +1,231 @@
+"""What a controller knows of its cluster, and the events that say so.
+
+Runs in: driver
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sparkdl.control.messages import BoardStarted, FeedCount, NodeActive, NodeLoad
+from sparkdl.core.failure import Failure
+from sparkdl.core.spec import ClusterSpec
+from sparkdl.core.world import CheckpointRef, World
+from sparkdl.driver.events import (
+    Changed,
+    Checkpoint,
+    FeedColumns,
+    Launched,
+    Place,
+    Problem,
+    Sampled,
+)
+from sparkdl.driver.lifecycle import state as states
+from sparkdl.driver.waits import Shares, Waits, in_step
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of `cluster.feed` that is under way.
+
+    Attributes:
+        before: the counts by node id when it began.
+        rows: how many there are to read, 0 while that is not known.
+        received: rows by node id before the Spark job that runs now; `None` while none does.
+        is_delivered: all rows have come to the nodes, which read them.
+    """
+
+    before: Mapping[int, FeedCount]
+    rows: int
+    received: Mapping[int, int] | None = None
+    is_delivered: bool = False
+
+    def stage(self, counts: Mapping[int, FeedCount]) -> str:
+        """Return how far the feeding is, to nodes that have these counts; see `FeedColumns`."""
+        before = self.received
+        if before is not None and all(
+            count.rows_received <= before.get(node_id, 0) for node_id, count in counts.items()
+        ):
+            return "computing"
+        return "delivered" if self.is_delivered else "fed"
+
+
+@dataclass
+class View:
+    """What the controller knows; other threads read it while they hold its condition."""
+
+    state: states.State
+    feeds: dict[tuple[int, str], FeedCount] = field(default_factory=dict)
+    progress: int = 0
+    """Counts every feed message with news, so that a wait can tell progress from silence."""
+    tensorboard: BoardStarted | None = None
+    pids: dict[int, int] = field(default_factory=dict)
+    """Of the nodes' children, by node id."""
+    activity: dict[int, NodeActive] = field(default_factory=dict)
+    """What the nodes have done beside their feeds, by node id."""
+    load: dict[int, NodeLoad] = field(default_factory=dict)
+    """What the nodes take of their machines, by node id; empty unless somebody looks."""
+    waits: Waits = field(default_factory=Waits)
+    """What the nodes have waited for in the last minute."""
+    calls: dict[str, Call] = field(default_factory=dict)
+    """The calls that are being fed, by feed."""
+    have_feeds_ended: bool = False
+    """It was announced to the nodes that no more rows will come."""
+
+
+def launched(spec: ClusterSpec, begun_s: float) -> Launched:
+    """Return the first event of a cluster."""
+    names = tuple(node.name for node in spec.nodes)
+    mode = spec.input_mode.name.lower()
+    program = Path(sys.argv[0]).name or "python"
+    about = spec.framework, names, mode, program, os.getpid()
+    return Launched(spec.cluster_id, begun_s, *about)
+
+
+@dataclass
+class Seen:
+    """The states of a cluster that have been published."""
+
+    cluster: str
+    state: str = ""
+    generation: int = -1
+    failures: tuple[Failure, ...] = ()
+    checkpoint: CheckpointRef | None = None
+    is_over: bool = False
+
+    def news(self, state: states.State, now_s: float) -> Iterator[Changed | Checkpoint]:
+        """Yield what is new in a state: all of it, if it is the first."""
+        name, before = type(state).__name__.lower(), states.before_stop(state)
+        generation = states.generation_of(state)
+        generation = self.generation if generation is None else generation
+        failures = tuple(getattr(before, "failures", ()))
+        is_over = states.is_empty(state)
+        now = (name, generation, failures, is_over)
+        if now != (self.state, self.generation, self.failures, self.is_over):
+            is_another = (self.state, self.generation) != (name, generation)
+            begins = not self.state or (name == "running" and is_another)
+            world = getattr(before, "world", None)
+            cause = getattr(getattr(before, "roster", None), "history", None)
+            problem = getattr(before, "problem", None)
+            problems = tuple(map(_problem, sorted(failures, key=lambda failure: failure.order)))
+            if problem is not None and not problems:
+                problems = (Problem("", f"{type(problem).__name__}: {problem}"),)
+            yield Changed(
+                self.cluster,
+                now_s,
+                name,
+                generation,
+                _places(world) if begins else (),
+                problems,
+                cause.cause.headline() if begins and cause and cause.cause else "",
+                states.status_of(state),
+                is_over,
+            )
+            self.state, self.generation, self.failures, self.is_over = now
+        checkpoint = getattr(getattr(before, "roster", None), "checkpoint", None)
+        if checkpoint is not None and checkpoint != self.checkpoint:
+            self.checkpoint = checkpoint
+            yield Checkpoint(self.cluster, now_s, checkpoint.url, checkpoint.step)
+
+
+def _problem(failure: Failure) -> Problem:
+    return Problem(failure.node, failure.headline(), failure.describe())
+
+
+def _places(world: World | None) -> tuple[Place, ...]:
+    members = world.members if world else ()
+    return tuple(Place(member.node.node_id, member.rank, member.host) for member in members)
+
+
+def sampled(spec: ClusterSpec, now_s: float, view: View) -> Sampled:
+    """Return how far the nodes are; while the view is held."""
+    node_ids = range(len(spec.nodes))
+    generation = states.generation_of(view.state)
+    reported = [view.activity.get(node_id) or _NOTHING for node_id in node_ids]
+    # What a node reported before a restart says nothing of where it is now.
+    active = [each if generation in (None, each.generation) else _NOTHING for each in reported]
+    names = sorted({name for each in active for name in each.metrics})
+    feeds = sorted({feed for _, feed in view.feeds})
+    return Sampled(
+        spec.cluster_id,
+        now_s,
+        [node_state(view, node_id) for node_id in node_ids],
+        [view.pids.get(node_id, 0) for node_id in node_ids],
+        [each.step for each in active],
+        {name: [each.numbers.get(name) for each in active] for name in names},
+        {
+            feed: _columns(
+                feed, [view.feeds.get((n, feed)) for n in node_ids], view.calls.get(feed)
+            )
+            for feed in feeds
+        },
+        _loads([view.load.get(node_id) or _IDLE for node_id in node_ids]) if view.load else {},
+        _waits(view, node_ids),
+    )
+
+
+_NOTHING, _IDLE = NodeActive(0), NodeLoad(0.0, 0)
+_UNKNOWN = Shares(math.nan, math.nan, math.nan)
+
+
+def _loads(loads: list[NodeLoad]) -> dict[str, list[float]]:
+    columns = {name: [getattr(load, name) for load in loads] for name in NodeLoad.__struct_fields__}
+    always = ("cores", "memory_nbytes")
+    return {name: column for name, column in columns.items() if name in always or any(column)}
+
+
+def _waits(view: View, node_ids: Iterable[int]) -> dict[str, list[float | None]]:
+    shares = view.waits.shares(in_step(view.state))
+    found = [shares.get(node_id, _UNKNOWN) for node_id in node_ids] if shares else []
+    columns = {name: [getattr(each, name) for each in found] for name in ("rows", "others", "lag")}
+    return {
+        name: [None if math.isnan(share) else share for share in column]
+        for name, column in columns.items()
+        if column
+    }
+
+
+def _columns(feed: str, counts: list[FeedCount | None], call: Call | None) -> FeedColumns:
+    found = [count or FeedCount(feed) for count in counts]
+    stage, goal = "", 0
+    if call is not None:
+        stage = call.stage(dict(enumerate(found)))
+        goal = call.rows and call.rows + sum(map(_used, call.before.values()))
+    return FeedColumns(
+        [count.rows_received for count in found],
+        [_used(count) for count in found],
+        [count.steps for count in found],
+        [count.epochs_done for count in found],
+        goal,
+        stage,
+    )
+
+
+def _used(count: FeedCount) -> int:
+    return count.rows_consumed + count.rows_dropped
+
+
+def node_state(view: View, node_id: int) -> str:
+    """Return what a node does, in a word or two.
+
+    It is `starting` while it has no agent, `gathering` until all nodes have one, and `preparing`
+    while its child imports and connects to the others.
+    """
+    state = states.before_stop(view.state)
+    if any(failure.node_id == node_id for failure in getattr(state, "failures", ())):
+        return "failed"
+    if node_id in getattr(state, "left", ()):
+        return "failed"
+    if node_id in getattr(state, "returned", {}):
+        return "returned"
+    if isinstance(state, states.Running) and state is view.state:
+        return "in map_fun" if node_id in state.in_map_fun else "preparing"
+    if isinstance(view.state, states.Gathering):
+        return "gathering" if node_id in view.state.roster.agents else "starting"
+    has_ended = isinstance(view.state, (states.Finished, states.Failed, states.Stopped))
+    return "stopped" if has_ended else "stopping"

@@ -1,0 +1,74 @@
+"""What the events say of what a controller knows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sparkdl.control.messages import ChildReturned, Hello, NodeActive
+from sparkdl.core.failure import Failure
+from sparkdl.core.spec import ClusterSpec, plan_nodes
+from sparkdl.core.world import Address, build_world
+from sparkdl.driver.events import Changed, Place
+from sparkdl.driver.lifecycle.roster import Agent, Roster, Seats
+from sparkdl.driver.lifecycle.state import Failed, Finished, Gathering, Running, Stopped, Stopping
+from sparkdl.driver.view import Seen, View, node_state, sampled
+
+SPEC = ClusterSpec("c", plan_nodes(2))
+FED = ClusterSpec("c0ffee", plan_nodes(3, 1), framework="plain")
+WORLD = build_world(0, {node: Address("10.0.0.1", 1, "") for node in FED.nodes})
+RUNNING = Running(Roster(FED), WORLD, frozenset({0, 1}))
+FAILURE = Failure("worker:0", "exception", "<b>no</b>", 0.0, node_id=1, rank=0, host="10.0.0.1")
+RETURNED = {1: ChildReturned(0, b"")}
+SEATS = Seats({1: Agent(Hello(1, 0, "agent", "10.0.0.1", 1, "", "3.11", "task"))})
+ADDRESSES = {node: Address("h", 1, "grpc://h:2") for node in SPEC.nodes}
+
+
+def test_what_was_reported_before_a_restart_is_not_told_after_it() -> None:
+    world = build_world(1, ADDRESSES)
+    view = View(Running(Roster(SPEC), world, frozenset({0, 1})))
+    view.activity = {0: NodeActive(0, 107, {"loss": 0.5}), 1: NodeActive(1, 3, {"loss": 0.25})}
+    sample = sampled(SPEC, 0.0, view)
+    assert sample.steps == [-1, 3]
+    assert sample.metrics == {"loss": [None, 0.25]}
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (RUNNING, ["in map_fun", "in map_fun", "preparing"]),
+        (Gathering(Roster(FED, SEATS), 0, 0.0), ["starting", "gathering", "starting"]),
+        (replace(RUNNING, returned=RETURNED), ["in map_fun", "returned", "preparing"]),
+        (Finished(Roster(FED), WORLD, RETURNED), ["stopped", "returned", "stopped"]),
+        (Failed(Roster(FED), (FAILURE,)), ["stopped", "failed", "stopped"]),
+        (Stopping(Roster(FED), RUNNING, 0.0), ["stopping"] * 3),
+        (Stopped(replace(RUNNING, returned=RETURNED)), ["stopped", "returned", "stopped"]),
+    ],
+)
+def test_node_says_what_it_does(state: Any, words: list[str]) -> None:
+    assert [node_state(View(state), node.node_id) for node in FED.nodes] == words
+
+
+def told(seen: Seen, state: Any) -> list[tuple[str, tuple[Place, ...], str, bool]]:
+    found = [event for event in seen.news(state, 0.0) if isinstance(event, Changed)]
+    return [(event.state, event.places, event.status, event.is_over) for event in found]
+
+
+def test_state_is_told_once_and_all_of_it_to_who_comes_late() -> None:
+    places = tuple(Place(m.node.node_id, m.rank, m.host) for m in WORLD.members)
+    seen, stopped = Seen("c"), Stopped(replace(RUNNING, returned=RETURNED))
+    assert told(seen, Gathering(Roster(FED, SEATS), 0, 0.0)) == [
+        ("gathering", (), "Gathering", False)
+    ]
+    assert told(seen, RUNNING) == [("running", places, "Running", False)]
+    assert not told(seen, replace(RUNNING, returned=RETURNED))
+    assert told(seen, stopped) == [("stopped", (), "Stopped", True)]
+    assert told(Seen("c"), stopped) == [("stopped", places, "Stopped", True)]
+
+
+def test_cluster_that_all_agents_have_left_is_over() -> None:
+    seen, finished = Seen("c"), Finished(Roster(FED, SEATS), WORLD, RETURNED)
+    assert [is_over for *_, is_over in told(seen, finished)] == [False]
+    assert [is_over for *_, is_over in told(seen, replace(finished, roster=Roster(FED)))] == [True]
