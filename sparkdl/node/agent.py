@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from sparkdl.control import channel, messages
 from sparkdl.control.lease import beat_s
 from sparkdl.core.errors import ProtocolError, SparkdlError
-from sparkdl.core.failure import Failure, FailureKind
+from sparkdl.core.failure import UNKNOWN_STATUS, Failure, FailureKind
 from sparkdl.core.settings import Environment, visible_gpus
 from sparkdl.core.spec import InputMode
 from sparkdl.core.throttle import Throttle, period_s
@@ -289,6 +289,9 @@ class Agent:
         """Describe a child that ended without a word."""
         assert self._child is not None
         at, pid, node = time.time(), self._child.pid, self._node.name
+        if status == UNKNOWN_STATUS:
+            text = "its exit status is unknown, because the process that forked it ended before it"
+            return Failure(node, "signal", text, at, pid=pid)
         if status >= 0:
             return Failure(node, "exit", "", at, pid=pid, exit_code=status)
         kind: FailureKind = "oom" if self._child.was_oom_killed(status) else "signal"
@@ -545,7 +548,9 @@ def main() -> int:
     work_dir = Path(tempfile.mkdtemp(prefix="sparkdl-", dir=work_root()))
     print_status(StatusLine(work_dir=str(work_dir)))
     try:
-        return asyncio.run(_serve(agent_spec, payload, work_dir, agent_spec.place(environment)))
+        status = asyncio.run(_serve(agent_spec, payload, work_dir, agent_spec.place(environment)))
+        print_status(StatusLine(is_over=not status))
+        return status
     except Exception as error:  # noqa: BLE001 (reported to the process that started this agent)
         known = isinstance(error, SparkdlError)
         text = str(error) if known else "".join(traceback.format_exception(error))

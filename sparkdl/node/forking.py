@@ -31,6 +31,7 @@ import msgspec
 
 from sparkdl.control.descriptors import nameless_file, peer_of
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.failure import UNKNOWN_STATUS
 from sparkdl.version import __version__
 
 CAN_FORK = sys.platform == "linux" and hasattr(os, "pidfd_open")
@@ -229,7 +230,7 @@ class ForkedAgent:
     """An agent that a zygote has forked; used like the `subprocess.Popen` of one's own.
 
     Attributes:
-        returncode: as of `Popen`; 255 if the zygote ended before.
+        returncode: as of `Popen`; `UNKNOWN_STATUS` if the zygote ended before.
     """
 
     def __init__(self, pid: int, sock: socket.socket, stdin: BinaryIO, stdout: BinaryIO) -> None:
@@ -278,5 +279,5 @@ class ForkedAgent:
         try:
             answer = decode_answer(os.read(self._socket, MAX_NBYTES))
         except (OSError, msgspec.MsgspecError):
-            return 255
-        return answer.status if isinstance(answer, Exited) else 255
+            return UNKNOWN_STATUS
+        return answer.status if isinstance(answer, Exited) else UNKNOWN_STATUS

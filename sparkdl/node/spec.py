@@ -73,12 +73,14 @@ class StatusLine(msgspec.Struct, frozen=True):
         is_detached: it continues without its task.
         error: why it ended, in words; empty if it has not.
         kind: the name of the class of the error.
+        is_over: it ends with status 0; of one that a zygote forked the status may be lost.
     """
 
     is_detached: bool = False
     error: str = ""
     kind: str = ""
     work_dir: str = ""
+    is_over: bool = False
 
 
 AgentProcess = subprocess.Popen[bytes] | ForkedAgent

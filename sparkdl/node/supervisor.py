@@ -22,6 +22,7 @@ import psutil
 
 from sparkdl.control.descriptors import nameless_file
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.failure import UNKNOWN_STATUS
 from sparkdl.node.activity import ChildLog
 from sparkdl.node.forking import MAX_NBYTES, Exited, Forked, Place, Request, Unsafe, decode_answer
 from sparkdl.node.resources import oom_kills
@@ -212,7 +213,7 @@ class ZygoteLink:
 
     Args:
         on_forked: is called with the child's process id.
-        on_exit: is called with `Popen.returncode`.
+        on_exit: is called with `Popen.returncode`, or with `UNKNOWN_STATUS`.
         on_problem: is called with why there is no child; nothing else follows.
     """
 
@@ -267,7 +268,7 @@ class ZygoteLink:
             case None if self._pid:  # the child lives on; only its parent learns how it ends
                 self.close()
                 _log.warning("The zygote of process %d has ended", self._pid)
-                watch_pid(self._loop, self._pid, lambda: self._on_exit(-signal.SIGKILL))
+                watch_pid(self._loop, self._pid, lambda: self._on_exit(UNKNOWN_STATUS))
             case None:
                 self.close()
                 self._on_problem("the process that was to fork it has ended")

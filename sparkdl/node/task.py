@@ -28,6 +28,7 @@ from sparkdl.core.errors import (
     LaunchError,
     SparkdlError,
 )
+from sparkdl.core.failure import status_in_words
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.frameworks.framework import framework_named
 from sparkdl.node.resources import assigned_gpus, executor_jvm_pid
@@ -211,15 +212,18 @@ class NodeTask:
         with tempfile.TemporaryFile() as stderr:
             process = start_agent(agent_spec, self.payload, sys.path, stderr.fileno())
             assert process.stdout is not None
-            problem, work_dir = None, ""
+            problem, work_dir, is_over = None, "", False
             for printed in process.stdout:
                 line = msgspec.json.decode(printed, type=StatusLine)
                 problem = Problem(line.kind, line.error) if line.error else problem
                 work_dir = line.work_dir or work_dir
+                is_over = is_over or line.is_over
                 if line.is_detached:
                     _leave(process)
                     return ""
             status = process.wait()
+            if is_over:
+                status = 0
             if work_dir:
                 shutil.rmtree(work_dir, ignore_errors=True)
             if problem and status:
@@ -227,7 +231,7 @@ class NodeTask:
             name = self.spec.nodes[agent_spec.node_id].name
             if not status:
                 return ""
-            return f"the agent of {name} ended with status {status}: {tail_of(stderr)}"
+            return f"the agent of {name} ended with {status_in_words(status)}: {tail_of(stderr)}"
 
 
 def _leave(process: AgentProcess) -> None:

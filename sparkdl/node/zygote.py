@@ -55,11 +55,61 @@ _IDLE_S = 2.0
 _FORK_SAFE = "jemalloc_bg_thd"
 """Arrow's allocator: jemalloc stops its thread at a fork, and starts it again in the child."""
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
+_Stamp = tuple[int, int, int]
 _AGENTS_MODULES = (
     "sparkdl.node.agent",
     "sparkdl.control.client",
     "sparkdl.feed.store.endpoint",
 )
+
+
+@dataclass
+class ImportedFiles:
+    """The files of the modules of this process, as they were when they had been imported.
+
+    Another link to a file changes its `st_ctime`, so this does not count later. While modules are
+    imported it does: any change then may be newer than what has been read.
+    """
+
+    _stamps: dict[str, _Stamp | None] = field(default_factory=dict)
+
+    def add(self, began_s: float) -> None:
+        """Take the stamps of files that are new here.
+
+        Args:
+            began_s: Unix time before the first of their imports.
+        """
+        for module in list(sys.modules.values()):
+            try:  # to ask the module would run one that is to be run when it is first used
+                path = object.__getattribute__(module, "__dict__").get("__file__")
+            except AttributeError:
+                continue
+            if isinstance(path, str) and os.path.isabs(path) and path not in self._stamps:
+                self._stamps[path] = _stamp(path, began_s)
+
+    def changed(self) -> str:
+        """Return a file that has changed since it was imported; empty if none has."""
+        for path, stamp in self._stamps.items():
+            if stamp is None or _stamp(path) != stamp:
+                return path
+        return ""
+
+
+def _stamp(path: str, began_s: float = float("inf")) -> _Stamp | None:
+    """Return what tells a file, or the archive that it is in, from another one at its path.
+
+    `None` if it is gone, or has changed since `began_s`.
+    """
+    while path:
+        try:
+            found = os.stat(path)
+            is_older = found.st_ctime <= began_s  # unlike st_mtime, no installer sets it
+            return (found.st_ino, found.st_mtime_ns, found.st_size) if is_older else None
+        except NotADirectoryError:  # in a zip file
+            path = os.path.dirname(path)
+        except OSError:
+            break
+    return None
 
 
 @dataclass(eq=False)
@@ -87,7 +137,7 @@ class _Zygote:
     _open: set[_Connection] = field(default_factory=set)
     _listeners: list[socket.socket] = field(default_factory=list)
     _has_more: bool = False
-    _began_s: float = field(default_factory=time.time)
+    _files: ImportedFiles = field(default_factory=ImportedFiles)
     _job: Job | None = None
     _is_over: bool = False
 
@@ -124,10 +174,12 @@ class _Zygote:
     def _import_more(self, imports: Imports) -> None:
         """Import what children need later, and agents; then fork agents as well."""
         self._has_more = True
+        began_s = time.time()
         with suppress(Exception):  # children import it as well, and report it
             imports.more()
         for module in _AGENTS_MODULES:
             import_module(module)
+        self._files.add(began_s)
         gc.freeze()
         self.plan = msgspec.structs.replace(self.plan, problem=_what_is_unsafe())
         if self.plan.problem:
@@ -145,7 +197,7 @@ class _Zygote:
             if peer_of(sock).uid != os.geteuid():
                 sock.close()
                 return
-            if not self._open and self.imports and changed_since(self._began_s):
+            if not self._open and self.imports and self._files.changed():
                 self._stop_listening()  # the next agent starts another zygote
             sock.setblocking(False)
             connection = _Connection(sock)
@@ -318,36 +370,6 @@ def _retitle(*words: str | int) -> None:
     ctypes.memmove(start, title.ljust(end - start, b"\0"), end - start)
 
 
-def changed_since(began_s: float) -> str:
-    """Return the file of a module that was imported and has changed since; empty if none has.
-
-    Args:
-        began_s: Unix time before the first import.
-    """
-    for module in list(sys.modules.values()):
-        try:  # to ask the module would run one that is to be run when it is first used
-            path = object.__getattribute__(module, "__dict__").get("__file__")
-        except AttributeError:
-            continue
-        if not isinstance(path, str) or not os.path.isabs(path):
-            continue
-        if _changed_s(path) > began_s:
-            return path
-    return ""
-
-
-def _changed_s(path: str) -> float:
-    """Return when a file, or the archive that it is in, was changed; infinite if it is gone."""
-    while path:
-        try:
-            return os.stat(path).st_ctime  # unlike st_mtime, no installer sets it
-        except NotADirectoryError:  # in a zip file
-            path = os.path.dirname(path)
-        except OSError:
-            break
-    return float("inf")
-
-
 def main(argv: list[str]) -> int:
     """Be a zygote; in the processes that it forks, be these. Return the exit status."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # until a child has its handler
@@ -355,17 +377,18 @@ def main(argv: list[str]) -> int:
     for fd in (plan.listener_fd, plan.output_fd):
         os.set_inheritable(fd, False)
     environment, began_s = dict(os.environ), time.time()
-    imports = None
+    imports, files = None, ImportedFiles()
     if not plan.problem:
         keep_freed_memory()
         try:
             imports = import_all(plan.framework, plan.preload)
+            files.add(began_s)
             problem = _what_is_unsafe()
         except Exception as error:  # noqa: BLE001 (a cold child raises it again, and reports it)
             problem = f"{type(error).__name__}: {error}"
         if problem:
             _refuse(plan, problem)
-    job = _Zygote(plan, imports, environment, _began_s=began_s).serve()
+    job = _Zygote(plan, imports, environment, _files=files).serve()
     return job() if job is not None else 0
 
 

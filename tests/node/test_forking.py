@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
-import time
 import zipfile
 from importlib.util import LazyLoader, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -16,7 +16,7 @@ import pytest
 
 from sparkdl.node import forking
 from sparkdl.node.forking import CAN_FORK, Place
-from sparkdl.node.zygote import changed_since
+from sparkdl.node.zygote import ImportedFiles
 
 pytestmark = pytest.mark.skipif(not CAN_FORK, reason="zygotes are for Linux")
 
@@ -87,24 +87,53 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+def imported(began_s: float = math.inf) -> ImportedFiles:
+    files = ImportedFiles()
+    files.add(began_s)
+    return files
+
+
 def test_a_file_that_was_changed_after_its_import_is_found(module: ModuleType) -> None:
-    assert module.__file__ is not None
-    born_s = os.stat(module.__file__).st_ctime
-    assert changed_since(born_s) == ""
-    os.utime(module.__file__, (0, 0))  # an installer may date it back
-    assert changed_since(born_s) in ("", module.__file__)  # within one tick of the file system
-    assert changed_since(born_s - 0.01) == module.__file__
-    os.unlink(module.__file__)
-    assert changed_since(time.time()) == module.__file__
+    path = Path(str(module.__file__))
+    files = imported()
+    assert files.changed() == ""
+    os.utime(path, (0, 0))  # an installer may date it back
+    assert files.changed() == str(path)
+    files = imported()
+    other = path.with_suffix(".new")
+    other.write_text("")
+    os.utime(other, (0, 0))
+    other.rename(path)
+    assert files.changed() == str(path)
+    files = imported()
+    path.unlink()
+    assert files.changed() == str(path)
 
 
-def test_a_module_in_a_zip_file_is_as_old_as_the_file(module: ModuleType, tmp_path: Path) -> None:
+def test_another_link_to_a_file_is_no_change(module: ModuleType, tmp_path: Path) -> None:
+    path = Path(str(module.__file__))
+    files, before = imported(), path.stat()
+    (tmp_path / "copy.py").hardlink_to(path)
+    assert path.stat().st_nlink > before.st_nlink
+    assert files.changed() == ""
+
+
+def test_a_file_that_was_changed_during_its_import_is_found(module: ModuleType) -> None:
+    path = str(module.__file__)
+    os.utime(path, (0, 0))
+    assert imported(os.stat(path).st_ctime - 0.01).changed() == path
+
+
+def test_a_module_in_a_zip_file_changes_with_the_file(module: ModuleType, tmp_path: Path) -> None:
     archive = tmp_path / "shipped.zip"
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("inside/of_it.py", "")
     module.__file__ = f"{archive}/inside/of_it.py"
-    assert changed_since(archive.stat().st_ctime) == ""
-    assert changed_since(archive.stat().st_ctime - 0.01) == module.__file__
+    files = imported()
+    assert files.changed() == ""
+    with zipfile.ZipFile(archive, "a") as file:
+        file.writestr("inside/another.py", "")
+    assert files.changed() == module.__file__
 
 
 def test_a_module_that_is_to_run_later_is_looked_at_and_not_run(
@@ -119,8 +148,10 @@ def test_a_module_that_is_to_run_later_is_looked_at_and_not_run(
     later = module_from_spec(spec)
     spec.loader.exec_module(later)
     monkeypatch.setitem(sys.modules, "later", later)
-    assert changed_since(time.time() + 1) == ""
-    assert changed_since(path.stat().st_ctime - 0.01) == str(path)
+    files = imported()
+    assert files.changed() == ""
+    path.unlink()
+    assert files.changed() == str(path)
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,23 @@ def test_training_goes_on_without_its_zygote_and_a_restart_has_another() -> None
     assert other != zygote.pid
 
 
+def test_agents_of_a_zygote_that_has_died_end_well_and_know_not_how_their_child_ended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (pid,) = parents(run(nodes=1))
+    wait_until(lambda: forks_agents(pid))
+    with launch(tell, 1, 1, max_restarts=1, keep_warm_s=60.0) as cluster:
+        wait_for_step(cluster, 0, nodes=1)
+        node, zygote = processes()["worker:0"], zygotes()[pid]
+        assert node.agent.ppid() == pid
+        zygote.kill()
+        assert all_gone([zygote])
+        node.child.kill()
+        results = cluster.results(3 * SOON_S)
+    assert parents(results) == zygotes().keys()
+    assert "failed: its exit status is unknown, because the process that forked it" in caplog.text
+
+
 def test_child_ends_with_its_agent_and_the_others_zygote_stays() -> None:
     with launch(tell, 1, max_restarts=1) as cluster:
         wait_for_step(cluster, 0)

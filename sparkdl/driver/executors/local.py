@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
+from sparkdl.core.failure import status_in_words
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver.executors.executor import Launch
 from sparkdl.driver.slots.placement import Standing
@@ -261,19 +262,20 @@ class LocalExecutor:
         on_broken: Callable[[SparkdlError], object],
     ) -> None:
         assert agent.stdout is not None
-        problem, work_dir = None, ""
+        problem, work_dir, is_over = None, "", False
         with agent.stdout as stdout, stderr:
             for line in stdout:
                 news = msgspec.json.decode(line, type=StatusLine)
                 problem = Problem(news.kind, news.error) if news.error else problem
                 work_dir = news.work_dir or work_dir
+                is_over = is_over or news.is_over
             status = agent.wait()
             self._over[agent].set()
             if work_dir:
                 shutil.rmtree(work_dir, ignore_errors=True)
-            if status:
-                tail = tail_of(stderr)
-                text = f"the agent of {name} ended with status {status}: {tail or '(no word)'}"
+            if status and not is_over:
+                tail = tail_of(stderr) or "(no word)"
+                text = f"the agent of {name} ended with {status_in_words(status)}: {tail}"
                 on_broken(problem.at_driver() if problem else LaunchError(text))
 
 
