@@ -53,11 +53,11 @@ class Failure:
         node: `role:index`, for example `worker:1`.
         rank: the node's rank in its world, -1 before there was a world.
         kind: what ended the child. `exception`: user code raised. `exit`: it ended with
-            `exit_code` and no exception. `signal`: killed by `signal_number`; without one, how it
-            ended is not known, as its parent ended before. `oom`: killed by
-            the kernel for memory. `lost`: the agent vanished. `unreachable`: feeders on another
-            host do not reach it, and the driver does. `port`: another process took the
-            framework's port. `setup`: the node could not prepare (an import failed).
+            `exit_code` and no exception. `signal`: killed by `signal_number`; without one, nobody
+            knows how it ended, as its parent ended before. `oom`: killed by the kernel for memory.
+            `lost`: the agent vanished. `unreachable`: feeders on another host do not reach it, and
+            the driver does. `port`: another process took the framework's port. `setup`: the node
+            could not prepare (an import failed).
             `hang`: it was alive and made no progress; `traceback` has its stacks.
         time_s: Unix time in seconds, by the driver's clock once the driver has it.
         step: of the checkpoint that the round began with, and batches read from feeds since.

@@ -35,7 +35,7 @@ FROM_OUTSIDE = frozenset(
 """Errors that a lost peer or the network causes, of Python, TensorFlow and PyTorch."""
 
 _ENDED_FROM_OUTSIDE = (None, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-"""`None` is a signal that is not known: its process' parent was ended as well."""
+"""Signals that end a healthy child. `None`: nobody knows how it ended, so this may be one."""
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
