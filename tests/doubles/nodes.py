@@ -50,8 +50,26 @@ def processes(root: int | None = None, nodes: int = 0) -> dict[str, NodeProcesse
     Args:
         nodes: wait until so many have a child: a zygote imports before it forks.
     """
+    return _Processes(root, _wait_for(root, lambda found: len(found) >= nodes))
+
+
+class _Processes(dict[str, NodeProcesses]):
+    """Processes by node; the child of a node that is missing may be forked in a moment."""
+
+    def __init__(self, root: int | None, found: dict[str, NodeProcesses]) -> None:
+        super().__init__(found)
+        self._root = root
+
+    def __missing__(self, node: str) -> NodeProcesses:
+        self.update(_wait_for(self._root, lambda found: node in found))
+        return self[node]
+
+
+def _wait_for(
+    root: int | None, is_enough: Callable[[dict[str, NodeProcesses]], bool]
+) -> dict[str, NodeProcesses]:
     deadline, never = Deadline.after(SOON_S), threading.Event()
-    while len(found := _processes(root)) < nodes:
+    while not is_enough(found := _processes(root)):
         assert not deadline.has_passed, f"only {sorted(found)} have a child"
         never.wait(0.02)
     return found
