@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.control.messages import (
@@ -858,8 +858,6 @@ def test_every_row_is_used_once_an_epoch_whenever_nodes_die(seed: int) -> None:
 
 
 @pytest.mark.usefixtures("_streams")
-@example(2651, {"restart", "terminate", "begin_anew"})
-@example(3798959606, {"begin_anew", "terminate", "give_time", "shut_down"})
 @given(
     SEEDS,
     st.sets(st.sampled_from(["restart", "lose", "terminate", "give_time", "shut_down"])),
