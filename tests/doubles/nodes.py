@@ -100,7 +100,10 @@ def _child(process: psutil.Process, below: set[int]) -> tuple[str, int] | None:
 
 
 def _is_child(process: psutil.Process | None) -> bool:
-    return process is not None and "sparkdl.node.child" in process.cmdline()
+    try:
+        return process is not None and "sparkdl.node.child" in process.cmdline()
+    except psutil.Error:  # a zygote that is ending
+        return False
 
 
 def all_gone(them: Iterable[psutil.Process], within_s: float = SOON_S) -> bool:
