@@ -147,7 +147,7 @@ if __name__ == "__main__":
 def test_local_mode_runs_functions_and_programs_without_spark(tmp_path: Path) -> None:
     heard: list[str] = []
     places = sparkdl.TorchDistributor(
-        2, use_gpu=False, max_restarts=1, spare=False, checkpoint_dir=str(tmp_path / "kept"),
+        2, use_gpu=False, max_restarts=1, checkpoint_dir=str(tmp_path / "kept"),
         log_to_driver=lambda line: heard.append(line.text),
     )  # fmt: skip
     with places.start(fail_once, str(tmp_path)) as cluster:

@@ -57,7 +57,6 @@ def recover(spark: SparkSession, parsed: argparse.Namespace) -> dict[str, Any]:
             2,
             framework=parsed.framework,
             max_restarts=1,
-            spare=parsed.spare,
             show_progress=False,
         )
         try:
@@ -80,7 +79,6 @@ def recover(spark: SparkSession, parsed: argparse.Namespace) -> dict[str, Any]:
 if __name__ == "__main__":
     parser = options_of_kills(__doc__)
     parser.add_argument("--framework", default="tensorflow")
-    parser.add_argument("--no-spare", dest="spare", action="store_const", const=False)
     parser.add_argument("--victim", choices=["child", "executor"], default="child")
     parsed = parser.parse_args()
     lines = claim_stdout()

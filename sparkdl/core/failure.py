@@ -53,10 +53,11 @@ class Failure:
         node: `role:index`, for example `worker:1`.
         rank: the node's rank in its world, -1 before there was a world.
         kind: what ended the child. `exception`: user code raised. `exit`: it ended with
-            `exit_code` and no exception. `signal`: killed by `signal_number`. `oom`: killed by
-            the kernel for memory. `lost`: the agent vanished. `unreachable`: feeders on another
-            host do not reach it, and the driver does. `port`: another process took the
-            framework's port. `setup`: the node could not prepare (an import failed).
+            `exit_code` and no exception. `signal`: killed by `signal_number`; without one, nobody
+            knows how it ended, as its parent ended before. `oom`: killed by the kernel for memory.
+            `lost`: the agent vanished. `unreachable`: feeders on another host do not reach it, and
+            the driver does. `port`: another process took the framework's port. `setup`: the node
+            could not prepare (an import failed).
             `hang`: it was alive and made no progress; `traceback` has its stacks.
         time_s: Unix time in seconds, by the driver's clock once the driver has it.
         step: of the checkpoint that the round began with, and batches read from feeds since.
@@ -98,6 +99,8 @@ class Failure:
         if self.traceback:
             parts.append(self.traceback.rstrip())
         hint = _HINTS.get(self.kind) or _hint_for(self.traceback)
+        if self.kind == "signal" and self.signal_number is None:
+            hint = ""
         if hint:
             parts.append(hint)
         if self.log_tail:
@@ -125,6 +128,17 @@ class Failure:
 
 def _hint_for(traceback: str) -> str:
     return next((hint for like, hint in _TRACEBACK_HINTS.items() if like.search(traceback)), "")
+
+
+UNKNOWN_STATUS = 256
+"""Stands for the exit status of a process whose parent ended before; no process has this one."""
+
+
+def status_in_words(status: int) -> str:
+    """Return how a process has ended, by its `Popen.returncode` or `UNKNOWN_STATUS`."""
+    if status == UNKNOWN_STATUS:
+        return "an unknown exit status"
+    return f"exit code {status}" if status >= 0 else signal_name(-status)
 
 
 def signal_name(number: int) -> str:

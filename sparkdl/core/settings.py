@@ -38,9 +38,8 @@ class Settings:
         log_tail_lines: of a failed child that travel with its failure.
         max_port_retries: new rounds on new ports before a lost port counts as a failure.
         max_restarts: after failures within `restart_window_s`, before one is final.
-        spare: whether each node keeps a child that has imported its libraries for the next restart;
-            `None` where there are restarts, and the memory that is left can be seen.
-        keep_warm_s: how long agents stay for the next launch after this one has ended well.
+        keep_warm_s: how long the processes that have imported the framework stay for the next
+            launch.
         min_nodes: with how many to continue if lost ones do not come back; `None` for all.
         elastic_timeout_s: how long a restart waits for lost nodes.
         restart_backoff_s: before the second restart in a row; doubled before each further one.
@@ -60,7 +59,6 @@ class Settings:
     log_tail_lines: int = 40
     max_port_retries: int = 3
     max_restarts: int = 0
-    spare: bool | None = None
     keep_warm_s: float = 0.0
     min_nodes: int | None = None
     elastic_timeout_s: float = 60.0
@@ -105,8 +103,6 @@ class Settings:
     def _check_recovery(self) -> None:
         if self.max_restarts < 0:
             raise ConfigError(f"max_restarts={self.max_restarts} must be 0 or more")
-        if self.spare and not (self.max_restarts or self.keep_warm_s):
-            raise ConfigError("spare=True needs max_restarts=1 or more, or keep_warm_s")
         if not 0 <= self.keep_warm_s < math.inf:
             raise ConfigError(
                 f"keep_warm_s={self.keep_warm_s} must be zero seconds or more, and finite"

@@ -90,7 +90,6 @@ def launch(  # noqa: PLR0913 (one option, one name)
     feed_memory: int | None = None,
     feed_disk: int | None = None,
     max_restarts: int = 0,
-    spare: bool | None = None,
     keep_warm_s: float | None = None,
     preload: Sequence[str] = (),
     min_nodes: int | None = None,
@@ -160,14 +159,10 @@ def launch(  # noqa: PLR0913 (one option, one name)
             later epochs are to read them again; by default a quarter of what is free.
         max_restarts: how often all nodes begin anew after a failure, at the last checkpoint; see
             docs/failures.md.
-        spare: whether each node keeps a second process, with everything imported, that takes over
-            at the next restart; it takes the memory of an import twice. By default with
-            `max_restarts`, where there is memory left. See docs/failures.md.
-        keep_warm_s: seconds that the nodes' processes stay on their executors for the next launch
-            of this program, after this one has ended well: without task slots, GPUs or ports, each
-            with a process that has everything imported. A launch of another framework or
-            environment starts new ones; `sparkdl.stop_warm()` ends them. By default 120 in a
-            notebook, 60 for a `fit` within a search, and else 0; the environment variable
+        keep_warm_s: seconds for which the process that has imported the framework stays on each
+            executor for the next launch of this program: without task slot, GPU or port. A launch
+            of another framework or environment starts another one. By default 120 in a notebook,
+            60 for a `fit` within a search, and else 0; the environment variable
             SPARKDL_KEEP_WARM_S replaces these. Linux only. See docs/failures.md.
         preload: names of modules that nodes import besides the framework, while they wait for one
             another; `["transformers"]`.
@@ -234,7 +229,6 @@ def launch(  # noqa: PLR0913 (one option, one name)
             feed_memory_nbytes=feed_memory,
             feed_disk_nbytes=feed_disk,
             max_restarts=max_restarts,
-            spare=spare,
             keep_warm_s=chosen_keep_s(keep_warm_s, in_notebook, os.environ),
             min_nodes=min_nodes,
             elastic_timeout_s=elastic_timeout,

@@ -43,7 +43,6 @@ class LaunchOptions(TypedDict, total=False):
     feed_memory: int | None
     feed_disk: int | None
     max_restarts: int
-    spare: bool | None
     keep_warm_s: float | None
     preload: Sequence[str]
     min_nodes: int | None

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from sparkdl.core.failure import Failure, FailureKind, signal_name
+from sparkdl.core.failure import (
+    UNKNOWN_STATUS,
+    Failure,
+    FailureKind,
+    signal_name,
+    status_in_words,
+)
 
 
 def failure(kind: FailureKind, message: str = "", **fields: object) -> Failure:
@@ -19,6 +25,7 @@ def failure(kind: FailureKind, message: str = "", **fields: object) -> Failure:
         (failure("exit", "Bye", exit_code=0), "ended with exit code 0. Bye"),
         (failure("signal", signal_number=11), "was killed by SIGSEGV."),
         (failure("signal", "Odd", signal_number=99), "was killed by signal 99. Odd"),
+        (failure("signal", "its exit status is unknown"), "failed: its exit status is unknown"),
         (failure("oom", signal_number=9), "was killed for lack of memory."),
         (failure("lost", "its connection closed"), "was lost: its connection closed"),
         (failure("unreachable", "cannot be reached"), "cannot be reached"),
@@ -65,6 +72,18 @@ def test_story_of_what_python_cannot_explain_hints_at_where_to_look(
     headline, hint = failure(kind, exit_code=1, signal_number=9).describe().split("\n", 1)
     assert "worker:1" in headline
     assert setting in hint
+
+
+def test_end_that_nobody_knows_has_no_hint() -> None:
+    assert "\n" not in failure("signal", "its exit status is unknown").describe()
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(3, "exit code 3"), (-9, "SIGKILL"), (UNKNOWN_STATUS, "an unknown exit status")],
+)
+def test_status_is_said_in_words(status: int, words: str) -> None:
+    assert status_in_words(status) == words
 
 
 def test_signals_without_a_name_are_told_by_number() -> None:

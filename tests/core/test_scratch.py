@@ -56,9 +56,8 @@ def write_and_die(args: None, ctx: NodeContext) -> tuple[str, list[str]]:
         return str(folder.parent), sorted(there)
 
 
-@pytest.mark.parametrize("spare", [False, True])
-def test_killed_process_leaves_nothing(spare: bool) -> None:
-    with launch(write_and_die, nodes=1, input_mode="own", max_restarts=1, spare=spare) as cluster:
+def test_killed_process_leaves_nothing() -> None:
+    with launch(write_and_die, nodes=1, input_mode="own", max_restarts=1) as cluster:
         ((place, there),) = cluster.results(SOON_S)
         folder, file = there
         assert file == f"{folder}/weights"

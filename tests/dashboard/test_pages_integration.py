@@ -79,7 +79,7 @@ def check_on_a_phone_in_the_dark(browser: Any, url: str) -> None:
 @pytest.mark.timeout(120)
 def test_pages_show_a_training_whose_node_is_killed(browser: Any, tmp_path: Path) -> None:
     done, problems = tmp_path / "done", list[str]()
-    with launch(train, str(done), 2, dashboard=True, max_restarts=1, spare=False) as cluster:
+    with launch(train, str(done), 2, dashboard=True, max_restarts=1) as cluster:
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         note_errors(page, problems)
         page.goto(cluster.dashboard_url)

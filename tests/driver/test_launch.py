@@ -47,7 +47,6 @@ LOCAL: dict[str, Any] = {"framework": "plain", "executor": "local"}
         ({"feed_timeout": -1}, "feed_timeout_s=-1"),
         ({"feed_memory": 0}, "feed_memory=0"),
         ({"min_nodes": 3}, "min_nodes=3 is more than the 2 nodes"),
-        ({"spare": True}, "spare=True needs max_restarts=1 or more"),
         ({"preload": ["scipy.stats", "my-module"]}, "'my-module' is no name of a module"),
         ({"preload": [5]}, "5 is no name of a module"),
         ({"preload": 5}, "preload=5: give names of modules"),

@@ -89,7 +89,6 @@ def test_interrupted_training_on_a_feed_equals_an_undisturbed_one(
         framework="tensorflow",
         checkpoint_dir=str(tmp_path),
         max_restarts=1,
-        spare=False,
     ) as cluster:
         report = cluster.feed(rows_of(nodes), epochs=EPOCHS, timeout_s=_SOON_S)
         cluster.feed(rows_of(nodes), epochs=EPOCHS, name="again", timeout_s=_SOON_S)

@@ -74,7 +74,7 @@ def train_sharded(until: int, ctx: NodeContext) -> dict[str, Any]:
 def test_sharded_training_goes_on_after_a_failure_and_on_another_number_of_nodes(
     tmp_path: Path,
 ) -> None:
-    options: dict[str, Any] = {"framework": "torch", "input_mode": "own", "spare": False}
+    options: dict[str, Any] = {"framework": "torch", "input_mode": "own"}
     for until, nodes, resumed in ((6, 2, 4), (10, 1, 6)):
         with launch(
             train_sharded,
