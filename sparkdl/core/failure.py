@@ -14,11 +14,12 @@ FailureKind = Literal[
     "exception", "exit", "signal", "oom", "lost", "unreachable", "port", "setup", "hang"
 ]
 
+_MORE_MEMORY = (
+    "Give the executors more memory outside the JVM (spark.executor.memoryOverhead), lower the "
+    "batch size, or lower feed_memory."
+)
 _HINTS: dict[str, str] = {
-    "oom": (
-        "The kernel killed it for memory. Give the executors more memory outside the JVM "
-        "(spark.executor.memoryOverhead), lower the batch size, or lower feed_memory."
-    ),
+    "oom": f"The kernel killed it for memory. {_MORE_MEMORY}",
     "lost": (
         "Look for a lost executor in the Spark UI, and for spark.dynamicAllocation or "
         "spark.executor.memoryOverhead as its reason."
@@ -139,6 +140,21 @@ def status_in_words(status: int) -> str:
     if status == UNKNOWN_STATUS:
         return "an unknown exit status"
     return f"exit code {status}" if status >= 0 else signal_name(-status)
+
+
+def unknown_end(oom_kills: int) -> str:
+    """Return the message of a child whose zygote ended before it.
+
+    Args:
+        oom_kills: how many processes of its cgroup the kernel killed for memory while it ran.
+    """
+    text = "its exit status is unknown, because its zygote, the parent process, ended before it"
+    if not oom_kills:
+        return text
+    return (
+        f"{text}. Since the child began, the kernel has killed {oom_kills} of the processes of "
+        f"this container for lack of memory: the zygote, the child, or both. {_MORE_MEMORY}"
+    )
 
 
 def signal_name(number: int) -> str:

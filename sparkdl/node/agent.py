@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from sparkdl.control import channel, messages
 from sparkdl.control.lease import beat_s
 from sparkdl.core.errors import ProtocolError, SparkdlError
-from sparkdl.core.failure import UNKNOWN_STATUS, Failure, FailureKind
+from sparkdl.core.failure import UNKNOWN_STATUS, Failure, FailureKind, unknown_end
 from sparkdl.core.settings import Environment, visible_gpus
 from sparkdl.core.spec import InputMode
 from sparkdl.core.throttle import Throttle, period_s
@@ -290,8 +290,7 @@ class Agent:
         assert self._child is not None
         at, pid, node = time.time(), self._child.pid, self._node.name
         if status == UNKNOWN_STATUS:
-            text = "its exit status is unknown, because the process that forked it ended before it"
-            return Failure(node, "signal", text, at, pid=pid)
+            return Failure(node, "signal", unknown_end(self._child.oom_kills), at, pid=pid)
         if status >= 0:
             return Failure(node, "exit", "", at, pid=pid, exit_code=status)
         kind: FailureKind = "oom" if self._child.was_oom_killed(status) else "signal"

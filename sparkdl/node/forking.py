@@ -229,6 +229,8 @@ def _connect(name: str, request: Request, fds: Sequence[int]) -> socket.socket:
 class ForkedAgent:
     """An agent that a zygote has forked; used like the `subprocess.Popen` of one's own.
 
+    Its owner waits for it, and closes `stdin` and `stdout`.
+
     Attributes:
         returncode: as of `Popen`; `UNKNOWN_STATUS` if the zygote ended before.
     """
@@ -239,12 +241,8 @@ class ForkedAgent:
         self.stdout = stdout
         self.returncode: int | None = None
         self._lock = threading.Lock()  # several threads may wait, and the status comes once
-        self._socket = sock.detach()
         self._pidfd = os.pidfd_open(pid)
-
-    def __del__(self) -> None:
-        os.close(self._socket)
-        os.close(self._pidfd)
+        self._socket = sock
 
     def poll(self) -> int | None:
         """Return `returncode`."""
@@ -263,21 +261,32 @@ class ForkedAgent:
 
     def kill(self) -> None:
         """End it at once."""
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        with self._lock, suppress(ProcessLookupError):
+            if self.returncode is None:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _look(self, timeout: float | None) -> int | None:
-        if self.returncode is None:
+        with self._lock:
+            if self.returncode is not None:
+                return self.returncode
+            pidfd = os.dup(self._pidfd)  # another thread may close it while this one waits
+        try:
             ended = select.poll()
-            ended.register(self._pidfd, select.POLLIN)
-            if ended.poll(None if timeout is None else timeout * 1000):
-                with self._lock:
-                    self.returncode = self._status() if self.returncode is None else self.returncode
-        return self.returncode
+            ended.register(pidfd, select.POLLIN)
+            has_ended = ended.poll(None if timeout is None else timeout * 1000)
+        finally:
+            os.close(pidfd)
+        with self._lock:
+            if has_ended and self.returncode is None:
+                self.returncode = self._status()
+                os.close(self._pidfd)
+                self._socket.close()
+            return self.returncode
 
     def _status(self) -> int:
+        """Receive the exit status, which the zygote sends a moment after the end."""
         try:
-            answer = decode_answer(os.read(self._socket, MAX_NBYTES))
+            answer = decode_answer(self._socket.recv(MAX_NBYTES))
         except (OSError, msgspec.MsgspecError):
             return UNKNOWN_STATUS
         return answer.status if isinstance(answer, Exited) else UNKNOWN_STATUS

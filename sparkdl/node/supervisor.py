@@ -194,9 +194,14 @@ class Child:
         except ProcessLookupError:
             _log.debug("The process group %d has ended already", self.pid)
 
+    @property
+    def oom_kills(self) -> int:
+        """How many processes of this cgroup the kernel has killed for memory since the start."""
+        return oom_kills() - self._oom_kills_before
+
     def was_oom_killed(self, status: int) -> bool:
-        """Whether the kernel killed a process of this cgroup for memory while the child ran."""
-        return status == -signal.SIGKILL and oom_kills() > self._oom_kills_before
+        """Whether a child that ended with `status` was probably killed for memory."""
+        return status == -signal.SIGKILL and self.oom_kills > 0
 
     def close(self) -> None:
         """Release what is left of a child that has ended."""

@@ -37,6 +37,7 @@ from sparkdl.node.forking import (
     BACKLOG,
     MAX_FDS,
     MAX_NBYTES,
+    Answer,
     Exited,
     Forked,
     Plan,
@@ -240,17 +241,21 @@ class _Zygote:
             raise ProtocolError(f"{len(fds)} descriptors came with a request")
         problem = self.plan.problem or ("" if self._listeners else "a file has changed since")
         if problem or self.imports is None:
-            connection.sock.send(msgspec.json.encode(Unsafe(problem)))
+            _answer(connection, Unsafe(problem))
             return
-        connection.pid = _fork()
+        try:
+            connection.pid = _fork()
+        except OSError as error:  # no memory, or too many processes: the zygote must not end
+            _answer(connection, Unsafe(f"it cannot be forked: {error}"))
+            return
         if connection.pid:
             connection.pidfd = os.pidfd_open(connection.pid)
             reap = partial(self._reap, connection)
             self._selector.register(connection.pidfd, selectors.EVENT_READ, reap)
             return
         os.setsid()
-        with suppress(OSError):  # not the zygote: whoever knows the number may signal its group
-            connection.sock.send(msgspec.json.encode(Forked(os.getpid())))
+        # Not sent by the zygote: whoever knows the number may signal its group.
+        _answer(connection, Forked(os.getpid()))
         self._let_go()
         run = _run_agent if request.kind == "agent" else _run_child
         self._job = partial(run, self, request, fds)
@@ -271,9 +276,7 @@ class _Zygote:
         if connection.sock.fileno() < 0:
             self._open.discard(connection)
             return
-        with suppress(OSError):
-            code = os.waitstatus_to_exitcode(status)
-            connection.sock.send(msgspec.json.encode(Exited(code)))
+        _answer(connection, Exited(os.waitstatus_to_exitcode(status)))
 
     def _hang_up(self, connection: _Connection) -> None:
         self._selector.unregister(connection.sock)
@@ -284,6 +287,11 @@ class _Zygote:
             for kill in (os.killpg, os.kill):  # it may not have a group yet
                 with suppress(ProcessLookupError):
                     kill(connection.pid, signal.SIGKILL)
+
+
+def _answer(connection: _Connection, answer: Answer) -> None:
+    with suppress(OSError):  # the agent has gone
+        connection.sock.send(msgspec.json.encode(answer))
 
 
 def _run_agent(zygote: _Zygote, request: Request, fds: list[int]) -> int:

@@ -10,6 +10,7 @@ from sparkdl.core.failure import (
     FailureKind,
     signal_name,
     status_in_words,
+    unknown_end,
 )
 
 
@@ -96,3 +97,12 @@ def test_error_from_deep_inside_lightning_hints_at_the_plugin() -> None:
     assert "plugins=[sparkdl.lightning.Environment()]" in what.describe()
     other = failure("exception", "IndexError: list index", traceback="IndexError: list index")
     assert "plugins" not in other.describe()
+
+
+def test_child_without_its_zygote_is_not_said_to_have_died_of_memory_unless_the_kernel_counts() -> (
+    None
+):
+    assert "memory" not in unknown_end(0)
+    text = failure("signal", unknown_end(2)).describe()
+    assert "has killed 2 of the processes of this container for lack of memory" in text
+    assert "spark.executor.memoryOverhead" in text

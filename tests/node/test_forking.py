@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import socket
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import LazyLoader, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, BinaryIO, cast
 
+import msgspec
 import pytest
 
-from sparkdl.node import forking
-from sparkdl.node.forking import CAN_FORK, Place
-from sparkdl.node.zygote import ImportedFiles
+from sparkdl.frameworks.framework import Framework
+from sparkdl.node import forking, zygote
+from sparkdl.node.child import Imports
+from sparkdl.node.forking import (
+    CAN_FORK,
+    MAX_FDS,
+    MAX_NBYTES,
+    Exited,
+    ForkedAgent,
+    Place,
+    Plan,
+    Request,
+    Unsafe,
+    decode_answer,
+)
+from sparkdl.node.zygote import ImportedFiles, _Connection
 
 pytestmark = pytest.mark.skipif(not CAN_FORK, reason="zygotes are for Linux")
 
@@ -179,3 +197,62 @@ def test_a_fork_is_safe_without_other_threads_and_devices(program: str, problem:
         assert process.stdout is not None
         assert process.stdout.readline().strip() == problem
         process.kill()
+
+
+@pytest.fixture
+def forked() -> Iterator[tuple[ForkedAgent, subprocess.Popen[bytes], socket.socket]]:
+    """An agent that waits, its process, and the zygote's end of the connection."""
+    ours, zygotes = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(10)
+    command = [sys.executable, "-c", "input()"]
+    with (
+        zygotes,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        stdin, stdout = cast("BinaryIO", process.stdin), cast("BinaryIO", process.stdout)
+        yield ForkedAgent(process.pid, ours, stdin, stdout), process, zygotes
+        process.kill()
+
+
+def test_threads_that_wait_for_an_agent_get_the_status_that_comes_after_its_end(
+    forked: tuple[ForkedAgent, subprocess.Popen[bytes], socket.socket],
+) -> None:
+    agent, process, zygotes = forked
+    assert agent.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        agent.wait(0.01)
+    with ThreadPoolExecutor(8) as pool:
+        waiting = [pool.submit(agent.wait, 30.0) for _ in range(8)]
+        agent.kill()
+        process.wait()  # the zygote has reaped it, and sends its status only now
+        zygotes.send(msgspec.json.encode(Exited(-9)))
+        assert {each.result() for each in waiting} == {-9}
+    agent.kill()
+    assert agent.poll() == -9
+    assert agent._socket.fileno() == -1
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(agent._pidfd)
+
+
+def test_zygote_that_cannot_fork_says_so_and_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(zygote, "_fork", fail)
+    agents, zygotes = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    gone, of_gone = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    gone.close()
+    one = zygote._Zygote(
+        Plan("plain", (), os.getpid(), -1, -1),
+        Imports(Framework(), 0, 0),
+        {},
+        _listeners=[zygotes],
+    )
+    with agents, zygotes, of_gone, open(os.devnull) as file:
+        for sock in (of_gone, zygotes):
+            one._fork(_Connection(sock), Request("child"), [file.fileno()] * MAX_FDS)
+        assert decode_answer(agents.recv(MAX_NBYTES)) == Unsafe(
+            "it cannot be forked: [Errno 11] Resource temporarily unavailable"
+        )

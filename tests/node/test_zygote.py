@@ -207,7 +207,7 @@ def test_agents_of_a_zygote_that_has_died_end_well_and_know_not_how_their_child_
         node.child.kill()
         results = cluster.results(3 * SOON_S)
     assert parents(results) == zygotes().keys()
-    assert "failed: its exit status is unknown, because the process that forked it" in caplog.text
+    assert "failed: its exit status is unknown, because its zygote" in caplog.text
 
 
 def test_child_ends_with_its_agent_and_the_others_zygote_stays() -> None:
