@@ -148,7 +148,7 @@ bench-hosts: setup peers  ## measure the time from the loss of a host until the 
 bench-job: setup peers  ## measure whole jobs, from the start of the program to scored test rows, against its peers
 	@$(with_java) PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/job.py $(ARGS)
 
-bench-search: setup  ## measure a search of Spark ML, with agents that are kept and without
+bench-search: setup  ## measure a search of Spark ML, with zygotes that stay and without
 	@$(with_java) PYTHONPATH="$(CURDIR)" $(bin)/python benchmarks/search.py $(ARGS)
 
 bench-allreduce: setup  ## measure all-reduce, sparkdl's against the bare collectives below it

@@ -39,12 +39,6 @@ CONTESTANTS = (
     Contestant(IMPORT_TENSORFLOW, "recovery_floor.py", ("--of", "import"), IMPORT_TENSORFLOW),
     Contestant("sparkdl, tensorflow: child", "recovery_sparkdl.py", (), IMPORT_TENSORFLOW),
     Contestant(
-        "sparkdl, tensorflow, no spare: child",
-        "recovery_sparkdl.py",
-        ("--no-spare",),
-        IMPORT_TENSORFLOW,
-    ),
-    Contestant(
         IMPORT_TORCH, "recovery_floor.py", ("--of", "import", "--framework", "torch"), IMPORT_TORCH
     ),
     Contestant(

@@ -1,4 +1,4 @@
-"""How long does a search of Spark ML's take, and what do agents that are kept save?
+"""How long does a search of Spark ML's take, and what do zygotes save that stay?
 
 Runs `CrossValidator` over a small Keras model on two nodes, once without and once with agents that
 stay for the next fit, each in a program of its own, and prints the seconds of each `fit`.

@@ -15,7 +15,6 @@ from sparkdl.driver.feeds import transitions as feed
 from sparkdl.driver.feeds.state import Idle
 from sparkdl.driver.lifecycle import transitions as cluster
 from sparkdl.driver.lifecycle.state import Gathering
-from sparkdl.node import spare_state as spare
 from sparkdl.node import state as node
 
 DESIGN = Path(__file__).parent.parent / "docs" / "design.md"
@@ -37,7 +36,6 @@ MACHINES = {
     "cluster": Machine(Gathering, cluster.TRANSITIONS),
     "feed": Machine(Idle, feed.TRANSITIONS, feed.LOOKS),
     "node": Machine(node.Ready, node.TRANSITIONS),
-    "spare": Machine(spare.Absent, spare.TRANSITIONS),
 }
 
 

@@ -52,9 +52,7 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     options = {"framework": "plain", "executor": "local", "show_progress": False}
     rows = [(float(number),) * 8 for number in range(4 * 64 * 400)]
-    with sparkdl.launch(
-        None, train, None, 4, dashboard=True, max_restarts=2, spare=False, **options
-    ) as cluster:
+    with sparkdl.launch(None, train, None, 4, dashboard=True, max_restarts=2, **options) as cluster:
         cluster.feed_async(rows)
         WAIT(14)
         kill_one(cluster)

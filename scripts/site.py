@@ -30,7 +30,7 @@ REFERENCE = {
         "What a program at the driver calls.",
         ("driver.launch.launch", "driver.launch.run", "driver.handle.Cluster",
          "driver.profile.Profile", "feed.parquet.paths.parquet", "control.tls.TlsFiles",
-         "core.failure.Failure", "driver.warm.stop_warm", "diagnosis.doctor.doctor",
+         "core.failure.Failure", "diagnosis.doctor.doctor",
          "torch_distributor.TorchDistributor", "mlflow"),
     ),
     "nodes": (

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from sparkdl.diagnosis.doctor import doctor
     from sparkdl.driver.handle import Cluster
     from sparkdl.driver.launch import launch, run
-    from sparkdl.driver.warm import stop_warm
     from sparkdl.feed.parquet.paths import parquet
     from sparkdl.ml.estimators.estimator import TFEstimator
     from sparkdl.ml.estimators.keras_estimator import KerasEstimator
@@ -64,7 +63,6 @@ _HOMES = {
     "predict": "sparkdl.ml.scoring.predict",
     "run": "sparkdl.driver.launch",
     "search": "sparkdl.ml.tuning",
-    "stop_warm": "sparkdl.driver.warm",
 }
 
 __all__ = [
@@ -96,7 +94,6 @@ __all__ = [
     "predict",
     "run",
     "search",
-    "stop_warm",
 ]
 
 if not any(isinstance(finder, NamesakeModules) for finder in sys.meta_path):

@@ -151,7 +151,7 @@ FORBIDDEN_BUT = {
     ("horovod/common/elastic.py", "cloudpickle.loads"): "the user's state, from its checkpoint",
 }
 
-PLACES = {"driver", "agent", "child", "feeder", "dashboard", "anywhere"}
+PLACES = {"driver", "agent", "child", "feeder", "dashboard", "zygote", "anywhere"}
 
 
 @dataclass(frozen=True)

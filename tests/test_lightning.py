@@ -11,7 +11,7 @@ import pytest
 
 import sparkdl.lightning
 from sparkdl.core.errors import ConfigError, NodeFailedError
-from sparkdl.core.options import Feeding, Observe, Startup
+from sparkdl.core.options import Feeding, Observe
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import Lines, launch
 
@@ -132,11 +132,7 @@ def test_trainer_is_fed_and_goes_on_after_a_failure(
 ) -> None:
     rows = [{"x": [0.3, 1.0], "y": 1.0}] * (NODES * BATCH * BATCHES)
     lines = Lines()
-    options: dict[str, Any] = {
-        "framework": "torch",
-        "max_restarts": 2,
-        "startup": Startup(spare=False),
-    }
+    options: dict[str, Any] = {"framework": "torch", "max_restarts": 2}
     options["log_to_driver"] = lines
     with launch(train, failures, NODES, checkpoint_dir=str(tmp_path), **options) as cluster:
         validation = cluster.feed_async(rows[:16], epochs=EPOCHS, feed="validation")

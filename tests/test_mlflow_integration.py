@@ -57,6 +57,7 @@ def test_what_an_estimator_saved_scores_frames_and_a_search_has_its_fits_below_i
         numFolds=2,
         parallelism=2,
     )
+    monkeypatch.setenv("SPARKDL_KEEP_WARM_S", "0")
     sparkdl.mlflow.autolog()
     try:
         fitted = estimator.fit(frame)
@@ -64,7 +65,6 @@ def test_what_an_estimator_saved_scores_frames_and_a_search_has_its_fits_below_i
         assert sparkdl.mlflow.flush(SOON_S)
     finally:
         sparkdl.mlflow.autolog(disable=True)
-        sparkdl.stop_warm()
     found = mlflow.search_runs(output_format="list")
     (parent,) = [run for run in found if run.info.run_name == "sparkdl CrossValidator"]
     fits = [run for run in found if run.info.run_name == "sparkdl KerasEstimator"]

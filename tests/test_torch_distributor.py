@@ -152,7 +152,6 @@ def test_local_mode_runs_functions_and_programs_without_spark(tmp_path: Path) ->
         max_restarts=1,
         checkpoint_dir=str(tmp_path / "kept"),
         observe=sparkdl.Observe(on_log=lambda line: heard.append(line.text)),
-        startup=sparkdl.Startup(spare=False),
     )
     with places.start(fail_once, str(tmp_path)) as cluster:
         first, second = cluster.results(_SOON_S)

@@ -57,7 +57,6 @@ def recover(spark: SparkSession, parsed: argparse.Namespace) -> dict[str, Any]:
             2,
             framework=parsed.framework,
             max_restarts=1,
-            startup=sparkdl.Startup(spare=parsed.spare),
         )
         try:
             feeding = cluster.feed_async(spark.range(ROWS).coalesce(2))
@@ -79,7 +78,6 @@ def recover(spark: SparkSession, parsed: argparse.Namespace) -> dict[str, Any]:
 if __name__ == "__main__":
     parser = options_of_kills(__doc__)
     parser.add_argument("--framework", default="tensorflow")
-    parser.add_argument("--no-spare", dest="spare", action="store_const", const=False)
     parser.add_argument("--victim", choices=["child", "executor"], default="child")
     parsed = parser.parse_args()
     lines = claim_stdout()

@@ -78,16 +78,6 @@ class Start(LocalMessage, frozen=True):
     environment: dict[str, str] = {}
 
 
-class CheckImports(LocalMessage, frozen=True):
-    """Say whether the files that have been imported are still the same."""
-
-
-class ImportsChecked(LocalMessage, frozen=True):
-    """A file that has been imported and has changed since; empty if none has."""
-
-    changed: str = ""
-
-
 class Segment(LocalMessage, frozen=True):
     """One record batch as an Arrow IPC stream; the descriptor comes with it.
 
@@ -326,8 +316,6 @@ class Raised(LocalMessage, frozen=True):
 
 Local = (
     Start
-    | CheckImports
-    | ImportsChecked
     | Segment
     | FeedStart
     | Granted

@@ -560,20 +560,14 @@ class Stop(Message, frozen=True):
 
     Attributes:
         is_patient: once nobody reads results of inference from this node any more.
-        keep_s: how long the agent stays for another launch, without a node.
     """
 
     grace_s: float
     is_patient: bool = False
-    keep_s: float = 0.0
 
 
 class Detach(Message, frozen=True):
     """Let go of the Spark task, and live as long as the executor."""
-
-
-class Kept(Message, frozen=True):
-    """The node has ended; its agent waits for another launch as long as it is connected here."""
 
 
 FromAgent = (
@@ -599,7 +593,6 @@ FromAgent = (
     | CheckpointDone
     | Gather
     | TrainsAlone
-    | Kept
 )
 ToFeeds = (
     FeedBegin | ReadShare | PassOn | FeedCut | FeedCovered | FeedHold | Granted | EpochEnd | FeedEnd

@@ -36,9 +36,7 @@ from sparkdl.control.messages import (
     MAX_MESSAGE_NBYTES,
     FromAgent,
     Hello,
-    Kept,
     Refused,
-    Stop,
     ToAgent,
     decode_from_agent,
     encode_for_agents,
@@ -148,8 +146,6 @@ class CoordinatorServer:
         """The last ones that were accepted, the oldest first; agents by now, perhaps."""
         self._quiet_until_s = 0.0
         self._connections: dict[str, ServerConnection] = {}
-        self._kept: set[ServerConnection] = set()
-        """Of agents that wait for another launch; nothing else is heard of them but their end."""
         self._watches: dict[ServerConnection, HostWatch] = {}
         self._server: WebSocketServer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -204,21 +200,8 @@ class CoordinatorServer:
                 self._encoded = message, encode_for_agents(message)
             broadcast((connection,), self._encoded[1])
 
-    @property
-    def keeps(self) -> bool:
-        """Whether agents that wait for another launch are connected."""
-        return bool(self._kept)
-
     async def stop(self) -> None:
-        """Close all connections but those of agents that are kept, and the port.
-
-        If there are such, it is to be called again when they have ended.
-        """
-        if self._kept and self._server is not None:
-            self._server.close(close_connections=False)
-            for connection in self._connections.values():
-                self._spawn(connection.close())
-            return
+        """Close all connections, and the port."""
         if self._server is not None:
             self._server.close()
             for task in self._accepting:
@@ -229,10 +212,6 @@ class CoordinatorServer:
             await self._server.wait_closed()
         for task in self._tasks:
             task.cancel()
-
-    def dismiss(self) -> None:
-        """Have all agents that are kept end."""
-        broadcast(self._kept, encode_for_agents(Stop(0.0)))
 
     def _accept(self, *args: Any, **options: Any) -> ServerConnection:
         connection = ServerConnection(*args, **options)
@@ -280,11 +259,7 @@ class CoordinatorServer:
         reason = "its connection closed"
         try:
             async for data in connection:
-                message = decode_from_agent(data)
-                if isinstance(message, Kept):
-                    self._keep(hello.agent_id, connection)
-                elif connection not in self._kept:
-                    self._listener.said(hello.agent_id, message)
+                self._listener.said(hello.agent_id, decode_from_agent(data))
         except ConnectionClosed as closed:
             reason = f"its connection broke: {closed}"
         except ProtocolError as error:
@@ -292,11 +267,8 @@ class CoordinatorServer:
             await connection.close(POLICY_VIOLATION, "not a message")
         finally:
             del self._watches[connection]
-            if connection in self._kept:
-                self._kept.discard(connection)
-            else:
-                del self._connections[hello.agent_id]
-                self._listener.left(hello.agent_id, self._silence(hello, watch) or reason)
+            del self._connections[hello.agent_id]
+            self._listener.left(hello.agent_id, self._silence(hello, watch) or reason)
             if watch.is_silent:
                 self._listener.silent(hello)
 
@@ -317,11 +289,6 @@ class CoordinatorServer:
         except ConnectionClosed:
             pass
         return None
-
-    def _keep(self, agent_id: str, connection: ServerConnection) -> None:
-        self._kept.add(connection)
-        if self._connections.pop(agent_id, None) is not None:
-            self._listener.left(agent_id, "it waits for another launch")
 
     def _silence(self, hello: Hello, watch: HostWatch) -> str:
         if watch.is_silent:

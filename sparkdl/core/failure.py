@@ -14,11 +14,12 @@ FailureKind = Literal[
     "exception", "exit", "signal", "oom", "lost", "unreachable", "port", "setup", "hang"
 ]
 
+_MORE_MEMORY = (
+    "Give the executors more memory outside the JVM (spark.executor.memoryOverhead), lower the "
+    "batch size, or lower Feeding(memory_nbytes=…)."
+)
 _HINTS: dict[str, str] = {
-    "oom": (
-        "The kernel killed it for memory. Give the executors more memory outside the JVM "
-        "(spark.executor.memoryOverhead), lower the batch size, or lower Feeding(memory_nbytes=…)."
-    ),
+    "oom": f"The kernel killed it for memory. {_MORE_MEMORY}",
     "lost": (
         "Look for a lost executor in the Spark UI, and for spark.dynamicAllocation or "
         "spark.executor.memoryOverhead as its reason."
@@ -54,10 +55,11 @@ class Failure:
         node: `role:index`, for example `worker:1`.
         rank: the node's rank in its world, -1 before there was a world.
         kind: what ended the child. `exception`: user code raised. `exit`: it ended with
-            `exit_code` and no exception. `signal`: killed by `signal_number`. `oom`: killed by
-            the kernel for memory. `lost`: the agent vanished. `unreachable`: feeders on another
-            host do not reach it, and the driver does. `port`: another process took the
-            framework's port. `setup`: the node could not prepare (an import failed).
+            `exit_code` and no exception. `signal`: killed by `signal_number`; without one, nobody
+            knows how it ended, as its parent ended before. `oom`: killed by the kernel for memory.
+            `lost`: the agent vanished. `unreachable`: feeders on another host do not reach it, and
+            the driver does. `port`: another process took the framework's port. `setup`: the node
+            could not prepare (an import failed).
             `hang`: it was alive and made no progress; `traceback` has its stacks.
         time_s: Unix time in seconds, by the driver's clock once the driver has it.
         step: of the checkpoint that the round began with, and batches read from feeds since.
@@ -99,6 +101,8 @@ class Failure:
         if self.traceback:
             parts.append(self.traceback.rstrip())
         hint = _HINTS.get(self.kind) or _hint_for(self.traceback)
+        if self.kind == "signal" and self.signal_number is None:
+            hint = ""
         if hint:
             parts.append(hint)
         if self.log_tail:
@@ -126,6 +130,32 @@ class Failure:
 
 def _hint_for(traceback: str) -> str:
     return next((hint for like, hint in _TRACEBACK_HINTS.items() if like.search(traceback)), "")
+
+
+UNKNOWN_STATUS = 256
+"""Stands for the exit status of a process whose parent ended before; no process has this one."""
+
+
+def status_in_words(status: int) -> str:
+    """Return how a process has ended, by its `Popen.returncode` or `UNKNOWN_STATUS`."""
+    if status == UNKNOWN_STATUS:
+        return "an unknown exit status"
+    return f"exit code {status}" if status >= 0 else signal_name(-status)
+
+
+def unknown_end(oom_kills: int) -> str:
+    """Return the message of a child whose zygote ended before it.
+
+    Args:
+        oom_kills: how many processes of its cgroup the kernel killed for memory while it ran.
+    """
+    text = "its exit status is unknown, because its zygote, the parent process, ended before it"
+    if not oom_kills:
+        return text
+    return (
+        f"{text}. Since the child began, the kernel has killed {oom_kills} of the processes of "
+        f"this container for lack of memory: the zygote, the child, or both. {_MORE_MEMORY}"
+    )
 
 
 def signal_name(number: int) -> str:

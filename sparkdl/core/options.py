@@ -205,15 +205,11 @@ class Startup:
             slots are left over.
         preload: names of modules that nodes import besides the framework, while they wait for one
             another; `["transformers"]`.
-        keep_warm_s: seconds that the nodes' processes stay on their executors for the next launch
-            of this program, after this one has ended well: without task slots, GPUs or ports, each
-            with a process that has everything imported. A launch of another framework or
-            environment starts new ones; `sparkdl.stop_warm()` ends them. By default 120 in a
-            notebook, 60 for a `fit` within a search, and else 0; the environment variable
+        keep_warm_s: seconds for which the process that has imported the framework stays on each
+            executor for the next launch of this program: without task slot, GPU or port. A launch
+            of another framework or environment starts another one. By default 120 in a notebook,
+            60 for a `fit` within a search, and else 0; the environment variable
             SPARKDL_KEEP_WARM_S replaces these. Linux only. See docs/failures.md.
-        spare: whether each node keeps a second process, with everything imported, that takes over
-            at the next restart; it takes the memory of an import twice. By default with
-            `max_restarts`, where there is memory left. See docs/failures.md.
         release_port: `False` to keep the framework's port reserved until `ctx.release_port()`.
         tls: whether the connections of sparkdl are encrypted, with a certificate that is made for
             this cluster, or with your own: `sparkdl.TlsFiles(cert, key, ca)`, paths at driver and
@@ -227,7 +223,6 @@ class Startup:
     placement: Placement = "auto"
     preload: Sequence[str] = ()
     keep_warm_s: float | None = None
-    spare: bool | None = None
     release_port: bool = True
     tls: bool | TlsFiles | None = None
 

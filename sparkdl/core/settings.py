@@ -29,9 +29,8 @@ class Settings:
             somewhat more than twice as long the agent ends its child, see `control/lease.py`.
         log_tail_lines: of a failed child that travel with its failure.
         max_port_retries: new rounds on new ports before a lost port counts as a failure.
-        spare: whether each node keeps a child that has imported its libraries for the next restart;
-            `None` where there are restarts, and the memory that is left can be seen.
-        keep_warm_s: how long agents stay for the next launch after this one has ended well.
+        keep_warm_s: how long the processes that have imported the framework stay for the next
+            launch.
         restart_backoff_s: before the second restart in a row; doubled before each further one.
         restart_window_s: a restart longer ago than this does not count any more.
     """
@@ -44,7 +43,6 @@ class Settings:
     lease_s: float = 20.0
     log_tail_lines: int = 40
     max_port_retries: int = 3
-    spare: bool | None = None
     keep_warm_s: float = 0.0
     restart_backoff_s: float = 1.0
     restart_window_s: float = 3600.0
@@ -57,8 +55,6 @@ class Settings:
             raise ConfigError(f"max_restarts={self.max_restarts} must be 0 or more")
         if self.recovery.on_hang == "restart" and not self.max_restarts:
             raise ConfigError("Recovery(on_hang='restart') needs max_restarts=1 or more")
-        if self.spare and not (self.max_restarts or self.keep_warm_s):
-            raise ConfigError("Startup(spare=True) needs max_restarts=1 or more, or keep_warm_s")
 
 
 @dataclass(frozen=True)

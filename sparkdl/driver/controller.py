@@ -82,7 +82,6 @@ from sparkdl.driver.logs import Attempt, LastAttempts, joined
 from sparkdl.driver.stream import Stream, Subscriber, notify, period_s
 from sparkdl.driver.threads import Changed
 from sparkdl.driver.view import Seen, View, launched, sampled
-from sparkdl.driver.warm import Keeper
 from sparkdl.node.task import Problem
 
 _log = logging.getLogger(__name__)
@@ -320,12 +319,8 @@ class Controller:
         """Return the Unix time in seconds; it does not jump while the cluster lives."""
         return self._born_s + time.monotonic()
 
-    def close(self, is_there: Callable[[], bool] = lambda: True) -> None:
-        """Close all connections and end the thread; if agents are kept, when these have ended.
-
-        Args:
-            is_there: whether their place still exists; they are ended when it does not.
-        """
+    def close(self) -> None:
+        """Close all connections and end the thread."""
         if len(self.spec.nodes) >= _MANY:
             gc.unfreeze()
         ended = events.Ended(self.spec.cluster_id, self.wall_s())
@@ -337,9 +332,6 @@ class Controller:
             self._call(self._server.stop())
         finally:
             self._stream.end(ended)
-        if self._server.keeps:
-            self.soon(Keeper(self._loop, self._thread, self._server, is_there).look)
-            return
         self.soon(self._loop.stop)
         self._thread.join(_THREAD_END_S)
 

@@ -136,7 +136,7 @@ class Ending:
 
     def _close_controller(self) -> None:
         if self.controller:
-            self.controller.close(self._executor.is_there)
+            self.controller.close()
 
     def _close(self) -> None:
         self._executor.close(Deadline.after(STOP_MARGIN_S))

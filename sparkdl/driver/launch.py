@@ -134,7 +134,6 @@ def launch(  # noqa: PLR0913 (one question, one name)
             max_restarts=max_restarts,
             recovery=recovery,
             feeding=feeding,
-            spare=startup.spare,
             keep_warm_s=chosen_keep_s(startup.keep_warm_s, in_notebook, os.environ),
         ),
     )

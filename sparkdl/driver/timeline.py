@@ -225,7 +225,7 @@ class Tracks:
             start_us = clock.driver_us(span.start_us) - self._zero_us
             stop_us = clock.driver_us(span.start_us + span.duration_us) - self._zero_us
             if stop_us < 0:
-                continue  # a spare's, of before the launch
+                continue  # a zygote's, of before the launch
             start_us = max(0, start_us)
             yield from self._named(pid, span.track, told)
             at = pid, self._ids.tid(pid, span.track), start_us, stop_us - start_us

@@ -3,7 +3,7 @@
 Runs in: agent
 
 `python -m sparkdl.node.agent`, with an `AgentSpec` and the user's code on standard input. It
-decides in `node/state.py`; this file performs. What comes after a node is in `node/parking.py`.
+decides in `node/state.py`; this file performs.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ import logging
 import math
 import os
 import platform
+import shutil
 import signal
 import socket
+import tempfile
 import time
+import traceback
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,8 +27,8 @@ from typing import TYPE_CHECKING
 
 from sparkdl.control import channel, messages
 from sparkdl.control.lease import beat_s
-from sparkdl.core.errors import ProtocolError
-from sparkdl.core.failure import Failure, FailureKind
+from sparkdl.core.errors import ProtocolError, SparkdlError
+from sparkdl.core.failure import UNKNOWN_STATUS, Failure, FailureKind, unknown_end
 from sparkdl.core.settings import Environment, visible_gpus
 from sparkdl.core.throttle import Throttle, period_s
 from sparkdl.core.trace import now_us
@@ -33,18 +36,26 @@ from sparkdl.core.world import FIRST_TIME
 from sparkdl.frameworks.framework import framework_named
 from sparkdl.node import state as states
 from sparkdl.node.activity import Activity, log_period_s
+from sparkdl.node.children import Children
+from sparkdl.node.forking import Place
 from sparkdl.node.gpus import share_gpus
 from sparkdl.node.load import LoadWatch
 from sparkdl.node.noise import printed, without_noise
-from sparkdl.node.parking import Leftover, live
 from sparkdl.node.profiles import Profiles
-from sparkdl.node.resources import feed_disk, feed_memory, own_host, reserve_port
-from sparkdl.node.spare import Children, Spare
+from sparkdl.node.resources import (
+    allow_descriptors,
+    feed_disk,
+    feed_memory,
+    own_host,
+    reserve_port,
+    work_root,
+)
 from sparkdl.node.spec import (
     AgentSpec,
     StatusLine,
     forget_agents_threads,
     print_status,
+    read_spec,
     write_private,
 )
 from sparkdl.node.supervisor import Child, ChildSpec, watch_pid
@@ -67,14 +78,11 @@ class Agent:
     """One node. `run` returns when the node has ended.
 
     Args:
-        kept: a child that an earlier node has left, to be the first of this one.
-
-    Attributes:
-        leftover: what this node leaves for another one, if it is to.
+        place: of the zygote that forks its children.
     """
 
     def __init__(
-        self, agent_spec: AgentSpec, payload: bytes, work_dir: Path, kept: Spare | None = None
+        self, agent_spec: AgentSpec, payload: bytes, work_dir: Path, place: Place | None = None
     ) -> None:
         self._agent_spec = agent_spec
         self._spec = agent_spec.spec
@@ -89,12 +97,10 @@ class Agent:
         self._ended = asyncio.Event()
         self._end_reason = ""
         self.was_cut_off = False
-        self.leftover: Leftover | None = None
-        self._keep_s = 0.0
         self._rank = -1
         self._resume = FIRST_TIME
         self._child: Child | None = None
-        self._children = self._new_children(kept)
+        self._children = self._new_children(place)
         self._port = socket.socket()
         self._raised_s = 0.0
         self._pipe: channel.ChildPipe | None = None
@@ -139,8 +145,6 @@ class Agent:
             *(self._loop, self._report, len(self._spec.nodes), gpus),
             lambda: (budget.used_nbytes, budget.limit_nbytes),
         )
-        if self._child is not None:
-            self._load.begin(self._child.pid)
 
     async def run(self) -> str:
         """Serve until the end; return its reason."""
@@ -186,7 +190,7 @@ class Agent:
                     self._rank = world.member(self._node.node_id).rank
                     self._resume = resume
                     node = (world, self._node.node_id, self._spec, resume)
-                    own = {"SPARKDL_NODE": self._node.name}
+                    own = {"SPARKDL_NODE": self._node.name, "SPARKDL_AGENT_PID": str(os.getpid())}
                     message = channel.Start(*node, str(self._payload), own)
                     self._send_to_child(message, self._childs_port())
                     self._begin_board()
@@ -210,11 +214,11 @@ class Agent:
                     self._end_reason = reason
                     self._ended.set()
 
-    def _new_children(self, kept: Spare | None) -> Children:
+    def _new_children(self, place: Place | None) -> Children:
         environment = {"PYTHONUNBUFFERED": "1", **self._gpus.environment}
         spec = ChildSpec(self._spec.framework, environment, self._spec.preload, self._node.name)
         settings, say = self._spec.settings, self._add_to_log
-        return Children(self._loop, spec, settings, self._environment, say, kept)
+        return Children(self._loop, spec, settings, place, say)
 
     def _spawn(self, generation: int) -> None:
         if self._child:
@@ -222,10 +226,8 @@ class Agent:
         self._port.close()
         self._port = reserve_port(self._host, self._environment)
         self._raised_s = 0.0
-        self._child, self._pipe = self._children.take(self._on_child_message, self._on_child_exit)
+        self._child, self._pipe = self._children.start(self._on_child_message, self._on_child_exit)
         self._activity.begin(generation, self._child.log)
-        if self._load is not None:
-            self._load.begin(self._child.pid)
         self._child.log.watch(self._loop, self._on_child_print)
         if self._gpus.note:
             self._add_to_log(self._gpus.note)
@@ -286,6 +288,8 @@ class Agent:
         """Describe a child that ended without a word."""
         assert self._child is not None
         at, pid, node = time.time(), self._child.pid, self._node.name
+        if status == UNKNOWN_STATUS:
+            return Failure(node, "signal", unknown_end(self._child.oom_kills), at, pid=pid)
         if status >= 0:
             return Failure(node, "exit", "", at, pid=pid, exit_code=status)
         kind: FailureKind = "oom" if self._child.was_oom_killed(status) else "signal"
@@ -301,7 +305,8 @@ class Agent:
 
     def _on_child_message(self, message: channel.Local, fd: int) -> None:
         assert self._child is not None
-        self._children.note(message, self._child)
+        if isinstance(message, channel.Imported) and self._load is not None:
+            self._load.begin(self._child.pid)
         if isinstance(message, channel.Running):
             self.handle(states.ChildEnteredMapFun())
         elif isinstance(message, channel.Returned):
@@ -348,7 +353,6 @@ class Agent:
                 self._report_lines(lines)
             last = self._child.log.tail(MAX_LAST_LINES)
             self._report(messages.LastLines(self._activity.generation, last))
-        self._children.child_ended()
         self.handle(states.ChildExited(status))
 
     def _on_driver_message(self, message: messages.ToAgent) -> None:  # noqa: C901, PLR0912 (one case each)
@@ -360,8 +364,8 @@ class Agent:
             case messages.StopChild(generation, reason):
                 grace_s = self._spec.settings.grace_s
                 self.handle(states.ChildStopRequested(generation, grace_s, reason))
-            case messages.Stop(grace_s, is_patient, keep_s):
-                self._stop(grace_s, is_patient, keep_s)
+            case messages.Stop(grace_s, is_patient):
+                self._stop(grace_s, is_patient)
             case messages.CheckpointCommit(generation, step, manifest, missing, problem):
                 if self._begun == generation:
                     self._send_to_child(channel.Commit(step, manifest, missing, problem))
@@ -381,20 +385,17 @@ class Agent:
             case messages.AskClock(sent_us):
                 self._report(messages.ClockTold(sent_us, now_us()))
             case messages.FetchProfile():
-                pid = self._child.pid if self._child else None
+                pid = (self._child.pid or None) if self._child else None
                 self._profiles.take(message, pid, self._send_to_child)
             case _:
                 self._feeds.on_driver_message(message)
 
-    def _stop(self, grace_s: float, is_patient: bool, keep_s: float) -> None:
+    def _stop(self, grace_s: float, is_patient: bool) -> None:
         if self._ended.is_set():
             return
         if is_patient and self._feeds.store.is_answering:  # feeders still read results
-            self._loop.call_later(ANSWERING_S, self._stop, grace_s, is_patient, keep_s)
+            self._loop.call_later(ANSWERING_S, self._stop, grace_s, is_patient)
             return
-        self._keep_s = keep_s
-        if not keep_s:
-            self._children.end()
         self.handle(states.StopRequested(grace_s))
 
     def _beat(self) -> None:
@@ -412,7 +413,6 @@ class Agent:
 
     def _orphan(self, reason: str) -> None:
         _log.info("%s ends: %s", self._node.name, reason)
-        self._keep_s = 0.0
         self.handle(states.Orphaned(reason))
 
     def _watch_owner(self) -> None:
@@ -510,8 +510,6 @@ class Agent:
 
     async def _clean_up(self) -> None:
         self._signal_child(signal.SIGKILL)  # first: what it does after this reaches nobody
-        if not self._keep_s:
-            self._children.end()
         self._feeds.shut_down()
         self._activity.close()
         self._profiles.close()
@@ -525,16 +523,13 @@ class Agent:
                 timer.cancel()
         if self._board:
             await self._board.close()
-        spare = self._children.hand_over() if self._keep_s and self._client else None
-        if spare is not None and self._client:
-            self.leftover = Leftover(spare, self._client, self._keep_s)
-        elif self._client:
+        if self._client:
             await self._client.close()
         if self._pipe:
             self._pipe.close()
         if self._child:
             self._child.close()
-        await self._children.close()
+        self._children.close()
         self._port.close()
         self._gpus.close()
 
@@ -542,7 +537,31 @@ class Agent:
 def main() -> int:
     """Run one agent; return its exit status: not 0 if another one is to be started."""
     forget_agents_threads()
-    return live(Agent)
+    environment = dict(os.environ)  # before anything changes it
+    with open(0, "rb", closefd=False) as stream:
+        agent_spec, payload = read_spec(stream)
+    allow_descriptors()
+    form = f"%(asctime)s agent {agent_spec.node_id} %(message)s"
+    logging.basicConfig(level=logging.INFO, format=form, force=True)
+    work_dir = Path(tempfile.mkdtemp(prefix="sparkdl-", dir=work_root()))
+    print_status(StatusLine(work_dir=str(work_dir)))
+    try:
+        status = asyncio.run(_serve(agent_spec, payload, work_dir, agent_spec.place(environment)))
+        print_status(StatusLine(is_over=not status))
+        return status
+    except Exception as error:  # noqa: BLE001 (reported to the process that started this agent)
+        known = isinstance(error, SparkdlError)
+        text = str(error) if known else "".join(traceback.format_exception(error))
+        print_status(StatusLine(error=text, kind=type(error).__name__))
+        return 1
+    finally:
+        shutil.rmtree(work_dir, ignore_errors=True)
+
+
+async def _serve(agent_spec: AgentSpec, payload: bytes, work_dir: Path, place: Place | None) -> int:
+    agent = Agent(agent_spec, payload, work_dir, place)
+    await agent.run()
+    return int(agent.was_cut_off and agent_spec.spec.settings.max_restarts > 0)
 
 
 if __name__ == "__main__":

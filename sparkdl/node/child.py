@@ -7,7 +7,7 @@ agent. Each MODULE is imported after the framework. With the world comes the nam
 pickled `(map_fun, args)`, which came inside Spark's own task payload.
 
 Until it is given a world, a child knows nothing of one: neither ports nor ranks, nor user code. So
-a spare (`node/spare.py`) is a child like any other, which waits longer.
+a zygote (`node/zygote.py`) can import for it, and fork it where its imports end.
 """
 
 from __future__ import annotations
@@ -80,10 +80,51 @@ def main(argv: list[str]) -> None:
     arguments = ChildArguments.parse(argv)
     _die_with(arguments.agent_pid)
     keep_freed_memory()
+    importing = partial(import_all, arguments.framework, arguments.preload)
+    live(arguments.channel_fd, arguments.stacks_fd, importing)
+
+
+@dataclass(frozen=True)
+class Imports:
+    """What a child has imported, and when."""
+
+    framework: Framework
+    began_us: int
+    imported_us: int
+
+    def more(self) -> None:
+        """Import what the framework imports at its first use."""
+        with quick_imports():
+            self.framework.import_more()
+        gc.freeze()
+
+
+def import_all(framework_name: str, preload: Sequence[str]) -> Imports:
+    """Import a framework, and what `launch(preload=…)` names.
+
+    Raises:
+        SparkdlError: if one of them cannot be imported.
+    """
+    framework = framework_named(framework_name)
+    began_us = trace.now_us()
+    jars = HadoopClasspath.begin()
+    os.environ.update({**framework.import_environment, **os.environ})
+    with quick_imports():
+        framework.import_modules()
+        _preload(preload)
+    gc.freeze()  # nor does it look through what has been imported from now on
+    imported_us = trace.now_us()
+    if jars:
+        jars.finish()
+    return Imports(framework, began_us, imported_us)
+
+
+def live(channel_fd: int, stacks_fd: int, importing: Callable[[], Imports]) -> None:
+    """Be a child: import, wait for the world, run `map_fun`."""
     faulthandler.enable()
-    _write_stacks_on_signal(arguments.stacks_fd)
-    link = AgentLink(socket.socket(fileno=arguments.channel_fd))
-    end = _run(arguments, link)
+    _write_stacks_on_signal(stacks_fd)
+    link = AgentLink(socket.socket(fileno=channel_fd))
+    end = _run(importing, link)
     trace.stop()
     link.profiler.end()
     link.send(end)
@@ -93,27 +134,21 @@ def main(argv: list[str]) -> None:
     link.close()
 
 
-def _run(arguments: ChildArguments, link: AgentLink) -> Returned | Raised:
-    framework = framework_named(arguments.framework)
-    began_us = trace.now_us()
+def _run(importing: Callable[[], Imports], link: AgentLink) -> Returned | Raised:
+    framework = Framework()
     kind: FailureKind = "setup"
     start: Start | None = None
     try:
-        jars = HadoopClasspath.begin()
-        os.environ.update({**framework.import_environment, **os.environ})
-        with quick_imports():
-            framework.import_modules()
-            _preload(arguments.preload)
-        gc.freeze()  # nor does it look through what has been imported from now on
+        imports = importing()
+        framework = imports.framework
         link.send(Imported())
-        imported_us = trace.now_us()
-        if jars:
-            jars.finish()  # now: a spare may wait for long
-        start, port = link.wait_start(Deadline.after(None), partial(_import_more, framework))
+        waits_us = trace.now_us()
+        start, port = link.wait_start(Deadline.after(None), imports.more)
         if start.spec.is_traced:
             link.begin_trace(start.world.generation, len(start.spec.nodes))
-            trace.add("launch", f"import {arguments.framework}", began_us, imported_us)
-            trace.add("launch", "wait for the other nodes", imported_us)
+            span = f"import {start.spec.framework}"
+            trace.add("launch", span, imports.began_us, imports.imported_us)
+            trace.add("launch", "wait for the other nodes", waits_us)
         os.environ.update(start.environment)
         payload = Path(start.payload)
         with trace.span("launch", "prepare"):
@@ -138,12 +173,6 @@ def _run(arguments: ChildArguments, link: AgentLink) -> Returned | Raised:
         return _raised(framework, start, "exit", stop, code, link.steps)
     except BaseException as error:  # noqa: BLE001 (whatever user code raises goes to the driver)
         return _raised(framework, start, kind, error, None, link.steps)
-
-
-def _import_more(framework: Framework) -> None:
-    with quick_imports():
-        framework.import_more()
-    gc.freeze()
 
 
 def _preload(modules: Sequence[str]) -> None:

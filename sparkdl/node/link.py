@@ -19,17 +19,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-import psutil
-
 from sparkdl.control.channel import (
-    CheckImports,
     Commit,
     Consumed,
     EndMark,
     FeedStart,
     Gathered,
     Given,
-    ImportsChecked,
     Local,
     ReadFailed,
     ReadParquet,
@@ -77,7 +73,6 @@ from sparkdl.feed.reader.supply import Supply
 from sparkdl.feed.reader.watch import UNWATCHED, TrainingWatch
 from sparkdl.frameworks.lone_training import LoneTraining
 from sparkdl.node.profiler import Profiler
-from sparkdl.node.warm import changed_since
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -86,7 +81,7 @@ _TRACE_S = 0.5
 """What a child does goes to the driver so often, if there is a timeline; more seldom of many nodes.
 """
 _IDLE_S = 2.0
-"""A child that has waited so long for its world is a spare, or others take longer to come up."""
+"""After waiting so long for its world a child imports what it needs later: others are slower."""
 _ANSWER_S = 30.0
 """For the driver's answer to a `fit` that would be alone; without one the training begins."""
 
@@ -118,7 +113,6 @@ class AgentLink:
         self._is_lost = False
         self._is_closing = False
         self._look_s: float | None = None
-        self._began_s = psutil.Process().create_time()
         self._tracks = self._is_resumed = False
         self.watch: TrainingWatch = UNWATCHED
         self._thread = threading.Thread(target=self._receive, name="sparkdl-link", daemon=True)
@@ -130,7 +124,7 @@ class AgentLink:
         """Wait for the world; return it, and the socket that holds this node's port.
 
         Args:
-            when_idle: called once if it does not come soon, as for a spare.
+            when_idle: called once if it does not come soon.
 
         Raises:
             FeedClosedError: if the agent went away or nothing came in time.
@@ -334,8 +328,6 @@ class AgentLink:
                 self.watch = self._watch(message)
                 self._track(message)
                 self._starts.put((message, fd))
-            case CheckImports():
-                self.send(ImportsChecked(changed_since(self._began_s)))
             case Commit():
                 self._commits.put(message)
             case Gathered():

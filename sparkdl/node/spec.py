@@ -13,6 +13,7 @@ import os
 import struct
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, BinaryIO, Literal
@@ -22,7 +23,7 @@ import msgspec
 from sparkdl.control.tls import Tls
 from sparkdl.core.errors import ProtocolError
 from sparkdl.core.spec import ClusterSpec
-from sparkdl.node.warm import Fit, WarmAgent, take
+from sparkdl.node.forking import ForkedAgent, Place
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
         executor_pid: whose end it is instead once the agent has been detached from its task;
             `None` if it could not be found, so that the driver alone ends the agent then.
         gpus: addresses that Spark assigned; `None` where Spark assigns none.
-        warm_key: by which the driver's next launch finds this agent, if it is kept.
+        warm_key: by which agents of the driver find their zygotes.
     """
 
     url: str
@@ -58,6 +59,11 @@ class AgentSpec(msgspec.Struct, frozen=True):
     tls: Tls | None = None
     warm_key: str = ""
 
+    def place(self, environment: Mapping[str, str]) -> Place | None:
+        """Return where the zygote of an agent with this environment is, if it may have one."""
+        of = (self.spec.framework, self.spec.preload)
+        return Place.of(self.warm_key, self.executor_pid, environment, *of)
+
 
 class StatusLine(msgspec.Struct, frozen=True):
     """A line that an agent prints for the process that started it.
@@ -67,34 +73,30 @@ class StatusLine(msgspec.Struct, frozen=True):
         is_detached: it continues without its task.
         error: why it ended, in words; empty if it has not.
         kind: the name of the class of the error.
-        is_kept: its node has ended, and it waits for another launch; the last line.
-        status: its node has ended, not in order unless 0; the last line.
+        is_over: it ends with status 0; of one that a zygote forked the status may be lost.
     """
 
     is_detached: bool = False
     error: str = ""
     kind: str = ""
     work_dir: str = ""
-    is_kept: bool = False
-    status: int | None = None
+    is_over: bool = False
 
 
-AgentProcess = subprocess.Popen[bytes] | WarmAgent
+AgentProcess = subprocess.Popen[bytes] | ForkedAgent
 
 
 def start_agent(
     agent_spec: AgentSpec, payload: bytes, python_path: list[str], stderr: int
 ) -> AgentProcess:
-    """Start an agent with this interpreter, or take one that was kept and would be the same.
+    """Start an agent with this interpreter, or have a zygote fork one that would be the same.
 
     Its standard input stays open in `stdin`.
     """
     path = os.pathsep.join(path for path in python_path if path)
     environment = {**os.environ, "PYTHONPATH": path}
-    process: AgentProcess | None = None
-    if agent_spec.executor_pid is not None:
-        fit = Fit.of(environment, agent_spec.spec.framework, agent_spec.spec.preload)
-        process = take(agent_spec.warm_key, agent_spec.executor_pid, fit, stderr)
+    place = agent_spec.place(environment)
+    process: AgentProcess | None = place.fork_agent(stderr) if place else None
     process = process or subprocess.Popen(
         [sys.executable, "-m", "sparkdl.node.agent"],
         stdin=subprocess.PIPE,
@@ -134,7 +136,6 @@ def forget_agents_threads() -> None:
 def print_status(line: StatusLine) -> None:
     """Report to the process that started this agent; it may have stopped listening."""
     try:
-        # Unbuffered: what nobody has read must not be read by who starts the next node.
         with open(1, "wb", buffering=0, closefd=False) as stream:
             stream.write(msgspec.json.encode(line) + b"\n")
     except OSError:

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 
 from sparkdl.control.channel import Returned
 from sparkdl.core.codes import Code
-from sparkdl.core.failure import Failure, signal_name
+from sparkdl.core.failure import Failure, status_in_words
 from sparkdl.core.state_machine import stay, transition
 from sparkdl.core.world import FIRST_TIME, Resume, World
 
@@ -106,7 +106,7 @@ class ChildReportedEnd:
 
 @dataclass(frozen=True)
 class ChildExited:
-    """The child's process has ended; `status` is `Popen.returncode`."""
+    """The child has ended; `status` is `Popen.returncode`, or `UNKNOWN_STATUS`."""
 
     status: int
 
@@ -276,7 +276,7 @@ def _reported_end(state: Ready | Begun, event: ChildReportedEnd, now_s: float) -
 
 def _exited_unreported(state: Ready | Begun, event: ChildExited, now_s: float) -> Step[Idle]:
     report = ReportFailed(state.generation, None, event.status)
-    how = f"exit code {event.status}" if event.status >= 0 else signal_name(-event.status)
+    how = status_in_words(event.status)
     return Idle(state.generation), [CloseFeeds(f"the child has died ({how})"), Kill(), report]
 
 

@@ -15,13 +15,16 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import psutil
 
 from sparkdl.control.descriptors import nameless_file
 from sparkdl.core.deadline import Deadline
+from sparkdl.core.failure import UNKNOWN_STATUS
 from sparkdl.node.activity import ChildLog
+from sparkdl.node.forking import MAX_NBYTES, Exited, Forked, Place, Request, Unsafe, decode_answer
 from sparkdl.node.resources import oom_kills
 
 _log = logging.getLogger(__name__)
@@ -54,81 +57,126 @@ class ChildSpec:
     framework: str
     environment: Mapping[str, str]
     preload: tuple[str, ...] = ()
-    node: str = field(default="", compare=False)
+    node: str = ""
 
 
 class Child:
     """One running child. The agent's side of its pipe is `sock`; the owner calls `close`."""
 
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        sock: socket.socket,
-        log: ChildLog,
-        stacks: StackFile,
-    ) -> None:
-        self.sock = sock
-        self.stacks = stacks
-        self.log = log
-        self._process = process
+    def __init__(self, spec: ChildSpec) -> None:
+        self.log = ChildLog()
+        self.stacks = StackFile()
+        self.sock, self._theirs = socket.socketpair()
+        self._log_fd = self.log.open_for_child()
+        self._spec = spec
+        self._pid = 0
+        self._status: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._zygote: ZygoteLink | None = None
         self._oom_kills_before = oom_kills()
         self._has_swept = False
-        self._on_exit: Callable[[int], None] | None = None
 
     @classmethod
     def spawn(cls, spec: ChildSpec) -> Child:
         """Start the child in a process group of its own, so that all it starts ends with it."""
-        ours, theirs = socket.socketpair()
-        log = ChildLog()
-        log_fd = log.open_for_child()
-        stacks = StackFile()
-        fds = (theirs.fileno(), stacks.fd)
+        child = cls(spec)
+        try:
+            child._spawn()
+        except BaseException:
+            child.close()
+            raise
+        return child
+
+    @classmethod
+    def fork(
+        cls,
+        loop: asyncio.AbstractEventLoop,
+        spec: ChildSpec,
+        place: Place,
+        on_exit: Callable[[int], None],
+        say: Callable[[str], None],
+    ) -> Child:
+        """Have the zygote fork the child once it has imported; start it cold if it does not.
+
+        Args:
+            say: takes a line for the node's log.
+        """
+        child = cls(spec)
+        begin = partial(child._begin_cold, loop, on_exit, say)
+        environment = {**spec.environment, "SPARKDL_NODE": spec.node}
+        request = Request("child", node=spec.node, environment=environment, agent_pid=os.getpid())
+        try:
+            fds = (child._theirs.fileno(), child.stacks.fd, child._log_fd)
+            sock = place.connect(request, fds)
+        except OSError as error:
+            begin(f"no process to fork it from: {error}")
+        else:
+            end = partial(child._end, on_exit)
+            child._zygote = ZygoteLink(loop, sock, child._forked, end, begin)
+        return child
+
+    def _forked(self, pid: int) -> None:
+        self._pid = pid
+        self._close_theirs()
+
+    def _end(self, on_exit: Callable[[int], None], status: int) -> None:
+        self._status = status
+        on_exit(status)
+
+    def _begin_cold(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        on_exit: Callable[[int], None],
+        say: Callable[[str], None],
+        problem: str,
+    ) -> None:
+        self._zygote = None
+        loop.call_soon(say, f"this process imports by itself: {problem}")  # once this is the child
+        self._spawn()
+        self.watch(loop, on_exit)
+
+    def _spawn(self) -> None:
+        spec, fds = self._spec, (self._theirs.fileno(), self.stacks.fd)
         # SIGUSR1 ends a process that has no handler. The child inherits that it is blocked, and
         # unblocks it once faulthandler is there; one that comes earlier waits until then.
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {_STACKS_SIGNAL})
         try:
-            process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 _command(spec, *fds),
                 stdin=subprocess.DEVNULL,
-                stdout=log_fd,
-                stderr=log_fd,
+                stdout=self._log_fd,
+                stderr=self._log_fd,
                 env={**os.environ, **spec.environment, "SPARKDL_NODE": spec.node},
                 pass_fds=fds,
                 # killpg reaches all that the child starts; Ctrl-C at a local driver does not.
                 start_new_session=True,
             )
-        except BaseException:
-            ours.close()
-            log.close()
-            stacks.close()
-            raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-            theirs.close()  # or the pipe would not end with the child
-            os.close(log_fd)
-        return cls(process, ours, log, stacks)
+            self._close_theirs()
+        self._pid = self._process.pid
+
+    def _close_theirs(self) -> None:
+        """Close the child's ends, or the pipes would not end with the child."""
+        if self._log_fd >= 0:
+            self._theirs.close()
+            os.close(self._log_fd)
+            self._log_fd = -1
 
     @property
     def pid(self) -> int:
-        """The child's process id, which is its group's as well."""
-        return self._process.pid
+        """The child's process id, which is its group's as well; 0 while the zygote imports."""
+        return self._pid
 
     def poll(self) -> int | None:
         """Return `Popen.returncode`: `None` while the child runs."""
-        return self._process.poll()
+        return self._status if self._process is None else self._process.poll()
 
     def watch(self, loop: asyncio.AbstractEventLoop, on_exit: Callable[[int], None]) -> None:
-        """Call `on_exit` on the loop with `Popen.returncode` as soon as the child has ended.
-
-        A later call replaces whom to call.
-        """
-        is_watched, self._on_exit = self._on_exit is not None, on_exit
-        if not is_watched:
-            watch_pid(loop, self.pid, self._exited, self._process.wait)
-
-    def _exited(self) -> None:
-        assert self._on_exit is not None
-        self._on_exit(self._process.wait())
+        """Call `on_exit` on the loop with `Popen.returncode` when the spawned child has ended."""
+        process = self._process
+        assert process is not None
+        watch_pid(loop, self.pid, lambda: self._end(on_exit, process.wait()), process.wait)
 
     def signal_group(self, number: int) -> None:
         """Send a signal to the child and everything that it has started.
@@ -136,27 +184,99 @@ class Child:
         Once the child has been waited for, the first signal still goes out, to what it left behind.
         No other does: the system may have given the group's number to somebody else.
         """
-        if self._has_swept:
+        if not self._pid and self._zygote is not None:
+            self._zygote.cancel(-number)
+        if self._has_swept or not self._pid:
             return
-        self._has_swept = self._process.returncode is not None
+        self._has_swept = self._status is not None
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:
             _log.debug("The process group %d has ended already", self.pid)
 
-    def was_oom_killed(self, status: int) -> bool:
-        """Whether the kernel killed a process of this cgroup for memory while the child ran."""
-        return status == -signal.SIGKILL and oom_kills() > self._oom_kills_before
+    @property
+    def oom_kills(self) -> int:
+        """How many processes of this cgroup the kernel has killed for memory since the start."""
+        return oom_kills() - self._oom_kills_before
 
-    def forget_oom_kills(self) -> None:
-        """Take no kill for memory until now for the child's own."""
-        self._oom_kills_before = oom_kills()
+    def was_oom_killed(self, status: int) -> bool:
+        """Whether a child that ended with `status` was probably killed for memory."""
+        return status == -signal.SIGKILL and self.oom_kills > 0
 
     def close(self) -> None:
         """Release what is left of a child that has ended."""
+        if self._zygote is not None:
+            self._zygote.close()
+        self._close_theirs()
         self.sock.close()
         self.log.close()
         self.stacks.close()
+
+
+class ZygoteLink:
+    """The connection to the zygote that stands for one child. The owner calls `close`.
+
+    Args:
+        on_forked: is called with the child's process id.
+        on_exit: is called with `Popen.returncode`, or with `UNKNOWN_STATUS`.
+        on_problem: is called with why there is no child; nothing else follows.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        sock: socket.socket,
+        on_forked: Callable[[int], None],
+        on_exit: Callable[[int], None],
+        on_problem: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._sock = sock
+        self._on_forked = on_forked
+        self._on_exit = on_exit
+        self._on_problem = on_problem
+        self._pid = 0
+        sock.setblocking(False)
+        loop.add_reader(sock, self._read)
+
+    def cancel(self, status: int) -> None:
+        """Give up a child that has not been forked yet: it counts as ended with `status`."""
+        if self._sock.fileno() >= 0:
+            self.close()
+            self._loop.call_soon(self._on_exit, status)
+
+    def close(self) -> None:
+        """Close it; the zygote ends the child if it has not ended."""
+        if self._sock.fileno() >= 0:
+            self._loop.remove_reader(self._sock)
+            self._sock.close()
+
+    def _read(self) -> None:
+        try:
+            data = self._sock.recv(MAX_NBYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        answer = decode_answer(data) if data else None
+        match answer:
+            case Forked(pid):
+                self._pid = pid
+                self._on_forked(pid)
+                return
+            case Exited(status):
+                self.close()
+                self._on_exit(status)
+            case Unsafe(problem):
+                self.close()
+                self._on_problem(problem)
+            case None if self._pid:  # the child lives on; only its parent learns how it ends
+                self.close()
+                _log.warning("The zygote of process %d has ended", self._pid)
+                watch_pid(self._loop, self._pid, lambda: self._on_exit(UNKNOWN_STATUS))
+            case None:
+                self.close()
+                self._on_problem("the process that was to fork it has ended")
 
 
 def watch_pid(
@@ -234,6 +354,9 @@ class StackFile:
         """
         if self.fd < 0:
             then("the child has ended")
+            return
+        if not pid:
+            then("the child does not exist yet: the framework is being imported for it")
             return
         start = os.fstat(self.fd).st_size
         deadline = Deadline.after(_ANSWER_S)

@@ -28,6 +28,7 @@ from sparkdl.core.errors import (
     LaunchError,
     SparkdlError,
 )
+from sparkdl.core.failure import status_in_words
 from sparkdl.core.spec import ClusterSpec
 from sparkdl.frameworks.framework import framework_named
 from sparkdl.node.resources import assigned_gpus, executor_jvm_pid
@@ -131,7 +132,7 @@ class NodeTask:
         payload: the pickled `(map_fun, args)`.
         node_ids: by partition.
         tls: what the cluster's servers show; `None` without TLS.
-        warm_key: by which agents are found that an earlier launch of the driver has kept.
+        warm_key: by which agents of the driver find their zygotes.
     """
 
     url: str
@@ -212,18 +213,18 @@ class NodeTask:
         with tempfile.TemporaryFile() as stderr:
             process = start_agent(agent_spec, self.payload, sys.path, stderr.fileno())
             assert process.stdout is not None
-            problem, work_dir, ended = None, "", None
+            problem, work_dir, is_over = None, "", False
             for printed in process.stdout:
                 line = msgspec.json.decode(printed, type=StatusLine)
                 problem = Problem(line.kind, line.error) if line.error else problem
                 work_dir = line.work_dir or work_dir
-                ended = line.status
-                if line.is_detached or line.is_kept:
+                is_over = is_over or line.is_over
+                if line.is_detached:
                     _leave(process)
                     return ""
             status = process.wait()
-            if ended is not None:  # of one that another task has started, the kernel tells no more
-                status = ended
+            if is_over:
+                status = 0
             if work_dir:
                 shutil.rmtree(work_dir, ignore_errors=True)
             if problem and status:
@@ -231,7 +232,7 @@ class NodeTask:
             name = self.spec.nodes[agent_spec.node_id].name
             if not status:
                 return ""
-            return f"the agent of {name} ended with status {status}: {tail_of(stderr)}"
+            return f"the agent of {name} ended with {status_in_words(status)}: {tail_of(stderr)}"
 
 
 def _leave(process: AgentProcess) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sparkdl.core import scratch
-from sparkdl.core.options import Feeding, Startup
+from sparkdl.core.options import Feeding
 from sparkdl.core.scratch import make_scratch_in, scratch_folder
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S, launch
@@ -57,15 +57,8 @@ def write_and_die(args: None, ctx: NodeContext) -> tuple[str, list[str]]:
         return str(folder.parent), sorted(there)
 
 
-@pytest.mark.parametrize("spare", [False, True])
-def test_killed_process_leaves_nothing(spare: bool) -> None:
-    with launch(
-        write_and_die,
-        nodes=1,
-        max_restarts=1,
-        feeding=Feeding(fed=False),
-        startup=Startup(spare=spare),
-    ) as cluster:
+def test_killed_process_leaves_nothing() -> None:
+    with launch(write_and_die, nodes=1, max_restarts=1, feeding=Feeding(fed=False)) as cluster:
         ((place, there),) = cluster.results(SOON_S)
         folder, file = there
         assert file == f"{folder}/weights"

@@ -19,7 +19,7 @@ import pytest
 
 import sparkdl
 from scripts import chromium
-from sparkdl import Observe, Startup
+from sparkdl import Observe
 from sparkdl.driver.dashboard import end_dashboard
 from tests.doubles.nodes import launch, processes
 from tests.doubles.sessions import free_port, wait_for_server
@@ -80,14 +80,7 @@ def check_on_a_phone_in_the_dark(browser: Any, url: str) -> None:
 @pytest.mark.timeout(120)
 def test_pages_show_a_training_whose_node_is_killed(browser: Any, tmp_path: Path) -> None:
     done, problems = tmp_path / "done", list[str]()
-    with launch(
-        train,
-        str(done),
-        2,
-        max_restarts=1,
-        observe=Observe(dashboard=True),
-        startup=Startup(spare=False),
-    ) as cluster:
+    with launch(train, str(done), 2, max_restarts=1, observe=Observe(dashboard=True)) as cluster:
         page = browser.new_page(viewport={"width": 1280, "height": 900})
         note_errors(page, problems)
         page.goto(cluster.dashboard_url)

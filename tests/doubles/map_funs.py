@@ -37,7 +37,7 @@ def die(how: str) -> None:
     if how == "SIGKILL":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "agent":
-        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(int(os.environ["SPARKDL_AGENT_PID"]), signal.SIGKILL)
         signal.pause()
 
 

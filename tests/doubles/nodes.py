@@ -42,33 +42,68 @@ class NodeProcesses:
 
     agent: psutil.Process
     child: psutil.Process
-    spare: psutil.Process | None = None
 
 
-def processes(root: int | None = None) -> dict[str, NodeProcesses]:
-    """Return the processes of the nodes that process `root` (this one) has started, by node."""
-    found: dict[str, NodeProcesses] = {}
-    for node, (process, *spares) in _children(root).items():
-        agent = process.parent()
-        assert agent is not None
-        found[node] = NodeProcesses(agent, process, spares[0] if spares else None)
+def processes(root: int | None = None, nodes: int = 0) -> dict[str, NodeProcesses]:
+    """Return the processes of the nodes that process `root` (this one) has started, by node.
+
+    Args:
+        nodes: wait until so many have a child: a zygote imports before it forks.
+    """
+    return _Processes(root, _wait_for(root, lambda found: len(found) >= nodes))
+
+
+class _Processes(dict[str, NodeProcesses]):
+    """Processes by node; the child of a node that is missing may be forked in a moment."""
+
+    def __init__(self, root: int | None, found: dict[str, NodeProcesses]) -> None:
+        super().__init__(found)
+        self._root = root
+
+    def __missing__(self, node: str) -> NodeProcesses:
+        self.update(_wait_for(self._root, lambda found: node in found))
+        return self[node]
+
+
+def _wait_for(
+    root: int | None, is_enough: Callable[[dict[str, NodeProcesses]], bool]
+) -> dict[str, NodeProcesses]:
+    deadline, never = Deadline.after(SOON_S), threading.Event()
+    while not is_enough(found := _processes(root)):
+        assert not deadline.has_passed, f"only {sorted(found)} have a child"
+        never.wait(0.02)
     return found
 
 
-def _children(root: int | None) -> dict[str, list[psutil.Process]]:
-    """Return the children by node; a spare is younger than the child that it stands by for."""
-    found: dict[str, list[psutil.Process]] = {}
-    for process in psutil.Process(root).children(recursive=True):
-        with suppress(psutil.Error):  # ended meanwhile
-            parent = process.parent()
-            if _is_child(process) and parent is not None and not _is_child(parent):
-                found.setdefault(process.environ()["SPARKDL_NODE"], []).append(process)
-    return {node: sorted(them, key=psutil.Process.create_time) for node, them in found.items()}
+def _processes(root: int | None) -> dict[str, NodeProcesses]:
+    below = {process.pid for process in psutil.Process(root).children(recursive=True)}
+    below.add(psutil.Process(root).pid)
+    found: dict[str, NodeProcesses] = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, ValueError):  # ended meanwhile
+            if parts := _child(process, below):
+                found[parts[0]] = NodeProcesses(psutil.Process(parts[1]), process)
+    return found
 
 
-def _is_child(process: psutil.Process) -> bool:
-    """Whether it is a child, or has been forked by one."""
-    return "sparkdl.node.child" in process.cmdline()
+def _child(process: psutil.Process, below: set[int]) -> tuple[str, int] | None:
+    """Return the node and the agent of a child; `None` for other processes, and what it forks."""
+    words = [word for word in process.cmdline() if word]
+    if "sparkdl.node.child" not in words or _is_child(process.parent()):
+        return None
+    number = words.index("sparkdl.node.child") + 1
+    if words[number].isdigit():  # cold: CHANNEL_FD STACKS_FD AGENT_PID FRAMEWORK
+        agent = int(words[number + 2])
+        return (process.environ()["SPARKDL_NODE"], agent) if process.pid in below else None
+    node, agent_pid, owner_pid = words[number : number + 3]
+    return (node, int(agent_pid)) if int(owner_pid) in below else None
+
+
+def _is_child(process: psutil.Process | None) -> bool:
+    try:
+        return process is not None and "sparkdl.node.child" in process.cmdline()
+    except psutil.Error:  # a zygote that is ending
+        return False
 
 
 def all_gone(them: Iterable[psutil.Process], within_s: float = SOON_S) -> bool:

@@ -1,9 +1,9 @@
 """A module for `launch(preload=…)`: leaves the number of each process that imports it in a folder.
 
-Runs in: child
+Runs in: zygote, child
 
-The folder is that of the environment variable `FOLDER`. Where a file `fails` is in it, the import
-fails, but not for the first process.
+The folder is that of the environment variable `FOLDER`. A file in it says what else an import does:
+`starts a thread`, `fails`, or `waits` until the file is gone.
 """
 
 from __future__ import annotations
@@ -12,14 +12,9 @@ import os
 import threading
 from pathlib import Path
 
-import psutil
-
-from sparkdl.core.deadline import Deadline
-from tests.doubles.nodes import SOON_S, processes
-
 NAME = __name__
 FOLDER = "SPARKDL_TEST_PRELOADED"
-FAILS = "fails"
+STARTS_A_THREAD, FAILS, WAITS = "starts a thread", "fails", "waits"
 
 
 def importers(folder: Path) -> set[int]:
@@ -27,23 +22,16 @@ def importers(folder: Path) -> set[int]:
     return {int(path.name) for path in folder.iterdir() if path.name.isdigit()}
 
 
-def imported_spare(node: str, folder: Path) -> psutil.Process:
-    """Wait until the spare of `node` has imported this module; return it."""
-    deadline, never = Deadline.after(SOON_S), threading.Event()
-    while not deadline.has_passed:
-        spare = processes()[node].spare if node in processes() else None
-        if spare is not None and spare.pid in importers(folder):
-            return spare
-        never.wait(0.02)
-    raise AssertionError(f"{node} has no spare: {processes()}")
-
-
 def _note() -> None:
     folder = Path(os.environ[FOLDER])
-    if (folder / FAILS).exists() and importers(folder):
-        raise ValueError("not a second time")
     (folder / str(os.getpid())).touch()
+    if (folder / FAILS).exists():
+        raise ValueError("as asked")
+    if (folder / STARTS_A_THREAD).exists():
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+    while (folder / WAITS).exists():
+        threading.Event().wait(0.02)
 
 
-if FOLDER in os.environ and "SPARKDL_NODE" in os.environ:  # in a child
+if FOLDER in os.environ:
     _note()

@@ -33,7 +33,8 @@ def collect(args: dict[str, Any], ctx: NodeContext) -> list[int]:
         step += 1
         if ctx.generation == 0 and ctx.rank == 1 and step == 12:
             args["no_room"].touch()
-            os.kill(os.getppid(), signal.SIGKILL)  # the agent: this node is lost
+            agent_pid = int(os.environ["SPARKDL_AGENT_PID"])
+            os.kill(agent_pid, signal.SIGKILL)  # this node is lost
             signal.pause()
         if step % 5 == 0:
             if ctx.generation == 1 and ctx.rank == 0:

@@ -13,7 +13,7 @@ import pytest
 
 import sparkdl
 from sparkdl.core.errors import ConfigError, NodeFailedError
-from sparkdl.core.options import Recovery, Roles, Startup
+from sparkdl.core.options import Recovery, Roles
 from sparkdl.node.context import NodeContext
 from tests.doubles.frameworks import LOSES_PORTS
 from tests.doubles.map_funs import hang
@@ -43,7 +43,6 @@ LOCAL: dict[str, Any] = {"framework": "plain", "executor": "local"}
         ({"nodes": 2, "roles": Roles(ps=2)}, "do not leave room for a worker"),
         ({"roles": Roles(chief="ps")}, "cannot name the chief"),
         ({"recovery": Recovery(min_nodes=3)}, r"min_nodes=3\) is more than the 2 nodes"),
-        ({"startup": Startup(spare=True)}, r"spare=True\) needs max_restarts=1 or more"),
         ({"args": threading.Lock()}, "pickle.*'args'"),
         ({"map_fun": "train"}, "map_fun must be a function"),
     ],
@@ -65,7 +64,7 @@ def test_misspelt_option_of_launch_and_run_is_named() -> None:
 
 
 def test_part_of_an_option_object_that_is_given_alone_is_told_its_place() -> None:
-    alone: dict[str, Any] = {"min_nodes": 1, **LOCAL}
+    alone: dict[str, Any] = {**LOCAL, "recovery": Recovery(min_nodes=1)}
     place = r"'min_nodes'; it is part of `recovery`: recovery=Recovery\(min_nodes=…\)$"
     with pytest.raises(TypeError, match=place):
         sparkdl.launch(None, hang, **alone)

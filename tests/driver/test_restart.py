@@ -32,7 +32,7 @@ def fail_first(args: str, ctx: NodeContext) -> list[int]:
         if ctx.rank == 1:
             die(args)
         hang(args, ctx)
-    return [ctx.rank, ctx.generation, ctx.restarts, os.getppid()]
+    return [ctx.rank, ctx.generation, ctx.restarts, int(os.environ["SPARKDL_AGENT_PID"])]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_child_that_dies_has_all_nodes_begin_anew_in_the_same_agents(
     how: str, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with launch(fail_first, how, max_restarts=3) as cluster:
-        agents = sorted(node.agent.pid for node in processes().values())
+        agents = sorted(node.agent.pid for node in processes(nodes=2).values())
         results = cluster.results(3 * SOON_S)
         assert "restart 1 because worker:1" in cluster.status()
         assert words in cluster.status()
@@ -105,7 +105,7 @@ def test_agent_that_is_killed_is_replaced_by_another(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # an agent that is killed leaves its files
     with launch(fail_first, "agent", max_restarts=1) as cluster:
-        agents = {name: node.agent.pid for name, node in processes().items()}
+        agents = {name: node.agent.pid for name, node in processes(nodes=2).items()}
         results = cluster.results(3 * SOON_S)
         assert "worker:1 (rank 1" in cluster.status()
         assert "was lost" in cluster.status()
@@ -222,7 +222,7 @@ def test_shutdown_during_a_restart_ends_it_and_tells_why_there_was_one(no_room: 
         launch(hang, max_restarts=1) as cluster,
     ):
         no_room.touch()
-        processes()["worker:1"].agent.kill()
+        processes(nodes=2)["worker:1"].agent.kill()
         assert cluster._controller.wait_for(_is_gathering, Deadline.after(SOON_S))
         assert cluster.world.size == 2
         cluster.shutdown(timeout_s=0.1)

@@ -1,4 +1,4 @@
-"""For how long agents are kept, by default and where it is asked for."""
+"""For how long zygotes outlive a launch, by default and where it is asked for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import sparkdl
 from sparkdl.core.errors import ConfigError
 from sparkdl.core.settings import Settings
 from sparkdl.driver.warm import NOTEBOOK_S, TUNING_S, VARIABLE, chosen_keep_s, is_in_search
@@ -38,7 +37,7 @@ def test_argument_goes_before_the_variable_and_that_before_the_default(
 
 
 @pytest.mark.parametrize("module", ["pyspark.ml.tuning", "sparkdl.ml.tuning"])
-def test_fit_within_a_search_keeps_agents_for_the_next_one(module: str) -> None:
+def test_fit_within_a_search_keeps_zygotes_for_the_next_one(module: str) -> None:
     assert not is_in_search()
     assert within(module, lambda: chosen_keep_s(None, lambda: False, {})) == TUNING_S
     assert within(module, lambda: chosen_keep_s(None, lambda: False, {VARIABLE: "0"})) == 0.0
@@ -54,17 +53,3 @@ def test_variable_that_is_no_number_is_named(text: str) -> None:
 def test_time_that_is_none_is_refused(keep_warm_s: float) -> None:
     with pytest.raises(ConfigError, match="keep_warm_s="):
         Settings(keep_warm_s=keep_warm_s)
-
-
-def test_a_spare_is_of_use_where_there_are_restarts_or_agents_are_kept() -> None:
-    Settings(spare=True, keep_warm_s=1.0)
-    Settings(spare=True, max_restarts=1)
-    with pytest.raises(
-        ConfigError, match="spare=True needs max_restarts=1 or more, or keep_warm_s"
-    ):
-        Settings(spare=True)
-
-
-def test_stop_warm_does_nothing_where_nothing_is_kept() -> None:
-    sparkdl.stop_warm()
-    sparkdl.stop_warm()

@@ -31,7 +31,7 @@ def test_stopped_agent_is_given_up_after_its_child(
     plan = Plan(pause_s=0.03)
     with launch(train, plan, checkpoint_dir=str(tmp_path), max_restarts=9) as cluster:
         feeding = cluster.feed_async(table(ROWS, 3))
-        pair = processes()["worker:1"]
+        pair = processes(nodes=2)["worker:1"]
         cluster._controller.wait_for(lambda view: view.progress > 3, Deadline.after(SOON_S))
         watcher = threading.Thread(target=watch, args=(pair.child,))
         watcher.start()

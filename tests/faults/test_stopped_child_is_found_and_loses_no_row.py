@@ -25,7 +25,7 @@ def test_stopped_child_is_found_and_loses_no_row(
     }
     with launch(train, Plan(pause_s=0.03), checkpoint_dir=str(tmp_path), **options) as cluster:
         feeding = cluster.feed_async(table(ROWS, 3))
-        child = processes()["worker:1"].child
+        child = processes(nodes=2)["worker:1"].child
         # Stopped before it enters map_fun, a node would have longer than the hang timeout.
         assert cluster._controller.wait_for(
             lambda view: (1, "input") in view.feeds and view.feeds[1, "input"].steps > 0,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sparkdl.core.options import Feeding, Startup
+from sparkdl.core.options import Feeding
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import launch
 
@@ -90,7 +90,6 @@ def test_interrupted_training_on_a_feed_equals_an_undisturbed_one(
         framework="tensorflow",
         checkpoint_dir=str(tmp_path),
         max_restarts=1,
-        startup=Startup(spare=False),
     ) as cluster:
         report = cluster.feed(rows_of(nodes), epochs=EPOCHS, timeout_s=_SOON_S)
         cluster.feed(rows_of(nodes), epochs=EPOCHS, feed="again", timeout_s=_SOON_S)

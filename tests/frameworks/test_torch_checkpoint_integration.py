@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.core.options import Feeding, Startup
+from sparkdl.core.options import Feeding
 from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import launch
 
@@ -75,11 +75,7 @@ def train_sharded(until: int, ctx: NodeContext) -> dict[str, Any]:
 def test_sharded_training_goes_on_after_a_failure_and_on_another_number_of_nodes(
     tmp_path: Path,
 ) -> None:
-    options: dict[str, Any] = {
-        "framework": "torch",
-        "feeding": Feeding(fed=False),
-        "startup": Startup(spare=False),
-    }
+    options: dict[str, Any] = {"framework": "torch", "feeding": Feeding(fed=False)}
     for until, nodes, resumed in ((6, 2, 4), (10, 1, 6)):
         with launch(
             train_sharded,

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from sparkdl.core.errors import ConfigError, NodeFailedError
-from sparkdl.core.options import Startup
 from sparkdl.horovod.spark import run, run_elastic
 
 pytestmark = pytest.mark.torch
@@ -90,7 +89,7 @@ def fit(hvd: Any, is_elastic: bool) -> dict[str, Any]:
 
 
 def test_killed_process_costs_what_came_after_the_last_commit(tmp_path: Path) -> None:
-    options = {**LOCAL, "checkpoint_dir": str(tmp_path), "startup": Startup(spare=False)}
+    options = {**LOCAL, "checkpoint_dir": str(tmp_path)}
     results = run_elastic(train, num_proc=2, verbose=0, **options)
     for mine, other in results:
         assert mine["begun"] == (1, 2), "the commit before the third batch of the second epoch"

@@ -90,6 +90,11 @@ class Node:
         return raised.failure
 
 
+def end_of(child: Child) -> None:
+    assert child._process is not None
+    child._process.wait(SOON_S)
+
+
 StartNode = Callable[..., Node]
 
 
@@ -112,7 +117,7 @@ def start(tmp_path: Path) -> Iterator[StartNode]:
             environment = {"PYTHONUNBUFFERED": "1"}
             child = Child.spawn(ChildSpec(framework, environment, preload))
             stack.callback(child.close)
-            stack.callback(child._process.wait, SOON_S)
+            stack.callback(end_of, child)
             stack.callback(child.signal_group, signal.SIGKILL)
             spec = ClusterSpec(
                 "c", (NodeSpec(0, WORKER, 0),), framework=framework, release_port=release_port
@@ -181,7 +186,7 @@ def test_exit_of_a_thread_with_a_code_is_named_in_the_log(start: StartNode) -> N
 
     running = start(start_thread)
     assert running.value() == "trained"
-    running.child._process.wait(SOON_S)
+    end_of(running.child)
     (line,) = [line for line in running.log.tail(10) if "sys.exit" in line]
     assert "sys.exit('no data') ended the thread 'reader-no data' alone, not map_fun" in line
 

@@ -142,6 +142,7 @@ def test_kill_is_for_memory_if_the_cgroup_counts_one_more(
     assert not child.was_oom_killed(status)
     counter.write_text(text.format(4))
     assert child.was_oom_killed(status)
+    assert child.oom_kills == 1
     assert not child.was_oom_killed(7)
 
 

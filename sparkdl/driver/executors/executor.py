@@ -119,9 +119,6 @@ class Executor(Protocol):
     def cancel_feeds(self, feed: str | None = None) -> None:
         """End running `feed` calls soon: those of one feed, or all."""
 
-    def is_there(self) -> bool:
-        """Whether the place still exists: agents are not kept for longer than a Spark session."""
-
     def hide_progress(self) -> None:
         """Keep progress bars of the place itself off the terminal for half a second."""
 

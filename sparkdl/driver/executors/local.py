@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from sparkdl.core.deadline import Deadline
 from sparkdl.core.errors import ConfigError, LaunchError, SparkdlError
+from sparkdl.core.failure import status_in_words
 from sparkdl.core.spec import ClusterSpec, NodeSpec
 from sparkdl.driver.executors.executor import Launch
 from sparkdl.driver.slots.placement import Standing
@@ -56,7 +57,7 @@ class LocalExecutor:
     def __init__(self) -> None:
         self._agents: dict[int, AgentProcess] = {}
         self._over: dict[AgentProcess, threading.Event] = {}
-        """Of each agent: set when its node has ended, also if the agent is kept."""
+        """Of each agent: set when it has ended."""
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -236,10 +237,6 @@ class LocalExecutor:
                     for feeder in feeders:
                         feeder.cancel()
 
-    def is_there(self) -> bool:
-        """Return true: this process is the place."""
-        return True
-
     def hide_progress(self) -> None:
         """Do nothing: there is no other bar."""
 
@@ -265,26 +262,20 @@ class LocalExecutor:
         on_broken: Callable[[SparkdlError], object],
     ) -> None:
         assert agent.stdout is not None
-        problem, work_dir, ended = None, "", None
+        problem, work_dir, is_over = None, "", False
         with agent.stdout as stdout, stderr:
             for line in stdout:
                 news = msgspec.json.decode(line, type=StatusLine)
                 problem = Problem(news.kind, news.error) if news.error else problem
                 work_dir = news.work_dir or work_dir
-                if news.is_kept:
-                    self._over[agent].set()
-                    _reap(agent)
-                    return
-                ended = news.status
+                is_over = is_over or news.is_over
             status = agent.wait()
-            if ended is not None:
-                status = ended
             self._over[agent].set()
             if work_dir:
                 shutil.rmtree(work_dir, ignore_errors=True)
-            if status:
-                tail = tail_of(stderr)
-                text = f"the agent of {name} ended with status {status}: {tail or '(no word)'}"
+            if status and not is_over:
+                tail = tail_of(stderr) or "(no word)"
+                text = f"the agent of {name} ended with {status_in_words(status)}: {tail}"
                 on_broken(problem.at_driver() if problem else LaunchError(text))
 
 
@@ -300,13 +291,6 @@ def _let_go(agent: AgentProcess) -> None:
     """Close the pipe that keeps an agent."""
     if agent.stdin and not agent.stdin.closed:
         agent.stdin.close()
-
-
-def _reap(agent: AgentProcess) -> None:
-    """Wait for the end of an agent that is kept, in a thread, if it was started here."""
-    if isinstance(agent, subprocess.Popen):
-        name = f"sparkdl-kept-{agent.pid}"
-        threading.Thread(target=agent.wait, name=name, daemon=True).start()
 
 
 def _with_gpus(

@@ -347,10 +347,6 @@ class SparkExecutor:
         """Cancel the jobs of running `feed` calls: those of one feed, or all."""
         self._cancel(self._feed_tag if feed is None else self._tag_of(feed))
 
-    def is_there(self) -> bool:
-        """Whether the session has not been stopped."""
-        return is_running(self._spark)
-
     def hide_progress(self) -> None:
         """Hide Spark's bar for half a second."""
         if self._console:

@@ -34,7 +34,8 @@ FROM_OUTSIDE = frozenset(
 )
 """Errors that a lost peer or the network causes, of Python, TensorFlow and PyTorch."""
 
-_ENDED_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_ENDED_FROM_OUTSIDE = (None, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+"""Signals that end a healthy child. `None`: nobody knows how it ended, so this may be one."""
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 

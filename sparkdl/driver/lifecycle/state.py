@@ -354,11 +354,6 @@ def has_ended(state: Any) -> bool:
     return isinstance(state, (Finished, Failed, Stopping, Stopped))
 
 
-def keep_s(state: Any) -> float:
-    """Return how long agents stay for another launch: where all has ended well."""
-    return state.roster.spec.settings.keep_warm_s if isinstance(state, Finished) else 0.0
-
-
 def is_empty(state: Any) -> bool:
     """Whether the cluster has ended, by itself or not, and its agents with it."""
     is_over = isinstance(state, (Finished, Failed))

@@ -67,7 +67,6 @@ from sparkdl.driver.lifecycle.state import (
     Stopped,
     Stopping,
     Warn,
-    keep_s,
 )
 
 SETTLE_S = 0.3
@@ -444,7 +443,7 @@ def _roster_left(state: R, event: AgentLeft, now_s: float) -> Step[R]:
 def _let_go(state: R, event: DeadlinePassed, now_s: float) -> Step[R]:
     """Let the agents go; each stays until its results have been read."""
     roster, after = state.roster, replace(state, deadline_s=math.inf)
-    stop = Stop(roster.spec.settings.grace_s, is_patient=True, keep_s=keep_s(state))
+    stop = Stop(roster.spec.settings.grace_s, is_patient=True)
     stops = _to_all(roster, stop, standbys=True)
     return after, stops or [Release()]
 
@@ -454,7 +453,7 @@ def _stop(state: Any, event: StopAsked, now_s: float) -> Step[Stopping | Stopped
     if not roster.is_anybody_there:
         return Stopped(state), []
     stopping = Stopping(roster, state, now_s + event.timeout_s)
-    stop = Stop(event.grace_s, keep_s=keep_s(state) if event.grace_s else 0.0)
+    stop = Stop(event.grace_s)
     return stopping, _to_all(roster, stop, standbys=True)
 
 

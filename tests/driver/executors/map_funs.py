@@ -64,7 +64,7 @@ def where(args: Any, ctx: NodeContext) -> dict[str, Any]:
     return {
         "name": ctx.member.node.name,
         "pid": os.getpid(),
-        "agent": os.getppid(),
+        "agent": int(os.environ["SPARKDL_AGENT_PID"]),
         "spec": ctx.cluster_spec,
         "args": args,
     }
@@ -72,7 +72,10 @@ def where(args: Any, ctx: NodeContext) -> dict[str, Any]:
 
 def where_then_wait(args: Any, ctx: NodeContext) -> None:
     """Print where this is, and wait."""
-    print(f"world {ctx.generation} child {os.getpid()} agent {os.getppid()}", flush=True)
+    print(
+        f"world {ctx.generation} child {os.getpid()} agent {os.environ['SPARKDL_AGENT_PID']}",
+        flush=True,
+    )
     threading.Event().wait()
 
 
@@ -135,7 +138,10 @@ def wait_without_file(args: str, ctx: NodeContext) -> list[int]:
 
 def use_rows(args: dict[str, Any], ctx: NodeContext) -> list[int]:
     """Use rows, save them after every third step; in the first world wait for an end by force."""
-    print(f"world {ctx.generation} child {os.getpid()} agent {os.getppid()}", flush=True)
+    print(
+        f"world {ctx.generation} child {os.getpid()} agent {os.environ['SPARKDL_AGENT_PID']}",
+        flush=True,
+    )
     last = ctx.last_checkpoint
     rows = json.loads(Path(last, f"rows-{ctx.rank}").read_text()) if last else []
     step = last.step if last else 0

@@ -46,7 +46,7 @@ def write_script(path: Path, text: str) -> None:
 
 def test_agent_that_cannot_start_fails_the_launch_with_its_words(interpreter: Path) -> None:
     write_script(interpreter, "echo no such library >&2; exit 3")
-    with pytest.raises(LaunchError, match="of worker:0 ended with status 3: no such library"):
+    with pytest.raises(LaunchError, match="of worker:0 ended with exit code 3: no such library"):
         launch(hang, nodes=1)
 
 

@@ -80,7 +80,7 @@ def test_lost_node_is_replaced(
         recovery=Recovery(wait_s=BACK_S),
         feeding=Feeding(fed=False),
         observe=Observe(on_log=lines),
-        startup=Startup(placement=placement, spare=False),
+        startup=Startup(placement=placement),
     ) as cluster:
         for happens in faults:
             world, agents, children = node_processes(lines, world + 1)
@@ -119,7 +119,7 @@ def test_job_that_has_failed_carries_nobody_though_its_thread_still_lives(
         recovery=Recovery(wait_s=20.0),
         feeding=Feeding(fed=False),
         observe=Observe(on_log=lines),
-        startup=Startup(placement="attached", spare=False),
+        startup=Startup(placement="attached"),
     ) as cluster:
         node_processes(lines)
         spark_cluster.sparkContext.cancelAllJobs()
@@ -140,7 +140,7 @@ def test_nodes_that_run_give_their_slots_back_and_come_back_all_the_same(
         map_funs.wait_in_the_first_world,
         max_restarts=2,
         observe=Observe(on_log=lines),
-        startup=Startup(placement="attached", spare=False),
+        startup=Startup(placement="attached"),
     ) as cluster:
         _, agents, children = node_processes(lines)
         assert spark_cluster.sparkContext.statusTracker().getActiveJobsIds()
@@ -188,7 +188,6 @@ def test_rows_of_a_lost_executor_are_fed_again_and_no_others(
             max_restarts=2,
             checkpoint_dir=str(tmp_path),
             observe=Observe(on_log=lines),
-            startup=Startup(spare=False),
         ) as cluster,
         ThreadPoolExecutor(1) as pool,
     ):

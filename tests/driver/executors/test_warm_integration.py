@@ -1,4 +1,4 @@
-"""Agents that stay on Spark's executors for the next launch."""
+"""Zygotes that stay on Spark's executors for the next launch."""
 
 from __future__ import annotations
 
@@ -18,45 +18,47 @@ from sparkdl.node.context import NodeContext
 from tests.doubles.nodes import SOON_S, all_gone
 from tests.doubles.sessions import CLUSTER, SparkSessions
 
+_zygotes: set[psutil.Process] = set()
+
 
 @pytest.fixture(autouse=True)
 def _end_all() -> Iterator[None]:
     yield
-    sparkdl.stop_warm()
+    for zygote in _zygotes:
+        if zygote.is_running():
+            zygote.kill()
+    assert all_gone(_zygotes)
+    _zygotes.clear()
 
 
-def tell(args: Any, ctx: NodeContext) -> tuple[int, int]:
-    return os.getppid(), os.getpid()
+def tell(args: Any, ctx: NodeContext) -> int:
+    return os.getppid()
 
 
-def run(spark: SparkSession, **options: Any) -> dict[psutil.Process, int]:
-    """Run two nodes; return the process id of each agent's child."""
+def run(spark: SparkSession, **options: Any) -> set[psutil.Process]:
+    """Run two nodes; return the zygotes that have forked their children."""
     options = {"framework": "plain", "startup": Startup(keep_warm_s=60.0), **options}
     results = sparkdl.run(spark, tell, nodes=2, timeout_s=6 * SOON_S, **options)
-    return {psutil.Process(agent): child for agent, child in results}
+    found = {psutil.Process(zygote) for zygote in results}
+    _zygotes.update(found)
+    assert all("sparkdl.node.zygote" in zygote.cmdline() for zygote in found)
+    return found
 
 
 @pytest.mark.parametrize(
     "placement", ["attached", pytest.param("detached", marks=pytest.mark.deep)]
 )
-def test_next_launch_uses_the_agents_of_the_last_one_which_hold_no_slot(
+def test_next_launch_uses_the_zygotes_of_the_last_one_which_hold_no_slot(
     spark_cluster: SparkSession, placement: Placement
 ) -> None:
     first = run(spark_cluster, startup=Startup(placement=placement))
-    waiting = {agent: agent.children()[0] for agent in first}
     assert spark_cluster.sparkContext.statusTracker().getActiveStageIds() == []
-    again = run(spark_cluster, startup=Startup(placement=placement))
-    assert again == {agent: child.pid for agent, child in waiting.items()}
-    others = run(spark_cluster, startup=Startup(placement=placement, preload=["json"]))
-    assert not others.keys() & first.keys()
-    assert all_gone(first), "who does not fit is of no use any more"
-    processes = [*others, *(child for agent in others for child in agent.children())]
-    sparkdl.stop_warm()
-    assert all_gone(processes)
+    assert run(spark_cluster, startup=Startup(placement=placement)) <= first
+    assert not run(spark_cluster, startup=Startup(placement=placement, preload=["json"])) & first
 
 
 @pytest.mark.deep
-def test_agents_end_for_files_that_are_shipped_meanwhile_and_with_the_session(
+def test_zygotes_are_others_for_files_that_are_shipped_meanwhile_and_end_with_the_session(
     spark_session_on: Callable[[str], SparkSession],
     spark_sessions: SparkSessions,
     tmp_path: Path,
@@ -68,8 +70,7 @@ def test_agents_end_for_files_that_are_shipped_meanwhile_and_with_the_session(
         file.writestr("shipped_for_a_test.py", "")
     spark.sparkContext.addPyFile(str(archive))
     others = run(spark)
-    assert not others.keys() & first.keys()
-    assert all_gone(first)
-    assert run(spark).keys() == others.keys(), "what is kept is found again"
+    assert not others & first
+    assert run(spark) <= others, "what stays is found again"
     spark_sessions.stop()
-    assert all_gone(others)
+    assert all_gone(first | others)

@@ -22,6 +22,7 @@ ERROR = Failure(
     step=5,
 )
 KILLED = Failure("worker:0", "signal", "", 1.0, signal_number=9, step=5)
+UNKNOWN = replace(KILLED, signal_number=None)
 SEGFAULT = replace(KILLED, signal_number=11)
 LOST = Failure("worker:0", "lost", "its connection closed", 1.0)
 EXIT = Failure("worker:0", "exit", "", 1.0, exit_code=3)
@@ -96,6 +97,7 @@ TABLE: list[tuple[list[Failure], History, Decision]] = [
      restart(2, ERROR, 2.0)),
     ([EXIT], History(0, (990.0,), replace(EXIT, exit_code=4)), restart(2, EXIT, 2.0)),
     ([KILLED], History(0, (990.0,), KILLED), restart(2, KILLED, 2.0)),
+    ([UNKNOWN], History(0, (990.0,), UNKNOWN), restart(2, UNKNOWN, 2.0)),
     ([LOST], History(0, (990.0,), LOST), restart(2, LOST, 2.0)),
     ([PEER], History(0, (990.0,), PEER), restart(2, PEER, 2.0)),
     ([replace(LOST, kind="oom")], History(0, (990.0,), replace(LOST, kind="oom")),

@@ -543,30 +543,6 @@ def test_an_agent_of_no_node_never_gets_a_seat(node_id: int) -> None:
     assert after(state, STOP)[1] == to(Stop(5.0), "x")
 
 
-WARM = replace(SPEC, settings=replace(SPEC.settings, keep_warm_s=60.0))
-
-
-@pytest.mark.parametrize(
-    ("state", "event", "keep_s"),
-    [
-        (FINISHED, STOP, 60.0),
-        (FINISHED, DeadlinePassed(), 60.0),
-        (FINISHED, StopAsked(0.0, 15.0), 0.0),  # abort, or Ctrl-C
-        (FAILED, STOP, 0.0),
-        (FAILED, DeadlinePassed(), 0.0),
-        (RUNNING, STOP, 0.0),
-        (FAILING, STOP, 0.0),
-        (ALMOST, STOP, 0.0),
-    ],
-)
-def test_agents_are_kept_for_another_launch_only_where_all_has_ended_well(
-    state: Any, event: Any, keep_s: float
-) -> None:
-    warm = replace(state, roster=replace(state.roster, spec=WARM))
-    stops = [action.message for action in after(warm, event)[1] if isinstance(action, Send)]
-    assert [stop.keep_s for stop in stops if isinstance(stop, Stop)] == [keep_s] * 3
-
-
 def hello_of(agent_id: str, node_id: int) -> Hello:
     return Hello(node_id, 0, agent_id, "h", 1, "", "3", "task")
 

@@ -1,0 +1,404 @@
+"""The process that imports a framework once for an executor, and forks the nodes' children.
+
+Runs in: zygote
+
+`python -u -m sparkdl.node.zygote PLAN`, started by the first agent of an executor that needs it,
+and found as `node/forking.py` says. It imports the framework and `preload`, runs nothing, and
+forks: a child for each round of each node, and the agents of the next launch.
+
+A child ends with its connection, which is its agent's. A connection that asks for nothing says that
+its agent may ask soon. Without connections and processes the zygote waits for `keep_s` longer; it
+ends with the executor. Where a fork would not be safe it says so, and children start cold.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+
+import msgspec
+
+from sparkdl.control.descriptors import close_fd, peer_of, receive_with_fds
+from sparkdl.core.errors import ProtocolError
+from sparkdl.node.child import Imports, import_all, live
+from sparkdl.node.forking import (
+    BACKLOG,
+    MAX_FDS,
+    MAX_NBYTES,
+    Answer,
+    Exited,
+    Forked,
+    Plan,
+    Request,
+    Unsafe,
+    agents_name,
+    zygote_command,
+)
+from sparkdl.node.heap import keep_freed_memory
+from sparkdl.node.resources import lack_of_memory
+
+_FIRST_S = 30.0
+"""What the agent that has started this process gets to connect."""
+_IDLE_S = 2.0
+"""A zygote that was asked for nothing for so long imports what comes later, and looks at memory."""
+_FORK_SAFE = "jemalloc_bg_thd"
+"""Arrow's allocator: jemalloc stops its thread at a fork, and starts it again in the child."""
+_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
+_Stamp = tuple[int, int, int]
+_AGENTS_MODULES = (
+    "sparkdl.node.agent",
+    "sparkdl.control.client",
+    "sparkdl.feed.store.endpoint",
+)
+
+
+@dataclass
+class ImportedFiles:
+    """The files of the modules of this process, as they were when they had been imported.
+
+    Another link to a file changes its `st_ctime`, so this does not count later. While modules are
+    imported it does: any change then may be newer than what has been read.
+    """
+
+    _stamps: dict[str, _Stamp | None] = field(default_factory=dict)
+
+    def add(self, began_s: float) -> None:
+        """Take the stamps of files that are new here.
+
+        Args:
+            began_s: Unix time before the first of their imports.
+        """
+        for module in list(sys.modules.values()):
+            try:  # to ask the module would run one that is to be run when it is first used
+                path = object.__getattribute__(module, "__dict__").get("__file__")
+            except AttributeError:
+                continue
+            if isinstance(path, str) and os.path.isabs(path) and path not in self._stamps:
+                self._stamps[path] = _stamp(path, began_s)
+
+    def changed(self) -> str:
+        """Return a file that has changed since it was imported; empty if none has."""
+        for path, stamp in self._stamps.items():
+            if stamp is None or _stamp(path) != stamp:
+                return path
+        return ""
+
+
+def _stamp(path: str, began_s: float = float("inf")) -> _Stamp | None:
+    """Return what tells a file, or the archive that it is in, from another one at its path.
+
+    `None` if it is gone, or has changed since `began_s`.
+    """
+    while path:
+        try:
+            found = os.stat(path)
+            is_older = found.st_ctime <= began_s  # unlike st_mtime, no installer sets it
+            return (found.st_ino, found.st_mtime_ns, found.st_size) if is_older else None
+        except NotADirectoryError:  # in a zip file
+            path = os.path.dirname(path)
+        except OSError:
+            break
+    return None
+
+
+@dataclass(eq=False)
+class _Connection:
+    """A connection, and the process that was forked for it."""
+
+    sock: socket.socket
+    kind: str = ""
+    pid: int = 0
+    pidfd: int = -1
+
+
+Job = Callable[[], int]
+
+
+@dataclass
+class _Zygote:
+    """Forks. `serve` returns in each process that is forked, with what this one has to do."""
+
+    plan: Plan
+    imports: Imports | None
+    environment: dict[str, str]
+    keep_s: float = 0.0
+    _selector: selectors.BaseSelector = field(default_factory=selectors.PollSelector)
+    _open: set[_Connection] = field(default_factory=set)
+    _listeners: list[socket.socket] = field(default_factory=list)
+    _has_more: bool = False
+    _files: ImportedFiles = field(default_factory=ImportedFiles)
+    _job: Job | None = None
+    _is_over: bool = False
+
+    def serve(self) -> Job | None:
+        """Fork until nobody needs it any more: `None` then."""
+        self._listen(socket.socket(fileno=self.plan.listener_fd))
+        owner = os.pidfd_open(self.plan.owner_pid)
+        self._selector.register(owner, selectors.EVENT_READ, self._end)
+        idle_since_s, patience_s = time.monotonic(), _FIRST_S
+        while True:
+            events = self._selector.select(_IDLE_S if self._open else min(_IDLE_S, patience_s))
+            for key, _mask in events:
+                if key.fileobj in self._selector.get_map():  # not closed by an earlier one
+                    key.data()
+                if self._job is not None or self._is_over:
+                    return self._job
+            now_s = time.monotonic()
+            if self._open:
+                idle_since_s, patience_s = now_s, self.keep_s
+            elif now_s - idle_since_s >= patience_s or lack_of_memory():
+                return None
+            if not events and self.imports and not self._has_more:
+                self._import_more(self.imports)
+
+    def _end(self) -> None:
+        self._is_over = True
+
+    def _listen(self, listener: socket.socket) -> None:
+        listener.setblocking(False)
+        self._listeners.append(listener)
+        accept = partial(self._accept, listener)
+        self._selector.register(listener, selectors.EVENT_READ, accept)
+
+    def _import_more(self, imports: Imports) -> None:
+        """Import what children need later, and agents; then fork agents as well."""
+        self._has_more = True
+        began_s = time.time()
+        with suppress(Exception):  # children import it as well, and report it
+            imports.more()
+        for module in _AGENTS_MODULES:
+            import_module(module)
+        self._files.add(began_s)
+        gc.freeze()
+        self.plan = msgspec.structs.replace(self.plan, problem=_what_is_unsafe())
+        if self.plan.problem:
+            return
+        if self.keep_s and self._listeners:
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with suppress(OSError):
+                listener.bind(agents_name(self._listeners[0].getsockname().decode()))
+                listener.listen(BACKLOG)
+                self._listen(listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):
+            sock, _address = listener.accept()
+            if peer_of(sock).uid != os.geteuid():
+                sock.close()
+                return
+            if not self._open and self.imports and self._files.changed():
+                self._stop_listening()  # the next agent starts another zygote
+            sock.setblocking(False)
+            connection = _Connection(sock)
+            self._open.add(connection)
+            self._selector.register(sock, selectors.EVENT_READ, partial(self._hear, connection))
+
+    def _stop_listening(self) -> None:
+        for listener in self._listeners:
+            self._selector.unregister(listener)
+            listener.close()
+        self._listeners.clear()
+        self.keep_s = 0.0
+
+    def _hear(self, connection: _Connection) -> None:
+        try:
+            data, fds = receive_with_fds(connection.sock, MAX_NBYTES, MAX_FDS)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, fds = b"", []
+        try:
+            if not data or connection.kind:
+                self._hang_up(connection)
+                return
+            request = msgspec.json.decode(data, type=Request)
+            connection.kind = request.kind
+            if request.keep_s is not None and self._listeners:
+                self.keep_s = request.keep_s
+            if request.kind != "hold":
+                self._fork(connection, request, fds)
+        except (ValueError, ProtocolError):
+            self._hang_up(connection)
+        finally:
+            if self._job is None:
+                for fd in fds:
+                    close_fd(fd)
+
+    def _fork(self, connection: _Connection, request: Request, fds: list[int]) -> None:
+        if -1 in fds or len(fds) != MAX_FDS:
+            raise ProtocolError(f"{len(fds)} descriptors came with a request")
+        problem = self.plan.problem or ("" if self._listeners else "a file has changed since")
+        if problem or self.imports is None:
+            _answer(connection, Unsafe(problem))
+            return
+        try:
+            connection.pid = _fork()
+        except OSError as error:  # no memory, or too many processes: the zygote must not end
+            _answer(connection, Unsafe(f"it cannot be forked: {error}"))
+            return
+        if connection.pid:
+            connection.pidfd = os.pidfd_open(connection.pid)
+            reap = partial(self._reap, connection)
+            self._selector.register(connection.pidfd, selectors.EVENT_READ, reap)
+            return
+        os.setsid()
+        # Not sent by the zygote: whoever knows the number may signal its group.
+        _answer(connection, Forked(os.getpid()))
+        self._let_go()
+        run = _run_agent if request.kind == "agent" else _run_child
+        self._job = partial(run, self, request, fds)
+
+    def _let_go(self) -> None:
+        """In a process that was forked: close what is the zygote's."""
+        for key in list(self._selector.get_map().values()):
+            os.close(key.fd)
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.detach()
+        self._selector.close()
+
+    def _reap(self, connection: _Connection) -> None:
+        self._selector.unregister(connection.pidfd)
+        os.close(connection.pidfd)
+        _pid, status = os.waitpid(connection.pid, 0)
+        connection.pid = 0
+        if connection.sock.fileno() < 0:
+            self._open.discard(connection)
+            return
+        _answer(connection, Exited(os.waitstatus_to_exitcode(status)))
+
+    def _hang_up(self, connection: _Connection) -> None:
+        self._selector.unregister(connection.sock)
+        connection.sock.close()
+        if not connection.pid:
+            self._open.discard(connection)
+        elif connection.kind == "child":
+            for kill in (os.killpg, os.kill):  # it may not have a group yet
+                with suppress(ProcessLookupError):
+                    kill(connection.pid, signal.SIGKILL)
+
+
+def _answer(connection: _Connection, answer: Answer) -> None:
+    with suppress(OSError):  # the agent has gone
+        connection.sock.send(msgspec.json.encode(answer))
+
+
+def _run_agent(zygote: _Zygote, request: Request, fds: list[int]) -> int:
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
+        os.close(fd)
+    os.environ.clear()
+    os.environ.update(zygote.environment)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+    _retitle("sparkdl.node.agent")
+    from sparkdl.node.agent import main as run
+
+    return run()
+
+
+def _run_child(zygote: _Zygote, request: Request, fds: list[int]) -> int:
+    channel, stacks, log = fds
+    _copy(zygote.plan.output_fd, log)
+    os.close(zygote.plan.output_fd)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.environ.update({"PYTHONUNBUFFERED": "1", **request.environment})
+    _retitle("sparkdl.node.child", request.node, request.agent_pid, zygote.plan.owner_pid)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()  # or all children would draw the same numbers
+    assert zygote.imports is not None
+    imports = zygote.imports
+    live(channel, stacks, lambda: imports)
+    return 0
+
+
+def _copy(source: int, target: int) -> None:
+    """Write what the imports have printed into the log of a child."""
+    data = os.pread(source, MAX_NBYTES, 0)
+    with suppress(OSError):
+        os.write(target, data)
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # JAX and Python warn of threads, which there are none of
+        return os.fork()
+
+
+def _what_is_unsafe() -> str:
+    """Return why this process must not fork, in words; empty if it may.
+
+    A fork that does nothing comes first: OpenBLAS ends its threads at each, and starts them again
+    when they are needed.
+    """
+    if not (pid := _fork()):
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    names = []
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:
+            if int(thread) != os.getpid() and (name := file.read().strip()) != _FORK_SAFE:
+                names.append(name)
+    if names:
+        return f"the imports have started threads: {', '.join(sorted(names))}"
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if (target := os.readlink(f"/proc/self/fd/{fd}")).startswith(_DEVICES):
+                return f"the imports have opened a GPU: {target}"
+    return ""
+
+
+def _refuse(plan: Plan, problem: str) -> None:
+    """Become a zygote that has imported nothing, and says why it forks nothing."""
+    for fd in (plan.listener_fd, plan.output_fd):
+        os.set_inheritable(fd, True)
+    refusing = msgspec.structs.replace(plan, problem=problem)
+    os.execv(sys.executable, zygote_command(refusing))
+
+
+def _retitle(*words: str | int) -> None:
+    """Have `ps` show another command, of the length of this process's at most."""
+    with open("/proc/self/stat") as file:
+        numbers = file.read().rpartition(")")[2].split()
+    start, end = int(numbers[45]), int(numbers[46])
+    command = [sys.executable, "-m", *map(str, words)]
+    title = "\0".join(command).encode()[: end - start - 1]
+    ctypes.memmove(start, title.ljust(end - start, b"\0"), end - start)
+
+
+def main(argv: list[str]) -> int:
+    """Be a zygote; in the processes that it forks, be these. Return the exit status."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # until a child has its handler
+    plan = msgspec.json.decode(argv[0], type=Plan)
+    for fd in (plan.listener_fd, plan.output_fd):
+        os.set_inheritable(fd, False)
+    environment, began_s = dict(os.environ), time.time()
+    imports, files = None, ImportedFiles()
+    if not plan.problem:
+        keep_freed_memory()
+        try:
+            imports = import_all(plan.framework, plan.preload)
+            files.add(began_s)
+            problem = _what_is_unsafe()
+        except Exception as error:  # noqa: BLE001 (a cold child raises it again, and reports it)
+            problem = f"{type(error).__name__}: {error}"
+        if problem:
+            _refuse(plan, problem)
+    job = _Zygote(plan, imports, environment, _files=files).serve()
+    return job() if job is not None else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
