@@ -17,7 +17,6 @@ from sparkdl.control.channel import (
     Imported,
     Local,
     Raised,
-    Release,
     Results,
     Returned,
     Segment,
@@ -109,36 +108,6 @@ def received(child_end: socket.socket, count: int) -> list[tuple[Local, int]]:
     return found
 
 
-def test_messages_and_their_descriptors_arrive_in_order() -> None:
-    with opened() as agent:
-        agent.pipe.send(EpochEnd("input", 0, {0: 1}))
-        for number in range(3):
-            agent.pipe.send(segment(number), memory(b"%d" % number))
-        agent.pipe.send(EndMark("input"))
-        found = received(agent.child_end, 5)
-        assert [message for message, _ in found] == [
-            EpochEnd("input", 0, {0: 1}),
-            *(segment(number) for number in range(3)),
-            EndMark("input"),
-        ]
-        assert [content(fd) for _, fd in found if fd >= 0] == [b"0", b"1", b"2"]
-
-
-def test_descriptor_belongs_to_the_pipe_once_it_is_sent() -> None:
-    with opened() as agent:
-        fd = memory()
-        agent.pipe.send(segment(0), fd)
-        assert not is_open(fd)
-
-
-def test_descriptors_are_not_inherited_by_programs_that_the_child_starts() -> None:
-    with opened() as agent:
-        agent.pipe.send(segment(0), memory())
-        ((_, fd),) = received(agent.child_end, 1)
-        assert not os.get_inheritable(fd)
-        os.close(fd)
-
-
 def test_more_than_the_socket_holds_is_queued_and_arrives_whole_and_in_order() -> None:
     with opened() as agent:
         large = EpochEnd("x" * 3_000_000, 0, {})
@@ -186,17 +155,6 @@ def test_what_the_child_says_is_heard_in_order_and_whole() -> None:
         assert is_open(fd)  # the sender keeps its own
         os.close(fd)
         assert content(agent.heard[1][1]) == b"result"
-
-
-def test_message_that_comes_in_pieces_is_heard_once_it_is_whole() -> None:
-    with opened() as agent:
-        data = frame(Release("input", (7,))) + frame(Imported())
-        ends = [len(frame(Release("input", (7,)))), len(data)]
-        for count in range(1, len(data) + 1):
-            agent.child_end.send(data[count - 1 : count])
-            agent.turn()
-            assert len(agent.heard) == sum(count >= end for end in ends)
-        assert agent.messages == [Release("input", (7,)), Imported()]
 
 
 def test_last_words_are_heard_when_the_pipe_is_closed() -> None:

@@ -206,14 +206,6 @@ def test_each_row_gets_its_result_in_order() -> None:
         serving.result()
 
 
-def test_results_may_have_any_size() -> None:
-    with LocalNode() as node:
-        serving = serve(node, lambda rows: [list(range(row % 5)) for row in rows])
-        assert infer(node, "0.a", list(range(50))) == [list(range(row % 5)) for row in range(50)]
-        node.end_feed()
-        serving.result()
-
-
 def test_partitions_that_come_at_once_do_not_mix() -> None:
     with LocalNode() as node:
         serving = serve(node, lambda rows: [(len(set(map(type, rows))), row) for row in rows])
