@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +16,12 @@ import sparkdl
 from sparkdl.core.errors import ConfigError, FeedTimeoutError, ReadError
 from sparkdl.feed.parquet.source import list_files
 from sparkdl.node.context import NodeContext
-from sparkdl.tfos import TFCluster
-from tests.doubles.frameworks import LOSES_PORTS
 from tests.doubles.gates import Gate
 from tests.doubles.labs import Lab, lab
 from tests.doubles.nodes import SOON_S, launch
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 LITTLE = 1 << 16
 """Bytes of feed memory that make reading wait."""
@@ -207,48 +204,6 @@ def test_feed_that_nobody_reads_times_out(little: Lab, feed: str, tmp_path: Path
     for gate in gates:
         gate.open()
     ended(little, feed)
-
-
-@pytest.mark.deep  # as rows are, and as files are after a restart
-def test_files_are_read_anew_when_a_node_loses_its_port(tmp_path: Path) -> None:
-    def lose_port_once(args: Gate, ctx: NodeContext) -> list[int]:
-        if ctx.generation == 0 and ctx.rank == 1:
-            ctx.get_data_feed().next_batch(10)
-            args.wait()
-            raise OSError("address already in use")
-        return read_all("input", ctx)
-
-    folder, gate = write(tmp_path / "data", rows=300, width=200), Gate.at(tmp_path / "gate")
-    with (
-        launch(
-            lose_port_once, gate, framework=LOSES_PORTS, feed_memory=LITTLE, feed_disk=0
-        ) as cluster,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        feeding = pool.submit(cluster.feed, folder)
-        gate.open()
-        assert feeding.result(2 * SOON_S).rows_fed == 1200
-        results = cluster.results(SOON_S)
-    assert Counter(x for node in results for x in node) == Counter(range(1200))
-
-
-@pytest.mark.deep  # the same feed as above, through Spark and TFCluster
-@pytest.mark.spark
-def test_tf_cluster_trains_from_files_on_spark(tmp_path: Path, spark_cluster: SparkSession) -> None:
-    folder = write(tmp_path / "data")
-    cluster = TFCluster.run(
-        spark_cluster.sparkContext,
-        read_epochs,
-        ("input", 2),
-        2,
-        input_mode=TFCluster.InputMode.SPARK,
-        framework="plain",
-    )
-    with cluster:
-        with pytest.raises(ConfigError, match="qname='other'"):
-            cluster.train(folder, qname="other")
-        cluster.train(f"{folder}/*.parquet", num_epochs=2)
-        assert each_once(cluster.cluster.results(2 * SOON_S), 1000)
 
 
 # asked for by user code
