@@ -23,6 +23,7 @@ from sparkdl.core.errors import (
     FeedTimeoutError,
     NodeFailedError,
 )
+from sparkdl.driver.feeds import transitions
 from sparkdl.node.context import NodeContext
 from tests.doubles.frameworks import LOSES_PORTS
 from tests.doubles.gates import Gate
@@ -111,8 +112,10 @@ def test_data_without_rows_are_an_error_of_the_driver(
 
 
 def test_call_that_failed_before_a_row_came_is_no_epoch_of_the_nodes(
-    roomy: Lab, feed: str, tmp_path: Path
+    roomy: Lab, feed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(transitions, "REASON_S", 0.1)  # no node has anything to explain
+
     def rows_of_epochs(feed: str, ctx: NodeContext) -> list[int]:
         batches, rows = ctx.batches(10, feed=feed), list[int]()
         while ctx.has_epoch(feed):

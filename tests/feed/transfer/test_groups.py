@@ -105,7 +105,7 @@ def test_many_partitions_at_once_leave_the_nodes_level(nodes: list[LocalNode]) -
     assert rows_at(nodes) == [n * 1000 + i for n in range(len(sizes)) for i in range(sizes[n])]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.deep), 1, 2])
 def test_attempts_that_begin_elsewhere_bring_no_row_twice(
     nodes: list[LocalNode], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
