@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.feed.transfer import feeder, groups
+from sparkdl.feed.transfer import groups
 from sparkdl.feed.transfer.feeder import Feeder
 from sparkdl.feed.transfer.groups import MAX_STREAMS, grouped
 from sparkdl.feed.transfer.messages import FeederError, FeedSpec, Target
@@ -29,9 +29,8 @@ from tests.doubles.feeds import (
 
 
 @pytest.fixture(autouse=True)
-def _two_streams_and_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def _two_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "MAX_STREAMS", 2)
-    monkeypatch.setattr(feeder, "MIN_PIECE_NBYTES", 0)
 
 
 @pytest.fixture
