@@ -30,6 +30,7 @@ from tests.control.rooms import (
     authorized,
     frame_head,
     handshake,
+    has_ipv6,
     hello,
     play,
     receive,
@@ -517,14 +518,6 @@ def test_addresses_of_ip_version_6_stand_in_brackets() -> None:
     assert ServerAddress("127.0.0.1", 80).url == "ws://127.0.0.1:80"
     assert ServerAddress("driver.example", 80).url == "ws://driver.example:80"
     assert ServerAddress("fe80::1", 80).url == "ws://[fe80::1]:80"
-
-
-def has_ipv6() -> bool:
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        return False
-    return True
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no ::1")

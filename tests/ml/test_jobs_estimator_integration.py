@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 from pyspark.ml import Pipeline
 from pyspark.ml.evaluation import RegressionEvaluator
@@ -25,10 +23,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Skipping variable loading for optimizer"),
 ]
 
-ROWS = 40
-X = np.random.default_rng(2).normal(size=(ROWS, 3))
-Y = X @ np.array([1.0, -2.0, 0.5])
-
 
 def linear() -> Any:
     import keras
@@ -38,18 +32,6 @@ def linear() -> Any:
     )
     model.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse", metrics=["mae"])
     return model
-
-
-def noting(notes: Path) -> list[Any]:
-    """Return a callback that notes the epochs that it sees."""
-    import keras
-
-    class Noting(keras.callbacks.Callback):  # type: ignore[misc]
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            with notes.open("a") as file:
-                file.write(f"{epoch} {sorted(logs)}\n")
-
-    return [Noting()]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Spark's pool
